@@ -17,8 +17,8 @@ from typing import Any
 
 import uvloop
 
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.exporters import Farm
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.exporters import ExporterFarm
 from fleetcast.ingest.pages.fetch import fetch, open_session
 from fleetcast.ingest.pages.plain_http import PageClient
 
@@ -33,38 +33,40 @@ Fetch = Callable[[str], Awaitable[bytes]]
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     for targets in sizes:
-        farm = Farm(targets)
+        farm = ExporterFarm(targets)
         try:
-            cases = uvloop.run(_measure([f"http://127.0.0.1:{farm.port}/n{number:05d}" for number in range(targets)]))
+            cases = uvloop.run(
+                _measure_cases([f"http://127.0.0.1:{farm.port}/n{number:05d}" for number in range(targets)])
+            )
         finally:
             farm.close()
         for case, pairs in cases.items():
             ours, other = (list(values) for values in zip(*pairs, strict=True))
-            line = record("fetch", case, {"targets": targets}, ours, "us/page", cpu_s=min(ours) / 1e6)
+            line = make_record("fetch", case, {"targets": targets}, ours, "us/page", cpu_s=min(ours) / 1e6)
             line["value"], peer = line["median"], statistics.median(other)
             yield line | {"peer": {"name": "aiohttp", "value": peer}, "ratio": line["value"] / peer}
 
 
-async def _measure(urls: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
+async def _measure_cases(urls: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
     """Return case → pairs of CPU microseconds a page, for our client and for aiohttp."""
     client = PageClient(TIMEOUT_S, KEEPALIVE_S)
     async with open_session(TIMEOUT_S, KEEPALIVE_S) as session:
 
-        async def ours(url: str) -> bytes:
+        async def fetch_with_ours(url: str) -> bytes:
             return (await client.fetch(url, LIMIT_BYTES)).body
 
-        async def other(url: str) -> bytes:
+        async def fetch_with_aiohttp(url: str) -> bytes:
             return (await fetch(session, url, LIMIT_BYTES)).body
 
         pairs: dict[str, list[tuple[float, float]]] = {"burst": [], "one at a time": []}
-        for way in (ours, other):
+        for way in (fetch_with_ours, fetch_with_aiohttp):
             await _measure_cpu_us(way, urls, at_once=True)  # connections are open from here on
         for _ in range(PAIRS):
             for case, found in pairs.items():
                 found.append(
                     (
-                        await _measure_cpu_us(ours, urls, at_once=case == "burst"),
-                        await _measure_cpu_us(other, urls, at_once=case == "burst"),
+                        await _measure_cpu_us(fetch_with_ours, urls, at_once=case == "burst"),
+                        await _measure_cpu_us(fetch_with_aiohttp, urls, at_once=case == "burst"),
                     )
                 )
         await client.close()

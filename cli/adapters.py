@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetcast.cli.kit.options import ConfigOption, StateOption, configured
+from fleetcast.cli.kit.options import ConfigOption, StateOption, load_site_config
 from fleetcast.cli.kit.screen import echo, echo_text
 
 if TYPE_CHECKING:
@@ -35,12 +35,12 @@ def list_adapters(config: ConfigOption = None, state: StateOption = None, as_jso
 
     Example:  fleetcast adapters list --config config.toml
     """
-    rows = _rows(_load_config(config, state))
+    rows = _read_rows(_load_config(config, state))
     if as_json:
         echo_text(json.dumps(rows, indent=2))
         return
     for row in rows:
-        echo(f"{row['name']:<20} {row['kind']:<9} {row['mode']:<8} {_standing(row)}".rstrip())
+        echo(f"{row['name']:<20} {row['kind']:<9} {row['mode']:<8} {_describe_standing(row)}".rstrip())
 
 
 @app.command("show")
@@ -54,8 +54,8 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
     from fleetcast.service.adapter_records import AdapterRecords
 
     loaded = _load_config(config, state)
-    row = _row(loaded, name)
-    lines = AdapterRecords(loaded.folder).newest(name, LINES)
+    row = _find_row(loaded, name)
+    lines = AdapterRecords(loaded.folder).read_newest_lines(name, LINES)
     if as_json:
         echo_text(json.dumps({**row, "audit": msgspec.to_builtins(lines)}, indent=2))
         return
@@ -63,7 +63,7 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
         echo(f"{key:<12} {value}")
     for line in lines:
         change = f"{line.seen or '-'} -> {line.value or '-'}"
-        echo(f"{_time(line.time_ms)}  {line.outcome:<9} {line.key} {line.field}: {change}  {line.why}".rstrip())
+        echo(f"{_format_time(line.time_ms)}  {line.outcome:<9} {line.key} {line.field}: {change}  {line.why}".rstrip())
 
 
 @app.command("withdraw")
@@ -104,11 +104,11 @@ def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, 
 
     Returns False if not everything could be undone yet.
     """
-    if _row(config, name)["kind"] != "writer":
+    if _find_row(config, name)["kind"] != "writer":
         echo(f"{name} only answers: there is nothing to take back")
         return True
-    written_ms = None if records.is_withdrawn(name) else records.status().as_of_ms
-    records.withdraw(name, undo=undo)
+    written_ms = None if records.is_withdrawn(name) else records.read_status().as_of_ms
+    records.mark_withdrawn(name, undo=undo)
     if undo:
         echo(f"{name} writes again from the next board on")
         return True
@@ -124,31 +124,31 @@ def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, 
 def _load_config(config: Path | None, state: str | None) -> "Config":
     from fleetcast.service.doors import open_doors
 
-    loaded = configured(config, state)
+    loaded = load_site_config(config, state)
     open_doors(loaded.adapters)  # refuses what cannot be
     return loaded
 
 
-def _rows(config: "Config") -> list[dict[str, Any]]:
+def _read_rows(config: "Config") -> list[dict[str, Any]]:
     """Return the rows of `GET /v1/adapters`, without what each adapter wrote last."""
     import msgspec
 
-    from fleetcast.service.adapter_rows import adapter_rows
+    from fleetcast.service.adapter_rows import read_adapter_rows
 
-    rows = msgspec.to_builtins(adapter_rows(config))
+    rows = msgspec.to_builtins(read_adapter_rows(config))
     return [{key: value for key, value in row.items() if key != "last"} for row in rows]
 
 
-def _row(config: "Config", name: str) -> dict[str, Any]:
+def _find_row(config: "Config", name: str) -> dict[str, Any]:
     from fleetcast.fleet.errors import ConfigError
 
-    rows = {row["name"]: row for row in _rows(config)}
+    rows = {row["name"]: row for row in _read_rows(config)}
     if name not in rows:
         raise ConfigError(f"no adapter {name!r}: there are {', '.join(rows)}")
     return rows[name]
 
 
-def _standing(row: dict[str, Any]) -> str:
+def _describe_standing(row: dict[str, Any]) -> str:
     from fleetcast.service.config import GRPC_SERVICES
 
     if row["name"] == "external_metrics":
@@ -180,10 +180,12 @@ def _withdraw_or_wait(
             status = asyncio.run(host.withdraw(name))
             return status.withdrawn, status
     except StateError:
-        return _awaited(records, name, written_ms)
+        return _wait_for_withdrawal(records, name, written_ms)
 
 
-def _awaited(records: "AdapterRecords", name: str, written_ms: int | None) -> "tuple[bool, AdapterStatus | None]":
+def _wait_for_withdrawal(
+    records: "AdapterRecords", name: str, written_ms: int | None
+) -> "tuple[bool, AdapterStatus | None]":
     """Wait for the service to withdraw an adapter, at most TAKES_S.
 
     Returns whether it has, and its status. written_ms: the time of the previous status. If the service
@@ -192,7 +194,7 @@ def _awaited(records: "AdapterRecords", name: str, written_ms: int | None) -> "t
     """
     deadline = time.monotonic() + TAKES_S
     while True:
-        written = records.status()
+        written = records.read_status()
         status = next((row for row in written.adapters if row.name == name), None)
         is_done = status is not None and status.withdrawn and status.board is None and written.as_of_ms != written_ms
         if is_done or time.monotonic() >= deadline:
@@ -200,7 +202,7 @@ def _awaited(records: "AdapterRecords", name: str, written_ms: int | None) -> "t
         time.sleep(POLL_S)
 
 
-def _time(ms: int) -> str:
+def _format_time(ms: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -51,26 +51,26 @@ def verify_trail(
 
       fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
-    from fleetcast.cli.kit.options import check_outputs, configured
+    from fleetcast.cli.kit.options import check_outputs, load_site_config
     from fleetcast.fleet.errors import ConfigError
-    from fleetcast.placement.ledger.verify import verify
+    from fleetcast.placement.ledger.verify import verify_ledger
 
     if head is not None and not re.fullmatch("[0-9a-f]{64}", head):  # an empty one is a file that was not found
         raise ConfigError(f"--head {head!r}: expected the 64 hexadecimal digits of a line's hash")
     check_outputs(Path(json_path) if json_path else None)
-    path = configured(config, state).ledger
-    verdict = verify(path, head or "")
+    path = load_site_config(config, state).ledger
+    verdict = verify_ledger(path, head or "")
     if json_path is None:
-        for line in _describe(path, head, verdict):
+        for line in _describe_verdict(path, head, verdict):
             echo(line)
     else:
-        _write(json_path, {"ledger": str(path), "ok": verdict.ok, **asdict(verdict)})
-    if not verdict.ok:
+        _write_json(json_path, {"ledger": str(path), "ok": verdict.is_intact, **asdict(verdict)})
+    if not verdict.is_intact:
         _print_findings(path, verdict)
         raise typer.Exit(1)
 
 
-def _describe(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[str]:
+def _describe_verdict(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[str]:
     lines = [
         f"{path}: {verdict.lines:,} lines of audit, {verdict.replies:,} replies, {verdict.intents:,} intents, "
         f"{verdict.waiting:,} waiting",
@@ -82,7 +82,7 @@ def _describe(path: Path, head: str | None, verdict: "LedgerVerdict") -> list[st
         lines.append(
             f"the head that you kept is line {verdict.held}; {verdict.head.audit_id - verdict.held} came since"
         )
-    if verdict.ok:
+    if verdict.is_intact:
         lines.append("everything is as it was written")
     return lines
 
@@ -95,7 +95,7 @@ def _print_findings(path: Path, verdict: "LedgerVerdict") -> None:
         echo(f"  … and {verdict.left_out:,} more", err=True)
 
 
-def _write(path: str, document: Any) -> None:
+def _write_json(path: str, document: Any) -> None:
     text = json.dumps(document) + "\n"
     if path == "-":
         echo_text(text, nl=False)

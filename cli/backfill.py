@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetcast.cli.kit.options import configured
+from fleetcast.cli.kit.options import load_site_config
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.errors import ConfigError, SourceError
 
 if TYPE_CHECKING:
     from fleetcast.clients.prometheus import MatrixRow
     from fleetcast.ingest.archive.archive import Archive
-    from fleetcast.ingest.remote_write.backfill import Ranges, Taken, Wish
+    from fleetcast.ingest.remote_write.backfill import BackfillCounts, BackfillRequest, Ranges
     from fleetcast.service.config import Config
 
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
@@ -59,22 +59,24 @@ def backfill(
       fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
     """
     from fleetcast.clients.prometheus import SilentServer
-    from fleetcast.ingest.remote_write.backfill import Wish
+    from fleetcast.ingest.remote_write.backfill import BackfillRequest
 
-    loaded = configured(config, state)
+    loaded = load_site_config(config, state)
     if not loaded.archive.enabled:
         raise ConfigError("archive.enabled = false: there is nothing to write into")
     now_ms = time.time_ns() // 1_000_000
-    step_ms = round(seconds_of("--step", step) * 1000) if step else 0
-    window_ms = round(seconds_of("--window", window) * 1000)
-    span = time_of("--from", begin, now_ms), time_of("--to", end, now_ms)
-    wish = Wish(url.rstrip("/"), *span, match.strip().removeprefix("{").removesuffix("}"), step_ms, window_ms)
+    step_ms = round(parse_seconds("--step", step) * 1000) if step else 0
+    window_ms = round(parse_seconds("--window", window) * 1000)
+    span = parse_time_ms("--from", begin, now_ms), parse_time_ms("--to", end, now_ms)
+    wish = BackfillRequest(
+        url.rstrip("/"), *span, match.strip().removeprefix("{").removesuffix("}"), step_ms, window_ms
+    )
     if wish.first_ms >= wish.end_ms:
         raise ConfigError(f"--from {begin} is not before --to {end}")
     _warn_of_retention(loaded, wish, now_ms)
-    timeout_s = seconds_of("--timeout", timeout)
+    timeout_s = parse_seconds("--timeout", timeout)
     try:
-        taken, archive = _run(loaded, wish, ca, now_ms, timeout_s)
+        taken, archive = _run_backfill(loaded, wish, ca, now_ms, timeout_s)
     except SilentServer as error:
         longer = f"ask for less at once (--window 10m), or wait longer (--timeout {2 * timeout_s:g}s)"
         raise SourceError(
@@ -98,22 +100,22 @@ class SlowClient:
         self._url = url
         self._timeout_s = timeout_s
 
-    def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
-        with self._waiting("names of metrics"):
-            return self._client.names(match, first_ms, end_ms)
+    def list_metric_names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
+        with self._report_wait("names of metrics"):
+            return self._client.list_metric_names(match, first_ms, end_ms)
 
-    def recorded(self, selector: str, first_ms: int, end_ms: int) -> "list[MatrixRow]":
-        with self._waiting(selector):
-            return self._client.recorded(selector, first_ms, end_ms)
+    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> "list[MatrixRow]":
+        with self._report_wait(selector):
+            return self._client.fetch_recorded(selector, first_ms, end_ms)
 
-    def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> "list[MatrixRow]":
-        with self._waiting(selector):
-            return self._client.resampled(selector, first_ms, end_ms, step_ms)
+    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> "list[MatrixRow]":
+        with self._report_wait(selector):
+            return self._client.fetch_resampled(selector, first_ms, end_ms, step_ms)
 
     @contextlib.contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
+    def _report_wait(self, what: str) -> Iterator[None]:
         answered = threading.Event()
-        teller = threading.Thread(target=self._report, args=(what, answered), daemon=True)
+        teller = threading.Thread(target=self._print_waits, args=(what, answered), daemon=True)
         teller.start()
         try:
             yield
@@ -121,7 +123,7 @@ class SlowClient:
             answered.set()
             teller.join()
 
-    def _report(self, what: str, answered: threading.Event) -> None:
+    def _print_waits(self, what: str, answered: threading.Event) -> None:
         began = time.monotonic()
         while not answered.wait(SAY_EVERY_S):
             waited_s = time.monotonic() - began
@@ -130,7 +132,9 @@ class SlowClient:
             echo(behind_bar + sentence, err=True)
 
 
-def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s: float) -> "tuple[Taken, Archive]":
+def _run_backfill(
+    config: "Config", wish: "BackfillRequest", ca: Path | None, now_ms: int, timeout_s: float
+) -> "tuple[BackfillCounts, Archive]":
     from fleetcast.clients.prometheus import PrometheusClient
     from fleetcast.fleet.decode_faults import explain_json_error
     from fleetcast.fleet.entities import Entities
@@ -139,7 +143,7 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
     from fleetcast.ingest.archive.files import ArchiveFiles
     from fleetcast.ingest.remote_write.backfill import Progress, PrometheusBackfill
     from fleetcast.ingest.topology.load import load_topology
-    from fleetcast.service.pipeline.state import align
+    from fleetcast.service.pipeline.state import align_topology
 
     entities = Entities()
     named = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
@@ -152,8 +156,10 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
         raise ConfigError(
             f"{config.folder / DONE} is not ours: {explain_json_error(error)}; delete it to begin anew"
         ) from None
-    work = PrometheusBackfill(SlowClient(client, wish.url, timeout_s), archive, entities, align(named, entities))
-    windows = wish.windows()
+    work = PrometheusBackfill(
+        SlowClient(client, wish.url, timeout_s), archive, entities, align_topology(named, entities)
+    )
+    windows = wish.list_windows()
     label = f"backfill (an answer may take {timeout_s:g} s)"
     try:
         with typer.progressbar(length=len(windows), label=label, file=sys.stderr, show_pos=True) as bar:
@@ -167,16 +173,16 @@ def _run(config: "Config", wish: "Wish", ca: Path | None, now_ms: int, timeout_s
     return work.taken, archive
 
 
-def _warn_of_retention(config: "Config", wish: "Wish", now_ms: int) -> None:
+def _warn_of_retention(config: "Config", wish: "BackfillRequest", now_ms: int) -> None:
     days = config.archive.keep_days
     if days and wish.first_ms < now_ms - days * 86_400_000:
         echo(f"archive.keep_days = {days}: what is older is read, but not kept", err=True)
 
 
-def seconds_of(option: str, text: str) -> float:
+def parse_seconds(option: str, text: str) -> float:
     """Convert a duration such as `60s` or `2h` to seconds. Raises ConfigError that names the option.
 
-    >>> seconds_of("--step", "1.5m")
+    >>> parse_seconds("--step", "1.5m")
     90.0
     """
     found = DURATION.fullmatch(text.strip())
@@ -185,18 +191,18 @@ def seconds_of(option: str, text: str) -> float:
     return float(found.group(1)) * SECONDS[found.group(2)]
 
 
-def time_of(option: str, text: str, now_ms: int) -> int:
+def parse_time_ms(option: str, text: str, now_ms: int) -> int:
     """Convert a date, seconds since 1970, or a time ago to Unix milliseconds.
 
     A date without a time zone is in UTC. Raises ConfigError that names the option.
 
-    >>> time_of("--from", "2h", 7_200_000), time_of("--from", "1970-01-01T00:01", 0)
+    >>> parse_time_ms("--from", "2h", 7_200_000), parse_time_ms("--from", "1970-01-01T00:01", 0)
     (0, 60000)
     """
     if text == "now":
         return now_ms
     if DURATION.fullmatch(text):
-        return now_ms - round(seconds_of(option, text) * 1000)
+        return now_ms - round(parse_seconds(option, text) * 1000)
     try:
         if re.fullmatch(r"[0-9]{9,11}(\.[0-9]+)?", text):
             return round(float(text) * 1000)

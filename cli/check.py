@@ -28,11 +28,11 @@ def check_config_file(
     from fleetcast.service.http.access import load_access
     from fleetcast.service.http.tls import Tls
     from fleetcast.service.pipeline.role import open_sources
-    from fleetcast.service.start_checks import check_start
+    from fleetcast.service.start_checks import check_role_settings
 
     config = load_config(path)
     with add_lines_to_errors(path):
-        check_start(config)
+        check_role_settings(config)
         access = load_access(config.api.host, subjects=config.access.subjects)
         tls = Tls(config.api) if config.api.tls_cert else None
         sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
@@ -50,16 +50,16 @@ def check_config_file(
     if config.api.grpc_port:
         echo(f"grpc: {config.api.host}:{config.api.grpc_port}")
     echo(f"tls: {describe_tls(config, tls)}")
-    echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.names())}")
+    echo(f"access: {'everybody on this machine' if access.is_open else ', '.join(access.list_names())}")
     echo(f"pipelines: {config.pipeline.instances}  archive: {archive}")
     echo(f"state: {config.folder}  adapters: {', '.join(doors) or 'none'}")
 
 
 def describe_tls(config: "Config", tls: "Tls | None") -> str:
     """Describe the certificate in use, its expiry, and whether client certificates may replace tokens."""
-    from fleetcast.service.http.tls import date_of
+    from fleetcast.service.http.tls import format_date
 
     if tls is None:
         return "none, requests and tokens travel in the clear"
     asked = f"; {len(config.access.subjects)} names of certificates of {config.api.client_ca} may ask"
-    return f"{config.api.tls_cert}, valid until {date_of(tls.until_s)}{asked if config.api.client_ca else ''}"
+    return f"{config.api.tls_cert}, valid until {format_date(tls.until_s)}{asked if config.api.client_ca else ''}"

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetcast.cli.backfill import time_of
-from fleetcast.cli.kit.options import ConfigOption, configured
+from fleetcast.cli.backfill import parse_time_ms
+from fleetcast.cli.kit.options import ConfigOption, load_site_config
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.redaction import redact_secrets
 
@@ -67,16 +67,20 @@ def show(
     from fleetcast.ingest.archive.read import ArchiveSpan
     from fleetcast.ingest.archive.series import read_series
 
-    files = _files(config, state, url)
+    files = _open_archive_files(config, state, url)
     now_ms = _now_ms()
-    first_ms = time_of("--from", from_, now_ms) if from_ else 0
-    span = ArchiveSpan(first_ms, time_of("--to", to, now_ms) if to else LAST_MS, block or None)
+    first_ms = parse_time_ms("--from", from_, now_ms) if from_ else 0
+    span = ArchiveSpan(first_ms, parse_time_ms("--to", to, now_ms) if to else LAST_MS, block or None)
     if metric or entity:
-        series = read_series(files, span, metric, entity, _each("reading"))
-        _write(json_path, [_row_of(one) for one in series], lambda: _echo_series(series, redact_secrets(files.url)))
+        series = read_series(files, span, metric, entity, _make_progress_iterator("reading"))
+        _write_output(
+            json_path,
+            [_make_series_row(one) for one in series],
+            lambda: _echo_series(series, redact_secrets(files.url)),
+        )
         return
-    rows = _days(files, span)
-    _write(json_path, rows, lambda: _echo_days(rows, redact_secrets(files.url)))
+    rows = _make_day_rows(files, span)
+    _write_output(json_path, rows, lambda: _echo_days(rows, redact_secrets(files.url)))
 
 
 @app.command("compact")
@@ -94,22 +98,24 @@ def compact_files(
     Example:  fleetcast history compact
     """
     from fleetcast.fleet.errors import FleetcastError
-    from fleetcast.ingest.archive.compact import compact, runs
+    from fleetcast.ingest.archive.compact import compact, find_compaction_runs
     from fleetcast.ingest.archive.files import DATASETS
 
-    files = _files(config, state, url)
+    files = _open_archive_files(config, state, url)
     now_ms = _now_ms()
-    writers = sorted({name.writer for dataset in DATASETS for name in files.names(dataset)})
+    writers = sorted({name.writer for dataset in DATASETS for name in files.list_files(dataset)})
     done: Counter[str] = Counter()
     for writer in writers:
         try:
-            give_back = files.claim(writer)
+            give_back = files.claim_writer_name(writer)
         except OSError as error:
             echo(f"files of writer {writer} are left alone: {error.strerror}", err=True)
             continue
         try:
-            files.finish(writer)
-            for run in _each(f"writer {writer}")(runs(files, writer, now_ms, most_rows=file_rows)):
+            files.finish_ready_files(writer)
+            for run in _make_progress_iterator(f"writer {writer}")(
+                find_compaction_runs(files, writer, now_ms, most_rows=file_rows)
+            ):
                 try:
                     compact(files, run)
                 except ValueError as error:
@@ -144,12 +150,12 @@ def prune_days(
     """
     from fleetcast.ingest.archive.compact import list_old_days, prune
 
-    files = _files(config, state, url)
+    files = _open_archive_files(config, state, url)
     days = list_old_days(files, _now_ms(), keep_days)
     for day in days:
         echo(f"{'would delete' if dry_run else 'deleting'} {day}")
     if not dry_run:
-        for day in _each("deleting")(days):
+        for day in _make_progress_iterator("deleting")(days):
             prune(files, [day])
     echo(f"{redact_secrets(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
 
@@ -157,24 +163,24 @@ def prune_days(
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _files(config: Path | None, state: str | None, url: str | None) -> "ArchiveFiles":
+def _open_archive_files(config: Path | None, state: str | None, url: str | None) -> "ArchiveFiles":
     from fleetcast.ingest.archive.files import ArchiveFiles
 
-    return ArchiveFiles(url or configured(config, state).archive_url)
+    return ArchiveFiles(url or load_site_config(config, state).archive_url)
 
 
 def _now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def _days(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
+def _make_day_rows(files: "ArchiveFiles", span: "ArchiveSpan") -> list[dict[str, Any]]:
     """Return a row for each day and data set of the archive."""
     from fleetcast.ingest.archive.files import DATASETS
 
     counts: dict[tuple[str, str], Counter[str]] = {}
     blocks: dict[tuple[str, str], set[str]] = {}
-    names = [name for dataset in DATASETS for name in span.names(files, dataset)]
-    for name in _each("reading")(names):
+    names = [name for dataset in DATASETS for name in span.list_files(files, dataset)]
+    for name in _make_progress_iterator("reading")(names):
         key = (name.day, name.dataset)
         size, rows = _read_size(files, name)
         counts.setdefault(key, Counter()).update(files=1, rows=rows, bytes=size)
@@ -201,7 +207,7 @@ def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
 
     try:
         with log_damaged_file(name), files.open(name) as file:
-            return files.size(name), int(pq.read_metadata(file).num_rows)
+            return files.read_size(name), int(pq.read_metadata(file).num_rows)
     except FileNotFoundError:
         pass
     return 0, 0
@@ -210,10 +216,10 @@ def _read_size(files: "ArchiveFiles", name: "FileName") -> tuple[int, int]:
 # -- showing --------------------------------------------------------------------------------------------------------
 
 
-def _each(label: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
+def _make_progress_iterator(label: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
     """Return a function that yields items, with a progress bar on stderr if that is a terminal."""
 
-    def run(items: Iterable[Any]) -> Iterator[Any]:
+    def iterate_with_progress(items: Iterable[Any]) -> Iterator[Any]:
         known = list(items)
         if not sys.stderr.isatty() or len(known) < 2:
             yield from known
@@ -221,19 +227,19 @@ def _each(label: str) -> Callable[[Iterable[Any]], Iterator[Any]]:
         with typer.progressbar(known, label=label, file=sys.stderr, show_pos=True) as bar:
             yield from bar
 
-    return run
+    return iterate_with_progress
 
 
-def _write(json_path: str | None, document: Any, otherwise: Callable[[], None]) -> None:
+def _write_output(json_path: str | None, document: Any, otherwise: Callable[[], None]) -> None:
     if json_path is None:
         otherwise()
         return
-    with _opened(json_path) as file:
+    with _open_output(json_path) as file:
         file.write(json.dumps(document) + "\n")
 
 
 @contextmanager
-def _opened(path: str) -> Iterator[Any]:
+def _open_output(path: str) -> Iterator[Any]:
     if path == "-":
         yield sys.stdout
         return
@@ -253,7 +259,7 @@ def _echo_days(rows: list[dict[str, Any]], url: str) -> None:
         )
 
 
-def _row_of(series: "ArchivedSeries") -> dict[str, Any]:
+def _make_series_row(series: "ArchivedSeries") -> dict[str, Any]:
     return {
         "kind": series.kind,
         "metric": series.metric,
@@ -273,7 +279,7 @@ def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
         return
     head = f"{'metric':<26}{'entity':<28}{'samples':>9}  {'first':<20}{'last':<20}"
     echo(f"{head}{'min':>12}{'mean':>12}{'max':>12}")
-    for row in map(_row_of, series[:MANY_SERIES]):
+    for row in map(_make_series_row, series[:MANY_SERIES]):
         first, last = (
             f"{datetime.fromtimestamp(row[key] / 1000, UTC):%Y-%m-%d %H:%M:%S}" for key in ("first_ms", "last_ms")
         )
@@ -284,11 +290,11 @@ def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
     if len(series) > MANY_SERIES:
         echo(f"… and {len(series) - MANY_SERIES:,} more: name one with --entity or --metric")
     if len(series) == 1:
-        for line in plot(series[0]):
+        for line in plot_series(series[0]):
             echo(line)
 
 
-def plot(series: "ArchivedSeries") -> list[str]:
+def plot_series(series: "ArchivedSeries") -> list[str]:
     """Plot the means of equal parts of a series' time span, as lines of block characters.
 
     The axis reaches from the smallest to the largest mean.

@@ -82,16 +82,16 @@ def main() -> NoReturn:
     watch_parent()
     try:
         set_private_umask()
-        logs.configure()
+        logs.configure_logging()
         app()
     except FleetcastError as error:
-        logs.complain(error)
+        logs.report_error(error)
         sys.exit(2 if isinstance(error, ConfigError) else 1)
     except ModuleNotFoundError as error:
         missing = explain_missing_module(error)
         if missing is None:
             raise
-        logs.complain(missing)
+        logs.report_error(missing)
         sys.exit(2)
     sys.exit(0)
 

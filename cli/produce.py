@@ -54,11 +54,11 @@ def topics(
 
     Example:  fleetcast produce topics --brokers kafka-1:9092 --partitions 8
     """
-    _, options = _read(config, brokers)
-    writer = _writer(options)
+    _, options = _read_options(config, brokers)
+    writer = _connect_writer(options)
     wanted = {options.telemetry: partitions, options.events: 1, options.dead_letters: 1}
     wanted = {topic: number for topic, number in wanted.items() if topic}
-    made = writer.create(wanted)
+    made = writer.create_missing_topics(wanted)
     writer.close()
     for topic, number in wanted.items():
         echo(f"{topic}: {f'created, partitions: {number}' if topic in made else 'is there'}")
@@ -89,26 +89,26 @@ def telemetry(
     """
     from fleetcast.clients.kafka import KafkaWriter
     from fleetcast.fleet.entities import Entities
-    from fleetcast.ingest.kafka.output import FORMS, blocks_of, forward
+    from fleetcast.ingest.kafka.output import FORMS, find_node_blocks, forward
     from fleetcast.ingest.topology.load import load_topology
 
     if form not in FORMS:
         raise typer.BadParameter(f"{form!r}: must be one of {', '.join(FORMS)}", param_hint="--form")
-    loaded, options = _read(config, brokers)
+    loaded, options = _read_options(config, brokers)
     path = topology or loaded.fleet.topology
-    blocks = blocks_of(load_topology(Path(path))) if path else {}
+    blocks = find_node_blocks(load_topology(Path(path))) if path else {}
     entities, clock = Entities(), loaded.make_clock()
-    source = _source(loaded, target, replay, interval_s, (entities, clock))
-    writer: KafkaWriter = _writer(options, options.telemetry)
-    output = _output(writer, options.telemetry)
+    source = _make_source(loaded, target, replay, interval_s, (entities, clock))
+    writer: KafkaWriter = _connect_writer(options, options.telemetry)
+    output = _make_output(writer, options.telemetry)
 
-    async def work() -> None:
+    async def send_all() -> None:
         try:
             await forward(source, entities, output, blocks, form)
         finally:
             await source.close()
 
-    _run(work, output.sent, seconds, writer)
+    _run_with_progress(send_all, output.sent, seconds, writer)
 
 
 @app.command("events")
@@ -130,12 +130,12 @@ def events(
     from fleetcast.ingest.inbox.event_body import decode_body
     from fleetcast.ingest.kafka.output import send_events
 
-    _, options = _read(config, brokers)
-    writer = _writer(options, options.events)
-    output = _output(writer, options.events)
+    _, options = _read_options(config, brokers)
+    writer = _connect_writer(options, options.events)
+    output = _make_output(writer, options.events)
 
-    async def work() -> None:
-        chunks = iter(_chunks(file))
+    async def send_all() -> None:
+        chunks = iter(_read_chunks(file))
         while (found := await asyncio.to_thread(next, chunks, None)) is not None:
             first, chunk = found
             body = decode_body(chunk, time.time_ns() // 1_000_000)
@@ -143,7 +143,7 @@ def events(
             for index, error in body.rejected:
                 echo(f"record {first + index + 1}: {error}", err=True)
 
-    _run(work, output.sent, None, writer)
+    _run_with_progress(send_all, output.sent, None, writer)
 
 
 @app.command("page")
@@ -157,21 +157,21 @@ def page(
 
     Example:  curl -s http://n001:9400/metrics > n001.prom; fleetcast produce page n001.prom --brokers kafka-1:9092
     """
-    from fleetcast.clients.kafka_records import Outgoing
+    from fleetcast.clients.kafka_records import OutgoingRecord
 
-    _, options = _read(config, brokers)
+    _, options = _read_options(config, brokers)
     try:
         value = file.read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {file}: {error.strerror}") from None
     headers = [("content-type", b"text/plain; version=0.0.4")] + ([("node", node.encode())] if node else [])
-    writer = _writer(options, options.telemetry)
-    writer.write([Outgoing(options.telemetry, (node or file.stem).encode(), value, tuple(headers))])
+    writer = _connect_writer(options, options.telemetry)
+    writer.write([OutgoingRecord(options.telemetry, (node or file.stem).encode(), value, tuple(headers))])
     writer.close()
     echo(f"{len(value):,} bytes to {options.telemetry}", err=True)
 
 
-def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
+def _read_options(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
     """Return the configuration, and the options of its first Kafka source.
 
     Brokers on the command line have priority.
@@ -188,7 +188,7 @@ def _read(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
     return config, read_kafka_options(given)
 
 
-def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
+def _connect_writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
     """Return a writer that is connected to the brokers.
 
     Raises SourceError if no broker answers, and ConfigError if the topic does not exist.
@@ -196,19 +196,19 @@ def _writer(options: "KafkaOptions", topic: str | None = None) -> "KafkaWriter":
     from fleetcast.clients.kafka import KafkaWriter
 
     writer = KafkaWriter(options)
-    if topic is not None and topic not in writer.topics():
+    if topic is not None and topic not in writer.list_topics():
         writer.close()
         raise ConfigError(f"Kafka has no topic {topic!r}: `fleetcast produce topics` makes it")
     return writer
 
 
-def _output(writer: "KafkaWriter", topic: str) -> "Output":
+def _make_output(writer: "KafkaWriter", topic: str) -> "Output":
     from fleetcast.ingest.kafka.output import Output
 
     return Output(writer, topic)
 
 
-def _source(
+def _make_source(
     config: "Config",
     targets: list[str] | None,
     replay: Path | None,
@@ -230,7 +230,7 @@ def _source(
     return Scraper(entities, named, options, clock)
 
 
-def _chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int, bytes]]":
+def _read_chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int, bytes]]":
     """Return the chunks of a file or of stdin: (number of lines before the chunk, its bytes).
 
     A file is one chunk. Stdin gives what has arrived so far, cut at a line's end.
@@ -240,10 +240,10 @@ def _chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int,
             return [(0, file.read_bytes())]
         except OSError as error:
             raise ConfigError(f"cannot read {file}: {error.strerror}") from None
-    return _lines(sys.stdin.buffer)
+    return _read_stdin_chunks(sys.stdin.buffer)
 
 
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
+def _read_stdin_chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
     rest, count = b"", 0
     read = getattr(stream, "read1", stream.read)
     while part := read(CHUNK_BYTES):
@@ -255,35 +255,35 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         yield count, rest
 
 
-def _run(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWriter") -> None:
+def _run_with_progress(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWriter") -> None:
     """Run until the work is done, the time is over or Ctrl-C. Prints the progress from time to time.
 
     Raises Exit with code 1 if there were bad records and no samples.
     """
     assert callable(work)
 
-    async def watched() -> None:
+    async def watch_work() -> None:
         task = asyncio.ensure_future(work())
         began = time.monotonic()
         while not task.done() and (seconds is None or time.monotonic() < began + seconds):
             left_s = STATUS_S if seconds is None else min(STATUS_S, began + seconds - time.monotonic())
             await asyncio.wait([task], timeout=max(0.01, left_s))
-            echo(f"{time.monotonic() - began:.0f} s: {_said(sent)}", err=True)
+            echo(f"{time.monotonic() - began:.0f} s: {_describe_progress(sent)}", err=True)
         if task.done():
             await task
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 
     try:
-        asyncio.run(watched())
+        asyncio.run(watch_work())
     except KeyboardInterrupt:
-        echo(_said(sent), err=True)
+        echo(_describe_progress(sent), err=True)
     writer.close()
     if sent.bad and not sent.samples:
         raise typer.Exit(1)
 
 
-def _said(sent: "Sent") -> str:
+def _describe_progress(sent: "Sent") -> str:
     bad = sum(sent.bad.values())
     what = f"{sent.events:,} events" if sent.events or not sent.samples else f"{sent.samples:,} samples"
     return f"{sent.records:,} records sent, {what}" + (f", {bad:,} bad: {sent.bad}" if bad else "")

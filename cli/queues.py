@@ -34,13 +34,13 @@ def check(path: QueuesPath, topology: TopologyPath = None) -> None:
 
     Example:  fleetcast queues check queues.toml
     """
-    from fleetcast.placement.queues.tree import notes_of
+    from fleetcast.placement.queues.tree import list_unused_settings
 
-    tree = _read(path, topology)
-    leaves = sum(1 for _ in tree.leaves())
+    tree = _read_checked_tree(path, topology)
+    leaves = sum(1 for _ in tree.list_leaves())
     echo(f"{path}: fine")
     echo(f"{len(tree.nodes) - 1:,} queues, {leaves:,} of them take requests")
-    for note in notes_of(tree):
+    for note in list_unused_settings(tree):
         echo(f"note: {note}")
 
 
@@ -54,9 +54,9 @@ def show(
 
     Example:  fleetcast queues show queues.toml
     """
-    tree = _read(path, topology)
+    tree = _read_checked_tree(path, topology)
     if json_path is not None:
-        document = json.dumps({"digest": tree.digest, "queues": [row_of(tree, node) for node in tree.nodes[1:]]})
+        document = json.dumps({"digest": tree.digest, "queues": [make_row(tree, node) for node in tree.nodes[1:]]})
         if json_path == "-":
             echo_text(document)
         else:
@@ -64,15 +64,15 @@ def show(
         return
     for node in _list_descendants(tree, 0):
         name = "  " * node.name.count("/") + node.name.rpartition("/")[2]
-        echo(f"{name:<30} weight {node.weight:<6g} {_words(node)}".rstrip())
+        echo(f"{name:<30} weight {node.weight:<6g} {_describe_queue(node)}".rstrip())
     for window in tree.windows:
         who = f"reserved for {window.queue}" if window.queue else "maintenance"
         nodes = [*window.nodes, *(f"{level.value} {domain}" for level, domain in window.domains)]
-        when = f"{_time(window.from_ms)} to {_time(window.to_ms)}"
+        when = f"{_format_time(window.from_ms)} to {_format_time(window.to_ms)}"
         echo(f"{window.name}: {who}, {', '.join(nodes)[:MOST_WORDS]}, {when}")
 
 
-def _read(path: Path, topology: Path | None) -> "QueueTree":
+def _read_checked_tree(path: Path, topology: Path | None) -> "QueueTree":
     """Read the queue tree of a file, and check it against the topology's GPUs if there is one.
 
     Raises ConfigError if the file is refused.
@@ -108,7 +108,7 @@ def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
     return tree
 
 
-def row_of(tree: "QueueTree", node: "QueueNode") -> dict[str, Any]:
+def make_row(tree: "QueueTree", node: "QueueNode") -> dict[str, Any]:
     return {
         "queue": node.name,
         "parent": tree.nodes[node.parent].name or None,
@@ -133,8 +133,8 @@ def _list_descendants(tree: "QueueTree", row: int) -> list["QueueNode"]:
     return found
 
 
-def _words(node: "QueueNode") -> str:
-    words = [f"{name} {_amounts(amounts)}" for name, amounts in _named(node) if amounts]
+def _describe_queue(node: "QueueNode") -> str:
+    words = [f"{name} {_format_amounts(amounts)}" for name, amounts in _list_named_amounts(node) if amounts]
     words += [f"class {node.class_name} ({node.priority})"] if node.class_name else []
     words += ["shared by its users"] if node.per_user else []
     if node.credits:
@@ -142,15 +142,15 @@ def _words(node: "QueueNode") -> str:
     return ", ".join(words)
 
 
-def _named(node: "QueueNode") -> list[tuple[str, "Amounts"]]:
+def _list_named_amounts(node: "QueueNode") -> list[tuple[str, "Amounts"]]:
     return [("guaranteed", node.guaranteed), ("limit", node.limit), ("lends", node.lend), ("borrows", node.borrow)]
 
 
-def _amounts(amounts: "Amounts") -> str:
+def _format_amounts(amounts: "Amounts") -> str:
     return " + ".join(f"{amount:g} {'GPUs' if name == 'gpu' else name}" for name, amount in amounts.items())
 
 
-def _time(ms: int) -> str:
+def _format_time(ms: int) -> str:
     from datetime import UTC, datetime
 
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -100,14 +100,14 @@ def _import_queues(
 ) -> None:
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.placement.queues.queues_file import read_queues
-    from fleetcast.schedulers.imports.agreement import agree
-    from fleetcast.schedulers.imports.toml_text import text_of
+    from fleetcast.schedulers.imports.agreement import correct_draft
+    from fleetcast.schedulers.imports.toml_text import format_draft
 
     if out != "-" and Path(out).exists():
         raise ConfigError(f"{out} is there: name another file, or move it away")
-    draft = make({name: _read(name) for name in files}, _make_speller(topology))
-    agree(draft)
-    text = text_of(draft, [Path(name).name for name in files])
+    draft = make({name: _read_text(name) for name in files}, _make_speller(topology))
+    correct_draft(draft)
+    text = format_draft(draft, [Path(name).name for name in files])
     read_queues(text)  # what is written is never refused
     if out == "-":
         echo_text(text, nl=False)
@@ -127,11 +127,11 @@ def _print_unread(draft: "Draft", out: str) -> None:
         echo(f"wrote {out}; next: fleetcast queues check {out} --topology topology.toml", err=True)
 
 
-def _read(name: str) -> str:
+def _read_text(name: str) -> str:
     from fleetcast.fleet.errors import ConfigError
 
     try:
-        raw = sys.stdin.buffer.read(MOST_BYTES + 1) if name == "-" else _bytes(Path(name))
+        raw = sys.stdin.buffer.read(MOST_BYTES + 1) if name == "-" else _read_bytes(Path(name))
     except OSError as error:
         raise ConfigError(f"cannot read {name}: {error.strerror}") from None
     if len(raw) > MOST_BYTES:
@@ -143,7 +143,7 @@ def _read(name: str) -> str:
         raise ConfigError(f"{name}, line {line}: no text in UTF-8 (byte 0x{raw[error.start]:02x})") from None
 
 
-def _bytes(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     with path.open("rb") as file:
         return file.read(MOST_BYTES + 1)
 
@@ -153,13 +153,13 @@ def _make_speller(topology: Path | None) -> "Spell":
 
     Models that the topology does not have are spelled as telemetry does.
     """
-    from fleetcast.ingest.gpus import short_model
+    from fleetcast.ingest.gpus import shorten_model
     from fleetcast.ingest.topology.load import load_topology
 
     known = {node.gpu_model.casefold(): node.gpu_model for node in load_topology(topology).nodes} if topology else {}
 
     def spell(name: str) -> str:
-        short = short_model(name.replace("_", " "))
+        short = shorten_model(name.replace("_", " "))
         bare = short.upper() if re.fullmatch(r"[a-z]+\d[a-z\d]*", short) else short
         return known.get(bare.casefold(), bare) or name
 

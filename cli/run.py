@@ -62,10 +62,10 @@ def run(
 
       fleetcast run --config config.toml --role pipeline --instance 1    the second of [pipeline] instances = 2
     """
-    from fleetcast.service.config import add_lines_to_errors, check_config, load_config, override
+    from fleetcast.service.config import add_lines_to_errors, check_config, load_config, override_config
 
-    logs.configure(log_format, log_level, _format_process_name(role, instance))
-    loaded = override(
+    logs.configure_logging(log_format, log_level, _format_process_name(role, instance))
+    loaded = override_config(
         load_config(config),
         scrape_targets=tuple(scrape) if scrape else None,
         state=state,
@@ -75,14 +75,14 @@ def run(
     check_config(loaded)
     _check_instance(role, instance, loaded)
     if role is None:
-        from fleetcast.service.start_checks import check_start
+        from fleetcast.service.start_checks import check_role_settings
 
         launched = _start_launcher(loaded)
         if not isinstance(launched, str):
             with add_lines_to_errors(config):
-                check_start(loaded)
+                check_role_settings(loaded)
             raise typer.Exit(asyncio.run(_supervise_roles(loaded, launched)))
-        logs.configure(log_format, log_level, launched)
+        logs.configure_logging(log_format, log_level, launched)
         role, instance = next(pair for pair in _list_roles(loaded) if _format_process_name(*pair) == launched)
     _limit_memory()
     _run_role(role, loaded, instance or 0)
@@ -111,7 +111,7 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
 
 
 def _format_process_name(role: RoleName | None, instance: int | None) -> str:
-    """Return the name of a role's process, as log lines and `pids` show it.
+    """Return the name of a role's process, as log lines and `read_pids` show it.
 
     It is `supervisor` without a role.
     """
@@ -144,14 +144,14 @@ def _list_roles(config: "Config") -> list[tuple[RoleName, int | None]]:
 async def _supervise_roles(config: "Config", launcher: "Launcher | None") -> int:
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.service.config import save_config
-    from fleetcast.service.start_checks import check_ports
-    from fleetcast.service.state_folder import lock_state_folder, prepare
+    from fleetcast.service.start_checks import check_ports_available
+    from fleetcast.service.state_folder import lock_state_folder, make_state_folders
     from fleetcast.service.supervise import SupervisedRole, Supervisor, make_role_command
 
-    prepare(config)
+    make_state_folders(config)
     with lock_state_folder(config):
         roles = [(_format_process_name(role, number), role, number) for role, number in _list_roles(config)]
-        check_ports(config, (_choose_state_name(role, number, config) for _, role, number in roles))
+        check_ports_available(config, (_choose_state_name(role, number, config) for _, role, number in roles))
         path = config.folder / "config.toml"
         try:
             save_config(config, path)

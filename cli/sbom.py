@@ -107,7 +107,7 @@ def _read_declared_licence(declared: PackageMetadata) -> str:
     return next((CLASSIFIERS[name] for name in names if name in CLASSIFIERS), "unknown")
 
 
-def document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[str, Any]) -> dict[str, Any]:
+def make_document(runtime: Iterable[Pin], development: Iterable[Pin], project: dict[str, Any]) -> dict[str, Any]:
     """Build the bill of materials. A package that only development needs has the scope "excluded"."""
     needed = {pin.purl: pin for pin in runtime}
     every = needed | {pin.purl: pin for pin in development if pin.purl not in needed}
@@ -155,11 +155,11 @@ def make_folder_sbom(root: Path) -> dict[str, Any]:
         parse_pins((root / name).read_text(encoding="utf-8")) for name in ("requirements.lock", "requirements-dev.lock")
     )
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return document(runtime, development, project)
+    return make_document(runtime, development, project)
 
 
 def write(
-    out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("var/sbom.cdx.json"),
+    out: Annotated[Path, typer.Option(help="Where the make_document goes.")] = Path("var/sbom.cdx.json"),
     root: Annotated[Path, typer.Option(help="The checkout with the lock files.")] = Path(),
 ) -> None:
     """Write the bill of materials of a checkout to a file."""

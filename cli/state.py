@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetcast.cli.kit.options import ConfigOption, StateOption, check_outputs, configured
+from fleetcast.cli.kit.options import ConfigOption, StateOption, check_outputs, load_site_config
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.errors import ConfigError
 
@@ -46,14 +46,14 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
     """
     import msgspec
 
-    from fleetcast.service.state_identity import doubts
+    from fleetcast.service.state_identity import find_doubts
     from fleetcast.service.state_parts import read_state_parts
 
     check_outputs(Path(json_path) if json_path else None)
-    parts = read_state_parts(settings_of(config, state))
-    body = report(parts, doubts(parts))
+    parts = read_state_parts(load_settings(config, state))
+    body = make_report(parts, find_doubts(parts))
     if json_path is None:
-        print_body(body)
+        print_report(body)
     elif json_path == "-":
         sys.stdout.buffer.write(msgspec.json.encode(body) + b"\n")
     else:
@@ -72,34 +72,34 @@ def accept(config: ConfigOption = None, state: StateOption = None) -> None:
 
     Example:  fleetcast state accept
     """
-    from fleetcast.service.state_identity import doubts, sentence
+    from fleetcast.service.state_identity import describe_doubt, find_doubts
     from fleetcast.service.state_parts import read_state_parts
 
-    settings = settings_of(config, state)
+    settings = load_settings(config, state)
     parts = read_state_parts(settings)
-    found = doubts(parts)
+    found = find_doubts(parts)
     if not found:
         echo("the parts of the state agree: there is nothing to accept")
         return
     for doubt in found:
-        echo(f"accepted: {sentence(doubt)}")
+        echo(f"accepted: {describe_doubt(doubt)}")
         echo(f"    it means: {MEANS[doubt.part]}")
-    identity = renew(settings, parts, found)
+    identity = renew_identity(settings, parts, found)
     echo(f"the state is {identity} from now on; the ledger's audit says so")
 
 
-def settings_of(config: Path | None, state: str | None) -> "Config":
+def load_settings(config: Path | None, state: str | None) -> "Config":
     """Return the configuration. Raises ConfigError if its state folder does not exist.
 
     Without this check, the parts of a mistyped folder would seem to agree.
     """
-    settings = configured(config, state)
+    settings = load_site_config(config, state)
     if not settings.folder.is_dir():
         raise ConfigError(f"state = {settings.state!r}: no such folder; name another with --state or --config")
     return settings
 
 
-def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
+def renew_identity(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
     """Give the present state a new identity, and return it.
 
     Writes it into the inbox, and into the ledger if no placer runs.
@@ -108,20 +108,21 @@ def renew(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
     import uuid
 
     from fleetcast.placement.ledger.rows import LedgerError
-    from fleetcast.service.state_parts import Accepted, StateFile, read_snapshot_headers, write_identity
+    from fleetcast.service.state_parts import AcceptedParts, StateFile, read_snapshot_headers, write_identity
 
     if parts.ledger is None:
         raise LedgerError(f"{config.ledger} cannot be read: move it away, or restore a copy, and accept then")
-    was = parts.identity() or "without an identity"
+    was = parts.find_identity() or "without an identity"
     file = StateFile(uuid.uuid4().hex)
     why = "; ".join(doubt.what for doubt in found)
-    accepted = Accepted(
+    accepted = AcceptedParts(
         time_ms=config.make_clock().now_ms(),
         by=getpass.getuser(),
         sentence=f"the state, {was} before, is accepted as it is, and is {file.identity} from now on: {why}",
         ledger=(parts.ledger.identity, parts.ledger.position),
         snapshots=[
-            (number, row.saved_ms) for number, row in read_snapshot_headers(config.home(0) / "snapshot").items()
+            (number, row.saved_ms)
+            for number, row in read_snapshot_headers(config.get_pipeline_folder(0) / "snapshot").items()
         ],
         expect_head=config.placer.expect_head,
     )
@@ -147,7 +148,7 @@ def _write_ledger_identity(config: "Config") -> None:
         echo("the placer runs: it takes this over by itself", err=True)
 
 
-def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
+def make_report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
     """Return the document that `fleetcast state show --json` writes.
 
     A position is a number. For the inbox it is segment -> offset in bytes.
@@ -158,7 +159,7 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
     end = {format_segment_name(writer, number): offset for writer, (number, offset) in parts.inbox.end.items()}
     for name in ("ledger", "snapshot", "board", "inbox"):
         part, doubt = getattr(parts, name), doubts.get(name)
-        claimed = {other: getattr(seen, name) for other, seen in parts.claims().items()}
+        claimed = {other: getattr(seen, name) for other, seen in parts.find_views().items()}
         rows.append(
             {
                 "part": name,
@@ -170,23 +171,23 @@ def report(parts: "StateParts", found: "list[Doubt]") -> dict[str, Any]:
                 "since_ms": doubt.since_ms if doubt else None,
             }
         )
-    return {"identity": parts.identity(), "whole": all(row["whole"] for row in rows), "parts": rows}
+    return {"identity": parts.find_identity(), "whole": all(row["whole"] for row in rows), "parts": rows}
 
 
-def print_body(body: dict[str, Any]) -> None:
-    """Print the document of `report` as lines of text."""
+def print_report(body: dict[str, Any]) -> None:
+    """Print the document of `make_report` as lines of text."""
     echo(f"state {body['identity'] or 'without an identity: it was never started'}")
     for row in body["parts"]:
         unit = UNITS.get(row["part"], "")
         echo(f"{row['part']:9} {row['verdict']}")
-        echo(f"          it is at {_where(row['position'], unit)}, of the state {row['identity'] or '-'}")
+        echo(f"          it is at {_format_position(row['position'], unit)}, of the state {row['identity'] or '-'}")
         for other, seen in row["seen_by"].items():
-            echo(f"          {other} saw it at {_where(seen, unit)}")
+            echo(f"          {other} saw it at {_format_position(seen, unit)}")
     if not body["whole"]:
         echo("Nothing is placed. Put the part back that is lost, or go on without it: fleetcast state accept")
 
 
-def _where(position: int | dict[str, int] | None, unit: str) -> str:
+def _format_position(position: int | dict[str, int] | None, unit: str) -> str:
     if isinstance(position, dict):
         return ", ".join(f"byte {offset:,} of {name}" for name, offset in position.items()) or "its beginning"
     return f"{unit} {position:,}" if position else "its beginning"

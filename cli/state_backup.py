@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetcast.cli.kit.options import ConfigOption, StateOption, configured
+from fleetcast.cli.kit.options import ConfigOption, StateOption, load_site_config
 from fleetcast.cli.kit.screen import echo
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def backup(
 
       fleetcast state backup /backup/monday.tar.gz --config fleet.toml
     """
-    from fleetcast.cli.state import settings_of
+    from fleetcast.cli.state import load_settings
     from fleetcast.service.state_backup import back_up_state
 
-    _print_summary(back_up_state(settings_of(config, state), to.absolute(), _say), f"{to} is a backup")
+    _print_summary(back_up_state(load_settings(config, state), to.absolute(), _print_step), f"{to} is a backup")
 
 
 def verify(
@@ -57,7 +57,8 @@ def verify(
 
     with tempfile.TemporaryDirectory(prefix="fleetcast-verify-") as scratch:
         _print_summary(
-            verify_backup(configured(config, None), backup, Path(scratch), _say), f"{backup} is what was written"
+            verify_backup(load_site_config(config, None), backup, Path(scratch), _print_step),
+            f"{backup} is what was written",
         )
 
 
@@ -76,19 +77,19 @@ def restore(
 
     Example:  fleetcast state restore /backup/monday --state var
     """
-    from fleetcast.service.state_backup import restore as restore_state
+    from fleetcast.service.state_backup import restore_state
 
-    settings = configured(config, state)
-    _print_summary(restore_state(settings, backup, _say), f"{settings.folder} is restored")
+    settings = load_site_config(config, state)
+    _print_summary(restore_state(settings, backup, _print_step), f"{settings.folder} is restored")
 
 
-def _say(step: str) -> None:
+def _print_step(step: str) -> None:
     echo(f"{step} …", err=True)
 
 
 def _print_summary(manifest: "Manifest", done: str) -> None:
-    from fleetcast.fleet.clock import moment
+    from fleetcast.fleet.clock import format_moment
 
     size = sum(row.bytes for row in manifest.files)
-    echo(f"{done}: {len(manifest.files):,} files, {size:,} bytes, of {moment(manifest.time_ms)}")
+    echo(f"{done}: {len(manifest.files):,} files, {size:,} bytes, of {format_moment(manifest.time_ms)}")
     echo(f"state {manifest.identity}; head of the audit: line {manifest.head_line}, {manifest.head}")

@@ -49,9 +49,11 @@ def show(
         _print_host_count(path)
     if node and node not in topology.names:
         raise UnknownEntity(f"no node {node!r} in {path}")
-    rows = [_row(topology, at) for at, name in enumerate(topology.names) if not node or name == node]
+    rows = [_make_row(topology, at) for at, name in enumerate(topology.names) if not node or name == node]
     if json_path is not None:
-        document = json.dumps({"nodes": rows, "levels": _levels(topology), "hosts": _hosts(topology)})
+        document = json.dumps(
+            {"nodes": rows, "levels": _count_domains(topology), "hosts": _list_host_wirings(topology)}
+        )
         if json_path == "-":
             echo_text(document)
         else:
@@ -69,18 +71,18 @@ def _print_host_count(path: Path) -> None:
         echo(f"{hosts} hosts in this file, told apart by host_hash; all are wired alike")
 
 
-def _row(topology: "Topology", at: int) -> dict[str, Any]:
+def _make_row(topology: "Topology", at: int) -> dict[str, Any]:
     spec = topology.nodes[at]
     return {
         "node": spec.name,
         "gpus": spec.gpus,
         "gpu_model": spec.gpu_model,
         "domains": {level.value: name for level, name in spec.domains.items() if name},
-        "devices": [_device(device) for device in topology.devices(at)],
+        "devices": [_describe_device(device) for device in topology.find_devices(at)],
     }
 
 
-def _device(device: Any) -> dict[str, Any]:
+def _describe_device(device: Any) -> dict[str, Any]:
     return {
         "name": device.name,
         "gpus": list(device.gpus),
@@ -89,31 +91,34 @@ def _device(device: Any) -> dict[str, Any]:
     }
 
 
-def _levels(topology: "Topology") -> dict[str, int]:
+def _count_domains(topology: "Topology") -> dict[str, int]:
     """Return level -> its number of named domains. Levels without names are left out."""
     return {level.value: len(names) for level, names in topology.domain_names.items() if names}
 
 
-def _hosts(topology: "Topology") -> dict[str, list[dict[str, Any]]]:
-    return {name or "all others": [_device(device) for device in devices] for name, devices in topology.hosts.items()}
+def _list_host_wirings(topology: "Topology") -> dict[str, list[dict[str, Any]]]:
+    return {
+        name or "all others": [_describe_device(device) for device in devices]
+        for name, devices in topology.hosts.items()
+    }
 
 
 def _echo_topology(topology: "Topology", rows: list[dict[str, Any]], limit: int, whole: bool) -> None:
     echo(f"{len(topology):,} nodes, {int(topology.gpus.sum()):,} GPUs")
-    for level, count in _levels(topology).items():
+    for level, count in _count_domains(topology).items():
         echo(f"  {level:<14}{count:>7,}")
-    for name, devices in _hosts(topology).items():
-        echo(f"wiring of {name}: {'; '.join(map(_words, devices)) or 'no adapter'}")
+    for name, devices in _list_host_wirings(topology).items():
+        echo(f"wiring of {name}: {'; '.join(map(_format_device, devices)) or 'no adapter'}")
     for row in rows[:limit]:
         domains = ", ".join(f"{level} {name}" for level, name in row["domains"].items() if level != "nvlink_domain")
         echo(f"{row['node']:<24}{row['gpus']:>3} {row['gpu_model'] or 'GPUs':<8} {domains or 'unplaced'}")
         for device in row["devices"] if whole else ():
-            echo(f"    {_words(device)}")
+            echo(f"    {_format_device(device)}")
     if len(rows) > limit:
         echo(f"… and {len(rows) - limit:,} more; --limit shows them, --json writes all")
 
 
-def _words(device: dict[str, Any]) -> str:
+def _format_device(device: dict[str, Any]) -> str:
     parts = [] if device["rail"] is None else [f"rail {device['rail']}"]
     parts += [f"GPU {gpu}" for gpu in device["gpus"]]
     parts += [f"{device['gbit_per_s']:g} Gbit/s"] if device["gbit_per_s"] else []

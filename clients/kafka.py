@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from fleetcast.clients.kafka_access import KafkaAccess, settings
-from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
+from fleetcast.clients.kafka_access import KafkaAccess, make_client_settings
+from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, OutgoingRecord, Place
 from fleetcast.fleet.errors import SourceError
 
 with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
@@ -42,7 +42,7 @@ CUT_BYTES = 65_536  # what is kept of a letter that the broker finds too large
 Answer = TypeVar("Answer")
 
 
-class _Direct(KafkaNetSocket):  # type: ignore[misc]
+class _DirectSocket(KafkaNetSocket):  # type: ignore[misc]
     """A socket without a proxy, which is closed if its connection is refused.
 
     kafka-python's own socket stays open until garbage collection.
@@ -58,8 +58,8 @@ class _Direct(KafkaNetSocket):  # type: ignore[misc]
             raise
 
 
-def _settings(access: KafkaAccess) -> dict[str, Any]:
-    return settings(access) | {"proxy_url": "direct://"}
+def _make_client_settings(access: KafkaAccess) -> dict[str, Any]:
+    return make_client_settings(access) | {"proxy_url": "direct://"}
 
 
 class KafkaReader:
@@ -78,19 +78,19 @@ class KafkaReader:
         self._closed = False
         self._ends_then: dict[Any, int] = {}  # as the brokers were last asked: fetches may be long in coming
 
-    async def partitions(self, topic: str) -> frozenset[int]:
+    async def list_partitions(self, topic: str) -> frozenset[int]:
         """Return the topic's present partitions. The set is empty if the topic does not exist."""
-        return await self._run(lambda: frozenset(self._open().partitions_for_topic(topic)))
+        return await self._run_in_thread(lambda: frozenset(self._get_consumer().partitions_for_topic(topic)))
 
     async def assign(self, starts: Mapping[Place, int | None]) -> None:
         """Read exactly these partitions from now on.
 
         starts: partition → offset at which a new one begins, None for its beginning.
         """
-        await self._run(lambda: self._assign_partitions(starts))
+        await self._run_in_thread(lambda: self._assign_partitions(starts))
 
     def _assign_partitions(self, starts: Mapping[Place, int | None]) -> None:
-        consumer = self._open()
+        consumer = self._get_consumer()
         before = consumer.assignment()
         fresh = {TopicPartition(*place): offset for place, offset in starts.items()}
         fresh = {partition: offset for partition, offset in fresh.items() if partition not in before}
@@ -107,10 +107,10 @@ class KafkaReader:
 
         Waits for the first record for at most `wait_s`.
         """
-        return await self._run(lambda: self._poll(round(wait_s * 1000)))
+        return await self._run_in_thread(lambda: self._fetch_records(round(wait_s * 1000)))
 
-    def _poll(self, wait_ms: int) -> tuple[list[Message], list[Gap]]:
-        consumer = self._open()
+    def _fetch_records(self, wait_ms: int) -> tuple[list[Message], list[Gap]]:
+        consumer = self._get_consumer()
         try:
             fetched = consumer.poll(timeout_ms=wait_ms, max_records=self._limits.max_records)
         except OffsetOutOfRangeError as error:
@@ -120,50 +120,50 @@ class KafkaReader:
                 self._skip_gap(partition, consumer.position(partition), None if found is None else found.offset)
                 for partition, found in error.divergent_offsets.items()
             ]
-        return [_message(record) for records in fetched.values() for record in records], []
+        return [_make_message(record) for records in fetched.values() for record in records], []
 
     def _skip_gap(self, partition: Any, wanted: int, begins: int | None = None) -> Gap:
-        consumer = self._open()
+        consumer = self._get_consumer()
         if begins is None:
             begins = consumer.beginning_offsets([partition], timeout_ms=ANSWER_MS)[partition]
         consumer.seek(partition, begins)
         return Gap((partition.topic, partition.partition), wanted, begins)
 
-    async def behind(self) -> dict[Place, int]:
+    async def read_lag(self) -> dict[Place, int]:
         """Return the consumer lag of each partition, in records.
 
         It is known from the last fetches and the last answer of the brokers.
         """
-        return await self._run(self._behind)
+        return await self._run_in_thread(self._compute_lag)
 
-    def _behind(self) -> dict[Place, int]:
-        consumer, found = self._open(), {}
+    def _compute_lag(self) -> dict[Place, int]:
+        consumer, found = self._get_consumer(), {}
         for partition in consumer.assignment():
             end = max(consumer.highwater(partition) or 0, self._ends_then.get(partition, 0))
             found[(partition.topic, partition.partition)] = max(0, end - consumer.position(partition))
         return found
 
-    async def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+    async def read_end_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
         """Fetch the end of each partition: the offset of the next record."""
-        return await self._run(lambda: self._ends(places))
+        return await self._run_in_thread(lambda: self._fetch_ends(places))
 
-    def _ends(self, places: Iterable[Place]) -> dict[Place, int]:
-        ends = self._open().end_offsets([TopicPartition(*place) for place in places], timeout_ms=ANSWER_MS)
+    def _fetch_ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        ends = self._get_consumer().end_offsets([TopicPartition(*place) for place in places], timeout_ms=ANSWER_MS)
         self._ends_then.update(ends)
         return {(partition.topic, partition.partition): end for partition, end in ends.items()}
 
-    async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
+    async def read_keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
         """Return the keys of a topic's records since these offsets, and the end of each partition.
 
         It reads at most the last `most` records of each partition.
         """
-        return await self._run(lambda: self._keys(topic, since, most))
+        return await self._run_in_thread(lambda: self._read_keys(topic, since, most))
 
-    def _keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
-        known = self._open().partitions_for_topic(topic)
+    def _read_keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
+        known = self._get_consumer().partitions_for_topic(topic)
         if not known:
             return [], {}
-        reader = self._connect(group_id=None, auto_offset_reset="earliest")
+        reader = self._make_consumer(group_id=None, auto_offset_reset="earliest")
         try:
             partitions = [TopicPartition(topic, number) for number in known]
             ends = reader.end_offsets(partitions, timeout_ms=ANSWER_MS)
@@ -181,21 +181,21 @@ class KafkaReader:
             reader.close(autocommit=False)
         return found, {one.partition: end for one, end in ends.items()}
 
-    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+    async def send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]:
         """Write records to all replicas. Returns the offset after the written records, by partition."""
-        return await self._run(lambda: self._send(records))
+        return await self._run_in_thread(lambda: self._send(records))
 
-    def _send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+    def _send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]:
         if self._writer is None:
             self._writer = KafkaWriter(self._access)
-            self._writer.create(dict.fromkeys({record.topic for record in records}, 1))
+            self._writer.create_missing_topics(dict.fromkeys({record.topic for record in records}, 1))
         return self._writer.write(records)
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Commit the group's offsets. Call it from any thread except the loop's. Raises SourceError."""
         commits = {TopicPartition(*place): OffsetAndMetadata(offset, "", -1) for place, offset in offsets.items()}
         if commits and not self._closed:
-            work = self._thread.submit(lambda: self._open().commit(commits, timeout_ms=ANSWER_MS))
+            work = self._thread.submit(lambda: self._get_consumer().commit(commits, timeout_ms=ANSWER_MS))
             try:
                 work.result(COMMIT_S)
             except (KafkaError, TimeoutError) as error:
@@ -215,20 +215,20 @@ class KafkaReader:
             if self._consumer is not None:
                 self._consumer.close(autocommit=False, timeout_ms=1000)
 
-    async def _run(self, work: Callable[[], Answer]) -> Answer:
+    async def _run_in_thread(self, work: Callable[[], Answer]) -> Answer:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, work)
         except KafkaError as error:
             raise _make_source_error(error) from error
 
-    def _open(self) -> Any:
+    def _get_consumer(self) -> Any:
         if self._consumer is None:
-            self._consumer = self._connect(group_id=self._group or None, auto_offset_reset="none")
+            self._consumer = self._make_consumer(group_id=self._group or None, auto_offset_reset="none")
         return self._consumer
 
-    def _connect(self, **own: Any) -> Any:
+    def _make_consumer(self, **own: Any) -> Any:
         return KafkaConsumer(
-            **_settings(self._access),
+            **_make_client_settings(self._access),
             enable_auto_commit=False,
             allow_auto_create_topics=False,
             isolation_level="read_committed",
@@ -251,14 +251,14 @@ class KafkaWriter:
         self._how = {"compression_type": compression, "linger_ms": linger_ms}
         self._producer: Any = None
         try:
-            self._open()
+            self._get_producer()
         except KafkaError as error:
             raise _make_source_error(error) from error
 
-    def _open(self) -> Any:
+    def _get_producer(self) -> Any:
         if self._producer is None:
             self._producer = KafkaProducer(
-                **_settings(self._access),
+                **_make_client_settings(self._access),
                 **self._how,
                 acks="all",
                 batch_size=262_144,
@@ -269,10 +269,10 @@ class KafkaWriter:
             )
         return self._producer
 
-    def topics(self) -> frozenset[str]:
+    def list_topics(self) -> frozenset[str]:
         """Return the topics that exist."""
         try:
-            admin = KafkaAdminClient(**_settings(self._access))
+            admin = KafkaAdminClient(**_make_client_settings(self._access))
             try:
                 return frozenset(admin.list_topics())
             finally:
@@ -280,14 +280,14 @@ class KafkaWriter:
         except KafkaError as error:
             raise _make_source_error(error) from error
 
-    def create(self, topics: Mapping[str, int]) -> list[str]:
+    def create_missing_topics(self, topics: Mapping[str, int]) -> list[str]:
         """Create the missing topics (name → partitions) with the brokers' default replication.
 
         Returns the created topics.
         """
         made = []
         try:
-            admin = KafkaAdminClient(**_settings(self._access))
+            admin = KafkaAdminClient(**_make_client_settings(self._access))
             try:
                 there = set(admin.list_topics())
                 for topic, partitions in topics.items():
@@ -299,28 +299,30 @@ class KafkaWriter:
             raise _make_source_error(error) from error
         return made
 
-    def write(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+    def write(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]:
         """Write records to all replicas. Returns the offset after the written records, by partition.
 
         Records that are too large are truncated and marked. Raises SourceError.
         """
         behind: dict[Place, int] = {}
         try:
-            for record in self._write(records, behind):
-                for large in self._write([record], behind):  # alone: one that is refused takes its neighbours along
-                    if self._write([_cut(large)], behind):
+            for record in self._write_batch(records, behind):
+                for large in self._write_batch(
+                    [record], behind
+                ):  # alone: one that is refused takes its neighbours along
+                    if self._write_batch([_truncate_record(large)], behind):
                         raise SourceError(f"kafka: {large.topic} takes not even {CUT_BYTES} bytes", RETRY_S)
         except KafkaError as error:
             self.close()  # a producer whose records expired delivers none any more, even to brokers that are back
             raise _make_source_error(error) from error
         return behind
 
-    def _write(self, records: Sequence[Outgoing], behind: dict[Place, int]) -> list[Outgoing]:
+    def _write_batch(self, records: Sequence[OutgoingRecord], behind: dict[Place, int]) -> list[OutgoingRecord]:
         """Write records, and return those that were too large.
 
         The last argument receives the next offset of each partition.
         """
-        sent = [(record, self._submit(record)) for record in records]
+        sent = [(record, self._submit_record(record)) for record in records]
         refused = []
         for record, future in sent:
             try:
@@ -334,12 +336,12 @@ class KafkaWriter:
             self.close()  # a producer whose record was refused refuses all
         return refused
 
-    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+    async def send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]:
         """Write records in a thread, so that the event loop does not block. Returns what `write` returns."""
         return await asyncio.to_thread(self.write, records)
 
-    def _submit(self, record: Outgoing) -> Any:
-        return self._open().send(
+    def _submit_record(self, record: OutgoingRecord) -> Any:
+        return self._get_producer().send(
             record.topic,
             key=record.key,
             value=record.value,
@@ -367,13 +369,13 @@ def _create_topic(admin: Any, topic: str, partitions: int) -> bool:
     return True
 
 
-def _cut(record: Outgoing) -> Outgoing:
+def _truncate_record(record: OutgoingRecord) -> OutgoingRecord:
     value = record.value or b""
     headers = (*record.headers, ("cut-from-bytes", str(len(value)).encode()))
-    return Outgoing(record.topic, record.key, value[:CUT_BYTES], headers, record.time_ms)
+    return OutgoingRecord(record.topic, record.key, value[:CUT_BYTES], headers, record.time_ms)
 
 
-def _message(record: Any) -> Message:
+def _make_message(record: Any) -> Message:
     headers = tuple((name, value or b"") for name, value in record.headers or ())
     place = record.topic, record.partition
     return Message(place, record.offset, record.timestamp or 0, record.key, record.value, headers)

@@ -41,9 +41,9 @@ def check_access(access: KafkaAccess, environment: Mapping[str, str] = os.enviro
         host, _, port = address.rpartition(":")
         if not host or not (port.isascii() and port.isdecimal() and len(port) <= 5) or not 0 < int(port) < 65_536:
             raise ConfigError(f"kafka: brokers = {address!r}: expected HOST:PORT, such as kafka-1:9092")
-    _one_of("security", access.security, SECURITY)
+    _check_choice("security", access.security, SECURITY)
     if access.security.startswith("sasl_"):
-        _one_of("sasl_mechanism", access.sasl_mechanism, MECHANISMS)
+        _check_choice("sasl_mechanism", access.sasl_mechanism, MECHANISMS)
         if not access.username:
             raise ConfigError(f"kafka: security = {access.security!r} needs username")
         if not environment.get(PASSWORD):
@@ -54,12 +54,12 @@ def check_access(access: KafkaAccess, environment: Mapping[str, str] = os.enviro
             raise ConfigError(f"kafka: {key} = {path!r}: no such file")
 
 
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+def _check_choice(key: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"kafka: {key} = {value!r}: expected one of {', '.join(known)}")
 
 
-def settings(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+def make_client_settings(access: KafkaAccess, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the settings that all of kafka-python's clients share.
 
     Backoffs are short, so that a client finds a returning broker at once.

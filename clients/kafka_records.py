@@ -37,7 +37,7 @@ class FetchLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingRecord:
     """A record to be written. `time_ms`: Unix ms, or None for now."""
 
     topic: str

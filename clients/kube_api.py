@@ -48,7 +48,7 @@ class KubeAccount:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST", ""), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         return self.server.rstrip("/") or f"https://{f'[{host}]' if ':' in host else host}:{port}"
 
-    def token(self) -> str:
+    def read_token(self) -> str:
         """Read the bearer token. Raises SourceError."""
         path = Path(self.token_file) if self.token_file else ACCOUNT / "token"
         try:
@@ -56,7 +56,7 @@ class KubeAccount:
         except (OSError, UnicodeDecodeError) as error:
             raise SourceError(f"cannot read the token in {path}: {error}") from None
 
-    def context(self) -> ssl.SSLContext:
+    def make_tls_context(self) -> ssl.SSLContext:
         """Make the TLS context that verifies the server. Raises SourceError."""
         path = Path(self.ca_file) if self.ca_file else ACCOUNT / "ca.crt"
         try:
@@ -108,7 +108,7 @@ class KubeApi:
         token = ""
         while True:
             query = {"limit": str(PAGE)} | ({"continue": token} if token else {})
-            page = _decoded(_page, await self._ask("GET", path, query))
+            page = _decode_or_raise(_page, await self._request_body("GET", path, query))
             objects += page.items or ()
             token = page.metadata.token
             if not token:
@@ -128,50 +128,52 @@ class KubeApi:
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=WATCH_S + LINGERS_S)
         rest = b""
         try:
-            async with self._request("GET", path, query, timeout=limits) as answer:
+            async with self._open_request("GET", path, query, timeout=limits) as answer:
                 if answer.status != 200:
-                    raise _refusal(answer.status, await answer.read())
+                    raise _make_refusal(answer.status, await answer.read())
                 yield "BOOKMARK", msgspec.Raw(b"{}"), version  # it answers
                 async for piece in answer.content.iter_any():
                     *lines, rest = (rest + piece).split(b"\n")
                     for line in filter(None, lines):
-                        yield _change(line)
+                        yield _decode_change(line)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SourceError(f"{self._account.url}: the watch broke: {error or 'no answer'}", 1.0) from None
 
     async def get(self, path: str) -> bytes:
-        return await self._ask("GET", path, {})
+        return await self._request_body("GET", path, {})
 
     async def apply(self, path: str, thing: Mapping[str, Any], manager: str) -> bytes:
         """Apply an object server-side as a field manager, without force.
 
         The server answers 409 if another manager owns a field.
         """
-        return await self._ask("PATCH", path, {"fieldManager": manager, "force": "false"}, APPLY, thing)
+        return await self._request_body("PATCH", path, {"fieldManager": manager, "force": "false"}, APPLY, thing)
 
     async def send_json_patch(self, path: str, steps: list[dict[str, Any]], manager: str) -> bytes:
-        return await self._ask("PATCH", path, {"fieldManager": manager}, JSON_PATCH, steps)
+        return await self._request_body("PATCH", path, {"fieldManager": manager}, JSON_PATCH, steps)
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def _ask(self, method: str, path: str, query: Mapping[str, str], kind: str = "", thing: Any = None) -> bytes:
+    async def _request_body(
+        self, method: str, path: str, query: Mapping[str, str], kind: str = "", thing: Any = None
+    ) -> bytes:
         limits = aiohttp.ClientTimeout(total=ANSWER_S, sock_connect=CONNECT_S)
         more = {"data": json.dumps(thing), "headers": {"content-type": kind}} if kind else {}
         try:
-            async with self._request(method, path, query, timeout=limits, **more) as answer:
+            async with self._open_request(method, path, query, timeout=limits, **more) as answer:
                 body: bytes = await answer.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SourceError(f"{self._account.url} does not answer: {error or f'{ANSWER_S:g} s'}", 1.0) from None
         if answer.status >= 300:
-            raise _refusal(answer.status, body)
+            raise _make_refusal(answer.status, body)
         return body
 
-    def _request(self, method: str, path: str, query: Mapping[str, str], **more: Any) -> Any:
+    def _open_request(self, method: str, path: str, query: Mapping[str, str], **more: Any) -> Any:
         if self._session is None:
-            secure = self._account.context() if self._account.url.startswith("https:") else False
+            secure = self._account.make_tls_context() if self._account.url.startswith("https:") else False
             self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=secure, limit=16))
         headers = {"authorization": f"Bearer {self._refresh_token()}", "accept": "application/json"}
         headers |= more.pop("headers", {})
@@ -181,19 +183,19 @@ class KubeApi:
     def _refresh_token(self) -> str:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._token_s >= TOKEN_S:
-            self._token, self._token_s = self._account.token(), now_s
+            self._token, self._token_s = self._account.read_token(), now_s
         return self._token
 
 
-def _change(line: bytes) -> tuple[str, msgspec.Raw, str]:
-    event = _decoded(_event, line)
-    head = _decoded(_object, event.object)
+def _decode_change(line: bytes) -> tuple[str, msgspec.Raw, str]:
+    event = _decode_or_raise(_event, line)
+    head = _decode_or_raise(_object, event.object)
     if event.type == "ERROR":
-        raise _refusal(head.code, bytes(event.object))
+        raise _make_refusal(head.code, bytes(event.object))
     return event.type, event.object, head.metadata.version if head.metadata else ""
 
 
-def _refusal(status: int, body: bytes) -> Exception:
+def _make_refusal(status: int, body: bytes) -> Exception:
     try:
         message = _object(body).message
     except msgspec.DecodeError:
@@ -203,7 +205,7 @@ def _refusal(status: int, body: bytes) -> Exception:
     return KubeRefused(status, message)
 
 
-def _decoded(decode: Any, body: Any) -> Any:
+def _decode_or_raise(decode: Any, body: Any) -> Any:
     try:
         return decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:

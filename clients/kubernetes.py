@@ -84,7 +84,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Absent:
+class CollectionAbsent:
     """A message that the server lacks a collection or refuses to show it. It is retried later."""
 
     name: str
@@ -92,14 +92,14 @@ class Absent:
 
 
 @dataclass(frozen=True, slots=True)
-class Away:
+class ServerAway:
     """A message that the server of a collection does not answer. It is retried until it does."""
 
     name: str
     error: SourceError
 
 
-Message = Listing | Changes | Absent | Away
+Message = Listing | Changes | CollectionAbsent | ServerAway
 
 
 class _Meta(msgspec.Struct, frozen=True, rename={"version": "resourceVersion", "token": "continue"}):
@@ -225,7 +225,7 @@ def list_all(server: Server, what: Collection) -> Listing:
     token = ""
     while True:
         query = {"limit": str(PAGE)} | ({"continue": token} if token else {})
-        with _answered(server.get(what.path, query, READ_S)) as answer:
+        with _require_success(server.get(what.path, query, READ_S)) as answer:
             body = answer.read()
         try:
             page = _page(body)
@@ -248,19 +248,19 @@ def watch(server: Server, what: Collection, version: str, watch_s: float = WATCH
         **{"watch": "1", "allowWatchBookmarks": "true", "resourceVersion": version},
         "timeoutSeconds": str(max(1, round(watch_s))),
     }
-    with _answered(server.get(what.path, query, watch_s + LINGERS_S)) as answer:
+    with _require_success(server.get(what.path, query, watch_s + LINGERS_S)) as answer:
         yield Changes(what.name, (), version)  # it answers
-        for lines in _lines(answer):
+        for lines in _split_lines(answer):
             changes = []
             for line in lines:
-                kind, version = _change(line)
+                kind, version = _decode_change(line)
                 if kind.type != "BOOKMARK":
                     changes.append((kind.type, what.decode(bytes(kind.object))))
             yield Changes(what.name, tuple(changes), version)
 
 
 @contextmanager
-def _answered(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
+def _require_success(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
     """Yield a successful answer, and close it at the end.
 
     Raises ExpiredError, AbsentError or SourceError for any other answer.
@@ -269,7 +269,7 @@ def _answered(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
 
     try:
         if answer.status != 200:
-            raise _refusal(answer.status, answer.read())
+            raise _make_refusal(answer.status, answer.read())
         yield answer
     except (urllib3.exceptions.HTTPError, OSError) as error:
         raise SourceError(f"the connection broke: {error}", RETRY_S) from None
@@ -277,7 +277,7 @@ def _answered(answer: KubernetesResponse) -> Iterator[KubernetesResponse]:
         answer.close()
 
 
-def _refusal(status: int, body: bytes) -> Exception:
+def _make_refusal(status: int, body: bytes) -> Exception:
     try:
         message = _head(body).message
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -292,7 +292,7 @@ def _refusal(status: int, body: bytes) -> Exception:
     return SourceError(why, RETRY_S)
 
 
-def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
+def _split_lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
     """Yield whole lines, in lists of those that arrived together. An incomplete last line is dropped."""
     rest = b""
     for piece in answer.stream(2**16):
@@ -303,7 +303,7 @@ def _lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
             yield whole
 
 
-def _change(line: bytes) -> tuple[_WatchEvent, str]:
+def _decode_change(line: bytes) -> tuple[_WatchEvent, str]:
     """Decode a line of a watch. Returns the event and the object's version.
 
     Raises ExpiredError, AbsentError or SourceError.
@@ -316,7 +316,7 @@ def _change(line: bytes) -> tuple[_WatchEvent, str]:
             f"the watch sent what is none of its events: {explain_decode_error(error, _decode_event, line)}", RETRY_S
         ) from None
     if event.type == "ERROR":
-        raise _refusal(head.code, bytes(event.object))
+        raise _make_refusal(head.code, bytes(event.object))
     if head.metadata is None or not head.metadata.version:
         raise SourceError(f"the watch sent an object without a version: {line[:80]!r}", RETRY_S)
     return event, head.metadata.version
@@ -336,13 +336,15 @@ class Follower:
         self._closed = threading.Event()
         self._crash: Exception | None = None  # of a thread that has ended
         self._threads = [
-            threading.Thread(target=self._run, args=(row, versions.get(row.name, "")), daemon=True, name=row.name)
+            threading.Thread(
+                target=self._run_thread, args=(row, versions.get(row.name, "")), daemon=True, name=row.name
+            )
             for row in what
         ]
         for thread in self._threads:
             thread.start()
 
-    async def next(self, most_s: float | None = None) -> list[Message]:
+    async def wait_for_messages(self, most_s: float | None = None) -> list[Message]:
         """Return the messages that have arrived. Waits for the first one, at most `most_s` seconds.
 
         The list is empty after that time. Raises the error that ended a thread.
@@ -363,44 +365,44 @@ class Follower:
         """End the threads at their next line or timeout, without waiting for them."""
         self._closed.set()
 
-    def _put(self, message: Message) -> None:
+    def _put_message(self, message: Message) -> None:
         while not self._closed.is_set():
             try:
                 self._queue.put(message, timeout=0.5)
-                self._notify()
+                self._notify_loop()
                 return
             except queue.Full:
                 continue
 
-    def _notify(self) -> None:
+    def _notify_loop(self) -> None:
         with suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(self._some.set)
 
-    def _run(self, what: Collection, version: str) -> None:
+    def _run_thread(self, what: Collection, version: str) -> None:
         """Follow a collection until the thread ends. Stores an error for the reader of messages.
 
         Otherwise the collection would stop changing without an error.
         """
         try:
-            self._follow(what, version)
+            self._follow_collection(what, version)
         except Exception as error:
             self._crash = error
-            self._notify()
+            self._notify_loop()
 
-    def _follow(self, what: Collection, version: str) -> None:
+    def _follow_collection(self, what: Collection, version: str) -> None:
         failures, absent = 0, 0
         while not self._closed.is_set():
             try:
                 if not version:
                     listing = list_all(self._server, what)
                     version = listing.version
-                    self._put(listing)
+                    self._put_message(listing)
                 for changes in watch(self._server, what, version):
                     failures = 0 if changes.changes else failures
                     if self._closed.is_set():
                         return
                     version = changes.version
-                    self._put(changes)
+                    self._put_message(changes)
                 failures = 0
             except ExpiredError as error:
                 logger.warning("%s: version %s is gone (%s), listing them anew", what.name, version, error)
@@ -414,9 +416,9 @@ class Follower:
                 if absent % (len(what.others) + 1):
                     continue
                 failures += 1
-                self._put(Absent(what.name, str(error)))
+                self._put_message(CollectionAbsent(what.name, str(error)))
                 self._closed.wait(min(ABSENT_S, RETRY_S * 2 ** min(failures, 10)))
             except SourceError as error:
                 failures += 1
-                self._put(Away(what.name, error))
+                self._put_message(ServerAway(what.name, error))
                 self._closed.wait(min(RETRY_MOST_S, max(error.retry_after_s, RETRY_S * 2 ** min(failures, 10))))

@@ -82,24 +82,24 @@ class PrometheusClient:
         self._url = url
         self._timeout_s = timeout_s
 
-    def names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
+    def list_metric_names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
         """Return the sorted metric names of the series that match between two times."""
-        params = {"match[]": match, "start": _seconds(first_ms), "end": _seconds(end_ms)}
+        params = {"match[]": match, "start": _format_seconds(first_ms), "end": _format_seconds(end_ms)}
         try:
             answer = self._connect.get_label_values("__name__", params)
         except (PrometheusApiClientException, requests.RequestException, ValueError) as error:
-            raise self._trouble(error) from None
+            raise self._make_connection_error(error) from None
         return sorted(str(name) for name in answer)
 
-    def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
+    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
         """Return the samples as they were recorded, from `first_ms` up to but not including `end_ms`."""
         query = f"{selector}[{end_ms - first_ms}ms]"
-        return self._query_matrix("query", {"query": query, "time": _seconds(end_ms - 1)})
+        return self._query_matrix("query", {"query": query, "time": _format_seconds(end_ms - 1)})
 
-    def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
+    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
         """Return the newest sample of each series at each step."""
-        params = {"query": selector, "start": _seconds(first_ms), "end": _seconds(end_ms - 1)}
-        return self._query_matrix("query_range", params | {"step": _seconds(step_ms)})
+        params = {"query": selector, "start": _format_seconds(first_ms), "end": _format_seconds(end_ms - 1)}
+        return self._query_matrix("query_range", params | {"step": _format_seconds(step_ms)})
 
     def _query_matrix(self, path: str, params: Mapping[str, str]) -> list[MatrixRow]:
         connect = self._connect
@@ -113,36 +113,36 @@ class PrometheusClient:
                 timeout=(CONNECT_S, self._timeout_s),
             )
         except requests.RequestException as error:
-            raise self._trouble(error) from None
+            raise self._make_connection_error(error) from None
         if len(response.content) > MAX_ANSWER_BYTES:
             raise TooManySamples(f"an answer of {len(response.content):,} bytes")
         try:
             answer = _decode(response.content.replace(b'"+Inf"', b'"Inf"'))
         except msgspec.MsgspecError as error:
-            raise _refusal(
+            raise _make_refusal(
                 response.status_code, f"{explain_decode_error(error, _decode, response.content)}: {response.text[:200]}"
             ) from None
         if answer.status != "success":
-            raise _refusal(response.status_code, answer.error)
+            raise _make_refusal(response.status_code, answer.error)
         return answer.data.result
 
-    def _trouble(self, error: Exception) -> SourceError | ConfigError:
-        text = _reason(error)
+    def _make_connection_error(self, error: Exception) -> SourceError | ConfigError:
+        text = _get_last_cause(error)
         if isinstance(error, requests.ConnectTimeout) or "ConnectTimeoutError" in text:
             return SourceError(f"{self._url} takes no connection within {CONNECT_S:.0f} s: is it up, and let through?")
         if isinstance(error, requests.Timeout) or "Read timed out" in text:
             return SilentServer(f"{self._url} was silent for {self._timeout_s:g} s")
-        return _trouble(text)
+        return _make_library_error(text)
 
     def close(self) -> None:
         self._connect.close()
 
 
-def _seconds(time_ms: int) -> str:
+def _format_seconds(time_ms: int) -> str:
     return f"{time_ms // 1000}.{time_ms % 1000:03d}"
 
 
-def _refusal(status: int, error: str) -> SourceError | ConfigError:
+def _make_refusal(status: int, error: str) -> SourceError | ConfigError:
     """Return the error for an answer that reports no success.
 
     A 4xx is a ConfigError, because it would repeat.
@@ -154,13 +154,13 @@ def _refusal(status: int, error: str) -> SourceError | ConfigError:
     return SourceError(f"Prometheus answered {status}: {error[:300]}")
 
 
-def _reason(error: Exception) -> str:
+def _get_last_cause(error: Exception) -> str:
     """Return the cause of the library's error. After retries, that is the cause of the last one."""
     tries = error.args[0] if error.args else None
     return str(getattr(tries, "reason", None) or error)
 
 
-def _trouble(text: str) -> SourceError | ConfigError:
+def _make_library_error(text: str) -> SourceError | ConfigError:
     """Return the error for the library's message, which contains the HTTP status."""
     if any(f"HTTP Status Code {status}" in text for status in (400, 401, 403, 404, 422)):
         return ConfigError(f"Prometheus refused: {text[:300]}")

@@ -61,12 +61,12 @@ class NoAccounting(SourceError):
 class SlurmClient(Protocol):
     """A client of Slurm. Methods raise SourceError while Slurm does not answer."""
 
-    async def queue(self) -> bytes:
+    async def read_queue(self) -> bytes:
         """Return all jobs that slurmctld knows: those that wait, run, or ended lately."""
 
-    async def nodes(self) -> bytes: ...
+    async def read_nodes(self) -> bytes: ...
 
-    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+    async def read_accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
         """Return the records of `jobs` or, if `jobs` is empty, of the last `since_s` seconds.
 
         Raises NoAccounting if Slurm has no accounting.
@@ -87,56 +87,58 @@ class SlurmCommands:
         self._json = json
         self._scontrol = True
 
-    async def queue(self) -> bytes:
+    async def read_queue(self) -> bytes:
         if self._json is not False:
             try:
-                return await self._run("squeue", "--json", "--all", "--states=all")
-            except _Refused as refused:
+                return await self._run_command("squeue", "--json", "--all", "--states=all")
+            except _CommandError as refused:
                 if self._json or not refused.unknown_option:
                     raise
                 self._json = False
-        return await self._table(["squeue", "--all", "--array", "--states=all"], _QUEUE, _QUEUE_TEXTS)
+        return await self._read_table(["squeue", "--all", "--array", "--states=all"], _QUEUE, _QUEUE_TEXTS)
 
-    async def nodes(self) -> bytes:
+    async def read_nodes(self) -> bytes:
         if self._json is False:
-            return await self._table(["sinfo", "--all", "--Node"], _NODES, _NODE_TEXTS)
+            return await self._read_table(["sinfo", "--all", "--Node"], _NODES, _NODE_TEXTS)
         if self._scontrol:
             try:
-                return await self._run("scontrol", "show", "nodes", "--json")
-            except _Refused as refused:
+                return await self._run_command("scontrol", "show", "nodes", "--json")
+            except _CommandError as refused:
                 if not refused.unknown_option:
                     raise
                 self._scontrol = False
-        return await self._run("sinfo", "--json", "--all")
+        return await self._run_command("sinfo", "--json", "--all")
 
-    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+    async def read_accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
         named = [job for job in jobs if _JOB.fullmatch(job)][:MOST_JOBS]
         which = [f"--jobs={','.join(named)}"] if jobs else [f"--starttime=now-{since_s}seconds", "--endtime=now"]
         command = ["sacct", "--allusers", "--duplicates", *which]
         if self._json:
-            return [await self._run(*command, "--json")]
+            return [await self._run_command(*command, "--json")]
         command += ["--allocations", "--parsable"]
-        facts = await self._run(*command, f"--format={_ACCOUNTING}")
+        facts = await self._run_command(*command, f"--format={_ACCOUNTING}")
         if facts.count(b"\n") < 2:
             return [facts]
         end = _make_random_delimiter()
         texts = [f"--delimiter={end}", "--noheader", f"--format=JobID,Submit,{','.join(_ACCOUNTING_TEXTS)}"]
-        return [joined(facts, await self._run(*command, *texts), end, 2, _ACCOUNTING_TEXTS)]
+        return [join_texts(facts, await self._run_command(*command, *texts), end, 2, _ACCOUNTING_TEXTS)]
 
-    async def _table(self, command: Sequence[str], facts: Sequence[str], texts: Mapping[str, str]) -> bytes:
+    async def _read_table(self, command: Sequence[str], facts: Sequence[str], texts: Mapping[str, str]) -> bytes:
         """Return the output of squeue or sinfo as one table.
 
         `texts`: columns that users write → their headings.
         """
         end = _make_random_delimiter()
-        table = await self._run(*command, f"--Format={_columns(facts, '|')}")
-        printed = await self._run(*command, "--noheader", f"--Format={_columns((facts[0], *texts), end)}")
-        return joined(table, printed, end, 1, (*texts.values(),))
+        table = await self._run_command(*command, f"--Format={_format_columns(facts, '|')}")
+        printed = await self._run_command(
+            *command, "--noheader", f"--Format={_format_columns((facts[0], *texts), end)}"
+        )
+        return join_texts(table, printed, end, 1, (*texts.values(),))
 
     async def close(self) -> None:
         """Do nothing, because no connection stays open between calls."""
 
-    async def _run(self, *command: str) -> bytes:
+    async def _run_command(self, *command: str) -> bytes:
         """Run a command and return its output.
 
         Raises SourceError if it is missing, fails, takes too long or prints too much.
@@ -145,7 +147,7 @@ class SlurmCommands:
         settings = ["env", WHOLE_ARRAYS, *setting]
         code, out, err = await run_command([*settings, *command], self._shell, self._timeout_s)
         if code:
-            raise _refusal(command[0], err)
+            raise _make_refusal(command[0], err)
         return out
 
 
@@ -166,17 +168,17 @@ async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: f
         raise SourceError(f"{words[0]}: {error.strerror or error}", retry_after_s=30.0) from None
     try:
         async with asyncio.timeout(timeout_s):
-            out, err = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+            out, err = await asyncio.gather(_read_bounded(process.stdout), _read_bounded(process.stderr))
             await process.wait()
     except TimeoutError:
         name = next(word for word in command if word != "env" and "=" not in word)
         raise SourceError(f"{name} did not end within {timeout_s:g} s") from None
     finally:
-        await _end(process)
+        await _kill_process(process)
     return process.returncode or 0, out, err
 
 
-def _columns(names: Sequence[str], end: str) -> str:
+def _format_columns(names: Sequence[str], end: str) -> str:
     """Format columns as wide as their values, each followed by `end`."""
     return ",".join(f"{name}:{end}" for name in names)
 
@@ -185,13 +187,13 @@ def _make_random_delimiter() -> str:
     return f"|{secrets.token_hex(16)}|"
 
 
-def joined(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[str]) -> bytes:
+def join_texts(facts: bytes, texts: bytes, end: str, keys: int, headings: Sequence[str]) -> bytes:
     r"""Append users' texts as columns to the lines of facts with the same first `keys` fields.
 
     facts: a header, and lines whose fields end with `|`. texts: fields that end with `end`. If Slurm
     prints two different texts for one key, both are left out.
 
-    >>> joined(b"JOBID|STATE|\n7|RUNNING|\n", b"7~a|\n8|FAILED|~\n", "~", 1, ["NAME"])
+    >>> join_texts(b"JOBID|STATE|\n7|RUNNING|\n", b"7~a|\n8|FAILED|~\n", "~", 1, ["NAME"])
     b'JOBID|STATE|NAME|\n7|RUNNING|a| 8|FAILED||\n'
     """
     fields, width = texts.decode("utf-8", "replace").split(end), keys + len(headings)
@@ -218,7 +220,7 @@ def _replace_unprintable(text: str) -> str:
     return text if text.isprintable() else "".join(one if one.isprintable() else " " for one in text)
 
 
-async def _bounded(stream: asyncio.StreamReader | aiohttp.StreamReader | None) -> bytes:
+async def _read_bounded(stream: asyncio.StreamReader | aiohttp.StreamReader | None) -> bytes:
     parts, size = [], 0
     while stream is not None and (part := await stream.read(CHUNK_BYTES)):
         size += len(part)
@@ -228,14 +230,14 @@ async def _bounded(stream: asyncio.StreamReader | aiohttp.StreamReader | None) -
     return b"".join(parts)
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _kill_process(process: asyncio.subprocess.Process) -> None:
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()
         await process.wait()
 
 
-class _Refused(SourceError):
+class _CommandError(SourceError):
     """The error for a command that fails. `unknown_option`: this Slurm does not know one of its options."""
 
     def __init__(self, message: str, unknown_option: bool) -> None:
@@ -243,12 +245,12 @@ class _Refused(SourceError):
         self.unknown_option = unknown_option
 
 
-def _refusal(command: str, words: bytes) -> SourceError:
+def _make_refusal(command: str, words: bytes) -> SourceError:
     said = " ".join(words.decode("utf-8", "replace").split())[:300]
     if command == "sacct" and _NO_ACCOUNTING.search(words):
         return NoAccounting(f"sacct: {said}")
     unknown = any(part in said for part in ("unrecognized option", "invalid option", "serializer", "JSON support"))
-    return _Refused(f"{command}: {said or 'it failed and said nothing'}", unknown)
+    return _CommandError(f"{command}: {said or 'it failed and said nothing'}", unknown)
 
 
 class SlurmRest:
@@ -265,54 +267,54 @@ class SlurmRest:
         self._timeout_s = timeout_s
         self._session: aiohttp.ClientSession | None = None
 
-    async def queue(self) -> bytes:
-        return await self._get(f"/slurm/{await self._served()}/jobs/")
+    async def read_queue(self) -> bytes:
+        return await self._fetch(f"/slurm/{await self._find_served_version()}/jobs/")
 
-    async def nodes(self) -> bytes:
-        return await self._get(f"/slurm/{await self._served()}/nodes/")
+    async def read_nodes(self) -> bytes:
+        return await self._fetch(f"/slurm/{await self._find_served_version()}/nodes/")
 
-    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+    async def read_accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
         """Return the records of the last `since_s` seconds, or of at most MOST_REST_JOBS of `jobs`.
 
         slurmrestd answers for one job at a time.
         """
-        root = f"/slurmdb/{await self._served()}"
+        root = f"/slurmdb/{await self._find_served_version()}"
         if not jobs:
-            return [await self._get(f"{root}/jobs?start_time=now-{since_s}seconds")]
+            return [await self._fetch(f"{root}/jobs?start_time=now-{since_s}seconds")]
         named = [job for job in jobs if _JOB.fullmatch(job)][:MOST_REST_JOBS]
-        return [await self._get(f"{root}/job/{job.partition('+')[0]}") for job in named]
+        return [await self._fetch(f"{root}/job/{job.partition('+')[0]}") for job in named]
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
             self._session = None
 
-    async def _served(self) -> str:
+    async def _find_served_version(self) -> str:
         if not self._version:
-            found = _VERSION.findall(await self._get("/openapi/v3"))
+            found = _VERSION.findall(await self._fetch("/openapi/v3"))
             if not found:
                 raise SourceError("slurmrestd names no version of /slurm/…/jobs", retry_after_s=60.0)
             newest = max(tuple(int(part) for part in row) for row in found)
             self._version = "v" + ".".join(map(str, newest))
         return self._version
 
-    async def _get(self, path: str) -> bytes:
+    async def _fetch(self, path: str) -> bytes:
         if self._session is None:
             connector = aiohttp.UnixConnector(self._socket) if self._socket else None
             timeout = aiohttp.ClientTimeout(total=self._timeout_s)
             self._session = aiohttp.ClientSession(connector=connector, timeout=timeout)
         try:
-            async with self._session.get(self._url + path, headers=self._headers()) as response:
+            async with self._session.get(self._url + path, headers=self._make_headers()) as response:
                 if response.status >= 400:
                     what = "check SLURM_JWT" if response.status in (401, 403) else "it refuses"
                     raise SourceError(f"slurmrestd answers {response.status} to {path}: {what}", retry_after_s=30.0)
-                return await _bounded(response.content)
+                return await _read_bounded(response.content)
         except TimeoutError:
             raise SourceError(f"slurmrestd did not answer within {self._timeout_s:g} s") from None
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise SourceError(f"slurmrestd: {str(error)[:200]}") from None
 
-    def _headers(self) -> dict[str, str]:
+    def _make_headers(self) -> dict[str, str]:
         token = os.environ.get("SLURM_JWT", "")
         headers = {"X-SLURM-USER-TOKEN": token} if token else {}
         if self._user:
@@ -326,14 +328,14 @@ class SlurmFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def queue(self) -> bytes:
-        return await asyncio.to_thread(self._read, "queue", True)
+    async def read_queue(self) -> bytes:
+        return await asyncio.to_thread(self._read_output, "queue", True)
 
-    async def nodes(self) -> bytes:
-        return await asyncio.to_thread(self._read, "nodes", False)
+    async def read_nodes(self) -> bytes:
+        return await asyncio.to_thread(self._read_output, "nodes", False)
 
-    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
-        found = await asyncio.to_thread(self._read, "accounting", False)
+    async def read_accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+        found = await asyncio.to_thread(self._read_output, "accounting", False)
         if not found:
             raise NoAccounting(f"{self._folder} holds no accounting.json")
         return [found]
@@ -341,16 +343,16 @@ class SlurmFolder:
     async def close(self) -> None:
         """Do nothing, because no file stays open."""
 
-    def _read(self, name: str, needed: bool) -> bytes:
+    def _read_output(self, name: str, needed: bool) -> bytes:
         for suffix in (".json", ".txt"):
             with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-                return self._open(self._folder / f"{name}{suffix}")
+                return self._read_file(self._folder / f"{name}{suffix}")
         if needed:
             raise SourceError(f"{self._folder} holds neither {name}.json nor {name}.txt", retry_after_s=10.0)
         return b""
 
     @staticmethod
-    def _open(path: Path) -> bytes:
+    def _read_file(path: Path) -> bytes:
         try:
             with open(path, "rb") as file:
                 return file.read(MAX_BYTES)

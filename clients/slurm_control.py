@@ -86,11 +86,11 @@ class SlurmControl(Protocol):
     Methods raise SourceError while Slurm does not answer, and SlurmRefused if it refuses.
     """
 
-    async def nodes(self) -> list[ControlledNode]: ...
+    async def read_nodes(self) -> list[ControlledNode]: ...
 
-    async def jobs(self) -> list[ControlledJob]: ...
+    async def read_jobs(self) -> list[ControlledJob]: ...
 
-    async def job(self, job: str) -> ControlledJob | None:
+    async def find_job(self, job: str) -> ControlledJob | None:
         """Read one job. Returns None if Slurm does not know it, or lists its id more than once."""
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None: ...
@@ -99,7 +99,7 @@ class SlurmControl(Protocol):
 
     async def requeue_held(self, job: str) -> None: ...
 
-    async def release_without(self, job: str, node: str) -> None:
+    async def release_excluding_node(self, job: str, node: str) -> None:
         """Exclude a node from a held job, and release the job."""
 
     async def close(self) -> None: ...
@@ -111,22 +111,22 @@ class ScontrolCommands:
     def __init__(self, shell: Sequence[str] = (), timeout_s: float = 3.0) -> None:
         self._shell, self._timeout_s = list(shell), timeout_s
 
-    async def nodes(self) -> list[ControlledNode]:
-        return parse_node_lines(await self._run("scontrol", "show", "node", "-o"))
+    async def read_nodes(self) -> list[ControlledNode]:
+        return parse_node_lines(await self._run_command("scontrol", "show", "node", "-o"))
 
-    async def jobs(self) -> list[ControlledJob]:
-        return await self._jobs()
+    async def read_jobs(self) -> list[ControlledJob]:
+        return await self._list_jobs()
 
-    async def job(self, job: str) -> ControlledJob | None:
+    async def find_job(self, job: str) -> ControlledJob | None:
         try:
-            found = await self._jobs("-j", job)
+            found = await self._list_jobs("-j", job)
         except SlurmRefused as error:
             if _UNKNOWN_JOB.search(str(error)):
                 return None
             raise
         return found[0] if [one.id for one in found] == [job] else None
 
-    async def _jobs(self, *which: str) -> list[ControlledJob]:
+    async def _list_jobs(self, *which: str) -> list[ControlledJob]:
         """Return the jobs that squeue lists. `which`: further arguments of squeue.
 
         Slurm's own fields and the users' texts come from two calls, so that no text can imitate Slurm's
@@ -134,48 +134,48 @@ class ScontrolCommands:
         """
         end = f"|{secrets.token_hex(16)}|"
         listed = ("squeue", "-h", "-a", "-t", "PD,R,CG", *which)
-        facts = await self._run(*listed, f"--Format={_format_columns(_FACTS, _SEPARATOR)}")
-        texts = await self._run(*listed, f"--Format={_format_columns(_TEXTS, end)}")
-        return job_rows(facts, texts, end)
+        facts = await self._run_command(*listed, f"--Format={_format_columns(_FACTS, _SEPARATOR)}")
+        texts = await self._run_command(*listed, f"--Format={_format_columns(_TEXTS, end)}")
+        return join_job_rows(facts, texts, end)
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
-        words = list(_settings(change))
+        words = list(_format_node_settings(change))
         for part in format_hostlists(names):
-            await self._run("scontrol", "update", f"NodeName={part}", *words)
+            await self._run_command("scontrol", "update", f"NodeName={part}", *words)
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
         comments = {"Comment": comment, "AdminComment": admin_comment}
         words = [f"{name}={_replace_unprintable(value)}" for name, value in comments.items() if value is not None]
-        await self._run("scontrol", "update", f"JobId={job}", *words)
+        await self._run_command("scontrol", "update", f"JobId={job}", *words)
 
     async def requeue_held(self, job: str) -> None:
-        await self._run("scontrol", "requeuehold", job)
+        await self._run_command("scontrol", "requeuehold", job)
 
-    async def release_without(self, job: str, node: str) -> None:
-        others = _plain(await self._run("squeue", "-h", "-a", "-j", job, "-o", "%x"))
+    async def release_excluding_node(self, job: str, node: str) -> None:
+        others = _clean_value(await self._run_command("squeue", "-h", "-a", "-j", job, "-o", "%x"))
         if others and not _EXCLUDED.fullmatch(others):
             raise SlurmRefused(f"job {job}: its excluded nodes {others[:80]!r} are no list of nodes")
         excluded = ",".join(filter(None, (others, node)))
-        await self._run("scontrol", "update", f"JobId={job}", "ReqNodeList=", f"ExcNodeList={excluded}")
-        await self._run("scontrol", "release", job)
+        await self._run_command("scontrol", "update", f"JobId={job}", "ReqNodeList=", f"ExcNodeList={excluded}")
+        await self._run_command("scontrol", "release", job)
 
     async def close(self) -> None:
         """Do nothing, because no connection stays open between calls."""
 
-    async def _run(self, *command: str) -> str:
+    async def _run_command(self, *command: str) -> str:
         code, out, err = await run_command(command, self._shell, self._timeout_s)
         if code or b"Invalid job format" in err:  # squeue leaves a column that it does not know empty, and succeeds
             said = " ".join((err or out).decode("utf-8", "replace").split())[:300]
-            raise refusal(f"{' '.join(command[:2])}: {said or 'it failed and said nothing'}")
+            raise make_refusal(f"{' '.join(command[:2])}: {said or 'it failed and said nothing'}")
         return out.decode("utf-8", "replace")
 
 
-def refusal(said: str) -> FleetcastError:
+def make_refusal(said: str) -> FleetcastError:
     """Return SourceError if Slurm's message means that it is down, otherwise SlurmRefused."""
     return SourceError(said) if _AWAY.search(said) else SlurmRefused(said)
 
 
-def _settings(change: NodeChange) -> Iterable[str]:
+def _format_node_settings(change: NodeChange) -> Iterable[str]:
     if change.available is not None:
         yield f"AvailableFeatures={','.join(change.available)}"
     if change.active is not None:
@@ -197,33 +197,33 @@ def parse_node_lines(text: str) -> list[ControlledNode]:
 
     Texts that people write come last in a line, so the first match of a field is Slurm's own.
     """
-    return [_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line)]
+    return [_parse_node(line) for line in text.splitlines() if re.match(r"NodeName=\S", line)]
 
 
-def _node(line: str) -> ControlledNode:
+def _parse_node(line: str) -> ControlledNode:
     fields = dict(re.findall(r"(?:^| )(NodeName|State|AvailableFeatures|ActiveFeatures)=(\S*)", line)[::-1])
     reason, extra = _REASON.search(line), _EXTRA.search(line)
     states = re.sub(r"[*~#!%$@^-]+$", "", fields.get("State", "")).split("+")
     return ControlledNode(
         name=fields["NodeName"],
         is_drained=any(state.startswith("DRAIN") for state in states),
-        reason=_plain(reason[1] if reason else ""),
-        available=_listed(fields.get("AvailableFeatures", "")),
-        active=_listed(fields.get("ActiveFeatures", "")),
-        extra=_plain(extra[1] if extra else ""),
+        reason=_clean_value(reason[1] if reason else ""),
+        available=_split_list(fields.get("AvailableFeatures", "")),
+        active=_split_list(fields.get("ActiveFeatures", "")),
+        extra=_clean_value(extra[1] if extra else ""),
     )
 
 
-def _plain(text: str) -> str:
+def _clean_value(text: str) -> str:
     text = text.strip()
     return "" if text in _NULL or text == "none" else text
 
 
-def _listed(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, _plain(text).split(",")))
+def _split_list(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, _clean_value(text).split(",")))
 
 
-def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
+def drop_ambiguous_rows(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
     """Drop all rows whose name occurs more than once, because none of them can be trusted."""
     listed = list(rows)
     counts = Counter(map(name, listed))
@@ -232,25 +232,27 @@ def unique(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Row]:
     return [row for row in listed if counts[name(row)] == 1]
 
 
-def job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
+def join_job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
     """Join Slurm's fields and the users' texts of `squeue --Format` by job id.
 
     end: the mark at the end of each text. Lines of another form are skipped, and so are jobs that do
     not occur exactly once in both.
     """
     lines = (line.split(_SEPARATOR) for line in facts.splitlines())
-    known = unique((line for line in lines if len(line) == len(_FACTS) + 1), lambda row: row[0].strip())
-    texts_by_id = {row[0].strip(): row for row in unique(_records(texts, end), lambda row: row[0].strip())}
-    return [_job(row, texts_by_id[row[0].strip()]) for row in known if row[0].strip() in texts_by_id]
+    known = drop_ambiguous_rows((line for line in lines if len(line) == len(_FACTS) + 1), lambda row: row[0].strip())
+    texts_by_id = {
+        row[0].strip(): row for row in drop_ambiguous_rows(_split_text_rows(texts, end), lambda row: row[0].strip())
+    }
+    return [_make_job(row, texts_by_id[row[0].strip()]) for row in known if row[0].strip() in texts_by_id]
 
 
-def _records(texts: str, end: str) -> list[list[str]]:
+def _split_text_rows(texts: str, end: str) -> list[list[str]]:
     """Split texts into rows, only at the end marks of fields. A line break in a field is part of its text."""
     fields = texts.split(end)
     return [fields[at : at + len(_TEXTS)] for at in range(0, len(fields) - len(_TEXTS), len(_TEXTS))]
 
 
-def _job(facts: Sequence[str], texts: Sequence[str]) -> ControlledJob:
+def _make_job(facts: Sequence[str], texts: Sequence[str]) -> ControlledJob:
     row = dict(zip(_FACTS, (part.strip() for part in facts), strict=False))
     restarts = row["RestartCnt"]
     return ControlledJob(
@@ -259,8 +261,8 @@ def _job(facts: Sequence[str], texts: Sequence[str]) -> ControlledJob:
         restarts=int(restarts) if restarts.isdecimal() else 0,
         is_held=row["PriorityLong"] == "0",
         may_requeue=(row["Requeue"], row["BatchFlag"]) == ("1", "1"),
-        admin_comment=_plain(texts[1]),
-        comment=_plain(texts[2]),
+        admin_comment=_clean_value(texts[1]),
+        comment=_clean_value(texts[2]),
     )
 
 
@@ -282,24 +284,24 @@ def format_hostlists(names: Iterable[str]) -> list[str]:
         by_form.setdefault(key, set()).add(int(found[2]) if found else 0)
     parts = []
     for (prefix, width), numbers in sorted(by_form.items()):
-        spans = [_span(span, width) for span in _runs(sorted(numbers))] if width else []
+        spans = [_format_range(span, width) for span in _group_consecutive(sorted(numbers))] if width else []
         if len(spans) == 1 and "-" not in spans[0]:
             parts.append(prefix + spans[0])
         else:
             parts += [f"{prefix}[{','.join(spans[at : at + 1000])}]" for at in range(0, len(spans), 1000)] or [prefix]
-    return _joined(parts)
+    return _join_within_limit(parts)
 
 
-def _runs(numbers: Sequence[int]) -> list[list[int]]:
+def _group_consecutive(numbers: Sequence[int]) -> list[list[int]]:
     return [[n for _, n in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
 
 
-def _span(run: Sequence[int], width: int) -> str:
+def _format_range(run: Sequence[int], width: int) -> str:
     first, last = f"{run[0]:0{width}}", f"{run[-1]:0{width}}"
     return first if first == last else f"{first}-{last}"
 
 
-def _joined(parts: Sequence[str]) -> list[str]:
+def _join_within_limit(parts: Sequence[str]) -> list[str]:
     texts: list[str] = []
     for part in parts:
         if texts and len(texts[-1]) + len(part) < LONGEST:

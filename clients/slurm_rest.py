@@ -24,7 +24,7 @@ from fleetcast.clients.slurm_control import (
     NodeChange,
     SlurmRefused,
     format_hostlists,
-    refusal,
+    make_refusal,
 )
 from fleetcast.fleet.errors import SourceError
 
@@ -90,7 +90,7 @@ class SlurmRestAccount:
     token_file: str = ""
     version: str = ""
 
-    def headers(self) -> dict[str, str]:
+    def make_headers(self) -> dict[str, str]:
         """Make the headers that authenticate us. Raises SourceError."""
         found = {"content-type": "application/json"}
         if self.user:
@@ -118,31 +118,31 @@ class SlurmRestControl:
         self._session: aiohttp.ClientSession | None = None
         self._headers: tuple[int, dict[str, str]] = (-1, {})
 
-    async def nodes(self) -> list[ControlledNode]:
-        return [_node(row) for row in (await self._ask("GET", "nodes/")).nodes or ()]
+    async def read_nodes(self) -> list[ControlledNode]:
+        return [_make_node(row) for row in (await self._request_answer("GET", "nodes/")).nodes or ()]
 
-    async def jobs(self) -> list[ControlledJob]:
-        return [_job(row) for row in (await self._ask("GET", "jobs/")).jobs or ()]
+    async def read_jobs(self) -> list[ControlledJob]:
+        return [_make_job(row) for row in (await self._request_answer("GET", "jobs/")).jobs or ()]
 
-    async def job(self, job: str) -> ControlledJob | None:
-        found = [_job(row) for row in (await self._ask("GET", f"job/{quote(job)}")).jobs or ()]
+    async def find_job(self, job: str) -> ControlledJob | None:
+        found = [_make_job(row) for row in (await self._request_answer("GET", f"job/{quote(job)}")).jobs or ()]
         return found[0] if [one.id for one in found] == [job] else None
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         body = _make_node_body(change)
         for part in format_hostlists(names):
-            await self._ask("POST", f"node/{quote(part, safe='')}", body)
+            await self._request_answer("POST", f"node/{quote(part, safe='')}", body)
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
         comments = {"comment": comment, "admin_comment": admin_comment}
-        await self._ask(
+        await self._request_answer(
             "POST", f"job/{quote(job)}", {name: text for name, text in comments.items() if text is not None}
         )
 
     async def requeue_held(self, job: str) -> None:
         raise SlurmRefused("slurmrestd cannot requeue a job and hold it")
 
-    async def release_without(self, job: str, node: str) -> None:
+    async def release_excluding_node(self, job: str, node: str) -> None:
         raise SlurmRefused("slurmrestd cannot release a job without a node")
 
     async def close(self) -> None:
@@ -150,19 +150,21 @@ class SlurmRestControl:
             await self._session.close()
             self._session = None
 
-    async def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
-        return _checked(*await self._request(method, f"/slurm/{await self._served()}/{path}", body))
+    async def _request_answer(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> _Answer:
+        return _decode_answer(
+            *await self._send_request(method, f"/slurm/{await self._find_served_version()}/{path}", body)
+        )
 
-    async def _served(self) -> str:
+    async def _find_served_version(self) -> str:
         if not self._version:
-            _, answer = await self._request("GET", "/openapi/v3", None)
+            _, answer = await self._send_request("GET", "/openapi/v3", None)
             found = {tuple(int(part) for part in row) for row in _VERSION.findall(answer)}
             if not found:
                 raise SourceError("slurmrestd names no version of /slurm/…/nodes", retry_after_s=60.0)
             self._version = "v" + ".".join(map(str, max(found)))
         return self._version
 
-    async def _request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
+    async def _send_request(self, method: str, path: str, body: Mapping[str, Any] | None) -> tuple[int, bytes]:
         if self._session is None:
             connector = aiohttp.UnixConnector(self._socket) if self._socket else None
             timeout = aiohttp.ClientTimeout(total=self._timeout_s)
@@ -189,11 +191,11 @@ class SlurmRestControl:
         except OSError as error:
             raise SourceError(f"cannot read the token in {file}: {error.strerror}") from None
         if self._headers[0] != changed_ns:
-            self._headers = changed_ns, self._account.headers()
+            self._headers = changed_ns, self._account.make_headers()
         return self._headers[1]
 
 
-def _checked(status: int, body: bytes) -> _Answer:
+def _decode_answer(status: int, body: bytes) -> _Answer:
     """Decode an answer. Raises SourceError or SlurmRefused for an answer with errors, whatever its status."""
     try:
         answer = _decode(body)
@@ -209,7 +211,7 @@ def _checked(status: int, body: bytes) -> _Answer:
         raise SourceError(f"{words} (check the token)")
     if status >= 500 and not said:
         raise SourceError(words)
-    raise refusal(words)
+    raise make_refusal(words)
 
 
 def _make_node_body(change: NodeChange) -> dict[str, Any]:
@@ -227,25 +229,25 @@ def _make_node_body(change: NodeChange) -> dict[str, Any]:
     return body
 
 
-def _words(value: Words) -> tuple[str, ...]:
+def _split_list(value: Words) -> tuple[str, ...]:
     parts = value.split(",") if isinstance(value, str) else value or ()
     return tuple(filter(None, (part.strip() for part in parts)))
 
 
-def _node(row: _RestNode) -> ControlledNode:
-    states = " ".join((*_words(row.state), *_words(row.state_flags))).upper().split()
+def _make_node(row: _RestNode) -> ControlledNode:
+    states = " ".join((*_split_list(row.state), *_split_list(row.state_flags))).upper().split()
     return ControlledNode(
         name=row.name,
         is_drained=any(state.startswith("DRAIN") for state in states),
         reason=row.reason or "",
-        available=_words(row.features),
-        active=_words(row.active_features),
+        available=_split_list(row.features),
+        active=_split_list(row.active_features),
         extra=row.extra or "",
     )
 
 
-def _job(row: _RestJob) -> ControlledJob:
-    states = _words(row.job_state)
+def _make_job(row: _RestJob) -> ControlledJob:
+    states = _split_list(row.job_state)
     return ControlledJob(
         id=_format_job_id(row),
         state=states[0].upper() if states else "",
@@ -257,13 +259,13 @@ def _job(row: _RestJob) -> ControlledJob:
 
 def _format_job_id(row: _RestJob) -> str:
     """Format the id of a job. An array that waits as a whole has brackets, as in squeue's output."""
-    whole, task = _number(row.array_job_id), _number(row.array_task_id)
+    whole, task = _get_number(row.array_job_id), _get_number(row.array_task_id)
     if whole and row.array_task_string:
         return f"{whole}_[{row.array_task_string}]"
     return f"{whole}_{task}" if whole and task is not None else str(row.job_id)
 
 
-def _number(value: int | _RestPriority | None) -> int | None:
+def _get_number(value: int | _RestPriority | None) -> int | None:
     if isinstance(value, _RestPriority):
         return value.number if value.set else None
     return value

@@ -21,7 +21,7 @@ NOT_IN_IMAGE = (".ci", ".github", "changes", "dashboards", "deploy", "docs", "ex
 SUMS = "SHA256SUMS"
 
 
-def names(version: str) -> tuple[str, ...]:
+def list_names(version: str) -> tuple[str, ...]:
     """Return the names of a release's files, in the order in which they are built."""
     return (
         f"fleetcast-{version}-py3-none-any.whl",
@@ -46,18 +46,18 @@ def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None
     for folder in (root, root / "sdk"):
         for target in ("wheel", "sdist"):
             build_distribution(folder, out, target, epoch)
-    _, _, _, _, image, chart, site, _ = names(version)
+    _, _, _, _, image, chart, site, _ = list_names(version)
     tracked = _list_tracked_files(root)
-    pack(out / image, "", root, (path for path in tracked if path.split("/")[0] not in NOT_IN_IMAGE), epoch)
+    write_archive(out / image, "", root, (path for path in tracked if path.split("/")[0] not in NOT_IN_IMAGE), epoch)
     within = "deploy/helm/fleetcast/"
     files = [path.removeprefix(within) for path in tracked if path.startswith(within)]
-    pack(out / chart, "fleetcast/", root / within, files, epoch)
+    write_archive(out / chart, "fleetcast/", root / within, files, epoch)
     with tempfile.TemporaryDirectory() as temporary:
         pages = Path(temporary)
         build_site(root, pages, epoch)
         files = [path.relative_to(pages).as_posix() for path in pages.rglob("*") if path.is_file()]
-        pack(out / site, "", pages, files, epoch)
-    built = [out / name for name in names(version) if name != SUMS]
+        write_archive(out / site, "", pages, files, epoch)
+    built = [out / name for name in list_names(version) if name != SUMS]
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in built]
     (out / SUMS).write_text("".join(sums), encoding="utf-8")
     print("".join(sums), end="")
@@ -65,15 +65,15 @@ def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None
 
 def build_distribution(folder: Path, out: Path, target: str, epoch: int) -> None:
     """Build the wheel or the sdist (`target`) of the project in `folder`."""
-    _run([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)], folder, epoch)
+    _run_command([sys.executable, "-m", "hatchling", "build", "-t", target, "-d", str(out)], folder, epoch)
 
 
 def build_site(root: Path, out: Path, epoch: int) -> None:
     """Build the documentation site into `out`."""
-    _run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)], root, epoch)
+    _run_command([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(out)], root, epoch)
 
 
-def pack(target: Path, prefix: str, folder: Path, files: Iterable[str], epoch: int) -> None:
+def write_archive(target: Path, prefix: str, folder: Path, files: Iterable[str], epoch: int) -> None:
     """Write a reproducible .tar.gz.
 
     Its bytes depend only on the files' names, contents, links and executable bits, and on `epoch`.
@@ -100,7 +100,7 @@ def _list_tracked_files(root: Path) -> list[str]:
     return [name for name in done.stdout.split("\0") if name]
 
 
-def _run(command: list[str], folder: Path, epoch: int) -> None:
+def _run_command(command: list[str], folder: Path, epoch: int) -> None:
     env = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch), "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, check=False)
     if done.returncode:

@@ -38,7 +38,7 @@ def read_fragments(folder: Path) -> dict[str, str]:
     return found
 
 
-def cut(changelog: str, fragments: Mapping[str, str], version: str, date: str) -> str:
+def add_version_section(changelog: str, fragments: Mapping[str, str], version: str, date: str) -> str:
     """Return the changelog with a new section for this version. Entries under `Unreleased` move into it.
 
     Raises ReleaseError if there is nothing to release.
@@ -58,7 +58,7 @@ def cut(changelog: str, fragments: Mapping[str, str], version: str, date: str) -
     return f"{before}{HEAD}\n\n{section}\n\n{older}".rstrip() + "\n"
 
 
-def date_of(changelog: str, version: str) -> str:
+def find_version_date(changelog: str, version: str) -> str:
     """Return the date of a version, as YYYY-MM-DD. Raises ReleaseError if the changelog has none."""
     for name, date in _SECTION.findall(changelog):
         if name == version and date:

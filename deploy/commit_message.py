@@ -35,15 +35,15 @@ exec "$top/.venv/bin/python" "$top/deploy/commit_message.py" "$1"
 """
 
 
-def problem_of(message: str, comment: str = "#") -> str:
+def find_problem(message: str, comment: str = "#") -> str:
     """Return what is wrong with a commit message and how to write it, or "" if it is right.
 
     comment: the prefix of lines that git leaves out, `core.commentChar`. Empty lines before the subject
     are left out, too.
 
-    >>> problem_of("placement: key the pass cache by the whole request")
+    >>> find_problem("placement: key the pass cache by the whole request")
     ''
-    >>> problem_of("placement: keyed the pass cache")
+    >>> find_problem("placement: keyed the pass cache")
     "'keyed' is no imperative: write what the commit does, such as 'placement: skip satisfied queues'"
     """
     lines = message.partition(comment + SCISSORS)[0].strip("\n").splitlines()
@@ -67,24 +67,24 @@ def problem_of(message: str, comment: str = "#") -> str:
     return ""
 
 
-def install(root: Path) -> str:
+def install_hook(root: Path) -> str:
     """Install the hook in the repository at `root`.
 
     Returns a sentence that says what was done, or why nothing was.
     """
     try:
-        return _install(root)
+        return _write_hook(root)
     except (OSError, subprocess.CalledProcessError) as error:  # no git, no repository, one that we may not write
         return f"no hook checks the subjects of commits: {str(error)[:200]}"
 
 
-def _install(root: Path) -> str:
-    top = _git(root, "rev-parse", "--show-toplevel")
+def _write_hook(root: Path) -> str:
+    top = _run_git(root, "rev-parse", "--show-toplevel")
     if Path(top).resolve() != root.resolve():
         return f"this folder is part of the repository {top}: no hook installed"
-    if _git(root, "config", "--default", "", "--get", "core.hooksPath"):
+    if _run_git(root, "config", "--default", "", "--get", "core.hooksPath"):
         return "git takes its hooks from core.hooksPath: call deploy/commit_message.py from your commit-msg hook"
-    path = _git(root, "rev-parse", "--git-path", "hooks/commit-msg")
+    path = _run_git(root, "rev-parse", "--git-path", "hooks/commit-msg")
     hook = root / path
     if hook.exists() and MARK not in hook.read_text(encoding="utf-8", errors="replace"):
         return f"{path} is a hook of your own and stays: call deploy/commit_message.py from it"
@@ -97,13 +97,13 @@ def _install(root: Path) -> str:
 def check_commit_range(root: Path, commits: str) -> list[str]:
     """Return `commit: problem` for each commit of a range whose message is wrong."""
     found = []
-    for commit in _git(root, "rev-list", "--no-merges", commits).split():
-        if problem := problem_of(_git(root, "log", "-1", "--format=%B", commit)):
+    for commit in _run_git(root, "rev-list", "--no-merges", commits).split():
+        if problem := find_problem(_run_git(root, "log", "-1", "--format=%B", commit)):
             found.append(f"{commit[:8]}: {problem}")
     return found
 
 
-def _git(root: Path, *words: str) -> str:
+def _run_git(root: Path, *words: str) -> str:
     """Run git, and return its output. Raises OSError without git, and CalledProcessError if git fails."""
     return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
@@ -111,7 +111,7 @@ def _git(root: Path, *words: str) -> str:
 def find_comment_prefix(root: Path) -> str:
     """Return the prefix of the lines that git removes from a message."""
     try:
-        found = _git(root, "config", "--default", "#", "--get", "core.commentChar")
+        found = _run_git(root, "config", "--default", "#", "--get", "core.commentChar")
     except (OSError, subprocess.CalledProcessError):
         return "#"
     return "#" if found == "auto" else found
@@ -121,7 +121,7 @@ def main(words: list[str]) -> int:
     root = Path(__file__).resolve().parents[1]
     match words:
         case ["--install"]:
-            print(install(root))
+            print(install_hook(root))
             return 0
         case ["--range", commits]:
             try:
@@ -129,7 +129,7 @@ def main(words: list[str]) -> int:
             except (OSError, subprocess.CalledProcessError) as error:
                 problems = [f"the range {commits!r} cannot be read: {getattr(error, 'stderr', '') or error}"]
         case [file] if not file.startswith("-"):
-            problem = problem_of(Path(file).read_text(encoding="utf-8"), find_comment_prefix(Path.cwd()))
+            problem = find_problem(Path(file).read_text(encoding="utf-8"), find_comment_prefix(Path.cwd()))
             problems = [problem] if problem else []
         case _:
             print(__doc__, file=sys.stderr)

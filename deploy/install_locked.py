@@ -29,11 +29,11 @@ def main() -> int:
     command += ["--require-hashes", "-r", str(lock)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as pip:
         assert pip.stdout is not None
-        follow(pip.stdout, packages)
+        print_progress(pip.stdout, packages)
     return pip.returncode
 
 
-def follow(lines: Iterable[str], packages: int) -> None:
+def print_progress(lines: Iterable[str], packages: int) -> None:
     """Print the progress every few seconds. lines: pip's output. packages: how many pip installs at most."""
     done, megabytes, printed_s = 0, 0.0, 0.0
     for line in lines:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 from deploy import artifacts
-from deploy.changelog import FOLDER, ReleaseError, cut, date_of, read_fragments
+from deploy.changelog import FOLDER, ReleaseError, add_version_section, find_version_date, read_fragments
 
 ROOT = Path(__file__).resolve().parents[1]
 CHANGELOG = "CHANGELOG.md"
@@ -27,28 +27,28 @@ PLACES = {  # file → the lines of it that hold the version
 }
 
 
-def current_version(root: Path) -> str:
+def find_current_version(root: Path) -> str:
     """Return the version of this tree.
 
     Raises ReleaseError if product, client and chart have different versions.
     """
-    found = {place: set(_versions(root, place)) for place in PLACES}
+    found = {place: set(_find_versions(root, place)) for place in PLACES}
     if len(set().union(*found.values())) != 1:
         listed = ", ".join(f"{place} {sorted(versions)}" for place, versions in found.items())
         raise ReleaseError(f"the versions differ: {listed}; make them one")
     return next(iter(found["pyproject.toml"])).strip()
 
 
-def check(root: Path, version: str) -> None:
+def check_releasable(root: Path, version: str) -> None:
     """Raise ReleaseError unless this tree can be released as this version."""
     if not VERSION.fullmatch(version):
         raise ReleaseError(f"{version!r} is no version: write MAJOR.MINOR.PATCH, such as 0.2.0")
-    current = current_version(root)
-    if _numbers(version) <= _numbers(current):
+    current = find_current_version(root)
+    if _parse_version(version) <= _parse_version(current):
         raise ReleaseError(f"{version} is not above {current}, the version of this tree")
-    if dirty := _git(root, "status", "--porcelain"):
+    if dirty := _run_git(root, "status", "--porcelain"):
         raise ReleaseError(f"the tree is not clean: commit or stash\n{dirty}")
-    if _git(root, "tag", "--list", f"v{version}"):
+    if _run_git(root, "tag", "--list", f"v{version}"):
         raise ReleaseError(f"the tag v{version} exists: choose the next version")
 
 
@@ -61,7 +61,7 @@ def make_release_texts(root: Path, version: str, date: str) -> dict[str, str]:
             text = text[: match.start(1)] + version + text[match.end(1) :]
         texts[place] = text
     changelog = (root / CHANGELOG).read_text(encoding="utf-8")
-    return {**texts, CHANGELOG: cut(changelog, read_fragments(root / FOLDER), version, date)}
+    return {**texts, CHANGELOG: add_version_section(changelog, read_fragments(root / FOLDER), version, date)}
 
 
 def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
@@ -69,33 +69,33 @@ def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
 
     dry_run: only print what would happen.
     """
-    check(root, version)
+    check_releasable(root, version)
     texts = make_release_texts(root, version, date)
     fragments = [f"{FOLDER}/{name}" for name in read_fragments(root / FOLDER)]
     if dry_run:
         _print_plan(texts, fragments, version)
         return
-    before = _git(root, "rev-parse", "HEAD").strip()
+    before = _run_git(root, "rev-parse", "HEAD").strip()
     try:
         for name, text in texts.items():
             (root / name).write_text(text, encoding="utf-8")
         for name in fragments:
             (root / name).unlink()
-        _git(root, "add", "--", *texts, *fragments)
-        artifacts.build_all(root, root / "dist" / version, version, compute_epoch(date))
-        _git(root, "commit", "--quiet", "-m", f"release: publish Fleetcast {version}")
-        _git(root, "tag", "--annotate", "-m", f"Fleetcast {version}", f"v{version}")
+        _run_git(root, "add", "--", *texts, *fragments)
+        artifacts.build_release_files(root, root / "dist" / version, version, compute_epoch(date))
+        _run_git(root, "commit", "--quiet", "-m", f"release: publish Fleetcast {version}")
+        _run_git(root, "tag", "--annotate", "-m", f"Fleetcast {version}", f"v{version}")
     except BaseException:
-        _git(root, "reset", "--quiet", "--hard", before)
+        _run_git(root, "reset", "--quiet", "--hard", before)
         raise
     print(f"released {version}: commit and tag v{version} are here, nothing is pushed (RELEASE.md has the next steps)")
 
 
 def rebuild(root: Path) -> None:
     """Build the released version of this tree again, with its date in the changelog."""
-    version = current_version(root)
-    date = date_of((root / CHANGELOG).read_text(encoding="utf-8"), version)
-    artifacts.build_all(root, root / "dist" / version, version, compute_epoch(date))
+    version = find_current_version(root)
+    date = find_version_date((root / CHANGELOG).read_text(encoding="utf-8"), version)
+    artifacts.build_release_files(root, root / "dist" / version, version, compute_epoch(date))
 
 
 def compute_epoch(date: str) -> int:
@@ -108,21 +108,21 @@ def _print_plan(texts: dict[str, str], fragments: list[str], version: str) -> No
         print(f"write   {name}")
     for name in fragments:
         print(f"delete  {name}, now in {CHANGELOG}")
-    for name in artifacts.names(version):
+    for name in artifacts.list_names(version):
         print(f"build   dist/{version}/{name}")
     print(f"commit  release: publish Fleetcast {version}")
     print(f"tag     v{version}")
 
 
-def _versions(root: Path, place: str) -> list[str]:
+def _find_versions(root: Path, place: str) -> list[str]:
     return re.findall(PLACES[place], (root / place).read_text(encoding="utf-8"), re.MULTILINE)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
-def _git(root: Path, *words: str) -> str:
+def _run_git(root: Path, *words: str) -> str:
     done = subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, check=False)
     if done.returncode:
         raise ReleaseError(f"git {words[0]}: {done.stderr.strip()}")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.naive import forecast_by_errors, shifted
+from fleetcast.models.demand.naive import forecast_by_errors, shift_bins
 from fleetcast.models.forecast import Panel
 
 WEEK_S = 7 * 86_400
@@ -28,6 +28,6 @@ class LastWeek:
 
         def same_time(panel: Panel, filled: NDArray[np.float64], step: int) -> NDArray[np.float64]:
             """(series, bin) what bin b bets that bin b + step will hold; it may read nothing after b."""
-            return shifted(filled, -(-step // week) * week - step)
+            return shift_bins(filled, -(-step // week) * week - step)
 
         return forecast_by_errors(panel, origins, steps, same_time)

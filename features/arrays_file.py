@@ -43,13 +43,13 @@ class ArraysWriter:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._beside = path.with_name(f".{path.name}.tmp")
-        self._file = files.create(self._beside, AREA)
+        self._file = files.create_file(self._beside, AREA)
 
     def add(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]], *, last: bool = False) -> None:
         """Append one part to the file. The arrays must not change during the call."""
         rows, blocks, offset = {}, [], 0
         for name, array in arrays.items():
-            block, packed = _block(np.ascontiguousarray(array))
+            block, packed = _encode_array(np.ascontiguousarray(array))
             rows[name] = {
                 "dtype": array.dtype.str,
                 "shape": array.shape,
@@ -77,7 +77,7 @@ class ArraysWriter:
         self._file.close()
 
 
-def _block(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
+def _encode_array(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
     """Return the bytes to store for an array, and whether they are an lz4 block."""
     raw: bytes | memoryview = array.reshape(-1).view(np.uint8).data if array.size else b""
     if len(raw) >= PACKED_FROM:
@@ -110,13 +110,13 @@ def read_parts(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[A
     Raises TornFileError if the file is damaged, and OSError if it cannot be read.
     """
     try:
-        data = memoryview(files.mapped(path))
+        data = memoryview(files.map_file(path))
     except ValueError:
         raise TornFileError(f"{path.name}: empty") from None
     at, last = 0, False
     while not last:
-        header, at = _header(path.name, data, at)
-        arrays = {name: _array(path.name, data[at:], name, row) for name, row in header["arrays"].items()}
+        header, at = _read_header(path.name, data, at)
+        arrays = {name: _read_array(path.name, data[at:], name, row) for name, row in header["arrays"].items()}
         at += sum(row["nbytes"] for row in header["arrays"].values())
         last = header["last"]
         yield header["about"], arrays
@@ -140,7 +140,7 @@ class _Header(TypedDict):
 _decode = msgspec.json.Decoder(_Header).decode
 
 
-def _header(name: str, data: memoryview, at: int) -> tuple[_Header, int]:
+def _read_header(name: str, data: memoryview, at: int) -> tuple[_Header, int]:
     """Return the header of the part at offset `at`, and the offset at which its arrays begin."""
     if len(data) - at < _HEAD.size:
         raise TornFileError(f"{name}: {len(data) - at} bytes at {at}, not even a header")
@@ -155,19 +155,19 @@ def _header(name: str, data: memoryview, at: int) -> tuple[_Header, int]:
         raise TornFileError(f"{name}: the header at {at} is none: {error}") from None
 
 
-def _array(file: str, data: memoryview, name: str, row: _Row) -> NDArray[Any]:
+def _read_array(file: str, data: memoryview, name: str, row: _Row) -> NDArray[Any]:
     part = data[row["offset"] : row["offset"] + row["nbytes"]]
     if len(part) != row["nbytes"] or (len(part) and zlib.crc32(part) != row["crc32"]):
         raise TornFileError(f"{file}: array {name} is torn, {len(part)} of {row['nbytes']} bytes")
     try:
         kind = np.dtype(row["dtype"])
-        unpacked = _unpacked(part, kind.itemsize * math.prod(row["shape"])) if row.get("packed") else part
+        unpacked = _decompress_block(part, kind.itemsize * math.prod(row["shape"])) if row.get("packed") else part
         return np.frombuffer(unpacked, kind).reshape(row["shape"])
     except (TypeError, ValueError, lz4.block.LZ4BlockError) as error:
         raise TornFileError(f"{file}: array {name} is not {row['dtype']} {row['shape']}: {error}") from None
 
 
-def _unpacked(block: memoryview, size: int) -> bytes:
+def _decompress_block(block: memoryview, size: int) -> bytes:
     """Decompress an lz4 block to `size` bytes. Raises ValueError or LZ4BlockError if it is damaged."""
     if not 0 < size <= MOST_UNPACKED * len(block) + PACKED_FROM:
         raise ValueError(f"{len(block)} bytes cannot hold {size}")

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.features.past_runs import JobShape
-from fleetcast.features.sharing import LEVELS, Attempt, Company, Neighbours, Share, Wiring
-from fleetcast.features.similarity import shape_of
+from fleetcast.features.sharing import LEVELS, Attempt, Neighbours, Share, SharedHardware, Wiring
+from fleetcast.features.similarity import make_job_shape
 from fleetcast.features.sums import divide
 from fleetcast.fleet.events import Step, Submitted
 from fleetcast.fleet.jobs import JobAttempt
@@ -55,15 +55,15 @@ def compute_mean_loads(gpu: FeatureFrame, number: NDArray[np.intp], rows: NDArra
         return found
     for column, names in enumerate(READ):
         first, other = (gpu.column(name)[rows].astype(np.float64) for name in names)
-        found[:, column] = _mean(number, np.where(np.isfinite(first), first, other), attempts)
+        found[:, column] = _compute_attempt_means(number, np.where(np.isfinite(first), first, other), attempts)
     used, free = (gpu.column(name)[rows].astype(np.float64) for name in ("fb_used_bytes", "fb_free_bytes"))
     total = used + free
     share = divide(used, total)
-    found[:, 2] = _mean(number, share, attempts)
+    found[:, 2] = _compute_attempt_means(number, share, attempts)
     return found
 
 
-def _mean(number: NDArray[np.intp], values: Array, length: int) -> Array:
+def _compute_attempt_means(number: NDArray[np.intp], values: Array, length: int) -> Array:
     known = np.isfinite(values)
     count = np.bincount(number[known], minlength=length).astype(np.float64)
     total = np.bincount(number[known], weights=values[known], minlength=length)
@@ -71,17 +71,17 @@ def _mean(number: NDArray[np.intp], values: Array, length: int) -> Array:
     return means
 
 
-def job_keys(shape: JobShape) -> Keys:
+def make_job_keys(shape: JobShape) -> Keys:
     """Return the keys of a job and of its kind: 64-bit hashes, never 0.
 
     The job's key is made of its user, its name without numbers, and its GPUs. The key of its kind omits
     the GPUs.
     """
     name = shape.words or shape.name
-    return _key(shape.user, name, f"{shape.gpus:g}"), _key(shape.user, name)
+    return _hash_key(shape.user, name, f"{shape.gpus:g}"), _hash_key(shape.user, name)
 
 
-def _key(*parts: str) -> int:
+def _hash_key(*parts: str) -> int:
     digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") or 1
 
@@ -100,7 +100,7 @@ class CoRun:
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedAttempt:
     """The state of a running attempt: its partner, their shared hardware since `since_ms`, and step times."""
 
     keys: Keys
@@ -110,13 +110,13 @@ class _Watched:
     paces: dict[int, float]  # level of what was shared (fleetcast.features.sharing.LEVELS) -> seconds of a step
     due_ms: int = 0  # when its steps and its load are looked at again
 
-    def goes_on(self, company: Company | None) -> bool:
+    def is_unchanged(self, company: SharedHardware | None) -> bool:
         """Return whether the attempt still shares the same hardware with the same partner."""
         if company is None:
             return self.share == ""
         return company.share == self.share and company.other == self.company
 
-    def alone_s(self, share: str) -> float | None:
+    def find_alone_s(self, share: str) -> float | None:
         """Return the attempt's step time in seconds without sharing as tight as `share`, or None if unknown.
 
         Of several such times, it returns the one with the widest shared hardware.
@@ -126,7 +126,7 @@ class _Watched:
 
 
 @dataclass(frozen=True, slots=True)
-class _Named:
+class _AttemptKeys:
     """The keys of an attempt, and the facts from which they were made."""
 
     submission: Submitted | None
@@ -138,7 +138,7 @@ class KeyTable:
     """A cache of the keys of attempts. It holds the attempts of the last call only."""
 
     def __init__(self) -> None:
-        self._keys: dict[Attempt, _Named] = {}
+        self._keys: dict[Attempt, _AttemptKeys] = {}
 
     def __call__(self, attempts: Iterable[JobAttempt]) -> dict[Attempt, Keys]:
         """Return the keys of each attempt. Keys are computed again only if the attempt's facts have changed."""
@@ -147,7 +147,7 @@ class KeyTable:
             key = row.job, row.attempt
             named = known.get(key)
             if named is None or named.submission is not row.submission or named.ranks is not row.ranks:
-                named = _Named(row.submission, row.ranks, job_keys(shape_of(row)))
+                named = _AttemptKeys(row.submission, row.ranks, make_job_keys(make_job_shape(row)))
             self._keys[key] = named
         return {key: named.keys for key, named in self._keys.items()}
 
@@ -159,7 +159,7 @@ class CoRuns(Stateful):
     """
 
     def __init__(self) -> None:
-        self._watched: dict[Attempt, _Watched] = {}
+        self._watched: dict[Attempt, _WatchedAttempt] = {}
         self._together: dict[tuple[Attempt, Attempt], tuple[Share, Keys, Keys, float]] = {}  # and seconds of a step
         self._found: dict[tuple[Attempt, Attempt], CoRun] = {}  # oldest first
         self._loads: dict[int, tuple[float, ...]] = {}  # key -> load alone, the oldest first
@@ -170,18 +170,18 @@ class CoRuns(Stateful):
         self.divided: frozenset[str] = frozenset()  # as last seen
 
     @property
-    def found(self) -> Mapping[tuple[Attempt, Attempt], CoRun]:
+    def newest_co_runs(self) -> Mapping[tuple[Attempt, Attempt], CoRun]:
         """(attempt, partner) → their newest co-run. The oldest entry is first."""
         return self._found
 
     @property
-    def going(self) -> dict[tuple[Attempt, Attempt], CoRun]:
+    def active_co_runs(self) -> dict[tuple[Attempt, Attempt], CoRun]:
         """(attempt, partner) → the co-run, for those in `found` that still run together."""
         pairs = ((key, row.company) for key, row in self._watched.items() if row.company is not None)
         return {pair: self._found[pair] for pair in pairs if pair in self._found}
 
     @property
-    def loads(self) -> Mapping[int, tuple[float, ...]]:
+    def loads_alone(self) -> Mapping[int, tuple[float, ...]]:
         """Key of a job or kind → its compute, bandwidth and memory load (ratios) when it last ran alone.
 
         An unknown load is NaN.
@@ -189,7 +189,7 @@ class CoRuns(Stateful):
         return self._loads
 
     @property
-    def turns(self) -> Mapping[int, tuple[float, ...]]:
+    def step_times_alone(self) -> Mapping[int, tuple[float, ...]]:
         """Key of a job or kind → its step time alone in seconds, and the share of communication in it.
 
         A job whose steps do not state their communication has no entry.
@@ -216,25 +216,30 @@ class CoRuns(Stateful):
         met = self._neighbours.observe(running, self.divided, wiring, places)
         attempts = [(row.job, row.attempt) for row in running] if places is None else places.keys
         if places is None or (places, keys, wiring, self.divided) != self._watched_of:  # the first three by identity
-            self._watch(dict(zip(attempts, running, strict=True)), keys, met, now_ms)
+            self._watch_attempts(dict(zip(attempts, running, strict=True)), keys, met, now_ms)
             self._watched_of = places, keys, wiring, self.divided
         settled_ms = now_ms - round(SETTLED_S * 1000)
         for number, (key, attempt) in enumerate(zip(attempts, running, strict=True)):
             watched = self._watched[key]
             if 0 < watched.due_ms - now_ms <= POLL_MS or not (attempt.steps or watched.since_ms <= settled_ms):
                 continue
-            pace_s = self._measure(watched, attempt, loads[number], now_ms)
+            pace_s = self._measure_step_time(watched, attempt, loads[number], now_ms)
             company, other = met.get(key), watched.company
-            if pace_s is None or other is None or company is None or met.get(other) != Company(company.share, key):
+            if (
+                pace_s is None
+                or other is None
+                or company is None
+                or met.get(other) != SharedHardware(company.share, key)
+            ):
                 continue
             self._together[key, other] = company.share, watched.keys, keys[other], pace_s
         self._make_co_runs()
 
-    def _watch(
+    def _watch_attempts(
         self,
         rows: Mapping[Attempt, JobAttempt],
         keys: Mapping[Attempt, Keys],
-        met: Mapping[Attempt, Company],
+        met: Mapping[Attempt, SharedHardware],
         now_ms: int,
     ) -> None:
         """Watch attempts that are new or share other hardware than before. Drop attempts that have ended."""
@@ -242,29 +247,31 @@ class CoRuns(Stateful):
             del self._watched[key]
         for key in rows:
             company, last = met.get(key), self._watched.get(key)
-            if last is None or last.keys != keys[key] or not last.goes_on(company):
+            if last is None or last.keys != keys[key] or not last.is_unchanged(company):
                 joined_ms = _find_later_start_ms(rows, key, company, now_ms)
-                self._watched[key] = _begun(last, keys[key], company, joined_ms, now_ms)
+                self._watched[key] = _start_watch(last, keys[key], company, joined_ms, now_ms)
 
-    def _measure(self, watched: _Watched, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int) -> float | None:
+    def _measure_step_time(
+        self, watched: _WatchedAttempt, attempt: JobAttempt, load: NDArray[np.floating], now_ms: int
+    ) -> float | None:
         """Return the median step time in seconds since the partner last changed, or None while unknown.
 
         Also stores the load and step times of an attempt that runs alone.
         """
         level = LEVELS[watched.share]
-        steps = _since(attempt, watched.since_ms, now_ms)
-        pace_s = _pace(steps) if len(steps) >= FEWEST_STEPS else None
+        steps = _find_steps_since(attempt, watched.since_ms, now_ms)
+        pace_s = _compute_pace_s(steps) if len(steps) >= FEWEST_STEPS else None
         if pace_s is not None:
             watched.paces[level], watched.due_ms = pace_s, now_ms + POLL_MS
             shares = [
                 step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0
             ]
             if shares and (level == LEVELS[""] or (level > NOT_ALONE and watched.keys[0] not in self._turns)):
-                _keep(self._turns, watched.keys, (pace_s, min(1.0, _median(shares))))
+                _store_for_keys(self._turns, watched.keys, (pace_s, min(1.0, _median(shares))))
         settled = now_ms - watched.since_ms >= SETTLED_S * 1000
         if level > NOT_ALONE and settled and math.isfinite(load[0]):
             watched.due_ms = now_ms + POLL_MS
-            _keep(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
+            _store_for_keys(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
         return pace_s
 
     def _make_co_runs(self) -> None:
@@ -273,7 +280,7 @@ class CoRuns(Stateful):
             watched = self._watched.get(pair[0])
             if watched is None:
                 del self._together[pair]
-            elif (alone_s := watched.alone_s(share)) is not None:
+            elif (alone_s := watched.find_alone_s(share)) is not None:
                 del self._together[pair]
                 self._found.pop(pair, None)
                 self._found[pair] = CoRun(share, keys, partner, _clip_speed(alone_s / together_s))
@@ -282,7 +289,7 @@ class CoRuns(Stateful):
         while len(self._together) > MOST_CO_RUNS:
             del self._together[next(iter(self._together))]
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the times of running attempts after the clock was set."""
         for row in self._watched.values():
             row.since_ms += by_ms
@@ -310,27 +317,36 @@ class CoRuns(Stateful):
         """Restore what `dump` returned, into an empty object. Skips speeds and step times that are not valid."""
         for job, attempt, keys, company, share, since_ms, paces, due_ms in saved["watched"]:
             other = tuple(company) if company else None
-            self._watched[job, attempt] = _Watched(_pair(keys), other, share, since_ms, paces, due_ms)
+            self._watched[job, attempt] = _WatchedAttempt(_make_key_pair(keys), other, share, since_ms, paces, due_ms)
         for job, attempt, other, number, share, keys, partner, seconds in saved["together"]:
             if seconds > 0:
-                self._together[(job, attempt), (other, number)] = share, _pair(keys), _pair(partner), seconds
+                self._together[(job, attempt), (other, number)] = (
+                    share,
+                    _make_key_pair(keys),
+                    _make_key_pair(partner),
+                    seconds,
+                )
         for job, attempt, other, number, share, keys, partner, speed in saved["found"]:
             if math.isfinite(speed):
                 self._found[(job, attempt), (other, number)] = CoRun(
-                    share, _pair(keys), _pair(partner), _clip_speed(speed)
+                    share, _make_key_pair(keys), _make_key_pair(partner), _clip_speed(speed)
                 )
         self._loads = {key: tuple(load) for key, *load in saved["loads"]}
         self._turns = {key: tuple(turns) for key, *turns in saved["turns"]}
         self.divided = frozenset(saved["divided"])
 
 
-def _find_later_start_ms(rows: Mapping[Attempt, JobAttempt], key: Attempt, company: Company | None, now_ms: int) -> int:
+def _find_later_start_ms(
+    rows: Mapping[Attempt, JobAttempt], key: Attempt, company: SharedHardware | None, now_ms: int
+) -> int:
     """Return the later of the two starts of an attempt and its partner, in Unix ms."""
     both = (key, company.other if company else None)
     return max(rows[one].started_ms or now_ms for one in both if one is not None)
 
 
-def _begun(last: _Watched | None, keys: Keys, company: Company | None, joined_ms: int, now_ms: int) -> _Watched:
+def _start_watch(
+    last: _WatchedAttempt | None, keys: Keys, company: SharedHardware | None, joined_ms: int, now_ms: int
+) -> _WatchedAttempt:
     """Return the new state of an attempt whose partner, shared hardware or keys have changed.
 
     It begins at `joined_ms` if the two have started to share recently, and otherwise now.
@@ -340,14 +356,14 @@ def _begun(last: _Watched | None, keys: Keys, company: Company | None, joined_ms
     share: Share | Literal[""] = "" if company is None else company.share
     other = None if company is None else company.other
     came = joined_ms >= now_ms - LATELY_MS and (last is None or (last.share == "" and other is not None))
-    return _Watched(keys, other, share, joined_ms if came else now_ms, {} if last is None else last.paces)
+    return _WatchedAttempt(keys, other, share, joined_ms if came else now_ms, {} if last is None else last.paces)
 
 
-def _pair(keys: Sequence[int]) -> Keys:
+def _make_key_pair(keys: Sequence[int]) -> Keys:
     return keys[0], keys[1]
 
 
-def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
+def _find_steps_since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
     """Return the attempt's steps since `since_ms`, without the first ones, in which both states mix.
 
     Skips steps in the future, which arrived before the clock was set back.
@@ -364,7 +380,7 @@ def _since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
     return found[-1 - MIXED :: -1]
 
 
-def _keep(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
+def _store_for_keys(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
     """Store `values` for the job and for its kind. Drops the oldest entries if there are too many."""
     for key in keys:
         table.pop(key, None)
@@ -377,7 +393,7 @@ def _clip_speed(speed: float) -> float:
     return min(max(speed, SLOWEST), FASTEST)
 
 
-def _pace(steps: Sequence[Step]) -> float | None:
+def _compute_pace_s(steps: Sequence[Step]) -> float | None:
     """Return the median step time in seconds, or None if it is not a valid pace."""
     pace_s = _median(step.duration_s for step in steps)
     return pace_s if 0 < pace_s < math.inf else None

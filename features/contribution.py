@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from fleetcast.features.delta_bins import MOST
-from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide
+from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory, Weights, divide_by_weights
 from fleetcast.fleet.held_gpus import count_wanted_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU
@@ -67,7 +67,7 @@ class Contribution:
     allowed: tuple[str, ...] = ()  # pools that it may run in; empty: any
     names_quota: bool = False  # its scheduler says that it waits for a quota
 
-    def row(self) -> tuple[Any, ...]:
+    def to_row(self) -> tuple[Any, ...]:
         """Return the fields as a tuple for JSON, in their order."""
         times = (self.submitted_ms, self.started_ms, self.ended_ms)
         whose = self.queue, self.milli, self.arrives, *times, self.class_, self.group, self.others, self.jobs
@@ -98,7 +98,7 @@ class Contribution:
             yield DemandScope(pool=pool), replace(self, milli=milli, jobs=jobs)
             jobs = 0
 
-    def edges(self) -> list[Edge]:
+    def list_edges(self) -> list[Edge]:
         """Return the changes of demand over time, as (time_ms, arriving, arriving_jobs, running, queued).
 
         GPUs are in thousandths.
@@ -116,9 +116,9 @@ class Contribution:
             edges.append((max(ended, arrival), 0, 0, 0, -waits))
         return edges
 
-    def scopes(self) -> tuple[DemandScope, ...]:
+    def list_scopes(self) -> tuple[DemandScope, ...]:
         """Return the scopes by queue, class and group in which the attempt counts, if each has room."""
-        return _scopes((self.queue, *self.others), self.class_, self.group)
+        return _make_scopes((self.queue, *self.others), self.class_, self.group)
 
 
 def _divide_milli(milli: int, weights: Mapping[str, int]) -> Mapping[str, int]:
@@ -126,11 +126,11 @@ def _divide_milli(milli: int, weights: Mapping[str, int]) -> Mapping[str, int]:
     if milli == sum(weights.values()):
         return weights
     unit = 1 if milli % WHOLE_GPU else WHOLE_GPU
-    return {pool: part * unit for pool, part in divide(milli // unit, weights).items()}
+    return {pool: part * unit for pool, part in divide_by_weights(milli // unit, weights).items()}
 
 
 @lru_cache(maxsize=4096)
-def _scopes(queues: tuple[str, ...], class_: str, group: str) -> tuple[DemandScope, ...]:
+def _make_scopes(queues: tuple[str, ...], class_: str, group: str) -> tuple[DemandScope, ...]:
     found = []
     for each in dict.fromkeys((*queues, EVERYTHING)):
         found.append(DemandScope(each))
@@ -146,7 +146,7 @@ def find_changed_edges(old: Contribution, new: Contribution) -> Iterator[tuple[i
 
     Edges that are the same in both are omitted.
     """
-    before, after = old.edges(), new.edges()
+    before, after = old.list_edges(), new.list_edges()
     same = 0
     while same < min(len(before), len(after)) and before[same] == after[same]:
         same += 1
@@ -154,7 +154,7 @@ def find_changed_edges(old: Contribution, new: Contribution) -> Iterator[tuple[i
     yield from ((1, edge) for edge in after[same:])
 
 
-def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) -> Contribution | None:
+def make_contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) -> Contribution | None:
     """Return the demand that an attempt adds to the series.
 
     Returns None if it needs no GPUs, or if its arrival is not known yet. inventory: the pools of
@@ -176,18 +176,18 @@ def contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) ->
         (stated.group or stated.user) if stated else "",
         attempt.queues[1:],
         attempt.tasks,
-        inventory.weights(attempt) if inventory is not None else (),
-        inventory.allowed(attempt) if inventory is not None else (),
+        inventory.weigh_pools(attempt) if inventory is not None else (),
+        inventory.list_allowed_pools(attempt) if inventory is not None else (),
         waits_for_quota(attempt.queued_reason),
     )
 
 
-def over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
+def sum_over_quota(changes: Iterable[Contribution]) -> dict[DemandScope, float]:
     """Return scope → the number of GPUs of its attempts that wait for a quota."""
     found: Counter[DemandScope] = Counter()
     for change in changes:
         if change.waits_for_quota:
-            for scope in (*change.scopes(), *(scope for scope, _ in change.split_by_pool())):
+            for scope in (*change.list_scopes(), *(scope for scope, _ in change.split_by_pool())):
                 found[scope] += change.milli
     return {scope: milli / WHOLE_GPU for scope, milli in found.items()}
 

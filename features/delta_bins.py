@@ -43,7 +43,7 @@ class DeltaBins:
         if bins.shape != self.bins.shape:
             raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
         self.head, self.floor = about["head"], about["floor"]
-        self.before, self.bins = np.array(about["before"], np.float64), fitting(bins)
+        self.before, self.bins = np.array(about["before"], np.float64), copy_to_smallest_type(bins)
         self._waiting = [tuple(row) for row in about["waiting"]]
 
     def is_idle(self) -> bool:
@@ -70,7 +70,7 @@ class DeltaBins:
         inside = (at >= oldest) & (at <= head)
         columns = at[inside] % self.size
         sums_there = self.bins[:, columns] + np.clip(sums[inside].T, -MOST, MOST).astype(np.int64)
-        if fitting(sums_there).dtype == np.int64:
+        if copy_to_smallest_type(sums_there).dtype == np.int64:
             self.bins = self.bins.astype(np.int64, copy=False)
         self.bins[:, columns] = sums_there
         ahead = at > max(head, oldest - 1)
@@ -101,15 +101,15 @@ class DeltaBins:
         assert self.head is not None, "advance first"
         return np.roll(self.bins[row], -((self.head + 1) % self.size))
 
-    def sums(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
+    def read_sums(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
         """Return (bin,) the amounts of the bins up to `last`, NaN outside the window."""
-        return self._cut(self._order_bins(row), last, bins)
+        return self._cut_window(self._order_bins(row), last, bins)
 
-    def levels(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
+    def compute_levels(self, row: int, last: int, bins: int) -> NDArray[np.float64]:
         """Return (bin,) the running sums at the ends of the bins up to `last`, NaN outside the window."""
-        return self._cut(self.before[row] + np.cumsum(self._order_bins(row), dtype=np.int64), last, bins)
+        return self._cut_window(self.before[row] + np.cumsum(self._order_bins(row), dtype=np.int64), last, bins)
 
-    def _cut(self, values: NDArray[Any], last: int, bins: int) -> NDArray[np.float64]:
+    def _cut_window(self, values: NDArray[Any], last: int, bins: int) -> NDArray[np.float64]:
         assert self.head is not None
         cut = np.full(bins, np.nan)
         stop = self.size - (self.head - last)
@@ -123,7 +123,7 @@ class DeltaBins:
         assert self.head is not None
         return max(self.head - self.size, -1 if self.floor is None else self.floor) + 1
 
-    def first_bin(self) -> int:
+    def find_first_changed_bin(self) -> int:
         """Return the number of the first bin with a change.
 
         If changes lie before the window, it is the oldest stored bin. Without changes, it is the bin after
@@ -136,7 +136,7 @@ class DeltaBins:
         return self.head - self.size + 1 + int(marked[0]) if len(marked) else self.head + 1
 
 
-def fitting(values: NDArray[Any]) -> NDArray[np.int32] | NDArray[np.int64]:
+def copy_to_smallest_type(values: NDArray[Any]) -> NDArray[np.int32] | NDArray[np.int64]:
     """Return a copy of `values` as int32 if they fit, else as int64."""
     is_narrow = np.abs(values).max(initial=0) <= MOST_NARROW
     return values.astype(np.int32) if is_narrow else values.astype(np.int64)

@@ -34,8 +34,8 @@ from fleetcast.features.contribution import (
     DemandScope,
     Edge,
     Key,
-    contribution,
     find_changed_edges,
+    make_contribution,
 )
 from fleetcast.features.delta_bins import ARRIVING, ARRIVING_JOBS, QUEUED, RUNNING, DeltaBins
 from fleetcast.features.finished_runs import FinishedRuns
@@ -44,7 +44,7 @@ from fleetcast.features.job_records import JobRecords
 from fleetcast.features.open_demand import OpenDemand
 from fleetcast.features.pool_inventory import EVERYTHING, PoolInventory
 from fleetcast.features.request_series import RequestSeries
-from fleetcast.features.shown_sizes import NO_KEYS, AttemptOf, ShownSizes
+from fleetcast.features.shown_sizes import NO_KEYS, AttemptOf, OccupiedSizes
 from fleetcast.features.whole_gpu_dumps import UNIT, convert_to_milli_gpus
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import WHOLE_GPU
@@ -71,12 +71,14 @@ class DemandSeries(Stateful):
         self.records = JobRecords()  # waits, runs and cold starts
         self.residency = GpuResidency()  # how jobs use their GPUs
         self.open = OpenDemand()  # what the placer's ledger adds to job events
-        self.shown = ShownSizes()  # what attempts hold by the occupancy
+        self.shown = OccupiedSizes()  # what attempts hold by the occupancy
         self.inventory = PoolInventory()  # the pools of machines
         self._known: dict[Key, Contribution] = {}  # of attempts that are awake
         self._left_out: dict[Key, frozenset[DemandScope]] = {}  # scopes that had no room for it
         self._sizes: Counter[DemandScope] = Counter()  # thousandths of GPUs of awake attempts, by user group
-        self._bins: dict[tuple[DemandScope, int], DeltaBins] = {(DemandScope(), bin_s): _empty(bin_s) for bin_s in BINS}
+        self._bins: dict[tuple[DemandScope, int], DeltaBins] = {
+            (DemandScope(), bin_s): _make_empty_bins(bin_s) for bin_s in BINS
+        }
         self._attempts: dict[DemandScope, int] = {}  # attempts that count in a scope; all but `DemandScope()`
         self._listed: Counter[str] = Counter()  # how many of these there are, by kind
         self._since: dict[DemandScope, int] = {}  # when a group took another one's place: nothing is known before
@@ -91,20 +93,24 @@ class DemandSeries(Stateful):
         self._runs.update(attempt)
         self.records.update(attempt, received_ms)
         key = (attempt.job, attempt.attempt)
-        self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
+        self._replace_contribution(
+            key, self.open.apply_promise(key, self.shown.make_contribution(attempt, self.inventory))
+        )
 
     def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NO_KEYS) -> None:
         """Set the sizes of running attempts that hold more or fewer GPUs than their events state.
 
         sizes: attempt → thousandths of GPUs by occupancy. An attempt that is no longer in it gets the size
-        in its events. displaced: as in `ShownSizes`.
+        in its events. displaced: as in `OccupiedSizes`.
         """
         for key in self.shown.find_outdated_attempts(sizes, self._known):
             if (attempt := attempt_of(*key)) is not None:
-                self.shown.drop(key)
-                self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
+                self.shown.drop_size(key)
+                self._replace_contribution(
+                    key, self.open.apply_promise(key, self.shown.make_contribution(attempt, self.inventory))
+                )
         for key, change in self.shown.record(sizes, displaced, self._known):
-            self._change(key, change)
+            self._replace_contribution(key, change)
 
     def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count each open request of the placer's ledger once.
@@ -112,35 +118,35 @@ class DemandSeries(Stateful):
         requests: those that wait, and those whose GPUs are promised but whose start or end no event reports
         yet. promised: attempt → when its GPUs were promised, in Unix ms.
         """
-        found = {(row.job, row.attempt): contribution(row, self.inventory) for row in requests}
+        found = {(row.job, row.attempt): make_contribution(row, self.inventory) for row in requests}
         known = {key: change for key, change in found.items() if change is not None}
-        for key, change in self.open.changes(self._known, known, promised, now_ms):
-            self._change(key, change)
-        for key in self.open.forget(now_ms):
+        for key, change in self.open.apply_requests(self._known, known, promised, now_ms):
+            self._replace_contribution(key, change)
+        for key in self.open.pop_departed(now_ms):
             self._drop_contribution(key)
 
-    def _change(self, key: Key, new: Contribution | None) -> None:
+    def _replace_contribution(self, key: Key, new: Contribution | None) -> None:
         old = self._known.get(key)
         if new == old:
             return
         held: list[DemandScope] = []
         if old is not None:
             left_out = self._left_out.get(key, frozenset())
-            held = [scope for scope in old.scopes() if scope in self and scope not in left_out]
-        if old is not None and new is not None and list(new.scopes()) == held:
+            held = [scope for scope in old.list_scopes() if scope in self and scope not in left_out]
+        if old is not None and new is not None and list(new.list_scopes()) == held:
             self._add_edges(find_changed_edges(old, new), held)
             self._update_pool_contributions(old, new)
             self._drop_contribution(key)
             self._add_contribution(key, new, frozenset())
             return
         if old is not None:
-            self._add(old, -1, held)
+            self._add_change(old, -1, held)
             self._add_to_pools(old, -1)
             self._drop_contribution(key)
         if new is not None:
-            scopes = new.scopes()
-            kept = [scope for scope in scopes if self._has(scope)]
-            self._add(new, 1, kept)
+            scopes = new.list_scopes()
+            kept = [scope for scope in scopes if self._ensure_bins(scope)]
+            self._add_change(new, 1, kept)
             self._add_to_pools(new, 1)
             self._add_contribution(key, new, frozenset(scopes) - frozenset(kept))
 
@@ -151,12 +157,12 @@ class DemandSeries(Stateful):
             self._add_to_pools(new, 1)
             return
         for (scope, before), (_, after) in zip(old.split_by_pool(), new.split_by_pool(), strict=True):
-            if self._has(scope):
+            if self._ensure_bins(scope):
                 self._add_edges(find_changed_edges(before, after), [scope])
 
     def _add_to_pools(self, change: Contribution, sign: int) -> None:
         for scope, part in change.split_by_pool():
-            self._add(part, sign, [scope] if self._has(scope) else [])
+            self._add_change(part, sign, [scope] if self._ensure_bins(scope) else [])
 
     def apply_inventory(self, inventory: PoolInventory, attempts: Iterable[JobAttempt], now_ms: int = 0) -> None:
         """Divide the demand among the pools of a new inventory.
@@ -170,9 +176,11 @@ class DemandSeries(Stateful):
             self.inventory = inventory
             for attempt in attempts:
                 if (key := (attempt.job, attempt.attempt)) in self._known:
-                    self._change(key, self.open.apply_promise(key, self.shown.contribution(attempt, self.inventory)))
+                    self._replace_contribution(
+                        key, self.open.apply_promise(key, self.shown.make_contribution(attempt, self.inventory))
+                    )
         for pool in inventory.models:
-            self._has(DemandScope(pool=pool))
+            self._ensure_bins(DemandScope(pool=pool))
 
     def count_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
         """Count GPUs that are busy although no known job holds them, from `time_ms` on.
@@ -183,7 +191,7 @@ class DemandSeries(Stateful):
         before = [scope for scope in self._unknown_use if scope.kind == "pool"]
         for scope in (*UNKNOWN_SCOPES, *dict.fromkeys((*before, *parts))):
             more = (parts.get(scope, 0) if scope.kind == "pool" else gpus) - self._unknown_use[scope]
-            if not more or not self._has(scope):
+            if not more or not self._ensure_bins(scope):
                 continue
             self._unknown_use[scope] += more
             if scope in self._attempts:
@@ -198,27 +206,27 @@ class DemandSeries(Stateful):
         self._known[key] = change
         if left_out:
             self._left_out[key] = left_out
-        self._sizes.update({scope: change.milli for scope in change.scopes() if scope.kind == "group"})
+        self._sizes.update({scope: change.milli for scope in change.list_scopes() if scope.kind == "group"})
 
     def _drop_contribution(self, key: Key) -> None:
         change = self._known.pop(key, None)
         self._left_out.pop(key, None)
         if change is None:
             return
-        for scope in change.scopes():
+        for scope in change.list_scopes():
             if scope.kind == "group":
                 self._sizes[scope] -= change.milli
                 if not self._sizes[scope]:
                     del self._sizes[scope]
 
-    def known(self) -> Collection[Contribution]:
+    def list_contributions(self) -> Collection[Contribution]:
         """Return the contribution of each attempt that may still change."""
         return self._known.values()
 
-    def _add(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
+    def _add_change(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
         """Add a change to those of the scopes that have bins. sign: 1 to add it, -1 to undo it."""
         kept = list(scopes)
-        self._add_edges(((sign, edge) for edge in change.edges()), kept)
+        self._add_edges(((sign, edge) for edge in change.list_edges()), kept)
         for scope in kept:
             if scope in self._attempts:
                 self._attempts[scope] += sign
@@ -231,31 +239,31 @@ class DemandSeries(Stateful):
             for bins in holders:
                 bins.add(time_ms, amounts)
 
-    def _has(self, scope: DemandScope) -> bool:
+    def _ensure_bins(self, scope: DemandScope) -> bool:
         """Return whether a scope has bins after this call.
 
         A new scope gets bins, unless there are enough scopes of its kind or its queue has none.
         """
         if scope in self:
             return True
-        if not self._has_queue(scope) or self._listed[scope.kind] >= MOST[scope.kind]:
+        if not self._has_bins_for_queue(scope) or self._listed[scope.kind] >= MOST[scope.kind]:
             return False
         self._attempts[scope] = 0
         self._listed[scope.kind] += 1
         for bin_s in BINS:
-            self._bins[scope, bin_s] = _empty(bin_s)
+            self._bins[scope, bin_s] = _make_empty_bins(bin_s)
         return True
 
-    def _has_queue(self, scope: DemandScope) -> bool:
+    def _has_bins_for_queue(self, scope: DemandScope) -> bool:
         return scope.kind in ("queue", "pool") or DemandScope(scope.queue) in self
 
     def queues(self) -> tuple[str, ...]:
         """Return the names of the queues with demand, sorted, with "all" at the end."""
-        return (*sorted(scope.queue for scope in self.scopes("queue")), EVERYTHING)
+        return (*sorted(scope.queue for scope in self.list_scopes("queue")), EVERYTHING)
 
     def pools(self) -> tuple[str, ...]:
         """Return the pools of the inventory and those that have demand, sorted."""
-        found = {scope.pool for scope in self.scopes("pool")}
+        found = {scope.pool for scope in self.list_scopes("pool")}
         return tuple(sorted(found | {pool for pool in self.inventory.models if DemandScope(pool=pool) in self}))
 
     @property
@@ -263,14 +271,14 @@ class DemandSeries(Stateful):
         """Whether there are so many queues that a further one would count in "all" only."""
         return self._listed["queue"] >= MOST["queue"]
 
-    def scopes(self, kind: str) -> list[DemandScope]:
+    def list_scopes(self, kind: str) -> list[DemandScope]:
         """Return the scopes of a kind in which attempts count, sorted.
 
         `DemandScope()` and the remainder of the groups are not among them.
         """
         return sorted(scope for scope, attempts in self._attempts.items() if attempts > 0 and scope.kind == kind)
 
-    def series(
+    def read_series(
         self,
         queue: str,
         target: Target,
@@ -290,10 +298,12 @@ class DemandSeries(Stateful):
         if group == OTHER:
             amounts = self._subtract_listed_groups(queue, target, now_ms, bin_s, bins)
         else:
-            amounts = self._amounts(DemandScope(queue, class_, group, pool), target, now_ms, bin_s, bins)
+            amounts = self._read_milli_series(DemandScope(queue, class_, group, pool), target, now_ms, bin_s, bins)
         return amounts if target == "arriving_jobs" else amounts / WHOLE_GPU
 
-    def _amounts(self, scope: DemandScope, target: Target, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+    def _read_milli_series(
+        self, scope: DemandScope, target: Target, now_ms: int, bin_s: int, bins: int
+    ) -> NDArray[np.float64]:
         """Return (bin,) a scope's series as `series` does, but in thousandths of GPUs."""
         everything = self._bins[DemandScope(), bin_s]
         chosen = self._bins.get((scope, bin_s))
@@ -306,7 +316,8 @@ class DemandSeries(Stateful):
         first = last - bins + 1 if target not in ("arriving", "arriving_jobs") else last - bins
         since = self._since.get(scope, 0) // (bin_s * 1000)
         values[
-            np.arange(first, first + bins) < max(everything.first_bin(), chosen.compute_first_stored_bin(), since)
+            np.arange(first, first + bins)
+            < max(everything.find_first_changed_bin(), chosen.compute_first_stored_bin(), since)
         ] = np.nan
         return values
 
@@ -314,10 +325,12 @@ class DemandSeries(Stateful):
         self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int
     ) -> NDArray[np.float64]:
         """Return (bin,) a queue's demand less that of its groups that have a scope, in thousandths of GPUs."""
-        rest = self._amounts(DemandScope(queue), target, now_ms, bin_s, bins)
-        for scope in self.scopes("group"):
+        rest = self._read_milli_series(DemandScope(queue), target, now_ms, bin_s, bins)
+        for scope in self.list_scopes("group"):
             if scope.queue == queue:
-                rest -= np.nan_to_num(self._amounts(DemandScope(queue, group=scope.group), target, now_ms, bin_s, bins))
+                rest -= np.nan_to_num(
+                    self._read_milli_series(DemandScope(queue, group=scope.group), target, now_ms, bin_s, bins)
+                )
         return np.maximum(rest, 0.0)
 
     def replace_small_groups(self, now_ms: int) -> None:
@@ -330,26 +343,27 @@ class DemandSeries(Stateful):
         sizes = self._sizes
         listed = sorted((sizes[scope], scope) for scope in self._attempts if scope.kind == "group")
         waiting = nsmallest(
-            MOST_SWAPS, ((-sizes[scope], scope) for scope in sizes if scope not in self and self._has_queue(scope))
+            MOST_SWAPS,
+            ((-sizes[scope], scope) for scope in sizes if scope not in self and self._has_bins_for_queue(scope)),
         )
         pairs = zip(listed, waiting, strict=False)
         swaps = {large: small for (less, small), (more, large) in pairs if -more > CLEARLY * less}
         if swaps:
-            self._swap(frozenset(swaps.values()), frozenset(swaps), now_ms)
+            self._swap_scopes(frozenset(swaps.values()), frozenset(swaps), now_ms)
 
-    def _swap(self, gone: frozenset[DemandScope], come: frozenset[DemandScope], now_ms: int) -> None:
+    def _swap_scopes(self, gone: frozenset[DemandScope], come: frozenset[DemandScope], now_ms: int) -> None:
         """Drop the scopes `gone`, and add the scopes `come` in their place."""
         for scope in gone:
             self._drop_scope(scope)
         for scope in come:
-            assert self._has(scope), "there is room for as many as went"
+            assert self._ensure_bins(scope), "there is room for as many as went"
             self._since[scope] = now_ms
         names = {scope.group for scope in gone | come}
         for key, change in self._known.items():
             if change.group not in names:
                 continue
-            scopes = frozenset(change.scopes())
-            self._add(change, 1, scopes & come)
+            scopes = frozenset(change.list_scopes())
+            self._add_change(change, 1, scopes & come)
             left_out = (self._left_out.pop(key, frozenset()) - come) | (scopes & gone)
             if left_out:
                 self._left_out[key] = left_out
@@ -361,28 +375,28 @@ class DemandSeries(Stateful):
         for bin_s in BINS:
             del self._bins[scope, bin_s]
 
-    def durations(self) -> dict[str, Any]:
+    def compute_duration_quantiles(self) -> dict[str, Any]:
         """Return quantiles of finished jobs' run times in seconds, and their number, by GPU count and for all.
 
         {"by_gpus": {"8": {"p50", "p90", "n"}}, "all": {…} | None}
         """
-        return self._runs.quantiles()
+        return self._runs.compute_quantiles()
 
-    def forget(self, attempt: JobAttempt) -> None:
+    def drop_attempt(self, attempt: JobAttempt) -> None:
         """Drop the contribution of an attempt that will not change any more. Its demand stays in the series."""
         key = (attempt.job, attempt.attempt)
         self._drop_contribution(key)
-        self.shown.rest(key, self._known)
+        self.shown.mark_at_rest(key, self._known)
 
-    def recall(self, attempt: JobAttempt) -> None:
+    def restore_attempt(self, attempt: JobAttempt) -> None:
         """Restore the contribution of an attempt that `forget` dropped, because it changes again.
 
         A group that was added after the attempt had arrived does not count it.
         """
-        added = self.shown.contribution(attempt, self.inventory)
+        added = self.shown.make_contribution(attempt, self.inventory)
         if added is not None:
-            arrived_ms = added.edges()[0][0]
-            scopes = added.scopes()
+            arrived_ms = added.list_edges()[0][0]
+            scopes = added.list_scopes()
             kept = (scope for scope in scopes if scope in self and self._since.get(scope, 0) <= arrived_ms)
             self._add_contribution((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
 
@@ -390,14 +404,14 @@ class DemandSeries(Stateful):
         """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
         requests, arrays = self.requests.dump()
         about: dict[str, Any] = {
-            "known": [(*key, *added.row()) for key, added in self._known.items()],
+            "known": [(*key, *added.to_row()) for key, added in self._known.items()],
             "left_out": [(*key, [*map(list, scopes)]) for key, scopes in self._left_out.items()],
             "attempts": [(*scope, attempts) for scope, attempts in self._attempts.items()],
             "since": [(*scope, since_ms) for scope, since_ms in self._since.items()],
             "unknown_use": [(*scope, gpus) for scope, gpus in self._unknown_use.items()],
             "runs": self._runs.dump(),
             "open": self.open.dump()[0],
-            "inventory": self.inventory.row(),
+            "inventory": self.inventory.to_rows(),
             **self.shown.dump()[0],
             UNIT: WHOLE_GPU,
             "requests": requests,
@@ -418,7 +432,7 @@ class DemandSeries(Stateful):
         about, arrays = convert_to_milli_gpus(about, arrays)
         for number, row in enumerate(about["bins"]):
             scope = DemandScope.from_row(row)
-            bins = _empty(row["seconds"])
+            bins = _make_empty_bins(row["seconds"])
             bins.load(row, arrays[f"bins {number}"])
             self._bins[scope, row["seconds"]] = bins
         attempts = {DemandScope(*scope): count for *scope, count in about["attempts"]}
@@ -441,14 +455,16 @@ class DemandSeries(Stateful):
         self.residency.load(about["residency"])
 
 
-def _empty(bin_s: int) -> DeltaBins:
+def _make_empty_bins(bin_s: int) -> DeltaBins:
     return DeltaBins(bin_s * 1000, BINS[bin_s] + 1)
 
 
 _READ: dict[str, Callable[[DeltaBins, int, int], NDArray[np.float64]]] = {
-    "arriving": lambda rows, last, bins: rows.sums(ARRIVING, last - 1, bins),
-    "arriving_jobs": lambda rows, last, bins: rows.sums(ARRIVING_JOBS, last - 1, bins),
-    "running": lambda rows, last, bins: rows.levels(RUNNING, last, bins),
-    "queued": lambda rows, last, bins: rows.levels(QUEUED, last, bins),
-    "wanted": lambda rows, last, bins: rows.levels(RUNNING, last, bins) + rows.levels(QUEUED, last, bins),
+    "arriving": lambda rows, last, bins: rows.read_sums(ARRIVING, last - 1, bins),
+    "arriving_jobs": lambda rows, last, bins: rows.read_sums(ARRIVING_JOBS, last - 1, bins),
+    "running": lambda rows, last, bins: rows.compute_levels(RUNNING, last, bins),
+    "queued": lambda rows, last, bins: rows.compute_levels(QUEUED, last, bins),
+    "wanted": lambda rows, last, bins: (
+        rows.compute_levels(RUNNING, last, bins) + rows.compute_levels(QUEUED, last, bins)
+    ),
 }

@@ -25,7 +25,7 @@ class EndedJobs:
             if _has_ended_within(attempt, now_ms):
                 self._rows[attempt.job, attempt.attempt] = attempt
 
-    def lately(self, now_ms: int) -> list[JobAttempt]:
+    def list_recent(self, now_ms: int) -> list[JobAttempt]:
         """Return the attempts that ended within the hour before `now_ms`. Drops all others."""
         late = {key: row for key, row in self._rows.items() if _has_ended_within(row, now_ms)}
         self._rows = dict(islice(late.items(), max(0, len(late) - MOST_ENDED), None))

@@ -26,12 +26,12 @@ class Episode:
     bytes: int | None
 
     @property
-    def lasts_s(self) -> float | None:
+    def duration_s(self) -> float | None:
         return None if self.end_ms is None else (self.end_ms - self.begin_ms) / 1000
 
 
 @dataclass(slots=True)
-class _Gang:
+class _CheckpointEdges:
     """The begin and end events of one checkpoint, in order of time.
 
     still: the number of ranks that have begun but not ended.
@@ -50,7 +50,7 @@ class _Gang:
             return True
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
 
-    def takes(self, edge: Edges) -> bool:
+    def accepts_end(self, edge: Edges) -> bool:
         """Return whether an end event belongs to this checkpoint.
 
         While a rank writes, it does within LONGEST_MS of the begin. Otherwise it must follow within
@@ -60,7 +60,7 @@ class _Gang:
             return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS
         return edge.time_ms - self.edges[-1].time_ms <= TOGETHER_MS
 
-    def episode(self, *, is_last: bool) -> Episode:
+    def make_episode(self, *, is_last: bool) -> Episode:
         ends = [edge.time_ms for edge in self.edges if edge.edge == "end"]
         ends_ms = {
             kind: sum(edge.bytes or 0 for edge in self.edges if edge.edge == kind) for kind in ("begin", "end")
@@ -70,16 +70,16 @@ class _Gang:
         return Episode(self.edges[0].time_ms, ends[-1] if is_over else None, written or None)
 
 
-def episodes(edges: Sequence[Edges]) -> list[Episode]:
+def find_episodes(edges: Sequence[Edges]) -> list[Episode]:
     """Return the checkpoints in order of their beginnings.
 
     A checkpoint without its last end events ends at its last known one, once the next checkpoint
     begins.
     """
-    gangs: list[_Gang] = []
+    gangs: list[_CheckpointEdges] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):
         if edge.edge == "begin" and (not gangs or gangs[-1].is_over_before(edge)):
-            gangs.append(_Gang([]))
-        if gangs and (edge.edge == "begin" or gangs[-1].takes(edge)):
+            gangs.append(_CheckpointEdges([]))
+        if gangs and (edge.edge == "begin" or gangs[-1].accepts_end(edge)):
             gangs[-1].add(edge)
-    return [gang.episode(is_last=gang is gangs[-1]) for gang in gangs]
+    return [gang.make_episode(is_last=gang is gangs[-1]) for gang in gangs]

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.frame import FeatureFrame
-from fleetcast.features.layout import SUMMED, layout_of
+from fleetcast.features.layout import SUMMED, make_layout
 from fleetcast.features.ring import NEVER, Ring
 from fleetcast.features.store import WindowStore
-from fleetcast.features.sums import mean, spread
+from fleetcast.features.sums import compute_mean, compute_std
 from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 
@@ -47,8 +47,8 @@ SUMMED_FEATURES = {
 }
 
 
-def _names(kind: EntityKind) -> tuple[str, ...]:
-    layout = layout_of(kind)
+def _list_feature_names(kind: EntityKind) -> tuple[str, ...]:
+    layout = make_layout(kind)
     summed = [name for name in layout.values if layout.value[layout.metrics.index(name)] in layout.summed]
     assert sorted(summed) == sorted(SUMMED[kind])
     windows = [f"{name}_{window}" for window in ("mean_2m", "mean_30m", "std_30m") for name in SUMMED_FEATURES[kind]]
@@ -58,9 +58,9 @@ def _names(kind: EntityKind) -> tuple[str, ...]:
     return (*newest, *windows, *counts, *gaps, *(f"max_{name}" for name in MAXIMA[kind]), *AGES[kind])
 
 
-GPU_FEATURES = _names(EntityKind.GPU)
-PORT_FEATURES = _names(EntityKind.PORT)
-NODE_FEATURES = _names(EntityKind.NODE)
+GPU_FEATURES = _list_feature_names(EntityKind.GPU)
+PORT_FEATURES = _list_feature_names(EntityKind.PORT)
+NODE_FEATURES = _list_feature_names(EntityKind.NODE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,24 +75,24 @@ class Frames:
     node: FeatureFrame
 
 
-def extract(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Frames:
+def extract_frames(store: WindowStore, now_ms: int, topology_generation: int = 0) -> Frames:
     """Return copies of the features of every GPU, port and node at `now_ms`.
 
     If the store has a later time, the windows end there.
     """
     store.advance(now_ms)
-    gpu = _Columns(store, EntityKind.GPU, GPU_FEATURES, now_ms)
-    gpu.fill()
+    gpu = _FrameBuilder(store, EntityKind.GPU, GPU_FEATURES, now_ms)
+    gpu.fill_common_features()
     gpu["frozen_s"] = _compute_frozen_s(gpu.ring, gpu.last_ms)
     gpu["silent_s"] = _compute_silent_s(store, gpu.last_ms, now_ms)
-    port = _Columns(store, EntityKind.PORT, PORT_FEATURES, now_ms)
-    port.fill()
-    node = _Columns(store, EntityKind.NODE, NODE_FEATURES, now_ms)
-    node.fill()
-    return Frames(*(columns.frame(topology_generation) for columns in (gpu, port, node)))
+    port = _FrameBuilder(store, EntityKind.PORT, PORT_FEATURES, now_ms)
+    port.fill_common_features()
+    node = _FrameBuilder(store, EntityKind.NODE, NODE_FEATURES, now_ms)
+    node.fill_common_features()
+    return Frames(*(columns.make_frame(topology_generation) for columns in (gpu, port, node)))
 
 
-class _Columns:
+class _FrameBuilder:
     """The builder of one frame. values, since_ms: (feature, entity), so that a feature is contiguous."""
 
     def __init__(self, store: WindowStore, kind: EntityKind, names: tuple[str, ...], now_ms: int) -> None:
@@ -105,60 +105,60 @@ class _Columns:
         self.index = {name: row for row, name in enumerate(names)}
         self.values = np.empty((len(names), self.ring.size), np.float32)
         self.since_ms = np.zeros((len(names), self.ring.size), np.int64)
-        self.last_ms = _last_ms(self.ring)
+        self.last_ms = _find_last_ms(self.ring)
 
     def __setitem__(self, name: str, column: NDArray[np.floating]) -> None:
         self.values[self.index[name]] = column
 
-    def fill(self) -> None:
+    def fill_common_features(self) -> None:
         """Compute those features that entities of all kinds have."""
         ring = self.ring
         ring.recompute_sums()
-        self._newest()
-        self._windows()
-        self._counts()
+        self._fill_newest_values()
+        self._fill_window_statistics()
+        self._fill_event_counts()
         for name in MAXIMA[self.kind]:
-            self[f"max_{name}"] = ring.peak(name)
+            self[f"max_{name}"] = ring.compute_peak(name)
         seen, last = ring.first_seen_ms[: ring.size], self.last_ms
         listened_ms = _exclude_downtime(self.gaps, last)
         self["age_s"] = np.where(last < 0, np.nan, (self.now_ms - listened_ms) / 1000).clip(min=0)
         self["first_seen_s"] = np.where(seen == NEVER, np.nan, (self.now_ms - seen) / 1000).clip(min=0)
 
-    def _newest(self) -> None:
+    def _fill_newest_values(self) -> None:
         ring = self.ring
         seen, oldest_ms = ring.first_seen_ms[: ring.size], self.now_ms - STALE_S * 1000
         for row, name in enumerate(ring.layout.metrics):
-            self.values[row] = ring.current(row)
+            self.values[row] = ring.find_newest_values(row)
             if name not in STICKY:
                 self.values[row][ring.time_ms[row, : ring.size] < oldest_ms] = np.nan
             changed = ring.changed_ms[row, : ring.size]
             np.copyto(self.since_ms[row], changed, where=changed > seen)
 
-    def _windows(self) -> None:
+    def _fill_window_statistics(self) -> None:
         ring, opened = self.ring, self._find_open_slots()
         for index, name in enumerate(SUMMED_FEATURES[self.kind]):
-            count, total, square = ring.value_sums.windows(ring.fine, index, opened, ring.size)
-            self[f"{name}_mean_2m"], self[f"{name}_mean_30m"] = mean(count, total)
-            self[f"{name}_std_30m"] = spread(count[1], total[1], square)
+            count, total, square = ring.value_sums.read_windows(ring.fine, index, opened, ring.size)
+            self[f"{name}_mean_2m"], self[f"{name}_mean_30m"] = compute_mean(count, total)
+            self[f"{name}_std_30m"] = compute_std(count[1], total[1], square)
 
-    def _counts(self) -> None:
+    def _fill_event_counts(self) -> None:
         ring, layout, opened = self.ring, self.ring.layout, self._find_open_slots()
         for row, name in enumerate(layout.events):
             counter, feature = ("scrape_up", name) if row == layout.gaps else (name, f"{name}_count")
             never = ring.time_ms[layout.metrics.index(counter), : ring.size] < 0
-            counts = ring.event_sums.windows(ring.events, row, opened, ring.size)
+            counts = ring.event_sums.read_windows(ring.events, row, opened, ring.size)
             self[f"{feature}_10m"], self[f"{feature}_30m"] = np.where(never, np.nan, counts)
 
     def _find_open_slots(self) -> NDArray[np.intp]:
-        return self.ring.list_open_slots(self.ring.closed + 1, self.ring.end) % self.ring.span.slots
+        return self.ring.list_open_slots(self.ring.closed + 1, self.ring.end_slot) % self.ring.span.slots
 
-    def frame(self, topology_generation: int) -> FeatureFrame:
+    def make_frame(self, topology_generation: int) -> FeatureFrame:
         return FeatureFrame(
             self.kind, self.names, self.values.T, self.node, self.since_ms.T, self.now_ms, topology_generation
         )
 
 
-def _last_ms(ring: Ring) -> NDArray[np.int64]:
+def _find_last_ms(ring: Ring) -> NDArray[np.int64]:
     """Return (entity,) the time of its newest sample in Unix ms, -1 if it has none."""
     last: NDArray[np.int64] = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
     return last

@@ -29,7 +29,7 @@ class Shape:
     periodic: float  # strength of its period
 
 
-def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, period: Period) -> Shape:
+def compute_shape(activity: Array, tensor: Array, exchange: Array, host: Array, period: Period) -> Shape:
     """Return the levels of the channels while the job computes, NaN where a channel reports nothing.
 
     activity, tensor, exchange, host: (sample,) means over the job's GPUs.
@@ -42,9 +42,9 @@ def shape_of(activity: Array, tensor: Array, exchange: Array, host: Array, perio
     return Shape(
         active_share=float(on.sum() / known.sum()),
         activity=level,
-        tensor_share=_mean(tensor[on]) / level,
+        tensor_share=_compute_known_mean(tensor[on]) / level,
         steadiness=max(0.0, 1 - float(np.std(activity[on])) / level),
-        exchange_ratio=_mean(exchange[on]) / np.fmax(_mean(host[on]), 1.0),
+        exchange_ratio=_compute_known_mean(exchange[on]) / np.fmax(_compute_known_mean(host[on]), 1.0),
         periodic=period.strength if period.period_s is not None else 0.0,
     )
 
@@ -75,6 +75,6 @@ def estimate_class_odds(shape: Shape) -> dict[str, float]:
     return {"training": busy * training, "inference": busy * (1 - training), "idle": 1 - busy}
 
 
-def _mean(values: Array) -> float:
+def _compute_known_mean(values: Array) -> float:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else np.nan

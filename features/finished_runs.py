@@ -34,13 +34,13 @@ class FinishedRuns:
         if old is not None:
             del self._known[key]
             for group in (old[0], None):
-                self._remove(group, old[1])
+                self._remove_run(group, old[1])
         if new is not None:
             self._known[key] = new
             for group in (new[0], None):
-                self._insert(group, new[1])
+                self._insert_run(group, new[1])
 
-    def _insert(self, group: int | None, run: Run) -> None:
+    def _insert_run(self, group: int | None, run: Run) -> None:
         runs = self._runs.setdefault(group, [])
         insort(runs, run)
         if len(runs) > MAX_RUNS:
@@ -49,14 +49,14 @@ class FinishedRuns:
                 self._known.pop((oldest[1], oldest[2]), None)
         self._quantiles.pop(group, None)
 
-    def _remove(self, group: int | None, run: Run) -> None:
+    def _remove_run(self, group: int | None, run: Run) -> None:
         runs = self._runs.get(group, [])
         at = bisect_left(runs, run)
         if at < len(runs) and runs[at] == run:
             del runs[at]
         self._quantiles.pop(group, None)
 
-    def quantiles(self) -> dict[str, Any]:
+    def compute_quantiles(self) -> dict[str, Any]:
         """Return quantiles of the run times in seconds, and their number `n`, by GPU count and for all.
 
             {"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": {…} | None}

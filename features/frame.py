@@ -27,6 +27,6 @@ class FeatureFrame:
         except ValueError:
             raise KeyError(f"frame of {self.kind} has no feature {name!r}; it has {list(self.names)}") from None
 
-    def since(self, name: str) -> NDArray[np.int64]:
+    def changed_ms(self, name: str) -> NDArray[np.int64]:
         """Return (entity,) when the signal behind a feature last changed, in Unix ms."""
         return self.since_ms[:, self.names.index(name)]

@@ -34,7 +34,7 @@ class GpuResidency:
                 sums = self._sums.setdefault(key, [0.0, 0.0, 0.0])
                 sums[:] = [value + min(passed_ms, LONGEST_MS) * seen for value, seen in zip(sums, gpus, strict=True)]
 
-    def shares(self) -> dict[Key, tuple[float, float]]:
+    def compute_shares(self) -> dict[Key, tuple[float, float]]:
         """Return (queue, class) -> the shares of held GPU time that were loaded and active.
 
         "all" stands for all queues or classes together.

@@ -5,7 +5,7 @@ The order of events and repeats do not matter.
 
 from fleetcast.features.demand_series import DemandSeries
 from fleetcast.features.past_runs import PastRuns
-from fleetcast.features.similarity import shape_of
+from fleetcast.features.similarity import make_job_shape
 from fleetcast.fleet.events import Checkpoint, JobEvent, NodeLost, Phase, Queued, Step
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
@@ -29,21 +29,21 @@ class JobFold:
         These are the event's own attempt, and the one before it if the event implies its end. received_ms:
         the present time if the source is live, None for a complete history.
         """
-        for woken in self.jobs.wake(event.job):
-            self.demand.recall(woken)  # so that its demand is changed, not added again
+        for woken in self.jobs.unpack_job(event.job):
+            self.demand.restore_attempt(woken)  # so that its demand is changed, not added again
         attempt = self.jobs.apply(event)
         if attempt is None:
             return []
-        before = self.jobs.before(attempt)
+        before = self.jobs.find_previous_attempt(attempt)
         changed = [attempt] if before is None else [attempt, before]
         for row in changed:
-            self._learn(row, event, received_ms)
+            self._record_attempt_change(row, event, received_ms)
         return changed
 
-    def put(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
+    def add_attempt(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
         """Add an attempt in its present state, without its events."""
-        self.jobs.put(attempt)
-        self._learn(attempt, received_ms=received_ms)
+        self.jobs.add_attempt(attempt)
+        self._record_attempt_change(attempt, received_ms=received_ms)
 
     def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
         """Put jobs that no longer change to rest, as `JobTable.rest` does, and return their attempts.
@@ -51,12 +51,14 @@ class JobFold:
         Drops attempts that ended before `forget_before_ms`.
         """
         self.jobs.drop_ended_before(forget_before_ms)
-        rested = self.jobs.rest(before_ms, most_over)
+        rested = self.jobs.pack_old_jobs(before_ms, most_over)
         for attempt in rested:
-            self.demand.forget(attempt)
+            self.demand.drop_attempt(attempt)
         return rested
 
-    def _learn(self, attempt: JobAttempt, event: JobEvent | None = None, received_ms: int | None = None) -> None:
+    def _record_attempt_change(
+        self, attempt: JobAttempt, event: JobEvent | None = None, received_ms: int | None = None
+    ) -> None:
         self.demand.update(attempt, received_ms)
         if self._learns_runs and not isinstance(event, Step | Phase | Checkpoint | Queued | NodeLost):
             record_attempt(self.runs, attempt)
@@ -72,9 +74,9 @@ def record_attempt(runs: PastRuns, attempt: JobAttempt) -> None:
         return  # it stands for many, each of which is learnt by its own name
     job, number = attempt.job, attempt.attempt
     if attempt.submission is not None or attempt.over_ms is not None:
-        runs.submitted(job, number, shape_of(attempt))
+        runs.record_submission(job, number, make_job_shape(attempt))
     if attempt.started_ms is not None:
-        runs.started(job, number, attempt.started_ms)
+        runs.record_start(job, number, attempt.started_ms)
     if attempt.over_ms is not None:
         outcome = "preempted" if attempt.has_unseen_start else attempt.outcome
-        runs.ended(job, number, attempt.over_ms, outcome or "preempted")
+        runs.record_end(job, number, attempt.over_ms, outcome or "preempted")

@@ -37,7 +37,7 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
     past that ends before the window begins is dropped.
     """
     watts, is_mean = compute_watts(window)
-    newest = np.stack([watts, activity_of(window)])
+    newest = np.stack([watts, find_activity(window)])
     averaged = np.array([is_mean, False])
     first_ms, values = window.first_ms, np.clip(newest, -LARGEST, LARGEST).astype(np.float16)
     if past is not None and past.first_ms < first_ms <= past.end_ms(window.interval_s):
@@ -60,7 +60,7 @@ def compute_watts(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
     return (energy, True) if is_mean else (window.mean("power_w"), False)
 
 
-def activity_of(window: JobWindow) -> NDArray[np.float64]:
+def find_activity(window: JobWindow) -> NDArray[np.float64]:
     """Return (slot,) the mean activity of the job's GPUs, NaN if they report none."""
     for name in ACTIVITIES:
         values = window.mean(name)

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.similarity import Kind, kinds, shape_of
+from fleetcast.features.similarity import Kind, make_job_shape, make_kind_keys
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.stateful import Dump, Stateful
@@ -45,17 +45,17 @@ class JobPeaks(Stateful):
         self._count = np.zeros(0, np.int64)
         self._likely = np.zeros((0, 2), np.float32)
 
-    def finish(self, ended: Iterable[JobAttempt]) -> None:
+    def store_finished(self, ended: Iterable[JobAttempt]) -> None:
         """Store the peaks of attempts that have finished. Ignores all other attempts and repeats."""
         for attempt in ended:
             row = self._running.pop((attempt.job, attempt.attempt), None)
             if row is not None:
                 self._places = None
             if row is not None and attempt.outcome == "finished" and np.isfinite(self._peaks[row]).any():
-                of_kind = kinds(shape_of(attempt))
+                of_kind = make_kind_keys(make_job_shape(attempt))
                 for kind in KINDS:
                     if kind in of_kind:
-                        self._keep(of_kind[kind], self._peaks[row])
+                        self._store_peaks(of_kind[kind], self._peaks[row])
 
     def observe(
         self,
@@ -74,7 +74,7 @@ class JobPeaks(Stateful):
         starts, ends or moves.
         """
         if places is None or places is not self._places:
-            self._follow(running)
+            self._update_running_rows(running)
             self._places = places
         index, peaks = self._running, self._peaks
         started_ms = np.array([row.started_ms or now_ms for row in running], np.int64)
@@ -83,10 +83,12 @@ class JobPeaks(Stateful):
         number, entity = holder[seen], rows[seen]
         own = settled[number]
         number, entity = number[own], entity[own]
-        peaks[:, MEMORY] = np.fmax(peaks[:, MEMORY], _most(number, memory_bytes[entity], len(index)) / GIB)
-        peaks[:, POWER] = np.fmax(peaks[:, POWER], _mean(number, power_w[entity], len(index)))
+        peaks[:, MEMORY] = np.fmax(
+            peaks[:, MEMORY], _compute_group_maxima(number, memory_bytes[entity], len(index)) / GIB
+        )
+        peaks[:, POWER] = np.fmax(peaks[:, POWER], _compute_group_means(number, power_w[entity], len(index)))
 
-    def _follow(self, running: Sequence[JobAttempt]) -> None:
+    def _update_running_rows(self, running: Sequence[JobAttempt]) -> None:
         """Give each of these attempts a row with its peaks so far, and drop all others."""
         index = {(attempt.job, attempt.attempt): row for row, attempt in enumerate(running)}
         before = np.array([self._running.get(key, -1) for key in index], np.intp)
@@ -94,7 +96,7 @@ class JobPeaks(Stateful):
         peaks[before >= 0] = self._peaks[before[before >= 0]]
         self._running, self._peaks = index, peaks
 
-    def table(self) -> tuple[NDArray[np.uint64], Array]:
+    def make_table(self) -> tuple[NDArray[np.uint64], Array]:
         """Return (k,) the sorted keys of the kinds of jobs, and (k, 3) float32 what is known of each.
 
         The columns are the likely peak memory (GiB of a GPU), the likely peak power (W of a GPU), and the
@@ -106,7 +108,7 @@ class JobPeaks(Stateful):
         seen = np.minimum(self._count[rows], MAX_RUNS).astype(np.float32)
         return keys[order], np.column_stack([self._likely[rows], seen])[order].astype(np.float32)
 
-    def _keep(self, key: int, peaks: Array) -> None:
+    def _store_peaks(self, key: int, peaks: Array) -> None:
         row = self._rows.pop(key, None)
         if row is None:
             row = self._allocate_row()
@@ -124,11 +126,11 @@ class JobPeaks(Stateful):
             row = self._rows.pop(next(iter(self._rows)))
         else:
             row = len(self._rows)
-            self._grow(row + 1)
+            self._grow_arrays(row + 1)
         self._runs[row], self._count[row], self._likely[row] = np.nan, 0, np.nan
         return row
 
-    def _grow(self, rows: int) -> None:
+    def _grow_arrays(self, rows: int) -> None:
         more = max(0, rows - len(self._count)) and max(64, len(self._count))
         if more:
             self._runs = np.pad(self._runs, ((0, more), (0, 0), (0, 0)))
@@ -156,14 +158,14 @@ class JobPeaks(Stateful):
         self._likely = arrays["likely"].copy()
 
 
-def _most(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
+def _compute_group_maxima(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
     """Return (length,) the largest value with each number, NaN if it has none. number: (values,)."""
     most = np.full(length, np.nan)
     np.fmax.at(most, number, values)
     return most
 
 
-def _mean(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
+def _compute_group_means(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
     """Return (length,) the mean of the values with each number, NaN if it has none. number: (values,)."""
     known = np.isfinite(values)
     count = np.bincount(number[known], minlength=length).astype(np.float64)

@@ -40,11 +40,11 @@ class JobRecords:
         """
         key = (attempt.job, attempt.attempt)
         old = self._rows.get(key)
-        new = _record(attempt, old, received_ms)
+        new = _make_record(attempt, old, received_ms)
         if new == old:
             return
         if old is not None:
-            self._remove(key, old)
+            self._remove_record(key, old)
         if new is not None:
             self._rows[key] = new
             insort(self._order, (new.arrived_ms, *key))
@@ -52,11 +52,11 @@ class JobRecords:
                 _, job, number = self._order.pop(0)
                 del self._rows[job, number]
 
-    def _remove(self, key: tuple[str, int], row: JobRecord) -> None:
+    def _remove_record(self, key: tuple[str, int], row: JobRecord) -> None:
         del self._rows[key]
         del self._order[bisect_left(self._order, (row.arrived_ms, *key))]
 
-    def rows(self) -> list[JobRecord]:
+    def list_records(self) -> list[JobRecord]:
         """Return a copy of all records, in no order."""
         return list(self._rows.values())
 
@@ -66,15 +66,17 @@ class JobRecords:
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
         """Restore what `dump` returned. Drops a cold start if the job's start was not observed as it happened."""
-        self._rows = {(job, attempt): _checked(JobRecord(*row)) for job, attempt, *row in state["rows"]}
+        self._rows = {
+            (job, attempt): _drop_unobserved_cold_start(JobRecord(*row)) for job, attempt, *row in state["rows"]
+        }
         self._order = sorted((row.arrived_ms, *key) for key, row in self._rows.items())
 
 
-def _checked(row: JobRecord) -> JobRecord:
+def _drop_unobserved_cold_start(row: JobRecord) -> JobRecord:
     return row if row.heard else row._replace(cold_s=None)
 
 
-def _record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | None) -> JobRecord | None:
+def _make_record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | None) -> JobRecord | None:
     """Return the record of an attempt in its current state. old: its record from earlier states."""
     submitted, started, over = attempt.eligible_ms, attempt.started_ms, attempt.over_ms
     arrived = submitted if submitted is not None else started

@@ -51,7 +51,7 @@ class JobWindow:
         return self.parts[0] if len(self.parts) == 1 else np.concatenate(self.parts, axis=2)
 
     @cached_property
-    def heard(self) -> int:  # how many GPUs reported
+    def reporting_gpus(self) -> int:  # how many GPUs reported
         return int(np.isfinite(self.gpu).any(axis=(0, 1)).sum())
 
     @cached_property
@@ -74,9 +74,9 @@ class JobWindow:
         return self.first_ms + round(slots * self.interval_s * 1000)
 
     @property
-    def is_whole(self) -> bool:
+    def is_representative(self) -> bool:
         """Whether enough of the GPUs reported to represent the whole job."""
-        return self.heard > 0 and self.heard >= (1 - MOST_SILENT) * self.gpus
+        return self.reporting_gpus > 0 and self.reporting_gpus >= (1 - MOST_SILENT) * self.gpus
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,16 +102,16 @@ def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
         rows += [table.row(f"{rank.node}/{gpu}") for gpu in rank.gpus]
     found = [row for row in rows if row is not None]
     whole = _list_whole_nodes(attempt)
-    return np.unique(np.concatenate([np.array(found, np.intp), _of_nodes(entities, EntityKind.GPU, whole)]))
+    return np.unique(np.concatenate([np.array(found, np.intp), _find_rows_on_nodes(entities, EntityKind.GPU, whole)]))
 
 
-def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]) -> JobRows:
+def find_job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]) -> JobRows:
     """Return the rows of an attempt's GPUs and ports. gpus_of: node -> its number of GPUs in the topology."""
     gpu = find_gpu_rows(attempt, entities)
     whole = _list_whole_nodes(attempt)
     named = sum(len(rank.gpus) for rank in attempt.ranks)
     gpus = max(named + sum(gpus_of.get(node, 0) for node in whole), len(gpu), 0 if whole else attempt.gpus)
-    port = _of_nodes(entities, EntityKind.PORT, attempt.hosts)
+    port = _find_rows_on_nodes(entities, EntityKind.PORT, attempt.hosts)
     node = entities[EntityKind.PORT].node[port]
     held = np.bincount(entities[EntityKind.GPU].node[gpu], minlength=len(entities[EntityKind.NODE]))
     share = np.ones(len(port))
@@ -122,13 +122,13 @@ def job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str, int]
     return JobRows(gpu, port, node, share, gpus, len(attempt.hosts))
 
 
-async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
+async def copy_window(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
     """Copy a job's telemetry from the rings up to the last closed slot.
 
     Returns None if none of its GPUs has a row. Yields to the event loop between blocks of GPUs.
     """
     ring = store.rings.get(EntityKind.GPU)
-    if ring is None or ring.end < 0:
+    if ring is None or ring.end_slot < 0:
         return None
     gpu_rows = rows.gpu[rows.gpu < ring.size]
     interval_ms = ring.span.interval_ms
@@ -136,7 +136,7 @@ async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> J
     first = max(last - ring.span.fine_slots + 1, -(-(attempt.started_ms or 0) // interval_ms))
     if first > last or not len(gpu_rows):
         return None
-    sent = _sent(store, rows, first, last)
+    sent = _compute_sent_rate(store, rows, first, last)
     parts = []
     for at in range(0, len(gpu_rows), BLOCK_GPUS):
         if at:
@@ -145,7 +145,7 @@ async def window_of(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> J
     return JobWindow(interval_ms / 1000, first * interval_ms, parts, sent, rows.gpus)
 
 
-def _sent(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
+def _compute_sent_rate(store: WindowStore, rows: JobRows, first: int, last: int) -> Array:
     """Return (slot,) bytes/s that the whole job sends over the network, NaN if too few nodes report.
 
     Ports and nodes without samples in a slot count as if they sent as much as the others.
@@ -173,7 +173,7 @@ def _list_whole_nodes(attempt: JobAttempt) -> list[str]:
     return [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
 
 
-def _of_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDArray[np.intp]:
+def _find_rows_on_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDArray[np.intp]:
     known = [row for name in nodes if (row := entities[EntityKind.NODE].row(name)) is not None]
     return np.flatnonzero(np.isin(entities[kind].node, known))
 

@@ -61,7 +61,7 @@ class RingSpan:
     def slots(self) -> int:
         return self.fine_slots + -(-self.future_ms // self.interval_ms) + GUARD_SLOTS
 
-    def window(self, seconds: float) -> int:
+    def count_window_slots(self, seconds: float) -> int:
         """Return the number of slots in a window of `seconds`, including the current slot.
 
         It is at most that of the ring, and at least that of the open slots.
@@ -109,25 +109,25 @@ class Layout:
         return tuple(name for name, row in zip(self.metrics, self.counter, strict=True) if row >= 0)
 
 
-def _numbered(chosen: list[bool]) -> NDArray[np.intp]:
+def _number_chosen(chosen: list[bool]) -> NDArray[np.intp]:
     rows = np.cumsum(chosen) - 1
     return np.where(chosen, rows, -1).astype(np.intp)
 
 
 @cache
-def layout_of(kind: EntityKind) -> Layout:
+def make_layout(kind: EntityKind) -> Layout:
     """Return the layout of a kind, built from the catalogue of metrics."""
     metrics = METRICS[kind]
     is_event = [metric.is_counter and metric.unit == "events" for metric in metrics]
     names = tuple(metric.name for metric in metrics)
-    value = _numbered([name in FINE.get(kind, ()) for name in names])
+    value = _number_chosen([name in FINE.get(kind, ()) for name in names])
     return Layout(
         kind=kind,
         metrics=names,
         value=value,
-        day=_numbered([name in DAILY.get(kind, ()) for name in names]),
-        event=_numbered(is_event),
-        counter=_numbered([metric.is_counter for metric in metrics]),
+        day=_number_chosen([name in DAILY.get(kind, ()) for name in names]),
+        event=_number_chosen(is_event),
+        counter=_number_chosen([metric.is_counter for metric in metrics]),
         saturates=np.array([SATURATES_AT.get(name, np.inf) for name in names]),
         wraps=np.array([WRAPS_AT.get(name, np.inf) for name in names]),
         summed=tuple(int(value[names.index(name)]) for name in SUMMED.get(kind, ())),

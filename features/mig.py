@@ -10,7 +10,7 @@ STALE_MS = 600_000
 GIB = 2.0**30
 
 
-def mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float | None]]:
+def find_mig_instances(store: WindowStore, now_ms: int) -> dict[str, dict[str, float | None]]:
     """Return GPU (`node/index`) -> MIG instance id -> its memory in GiB, None if unknown.
 
     Only instances with samples in the last ten minutes are included.

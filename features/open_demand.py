@@ -42,7 +42,7 @@ class OpenDemand(Stateful):
             return change
         return _start_at_promise(change, self.promised.get(key))
 
-    def changes(
+    def apply_requests(
         self,
         known: Mapping[Key, Contribution],
         requests: Mapping[Key, Contribution],
@@ -85,7 +85,7 @@ class OpenDemand(Stateful):
                 self.promised[key] = promised[key]
                 yield key, replace(_start_at_promise(before, promised[key]), weights=change.weights)
 
-    def forget(self, now_ms: int) -> list[Key]:
+    def pop_departed(self, now_ms: int) -> list[Key]:
         """Return the attempts whose requests left the queue more than RETENTION_MS ago. Each is returned once."""
         old = [key for key, left_ms in self._left.items() if left_ms < now_ms - RETENTION_MS]
         for key in old:

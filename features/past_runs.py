@@ -73,7 +73,7 @@ class JobShape:
         return self.stem.strip("#")
 
     @property
-    def kin(self) -> str:
+    def group_or_queue(self) -> str:
         """The job's group, or its queue if it has no group."""
         return self.group or self.queue
 
@@ -109,7 +109,7 @@ class ClosedRun(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Live:
+class _OpenRecord:
     """A job whose submission, start or end is still missing.
 
     shape: None before its submission arrives. features: those at its submission, until `taken` returns
@@ -133,8 +133,8 @@ class PastRuns(Stateful):
 
     def __init__(self) -> None:
         self._pasts: dict[tuple[Any, ...], RunPast] = {}
-        self._live: dict[Identity, _Live] = {}
-        self._unstarted: dict[Identity, _Live] = {}
+        self._live: dict[Identity, _OpenRecord] = {}
+        self._unstarted: dict[Identity, _OpenRecord] = {}
         self._ended: dict[Identity, None] = {}
         self._closed: deque[ClosedRun] = deque(maxlen=MAX_CLOSED)
 
@@ -142,51 +142,51 @@ class PastRuns(Stateful):
         """Return the number of jobs that wait or run."""
         return len(self._live)
 
-    def submitted(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
+    def record_submission(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
         """Record that a job was submitted, and return its features at that time, which `taken` can return too.
 
         Returns None if the job is not new or its features are not wanted.
         """
-        live = self._entry((job, attempt))
+        live = self._find_or_open_record((job, attempt))
         if live is None or live.shape is not None:
             return None
         live.shape = shape
         if wanted:
-            live.features = self.features(shape, shape.submitted_ms)
-        live.pasts = tuple(self._past(key) for key in _keys(shape))
+            live.features = self.compute_features(shape, shape.submitted_ms)
+        live.pasts = tuple(self._find_or_add_past(key) for key in _make_keys(shape))
         for past in live.pasts:
             if past is not None:
-                past.submit(shape.submitted_ms, live.run)
+                past.record_submission(shape.submitted_ms, live.run)
         if live.begin_ms is not None:
-            self._begin((job, attempt), live, live.begin_ms)
+            self._begin_in_pasts((job, attempt), live, live.begin_ms)
         features = live.features
         self._close_if_known((job, attempt), live)
         return features
 
-    def started(self, job: str, attempt: int, at_ms: int) -> None:
+    def record_start(self, job: str, attempt: int, at_ms: int) -> None:
         """Record that a job started at `at_ms`."""
-        live = self._entry((job, attempt))
+        live = self._find_or_open_record((job, attempt))
         if live is None:
             return
         if live.begin_ms is None:
             live.begin_ms = at_ms
             if live.shape is not None:
-                self._begin((job, attempt), live, at_ms)
+                self._begin_in_pasts((job, attempt), live, at_ms)
         self._close_if_known((job, attempt), live)
 
-    def ended(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
+    def record_end(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
         """Record that a job finished, failed, was cancelled or was preempted.
 
         Its run time counts once its start is also known.
         """
-        live = self._entry((job, attempt))
+        live = self._find_or_open_record((job, attempt))
         if live is None:
             return
         if live.end_ms is None:
             live.end_ms, live.outcome = at_ms, outcome
         self._close_if_known((job, attempt), live)
 
-    def taken(self, job: str, attempt: int) -> Features | None:
+    def pop_features(self, job: str, attempt: int) -> Features | None:
         """Return (feature,) the features at submission of a job that waits or runs, and drop them.
 
         Returns None if they are unknown or were returned before.
@@ -197,23 +197,25 @@ class PastRuns(Stateful):
         features, live.features = live.features, None
         return features
 
-    def closed(self) -> list[ClosedRun]:
+    def pop_closed_runs(self) -> list[ClosedRun]:
         """Return the newest MAX_CLOSED runs that ended since the last call, and drop them."""
         rows = list(self._closed)
         self._closed.clear()
         return rows
 
-    def features(self, job: JobShape, now_ms: int) -> Features:
+    def compute_features(self, job: JobShape, now_ms: int) -> Features:
         """Return (feature,) float32 in the order of FEATURES, computed from the events so far."""
-        return _features(job, [None if key is None else self._pasts.get(key) for key in _keys(job)], now_ms)
+        return _make_feature_vector(
+            job, [None if key is None else self._pasts.get(key) for key in _make_keys(job)], now_ms
+        )
 
-    def compute_job_features(self, job: str, attempt: int, now_ms: int) -> Features | None:
+    def compute_open_job_features(self, job: str, attempt: int, now_ms: int) -> Features | None:
         """Return (feature,) the current features of a job that waits or runs.
 
         The job itself counts among its similar jobs. Returns None if its submission is unknown.
         """
         live = self._live.get((job, attempt))
-        return None if live is None or live.shape is None else _features(live.shape, live.pasts, now_ms)
+        return None if live is None or live.shape is None else _make_feature_vector(live.shape, live.pasts, now_ms)
 
     def find_group_runs(self, job: JobShape) -> RunPast | None:
         """Return the past runs of the job's group with as many GPUs.
@@ -221,21 +223,21 @@ class PastRuns(Stateful):
         If these are too few, return those of its group, and if these are too few, those of all jobs.
         Returns None if no run has ended.
         """
-        pasts = [None if key is None else self._pasts.get(key) for key in _keys(job)]
+        pasts = [None if key is None else self._pasts.get(key) for key in _make_keys(job)]
         return _find_row_with_runs(pasts, GROUP_ROWS)[1]
 
-    def _entry(self, identity: Identity) -> _Live | None:
+    def _find_or_open_record(self, identity: Identity) -> _OpenRecord | None:
         """Return the record of a job, added if it is new. Returns None if the job has already been counted."""
         live = self._live.get(identity)
         if live is None and identity not in self._ended:
-            live = self._unstarted.pop(identity) if identity in self._unstarted else _Live()
+            live = self._unstarted.pop(identity) if identity in self._unstarted else _OpenRecord()
             self._live[identity] = live
             if len(self._live) > MAX_LIVE:
                 oldest = next(iter(self._live))
-                self._leave(oldest, self._live.pop(oldest))
+                self._remove_from_pasts(oldest, self._live.pop(oldest))
         return live
 
-    def _past(self, key: tuple[Any, ...] | None) -> RunPast | None:
+    def _find_or_add_past(self, key: tuple[Any, ...] | None) -> RunPast | None:
         """Return the runs of a key, added if it is new, or None without a key.
 
         Drops the least recently used key if there are too many.
@@ -248,18 +250,18 @@ class PastRuns(Stateful):
             self._pasts.pop(next(iter(self._pasts)))
         return past
 
-    def _begin(self, identity: Identity, live: _Live, at_ms: int) -> None:
+    def _begin_in_pasts(self, identity: Identity, live: _OpenRecord, at_ms: int) -> None:
         live.run.begin_ms = at_ms
         for past in live.pasts:
             if past is not None:
-                past.begin(identity, at_ms)
+                past.record_start(identity, at_ms)
 
-    def _leave(self, identity: Identity, live: _Live) -> None:
+    def _remove_from_pasts(self, identity: Identity, live: _OpenRecord) -> None:
         for past in live.pasts:
             if past is not None:
-                past.leave(identity)
+                past.remove_running(identity)
 
-    def _close_if_known(self, identity: Identity, live: _Live) -> None:
+    def _close_if_known(self, identity: Identity, live: _OpenRecord) -> None:
         """Count a run whose submission, start and end are known.
 
         A job that ended without a known start no longer waits. It is still counted if an event reports its
@@ -268,24 +270,24 @@ class PastRuns(Stateful):
         if live.shape is None or live.end_ms is None:
             return
         if live.begin_ms is not None:
-            self._close(identity, live, live.shape, live.end_ms - live.begin_ms, live.end_ms)
+            self._count_run(identity, live, live.shape, live.end_ms - live.begin_ms, live.end_ms)
             return
         self._unstarted[identity] = self._live.pop(identity)
         if len(self._unstarted) > MAX_UNSTARTED:
             del self._unstarted[next(iter(self._unstarted))]
 
-    def _close(self, identity: Identity, live: _Live, shape: JobShape, run_ms: int, end_ms: int) -> None:
+    def _count_run(self, identity: Identity, live: _OpenRecord, shape: JobShape, run_ms: int, end_ms: int) -> None:
         """Add the run time of a job to each of its keys.
 
         A run that ended before it began, because of a wrong clock, does not count.
         """
-        self._leave(identity, live)
+        self._remove_from_pasts(identity, live)
         if live.outcome not in TRUNCATED and run_ms >= 0:
             run_s = max(1.0, run_ms / 1000)
             log_run = live.run.log_run = round(math.log(run_s), LOG_DIGITS)
             for past in live.pasts:
                 if past is not None:
-                    past.add(log_run, live.outcome != "finished")
+                    past.add_ended_run(log_run, live.outcome != "finished")
             self._closed.append(ClosedRun(*identity, shape, run_s, end_ms, live.features))
         del self._live[identity]
         self._ended[identity] = None
@@ -295,12 +297,19 @@ class PastRuns(Stateful):
     def dump(self) -> Dump:
         """Return a JSON-able copy."""
         live = [
-            [*identity, one.shape and _columns(one.shape), one.begin_ms, one.end_ms, one.outcome, _listed(one.features)]
+            [
+                *identity,
+                one.shape and _columns(one.shape),
+                one.begin_ms,
+                one.end_ms,
+                one.outcome,
+                _convert_to_list(one.features),
+            ]
             for identity, one in (*self._live.items(), *self._unstarted.items())
         ]
         pasts = [[list(key), past.dump()] for key, past in self._pasts.items()]
         closed = [
-            [one.job, one.attempt, _columns(one.shape), one.run_s, one.ended_ms, _listed(one.features)]
+            [one.job, one.attempt, _columns(one.shape), one.run_s, one.ended_ms, _convert_to_list(one.features)]
             for one in self._closed
         ]
         ended = [list(identity) for identity in self._ended]
@@ -309,25 +318,25 @@ class PastRuns(Stateful):
     def load(self, saved: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `dump` returned, into an empty object."""
         for key, row in saved["pasts"]:
-            self._pasts[tuple(key)] = RunPast.loaded(row)
+            self._pasts[tuple(key)] = RunPast.from_dump(row)
         self._ended = {(str(job), int(attempt)): None for job, attempt in saved["ended"]}
         for job, attempt, shape, begin_ms, end_ms, outcome, features in saved["live"]:
-            live = self._live[job, attempt] = _Live(None, (), begin_ms, end_ms, outcome)
+            live = self._live[job, attempt] = _OpenRecord(None, (), begin_ms, end_ms, outcome)
             if shape is not None:
                 live.shape = JobShape(*shape)
-                live.features = _read(features)
-                live.pasts = tuple(None if key is None else self._pasts.get(key) for key in _keys(live.shape))
+                live.features = _convert_to_array(features)
+                live.pasts = tuple(None if key is None else self._pasts.get(key) for key in _make_keys(live.shape))
                 for past in live.pasts:
                     if past is not None:
-                        past.adopt(live.shape.submitted_ms, live.run)
+                        past.adopt_newest(live.shape.submitted_ms, live.run)
                 if begin_ms is not None:
-                    self._begin((job, attempt), live, begin_ms)
+                    self._begin_in_pasts((job, attempt), live, begin_ms)
             self._close_if_known((job, attempt), live)
         for job, attempt, shape, run_s, ended_ms, features in saved["closed"]:
-            self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _read(features)))
+            self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _convert_to_array(features)))
 
 
-def _features(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Features:
+def _make_feature_vector(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Features:
     """Return (feature,) float32 the features of a job. pasts: the past runs of its keys."""
     hours = now_ms / 3_600_000
     backed_by, backing = _find_row_with_runs(pasts, _BACK_OFF_ROWS)
@@ -338,18 +347,18 @@ def _features(job: JobShape, pasts: Sequence[RunPast | None], now_ms: int) -> Fe
         hours % 24,
         float(hours // 24 % 7),
         float(backed_by),
-        *(backing.levels() if backing is not None else _NO_LEVELS),
+        *(backing.compute_quantiles() if backing is not None else _NO_LEVELS),
     ]
     for past in pasts:
-        values += _UNKNOWN if past is None else past.features(now_ms)
+        values += _UNKNOWN if past is None else past.read_features(now_ms)
     return np.array(values, np.float32)
 
 
-def _listed(features: Features | None) -> list[float] | None:
+def _convert_to_list(features: Features | None) -> list[float] | None:
     return None if features is None else features.tolist()
 
 
-def _read(features: Sequence[float] | None) -> Features | None:
+def _convert_to_array(features: Sequence[float] | None) -> Features | None:
     return None if features is None else np.array(features, np.float32)
 
 
@@ -365,9 +374,9 @@ def _find_row_with_runs(pasts: Sequence[RunPast | None], rows: Sequence[int]) ->
     return -1, None
 
 
-def _keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
+def _make_keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
     """Return the job's key for each of KEYS, or None where the job does not state enough."""
-    user, kin, gpus = job.user, job.kin, job.gpus
+    user, kin, gpus = job.user, job.group_or_queue, job.gpus
     return (
         (0, user) if user else None,
         (1, user, job.words, gpus) if job.words else None,

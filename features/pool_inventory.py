@@ -37,7 +37,7 @@ class PoolInventory:
     gpus: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, topology: Topology) -> "PoolInventory":
+    def from_topology(cls, topology: Topology) -> "PoolInventory":
         """Read the pools of a topology. A pool named "all" is skipped, since that name is the whole fleet."""
         nodes = [node for node in topology.nodes if node.pool != EVERYTHING]
         models: dict[str, set[str]] = {node.pool: set() for node in nodes}
@@ -48,11 +48,11 @@ class PoolInventory:
         pools = {node.name: node.pool for node in nodes}
         return cls(pools, {name: sorted(models[name]) for name in models}, dict(gpus))
 
-    def row(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[dict[str, Any]]:
         """Return the fields as a list, for a snapshot."""
         return [dict(self.pools), dict(self.models), dict(self.gpus)]
 
-    def allowed(self, attempt: JobAttempt) -> tuple[str, ...]:
+    def list_allowed_pools(self, attempt: JobAttempt) -> tuple[str, ...]:
         """Return the pools in which an attempt may run, sorted. An empty tuple means any pool."""
         asks = attempt.submission
         if asks is not None and asks.pool in self.models:
@@ -61,7 +61,7 @@ class PoolInventory:
         found = [pool for pool, models in self.models.items() if wanted.intersection(models)]
         return tuple(sorted(found or (self.models if len(self.models) == 1 else ())))
 
-    def weights(self, attempt: JobAttempt) -> Weights:
+    def weigh_pools(self, attempt: JobAttempt) -> Weights:
         """Return the pools among which an attempt's GPUs are divided, each with its weight.
 
         Returns () if no inventory is known.
@@ -72,7 +72,7 @@ class PoolInventory:
             ran = self._compute_pool_weights(attempt)
             if ran:
                 return ran
-        allowed = self.allowed(attempt)
+        allowed = self.list_allowed_pools(attempt)
         is_over_quota = attempt.started_ms is None and waits_for_quota(attempt.queued_reason)
         return ((UNASSIGNED if len(allowed) != 1 or is_over_quota else allowed[0], 1),)
 
@@ -84,10 +84,10 @@ class PoolInventory:
         return () if set(found) == {UNASSIGNED} else tuple(sorted(found.items()))
 
 
-def divide(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
+def divide_by_weights(amount: int, weights: Mapping[str, int]) -> dict[str, int]:
     """Divide a whole number in proportion to weights. The largest remainders are rounded up.
 
-    >>> divide(9, {"a": 1, "b": 3}), divide(1, {"a": 1, "b": 1})
+    >>> divide_by_weights(9, {"a": 1, "b": 3}), divide_by_weights(1, {"a": 1, "b": 1})
     ({'a': 2, 'b': 7}, {'a': 1, 'b': 0})
     """
     total = sum(weights.values())

@@ -77,13 +77,13 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
         if not is_mean and pulses.longest == 1:
             short = True
             continue
-        fit, chance = _fit(pulses)
+        fit, chance = _fit_rhythm(pulses)
         least = min(least, chance)
         if fit is not None and chance < best:
             found, best = fit, chance
     if found.period is not None:
         return found
-    return Rhythm(None, _reason(most, short, least < 1.0, channels.shape[1] * interval_s, interval_s))
+    return Rhythm(None, _explain_missing_rhythm(most, short, least < 1.0, channels.shape[1] * interval_s, interval_s))
 
 
 def find_pulses(row: Array, is_mean: bool) -> Pulses | None:
@@ -148,7 +148,7 @@ def _find_usual_level(row: Array) -> tuple[float, float, int] | None:
     return float(low.mean()), apart / 2, 1
 
 
-def _fit(pulses: Pulses) -> tuple[Rhythm | None, float]:
+def _fit_rhythm(pulses: Pulses) -> tuple[Rhythm | None, float]:
     """Return the rhythm that fits most pulses, and the probability that chance spaces them as evenly."""
     best, best_chance = None, 1.0
     edges = [edge for edge in (pulses.begins, pulses.ends) if len(edge) > len(pulses.centers)]
@@ -216,7 +216,7 @@ def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: f
     return min(1.0, float(comb(pulses, extra) * hit ** (len(on) - 2)))
 
 
-def _reason(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
+def _explain_missing_rhythm(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
     """Return the reason in words why there is no rhythm.
 
     most: the number of pulses in the channel with most pulses, -1 if no channel has any. short: whether

@@ -23,14 +23,14 @@ class ServingCapacity(NamedTuple):
     peak_per_instance: float | None
 
 
-class _Rings:
+class _ModelRings:
     """The request rates of one served model by bin, and its instances by minute. NaN is unknown."""
 
     def __init__(self) -> None:
         self.rates = {bin_s: np.full(size, np.nan, np.float32) for bin_s, size in BINS.items()}
         self.instances = np.full(BINS[60], np.nan, np.float32)
 
-    def empty(self, bin_s: int, bins: NDArray[np.int64]) -> None:
+    def clear_bins(self, bin_s: int, bins: NDArray[np.int64]) -> None:
         """Set these bins to unknown, because they begin."""
         self.rates[bin_s][bins % BINS[bin_s]] = np.nan
         if bin_s == 60:
@@ -50,7 +50,7 @@ class RequestSeries:
     """
 
     def __init__(self) -> None:
-        self._rings: dict[Key, _Rings] = {}
+        self._rings: dict[Key, _ModelRings] = {}
         self._head: int | None = None  # the newest minute
 
     def record(self, now_ms: int, rates: Mapping[Key, tuple[float, int]]) -> None:
@@ -61,7 +61,7 @@ class RequestSeries:
             return
         for key, (rate, instances) in rates.items():
             if key not in self._rings and len(self._rings) < MOST_MODELS:
-                self._rings[key] = _Rings()
+                self._rings[key] = _ModelRings()
             if key in self._rings:
                 self._rings[key].record(minute, rate, instances)
 
@@ -72,14 +72,14 @@ class RequestSeries:
             per = bin_s // 60
             first, last = max(self._head // per, minute // per - size) + 1, minute // per
             for rings in self._rings.values() if first <= last else ():
-                rings.empty(bin_s, np.arange(first, last + 1))
+                rings.clear_bins(bin_s, np.arange(first, last + 1))
         self._head = max(self._head, minute)
 
-    def models(self) -> list[Key]:
+    def list_models(self) -> list[Key]:
         """Return the (pool, model) keys of the known served models, sorted."""
         return sorted(self._rings)
 
-    def series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
+    def read_series(self, pool: str, model: str, now_ms: int, bin_s: int, bins: int) -> NDArray[np.float64]:
         """Return (bin,) requests/s up to the bin of `now_ms`, oldest first, NaN if unknown.
 
         bin_s: 60 or 600. "all" is the sum over pools or models.
@@ -100,7 +100,7 @@ class RequestSeries:
         known = np.isfinite(table)
         return np.where(known.any(axis=0), np.where(known, table, 0.0).sum(axis=0), np.nan)
 
-    def served(self, pool: str, model: str) -> ServingCapacity:
+    def find_capacity(self, pool: str, model: str) -> ServingCapacity:
         """Return a model's newest number of instances, and the highest requests/s of one instance in a day.
 
         The number of instances is that of the last two minutes.
@@ -125,7 +125,7 @@ class RequestSeries:
         """Restore what `dump` returned. Raises ValueError if the rings are of another size."""
         self._head = about["head"]
         for number, (pool, model) in enumerate(about["keys"]):
-            rings = self._rings[pool, model] = _Rings()
+            rings = self._rings[pool, model] = _ModelRings()
             cut = [*np.cumsum([*BINS.values()])]
             *rates, instances = np.split(arrays[f"requests {number}"], cut)
             if [len(part) for part in (*rates, instances)] != [*BINS.values(), BINS[60]]:

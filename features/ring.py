@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from fleetcast.features.counters import compute_increments
 from fleetcast.features.layout import BUCKET_MS, BUCKETS, OPEN_SLOTS, Layout, RingSpan
-from fleetcast.features.ring_arrays import runs, widen_array, widen_open_slots
-from fleetcast.features.sums import EventSums, ValueSums, largest
+from fleetcast.features.ring_arrays import find_ring_slices, widen_array, widen_open_slots
+from fleetcast.features.sums import EventSums, ValueSums, find_largest
 
 NEVER = np.iinfo(np.int64).max
 STRIPES = 128  # one part of the entities is summed anew as each slot closes, so that rounding never builds up
@@ -61,9 +61,9 @@ class Ring:
         self.first_seen_ms: NDArray[np.int64] = np.empty(0, np.int64)
         self.mark: NDArray[np.int32] = np.empty((metrics, 0), np.int32)
         self.dirty: NDArray[np.bool_] = np.empty(0, np.bool_)
-        lengths = (span.window(120) - OPEN_SLOTS, span.window(1800) - OPEN_SLOTS)
+        lengths = (span.count_window_slots(120) - OPEN_SLOTS, span.count_window_slots(1800) - OPEN_SLOTS)
         self.value_sums = ValueSums(layout.summed, lengths)
-        lengths = (span.window(600) - OPEN_SLOTS, span.window(1800) - OPEN_SLOTS)
+        lengths = (span.count_window_slots(600) - OPEN_SLOTS, span.count_window_slots(1800) - OPEN_SLOTS)
         self.event_sums = EventSums(len(layout.events), lengths)
 
     # -- room ---------------------------------------------------------------------------------------------------
@@ -78,12 +78,12 @@ class Ring:
             self.capacity = -(-grown // 16) * 16
             for name, fill in FILLS.items():
                 setattr(self, name, widen_array(getattr(self, name), self.capacity, fill))
-            slots = runs(self.first_slot, self.head + 1, self.span.slots)
+            slots = find_ring_slices(self.first_slot, self.head + 1, self.span.slots)
             self.fine = widen_open_slots(self.fine, self.capacity, np.nan, slots)
             self.events = widen_open_slots(self.events, self.capacity, 0, slots)
             self.coarse = widen_open_slots(self.coarse, self.capacity, np.nan, self._list_open_buckets())
-            self.value_sums.widen(self.capacity)
-            self.event_sums.widen(self.capacity)
+            self.value_sums.widen_arrays(self.capacity)
+            self.event_sums.widen_arrays(self.capacity)
         self.size = max(self.size, size)
 
     @property
@@ -101,7 +101,7 @@ class Ring:
         self.touched_slot, self.touched_bucket = self.head + 1, self.newest_bucket + 1
 
     @property
-    def end(self) -> int:
+    def end_slot(self) -> int:
         """The number of the last slot of all windows: the slot that contains the latest `now`."""
         return self.closed + OPEN_SLOTS
 
@@ -109,10 +109,10 @@ class Ring:
         """Open slots up to now (or up to a newer sample), and close slots that are too old."""
         now_slot = now_ms // self.span.interval_ms
         head = max(now_slot, self.head, (newest_ms or 0) // self.span.interval_ms)
-        self._open(head)
-        self._close(now_slot - OPEN_SLOTS)
+        self._open_slots(head)
+        self._close_slots(now_slot - OPEN_SLOTS)
 
-    def _open(self, head: int) -> None:
+    def _open_slots(self, head: int) -> None:
         if self.head < 0:
             self.head = head
             self.first_slot, self.first_bucket = head + 1, self.newest_bucket + 1
@@ -138,22 +138,22 @@ class Ring:
             self.first_bucket = bucket
 
     def _clear_slots(self, first: int, end: int) -> None:
-        for run in runs(first, end, self.span.slots):
+        for run in find_ring_slices(first, end, self.span.slots):
             self.fine[:, run] = np.nan
             self.events[:, run] = 0
 
     def _clear_buckets(self, first: int, end: int) -> None:
-        for run in runs(first, end, BUCKETS):
+        for run in find_ring_slices(first, end, BUCKETS):
             self.coarse[:, run] = np.nan
 
     def _list_open_buckets(self) -> list[slice]:
-        return runs(self.first_bucket, self.newest_bucket + 1, BUCKETS)
+        return find_ring_slices(self.first_bucket, self.newest_bucket + 1, BUCKETS)
 
     def list_open_slots(self, first: int, last: int) -> NDArray[np.intp]:
         """Return (slot,) the numbers of the open slots from `first` to `last`."""
         return np.arange(max(first, self.first_slot, self.head - self.span.slots + 1), min(last, self.head) + 1)
 
-    def _close(self, closed: int) -> None:
+    def _close_slots(self, closed: int) -> None:
         if closed <= self.closed:
             return
         oldest_leaving = self.closed + 1 - max(self.value_sums.longest, self.event_sums.longest)
@@ -162,8 +162,8 @@ class Ring:
             self.closed = closed
             return
         for slot in range(self.closed + 1, closed + 1):
-            self.value_sums.close(self.fine, slot, self.size, self.first_slot)
-            self.event_sums.close(self.events, slot, self.size, self.first_slot)
+            self.value_sums.close_slot(self.fine, slot, self.size, self.first_slot)
+            self.event_sums.close_slot(self.events, slot, self.size, self.first_slot)
             first = slot % STRIPES * self.size // STRIPES
             self.dirty[first : (slot % STRIPES + 1) * self.size // STRIPES] = True
         self.closed = closed
@@ -175,13 +175,13 @@ class Ring:
             first, last = int(columns[0]), int(columns[-1])
             one_run = last - first + 1 == len(columns)  # usually: then slots are copied in runs, ten times as fast
             at = slice(first, last + 1) if one_run else columns
-            self.value_sums.recompute(self.fine, self.closed, at, self.first_slot)
-            self.event_sums.recompute(self.events, self.closed, at, self.first_slot)
+            self.value_sums.recompute_entities(self.fine, self.closed, at, self.first_slot)
+            self.event_sums.recompute_entities(self.events, self.closed, at, self.first_slot)
             self.dirty[columns] = False
 
     # -- writing ------------------------------------------------------------------------------------------------
 
-    def repeats(self, key: NDArray[np.intp]) -> bool:
+    def has_repeated_series(self, key: NDArray[np.intp]) -> bool:
         """Return whether a series occurs twice among the flat (metric, entity) keys."""
         order = np.arange(len(key), dtype=np.int32)
         mark = self.mark.reshape(-1)
@@ -222,11 +222,11 @@ class Ring:
         if oldest < self.first_slot:
             self.open_earlier_slots(int(slot[inside].min(initial=self.first_slot)), self.first_bucket)
         self.dirty[entity[inside & (slot <= self.closed)]] = True
-        stored = self._count(metric, entity, time_ms, value, before, raw, slot, inside)
-        self._store(metric, entity, time_ms, stored, before, slot, inside)
+        stored = self._store_counters(metric, entity, time_ms, value, before, raw, slot, inside)
+        self._store_slots(metric, entity, time_ms, stored, before, slot, inside)
         return newer
 
-    def _count(
+    def _store_counters(
         self,
         metric: NDArray[np.intp],
         entity: NDArray[np.intp],
@@ -283,7 +283,7 @@ class Ring:
         flat = self.events.reshape(-1)
         flat[at] = np.minimum(flat[at] + np.rint(moved), LARGEST_INCREMENT).astype(np.uint32)
 
-    def _store(
+    def _store_slots(
         self,
         metric: NDArray[np.intp],
         entity: NDArray[np.intp],
@@ -343,7 +343,7 @@ class Ring:
 
     # -- reading ------------------------------------------------------------------------------------------------
 
-    def current(self, metric: int) -> NDArray[np.float64] | NDArray[np.float32]:
+    def find_newest_values(self, metric: int) -> NDArray[np.float64] | NDArray[np.float32]:
         """Return (entity,) the newest value of a gauge, or the newest rate per second of a counter.
 
         It is a view, not a copy.
@@ -351,7 +351,7 @@ class Ring:
         counter = self.layout.counter[metric]
         return self.raw[metric, : self.size] if counter < 0 else self.rate[counter, : self.size]
 
-    def peak(self, name: str) -> NDArray[np.float32]:
+    def compute_peak(self, name: str) -> NDArray[np.float32]:
         """Return (entity,) the largest known value of a metric in the fine slots and in the ten-minute means.
 
         The metric must have a row in the ring of ten-minute means.
@@ -359,30 +359,34 @@ class Ring:
         metric = self.layout.metrics.index(name)
         day, fine = self.layout.day[metric], self.fine[self.layout.value[metric]]
         assert day >= 0, f"{name} is none of {self.layout.days}"
-        slots = self.list_open_slots(self.end - self.span.fine_slots + 1, self.end)
+        slots = self.list_open_slots(self.end_slot - self.span.fine_slots + 1, self.end_slot)
         parts = [self.coarse[day][run] for run in self._list_open_buckets()]
-        parts += [fine[run] for run in runs(int(slots[0]), int(slots[-1]) + 1, self.span.slots)] if len(slots) else []
+        parts += (
+            [fine[run] for run in find_ring_slices(int(slots[0]), int(slots[-1]) + 1, self.span.slots)]
+            if len(slots)
+            else []
+        )
         peak = np.full(self.size, np.nan, np.float32)
         for part in parts:
-            np.fmax(peak, largest(part[:, : self.size]), out=peak)
+            np.fmax(peak, find_largest(part[:, : self.size]), out=peak)
         at, means, _ = self._compute_current_means(metric)
         peak[at] = np.fmax(peak[at], means)
         return peak
 
-    def slots(self, name: str, window: int) -> NDArray[np.float32]:
+    def read_slots(self, name: str, window: int) -> NDArray[np.float32]:
         """Return (slot, entity) a metric's last `window` slots up to now, oldest first.
 
         The metric must have a row in the fine ring.
         """
         row = self.layout.value[self.layout.metrics.index(name)]
         assert row >= 0, f"{name} is none of {self.layout.values}"
-        first = self.end - window + 1
+        first = self.end_slot - window + 1
         picked = np.full((window, self.size), np.nan, np.float32)
-        opened = self.list_open_slots(first, self.end)
+        opened = self.list_open_slots(first, self.end_slot)
         picked[opened - first] = self.fine[row, opened % self.span.slots, : self.size]
         return picked
 
-    def day(self, name: str) -> NDArray[np.float32]:
+    def read_day_means(self, name: str) -> NDArray[np.float32]:
         """Return (bucket, entity) a metric's ten-minute means over a day, oldest first.
 
         The last bucket is the current one. The metric must have a row in the ring of ten-minute means.

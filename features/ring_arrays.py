@@ -26,12 +26,12 @@ def widen_open_slots(array: NDArray[Any], capacity: int, fill: Any, opened: Sequ
     return wide
 
 
-def runs(first: int, end: int, length: int) -> list[slice]:
+def find_ring_slices(first: int, end: int, length: int) -> list[slice]:
     """Return the slices of a ring that hold the newest `length` of the slots `first … end - 1`.
 
     The ring has `length` slots.
 
-    >>> runs(7, 12, 10)
+    >>> find_ring_slices(7, 12, 10)
     [slice(7, 10, None), slice(0, 2, None)]
     """
     first = max(first, end - length)

@@ -72,24 +72,24 @@ class RunPast:
         self.running: dict[Hashable, int] = {}  # identity -> start, in order of the starts
         self.began_ms = 0  # sum of those starts
 
-    def submit(self, at_ms: int, run: RunProgress) -> None:
+    def record_submission(self, at_ms: int, run: RunProgress) -> None:
         """Record that a job was submitted."""
         self._now_ms = None
         if at_ms >= self.submitted_ms:
             self.submitted_ms, self.newest = at_ms, run
 
-    def begin(self, identity: Hashable, at_ms: int) -> None:
+    def record_start(self, identity: Hashable, at_ms: int) -> None:
         """Record that a job began to run."""
         self._now_ms = None
         self.running[identity] = at_ms
         self.began_ms += at_ms
 
-    def leave(self, identity: Hashable) -> None:
+    def remove_running(self, identity: Hashable) -> None:
         """Remove a job from the running ones."""
         self._now_ms = None
         self.began_ms -= self.running.pop(identity, 0)
 
-    def add(self, log_run: float, failed: bool) -> None:
+    def add_ended_run(self, log_run: float, failed: bool) -> None:
         """Add the run time of a job that ended. log_run: natural logarithm of seconds."""
         self._ended = self._levels = self._now_ms = None
         self.count += 1
@@ -103,23 +103,23 @@ class RunPast:
             if len(runs) > LONG:
                 del self._sorted[bisect_left(self._sorted, runs.popleft())]
 
-    def levels(self) -> tuple[float, ...]:
+    def compute_quantiles(self) -> tuple[float, ...]:
         """Return the quantiles of the last LONG runs at LEVELS, interpolated linearly. There must be a run."""
         if self._levels is None:
-            self._levels = tuple([quantile(self._sorted, level) for level in LEVELS])
+            self._levels = tuple([compute_quantile(self._sorted, level) for level in LEVELS])
         return self._levels
 
     def compute_short_median(self) -> float:
         """Return the median of the last SHORT runs. There must be a run."""
-        return quantile(self._short, 0.5)
+        return compute_quantile(self._short, 0.5)
 
-    def features(self, now_ms: int) -> tuple[float, ...]:
+    def read_features(self, now_ms: int) -> tuple[float, ...]:
         """Return the features at `now_ms`, in the order of PAST_NAMES. They are cached."""
         if now_ms != self._now_ms:
-            self._now, self._now_ms = self._features(now_ms), now_ms
+            self._now, self._now_ms = self._compute_features(now_ms), now_ms
         return self._now
 
-    def _features(self, now_ms: int) -> tuple[float, ...]:
+    def _compute_features(self, now_ms: int) -> tuple[float, ...]:
         running = self.running
         ended = self._ended
         if ended is None:
@@ -156,7 +156,7 @@ class RunPast:
             return newest.log_run, math.nan
         return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
 
-    def adopt(self, at_ms: int, run: RunProgress) -> None:
+    def adopt_newest(self, at_ms: int, run: RunProgress) -> None:
         """Set `newest` to a restored job that has not ended, if it was submitted last. Call it after `loaded`."""
         if at_ms == self.submitted_ms and self.newest is not None and self.newest.log_run is None:
             self.newest = run
@@ -167,7 +167,7 @@ class RunPast:
         return [list(self.runs), self.count, self.failed, self.submitted_ms, newest]
 
     @classmethod
-    def loaded(cls, row: Sequence[Any]) -> "RunPast":
+    def from_dump(cls, row: Sequence[Any]) -> "RunPast":
         """Build the object from what `dump` returned."""
         past = cls()
         runs, past.count, past.failed, past.submitted_ms, newest = row
@@ -180,10 +180,10 @@ class RunPast:
         return past
 
 
-def quantile(ordered: Sequence[float], level: float) -> float:
+def compute_quantile(ordered: Sequence[float], level: float) -> float:
     """Return a quantile, interpolated linearly between neighbours. `ordered` must not be empty.
 
-    >>> quantile([1.0, 2.0, 4.0], 0.75)
+    >>> compute_quantile([1.0, 2.0, 4.0], 0.75)
     3.0
     """
     at = level * (len(ordered) - 1)

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 
 from fleetcast.features.ring import Ring
 from fleetcast.features.store import WindowStore
-from fleetcast.features.sums import mean
+from fleetcast.features.sums import compute_mean
 from fleetcast.fleet.metrics import TTFT_EDGES_MS
 from fleetcast.fleet.samples import EntityKind
 
@@ -44,15 +44,17 @@ RATES = ("prompt_tokens", "generated_tokens", "requests_finished", "ttft_s", "tt
 EDGES = tuple(f"ttft_le_{edge}ms" for edge in TTFT_EDGES_MS)
 
 
-def served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
+def list_served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
     """Return every instance with a sample in the last ten minutes."""
     if SERVED not in store.rings and not len(store.entities[SERVED]):
         return []
     ring = store.ring(SERVED)
     ring.advance(now_ms)
     age_s = (now_ms - ring.time_ms[:, : ring.size].max(axis=0, initial=-1)) / 1000
-    columns = [_newest(ring, name, now_ms) for name in GAUGES] + [_rate(store, ring, name) for name in RATES + EDGES]
-    table, lately = np.array(columns), _rate(store, ring, "requests_finished", MINUTE_S)
+    columns = [_read_newest(ring, name, now_ms) for name in GAUGES] + [
+        _compute_mean_rate(store, ring, name) for name in RATES + EDGES
+    ]
+    table, lately = np.array(columns), _compute_mean_rate(store, ring, "requests_finished", MINUTE_S)
     found = []
     for row in np.flatnonzero(age_s <= GONE_S).tolist():
         pool, _, rest = store.entities[SERVED].names[row].partition("/")
@@ -66,14 +68,14 @@ def served_instances(store: WindowStore, now_ms: int) -> list[ServedInstance]:
     return found
 
 
-def _newest(ring: Ring, name: str, now_ms: int) -> NDArray[np.float64]:
+def _read_newest(ring: Ring, name: str, now_ms: int) -> NDArray[np.float64]:
     metric = ring.layout.metrics.index(name)
     fresh = ring.time_ms[metric, : ring.size] >= now_ms - STALE_S * 1000
     return np.where(fresh, ring.raw[metric, : ring.size], np.nan)
 
 
-def _rate(store: WindowStore, ring: Ring, name: str, window_s: float = WINDOW_S) -> NDArray[np.float64]:
+def _compute_mean_rate(store: WindowStore, ring: Ring, name: str, window_s: float = WINDOW_S) -> NDArray[np.float64]:
     """Return (instance,) a counter's mean rate per second over the known slots of the window."""
-    slots = ring.slots(name, store.span.window(window_s)).astype(np.float64)
+    slots = ring.read_slots(name, store.span.count_window_slots(window_s)).astype(np.float64)
     known = np.isfinite(slots)
-    return mean(known.sum(axis=0).astype(np.int32), np.where(known, slots, 0.0).sum(axis=0))
+    return compute_mean(known.sum(axis=0).astype(np.int32), np.where(known, slots, 0.0).sum(axis=0))

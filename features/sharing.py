@@ -27,7 +27,7 @@ LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, ""
 
 
 @dataclass(frozen=True, slots=True)
-class Company:
+class SharedHardware:
     """The tightest hardware that an attempt shares, and its partner.
 
     other: None if there are several partners.
@@ -45,7 +45,7 @@ class Wiring:
         self._rows = {} if topology is None else {node.name: row for row, node in enumerate(topology.nodes)}
         self._known: dict[str, tuple[tuple[Device, ...], str]] = {}
 
-    def of(self, node: str) -> tuple[tuple[Device, ...], str]:
+    def find_node_wiring(self, node: str) -> tuple[tuple[Device, ...], str]:
         """Return the node's adapters, and its rail group ("" if unknown)."""
         known = self._known.get(node)
         if known is None:
@@ -55,15 +55,15 @@ class Wiring:
             else:
                 group = int(self._topology.domain[Level.RAIL_GROUP][row])
                 names = self._topology.domain_names[Level.RAIL_GROUP]
-                known = self._topology.devices(row), names[group] if group >= 0 else ""
+                known = self._topology.find_devices(row), names[group] if group >= 0 else ""
             self._known[node] = known
         return known
 
 
-def places_of(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
+def list_places(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
     """Return the hardware that an attempt holds and that others could share, the tightest kind first."""
     held = {(rank.node, gpu) for rank in attempt.ranks for gpu in rank.gpus}
-    places = [_ for node, gpu in held for _ in _inside(node, gpu, wiring)]
+    places = [_ for node, gpu in held for _ in _list_gpu_places(node, gpu, wiring)]
     hosts = attempt.hosts
     if len(hosts) > 1:
         places += [_ for node, gpu in held for _ in _list_network_places(node, gpu, wiring)]
@@ -72,15 +72,15 @@ def places_of(attempt: JobAttempt, wiring: Wiring) -> tuple[Place, ...]:
     return tuple(sorted(dict.fromkeys(places), key=lambda place: LEVELS[place[0]]))
 
 
-def _inside(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
+def _list_gpu_places(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
     yield "gpu", node, gpu
-    for device in wiring.of(node)[0]:
+    for device in wiring.find_node_wiring(node)[0]:
         if gpu in device.gpus and len(device.gpus) > 1:
             yield "pcie", node, device.gpus
 
 
 def _list_network_places(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]:
-    devices, group = wiring.of(node)
+    devices, group = wiring.find_node_wiring(node)
     near = [device for device in devices if gpu in device.gpus]
     yield from (("nic", node, device.name) for device in near)
     if not near:
@@ -98,7 +98,7 @@ class Neighbours:
         self._holders: dict[Place, dict[Attempt, None]] = {}
         self._wiring: Wiring | None = None
         self._divided: frozenset[str] = frozenset()
-        self._met: dict[Attempt, Company] = {}
+        self._met: dict[Attempt, SharedHardware] = {}
         self._places: RunningPlaces | None = None
 
     def observe(
@@ -107,7 +107,7 @@ class Neighbours:
         divided: Collection[str],
         wiring: Wiring,
         places: RunningPlaces | None = None,
-    ) -> Mapping[Attempt, Company]:
+    ) -> Mapping[Attempt, SharedHardware]:
         """Return attempt → the hardware that it shares now and with whom. Others have no entry.
 
         divided: GPUs (`node/index`) with MIG instances. places: the places of `running`, the same object
@@ -122,19 +122,19 @@ class Neighbours:
         rows = {(row.job, row.attempt): row for row in running}
         touched: set[Attempt] = set()
         for key in [key for key in self._placed if key not in rows]:
-            self._leave(key, touched)
+            self._remove_attempt(key, touched)
         for key, row in rows.items():
             placed = self._placed.get(key)
             if placed is None or placed[0] is not row.ranks or placed[1] is not row.nodes:
                 if placed is not None:
-                    self._leave(key, touched)
-                self._enter(key, row, wiring, touched)
-        self._judge(key for key in touched if key in self._placed)
+                    self._remove_attempt(key, touched)
+                self._add_attempt(key, row, wiring, touched)
+        self._update_companies(key for key in touched if key in self._placed)
         self._wiring, self._places = wiring, places
         return self._met
 
-    def _enter(self, key: Attempt, row: JobAttempt, wiring: Wiring, touched: set[Attempt]) -> None:
-        places = places_of(row, wiring)
+    def _add_attempt(self, key: Attempt, row: JobAttempt, wiring: Wiring, touched: set[Attempt]) -> None:
+        places = list_places(row, wiring)
         self._placed[key] = row.ranks, row.nodes, places
         for place in places:
             held = self._holders.setdefault(place, {})
@@ -143,7 +143,7 @@ class Neighbours:
             held[key] = None
         touched.add(key)
 
-    def _leave(self, key: Attempt, touched: set[Attempt]) -> None:
+    def _remove_attempt(self, key: Attempt, touched: set[Attempt]) -> None:
         self._met.pop(key, None)
         for place in self._placed.pop(key)[2]:
             held = self._holders[place]
@@ -153,15 +153,15 @@ class Neighbours:
             if not held:
                 del self._holders[place]
 
-    def _judge(self, keys: Iterable[Attempt]) -> None:
+    def _update_companies(self, keys: Iterable[Attempt]) -> None:
         for key in keys:
-            found = self._find_company(key)
+            found = self._find_tightest_share(key)
             if found is None:
                 self._met.pop(key, None)
             elif self._met.get(key) != found:
                 self._met[key] = found
 
-    def _find_company(self, key: Attempt) -> Company | None:
+    def _find_tightest_share(self, key: Attempt) -> SharedHardware | None:
         share: Share | None = None
         others: set[Attempt] = set()
         for place in self._placed[key][2]:
@@ -173,4 +173,4 @@ class Neighbours:
                     share = "mig" if place[0] == "gpu" and f"{place[1]}/{place[2]}" in self._divided else place[0]
                 others.update(islice(held, 3))
         others.discard(key)
-        return None if share is None else Company(share, next(iter(others)) if len(others) == 1 else None)
+        return None if share is None else SharedHardware(share, next(iter(others)) if len(others) == 1 else None)

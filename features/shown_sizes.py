@@ -6,7 +6,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fleetcast.features.contribution import Contribution, Key, contribution
+from fleetcast.features.contribution import Contribution, Key, make_contribution
 from fleetcast.features.pool_inventory import PoolInventory
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.stateful import Dump, Stateful
@@ -16,7 +16,7 @@ NO_KEYS: Set[Key] = frozenset()
 MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 
 
-class ShownSizes(Stateful):
+class OccupiedSizes(Stateful):
     """Attempt → the thousandths of GPUs that it really occupies. An ended attempt keeps its size.
 
     A displaced attempt holds less than it states because others hold its GPUs: some end is reported
@@ -28,12 +28,12 @@ class ShownSizes(Stateful):
         self._milli: dict[Key, int] = {}
         self._displaced: set[Key] = set()  # of these
 
-    def contribution(self, attempt: JobAttempt, inventory: PoolInventory) -> Contribution | None:
+    def make_contribution(self, attempt: JobAttempt, inventory: PoolInventory) -> Contribution | None:
         """Return an attempt's contribution, with its size by occupancy if known."""
         key = attempt.job, attempt.attempt
         if attempt.over_ms is not None and key in self._displaced:
-            self.drop(key)
-        change, milli = contribution(attempt, inventory), self._milli.get(key)
+            self.drop_size(key)
+        change, milli = make_contribution(attempt, inventory), self._milli.get(key)
         return change if change is None or milli is None else replace(change, milli=milli)
 
     def find_outdated_attempts(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
@@ -45,7 +45,7 @@ class ShownSizes(Stateful):
         gone = (self._milli.keys() & known.keys()) - shown.keys()
         return [key for key in gone if known[key].ended_ms is None]
 
-    def drop(self, key: Key) -> None:
+    def drop_size(self, key: Key) -> None:
         """Drop the size of an attempt."""
         del self._milli[key]
         self._displaced.discard(key)
@@ -63,7 +63,7 @@ class ShownSizes(Stateful):
                 yield key, replace(change, milli=milli)
         self._displaced = (self._displaced - shown.keys()) | (displaced & self._milli.keys())
 
-    def rest(self, key: Key, awake: Container[Key]) -> None:
+    def mark_at_rest(self, key: Key, awake: Container[Key]) -> None:
         """Move an ended attempt to the end of the order, and drop the oldest one if there are too many.
 
         awake: the attempts that may still change. They are never dropped.
@@ -71,7 +71,7 @@ class ShownSizes(Stateful):
         if key in self._milli:
             self._milli[key] = self._milli.pop(key)
             if len(self._milli) > MOST_SIZES:
-                self.drop(next(key for key in self._milli if key not in awake))
+                self.drop_size(next(key for key in self._milli if key not in awake))
 
     def dump(self) -> Dump:
         sizes = [(*key, milli) for key, milli in self._milli.items()]

@@ -12,29 +12,29 @@ from fleetcast.fleet.jobs import JobAttempt
 Kind = Literal["user, name and GPUs", "user and name", "user and GPUs", "user", "queue and GPUs", "GPUs", "all jobs"]
 
 
-def kinds(shape: JobShape) -> dict[Kind, int]:
+def make_kind_keys(shape: JobShape) -> dict[Kind, int]:
     """Return kind → the job's key of that kind, the most specific kind first.
 
     Kinds by user, or by words of the name, are included only if the job has them.
 
-    >>> list(kinds(JobShape(name="train-1", queue="batch", gpus=8)))
+    >>> list(make_kind_keys(JobShape(name="train-1", queue="batch", gpus=8)))
     ['queue and GPUs', 'GPUs', 'all jobs']
     """
     words, gpus = shape.words, f"{shape.gpus:g}"
     found: dict[Kind, int] = {}
     if shape.user and words:
-        found["user, name and GPUs"] = _key("user, name and GPUs", shape.user, words, gpus)
-        found["user and name"] = _key("user and name", shape.user, words)
+        found["user, name and GPUs"] = _hash_key("user, name and GPUs", shape.user, words, gpus)
+        found["user and name"] = _hash_key("user and name", shape.user, words)
     if shape.user:
-        found["user and GPUs"] = _key("user and GPUs", shape.user, gpus)
-        found["user"] = _key("user", shape.user)
-    found["queue and GPUs"] = _key("queue and GPUs", shape.queue, gpus)
-    found["GPUs"] = _key("GPUs", gpus)
-    found["all jobs"] = _key("all jobs")
+        found["user and GPUs"] = _hash_key("user and GPUs", shape.user, gpus)
+        found["user"] = _hash_key("user", shape.user)
+    found["queue and GPUs"] = _hash_key("queue and GPUs", shape.queue, gpus)
+    found["GPUs"] = _hash_key("GPUs", gpus)
+    found["all jobs"] = _hash_key("all jobs")
     return found
 
 
-def shape_of(attempt: JobAttempt) -> JobShape:
+def make_job_shape(attempt: JobAttempt) -> JobShape:
     """Return the facts of an attempt at its submission. The job's id replaces a missing name."""
     submission = attempt.submission
     if submission is None:
@@ -52,6 +52,6 @@ def shape_of(attempt: JobAttempt) -> JobShape:
     )
 
 
-def _key(*parts: str) -> int:
+def _hash_key(*parts: str) -> int:
     digest = hashlib.blake2b("\0".join(parts).encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.layout import BUCKET_MS, RingSpan, layout_of
+from fleetcast.features.layout import BUCKET_MS, RingSpan, make_layout
 from fleetcast.features.ring import NEVER, Ring
 from fleetcast.features.store_files import SEGMENTS, OtherIntervalError, StoreError, make_save_steps, read_store
 from fleetcast.fleet.entities import Entities
@@ -20,13 +20,13 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import LARGEST_VALUE, METRICS, explain_implausible_value, list_plausible_ranges
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 
-__all__ = ["OtherIntervalError", "StoreError", "WindowStore", "Written"]
+__all__ = ["OtherIntervalError", "StoreError", "WindowStore", "WriteOutcome"]
 
 MAX_GAPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WriteOutcome:
     """The outcome of a write: the numbers of samples by what became of them.
 
     sure: (n,) whether each sample of `taken` is certain to be the first of its series and time.
@@ -71,28 +71,28 @@ class WindowStore:
         """Return the ring of a kind, with room for all its entities."""
         ring = self.rings.get(kind)
         if ring is None:
-            ring = self.rings[kind] = Ring(layout_of(kind), self.span)
+            ring = self.rings[kind] = Ring(make_layout(kind), self.span)
         ring.reserve(len(self.entities[kind]))
         return ring
 
-    def write(self, batch: SampleBatch, now_ms: int) -> Written:
+    def write(self, batch: SampleBatch, now_ms: int) -> WriteOutcome:
         """Apply samples that are newer than the last of their series, in order. Count the others by reason."""
-        good, future, garbage, odd = self._good(batch, now_ms)
-        taken = batch if good is None else batch.where(good)
+        good, future, garbage, odd = self._select_valid_samples(batch, now_ms)
+        taken = batch if good is None else batch.select_samples(good)
         if not len(taken):
-            return Written(0, 0, future, garbage, odd)
+            return WriteOutcome(0, 0, future, garbage, odd)
         metric, entity = taken.metric.astype(np.intp), taken.entity.astype(np.intp)
         ring = self.ring(batch.kind)
         ring.advance(now_ms, int(taken.time_ms.max()))
         newer = np.empty(len(taken), np.bool_)
-        for part in _rounds(ring, metric, entity):
+        for part in _split_repeated_series(ring, metric, entity):
             newer[part] = ring.apply(metric[part], entity[part], taken.time_ms[part], taken.value[part])
         applied = int(np.count_nonzero(newer))
         if self._moved_ms >= 0:
             newer &= taken.time_ms > self._moved_ms
-        return Written(applied, len(taken) - applied, future, garbage, odd, taken, newer)
+        return WriteOutcome(applied, len(taken) - applied, future, garbage, odd, taken, newer)
 
-    def _good(
+    def _select_valid_samples(
         self, batch: SampleBatch, now_ms: int
     ) -> tuple[NDArray[np.bool_] | None, int, int, tuple[RecordError, ...]]:
         """Return (n,) which samples may be applied, or None for all, and the numbers of the others.
@@ -107,10 +107,10 @@ class WindowStore:
             return None, 0, 0, ()
         good |= (batch.value == 0) & ~ahead
         finite = np.abs(batch.value) <= LARGEST_VALUE
-        odd = self._odd(batch, np.flatnonzero(finite & ~ahead & ~good))
+        odd = self._explain_implausible_samples(batch, np.flatnonzero(finite & ~ahead & ~good))
         return good, int(ahead.sum()), int((~finite & ~ahead).sum()), odd
 
-    def _odd(self, batch: SampleBatch, rows: NDArray[np.intp]) -> tuple[RecordError, ...]:
+    def _explain_implausible_samples(self, batch: SampleBatch, rows: NDArray[np.intp]) -> tuple[RecordError, ...]:
         """Return one error for each of the implausible samples `rows`.
 
         The errors of one metric are the same object, which names the metric's first row.
@@ -150,7 +150,7 @@ class WindowStore:
         self._files, self._steps = [], self._steps + 1
         return True
 
-    def saving(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
+    def iterate_save_steps(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
         """Yield the steps of a save into `folder`, as functions (see `store_files.make_save_steps`).
 
         The folder may hold the previous save. Each function may raise OSError. The save after an unfinished
@@ -170,7 +170,7 @@ class WindowStore:
 
     def save(self, folder: Path) -> None:
         """Save the store at once: run all steps of `saving`."""
-        for work in self.saving(folder):
+        for work in self.iterate_save_steps(folder):
             work()
 
     @classmethod
@@ -190,13 +190,15 @@ class WindowStore:
         return store
 
 
-def _rounds(ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]) -> Iterator[NDArray[np.intp] | slice]:
+def _split_repeated_series(
+    ring: Ring, metric: NDArray[np.intp], entity: NDArray[np.intp]
+) -> Iterator[NDArray[np.intp] | slice]:
     """Yield the rows of a batch in parts in which no series occurs twice.
 
     Part k holds the k-th sample of each series.
     """
     key = metric * ring.capacity + entity
-    if not ring.repeats(key):
+    if not ring.has_repeated_series(key):
         yield slice(None)
         return
     order = np.argsort(key, kind="stable")
@@ -222,9 +224,9 @@ def _move_ring_back(ring: Ring, by_ms: int) -> None:
     buckets = ring.newest_bucket - (ring.head - slots) * ring.span.interval_ms // BUCKET_MS
     for times, never in ((ring.time_ms, -1), (ring.changed_ms, 0), (ring.first_seen_ms, NEVER)):
         times[times != never] -= by_ms
-    _roll(ring.fine, slots, ring.first_slot, ring.head)
-    _roll(ring.events, slots, ring.first_slot, ring.head)
-    _roll(ring.coarse, buckets, ring.first_bucket, ring.newest_bucket)
+    _move_slots_back(ring.fine, slots, ring.first_slot, ring.head)
+    _move_slots_back(ring.events, slots, ring.first_slot, ring.head)
+    _move_slots_back(ring.coarse, buckets, ring.first_bucket, ring.newest_bucket)
     ring.head -= slots
     ring.closed = min(ring.closed - slots, ring.head)
     ring.first_slot -= slots
@@ -233,7 +235,7 @@ def _move_ring_back(ring: Ring, by_ms: int) -> None:
     ring.dirty[: ring.size] = True
 
 
-def _roll(rows: np.ndarray, by: int, first: int, newest: int) -> None:
+def _move_slots_back(rows: np.ndarray, by: int, first: int, newest: int) -> None:
     """Move slot s of `first … newest` to s - by, in the ring (row, slot, entity).
 
     The other slots were never opened. It moves one row at a time, so that it needs little memory.

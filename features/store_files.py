@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.arrays_file import AREA, ArraysWriter, TornFileError, read_parts
-from fleetcast.features.layout import BUCKETS, Layout, RingSpan, layout_of
+from fleetcast.features.layout import BUCKETS, Layout, RingSpan, make_layout
 from fleetcast.features.ring import Ring
 from fleetcast.fleet import files
 from fleetcast.fleet.entities import Entities
@@ -53,13 +53,13 @@ class OtherIntervalError(StoreError):
 
 
 @dataclass(frozen=True, slots=True)
-class Since:
+class SaveStart:
     """The first slot and the first bucket of a ring that are not on disk yet. The default is everything."""
 
     slot: int = 0
     bucket: int = 0
 
-    def numbers(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def list_unsaved(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the numbers of the slots and of the buckets up to now that are not on disk.
 
         No slice may contain a newest time without its slot.
@@ -69,19 +69,19 @@ class Since:
         return np.arange(slot, ring.head + 1), np.arange(bucket, ring.newest_bucket + 1)
 
 
-def begin_save(ring: Ring, *, everything: bool) -> Since:
+def begin_save(ring: Ring, *, everything: bool) -> SaveStart:
     """Return the first slot and bucket that a save of `ring` must write.
 
     From now on, the ring records where the next save must begin.
     """
-    since = Since() if everything else Since(ring.touched_slot, ring.touched_bucket)
+    since = SaveStart() if everything else SaveStart(ring.touched_slot, ring.touched_bucket)
     ring.reset_touched_range()
     return since
 
 
-def _compute_slice_length(ring: Ring, since: Since) -> int:
+def _compute_slice_length(ring: Ring, since: SaveStart) -> int:
     """Return the number of entities in a slice of at most about SLICE_BYTES."""
-    slots, buckets = since.numbers(ring)
+    slots, buckets = since.list_unsaved(ring)
     layout = ring.layout
     of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)
     return max(16, SLICE_BYTES // (of_slots + 24 * len(layout.metrics) + 12 * len(layout.days)))
@@ -108,34 +108,34 @@ def make_save_steps(
             length = _compute_slice_length(ring, begin)
             for first in range(0, sizes[kind], length):
                 part = slice(first, min(first + length, sizes[kind]))
-                yield _Slice(ring, kind, part, begin).writing(slots, state)
-        heads = {kind.value: _head(rings[kind], size) for kind, size in sizes.items()}
+                yield _EntitySlice(ring, kind, part, begin).make_write_step(slots, state)
+        heads = {kind.value: _describe_ring(rings[kind], size) for kind, size in sizes.items()}
         about = {"span": asdict(span), "names": entities.dump(), "rings": heads}
-        yield lambda: _finish(slots, state, about, earlier)
+        yield lambda: _finish_save(slots, state, about, earlier)
     finally:
         slots.close()
         state.close()
 
 
-class _Slice:
+class _EntitySlice:
     """Copies of some entities of one ring at one moment, without the slots that are already on disk."""
 
-    def __init__(self, ring: Ring, kind: EntityKind, part: slice, since: Since) -> None:
+    def __init__(self, ring: Ring, kind: EntityKind, part: slice, since: SaveStart) -> None:
         names = {rows: list(getattr(ring.layout, rows)) for rows in ROW_NAMES}
         self.about = {"kind": kind.value, "first": part.start, **names}
         self.state: Arrays = {name: getattr(ring, name)[:, part].copy() for name in STATE_ROWS}
         self.state["first_seen_ms"] = ring.first_seen_ms[part].copy()
-        slots, buckets = since.numbers(ring)
+        slots, buckets = since.list_unsaved(ring)
         at = slots % ring.span.slots
         self.slots: Arrays = {
             "slot_numbers": slots,
             "bucket_numbers": buckets,
-            "fine": _picked(ring.fine, at, part),
-            "events": _picked(ring.events, at, part),
-            "coarse": _picked(ring.coarse, buckets % BUCKETS, part),
+            "fine": _copy_slots(ring.fine, at, part),
+            "events": _copy_slots(ring.events, at, part),
+            "coarse": _copy_slots(ring.coarse, buckets % BUCKETS, part),
         }
 
-    def writing(self, slots: ArraysWriter, state: ArraysWriter) -> Work:
+    def make_write_step(self, slots: ArraysWriter, state: ArraysWriter) -> Work:
         def write() -> None:
             slots.add(self.about, self.slots)
             state.add(self.about, self.state)
@@ -143,7 +143,7 @@ class _Slice:
         return write
 
 
-def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArray[Any]:
+def _copy_slots(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArray[Any]:
     """Copy some slots of some entities: (row, slot, entity).
 
     `numpy.take` would copy the slots of all entities.
@@ -154,20 +154,20 @@ def _picked(rows: NDArray[Any], slots: NDArray[np.int64], part: slice) -> NDArra
     return copy
 
 
-def _finish(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], earlier: list[Path]) -> None:
+def _finish_save(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any], earlier: list[Path]) -> None:
     """Complete the save: write its last slot file, then the state file that names all slot files.
 
     Deletes older slot files.
     """
     folder = slots.path.parent
     slots.finish({})
-    earlier[:] = [*(link(path, folder) for path in earlier), slots.path]
+    earlier[:] = [*(link_file(path, folder) for path in earlier), slots.path]
     state.finish({**about, "files": [path.name for path in earlier]})
     for path in set(folder.glob("*.slots")) - set(earlier):
         path.unlink()
 
 
-def link(path: Path, folder: Path) -> Path:
+def link_file(path: Path, folder: Path) -> Path:
     """Link the file into `folder` under the same name, and return its new path.
 
     Where links are impossible, it is copied.
@@ -200,7 +200,7 @@ def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, Ri
     return entities, span, rings
 
 
-def _head(ring: Ring, size: int) -> dict[str, int]:
+def _describe_ring(ring: Ring, size: int) -> dict[str, int]:
     """Return the facts about a whole ring that a save stores."""
     opened = {"first_slot": ring.first_slot, "first_bucket": ring.first_bucket}
     return {"head": ring.head, "closed": ring.closed, "size": size, **opened}
@@ -211,7 +211,7 @@ def _make_ring(kind: EntityKind, row: dict[str, Any], span: RingSpan) -> Ring:
 
     Older saves do not state which slots are open. Then all of them count as open.
     """
-    ring = Ring(layout_of(kind), span)
+    ring = Ring(make_layout(kind), span)
     ring.reserve(row["size"])
     ring.head, ring.closed = row["head"], row["closed"]
     ring.first_slot, ring.first_bucket = ring.head + 1, ring.newest_bucket + 1
@@ -224,7 +224,7 @@ def _fill_state(ring: Ring, about: dict[str, Any], state: Arrays) -> None:
     """Copy saved state into a new ring. The ring must have room for it."""
     part = slice(about["first"], about["first"] + len(state["first_seen_ms"]))
     for name, rows in STATE_ROWS.items():
-        for mine, theirs in _rows(ring.layout, about, rows):
+        for mine, theirs in _match_rows(ring.layout, about, rows):
             getattr(ring, name)[mine, part] = state[name][theirs]
     ring.first_seen_ms[part] = state["first_seen_ms"]
 
@@ -237,7 +237,7 @@ def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
             (ring.newest_bucket, slots["bucket_numbers"]) if name == "coarse" else (ring.head, slots["slot_numbers"])
         )
         part = slice(about["first"], about["first"] + saved.shape[2])
-        pairs = _rows(ring.layout, about, names)
+        pairs = _match_rows(ring.layout, about, names)
         for here, there in _find_slot_ranges(numbers, newest, ours.shape[1]):
             for mine, theirs in pairs:
                 ours[mine, here, part] = saved[theirs, there]
@@ -262,7 +262,7 @@ def _find_slot_ranges(numbers: NDArray[np.int64], newest: int, length: int) -> I
         begin = stop
 
 
-def _rows(layout: Layout, about: dict[str, Any], names: str) -> list[tuple[int, int]]:
+def _match_rows(layout: Layout, about: dict[str, Any], names: str) -> list[tuple[int, int]]:
     """Return (row in this layout, row in the file) for each metric name that both have."""
     here = {name: row for row, name in enumerate(getattr(layout, names))}
     return [(here[name], row) for row, name in enumerate(about[names]) if name in here]

@@ -30,38 +30,40 @@ class ValueSums:
     def nbytes(self) -> int:
         return self.count.nbytes + self.total.nbytes + self.square.nbytes
 
-    def widen(self, capacity: int) -> None:
+    def widen_arrays(self, capacity: int) -> None:
         self.count, self.total = widen_array(self.count, capacity), widen_array(self.total, capacity)
         self.square = widen_array(self.square, capacity)
 
-    def close(self, fine: NDArray[np.float32], slot: int, size: int, first: int) -> None:
+    def close_slot(self, fine: NDArray[np.float32], slot: int, size: int, first: int) -> None:
         """Advance both windows by the slot that closes. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             moves = [(number, sign) for number, sign in ((slot, 1), (slot - length, -1)) if number >= first]
             for number, sign in moves if length else ():
                 for index, row in enumerate(self.rows):
-                    self._move(fine[row, number % fine.shape[1], :size], window, index, sign)
+                    self._add_slot(fine[row, number % fine.shape[1], :size], window, index, sign)
 
-    def _move(self, values: NDArray[np.float32], window: int, index: int, sign: int) -> None:
+    def _add_slot(self, values: NDArray[np.float32], window: int, index: int, sign: int) -> None:
         size = len(values)
-        known, clean = _known(values)
+        known, clean = _split_known(values)
         self.count[window, index, :size] += sign * known
         self.total[window, index, :size] += sign * clean
         if window == 1:
             self.square[index, :size] += sign * clean * clean
 
-    def recompute(self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
+    def recompute_entities(
+        self, fine: NDArray[np.float32], closed: int, columns: slice | NDArray[np.intp], first: int
+    ) -> None:
         """Recompute the sums of the entities `columns` from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % fine.shape[1]
             for index, row in enumerate(self.rows):
-                known, clean = _known(chosen(fine[row], slots, columns))
+                known, clean = _split_known(copy_slots(fine[row], slots, columns))
                 self.count[window, index, columns] = known.sum(axis=0)
                 self.total[window, index, columns] = clean.sum(axis=0)
                 if window == 1:
                     self.square[index, columns] = (clean * clean).sum(axis=0)
 
-    def windows(
+    def read_windows(
         self, fine: NDArray[np.float32], index: int, open_slots: NDArray[np.intp], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
         """Return one row's count (window, entity), total (window, entity) and sum of squares (entity,).
@@ -71,7 +73,7 @@ class ValueSums:
         count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
         square = self.square[index, :size].copy()
         for slot in open_slots:
-            known, clean = _known(fine[self.rows[index], slot, :size])
+            known, clean = _split_known(fine[self.rows[index], slot, :size])
             count += known
             total += clean
             square += clean * clean
@@ -90,10 +92,10 @@ class EventSums:
     def nbytes(self) -> int:
         return self.total.nbytes
 
-    def widen(self, capacity: int) -> None:
+    def widen_arrays(self, capacity: int) -> None:
         self.total = widen_array(self.total, capacity)
 
-    def close(self, events: NDArray[np.uint32], slot: int, size: int, first: int) -> None:
+    def close_slot(self, events: NDArray[np.uint32], slot: int, size: int, first: int) -> None:
         """Advance both windows by the slot that closes. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             if length and slot >= first:
@@ -101,14 +103,16 @@ class EventSums:
             if length and slot - length >= first:
                 self.total[window, :, :size] -= events[:, (slot - length) % events.shape[1], :size]
 
-    def recompute(self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp], first: int) -> None:
+    def recompute_entities(
+        self, events: NDArray[np.uint32], closed: int, columns: slice | NDArray[np.intp], first: int
+    ) -> None:
         """Recompute the sums of the entities `columns` from the ring. first: the oldest slot with values."""
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % events.shape[1]
             for row in range(len(events)):
-                self.total[window, row, columns] = chosen(events[row], slots, columns).sum(axis=0, dtype=np.int64)
+                self.total[window, row, columns] = copy_slots(events[row], slots, columns).sum(axis=0, dtype=np.int64)
 
-    def windows(
+    def read_windows(
         self, events: NDArray[np.uint32], row: int, open_slots: NDArray[np.intp], size: int
     ) -> NDArray[np.int64]:
         """Return (window, entity) the increments of one row, including its open slots."""
@@ -118,12 +122,12 @@ class EventSums:
         return total
 
 
-def chosen(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDArray[np.intp]) -> NDArray[Any]:
+def copy_slots(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDArray[np.intp]) -> NDArray[Any]:
     """Copy some slots and columns of a ring (slot, entity). Returns (slot, column)."""
     return ring[slots, columns] if isinstance(columns, slice) else ring[np.ix_(slots, columns)]
 
 
-def _known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def _split_known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return which values are known, and the values as float64 with 0 in place of unknown ones."""
     known = ~np.isnan(values)
     return known, np.where(known, values, 0).astype(np.float64)
@@ -145,34 +149,36 @@ def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> N
     return quotient
 
 
-def mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_mean(count: NDArray[np.int32], total: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return the mean of the known values, element by element, NaN where there are none.
 
     count: the number of known values. total: their sum.
 
-    >>> mean(np.array([2, 0]), np.array([3.0, 0.0]))
+    >>> compute_mean(np.array([2, 0]), np.array([3.0, 0.0]))
     array([1.5, nan])
     """
     average: NDArray[np.float64] = np.divide(total, count, out=np.full(total.shape, np.nan), where=count > 0)
     return average
 
 
-def spread(count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray[np.float64]) -> NDArray[np.float64]:
+def compute_std(
+    count: NDArray[np.int32], total: NDArray[np.float64], square: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """Return the population standard deviation of the known values, NaN where there are none.
 
     count, total, square: their number, sum and sum of squares. It is 0 where the subtraction cannot
     distinguish it from rounding (1e-9 of the mean square).
 
-    >>> spread(np.array([2]), np.array([4.0]), np.array([10.0]))
+    >>> compute_std(np.array([2]), np.array([4.0]), np.array([10.0]))
     array([1.])
     """
-    average = mean(count, total)
-    mean_square = mean(count, square)
+    average = compute_mean(count, total)
+    mean_square = compute_mean(count, square)
     variance = mean_square - average * average
     return np.sqrt(np.where(variance > 1e-9 * mean_square, variance, 0.0 * average))
 
 
-def largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
+def find_largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
     """Return (entity,) the largest known value over the slots of `values` (slot, entity), NaN if none."""
     highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0, initial=np.nan)
     return highest

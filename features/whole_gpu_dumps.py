@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.delta_bins import ARRIVING, QUEUED, ROWS, RUNNING, fitting
+from fleetcast.features.delta_bins import ARRIVING, QUEUED, ROWS, RUNNING, copy_to_smallest_type
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.stateful import Dump
 
@@ -27,7 +27,7 @@ def convert_to_milli_gpus(about: Mapping[str, Any], arrays: Mapping[str, NDArray
     factors[list(GPU_ROWS)] = WHOLE_GPU
     scaled = dict(arrays)
     for number in range(len(about["bins"])):
-        scaled[f"bins {number}"] = fitting(arrays[f"bins {number}"] * factors[:, None])
+        scaled[f"bins {number}"] = copy_to_smallest_type(arrays[f"bins {number}"] * factors[:, None])
     return {
         **about,
         "inventory": [],

@@ -30,7 +30,7 @@ class Edges:
     count: int = 1
 
     @classmethod
-    def of(cls, event: Checkpoint) -> "Edges":
+    def from_event(cls, event: Checkpoint) -> "Edges":
         return cls(event.edge, event.time_ms, event.bytes, event.target)
 
     def __add__(self, other: "Edges") -> "Edges":
@@ -48,25 +48,25 @@ class Edges:
 
 def fold_edge(edges: list[Edges], event: Checkpoint) -> None:
     """Fold one checkpoint event into `edges`, which stays in order of time."""
-    edge = Edges.of(event)
-    second = _time_in_seconds(edge)
-    low = bisect_left(edges, second, key=_time_in_seconds)
-    high = bisect_right(edges, second, low, key=_time_in_seconds)
+    edge = Edges.from_event(event)
+    second = _get_second(edge)
+    low = bisect_left(edges, second, key=_get_second)
+    high = bisect_right(edges, second, low, key=_get_second)
     same = edges[low:high]
     at = next((at for at, one in enumerate(same) if one.edge == edge.edge), None)
     if at is None:
         same.append(edge)
     else:
         same[at] += edge
-    edges[low:high] = sorted(same, key=_when)
+    edges[low:high] = sorted(same, key=_make_order_key)
     if len(edges) > MAX_EDGES:  # of the oldest second those that began: what was dropped once is dropped again
-        oldest = bisect_right(edges, _time_in_seconds(edges[0]), key=_time_in_seconds)
+        oldest = bisect_right(edges, _get_second(edges[0]), key=_get_second)
         del edges[min(range(oldest), key=lambda row: edges[row].edge == "end")]
 
 
-def _time_in_seconds(edge: Edges) -> int:
+def _get_second(edge: Edges) -> int:
     return edge.time_ms // TOGETHER_MS
 
 
-def _when(edge: Edges) -> tuple[int, bool]:
+def _make_order_key(edge: Edges) -> tuple[int, bool]:
     return edge.time_ms, edge.edge == "end"

@@ -108,7 +108,7 @@ class ClockWatch:
     def __init__(self, clock: Clock, least_ms: int = 0) -> None:
         self._clock = clock
         self._least_ms = least_ms
-        self._ahead_ms = self._measure()[0]
+        self._ahead_ms = self._measure_lead()[0]
 
     def pop_clock_step_ms(self) -> int:
         """Return the fleet milliseconds by which the clock was set since the last call.
@@ -124,14 +124,14 @@ class ClockWatch:
         >>> watch.pop_clock_step_ms(), watch.pop_clock_step_ms()
         (-3600000, 0)
         """
-        ahead_ms, within_ms = self._measure()
+        ahead_ms, within_ms = self._measure_lead()
         by_ms = ahead_ms - self._ahead_ms
         if abs(by_ms) <= within_ms or abs(by_ms) < self._least_ms:
             return 0
         self._ahead_ms = ahead_ms
         return by_ms
 
-    def _measure(self) -> tuple[int, int]:
+    def _measure_lead(self) -> tuple[int, int]:
         """Return how far the clock is ahead of the steady clock, and the uncertainty of that, both in ms.
 
         The measurement is uncertain because the system may delay a thread.
@@ -147,10 +147,10 @@ class ClockWatch:
         return best
 
 
-def moment(time_ms: int) -> str:
+def format_moment(time_ms: int) -> str:
     """Format a Unix time in ms for a message.
 
-    >>> moment(1_600_000_000_999)
+    >>> format_moment(1_600_000_000_999)
     '2020-09-13 12:26:40 UTC'
     """
     return f"{datetime.fromtimestamp(time_ms // 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"

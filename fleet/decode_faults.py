@@ -16,8 +16,8 @@ from typing import Any, Final
 import msgspec
 from msgspec import inspect
 
-from fleetcast.fleet.spelling import nearest
-from fleetcast.fleet.type_words import list_choices, one_of, words_of
+from fleetcast.fleet.spelling import find_nearest_names
+from fleetcast.fleet.type_words import describe_type, format_choices, list_choices
 
 Path = tuple[str | int, ...]
 SHOWN_CHARACTERS = 80
@@ -43,17 +43,17 @@ class Fault:
     @property
     def field(self) -> str:
         """The path as a user writes it: `gang.min`, `ranks[0].node`."""
-        return field_of(self.path)
+        return format_path(self.path)
 
     @property
     def sentence(self) -> str:
         return f"{self.field}: {self.why}" if self.path else self.why
 
 
-def field_of(path: Path) -> str:
+def format_path(path: Path) -> str:
     """Format a path of keys and indices as a user writes it.
 
-    >>> field_of(("queue", "research/nlp", "weight")), field_of(("reservation", 0, "to"))
+    >>> format_path(("queue", "research/nlp", "weight")), format_path(("reservation", 0, "to"))
     ('queue."research/nlp".weight', 'reservation[0].to')
     """
     words = ""
@@ -65,10 +65,10 @@ def field_of(path: Path) -> str:
     return words.removeprefix(".")
 
 
-def shown(value: object) -> str:
+def format_value(value: object) -> str:
     """Format a value for a message. Text is quoted, and long values are cut.
 
-    >>> shown("x"), shown(True), shown(None)
+    >>> format_value("x"), format_value(True), format_value(None)
     ("'x'", 'true', 'null')
     """
     if value is None or isinstance(value, bool):
@@ -84,14 +84,16 @@ def suggest_key(name: str, known: Sequence[str]) -> str:
     >>> suggest_key("weigth", ["weight", "limit"]), suggest_key("colour", ["weight", "limit"])
     ('; did you mean weight?', '; there are weight, limit')
     """
-    found = nearest(name, known, 1)
+    found = find_nearest_names(name, known, 1)
     if found:
         return f"; did you mean {found[0]}?"
     more = f" and {len(known) - MOST_KEYS} more" if len(known) > MOST_KEYS else ""
     return f"; there are {', '.join(known[:MOST_KEYS])}{more}" if known else "; it has no keys"
 
 
-def explain(error: Exception, kind: Any, document: object, *, strict: bool = True, toml: bool = False) -> Fault:
+def find_first_fault(
+    error: Exception, kind: Any, document: object, *, strict: bool = True, toml: bool = False
+) -> Fault:
     """Return the first fault of a document that `msgspec` refused with `error` for the type `kind`."""
     first = next(find_document_faults(kind, document, strict=strict, toml=toml), None)
     return first or _make_check_fault(error, document)
@@ -165,7 +167,7 @@ def find_document_faults(kind: Any, document: object, *, strict: bool = True, to
 
     strict: text does not count as a number. toml: describe types in TOML's words.
     """
-    return _Walk(strict, toml).faults(_type_info(kind), document, ())
+    return _Walk(strict, toml).find_faults(_type_info(kind), document, ())
 
 
 _type_info: Callable[[Any], inspect.Type] = lru_cache(maxsize=512)(inspect.type_info)
@@ -177,28 +179,28 @@ class _Walk:
     def __init__(self, strict: bool, toml: bool) -> None:
         self._strict, self._toml = strict, toml
 
-    def _words(self, kind: inspect.Type) -> str:
-        return words_of(kind, self._toml)
+    def _describe_type(self, kind: inspect.Type) -> str:
+        return describe_type(kind, self._toml)
 
-    def _wrong(self, kind: inspect.Type, value: Any, path: Path, label: str = "wrong_type") -> Fault:
-        words = self._words(kind)
-        return Fault(path, label, f"is {shown(value)}, must be {words}", value, words)
+    def _make_type_fault(self, kind: inspect.Type, value: Any, path: Path, label: str = "wrong_type") -> Fault:
+        words = self._describe_type(kind)
+        return Fault(path, label, f"is {format_value(value)}, must be {words}", value, words)
 
-    def faults(self, kind: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
+    def find_faults(self, kind: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
         match kind:
             case inspect.UnionType(types=types):
                 return self._find_union_faults(kind, types, value, path)
             case inspect.StructType():
                 return self._find_struct_faults(kind, value, path)
             case inspect.DictType():
-                return self._dict(kind, value, path)
+                return self._find_dict_faults(kind, value, path)
             case (
                 inspect.ListType(item_type=item)
                 | inspect.VarTupleType(item_type=item)
                 | inspect.SetType(item_type=item)
                 | inspect.FrozenSetType(item_type=item)
             ):
-                return self._list(kind, item, value, path)
+                return self._find_list_faults(kind, item, value, path)
             case inspect.TupleType(item_types=items):
                 return self._find_tuple_faults(kind, items, value, path)
         return self._find_leaf_faults(kind, value, path)
@@ -212,56 +214,56 @@ class _Walk:
             return
         alike = [one for one in types if _has_same_form(one, value)]
         if not alike:
-            yield self._wrong(kind, value, path)
+            yield self._make_type_fault(kind, value, path)
             return
-        each = [list(self.faults(one, value, path)) for one in alike]
+        each = [list(self.find_faults(one, value, path)) for one in alike]
         if all(each):
-            yield from each[0] if len(each) == 1 else [self._wrong(kind, value, path)]
+            yield from each[0] if len(each) == 1 else [self._make_type_fault(kind, value, path)]
 
     def _find_tagged_faults(
         self, structs: Sequence[inspect.StructType], value: Mapping[str, Any], path: Path
     ) -> Iterator[Fault]:
         key = structs[0].tag_field or "type"
         tags = {one.tag: one for one in structs}
-        place, choice = (*path, key), one_of([*map(str, tags)])
+        place, choice = (*path, key), format_choices([*map(str, tags)])
         if key not in value:
             yield Fault(place, "missing_field", f"is missing, must be {choice}", expected=choice)
         elif not isinstance(value[key], str | int) or value[key] not in tags:
             label = "bad_value" if isinstance(value[key], str) else "wrong_type"
             near = _suggest_nearest(value[key], [*map(str, tags)])
-            yield Fault(place, label, f"is {shown(value[key])}, must be {choice}{near}", value[key], choice)
+            yield Fault(place, label, f"is {format_value(value[key])}, must be {choice}{near}", value[key], choice)
         else:
             yield from self._find_struct_faults(tags[value[key]], value, path)
 
     def _find_struct_faults(self, kind: inspect.StructType, value: Any, path: Path) -> Iterator[Fault]:
         if not isinstance(value, dict):
-            yield self._wrong(kind, value, path)
+            yield self._make_type_fault(kind, value, path)
             return
         known = {one.encode_name: one for one in kind.fields}
         for key, inner in value.items():
             if key in known:
-                yield from self.faults(known[key].type, inner, (*path, key))
+                yield from self.find_faults(known[key].type, inner, (*path, key))
             elif kind.forbid_unknown_fields and key != kind.tag_field:
                 why = f"no such key{suggest_key(key, [*known])}"
                 yield Fault((*path, key), "unknown_key", why, inner, "no such key")
         for name, one in known.items():
             if one.required and name not in value:
-                words = self._words(one.type)
+                words = self._describe_type(one.type)
                 yield Fault((*path, name), "missing_field", f"is missing, must be {words}", expected=words)
 
-    def _dict(self, kind: inspect.DictType, value: Any, path: Path) -> Iterator[Fault]:
+    def _find_dict_faults(self, kind: inspect.DictType, value: Any, path: Path) -> Iterator[Fault]:
         if not isinstance(value, dict):
-            yield self._wrong(kind, value, path)
+            yield self._make_type_fault(kind, value, path)
             return
         for key, inner in value.items():
-            for fault in self.faults(kind.key_type, key, path):
+            for fault in self.find_faults(kind.key_type, key, path):
                 why = f"is no key here: must be {fault.expected}{_suggest_nearest(key, list_choices(kind.key_type))}"
                 yield Fault((*path, key), "bad_value", why, key, fault.expected)
-            yield from self.faults(kind.value_type, inner, (*path, key))
+            yield from self.find_faults(kind.value_type, inner, (*path, key))
 
-    def _list(self, kind: Any, item: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
+    def _find_list_faults(self, kind: Any, item: inspect.Type, value: Any, path: Path) -> Iterator[Fault]:
         if not isinstance(value, list | tuple):
-            yield self._wrong(kind, value, path)
+            yield self._make_type_fault(kind, value, path)
             return
         most, least = kind.max_length, kind.min_length or 0
         if most is not None and len(value) > most:
@@ -271,19 +273,19 @@ class _Walk:
                 path, "out_of_range", f"has {len(value)} entries, at least {least}", expected=f"at least {least}"
             )
         for place, inner in enumerate(value):
-            yield from self.faults(item, inner, (*path, place))
+            yield from self.find_faults(item, inner, (*path, place))
 
     def _find_tuple_faults(
         self, kind: inspect.Type, items: Sequence[inspect.Type], value: Any, path: Path
     ) -> Iterator[Fault]:
         if not isinstance(value, list | tuple):
-            yield self._wrong(kind, value, path)
+            yield self._make_type_fault(kind, value, path)
         elif len(value) != len(items):
             count = f"a list of {len(items)}"
             yield Fault(path, "wrong_type", f"has {len(value)} entries, must be {count}", value, count)
         else:
             for place, (item, inner) in enumerate(zip(items, value, strict=True)):
-                yield from self.faults(item, inner, (*path, place))
+                yield from self.find_faults(item, inner, (*path, place))
 
     def _find_leaf_faults(self, kind: Any, value: Any, path: Path) -> Iterator[Fault]:
         match kind:
@@ -298,18 +300,18 @@ class _Walk:
         if allowed:
             if value not in allowed or isinstance(value, bool):
                 label = "bad_value" if type(value) is type(allowed[0]) else "wrong_type"
-                near, words = _suggest_nearest(value, [*map(str, allowed)]), one_of(allowed)
-                yield Fault(path, label, f"is {shown(value)}, must be {words}{near}", value, words)
+                near, words = _suggest_nearest(value, [*map(str, allowed)]), format_choices(allowed)
+                yield Fault(path, label, f"is {format_value(value)}, must be {words}{near}", value, words)
         elif not _has_same_form(kind, value) and (self._strict or not _is_readable_as(kind, value)):
-            yield self._wrong(kind, value, path)
+            yield self._make_type_fault(kind, value, path)
         elif not _is_within_bounds(kind, value):
-            yield self._wrong(kind, value, path, "out_of_range")
+            yield self._make_type_fault(kind, value, path, "out_of_range")
         elif isinstance(kind, inspect.DateTimeType | inspect.DateType) and not _is_readable_as(kind, value):
-            yield self._wrong(kind, value, path, "bad_value")
+            yield self._make_type_fault(kind, value, path, "bad_value")
 
 
 def _suggest_nearest(value: object, known: Sequence[str]) -> str:
-    found = nearest(value, known, 1) if isinstance(value, str) else []
+    found = find_nearest_names(value, known, 1) if isinstance(value, str) else []
     return f"; did you mean {found[0]}?" if found else ""
 
 

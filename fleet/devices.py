@@ -17,11 +17,11 @@ def normalise_device_name(stated: str) -> str:
     >>> [normalise_device_name(name) for name in ("00000000:9B:00.0", "PCI:0000:9b:00", "GPU-1a")]
     ['0000:9b:00', '0000:9b:00', 'GPU-1a']
     """
-    return _spelt(stated) if len(stated) <= LONGEST_ADDRESS else stated
+    return _normalise_address(stated) if len(stated) <= LONGEST_ADDRESS else stated
 
 
 @lru_cache(65_536)
-def _spelt(stated: str) -> str:
+def _normalise_address(stated: str) -> str:
     found = _PCI.fullmatch(stated)
     if found is None:
         return stated
@@ -36,13 +36,13 @@ class GpuDevices:
         self._nodes: dict[str, dict[str, int]] = {}
         self.learnt = 0  # grows with every new word
 
-    def learn(self, node: str, stated: str, gpu: int) -> None:
+    def record_device(self, node: str, stated: str, gpu: int) -> None:
         known = self._nodes.setdefault(node, {})
         name = normalise_device_name(stated)
         if known.get(name) != gpu and (name in known or len(known) < MOST_PER_NODE):
             known[name] = gpu
             self.learnt += 1
 
-    def gpu(self, node: str, stated: str) -> int | None:
+    def find_gpu(self, node: str, stated: str) -> int | None:
         """Return the index of a GPU, or None if no exporter has reported it."""
         return self._nodes.get(node, {}).get(normalise_device_name(stated))

@@ -68,7 +68,7 @@ class EntityTable:
     def row(self, name: str) -> int | None:
         return self._rows.get(name)
 
-    def alias(self, aliases: Mapping[str, str]) -> None:
+    def replace_aliases(self, aliases: Mapping[str, str]) -> None:
         """Replace the aliases of nodes. aliases: other name → the fleet's name, as schedulers report."""
         before, self._aliases = self._aliases, dict(aliases)
         changed = [name for name in aliases.keys() | before.keys() if aliases.get(name) != before.get(name)]
@@ -87,7 +87,7 @@ class EntityTable:
             self.renames += pod in self._rows
             self.alias_changes += 1
 
-    def machine(self, name: str) -> str:
+    def resolve_name(self, name: str) -> str:
         """Return the fleet's name of a machine: what its alias stands for, or `name` itself."""
         if name in self._aliases:
             return self._aliases[name]
@@ -100,7 +100,7 @@ class EntityTable:
         >>> table.add("n1.cluster.example"), table.find_by_short_name("n1")
         (0, 'n1.cluster.example')
         """
-        row = self._of_host.get(_folded(short), -1)
+        row = self._of_host.get(_fold_name(short), -1)
         return None if row < 0 else self.names[row]
 
     def find_ignoring_case(self, name: str) -> str | None:
@@ -112,7 +112,7 @@ class EntityTable:
         >>> table.add("GPU-Node01"), table.find_ignoring_case("gpu-node01."), table.find_ignoring_case("gpu-node02")
         (0, 'GPU-Node01', None)
         """
-        row = self._of_case.get(_folded(name), -1)
+        row = self._of_case.get(_fold_name(name), -1)
         return None if row < 0 else self.names[row]
 
     def add(self, name: str, node: int = -1) -> int:
@@ -130,7 +130,7 @@ class EntityTable:
         self.names.append(name)
         self._rows[name] = row
         if self.kind is EntityKind.NODE:
-            folded = _folded(name)
+            folded = _fold_name(name)
             self._of_case[folded] = -1 if folded in self._of_case else row
             short, dot, _ = folded.partition(".")
             if dot:
@@ -138,7 +138,7 @@ class EntityTable:
         return row
 
 
-def _folded(name: str) -> str:
+def _fold_name(name: str) -> str:
     return name.lower().rstrip(".")
 
 
@@ -157,14 +157,14 @@ class DeviceRoom:
         self.most = {EntityKind.GPU: most, EntityKind.PORT: 2 * most, EntityKind.GPU_INSTANCE: 2 * most}
         self.used: Counter[EntityKind] = Counter()
 
-    def take(self, kind: EntityKind, name: str) -> None:
+    def count_new(self, kind: EntityKind, name: str) -> None:
         """Count a newly registered device. Raises RecordError unknown_gpus if there is no room for it."""
         if self._is_beyond_limits(kind, name) and self.used[kind] >= self.most[kind]:
             used = f"{self.used[kind]:,} rows of {kind} that no topology answers for"
             raise RecordError("unknown_gpus", f"{used}, no more are taken: {name[:80]!r}")
-        self.adopt(kind, name)
+        self.count_existing(kind, name)
 
-    def adopt(self, kind: EntityKind, name: str) -> None:
+    def count_existing(self, kind: EntityKind, name: str) -> None:
         """Count a device that is registered already, whether there is room or not."""
         node = name.partition("/")[0]
         if self._is_beyond_limits(kind, name):
@@ -172,7 +172,7 @@ class DeviceRoom:
             self._beyond.setdefault(node, Counter())[kind] += 1
         self._ports[node] += kind is EntityKind.PORT
 
-    def place(self, node: str) -> None:
+    def give_own_room(self, node: str) -> None:
         """Give a node its own room from now on. Its devices no longer use the common room."""
         if node not in self._placed:
             self._placed[node] = 0
@@ -203,7 +203,7 @@ class Entities:
         self.listed: set[str] = set()  # nodes that the operator lists, beyond those of the topology
         self._placed: Mapping[str, int] = {}
 
-    def bound(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
+    def set_limits(self, placed: Mapping[str, int], unknown_nodes: int, unknown_gpus: int) -> None:
         """Limit new registrations beyond the nodes of a topology.
 
         placed: number of GPUs by node. All of these nodes get registered.
@@ -213,10 +213,10 @@ class Entities:
         self.most_nodes = len(placed) + len(self.listed) + unknown_nodes
         self.room = DeviceRoom(placed, unknown_gpus)
         for node in self.listed:
-            self.room.place(node)
+            self.room.give_own_room(node)
         for kind in NODE_OWNED:
             for name in self._tables[kind].names:
-                self.room.adopt(kind, name)
+                self.room.count_existing(kind, name)
 
     def record_listed_node(self, name: str) -> None:
         """Record that the operator lists a node, as a target or in a scheduler.
@@ -228,7 +228,7 @@ class Entities:
             self.most_nodes += 1
             self.bounds_set += 1
             if self.room is not None:
-                self.room.place(name)
+                self.room.give_own_room(name)
 
     def __getitem__(self, kind: EntityKind) -> EntityTable:
         return self._tables[kind]
@@ -240,18 +240,18 @@ class Entities:
         """
         return self._tables[EntityKind.NODE].add(name)
 
-    def of_node(self, kind: EntityKind, node: str, *parts: object) -> int:
+    def add_to_node(self, kind: EntityKind, node: str, *parts: object) -> int:
         """Return the row of a node's entity, and append it if it is new.
 
         Raises RecordError unknown_gpus if there is no room for it. parts: the rest of its name.
 
-        >>> Entities().of_node(EntityKind.GPU, "n001", 3)
+        >>> Entities().add_to_node(EntityKind.GPU, "n001", 3)
         0
         """
         name = "/".join((node, *(str(part) for part in parts)))
         table = self._tables[kind]
         if self.room is not None and name not in table:
-            self.room.take(kind, name)
+            self.room.count_new(kind, name)
         return table.add(name, self.node(node))
 
     def record_trait(self, name: str, trait: str) -> None:

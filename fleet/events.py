@@ -197,7 +197,7 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         where = self.device or ("" if self.gpu is None else str(self.gpu))
         return f"{self.source}|{self.type}|{self.check}|{self.code}|{where}"
 
-    def takes_back(self, other: "NodeEvent") -> bool:
+    def withdraws(self, other: "NodeEvent") -> bool:
         """Return whether this event withdraws what `other` reported.
 
         If it names no device or code, it withdraws the reports for all of them.

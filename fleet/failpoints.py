@@ -58,17 +58,17 @@ def reach(point: str) -> float:
     return KEEP_ALL if _hook is None else _hook(point)
 
 
-def kill() -> None:
+def kill_process() -> None:
     """End this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end() -> None:
+def end_process() -> None:
     """End the process after a torn write."""
     _end()
 
 
-def arm(hook: Hook | None, end: Callable[[], None] = kill) -> None:
+def set_hook(hook: Hook | None, end: Callable[[], None] = kill_process) -> None:
     """Set the hook that is called at every point. None removes it.
 
     `end`: the function that ends the process after a torn write.
@@ -87,19 +87,19 @@ class _Rule:
 
 def parse_failpoints(text: str) -> Hook:
     """Parse the value of FLEETCAST_FAILPOINTS. Raises ValueError that names the wrong part."""
-    rules = dict(_rule_of(part.strip()) for part in text.split(",") if part.strip())
+    rules = dict(_parse_rule(part.strip()) for part in text.split(",") if part.strip())
 
-    def hook(point: str) -> float:
+    def act_at_point(point: str) -> float:
         rule = rules.get(point)
         if rule is None:
             return KEEP_ALL
         rule.left -= 1
         return _run_action(rule.action, point) if rule.left == 0 else KEEP_ALL
 
-    return hook
+    return act_at_point
 
 
-def _rule_of(part: str) -> tuple[str, _Rule]:
+def _parse_rule(part: str) -> tuple[str, _Rule]:
     place, _, action = part.partition("=")
     point, colon, number = place.partition(":")
     known = point in POINTS and action in ACTIONS and (not colon or (number.isdecimal() and int(number) > 0))
@@ -113,11 +113,11 @@ def _rule_of(part: str) -> tuple[str, _Rule]:
 
 def _run_action(action: str, point: str) -> float:
     if action == "kill":
-        kill()
+        kill_process()
     if action == "error":
         raise OSError(errno.ENOSPC, f"{os.strerror(errno.ENOSPC)} (failpoint {point})")
     return 0.5
 
 
-_end: Callable[[], None] = kill
+_end: Callable[[], None] = kill_process
 _hook: Hook | None = parse_failpoints(os.environ[VARIABLE]) if os.environ.get(VARIABLE) else None

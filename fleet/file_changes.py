@@ -74,7 +74,7 @@ class FileChanges:
             if not self._watch_paths():
                 descriptor = self._watch.descriptor if self._watch is not None else -1
                 await self._wait_until(ends_s if self._reports else min(ends_s, loop.time() + self._poll_s), descriptor)
-            if self._watch is not None and self._watch.drain():
+            if self._watch is not None and self._watch.discard_changes():
                 self._changed_s = loop.time()
         self._is_woken = False
 
@@ -84,9 +84,9 @@ class FileChanges:
         if self._is_woken or until_s <= loop.time():
             return await asyncio.sleep(0)
         self._waiter = loop.create_future()
-        timer = loop.call_at(until_s, _end, self._waiter)
+        timer = loop.call_at(until_s, _end_wait, self._waiter)
         if descriptor >= 0:
-            loop.add_reader(descriptor, _end, self._waiter)
+            loop.add_reader(descriptor, _end_wait, self._waiter)
         try:
             await self._waiter
         finally:
@@ -95,7 +95,7 @@ class FileChanges:
             if descriptor >= 0:
                 loop.remove_reader(descriptor)
             if self._is_closed:
-                self._close()
+                self._close_descriptor()
 
     def _watch_paths(self) -> bool:
         """Watch the files that are at the paths now. Return whether any is new.
@@ -107,11 +107,11 @@ class FileChanges:
         try:
             if self._watch is None:
                 self._watch = _Watch()
-            return self._watch.follow(self._paths)
+            return self._watch.update_watches(self._paths)
         except OSError as error:
             self._reports = False
-            self._close()
-            _log_watch_failure(", ".join(map(str, self._paths)), _advice(error), self._poll_s)
+            self._close_descriptor()
+            _log_watch_failure(", ".join(map(str, self._paths)), _describe_failure(error), self._poll_s)
             return False
 
     def close(self) -> None:
@@ -119,15 +119,15 @@ class FileChanges:
         self._is_closed = True
         self.wake()
         if self._waiter is None:
-            self._close()
+            self._close_descriptor()
 
-    def _close(self) -> None:
+    def _close_descriptor(self) -> None:
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
 
-def _end(waiter: "asyncio.Future[None]") -> None:
+def _end_wait(waiter: "asyncio.Future[None]") -> None:
     if not waiter.done():
         waiter.set_result(None)
 
@@ -140,9 +140,9 @@ class _Watch:
         self.close = weakref.finalize(self, os.close, self.descriptor)
         self._watched: set[int] = set()
 
-    def follow(self, paths: Mapping[Path, int]) -> bool:
+    def update_watches(self, paths: Mapping[Path, int]) -> bool:
         """Watch each path, or the nearest existing folder above it. Return whether any watch is new."""
-        found = {self._add(path, mask) for path, mask in paths.items()}
+        found = {self._add_watch(path, mask) for path, mask in paths.items()}
         is_new = not found <= self._watched
         for number in self._watched - found:
             _load_library().inotify_rm_watch(
@@ -151,7 +151,7 @@ class _Watch:
         self._watched = found
         return is_new
 
-    def _add(self, path: Path, mask: int) -> int:
+    def _add_watch(self, path: Path, mask: int) -> int:
         while True:
             try:
                 return _call_library("inotify_add_watch", self.descriptor, os.fsencode(path), mask | MASK_ADD)
@@ -160,7 +160,7 @@ class _Watch:
                     raise
                 path, mask = path.parent, APPEARS
 
-    def drain(self) -> bool:
+    def discard_changes(self) -> bool:
         """Discard the changes that Linux has reported. Return whether there were any."""
         has_read = False
         while True:
@@ -194,7 +194,7 @@ def _log_watch_failure(named: str, advice: str, poll_s: float) -> None:
     logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, advice, poll_s)
 
 
-def _advice(error: OSError) -> str:
+def _describe_failure(error: OSError) -> str:
     """Describe why watching fails, and what an operator can do about it."""
     limits = {
         errno.EMFILE: "fs.inotify.max_user_instances with sysctl, or ulimit -n",

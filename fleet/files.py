@@ -84,14 +84,14 @@ class File:
     def closed(self) -> bool:
         return self._opened is None
 
-    def _file(self) -> OpenFile:
+    def _require_open(self) -> OpenFile:
         if self._opened is None:
             raise ValueError(f"a file of the {self._area} is closed already")
         return self._opened
 
     def write(self, data: Data) -> int:
         """Write all data, and return its length in bytes. Raises ShortWrite."""
-        file, view, written = self._file(), memoryview(data).cast("B"), 0
+        file, view, written = self._require_open(), memoryview(data).cast("B"), 0
         share = failpoints.reach(f"{self._area}.before_write")
         end = int(len(view) * share)
         while written < end:
@@ -100,13 +100,13 @@ class File:
             except OSError as error:
                 raise ShortWrite(written, error) from None
         if share < failpoints.KEEP_ALL:
-            failpoints.end()
+            failpoints.end_process()
         failpoints.reach(f"{self._area}.after_write")
         return written
 
     def write_at(self, data: Data, offset: int) -> None:
         """Overwrite existing content at an offset in bytes. Not for a file that is appended to."""
-        file = self._file()
+        file = self._require_open()
         failpoints.reach(f"{self._area}.before_write")
         written = file.write_at(data, offset)
         if written != len(data):
@@ -116,12 +116,12 @@ class File:
     def sync(self) -> None:
         """Write the content to disk, and return once it is there. The file's name may need `sync_folder`."""
         failpoints.reach(f"{self._area}.before_sync")
-        self._file().sync()
+        self._require_open().sync()
         failpoints.reach(f"{self._area}.after_sync")
 
     def truncate(self, size_bytes: int) -> None:
         failpoints.reach(f"{self._area}.before_truncate")
-        self._file().truncate(size_bytes)
+        self._require_open().truncate(size_bytes)
         failpoints.reach(f"{self._area}.after_truncate")
 
     def close(self) -> None:
@@ -131,7 +131,7 @@ class File:
             opened.close()
 
 
-def create(path: Path, area: str) -> File:
+def create_file(path: Path, area: str) -> File:
     """Create an empty file for writing, in place of an existing file."""
     return File(_find_disk(path).create(path, append=False), area)
 
@@ -148,7 +148,7 @@ def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = T
     """
     beside = path.with_name(f".{path.name}.tmp")
     try:
-        file = create(beside, area)
+        file = create_file(beside, area)
         try:
             for part in parts:
                 file.write(part)
@@ -195,7 +195,7 @@ def make_folder(folder: Path, area: str) -> None:
         sync_folder(path.parent, area)
 
 
-def listing(folder: Path) -> list[str]:
+def list_names(folder: Path) -> list[str]:
     """Return the names in a folder, in any order, or an empty list if the folder does not exist."""
     try:
         return _find_disk(folder).listing(folder)
@@ -203,7 +203,7 @@ def listing(folder: Path) -> list[str]:
         return []
 
 
-def size_bytes(path: Path) -> int:
+def read_size_bytes(path: Path) -> int:
     """Return the size of a file in bytes, or 0 if it does not exist."""
     try:
         return path.stat().st_size
@@ -211,7 +211,7 @@ def size_bytes(path: Path) -> int:
         return 0
 
 
-def mapped(path: Path) -> mmap.mmap | bytes:
+def map_file(path: Path) -> mmap.mmap | bytes:
     """Map a file into memory. The mapping does not change when the file is replaced.
 
     Raises ValueError if the file is empty.
@@ -233,7 +233,7 @@ def remove_tree(folder: Path) -> None:
     _find_disk(folder).remove_tree(folder)
 
 
-def usage_bytes(folder: Path) -> tuple[int, int]:
+def read_usage_bytes(folder: Path) -> tuple[int, int]:
     """Return the size and the free space of the disk that holds `folder`, both in bytes."""
     return _find_disk(folder).usage_bytes(folder)
 
@@ -253,7 +253,7 @@ def is_on_local_disk(path: Path) -> bool:
     return _find_disk(path) is MACHINE
 
 
-def filesystem(path: Path) -> Any:
+def get_filesystem(path: Path) -> Any:
     """Return fsspec's file system for a path.
 
     It is for listings, reads and removals, not for durable writes.

@@ -38,7 +38,7 @@ def count_unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, i
     return 1 if attempt.source == "sdk" else node_gpus.get(node, 1)
 
 
-def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> dict[str, int]:
+def count_held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> dict[str, int]:
     """Return node → thousandths of GPUs that the attempt holds there.
 
     ``node_gpus``: as for `count_unnamed_gpus`.
@@ -58,5 +58,5 @@ def held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) ->
 def count_wanted_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
     """Return the thousandths of GPUs that an attempt holds, or wants while it waits."""
     if attempt.ranks or attempt.nodes:
-        return sum(held_milli(attempt, node_gpus).values())
+        return sum(count_held_milli(attempt, node_gpus).values())
     return attempt.gpus * find_submitted_share(attempt)

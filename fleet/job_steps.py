@@ -32,7 +32,7 @@ class GangStep:
 RankSteps = dict[int, GangStep]
 
 
-def own_s(step: Step) -> float:
+def compute_own_s(step: Step) -> float:
     """Return the seconds of a rank's own work, without communication if it reports its parts."""
     parts = step.parts
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
@@ -42,8 +42,8 @@ def fold_step(steps: list[Step], rank_steps: RankSteps, event: Step) -> None:
     """Fold one step event into `steps` and `rank_steps`."""
     if event.rank is not None and event.rank < MAX_RANKS:
         _record_rank_step(rank_steps, event, event.rank)
-    when = _when(event)
-    at = len(steps) if not steps or when > _when(steps[-1]) else bisect_right(steps, when, key=_when)
+    when = _make_time_key(event)
+    at = len(steps) if not steps or when > _make_time_key(steps[-1]) else bisect_right(steps, when, key=_make_time_key)
     known = _find_nearby_step(steps, at, event) if rank_steps or event.rank is not None else None
     if known is not None and (event.rank is not None or steps[known].rank is not None):
         if _make_record_key(event) <= _make_record_key(steps[known]):
@@ -81,9 +81,9 @@ def _find_nearby_step(steps: list[Step], at: int, event: Step) -> int | None:
     return None
 
 
-def _when(step: Step) -> tuple[int, int]:
+def _make_time_key(step: Step) -> tuple[int, int]:
     return step.time_ms, step.sequence
 
 
 def _make_record_key(step: Step) -> tuple[bool, float, int]:
-    return step.rank is None, own_s(step), step.sequence
+    return step.rank is None, compute_own_s(step), step.sequence

@@ -20,12 +20,12 @@ encode_job = msgspec.msgpack.Encoder().encode  # all attempts of one job
 decode_job = msgspec.msgpack.Decoder(list[JobAttempt]).decode
 
 
-def _unpack(packed: bytes) -> list[JobAttempt]:
+def _unpack_attempts(packed: bytes) -> list[JobAttempt]:
     return decode_job(zlib.decompress(packed))
 
 
 class JobTable:
-    """All attempts by (job, attempt). `position` counts applied events and never decreases."""
+    """The table of all attempts by (job, attempt). `position` counts applied events and never decreases."""
 
     def __init__(self) -> None:
         self.attempts: dict[tuple[str, int], JobAttempt] = {}  # of awake jobs, as is `latest`
@@ -42,7 +42,7 @@ class JobTable:
         """Yield every attempt. Those of jobs at rest are copies."""
         yield from self.attempts.values()
         for packed in self.resting.values():
-            yield from _unpack(packed)
+            yield from _unpack_attempts(packed)
 
     @property
     def live(self) -> int:
@@ -52,10 +52,10 @@ class JobTable:
     def exempt(self, attempt: JobAttempt, most: int) -> None:
         """Exempt an attempt from the limits while it waits or runs. At most `most` are exempt at a time."""
         attempt.is_exempt = len(self._exempt) < most
-        self._list(attempt)
+        self._update_live(attempt)
 
     def has_room(self, event: JobEvent, most_live: int) -> bool:
-        """Return whether the table may fold `event`, given that at most `most_live` attempts wait or run.
+        """Return whether the table may fold `event`, if at most `most_live` attempts may wait or run.
 
         A known job may have one more attempt, since that replaces the one before.
         """
@@ -67,7 +67,7 @@ class JobTable:
         """Fold one event and return its attempt, or None if it is a duplicate."""
         key = (event.job, event.attempt)
         if event.job in self.resting:
-            self.wake(event.job)
+            self.unpack_job(event.job)
         attempt = self.attempts.get(key)
         if attempt is None:
             attempt = self.attempts[key] = JobAttempt(event.job, event.attempt)
@@ -79,17 +79,17 @@ class JobTable:
         self._track_attempt(attempt)
         return attempt
 
-    def put(self, attempt: JobAttempt) -> None:
-        """Add a whole attempt, as a snapshot stored it."""
+    def add_attempt(self, attempt: JobAttempt) -> None:
+        """Add a whole attempt, for instance from a snapshot."""
         self.attempts[attempt.job, attempt.attempt] = attempt
         self.latest[attempt.job] = max(attempt.attempt, self.latest.get(attempt.job, attempt.attempt))
         self.changed.add(attempt.job)
         self._track_attempt(attempt)
 
-    def rest(self, before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
-        """Store jobs as bytes if all their attempts were over before `before_ms`, and return those attempts.
+    def pack_old_jobs(self, before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
+        """Pack jobs whose attempts were all over before `before_ms`, and return those attempts.
 
-        most_over: how many ended attempts stay as objects, the latest first.
+        most_over: how many ended attempts stay unpacked, the latest first.
         """
         over = [(row.over_ms, row.job) for row in self.attempts.values() if row.over_ms is not None]
         if most_over is not None and len(over) > most_over:
@@ -108,20 +108,20 @@ class JobTable:
                 del self.attempts[job, row.attempt]
         return [row for rows in done.values() for row in rows]
 
-    def wake(self, job: str) -> list[JobAttempt]:
-        """Wake a job that rests and return its attempts. Returns none for other jobs."""
+    def unpack_job(self, job: str) -> list[JobAttempt]:
+        """Unpack a resting job and return its attempts, or none for other jobs."""
         packed = self.resting.pop(job, None)
-        attempts = [] if packed is None else _unpack(packed)
+        attempts = [] if packed is None else _unpack_attempts(packed)
         for attempt in attempts:
-            self.put(attempt)
+            self.add_attempt(attempt)
         return attempts
 
     def _track_attempt(self, attempt: JobAttempt) -> None:
         if attempt.started_ms is not None:
             self._end_earlier_attempts(attempt)
-        self._list(attempt)
+        self._update_live(attempt)
 
-    def _list(self, attempt: JobAttempt) -> None:
+    def _update_live(self, attempt: JobAttempt) -> None:
         key = (attempt.job, attempt.attempt)
         before = len(self._live)
         if attempt.over_ms is None:
@@ -144,12 +144,12 @@ class JobTable:
             started.insert(at, attempt.attempt)
         if at + 1 < len(started):
             attempt.superseded_ms = self.attempts[attempt.job, started[at + 1]].started_ms
-        before = self.before(attempt)
+        before = self.find_previous_attempt(attempt)
         if before is not None:
             before.superseded_ms = attempt.started_ms
-            self._list(before)
+            self._update_live(before)
 
-    def before(self, attempt: JobAttempt) -> JobAttempt | None:
+    def find_previous_attempt(self, attempt: JobAttempt) -> JobAttempt | None:
         """Return the last attempt of the same job that started before this one, or None.
 
         The start of this attempt has ended it.
@@ -163,13 +163,13 @@ class JobTable:
     def get(self, job: str, attempt: int | None = None) -> JobAttempt | None:
         """Return one attempt of a job, by default the latest, or None if it is unknown."""
         if job in self.resting:
-            rows = {row.attempt: row for row in _unpack(self.resting[job])}
+            rows = {row.attempt: row for row in _unpack_attempts(self.resting[job])}
             return rows.get(max(rows) if attempt is None else attempt)
         number = self.latest.get(job) if attempt is None else attempt
         return None if number is None else self.attempts.get((job, number))
 
     def running(self) -> list[JobAttempt]:
-        """Return the attempts that hold GPUs now. The cost grows with live attempts, not with the history."""
+        """Return the attempts that hold GPUs now. The cost grows with live attempts, not with past ones."""
         live = self._live.values()
         return [
             row for row in live if row.started_ms is not None and row.ended_ms is None and row.superseded_ms is None
@@ -177,10 +177,10 @@ class JobTable:
 
     def queued(self) -> list[JobAttempt]:
         """Return the attempts that wait for resources, in order of arrival of their first event."""
-        return self._waiting("queued")
+        return self._list_waiting("queued")
 
     def rename_nodes(self, name_of: Callable[[str], str]) -> list[JobAttempt]:
-        """Rename the nodes of live attempts to the machines' current names. Returns the changed attempts."""
+        """Rename the nodes of live attempts to the machines' current names. Return the changed attempts."""
         changed = []
         for attempt in self._live.values():
             nodes = tuple(map(name_of, attempt.nodes))
@@ -191,10 +191,13 @@ class JobTable:
         return changed
 
     def blocked(self) -> list[JobAttempt]:
-        """Return the attempts that may not start yet, whatever is free, in order of arrival of their first event."""
-        return self._waiting("blocked")
+        """Return the attempts that may not start yet, even if GPUs are free.
 
-    def _waiting(self, state: str) -> list[JobAttempt]:
+        They are in order of arrival of their first event.
+        """
+        return self._list_waiting("blocked")
+
+    def _list_waiting(self, state: str) -> list[JobAttempt]:
         return [
             row
             for row in self._live.values()
@@ -226,7 +229,7 @@ class JobTable:
         return len(old) + self._drop_resting_jobs(time_ms)
 
     def drop_oldest_jobs(self, most_resting: int) -> int:
-        """Drop the jobs that have rested longest, beyond `most_resting`, and return their number."""
+        """Drop the resting jobs beyond `most_resting`, oldest first, and return the number of jobs dropped."""
         old = list(islice(self.resting, max(0, len(self.resting) - most_resting)))
         for job in old:
             del self.resting[job]
@@ -235,8 +238,8 @@ class JobTable:
     def _drop_resting_jobs(self, time_ms: int) -> int:
         """Drop resting jobs that ended before `time_ms`, and return the number of their attempts.
 
-        Jobs rest roughly in the order of their ends, so the first job that must stay ends the search.
+        Jobs rest roughly in the order of their ends, so the search ends at the first job that must stay.
         """
-        rows = ((job, [row.over_ms or 0 for row in _unpack(packed)]) for job, packed in self.resting.items())
+        rows = ((job, [row.over_ms or 0 for row in _unpack_attempts(packed)]) for job, packed in self.resting.items())
         old = [job for job, _ in takewhile(lambda row: max(row[1]) < time_ms, rows)]
-        return sum(len(_unpack(self.resting.pop(job))) for job in old)
+        return sum(len(_unpack_attempts(self.resting.pop(job))) for job in old)

@@ -79,9 +79,9 @@ class JobAttempt:
 
     @property
     def state(self) -> str:
-        """The state: queued, promised, blocked, running, or how it ended.
+        """The attempt's state: queued, promised, blocked, running, or how it ended.
 
-        It is "failed" also if a later attempt started and no event says why.
+        It is also "failed" if a later attempt started and no event states the outcome.
         """
         if self.over_ms is not None:
             return self.outcome or "failed"
@@ -110,12 +110,12 @@ class JobAttempt:
 
     @property
     def has_unseen_start(self) -> bool:
-        """Return whether its start was not observed, so that its run time is unknown."""
+        """Whether its start was not observed, so that its run time is unknown."""
         return self.submission is not None and self.submission.labels.items() >= UNSEEN_START.items()
 
     @property
     def is_shown(self) -> bool:
-        """Return whether enough is known to list it: it was submitted, runs, or is over."""
+        """Whether enough is known to list the attempt: it was submitted, runs, or is over."""
         return self.submission is not None or self.started_ms is not None or self.over_ms is not None
 
     @property
@@ -128,13 +128,16 @@ class JobAttempt:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """All queues in which it waits. Once it runs, the queue in which it started."""
+        """All queues in which it waits. Once it runs, only the queue in which it started."""
         several = self.submission.queues if self.submission and self.started_ms is None else ()
         return several or (self.queue,)
 
     @property
     def tasks(self) -> int:
-        """Return how many attempts wait under this name: 1, or the tasks of an array that have no own name yet."""
+        """The number of attempts that wait under this name.
+
+        It is 1, or the number of those tasks of an array that have no names of their own yet.
+        """
         return self.submission.tasks if self.submission and self.started_ms is None else 1
 
     @property
@@ -163,7 +166,7 @@ class JobAttempt:
 
     @property
     def ends_before_start(self) -> bool:
-        """Return whether its end lies before its start because a clock was set back.
+        """Whether its end lies before its start because a clock was set back.
 
         Its run time is then unknown.
         """
@@ -177,7 +180,7 @@ class JobAttempt:
         return True
 
     def fold(self, event: JobEvent) -> bool:
-        """Apply one event. Returns False if it is a duplicate."""
+        """Apply one event. Return False if it is a duplicate."""
         if not self.seen.add(event.sequence):
             return False
         add_newest_event(self.events, event, MAX_EVENTS)
@@ -201,10 +204,10 @@ class JobAttempt:
                     self.started_ms = event.time_ms
                     self._decide_end()
                 if self._record_if_newest("placement", event):
-                    self._place(event)
+                    self._set_place(event)
             case Resized():
                 if self._record_if_newest("placement", event):
-                    self._place(event)
+                    self._set_place(event)
             case Phase():
                 if not event.rank and self._record_if_newest("phase", event):
                     self.phase, self.phase_since_ms = event.name, event.time_ms
@@ -224,10 +227,11 @@ class JobAttempt:
         return True
 
     def _infer_start_and_place(self, event: Phase | Step | Checkpoint) -> None:
-        """Record that the attempt lives. Until events state its start and place, infer both.
+        """Record a sign of life. Infer the start and the place from it until events state them.
 
-        Every inferred value depends on the set of events alone, not on their order. It is the earliest time, for
-        each rank the place with the highest sequence, and whether any event is later than a silent end.
+        Every inferred value depends on the set of events alone, not on their order. The start is the
+        earliest time. The place of each rank is that with the highest sequence. An event after a silent end
+        withdraws that end.
         """
         self.heard_ms = max(self.heard_ms, event.time_ms)
         if "started" not in self.written:
@@ -240,20 +244,20 @@ class JobAttempt:
                 self.placed_by[rank] = event.sequence
                 self.ranks = update_rank_place(self.ranks, event)
 
-    def _place(self, event: Started | Resized) -> None:
+    def _set_place(self, event: Started | Resized) -> None:
         self.ranks, self.nodes, self.placed_ms = event.ranks, event.nodes, event.time_ms
         self.placed_by.clear()
 
     @property
     def _has_reported_end(self) -> bool:
-        """Return whether an event reported the end. Otherwise silence or labels implied it."""
+        """Whether an event reported the end. Otherwise silence or labels implied it."""
         return self.written.get("end", -1) >= 0
 
     def _decide_end(self) -> None:
-        """Apply or withdraw an end that silence implied. Drops steps after a reported end.
+        """Apply or withdraw an end that silence implied. Drop the steps after a reported end.
 
-        Only running jobs need steps. A sign of life after a silent end withdraws it, unless labels implied the
-        start as well: they begin a new attempt.
+        Only running jobs need steps. A sign of life after a silent end withdraws it, unless labels implied
+        the start as well, because such labels begin a new attempt.
         """
         if self._has_reported_end:
             self.steps.clear()
@@ -295,7 +299,7 @@ FIELDS = tuple(row.name for row in fields(JobAttempt))
 
 
 class AttemptCopy(JobAttempt):
-    """A copy of an attempt at one moment. It never changes, so it computes each of these values once."""
+    """A copy of an attempt at one moment. It never changes, so it computes each property once."""
 
     @cached_property
     def state(self) -> str:

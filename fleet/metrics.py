@@ -38,7 +38,7 @@ class Limits:
     high: float
     mistaken: tuple[tuple[str, float, float], ...] = ()
 
-    def looks_like(self, value: float) -> tuple[str, float] | None:
+    def guess_unit(self, value: float) -> tuple[str, float] | None:
         """Return the probable unit of a value beyond the limits, and the value converted to our unit.
 
         Returns None if no unit fits.
@@ -108,61 +108,61 @@ class Metric:
         return self.name.removesuffix("_j") + "_w" if self.unit == "J" else f"{self.name}_per_s"
 
 
-def _gpu(name: str, unit: str, dcgm_id: int | None = None, type: str = GAUGE) -> Metric:
+def _make_gpu_metric(name: str, unit: str, dcgm_id: int | None = None, type: str = GAUGE) -> Metric:
     return Metric(name, unit, type, EntityKind.GPU, dcgm_id)
 
 
 _GPU = (
-    _gpu("sm_clock_mhz", "MHz", 100),
-    _gpu("mem_clock_mhz", "MHz", 101),
-    _gpu("clock_event_reasons", "bit mask", 112),
-    _gpu("memory_temp_c", "°C", 140),
-    _gpu("gpu_temp_c", "°C", 150),
-    _gpu("power_w", "W", 155),
-    _gpu("energy_j", "J", 156, COUNTER),
-    _gpu("pcie_replays", "events", 202, COUNTER),
-    _gpu("gpu_util", "ratio", 203),
-    _gpu("mem_copy_util", "ratio", 204),
-    _gpu("encoder_util", "ratio", 206),
-    _gpu("decoder_util", "ratio", 207),
-    _gpu("xid", "code", 230),
-    _gpu("pcie_max_link_gen", "generation", 235),
-    _gpu("pcie_max_link_width", "lanes", 236),
-    _gpu("pcie_link_gen", "generation", 237),
-    _gpu("pcie_link_width", "lanes", 238),
-    _gpu("power_violation_s", "s", 240, COUNTER),
-    _gpu("thermal_violation_s", "s", 241, COUNTER),
-    _gpu("fb_total_bytes", "B", 250),
-    _gpu("fb_free_bytes", "B", 251),
-    _gpu("fb_used_bytes", "B", 252),
-    _gpu("fb_reserved_bytes", "B", 253),
-    _gpu("ecc_sbe_volatile", "events", 310, COUNTER),
-    _gpu("ecc_dbe_volatile", "events", 311, COUNTER),
-    _gpu("ecc_sbe_aggregate", "events", 312, COUNTER),
-    _gpu("ecc_dbe_aggregate", "events", 313, COUNTER),
-    _gpu("retired_pages_sbe", "pages", 390),
-    _gpu("retired_pages_dbe", "pages", 391),
-    _gpu("retired_pages_pending", "flag", 392),
-    _gpu("remapped_rows_uncorrectable", "rows", 393),
-    _gpu("remapped_rows_correctable", "rows", 394),
-    _gpu("row_remap_failure", "flag", 395),
-    _gpu("nvlink_crc_flit_errors", "events", 409, COUNTER),
-    _gpu("nvlink_crc_data_errors", "events", 419, COUNTER),
-    _gpu("nvlink_replay_errors", "events", 429, COUNTER),
-    _gpu("nvlink_recovery_errors", "events", 439, COUNTER),
-    _gpu("graphics_active", "ratio", 1001),
-    _gpu("sm_active", "ratio", 1002),
-    _gpu("sm_occupancy", "ratio", 1003),
-    _gpu("tensor_active", "ratio", 1004),
-    _gpu("dram_active", "ratio", 1005),
-    _gpu("fp64_active", "ratio", 1006),
-    _gpu("fp32_active", "ratio", 1007),
-    _gpu("fp16_active", "ratio", 1008),
-    _gpu("pcie_tx_bytes_per_s", "B/s", 1009),
-    _gpu("pcie_rx_bytes_per_s", "B/s", 1010),
-    _gpu("nvlink_tx_bytes_per_s", "B/s", 1011),
-    _gpu("nvlink_rx_bytes_per_s", "B/s", 1012),
-    _gpu("power_limit_w", "W", 164),
+    _make_gpu_metric("sm_clock_mhz", "MHz", 100),
+    _make_gpu_metric("mem_clock_mhz", "MHz", 101),
+    _make_gpu_metric("clock_event_reasons", "bit mask", 112),
+    _make_gpu_metric("memory_temp_c", "°C", 140),
+    _make_gpu_metric("gpu_temp_c", "°C", 150),
+    _make_gpu_metric("power_w", "W", 155),
+    _make_gpu_metric("energy_j", "J", 156, COUNTER),
+    _make_gpu_metric("pcie_replays", "events", 202, COUNTER),
+    _make_gpu_metric("gpu_util", "ratio", 203),
+    _make_gpu_metric("mem_copy_util", "ratio", 204),
+    _make_gpu_metric("encoder_util", "ratio", 206),
+    _make_gpu_metric("decoder_util", "ratio", 207),
+    _make_gpu_metric("xid", "code", 230),
+    _make_gpu_metric("pcie_max_link_gen", "generation", 235),
+    _make_gpu_metric("pcie_max_link_width", "lanes", 236),
+    _make_gpu_metric("pcie_link_gen", "generation", 237),
+    _make_gpu_metric("pcie_link_width", "lanes", 238),
+    _make_gpu_metric("power_violation_s", "s", 240, COUNTER),
+    _make_gpu_metric("thermal_violation_s", "s", 241, COUNTER),
+    _make_gpu_metric("fb_total_bytes", "B", 250),
+    _make_gpu_metric("fb_free_bytes", "B", 251),
+    _make_gpu_metric("fb_used_bytes", "B", 252),
+    _make_gpu_metric("fb_reserved_bytes", "B", 253),
+    _make_gpu_metric("ecc_sbe_volatile", "events", 310, COUNTER),
+    _make_gpu_metric("ecc_dbe_volatile", "events", 311, COUNTER),
+    _make_gpu_metric("ecc_sbe_aggregate", "events", 312, COUNTER),
+    _make_gpu_metric("ecc_dbe_aggregate", "events", 313, COUNTER),
+    _make_gpu_metric("retired_pages_sbe", "pages", 390),
+    _make_gpu_metric("retired_pages_dbe", "pages", 391),
+    _make_gpu_metric("retired_pages_pending", "flag", 392),
+    _make_gpu_metric("remapped_rows_uncorrectable", "rows", 393),
+    _make_gpu_metric("remapped_rows_correctable", "rows", 394),
+    _make_gpu_metric("row_remap_failure", "flag", 395),
+    _make_gpu_metric("nvlink_crc_flit_errors", "events", 409, COUNTER),
+    _make_gpu_metric("nvlink_crc_data_errors", "events", 419, COUNTER),
+    _make_gpu_metric("nvlink_replay_errors", "events", 429, COUNTER),
+    _make_gpu_metric("nvlink_recovery_errors", "events", 439, COUNTER),
+    _make_gpu_metric("graphics_active", "ratio", 1001),
+    _make_gpu_metric("sm_active", "ratio", 1002),
+    _make_gpu_metric("sm_occupancy", "ratio", 1003),
+    _make_gpu_metric("tensor_active", "ratio", 1004),
+    _make_gpu_metric("dram_active", "ratio", 1005),
+    _make_gpu_metric("fp64_active", "ratio", 1006),
+    _make_gpu_metric("fp32_active", "ratio", 1007),
+    _make_gpu_metric("fp16_active", "ratio", 1008),
+    _make_gpu_metric("pcie_tx_bytes_per_s", "B/s", 1009),
+    _make_gpu_metric("pcie_rx_bytes_per_s", "B/s", 1010),
+    _make_gpu_metric("nvlink_tx_bytes_per_s", "B/s", 1011),
+    _make_gpu_metric("nvlink_rx_bytes_per_s", "B/s", 1012),
+    _make_gpu_metric("power_limit_w", "W", 164),
 )
 
 # A MIG instance reports the profiling and memory fields of its slice; whole-GPU fields stay with the GPU.
@@ -174,85 +174,89 @@ _INSTANCE = tuple(
 )
 
 
-def _port(name: str, unit: str, type: str = COUNTER) -> Metric:
+def _make_port_metric(name: str, unit: str, type: str = COUNTER) -> Metric:
     return Metric(name, unit, type, EntityKind.PORT)
 
 
 _PORT = (
-    _port("rx_bytes", "B"),
-    _port("tx_bytes", "B"),
-    _port("rx_packets", "packets"),
-    _port("tx_packets", "packets"),
-    _port("tx_wait", "ticks"),
-    _port("link_downed", "events"),
-    _port("link_recoveries", "events"),
-    _port("symbol_errors", "events"),
-    _port("rx_errors", "events"),
-    _port("tx_discards", "events"),
-    _port("rx_remote_physical_errors", "events"),
-    _port("integrity_errors", "events"),
-    _port("buffer_overruns", "events"),
-    _port("constraint_errors", "events"),
-    _port("state", "id", GAUGE),
-    _port("physical_state", "id", GAUGE),
-    _port("speed_bytes_per_s", "B/s", GAUGE),
+    _make_port_metric("rx_bytes", "B"),
+    _make_port_metric("tx_bytes", "B"),
+    _make_port_metric("rx_packets", "packets"),
+    _make_port_metric("tx_packets", "packets"),
+    _make_port_metric("tx_wait", "ticks"),
+    _make_port_metric("link_downed", "events"),
+    _make_port_metric("link_recoveries", "events"),
+    _make_port_metric("symbol_errors", "events"),
+    _make_port_metric("rx_errors", "events"),
+    _make_port_metric("tx_discards", "events"),
+    _make_port_metric("rx_remote_physical_errors", "events"),
+    _make_port_metric("integrity_errors", "events"),
+    _make_port_metric("buffer_overruns", "events"),
+    _make_port_metric("constraint_errors", "events"),
+    _make_port_metric("state", "id", GAUGE),
+    _make_port_metric("physical_state", "id", GAUGE),
+    _make_port_metric("speed_bytes_per_s", "B/s", GAUGE),
     # RoCE and transport counters of the adapter itself (hw_counters): 64 bits wide, so they never stick.
-    _port("cnp_sent", "packets"),  # congestion on the way in: we ask senders to slow down
-    _port("cnp_handled", "packets"),  # congestion on the way out: we are asked to slow down
-    _port("out_of_sequence", "packets"),
-    _port("packet_seq_errors", "events"),
-    _port("ack_timeouts", "events"),
-    _port("adp_retransmits", "events"),
-    _port("rnr_naks", "packets"),
+    _make_port_metric("cnp_sent", "packets"),  # congestion on the way in: we ask senders to slow down
+    _make_port_metric("cnp_handled", "packets"),  # congestion on the way out: we are asked to slow down
+    _make_port_metric("out_of_sequence", "packets"),
+    _make_port_metric("packet_seq_errors", "events"),
+    _make_port_metric("ack_timeouts", "events"),
+    _make_port_metric("adp_retransmits", "events"),
+    _make_port_metric("rnr_naks", "packets"),
 )
 
 
-def _node(name: str, unit: str, type: str = GAUGE) -> Metric:
+def _make_node_metric(name: str, unit: str, type: str = GAUGE) -> Metric:
     return Metric(name, unit, type, EntityKind.NODE)
 
 
 _NODE = (
-    _node("scrape_duration_s", "s"),
-    _node("scrape_up", "flag"),
-    _node("gpus_reported", "GPUs"),
-    _node("ports_reported", "ports"),
-    _node("cpu_steal", "ratio"),
-    _node("cpu_pressure", "s", COUNTER),  # its rate is the share of time in which some task waited for a CPU
-    _node("bmc_power_w", "W"),
-    _node("cpu_steal_s", "s", COUNTER),  # mean over CPUs, as the next: the rate is a share of time
-    _node("cpu_idle_s", "s", COUNTER),
-    _node("memory_pressure", "s", COUNTER),
-    _node("io_pressure", "s", COUNTER),
-    _node("memory_total_bytes", "B"),
-    _node("memory_available_bytes", "B"),
-    _node("numa_hits", "pages", COUNTER),  # sums over NUMA nodes, NVMe drives and physical network interfaces
-    _node("numa_misses", "pages", COUNTER),
-    _node("nvme_read_bytes", "B", COUNTER),
-    _node("nvme_written_bytes", "B", COUNTER),
-    _node("nvme_busy_s", "s", COUNTER),  # mean over drives: the rate is a share of time
-    _node("net_rx_bytes", "B", COUNTER),
-    _node("net_tx_bytes", "B", COUNTER),
-    _node("net_errors", "events", COUNTER),
+    _make_node_metric("scrape_duration_s", "s"),
+    _make_node_metric("scrape_up", "flag"),
+    _make_node_metric("gpus_reported", "GPUs"),
+    _make_node_metric("ports_reported", "ports"),
+    _make_node_metric("cpu_steal", "ratio"),
+    _make_node_metric(
+        "cpu_pressure", "s", COUNTER
+    ),  # its rate is the share of time in which some task waited for a CPU
+    _make_node_metric("bmc_power_w", "W"),
+    _make_node_metric("cpu_steal_s", "s", COUNTER),  # mean over CPUs, as the next: the rate is a share of time
+    _make_node_metric("cpu_idle_s", "s", COUNTER),
+    _make_node_metric("memory_pressure", "s", COUNTER),
+    _make_node_metric("io_pressure", "s", COUNTER),
+    _make_node_metric("memory_total_bytes", "B"),
+    _make_node_metric("memory_available_bytes", "B"),
+    _make_node_metric(
+        "numa_hits", "pages", COUNTER
+    ),  # sums over NUMA nodes, NVMe drives and physical network interfaces
+    _make_node_metric("numa_misses", "pages", COUNTER),
+    _make_node_metric("nvme_read_bytes", "B", COUNTER),
+    _make_node_metric("nvme_written_bytes", "B", COUNTER),
+    _make_node_metric("nvme_busy_s", "s", COUNTER),  # mean over drives: the rate is a share of time
+    _make_node_metric("net_rx_bytes", "B", COUNTER),
+    _make_node_metric("net_tx_bytes", "B", COUNTER),
+    _make_node_metric("net_errors", "events", COUNTER),
 )
 
 # Upper edges (ms) of histograms of the time to first token in vLLM, SGLang, TensorRT-LLM, Triton: each fills its own.
 TTFT_EDGES_MS = (100, 200, 250, 400, 500, 1000, 2000, 2500, 4000, 5000, 10_000, 20_000, 40_000)
 
 
-def _served(name: str, unit: str, type: str = COUNTER) -> Metric:
+def _make_served_metric(name: str, unit: str, type: str = COUNTER) -> Metric:
     return Metric(name, unit, type, EntityKind.SERVED_MODEL)
 
 
 _SERVED_MODEL = (
-    _served("requests_running", "requests", GAUGE),
-    _served("requests_waiting", "requests", GAUGE),
-    _served("kv_cache_used", "ratio", GAUGE),
-    _served("prompt_tokens", "tokens"),
-    _served("generated_tokens", "tokens"),
-    _served("requests_finished", "requests"),
-    _served("ttft_s", "s"),  # time to first token, added up over requests
-    _served("ttft_requests", "requests"),
-    *(_served(f"ttft_le_{edge}ms", "requests") for edge in TTFT_EDGES_MS),
+    _make_served_metric("requests_running", "requests", GAUGE),
+    _make_served_metric("requests_waiting", "requests", GAUGE),
+    _make_served_metric("kv_cache_used", "ratio", GAUGE),
+    _make_served_metric("prompt_tokens", "tokens"),
+    _make_served_metric("generated_tokens", "tokens"),
+    _make_served_metric("requests_finished", "requests"),
+    _make_served_metric("ttft_s", "s"),  # time to first token, added up over requests
+    _make_served_metric("ttft_requests", "requests"),
+    *(_make_served_metric(f"ttft_le_{edge}ms", "requests") for edge in TTFT_EDGES_MS),
 )
 
 METRICS: dict[EntityKind, tuple[Metric, ...]] = dict.fromkeys(EntityKind, ()) | {
@@ -300,7 +304,7 @@ def explain_implausible_value(metric: Metric, value: float) -> str:
     'gpu_temp_c = 131 °C: 131 looks like °F: 55 °C'
     """
     limits = metric.limits
-    found = limits.looks_like(value) if limits else None
+    found = limits.guess_unit(value) if limits else None
     measured = f"{metric.name} = {value:g} {metric.unit}: "
     if found is None:
         return measured + (f"expected {limits.low:g} to {limits.high:g}" if limits else "no measurement")

@@ -104,11 +104,11 @@ class NodeTable:
             insort(record.events, event, key=_make_node_order)
         del record.events[:-MAX_NODE_EVENTS]
         if event.type in ("xid", "health"):
-            _stand(record, event)
+            _record_condition(record, event)
         elif event.type in ("withhold", "release"):
-            _withhold(record, event)
+            _record_withholding(record, event)
         else:
-            _write(record, event)
+            _record_service_state(record, event)
         self.position += 1
         return record
 
@@ -128,10 +128,10 @@ class NodeTable:
             if not record.standing:  # of a snapshot that did not keep them
                 for event in record.events:
                     if event.type in ("xid", "health"):
-                        _stand(record, event)
+                        _record_condition(record, event)
 
 
-def _write(record: NodeRecord, event: NodeEvent) -> None:
+def _record_service_state(record: NodeRecord, event: NodeEvent) -> None:
     """Record a drain, a loss, or the end of one, unless a later event is known."""
     group = "drain" if event.type in ("drain", "undrain") else "lost"
     if _make_node_order(event) < record.written.get(group, (-1, "", -1)):
@@ -144,7 +144,7 @@ def _write(record: NodeRecord, event: NodeEvent) -> None:
         record.lost = event.type == "lost"
 
 
-def _withhold(record: NodeRecord, event: NodeEvent) -> None:
+def _record_withholding(record: NodeRecord, event: NodeEvent) -> None:
     """Fold an event that withholds the node for a reason, or that ends such a reason.
 
     A release without a check ends all reasons of its source.
@@ -171,7 +171,7 @@ def _withhold(record: NodeRecord, event: NodeEvent) -> None:
         record.withheld.pop(key, None)
 
 
-def _stand(record: NodeRecord, event: NodeEvent) -> None:
+def _record_condition(record: NodeRecord, event: NodeEvent) -> None:
     key = event.condition
     known = record.standing.get(key)
     if known is not None and _make_node_order(event) < _make_node_order(known):

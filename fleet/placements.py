@@ -21,7 +21,7 @@ class RunningPlaces:
         self.gpus = tuple(row.gpus for row in running)  # as its events state them
 
     @classmethod
-    def of(cls, running: Sequence[JobAttempt], before: Self | None = None) -> Self:
+    def from_running(cls, running: Sequence[JobAttempt], before: Self | None = None) -> Self:
         """Return the places of `running`, or `before` itself if none of its inputs has changed."""
         return before if before is not None and before.matches_attempts(running) else cls(running)
 

@@ -8,13 +8,13 @@ show words in another order.
 import json
 
 
-def printable(text: str, keep: str = "") -> str:
+def escape_unprintable(text: str, keep: str = "") -> str:
     r"""Replace every unprintable character by its JSON escape, except the characters of `keep`.
 
     An escaped JSON document is still the same document, since only its strings can hold such
     characters.
 
-    >>> printable("two\nlines \x1b[31mred \x9b1m \u202etxt")
+    >>> escape_unprintable("two\nlines \x1b[31mred \x9b1m \u202etxt")
     'two\\nlines \\u001b[31mred \\u009b1m \\u202etxt'
     """
     if text.isprintable():

@@ -14,7 +14,7 @@ POLL_S = 0.5  # wall; where no descriptor of a process can be had
 GRACE_S = 12.0  # wall; for a pipeline's last snapshot
 
 
-def bearer() -> dict[str, str]:
+def make_token_headers() -> dict[str, str]:
     """Return the HTTP headers with the API token of the environment. They are empty if no token is set."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     return {"Authorization": f"Bearer {token}"} if token else {}
@@ -34,7 +34,7 @@ def watch_parent() -> None:
     if named.isdecimal():
         parent = int(named)
         threading.Thread(
-            target=_watch, args=(parent, _open_process_descriptor(parent)), daemon=True, name="parent"
+            target=_watch_process, args=(parent, _open_process_descriptor(parent)), daemon=True, name="parent"
         ).start()
 
 
@@ -55,7 +55,7 @@ def _open_process_descriptor(process: int) -> int | None:
         return None
 
 
-def _watch(parent: int, descriptor: int | None) -> None:
+def _watch_process(parent: int, descriptor: int | None) -> None:
     if descriptor is not None and os.getppid() == parent:  # else another process may have the number by now
         ended = select.poll()
         ended.register(descriptor, select.POLLIN)

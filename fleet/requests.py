@@ -199,9 +199,9 @@ def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
     for name in _NAMES:
         _check_text(name, getattr(request, name))
     if not 0 <= request.attempt <= MAX_COUNT:
-        raise RequestError(f"attempt is {_shown(request.attempt)}, it must lie in 0..{MAX_COUNT}", "attempt")
+        raise RequestError(f"attempt is {_format_value(request.attempt)}, it must lie in 0..{MAX_COUNT}", "attempt")
     if abs(request.priority) > MAX_COUNT:
-        raise RequestError(f"priority is {_shown(request.priority)}, at most {MAX_COUNT} either way", "priority")
+        raise RequestError(f"priority is {_format_value(request.priority)}, at most {MAX_COUNT} either way", "priority")
     _check_gang(request)
     _check_gpus(request)
     if len(request.avoid_nodes) > MAX_AVOIDED:
@@ -212,21 +212,21 @@ def check_request(request: PlacementRequest, with_queues: bool = True) -> None:
         value = getattr(request, name)
         if value is not None and not LEAST_AMOUNT <= value <= MAX_AMOUNT:
             limits = f"greater than 0, at least {LEAST_AMOUNT:.0e} and at most {MAX_AMOUNT:.0e}"
-            raise RequestError(f"{name} is {_shown(value)}, it must be {limits}", name)
+            raise RequestError(f"{name} is {_format_value(value)}, it must be {limits}", name)
     if request.checkpoint_cost_s is not None and not 0 <= request.checkpoint_cost_s <= MAX_AMOUNT:
-        cost = _shown(request.checkpoint_cost_s)
+        cost = _format_value(request.checkpoint_cost_s)
         raise RequestError(f"checkpoint_cost_s is {cost}, it must lie in 0..{MAX_AMOUNT:.0e}", "checkpoint_cost_s")
 
 
 def _check_times(request: PlacementRequest) -> None:
     deadline_ms, wait_s = request.deadline_ms, request.tolerated_wait_s
     if deadline_ms is not None and not 0 < deadline_ms <= MAX_COUNT:
-        raise RequestError(f"deadline_ms is {_shown(deadline_ms)}, it must lie in 1..{MAX_COUNT}", "deadline_ms")
+        raise RequestError(f"deadline_ms is {_format_value(deadline_ms)}, it must lie in 1..{MAX_COUNT}", "deadline_ms")
     if wait_s is not None and not 0 <= wait_s <= MAX_AMOUNT:
         raise RequestError(f"tolerated_wait_s is {wait_s}, it must lie in 0..{MAX_AMOUNT:.0e}", "tolerated_wait_s")
 
 
-def check_avoided(request: PlacementRequest) -> None:
+def check_avoided_nodes(request: PlacementRequest) -> None:
     """Check the node names in `avoid_nodes` of a client's request. Raises RequestError if one is invalid."""
     bad = next((name for name in request.avoid_nodes if not is_node_name(name)), None)
     if bad is not None:
@@ -256,10 +256,10 @@ def _check_text(name: str, text: str) -> None:
     if len(text) > MAX_NAME_LENGTH:
         raise RequestError(f"{name} must have at most {MAX_NAME_LENGTH} characters, it has {len(text)}", name)
     if not text.isprintable():
-        raise RequestError(f"{name} is {_shown(text)}: it has characters that cannot be printed", name)
+        raise RequestError(f"{name} is {_format_value(text)}: it has characters that cannot be printed", name)
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     """Format a value for a message, and cut it if it is long.
 
     Python refuses to format numbers of thousands of digits.
@@ -273,24 +273,26 @@ def _check_gang(request: PlacementRequest) -> None:
     gang = request.members
     if gang.min < 1:
         field = "gang.min" if isinstance(request.gang, Gang) else "gang"
-        raise RequestError(f"{field} is {_shown(gang.min)}, a gang has at least one member", field)
+        raise RequestError(f"{field} is {_format_value(gang.min)}, a gang has at least one member", field)
     if gang.desired < gang.min:
-        sizes = f"{_shown(gang.desired)}, less than gang.min, {_shown(gang.min)}"
+        sizes = f"{_format_value(gang.desired)}, less than gang.min, {_format_value(gang.min)}"
         raise RequestError(f"gang.desired is {sizes}", "gang.desired")
     if gang.desired > MAX_MEMBERS:
-        raise RequestError(f"the gang has {_shown(gang.desired)} members, at most {MAX_MEMBERS}", "gang")
+        raise RequestError(f"the gang has {_format_value(gang.desired)} members, at most {MAX_MEMBERS}", "gang")
     if not 1 <= gang.step <= MAX_MEMBERS:
-        raise RequestError(f"gang.step is {_shown(gang.step)}, it must lie in 1..{MAX_MEMBERS}", "gang.step")
+        raise RequestError(f"gang.step is {_format_value(gang.step)}, it must lie in 1..{MAX_MEMBERS}", "gang.step")
 
 
 def _check_gpus(request: PlacementRequest) -> None:
     """Check the number of GPUs, the part of a GPU, and the models of a request. Raises RequestError."""
     each, share = request.gpus_per_node, request.gpu_share
     if not 0 <= each <= MAX_GPUS_PER_NODE:
-        raise RequestError(f"gpus_per_node is {_shown(each)}, it must lie in 0..{MAX_GPUS_PER_NODE}", "gpus_per_node")
+        raise RequestError(
+            f"gpus_per_node is {_format_value(each)}, it must lie in 0..{MAX_GPUS_PER_NODE}", "gpus_per_node"
+        )
     if share is not None and not 1 <= share <= WHOLE_GPU:
         meant = f"it counts thousandths of one GPU and must lie in 1..{WHOLE_GPU}"
-        raise RequestError(f"gpu_share is {_shown(share)}, {meant}", "gpu_share")
+        raise RequestError(f"gpu_share is {_format_value(share)}, {meant}", "gpu_share")
     if share is not None and each != 1:
         raise RequestError(f"gpu_share is a part of one GPU, gpus_per_node is {each}: leave one out", "gpu_share")
     if request.gpu_model and request.gpu_models:

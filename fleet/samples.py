@@ -39,14 +39,14 @@ class SampleBatch:
     def __len__(self) -> int:
         return len(self.metric)
 
-    def where(self, chosen: NDArray[np.bool_]) -> "SampleBatch":
+    def select_samples(self, chosen: NDArray[np.bool_]) -> "SampleBatch":
         """Return the samples for which `chosen` is true, in order. chosen: (n,) bool."""
         return SampleBatch(
             self.kind, self.metric[chosen], self.entity[chosen], self.time_ms[chosen], self.value[chosen]
         )
 
     @classmethod
-    def of(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":
+    def from_rows(cls, kind: EntityKind, rows: Sequence[tuple[int, int, int, float]]) -> "SampleBatch":
         """Make a batch of (metric, entity, time_ms, value) tuples, for tests and rare paths."""
         metric, entity, time_ms, value = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
@@ -72,7 +72,7 @@ class SampleBatch:
         )
 
     @classmethod
-    def by_kind(cls, batches: Iterable["SampleBatch"]) -> list["SampleBatch"]:
+    def merge_by_kind(cls, batches: Iterable["SampleBatch"]) -> list["SampleBatch"]:
         """Join the samples into one batch for each kind, in order, so that a store writes few large batches."""
         found: dict[str, list[SampleBatch]] = {}
         for batch in batches:

@@ -29,7 +29,7 @@ def compute_shared_hazard(level: str, excess: Array, duration_s: float) -> Array
     return np.asarray(FAULTS_PER_DAY[level] * duration_s / 86_400 + SPREADS * excess)
 
 
-def hazard_of(p: Array) -> Array:
+def compute_hazard(p: Array) -> Array:
     """Convert probabilities to hazards, of the same shape."""
     return np.asarray(-np.log1p(-np.clip(p, 0.0, HIGHEST_P)))
 
@@ -43,7 +43,7 @@ def interpolate_hazard(p: Array, horizons_s: Sequence[float], duration_s: float)
     >>> [interpolate_hazard(p, horizons_s, span_s).round(3).tolist() for span_s in (1800, 10_800)]
     [[0.05], [0.15]]
     """
-    hazard = np.maximum.accumulate(hazard_of(p), axis=-2)
+    hazard = np.maximum.accumulate(compute_hazard(p), axis=-2)
     times = np.array((0, *horizons_s), np.float64)
     hazard = np.concatenate((np.zeros_like(hazard[..., :1, :]), hazard), axis=-2)
     at = int(np.clip(np.searchsorted(times, duration_s), 1, len(horizons_s)))

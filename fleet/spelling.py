@@ -7,12 +7,12 @@ MOST_COMPARED = 1_000  # names that are compared with a wrong one
 LONGEST_COMPARED = 64  # characters
 
 
-def nearest(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
+def find_nearest_names(name: str, known: Sequence[str], most: int, cutoff: float = 0.6) -> list[str]:
     """Return the known names with a similar spelling, at most `most`, the nearest first.
 
     Only a bounded number of short names is compared.
 
-    >>> nearest("weigth", ["limit", "weight"], 1), nearest("x" * 1000, ["x" * 1000], 1)
+    >>> find_nearest_names("weigth", ["limit", "weight"], 1), find_nearest_names("x" * 1000, ["x" * 1000], 1)
     (['weight'], [])
     """
     if len(name) > LONGEST_COMPARED:

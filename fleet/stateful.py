@@ -23,6 +23,6 @@ class Stateful(Protocol):
         Raises ValueError, KeyError, IndexError, TypeError or msgspec's errors if the dump is not valid.
         """
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift observed times after the clock was set by `by_ms`. Times that events state do not change."""
         return

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import Path, explain
+from fleetcast.fleet.decode_faults import Path, find_first_fault
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.toml_text import read_toml
 
@@ -33,7 +33,7 @@ def decode_toml(text: str, kind: type[_Table]) -> _Table:
     try:
         return msgspec.convert(document, kind)
     except msgspec.ValidationError as error:
-        fault = explain(error, kind, document, toml=True)
+        fault = find_first_fault(error, kind, document, toml=True)
         raise ConfigError(f"line {find_nearest_line(find_key_lines(text), fault.path)}: {fault.sentence}") from None
 
 
@@ -78,17 +78,17 @@ def find_key_lines(text: str) -> dict[Path, int]:
         if len(line) > LONGEST_LINE:
             continue
         if header := HEADER.match(line):
-            table = _numbered(_names(header[2]), counts)
+            table = _insert_table_indices(_split_dotted_key(header[2]), counts)
             if header[1] == "[[":
                 counts[table] = counts.get(table, -1) + 1
                 table = (*table, counts[table])
             found.setdefault(table, number)
         elif key := KEY.match(line):
-            found.setdefault((*table, *_names(key[1])), number)
+            found.setdefault((*table, *_split_dotted_key(key[1])), number)
     return found
 
 
-def _numbered(names: Path, counts: dict[Path, int]) -> Path:
+def _insert_table_indices(names: Path, counts: dict[Path, int]) -> Path:
     """Insert the index of its latest table after each name of a list of tables.
 
     The last name gets no index.
@@ -114,7 +114,7 @@ def find_nearest_line(lines: dict[Path, int], path: Path) -> int:
     return 1
 
 
-def _names(dotted: str) -> Path:
+def _split_dotted_key(dotted: str) -> Path:
     if PLAIN.fullmatch(dotted):
         return tuple(dotted.split("."))
     try:

@@ -131,14 +131,14 @@ class Topology:
             hosts=dict(hosts or {}),
         )
 
-    def devices(self, row: int) -> tuple[Device, ...]:
+    def find_devices(self, row: int) -> tuple[Device, ...]:
         """Return the network adapters of a node: those of its inner wiring, with facts from the fabric."""
         node = self.nodes[row]
         keys = (node.name, node.pool, node.gpu_model, "")
         inside = next((self.hosts[key] for key in keys if key in self.hosts), ())
         declared = {device.name: device for device in node.devices}
         return tuple(
-            [_joined(device, declared.pop(device.name, device)) for device in inside] + list(declared.values()),
+            [_merge_device(device, declared.pop(device.name, device)) for device in inside] + list(declared.values()),
         )
 
     def add_unplaced_nodes(self, names: Sequence[str]) -> "Topology":
@@ -154,12 +154,14 @@ class Topology:
         stated number, since the missing boards cannot be given out. More boards do not. A count of 0 means
         that all boards of a node are elsewhere now.
         """
-        nodes = [_counted(node, counts.get(node.name), (model or {}).get(node.name, "")) for node in self.nodes]
+        nodes = [
+            _apply_board_count(node, counts.get(node.name), (model or {}).get(node.name, "")) for node in self.nodes
+        ]
         placed = self.placed.tolist()
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
 
-def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
+def _apply_board_count(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
     """Return a node's spec with the number of boards that an exporter counted, None if none did.
 
     model: the GPU model that telemetry shows, used if the spec has none.
@@ -174,7 +176,7 @@ def _counted(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
     )
 
 
-def _joined(inside: Device, declared: Device) -> Device:
+def _merge_device(inside: Device, declared: Device) -> Device:
     """Merge the facts about one adapter from the node's wiring and from the fabric."""
     rail = inside.rail if inside.rail >= 0 else declared.rail
     return Device(inside.name, inside.gpus or declared.gpus, rail, declared.bytes_per_s or inside.bytes_per_s)

@@ -6,20 +6,20 @@ from typing import Any
 from msgspec import inspect
 
 
-def words_of(kind: inspect.Type, toml: bool = False) -> str:
+def describe_type(kind: inspect.Type, toml: bool = False) -> str:
     """Describe which values a type accepts. toml: objects are called tables, and null is left out."""
     match kind:
         case inspect.UnionType(types=types):
             named = [one for one in types if not (toml and isinstance(one, inspect.NoneType))]
-            return " or ".join(dict.fromkeys(words_of(one, toml) for one in named))
+            return " or ".join(dict.fromkeys(describe_type(one, toml) for one in named))
         case inspect.LiteralType(values=values):
-            return one_of(values)
+            return format_choices(values)
         case inspect.EnumType(cls=cls):
-            return one_of([member.value for member in cls])
+            return format_choices([member.value for member in cls])
         case inspect.IntType():
-            return "a whole number" + _bounds(kind)
+            return "a whole number" + _describe_bounds(kind)
         case inspect.FloatType() | inspect.DecimalType():
-            return "a number" + _bounds(kind)
+            return "a number" + _describe_bounds(kind)
         case inspect.StrType(max_length=most):
             return "text" if most is None else f"text of at most {most} characters"
         case inspect.ListType(item_type=item) | inspect.VarTupleType(item_type=item) | inspect.SetType(item_type=item):
@@ -51,7 +51,7 @@ _PLURALS: dict[type, str] = {
 
 
 def _pluralise(kind: inspect.Type, toml: bool) -> str:
-    word = _PLURALS.get(type(kind), "") or words_of(kind, toml)
+    word = _PLURALS.get(type(kind), "") or describe_type(kind, toml)
     return "tables" if toml and word == "objects" else word
 
 
@@ -65,12 +65,12 @@ def list_choices(kind: inspect.Type) -> list[str]:
     return []
 
 
-def one_of(values: Sequence[object]) -> str:
+def format_choices(values: Sequence[object]) -> str:
     words = [str(value) for value in values]
     return words[0] if len(words) == 1 else f"one of {', '.join(words)}"
 
 
-def _bounds(kind: Any) -> str:
+def _describe_bounds(kind: Any) -> str:
     low = [f" above {kind.gt:g}"] if kind.gt is not None else []
     low += [f" of at least {kind.ge:g}"] if kind.ge is not None else []
     high = [f" below {kind.lt:g}"] if kind.lt is not None else []

@@ -103,15 +103,15 @@ _CODES: Final = {
 ACTION_OF: Final = {code: action for action, codes in _CODES.items() for code in codes}
 
 
-def meaning(code: int) -> str:
+def describe_code(code: int) -> str:
     """Return the meaning of a code in a few words, or "" if the tables lack it."""
     return WORDS.get(code, "")
 
 
-def advice(code: int) -> str:
+def find_advice(code: int) -> str:
     """Return NVIDIA's immediate action for a code in words, or "" if the catalogue names none.
 
-    >>> advice(79), advice(9)
+    >>> find_advice(79), find_advice(9)
     ('restart the node', '')
     """
     return ACTIONS.get(ACTION_OF.get(code, ""), "")

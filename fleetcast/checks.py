@@ -37,19 +37,21 @@ def check_source(make: Callable[[], Source], batches: int, *, replays: bool = Tr
     """
     source = make()
     check_source_class(type(source), "check_source")
-    whole = asyncio.run(_taken(source, {}, batches))
+    whole = asyncio.run(_read_batches(source, {}, batches))
     assert any(len(batch) for batch, _ in whole), "not one record"
-    wanted = [record for batch, _ in whole for record in _records(batch)] if replays else []
+    wanted = [record for batch, _ in whole for record in _list_records(batch)] if replays else []
     _check_error(make, batches // 2, wanted)
     for done in range(batches) if replays else ():
         position = json.loads(json.dumps(whole[done][1]))
-        rest = asyncio.run(_taken(make(), position, batches - 1 - done))
-        again = [record for batch, _ in rest for record in _records(batch)]
-        missed = [record for batch, _ in whole[done + 1 :] for record in _records(batch) if again.count(record) < 1]
+        rest = asyncio.run(_read_batches(make(), position, batches - 1 - done))
+        again = [record for batch, _ in rest for record in _list_records(batch)]
+        missed = [
+            record for batch, _ in whole[done + 1 :] for record in _list_records(batch) if again.count(record) < 1
+        ]
         assert not missed, f"skipped after a seek to {position}: {missed[:3]}"
 
 
-class _Stumbles(Source):
+class _FailingSource(Source):
     """A source that fails once, after some good batches, and so loses a batch."""
 
     def __init__(self, source: Source, good: int) -> None:
@@ -80,8 +82,8 @@ def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> No
     It must be closed, made again, moved to its position, and give the missing records.
     """
 
-    async def scenario() -> None:
-        source = GuardedSource(_Stumbles(make(), good), make)
+    async def run_scenario() -> None:
+        source = GuardedSource(_FailingSource(make(), good), make)
         missing = list(wanted)
         try:
             while missing or not source.errors:
@@ -89,7 +91,7 @@ def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> No
                     batch = await asyncio.wait_for(source.next(), WAIT_LIMIT_S)
                 except SourceError:  # the pipeline would wait
                     continue
-                stated = _records(batch)
+                stated = _list_records(batch)
                 missing = [record for record in missing if record not in stated]
             if not wanted:
                 assert await asyncio.wait_for(source.next(), WAIT_LIMIT_S)
@@ -99,10 +101,10 @@ def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> No
             await source.close()
         assert source.errors == 1, source.last_error
 
-    asyncio.run(scenario())
+    asyncio.run(run_scenario())
 
 
-async def _taken(source: Source, position: dict[str, Any], batches: int) -> list[tuple[Batch, dict[str, Any]]]:
+async def _read_batches(source: Source, position: dict[str, Any], batches: int) -> list[tuple[Batch, dict[str, Any]]]:
     """Read some batches from a position. Returns each batch and the position after it.
 
     The source is closed twice, to check that a second close does no harm.
@@ -120,16 +122,16 @@ async def _taken(source: Source, position: dict[str, Any], batches: int) -> list
     return taken
 
 
-def _records(batch: Batch) -> list[Any]:
+def _list_records(batch: Batch) -> list[Any]:
     rows = [
         (samples.kind, *row)
         for samples in batch.samples
-        for row in zip(*(column.tolist() for column in _columns(samples)), strict=True)
+        for row in zip(*(column.tolist() for column in _get_columns(samples)), strict=True)
     ]
     return [*rows, *batch.events, *batch.node_events]
 
 
-def _columns(samples: Any) -> tuple[Any, ...]:
+def _get_columns(samples: Any) -> tuple[Any, ...]:
     return samples.metric, samples.entity, samples.time_ms, samples.value
 
 
@@ -145,7 +147,7 @@ def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Pan
     """
     assert make().name
     for bins in (1, 5, 150, 2000):
-        panel = (series or walks)(bins)
+        panel = (series or make_walks)(bins)
         origins = np.unique(np.array([0, bins // 2, bins - 1]))
         whole = make().forecast(panel, origins, FORECASTER_STEPS)
         assert whole.shape == (len(QUANTILES), len(FORECASTER_STEPS), len(origins), len(panel.names))
@@ -159,7 +161,7 @@ def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Pan
             np.testing.assert_allclose(alone[:, :, 0], whole[:, :, at], rtol=1e-9, err_msg="it saw what came later")
 
 
-def walks(bins: int) -> Panel:
+def make_walks(bins: int) -> Panel:
     """Make three read-only series: a random walk, another one with a hole, and one without values."""
     rng = np.random.default_rng(bins)
     values = 500.0 + np.cumsum(rng.normal(0, 5, (3, bins)), axis=1)
@@ -180,7 +182,7 @@ def check_filter(rejects: Filter, requests: Sequence[PlacementRequest], views: S
     must have the same mask, because a pass over the queue evaluates only one of them.
     """
     for request, view in ((request, view) for request in requests for view in views):
-        mask = _pure(rejects, request, view)
+        mask = _check_purity(rejects, request, view)
         if mask is not None:
             assert mask.shape == (len(view),)
             assert mask.dtype == bool
@@ -200,13 +202,13 @@ OTHER_IDS_AND_TIMES: dict[str, Any] = {
 def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
     """Check a scorer. It returns (n,) a score from 0 to 1 for each node, higher is better, NaN if unknown."""
     for request, view in ((request, view) for request in requests for view in views):
-        scores = _pure(score, request, view)
+        scores = _check_purity(score, request, view)
         assert scores.shape == (len(view),)
         known = scores[~np.isnan(scores)]
         assert ((known >= 0) & (known <= 1)).all()
 
 
-def _pure(function: Callable[..., Any], request: PlacementRequest, view: ClusterView) -> Any:
+def _check_purity(function: Callable[..., Any], request: PlacementRequest, view: ClusterView) -> Any:
     """Return the function's result, after checking that the function is pure.
 
     It must give the same result for the same arguments, and must not change the view.
@@ -254,14 +256,14 @@ def check_adapter(
         wishes = list(adapter.wishes(weather, copy.deepcopy(seen)))
         assert wishes == list(adapter.wishes(weather, copy.deepcopy(seen))), "not the same twice"
         some |= bool(wishes)
-        _written(adapter, seen, wishes)
+        _apply_wishes(adapter, seen, wishes)
         assert not list(adapter.wishes(weather, seen)), "wishes that were granted are wished again"
     assert some, "not one wish"
-    _written(adapter, seen, list(adapter.wishes(None, seen)))
-    for wavering in wavering_hour(weathers) if hour is None else hour:
-        _written(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
+    _apply_wishes(adapter, seen, list(adapter.wishes(None, seen)))
+    for wavering in make_wavering_hour(weathers) if hour is None else hour:
+        _apply_wishes(adapter, seen, wishes := list(adapter.wishes(wavering, seen)))
         assert wavering.sequence == 0 or not wishes, f"noise is written: {wishes[:3]}"
-    _written(adapter, seen, list(adapter.wishes(None, seen)))
+    _apply_wishes(adapter, seen, list(adapter.wishes(None, seen)))
     ours = adapter.fields - keeps
     left = [key for key, values in seen.items() if ours & values.keys()]
     assert not left, f"left behind after a withdrawal: {left[:3]}"
@@ -269,7 +271,7 @@ def check_adapter(
     assert {key: values for key, values in rest.items() if values} == theirs, "what others own was lost"
 
 
-def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
+def _apply_wishes(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence[Write]) -> None:
     """Apply the wishes to `seen`, as a port would."""
     for write in wishes:
         assert write.field in adapter.fields, f"{write.field} is not ours"
@@ -282,12 +284,12 @@ def _written(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Sequence
             held[write.field] = write.value
 
 
-def wavering_hour(weathers: Sequence[Weather]) -> list[Weather]:
+def make_wavering_hour(weathers: Sequence[Weather]) -> list[Weather]:
     """Make an hour of boards that follow the last weather with nodes. Their forecasts vary by 1 %."""
-    return list(_an_hour(next(weather for weather in reversed(weathers) if weather.nodes)))
+    return list(_yield_noisy_boards(next(weather for weather in reversed(weathers) if weather.nodes)))
 
 
-def _an_hour(weather: Weather) -> Iterator[Weather]:
+def _yield_noisy_boards(weather: Weather) -> Iterator[Weather]:
     """Yield the boards of an hour, one every ten seconds, whose forecasts vary by 1 %.
 
     Some risks lie at the edges of the bands. The first board has the highest values, so that noise
@@ -308,8 +310,9 @@ def _an_hour(weather: Weather) -> Iterator[Weather]:
             now_ms=now_ms,
             nodes=dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0])),
             demand=weather.demand and {key: _scale_demand(row, now_ms, by) for key, row in weather.demand.items()},
-            jobs=weather.jobs and {name: _job(job, by) for name, job in weather.jobs.items()},
-            starts=weather.starts and {name: _start(one, weather.now_ms, by) for name, one in weather.starts.items()},
+            jobs=weather.jobs and {name: _scale_job(job, by) for name, job in weather.jobs.items()},
+            starts=weather.starts
+            and {name: _delay_start(one, weather.now_ms, by) for name, one in weather.starts.items()},
         )
 
 
@@ -318,12 +321,12 @@ def _scale_demand(row: DemandRow, issued_ms: int, by: float) -> DemandRow:
     return msgspec.structs.replace(row, issued_ms=issued_ms, values=values)
 
 
-def _job(job: JobOutlook, by: float) -> JobOutlook:
+def _scale_job(job: JobOutlook, by: float) -> JobOutlook:
     stated = {name: getattr(job, name) for name in ("left_p50_s", "left_p90_s", "run_p50_s", "run_p90_s")}
     return job._replace(**{name: value and value * (1 + by) for name, value in stated.items()})
 
 
-def _start(start: StartOutlook, now_ms: int, by: float) -> StartOutlook:
+def _delay_start(start: StartOutlook, now_ms: int, by: float) -> StartOutlook:
     """Return a start that is an hour later, with a wait that differs by the factor `by`."""
     stated = {name: getattr(start, name) for name in ("p10_ms", "p50_ms", "p90_ms")}
     later = {name: at_ms and now_ms + round((at_ms - now_ms + HOUR_MS) * (1 + by)) for name, at_ms in stated.items()}

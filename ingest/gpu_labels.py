@@ -5,7 +5,7 @@
     job_id, job_user, job_partition   the same of AMD's exporter
 
 Pods of slurmd, Ray nodes and other schedulers' workers are not jobs but nodes of these schedulers.
-`host_pod` finds them.
+`find_host_pod` finds them.
 
 A pod's job is NAMESPACE/OWNER, as in the Kubernetes source. The owner is the pod's name without the parts
 that controllers append. A Deployment appends two random parts, and a Job one. A training operator appends a
@@ -79,19 +79,19 @@ def parse_job_label(labels: Mapping[str, str]) -> JobLabel | None:
         job = labels.get(key, "")
         if job not in _NONE and (key == "hpc_job" or "job_user" in labels):
             return _make_slurm_label(job, labels.get("job_partition", ""), labels.get("job_user", ""))
-    if host_pod(labels):
+    if find_host_pod(labels):
         return None
     for pod_key, namespace_key in _PODS:
         pod = labels.get(pod_key, "")
         if pod and not (pod_key == "pod" and _is_exporter(pod, labels.get("container", ""))):
-            return _pod(pod, labels.get(namespace_key, ""))
+            return _make_pod_label(pod, labels.get(namespace_key, ""))
     return None
 
 
-def host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
+def find_host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
     """Return (pod, namespace) of the pod that is another scheduler's node and holds the GPU, or None.
 
-    >>> host_pod({"pod": "worker-0", "namespace": "soperator", "container": "slurmd"})
+    >>> find_host_pod({"pod": "worker-0", "namespace": "soperator", "container": "slurmd"})
     ('worker-0', 'soperator')
     """
     if _HOLDERS.isdisjoint(labels):
@@ -119,10 +119,10 @@ def _make_slurm_label(job: str, queue: str, user: str) -> JobLabel | None:
 
 
 @lru_cache(65_536)
-def _pod(pod: str, namespace: str) -> JobLabel | None:
+def _make_pod_label(pod: str, namespace: str) -> JobLabel | None:
     if not (_may_be_job_name(pod) and _may_be_job_name(namespace)):
         return None
-    owner, class_ = owner_of(pod)
+    owner, class_ = parse_owner(pod)
     return JobLabel(f"{namespace or 'default'}/{owner}", namespace, pod, class_=class_)
 
 
@@ -130,12 +130,12 @@ def _may_be_job_name(text: str) -> bool:
     return len(text) <= MAX_NAME_LENGTH // 2 and (not text or text.isprintable())
 
 
-def owner_of(pod: str) -> tuple[str, JobClass]:
+def parse_owner(pod: str) -> tuple[str, JobClass]:
     """Return the name of a pod's job, and its class.
 
-    >>> owner_of("vllm-6d4cf56db6-x7k2p"), owner_of("bert-x7k2p"), owner_of("train-42")
+    >>> parse_owner("vllm-6d4cf56db6-x7k2p"), parse_owner("bert-x7k2p"), parse_owner("train-42")
     (('vllm', 'inference'), ('bert', 'training'), ('train-42', 'training'))
-    >>> owner_of("set-workers-0-3-x7k2p"), owner_of("llm-master-0")
+    >>> parse_owner("set-workers-0-3-x7k2p"), parse_owner("llm-master-0")
     (('set', 'training'), ('llm', 'training'))
     """
     if found := _DEPLOYMENT.fullmatch(pod):

@@ -16,16 +16,16 @@ _FAMILIES = ("RTX", "GeForce", "Quadro", "TITAN", "Radeon")
 
 
 @lru_cache(256)
-def short_model(name: str) -> str:
+def shorten_model(name: str) -> str:
     """Return the model without vendor, memory size and form factor. Workstation families keep their full name.
 
-    >>> short_model("NVIDIA H100 80GB HBM3"), short_model("NVIDIA-A100-SXM4-40GB"), short_model("Tesla T4")
+    >>> shorten_model("NVIDIA H100 80GB HBM3"), shorten_model("NVIDIA-A100-SXM4-40GB"), shorten_model("Tesla T4")
     ('H100', 'A100', 'T4')
-    >>> short_model("AMD Instinct MI300X OAM"), short_model("AMD_Instinct_MI300X_OAM")
+    >>> shorten_model("AMD Instinct MI300X OAM"), shorten_model("AMD_Instinct_MI300X_OAM")
     ('MI300X', 'MI300X')
-    >>> short_model("nvidia a100 80gb pcie")
+    >>> shorten_model("nvidia a100 80gb pcie")
     'A100'
-    >>> short_model("NVIDIA RTX 4000 Ada Generation")
+    >>> shorten_model("NVIDIA RTX 4000 Ada Generation")
     'RTX 4000 Ada Generation'
     """
     text = name.strip()
@@ -39,7 +39,7 @@ def short_model(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """The facts that labels state about a GPU, empty if unstated. model: a name from `short_model`."""
+    """The facts that labels state about a GPU, empty if unstated. model: a name from `shorten_model`."""
 
     model: str = ""
     uuid: str = ""
@@ -56,7 +56,7 @@ class GpuInventory:
         self._models: dict[str, str] | None = None  # until something is learnt
         self.changes = 0  # grows with every new fact
 
-    def learn(self, node: str, index: int, facts: GpuFacts) -> None:
+    def record_facts(self, node: str, index: int, facts: GpuFacts) -> None:
         slots = self.nodes.setdefault(node, {})
         known = slots.get(index, GpuFacts())
         facts = GpuFacts(facts.model or known.model, facts.uuid or known.uuid)
@@ -70,11 +70,11 @@ class GpuInventory:
             self._slots.pop(known.uuid, None)
             self._slots[facts.uuid] = (node, index)
 
-    def slot(self, uuid: str) -> tuple[str, int] | None:
+    def find_slot(self, uuid: str) -> tuple[str, int] | None:
         """Return the (node, index) of the GPU with this UUID, or None if unknown."""
         return self._slots.get(uuid)
 
-    def models(self) -> dict[str, str]:
+    def gpu_models(self) -> dict[str, str]:
         """Return node → short name of the model of most of its GPUs. Callers must not change it."""
         if self._models is None:
             self._models = {
@@ -85,14 +85,14 @@ class GpuInventory:
         return self._models
 
 
-def learn_devices(entities: Entities, node: str, index: int, *devices: str) -> None:
+def record_device_names(entities: Entities, node: str, index: int, *devices: str) -> None:
     """Record the names of a GPU in kernel logs and health checks: its PCI address and its UUID.
 
     Empty names are skipped.
     """
     for device in devices:
         if device:
-            entities.devices.learn(node, device, index)
+            entities.devices.record_device(node, device, index)
 
 
 def parse_gpu_index(text: str, label: str) -> int:

@@ -47,7 +47,7 @@ class JobColumns:
             self.columns.setdefault(name, []).append(value)
 
 
-def read_history(kind: str, path: Path) -> JobColumns:
+def read_job_table(kind: str, path: Path) -> JobColumns:
     """Read the jobs of a `helios`, `swf` or `slurm` file. A `.gz` file is unpacked.
 
     Raises ConfigError if the file is missing or has another layout.
@@ -66,8 +66,8 @@ def read_helios(path: Path) -> JobColumns:
     CPU jobs (gpu_num 0) are skipped as `no GPUs`.
     """
     history = JobColumns()
-    lines = _lines(_find_table_file(path, "cluster_log.csv"), history.skipped)
-    names = _header(next(lines, ""), _HELIOS_NEEDS, ",", "cluster_log.csv")
+    lines = _read_lines(_find_table_file(path, "cluster_log.csv"), history.skipped)
+    names = _parse_header(next(lines, ""), _HELIOS_NEEDS, ",", "cluster_log.csv")
     for line in lines:
         _add_line(history, line, names, ",", _parse_helios_row)
     return _add_arrival_times(history)
@@ -82,13 +82,13 @@ def read_gpu_numbers(path: Path) -> JobColumns:
     file = path / "cluster_gpu_number.csv" if path.is_dir() else path.with_name("cluster_gpu_number.csv")
     if not file.exists():
         return history
-    lines = _lines(file, history.skipped)
-    names = _header(next(lines, ""), ("date",), ",", file.name)
+    lines = _read_lines(file, history.skipped)
+    names = _parse_header(next(lines, ""), ("date",), ",", file.name)
     for line in lines:
         try:
-            row = _fields(line, names, ",")
+            row = _parse_fields(line, names, ",")
             date = datetime.fromisoformat(row.pop("date").strip())
-            counts = {name: _number(name, value) for name, value in row.items()}
+            counts = {name: _parse_number(name, value) for name, value in row.items()}
         except (RecordError, ValueError) as error:
             history.skipped[error.reason if isinstance(error, RecordError) else "date"] += 1
             continue
@@ -105,7 +105,7 @@ def read_swf(path: Path) -> JobColumns:
     Unknown values stay -1.
     """
     history = JobColumns()
-    for line in _lines(path, history.skipped):
+    for line in _read_lines(path, history.skipped):
         text = line.strip()
         if not text or text.startswith(";"):
             history.header += [text] if text else []
@@ -114,7 +114,7 @@ def read_swf(path: Path) -> JobColumns:
         try:
             if len(fields) != len(SWF_COLUMNS):
                 raise RecordError("field count", f"{len(fields)} instead of {len(SWF_COLUMNS)}")
-            history.add({name: _number(name, value) for name, value in zip(SWF_COLUMNS, fields, strict=True)})
+            history.add({name: _parse_number(name, value) for name, value in zip(SWF_COLUMNS, fields, strict=True)})
         except RecordError as error:
             history.skipped[error.reason] += 1
     for name, values in history.columns.items():
@@ -130,13 +130,13 @@ def read_slurm(path: Path) -> JobColumns:
     these jobs has a run time.
     """
     history, seen = JobColumns(), Counter[str]()
-    lines = _lines(path, history.skipped)
+    lines = _read_lines(path, history.skipped)
     first = next(lines, "")
     delimiter = "|#" if "|#" in first else "|"  # `--delimiter='|#'` survives job names with a bar
-    names = _header(first, ("JobID", "State", "Start", "End"), delimiter, "sacct -P")
+    names = _parse_header(first, ("JobID", "State", "Start", "End"), delimiter, "sacct -P")
     starts: set[tuple[str, datetime | None]] = set()
 
-    def row_of(row: dict[str, str]) -> dict[str, Any]:
+    def make_unique_row(row: dict[str, str]) -> dict[str, Any]:
         made = _parse_slurm_row(row)
         identity = (made["job_id"], made["start_time"])
         if identity in starts:
@@ -148,7 +148,7 @@ def read_slurm(path: Path) -> JobColumns:
         return made
 
     for line in lines:
-        _add_line(history, line, names, delimiter, row_of)
+        _add_line(history, line, names, delimiter, make_unique_row)
     return _add_arrival_times(history)
 
 
@@ -158,29 +158,29 @@ def _add_line(
     if not line.strip():
         return
     try:
-        history.add(row_of(_fields(line, names, delimiter)))
+        history.add(row_of(_parse_fields(line, names, delimiter)))
     except RecordError as error:
         history.skipped[error.reason] += 1
 
 
 def _parse_helios_row(row: dict[str, str]) -> dict[str, Any]:
-    gpus = int(_number("gpu_num", row.pop("gpu_num")))
+    gpus = int(_parse_number("gpu_num", row.pop("gpu_num")))
     if gpus <= 0:
         raise RecordError("no GPUs")
-    submit = _time("submit_time", row.pop("submit_time"))
+    submit = _parse_time("submit_time", row.pop("submit_time"))
     made: dict[str, Any] = {
         "job_id": row.pop("job_id"),
         "submit_time": submit,
-        "service_sec": _number("duration", row.pop("duration")),
+        "service_sec": _parse_number("duration", row.pop("duration")),
         "gpu_count": gpus,
     }
     if made["service_sec"] < 0:
         raise RecordError("duration")
     for name, value in row.items():
         if name in ("start_time", "end_time"):
-            made[name] = None if value.strip() in _UNKNOWN_TIMES else _time(name, value)
+            made[name] = None if value.strip() in _UNKNOWN_TIMES else _parse_time(name, value)
         elif name in ("cpu_num", "node_num", "queue"):
-            made["queue_s" if name == "queue" else name] = _number(name, value)
+            made["queue_s" if name == "queue" else name] = _parse_number(name, value)
         else:
             made[name] = value
     return made
@@ -190,7 +190,7 @@ def _parse_slurm_row(row: dict[str, str]) -> dict[str, Any]:
     job_id = row.get("JobIDRaw") or row["JobID"]
     if "." in job_id or "." in row["JobID"]:
         raise RecordError("job step")
-    start, end = (None if row[name] in _UNKNOWN_TIMES else _time(name, row[name]) for name in ("Start", "End"))
+    start, end = (None if row[name] in _UNKNOWN_TIMES else _parse_time(name, row[name]) for name in ("Start", "End"))
     if start and end and end < start:
         raise RecordError("ends before start")
     gpus = _count_slurm_gpus(row)
@@ -202,7 +202,7 @@ def _parse_slurm_row(row: dict[str, str]) -> dict[str, Any]:
     ours = {"JobID", "JobIDRaw", "Submit", "Start", "End", "State", "User", "NNodes"}
     return {
         "job_id": job_id,
-        "submit_time": _time("Submit", asked),
+        "submit_time": _parse_time("Submit", asked),
         "service_sec": (end - start).total_seconds() if start and end else None,
         "gpu_count": gpus,
         "user": row.get("User", ""),
@@ -222,15 +222,15 @@ def _count_slurm_gpus(row: dict[str, str]) -> int:
     for key in ("AllocTRES", "ReqTRES"):
         parts = dict(part.split("=", 1) for part in row.get(key, "").split(",") if "=" in part)
         if "gres/gpu" in parts:
-            return int(_number(key, parts["gres/gpu"]))
+            return int(_parse_number(key, parts["gres/gpu"]))
         typed = [value for name, value in parts.items() if name.startswith("gres/gpu:")]
         if typed:
-            return sum(int(_number(key, value)) for value in typed)
+            return sum(int(_parse_number(key, value)) for value in typed)
     for part in row.get("AllocGRES", "").split(","):
         words = part.removeprefix("PER_NODE:").split(":")
         if words[0] == "gpu":
             nodes = row.get("NNodes") or row.get("AllocNodes") or "1"
-            return int(_number("AllocGRES", words[-1]) * _number("NNodes", nodes))
+            return int(_parse_number("AllocGRES", words[-1]) * _parse_number("NNodes", nodes))
     return 0
 
 
@@ -243,7 +243,7 @@ def _add_arrival_times(history: JobColumns) -> JobColumns:
     return history
 
 
-def _lines(path: Path, skipped: Counter[str]) -> Iterator[str]:
+def _read_lines(path: Path, skipped: Counter[str]) -> Iterator[str]:
     """Yield the lines of a file, unpacked if it is a `.gz` file, without their line ends.
 
     Bytes that are not UTF-8 become replacement characters. A truncated gzip file ends early.
@@ -266,9 +266,9 @@ def _find_table_file(path: Path, name: str) -> Path:
     raise ConfigError(f"{path} holds no {name}")
 
 
-def _header(line: str, needs: tuple[str, ...], delimiter: str, what: str) -> list[str]:
+def _parse_header(line: str, needs: tuple[str, ...], delimiter: str, what: str) -> list[str]:
     try:
-        names = _split(line, delimiter)
+        names = _split_line(line, delimiter)
     except RecordError as error:
         raise ConfigError(f"not a {what} file: its header is {error.reason}") from None
     missing = [name for name in needs if name not in names]
@@ -277,7 +277,7 @@ def _header(line: str, needs: tuple[str, ...], delimiter: str, what: str) -> lis
     return names
 
 
-def _split(line: str, delimiter: str) -> list[str]:
+def _split_line(line: str, delimiter: str) -> list[str]:
     if delimiter != ",":
         return line.split(delimiter)
     try:
@@ -286,14 +286,14 @@ def _split(line: str, delimiter: str) -> list[str]:
         raise RecordError("unreadable") from None
 
 
-def _fields(line: str, names: list[str], delimiter: str) -> dict[str, str]:
-    values = _split(line, delimiter)
+def _parse_fields(line: str, names: list[str], delimiter: str) -> dict[str, str]:
+    values = _split_line(line, delimiter)
     if len(values) != len(names):
         raise RecordError("field count", f"{len(values)} instead of {len(names)}")
     return dict(zip(names, values, strict=True))
 
 
-def _number(name: str, text: str) -> float:
+def _parse_number(name: str, text: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -303,7 +303,7 @@ def _number(name: str, text: str) -> float:
     return value
 
 
-def _time(name: str, text: str) -> datetime:
+def _parse_time(name: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text.strip()).replace(tzinfo=None)
     except ValueError:

@@ -66,34 +66,34 @@ class LabelledGpus(Stateful):
         self._divided: set[int] = set()
         self._began_ms: int | None = None
 
-    def take(self, sight: LabelSight) -> None:
+    def apply_labels(self, sight: LabelSight) -> None:
         """Apply the labels of one page or request.
 
         A page older than a GPU's last one does not change that GPU.
         """
         if self._restored:
-            self._place()
+            self._place_restored_holds()
         if sight.divided:
             self._divided.update(sight.divided)
         if sight.jobs or self._holds:
             for gpu in sight.gpus:
                 labels = sight.jobs.get(gpu, ())
                 if labels or gpu in self._holds:
-                    self._record(gpu, labels, sight.time_ms)
+                    self._update_gpu(gpu, labels, sight.time_ms)
         self._seen.update(sight.gpus)
 
-    def _record(self, gpu: int, labels: Sequence[JobLabel], time_ms: int) -> None:
+    def _update_gpu(self, gpu: int, labels: Sequence[JobLabel], time_ms: int) -> None:
         if time_ms <= self._newest_ms.get(gpu, -1):
             return
         self._newest_ms[gpu] = time_ms
         holds = self._holds.setdefault(gpu, {})
         if holds and gpu not in self._shared and len(labels) == 1 and labels[0] not in holds:
-            self._follow(gpu, holds, labels[0], time_ms)
+            self._record_follower(gpu, holds, labels[0], time_ms)
         else:
             if len(labels) > 1 or (labels and gpu in self._next):
-                self._share(gpu, holds)
-            for label in sorted(labels, key=_order):
-                hold = holds.get(label) or holds.setdefault(label, self._hold(gpu, label, time_ms))
+                self._share_gpu(gpu, holds)
+            for label in sorted(labels, key=_make_sort_key):
+                hold = holds.get(label) or holds.setdefault(label, self._make_hold(gpu, label, time_ms))
                 hold.seen_ms, hold.missed = time_ms, 0
         for label, hold in list(holds.items()):
             if label not in labels:
@@ -109,25 +109,25 @@ class LabelledGpus(Stateful):
         if not holds:
             del self._holds[gpu]
 
-    def _hold(self, gpu: int, label: JobLabel, time_ms: int) -> LabelHold:
+    def _make_hold(self, gpu: int, label: JobLabel, time_ms: int) -> LabelHold:
         name, shared = self._entities[EntityKind.GPU].names[gpu], gpu in self._shared
         return LabelHold(name, label, time_ms, time_ms, 0, gpu not in self._seen, shared)
 
-    def _follow(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
+    def _record_follower(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
         """Record a label that replaces the label of the GPU's holder.
 
         If it is the third within a minute, all three share the GPU.
         """
         follower = self._next.get(gpu)
         if follower is None:
-            self._next[gpu] = self._hold(gpu, label, time_ms)
+            self._next[gpu] = self._make_hold(gpu, label, time_ms)
         elif follower.label == label:
             follower.seen_ms = time_ms
         else:
-            self._share(gpu, holds)
-            holds[label] = self._hold(gpu, label, time_ms)
+            self._share_gpu(gpu, holds)
+            holds[label] = self._make_hold(gpu, label, time_ms)
 
-    def _share(self, gpu: int, holds: dict[JobLabel, LabelHold]) -> None:
+    def _share_gpu(self, gpu: int, holds: dict[JobLabel, LabelHold]) -> None:
         """Mark a GPU as shared by all labels that took turns on it."""
         self._shared.add(gpu)
         if (follower := self._next.pop(gpu, None)) is not None:
@@ -135,28 +135,28 @@ class LabelledGpus(Stateful):
         for hold in holds.values():
             hold.shared = True
 
-    def holds(self, now_ms: int) -> list[LabelHold]:
+    def list_current_holds(self, now_ms: int) -> list[LabelHold]:
         """Return all current holds. Drops the holds of exporters that have been silent for SILENT_MS."""
         if self._restored:
-            self._place()
+            self._place_restored_holds()
         if self._began_ms is None:
             self._began_ms = now_ms
         silent_ms = now_ms - SILENT_MS
         if self._began_ms <= silent_ms:  # silence counts only while somebody listens
-            for gpu in [gpu for gpu, holds in self._holds.items() if _newest_ms(holds) <= silent_ms]:
+            for gpu in [gpu for gpu, holds in self._holds.items() if _find_newest_ms(holds) <= silent_ms]:
                 del self._holds[gpu]
                 self._next.pop(gpu, None)
                 self._shared.discard(gpu)
-        return self._all()
+        return self._flatten_holds()
 
-    def counts(self) -> dict[str, int]:
+    def count_gpus(self) -> dict[str, int]:
         """Return the number of labelled GPUs, of shared GPUs among them, and of divided GPUs."""
         return {"labelled": len(self._holds), "shared": len(self._shared), "divided": len(self._divided)}
 
-    def _all(self) -> list[LabelHold]:
+    def _flatten_holds(self) -> list[LabelHold]:
         return [hold for holds in self._holds.values() for hold in holds.values()]
 
-    def _place(self) -> None:
+    def _place_restored_holds(self) -> None:
         """Find the GPU rows of holds that were restored from a snapshot. Holds of unknown GPUs are dropped."""
         rows = {name: row for row, name in enumerate(self._entities[EntityKind.GPU].names)}
         for hold in self._restored:
@@ -169,23 +169,23 @@ class LabelledGpus(Stateful):
         self._restored = []
 
     def dump(self) -> Dump:
-        return msgspec.to_builtins([*self._restored, *self._all()]), {}
+        return msgspec.to_builtins([*self._restored, *self._flatten_holds()]), {}
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._restored = msgspec.convert(about, list[LabelHold])
 
-    def move(self, by_ms: int) -> None:
-        for hold in (*self._restored, *self._all(), *self._next.values()):
+    def shift_times(self, by_ms: int) -> None:
+        for hold in (*self._restored, *self._flatten_holds(), *self._next.values()):
             hold.began_ms += by_ms
             hold.seen_ms += by_ms
         self._newest_ms = {gpu: time_ms + by_ms for gpu, time_ms in self._newest_ms.items()}
 
 
-def _newest_ms(holds: Mapping[JobLabel, LabelHold]) -> int:
+def _find_newest_ms(holds: Mapping[JobLabel, LabelHold]) -> int:
     return max(hold.seen_ms for hold in holds.values())
 
 
-def _order(label: JobLabel) -> tuple[str, str]:
+def _make_sort_key(label: JobLabel) -> tuple[str, str]:
     return label.job, label.pod
 
 
@@ -205,7 +205,7 @@ class LabelJobs(Stateful):
         self._tracks: dict[str, LabelledJob] = {}
         self._explained: set[str] = set()  # jobs whose holds real events explain, as long as these last
 
-    def events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
+    def make_events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
         """Return the events of all changes since the last call. Repeated labels are no change."""
         found: dict[str, list[LabelHold]] = defaultdict(list)
         for hold in holds:
@@ -218,35 +218,39 @@ class LabelJobs(Stateful):
         for job, members in sorted(found.items()):
             if job in self._explained or _is_covered_by_events(job, members, jobs, real):
                 self._explained.add(job)
-                events += self._give_way(job, jobs, now_ms)
+                events += self._end_own_attempt(job, jobs, now_ms)
             else:
-                events += self._go_on(job, members, jobs, now_ms)
+                events += self._update_attempt(job, members, jobs, now_ms)
         for job in [job for job in self._tracks if job not in found]:
             track = self._tracks.pop(job)
             if not _is_reported(jobs.get(job, track.attempt)):
-                events.append(Finished(**_about(job, track.attempt, ENDED, track.seen_ms)))
+                events.append(Finished(**_make_event_identity(job, track.attempt, ENDED, track.seen_ms)))
         return events
 
-    def _give_way(self, job: str, jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
+    def _end_own_attempt(self, job: str, jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
         """End our own attempt of a job that real events now report, unless they report the same attempt."""
         track = self._tracks.pop(job, None)
         if track is not None and not _is_reported(jobs.get(job, track.attempt)):
-            yield Preempted(**_about(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events")
+            yield Preempted(
+                **_make_event_identity(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events"
+            )
 
-    def _go_on(self, job: str, members: Sequence[LabelHold], jobs: JobTable, now_ms: int) -> Iterator[JobEvent]:
-        ranks, seen_ms = _ranks(members), max(hold.seen_ms for hold in members)
+    def _update_attempt(
+        self, job: str, members: Sequence[LabelHold], jobs: JobTable, now_ms: int
+    ) -> Iterator[JobEvent]:
+        ranks, seen_ms = _make_ranks(members), max(hold.seen_ms for hold in members)
         track = self._tracks.get(job)
         if track is None:
             known = jobs.get(job)
             goes_on = known is not None and known.over_ms is None
             number = 1 if known is None else known.attempt if goes_on else known.attempt + 1
             self._tracks[job] = LabelledJob(number, ranks, seen_ms)
-            yield from _begin(job, number, members, ranks)
+            yield from _make_start_events(job, number, members, ranks)
             return
         track.seen_ms = seen_ms
         if ranks != track.ranks:
             track.ranks, track.resizes = ranks, track.resizes + 1
-            yield Resized(**_about(job, track.attempt, RESIZED + track.resizes, now_ms), ranks=ranks)
+            yield Resized(**_make_event_identity(job, track.attempt, RESIZED + track.resizes, now_ms), ranks=ranks)
 
     def dump(self) -> Dump:
         return {"tracks": msgspec.to_builtins(self._tracks), "told": sorted(self._explained)}, {}
@@ -256,14 +260,14 @@ class LabelJobs(Stateful):
         self._explained = set(about["told"])
 
 
-def _begin(
+def _make_start_events(
     job: str, number: int, members: Sequence[LabelHold], ranks: tuple[RankPlacement, ...]
 ) -> Iterator[Submitted | Started]:
     first = min(members, key=lambda hold: (hold.began_ms, hold.gpu))
     label, began_ms = first.label, first.began_ms
     unseen = all(hold.unseen_start for hold in members) or any(hold.shared for hold in members)
     yield Submitted(
-        **_about(job, number, SUBMITTED, began_ms),
+        **_make_event_identity(job, number, SUBMITTED, began_ms),
         queue=label.queue,
         user=label.user,
         name=job.rpartition("/")[2] if label.pod else "",
@@ -272,10 +276,10 @@ def _begin(
         gpus_per_node=max(len(rank.gpus) for rank in ranks),
         labels=UNSEEN_START if unseen else {},
     )
-    yield Started(**_about(job, number, STARTED, began_ms), ranks=ranks)
+    yield Started(**_make_event_identity(job, number, STARTED, began_ms), ranks=ranks)
 
 
-def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any]:
+def _make_event_identity(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any]:
     """Return the fields that identify an event made from labels.
 
     The same fact always has the same identity, and every real event has a later sequence.
@@ -283,7 +287,7 @@ def _about(job: str, attempt: int, sequence: int, time_ms: int) -> dict[str, Any
     return {"job": job, "attempt": attempt, "sequence": LABELS + sequence, "time_ms": time_ms}
 
 
-def _ranks(members: Iterable[LabelHold]) -> tuple[RankPlacement, ...]:
+def _make_ranks(members: Iterable[LabelHold]) -> tuple[RankPlacement, ...]:
     """Return one rank for each node, in the order of node names."""
     gpus: dict[str, list[int]] = defaultdict(list)
     for hold in members:

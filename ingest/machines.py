@@ -24,7 +24,7 @@ from fleetcast.ingest.board_readings import (
     have_same_boards,
     parse_board_readings,
 )
-from fleetcast.ingest.node_names import known_name, node_name
+from fleetcast.ingest.node_names import find_known_name, find_or_register_node
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +76,9 @@ class Target:
     listed: set[str] = field(default_factory=set)
 
     def register(self, name: str, entities: Entities) -> str:
-        """Return the fleet's name for a node on this target's pages (`node_name`). Raises RecordError."""
+        """Return the fleet's name for a node on this target's pages (`find_or_register_node`). Raises RecordError."""
         is_listed = self.is_listed and (name in self.listed or len(self.listed) < MOST_LISTED)
-        found = node_name(name, entities, is_listed=is_listed)
+        found = find_or_register_node(name, entities, is_listed=is_listed)
         if is_listed:
             self.listed.add(name)
         return found
@@ -170,7 +170,7 @@ class MachineNames:
         self._unproven: dict[str, list[Target]] = {}  # node → targets that list GPUs of it without a UUID
         self._doubts: dict[tuple[int, int], int] = {}  # ids of two targets → when they first looked like two machines
 
-    def place(self, node: str, index: int, uuid: str, target: Target) -> str:
+    def record_board(self, node: str, index: int, uuid: str, target: Target) -> str:
         """Record that a page names a board in a GPU slot, and return the node that the board is really in.
 
         Raises RecordError `two_boards` if a page names several boards in one slot.
@@ -201,7 +201,7 @@ class MachineNames:
                 target.rename(node, known[0])
                 self.noted["node_alias"] += 1
                 return known[0]
-            self._empty(known, target)
+            self._clear_slot(known, target)
         slots = self._slots.setdefault(node, {})
         held = slots.get(index)
         if held is not None and held.target is target and held.uuid != uuid:
@@ -233,7 +233,7 @@ class MachineNames:
         if not any(other is target for other in targets):
             targets[:] = [*[other for other in targets if _is_target_live(other, target)][-MOST_SHARING:], target]
 
-    def compare(self, page: bytes, target: Target) -> None:
+    def separate_clashing_targets(self, page: bytes, target: Target) -> None:
         """Separate targets that list the same GPUs without UUIDs, if they are different machines.
 
         page: the target's last page. Targets on two hosts are two machines unless their boards count the same energy.
@@ -243,7 +243,9 @@ class MachineNames:
         """
         for node, gpus in list(target.unproven.items()):
             others = [
-                other for other in self._sharing(node, gpus) if other is not target and _is_target_live(other, target)
+                other
+                for other in self._find_targets_with_gpus(node, gpus)
+                if other is not target and _is_target_live(other, target)
             ]
             if others:
                 target.readings = parse_board_readings(page, target.heard_ms)
@@ -255,7 +257,7 @@ class MachineNames:
                     target.forgets = other.forgets = True
                     self._disown_gpus(node)
 
-    def _sharing(self, node: str, gpus: set[int]) -> list[Target]:
+    def _find_targets_with_gpus(self, node: str, gpus: set[int]) -> list[Target]:
         """Return the targets that list any of these GPUs of a node, with or without UUIDs."""
         proven = {id(slot.target): slot.target for index, slot in self._slots.get(node, {}).items() if index in gpus}
         unproven = {
@@ -269,7 +271,7 @@ class MachineNames:
         The first call that finds a difference makes both decoders resolve their series again.
         """
         pair = (min(id(other), id(target)), max(id(other), id(target)))
-        same, is_one_host = have_same_boards(other.readings, target.readings), self._are_one_host(other, target)
+        same, is_one_host = have_same_boards(other.readings, target.readings), self._are_on_one_host(other, target)
         has_other_work = have_different_memory_use(other.readings, target.readings)
         if same or (is_one_host and same is None and not has_other_work):
             self._doubts.pop(pair, None)
@@ -280,10 +282,10 @@ class MachineNames:
         since_ms = self._doubts.setdefault(pair, target.heard_ms)
         return other.heard_ms > since_ms and target.heard_ms - since_ms >= (LIVE_MS if is_one_host else 0)
 
-    def _are_one_host(self, first: Target, second: Target) -> bool:
+    def _are_on_one_host(self, first: Target, second: Target) -> bool:
         """Return whether two targets are on one host, by their addresses and the names that schedulers report."""
         nodes = self._entities[EntityKind.NODE]
-        hosts = {known_name(host, nodes) for target in (first, second) if (host := _host(target))}
+        hosts = {find_known_name(host, nodes) for target in (first, second) if (host := _find_host(target))}
         return len(hosts) < 2
 
     def _disown_gpus(self, node: str) -> None:
@@ -308,7 +310,7 @@ class MachineNames:
             self._kernels[name] = _Kernel(started_s, target, doubted_ms)
         elif known.started_s and abs(known.started_s - started_s) > SAME_BOOT_S:
             if 0 < known.doubted_ms < known.target.heard_ms:
-                self._part(name, known.target, target)
+                self._separate_by_kernel(name, known.target, target)
                 return
             known.doubted_ms = known.doubted_ms or target.heard_ms
         else:
@@ -317,7 +319,7 @@ class MachineNames:
             target.own = target.own or target.node
             target.node, target.forgets = name, True
 
-    def _part(self, name: str, first: Target, second: Target) -> None:
+    def _separate_by_kernel(self, name: str, first: Target, second: Target) -> None:
         """Reset two targets whose kernels share a name to their own names, and record the clash."""
         self.clashes[name] = (first.address or first.own, second.address or second.own)
         self.noted["node_clash"] += 1
@@ -360,7 +362,7 @@ class MachineNames:
         target.rename(name, own)
         return own
 
-    def _empty(self, slot: tuple[str, int], target: Target) -> None:
+    def _clear_slot(self, slot: tuple[str, int], target: Target) -> None:
         """Clear a GPU slot whose board is now in another slot. target: the target that names the board now."""
         node, index = slot
         old = self._slots[node].pop(index)
@@ -390,7 +392,7 @@ def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> N
         raise RecordError("two_boards", f"{slot} is GPU-{held.uuid} and GPU-{uuid} on one page: {advice}")
 
 
-def _host(target: Target) -> str:
+def _find_host(target: Target) -> str:
     """Return the host in a target's address, without its port, or the target's name if it has none."""
     address = target.address or target.own or target.node
     return address.rpartition(":")[0] if re.search(r":\d{1,5}$", address) else address

@@ -25,15 +25,15 @@ def expand_nodes(text: str) -> list[str]:
         for name in _expand_entry(entry):
             names.append(check_name(name))
             if len(names) > MAX_NODES:
-                raise too_many(text)
+                raise make_too_many_error(text)
     return names
 
 
-def too_many(text: str) -> ConfigError:
-    return ConfigError(f"node list {_cut(text)}: more than {MAX_NODES:,} nodes are named")
+def make_too_many_error(text: str) -> ConfigError:
+    return ConfigError(f"node list {_quote(text)}: more than {MAX_NODES:,} nodes are named")
 
 
-def _cut(text: str) -> str:
+def _quote(text: str) -> str:
     """Return a text in quotes for an error message, shortened to 80 characters if it is longer."""
     return repr(text) if len(text) <= 80 else f"{text[:80]!r}… ({len(text):,} characters)"
 
@@ -46,7 +46,9 @@ def split_name_list(text: str) -> list[str]:
     """
     entries: list[str] = _ENTRY.findall(text)
     if ",".join(entries) != text:
-        raise ConfigError(f"node list {_cut(text)}: expected names and ranges such as n[001-019], separated by commas")
+        raise ConfigError(
+            f"node list {_quote(text)}: expected names and ranges such as n[001-019], separated by commas"
+        )
     return [entry.strip() for entry in entries]
 
 
@@ -64,7 +66,7 @@ def check_name_part(name: str) -> str:
     """
     if not name or "/" in name or len(name) > MAX_NAME_LENGTH or not name.isprintable() or " " in name:
         raise ConfigError(
-            f"{_cut(name)} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces"
+            f"{_quote(name)} is no name: 1 to {MAX_NAME_LENGTH} printable characters without '/' and spaces"
         )
     return name
 
@@ -75,23 +77,23 @@ def _expand_entry(entry: str) -> Iterator[str]:
         return
     match = _RANGE.fullmatch(entry)
     if match is None:
-        raise ConfigError(f"node range {_cut(entry)}: expected one bracket, as in n[001-019]")
+        raise ConfigError(f"node range {_quote(entry)}: expected one bracket, as in n[001-019]")
     prefix, spans, suffix = match.groups()
     for span in spans.split(","):
-        for number in _numbers(span.strip(), entry):
+        for number in _expand_numbers(span.strip(), entry):
             yield f"{prefix}{number}{suffix}"
 
 
-def _numbers(span: str, entry: str) -> Iterator[str]:
+def _expand_numbers(span: str, entry: str) -> Iterator[str]:
     """Yield the numbers of a range such as 001-019, padded with zeros to the width of the first."""
     match = _SPAN.fullmatch(span)
     if match is None:
-        raise ConfigError(f"node range {_cut(entry)}: {_cut(span)} is neither a number nor first-last")
+        raise ConfigError(f"node range {_quote(entry)}: {_quote(span)} is neither a number nor first-last")
     first, last = match.group(1), match.group(2) or match.group(1)
     if int(last) < int(first):
-        raise ConfigError(f"node range {_cut(entry)}: {span!r} ends before it begins")
+        raise ConfigError(f"node range {_quote(entry)}: {span!r} ends before it begins")
     if int(last) - int(first) >= MAX_NODES:
-        raise ConfigError(f"node range {_cut(entry)} names more than {MAX_NODES:,} nodes")
+        raise ConfigError(f"node range {_quote(entry)} names more than {MAX_NODES:,} nodes")
     for number in range(int(first), int(last) + 1):
         yield str(number).zfill(len(first))
 
@@ -99,23 +101,23 @@ def _numbers(span: str, entry: str) -> Iterator[str]:
 _IP = re.compile(r"[\d.]+|.*:.*")
 
 
-def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> str:
-    """Return the fleet's name for `stated`, as `known_name` finds it, and register an unknown node.
+def find_or_register_node(stated: str, entities: Entities, *, is_listed: bool = False) -> str:
+    """Return the fleet's name for `stated`, as `find_known_name` finds it, and register an unknown node.
 
     is_listed: the operator lists the node, so no limit applies to it. Raises RecordError `bad_label` if the name
     is invalid, or `unknown_nodes` if there are too many nodes.
 
     >>> fleet = Entities()
     >>> _ = fleet.node("n1")
-    >>> node_name("n1.cluster.example", fleet)
+    >>> find_or_register_node("n1.cluster.example", fleet)
     'n1'
     """
     nodes = entities[EntityKind.NODE]
-    stated = nodes.machine(stated)
+    stated = nodes.resolve_name(stated)
     if stated not in nodes:
         if not is_node_name(stated):
             raise RecordError("bad_label", explain_node_name_fault(stated))
-        stated = known_name(stated, nodes)
+        stated = find_known_name(stated, nodes)
     if is_listed:
         entities.record_listed_node(stated)
     if stated in nodes:
@@ -126,7 +128,7 @@ def node_name(stated: str, entities: Entities, *, is_listed: bool = False) -> st
     return stated
 
 
-def known_name(stated: str, nodes: EntityTable) -> str:
+def find_known_name(stated: str, nodes: EntityTable) -> str:
     """Return the known node name that `stated` means, or `stated` unchanged if there is none.
 
     The known name may be `stated`, its first part, or the only full name that begins with it. Registers nothing.
@@ -134,13 +136,13 @@ def known_name(stated: str, nodes: EntityTable) -> str:
     scheduler reports for a node has priority. Case does not matter, because Kubernetes writes hosts in small
     letters.
     """
-    stated = nodes.machine(stated)
+    stated = nodes.resolve_name(stated)
     if stated in nodes or _IP.fullmatch(stated):
         return stated
     if (same := nodes.find_ignoring_case(stated)) is not None:
         return same
     short, dot, _ = stated.rstrip(".").partition(".")
     if dot:
-        short = nodes.machine(short)
+        short = nodes.resolve_name(short)
         return short if short in nodes else nodes.find_ignoring_case(short) or stated
     return nodes.find_by_short_name(stated) or stated

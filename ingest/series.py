@@ -56,7 +56,7 @@ class Series(msgspec.Struct, frozen=True, gc=False):
     `device`: row of its GPU or port. A MIG instance has the row of its GPU. `node`: -1 for none. A raw number
     equal to `ceiling` (saturated) is missing. NaN means that there is no ceiling. A series with a `fold` is a
     part of a sample. label: the job that labels name as the holder of the GPU, or of the MIG instance if it is
-    `divided`. part: the number of the device, CPU or rank (`part_of`) that this part covers. A second series with
+    `divided`. part: the number of the device, CPU or rank (`hash_part`) that this part covers. A second series with
     the same number is a repeat. If it is 0, each series is a part.
     """
 
@@ -74,7 +74,7 @@ class Series(msgspec.Struct, frozen=True, gc=False):
     part: int = 0
 
 
-def part_of(*words: str) -> int:
+def hash_part(*words: str) -> int:
     """Return a number for a part of a sum: a 64-bit hash of the names and labels that split the sum.
 
     The words must not include labels that a sender adds.
@@ -99,13 +99,13 @@ class Conversion:
     positive: NDArray[np.intp]  # rows with Form.POSITIVE
 
     @classmethod
-    def of(cls, scale: Sequence[float], form: Sequence[Form], ceiling: Sequence[float]) -> "Conversion":
+    def from_fields(cls, scale: Sequence[float], form: Sequence[Form], ceiling: Sequence[float]) -> "Conversion":
         """Return the conversion of n series from their fields. Equal fields give the same object."""
         columns = np.array(scale, np.float64), np.array(ceiling, np.float64)
         return _make_conversion(columns[0].tobytes(), bytes(form), columns[1].tobytes())
 
     @classmethod
-    def of_columns(
+    def from_columns(
         cls, scale: NDArray[np.float64], form: NDArray[np.int8], ceiling: NDArray[np.float64]
     ) -> "Conversion":
         """Build a conversion from (n,) columns of the fields of `Series`."""
@@ -120,12 +120,12 @@ class Conversion:
             positive=np.flatnonzero(form == Form.POSITIVE),
         )
 
-    def columns(self) -> tuple[list[float], list[Form], list[float]]:
+    def list_fields(self) -> tuple[list[float], list[Form], list[float]]:
         """Return the lists of scales, forms and ceilings of the series."""
         forms = tuple(Form)
         return self.scale.tolist(), [forms[form] for form in self.form.tolist()], self.ceiling.tolist()
 
-    def missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
+    def find_missing(self, raw: NDArray[np.float64]) -> NDArray[np.intp]:
         """Return the rows of `raw` (n,) whose number means "no data".
 
         Negative numbers are among them, because no exporter measures a GPU value below 0.
@@ -141,7 +141,7 @@ class Conversion:
             missing = np.concatenate([missing, self.positive[measured == 0]])
         return missing
 
-    def values(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
+    def convert(self, raw: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (n,) float64 values in our units. They are meaningless in rows without data."""
         value = raw * self.scale
         if self.percent.size:
@@ -159,6 +159,6 @@ class Conversion:
 @lru_cache(1024)
 def _make_conversion(scale: bytes, form: bytes, ceiling: bytes) -> Conversion:
     """Build a conversion from the bytes of its columns: scale float64, form int8, ceiling float64."""
-    return Conversion.of_columns(
+    return Conversion.from_columns(
         np.frombuffer(scale, np.float64), np.frombuffer(form, np.int8), np.frombuffer(ceiling, np.float64)
     )

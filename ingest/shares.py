@@ -27,7 +27,7 @@ class Share:
     blocks: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, instance: int, instances: int, topology: Topology) -> "Share":
+    def from_topology(cls, instance: int, instances: int, topology: Topology) -> "Share":
         """Build the share of a pipeline.
 
         Blocks are numbered by name, so their order in the topology does not matter.
@@ -39,7 +39,7 @@ class Share:
         return cls(instance, instances, blocks)
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this is the pipeline that applies events and scores the fleet."""
         return self.instance == 0
 
@@ -49,7 +49,7 @@ class Share:
         >>> [Share(k, 3).owns("n1.cluster.example") for k in range(3)]
         [False, True, False]
         """
-        return self.instances == 1 or self._number(node) % self.instances == self.instance
+        return self.instances == 1 or self._find_number(node) % self.instances == self.instance
 
     def scrapes(self, target: TargetSpec) -> bool:
         """Return whether this pipeline scrapes a target.
@@ -64,7 +64,7 @@ class Share:
             return zlib.crc32(target.url.encode()) % self.instances == self.instance
         return self.owns(target.host)
 
-    def _number(self, node: str) -> int:
+    def _find_number(self, node: str) -> int:
         block = self.blocks.get(node)
         if block is not None:
             return block
@@ -83,7 +83,7 @@ class OwnRows:
         self._entities = entities
         self._own = np.zeros(0, bool)  # (node,)
 
-    def own(self) -> NDArray[np.bool_]:
+    def find_own_nodes(self) -> NDArray[np.bool_]:
         """Return (node,) whether each node of the table belongs to the share."""
         names = self._entities[EntityKind.NODE].names
         more = [self._share.owns(name) for name in names[len(self._own) :]]
@@ -91,9 +91,9 @@ class OwnRows:
             self._own = np.concatenate([self._own, np.array(more, bool)])
         return self._own
 
-    def of(self, samples: SampleBatch) -> SampleBatch:
+    def filter_samples(self, samples: SampleBatch) -> SampleBatch:
         node = self._entities[samples.kind].node[samples.entity]
-        keep = np.append(self.own(), self._share.first)[node]  # -1, no node, is the last
+        keep = np.append(self.find_own_nodes(), self._share.is_first)[node]  # -1, no node, is the last
         if keep.all():
             return samples
         return SampleBatch(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.decode_faults import find_first_fault
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.fleet.samples import SampleBatch
@@ -31,7 +31,7 @@ def read_options(name: str, given: Mapping[str, Any], kind: type[Options]) -> Op
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        fault = explain(error, kind, given, toml=True)
+        fault = find_first_fault(error, kind, given, toml=True)
         raise ConfigError(f"pipeline.sources {name}: options.{fault.sentence}") from None
 
 
@@ -58,7 +58,7 @@ class Batch:
         """Return the number of good records in the batch."""
         return sum(len(batch) for batch in self.samples) + len(self.events) + len(self.node_events)
 
-    def counted(self) -> RecordTally:
+    def get_tally(self) -> RecordTally:
         """Return the tally of the batch, made from its records if `tally` is None."""
         return RecordTally(len(self), len(self.bad)) if self.tally is None else self.tally
 
@@ -69,12 +69,12 @@ class Batch:
         if len(parts) == 1:
             return parts[0]
         return cls(
-            samples=tuple(SampleBatch.by_kind(batch for part in parts for batch in part.samples)),
+            samples=tuple(SampleBatch.merge_by_kind(batch for part in parts for batch in part.samples)),
             events=tuple(event for part in parts for event in part.events),
             node_events=tuple(event for part in parts for event in part.node_events),
             bad=tuple(error for part in parts for error in part.bad),
             labels=tuple(sight for part in parts for sight in part.labels),
-            tally=RecordTally.sum(part.counted() for part in parts),
+            tally=RecordTally.sum(part.get_tally() for part in parts),
         )
 
 

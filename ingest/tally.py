@@ -56,8 +56,8 @@ class RecordTally:
         """Return the sum of several tallies."""
         total = RunningTally()
         for part in parts:
-            total.add(part)
-        return total.tally()
+            total.add_tally(part)
+        return total.make_tally()
 
 
 _keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -68,12 +68,12 @@ def _list_field_names(kind: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(row.encode_name for row in msgspec.structs.fields(kind))
 
 
-def unknown_fields(record: bytes, kind: type[msgspec.Struct]) -> int:
+def count_unknown_fields(record: bytes, kind: type[msgspec.Struct]) -> int:
     """Return the number of fields of a JSON object that its struct does not have, or 0 if it is no object.
 
     >>> class Job(msgspec.Struct):
     ...     id: int
-    >>> unknown_fields(b'{"id": 7, "colour": "red"}', Job)
+    >>> count_unknown_fields(b'{"id": 7, "colour": "red"}', Job)
     1
     """
     try:
@@ -90,7 +90,7 @@ class RunningTally:
         self._ignored: Counter[SkipRule] = Counter()
         self._names: dict[str, None] = {}
 
-    def add(self, tally: RecordTally) -> None:
+    def add_tally(self, tally: RecordTally) -> None:
         self._read += tally.read
         self._refused += tally.refused
         self._unread += tally.unread
@@ -101,17 +101,17 @@ class RunningTally:
             for name in tally.names[: MAX_UNREAD_NAMES - len(self._names)]:
                 self._names[name] = None
 
-    def tally(self) -> RecordTally:
+    def make_tally(self) -> RecordTally:
         return RecordTally(
             self._read, self._refused, dict(self._ignored), self._unread, tuple(self._names), self._unknown_fields
         )
 
-    def document(self, pending: RecordTally | None = None) -> dict[str, Any]:
+    def make_document(self, pending: RecordTally | None = None) -> dict[str, Any]:
         """Return the sum, including `pending`, as `/v1/ingestion` shows it.
 
         `all` is the total of the counts.
         """
-        tally = self.tally() if pending is None else RecordTally.sum((self.tally(), pending))
+        tally = self.make_tally() if pending is None else RecordTally.sum((self.make_tally(), pending))
         return {
             "all": tally.all,
             "read": tally.read,

@@ -43,7 +43,7 @@ class QuantileTracker:
     overlap: Array  # (step,) in hours: so many hourly forecasts share one outcome
 
     @classmethod
-    def of(
+    def empty(
         cls, levels: Sequence[float], candidates: int, steps: Sequence[int], series: int, bin_s: int
     ) -> "QuantileTracker":
         shape = (len(steps), series)
@@ -52,23 +52,23 @@ class QuantileTracker:
             np.array(levels), np.zeros((candidates, len(levels), *shape)), np.zeros(shape), np.zeros(shape), overlap
         )
 
-    def apply(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
+    def apply_offsets(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
         """Pick the chosen candidates and shift their quantiles by the offsets.
 
         quantiles: (candidate, quantile, step, series). chosen: (step, series) candidate. Returns (quantile,
         step, series), sorted so that quantiles do not cross.
         """
         taken, offset = (np.take_along_axis(rows, chosen[None, None], axis=0)[0] for rows in (quantiles, self.offset))
-        return np.sort(taken + offset * self.trust(), axis=0)
+        return np.sort(taken + offset * self.compute_trust(), axis=0)
 
-    def apply_step(self, quantiles: Array, step: int) -> Array:
+    def apply_offsets_at_step(self, quantiles: Array, step: int) -> Array:
         """Shift the quantiles of all candidates at one step by the offsets, and sort them.
 
         quantiles: (candidate, quantile, series), as is the result.
         """
-        return np.sort(quantiles + self.offset[:, :, step] * self.trust()[step], axis=1)
+        return np.sort(quantiles + self.offset[:, :, step] * self.compute_trust()[step], axis=1)
 
-    def trust(self) -> Array:
+    def compute_trust(self) -> Array:
         """Return (step, series) the share of each offset that is applied, from 0 to 1.
 
         It starts at 0 and grows with the outcomes, because those of a few days say little about the next
@@ -76,7 +76,7 @@ class QuantileTracker:
         """
         return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
-    def learn(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
+    def learn_outcome(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
         """Update the offsets of one step with the outcome of a forecast.
 
         quantiles: (candidate, quantile, series) before `apply`. outcome, known: (series,).
@@ -88,11 +88,11 @@ class QuantileTracker:
         most = np.where(known_size, FAR * self.size[step], np.inf)
         off = np.minimum(off, most)  # one absurd job must not widen every band for weeks
         self.size[step] += rate * (off - self.size[step])
-        eta = self.eta(step) * self.size[step] * known
+        eta = self.compute_learning_rate(step) * self.size[step] * known
         hit = outcome <= quantiles + self.offset[:, :, step]
         self.offset[:, :, step] += eta * (self.levels[:, None] - hit)
 
-    def eta(self, step: int) -> Array:
+    def compute_learning_rate(self, step: int) -> Array:
         """Return (series,) the present learning rate of the offsets of this step."""
         overlap = self.overlap[step]
         return np.asarray(np.maximum(ETA_FLOOR / overlap**0.25, ETA_START / (ETA_HALF * overlap + self.seen[step])))

@@ -44,20 +44,20 @@ class GpuUse:
     held_s: Array
 
     @classmethod
-    def of(cls, frame: FeatureFrame, rows: NDArray[np.int32], held_s: Array) -> "GpuUse":
+    def from_frame(cls, frame: FeatureFrame, rows: NDArray[np.int32], held_s: Array) -> "GpuUse":
         """Build the use from a frame. rows: (n, g) rows of `frame`, -1 if unknown.
 
         If no exporter reports utilisation, SM activity is used instead.
         """
 
-        def forecast_of(window: str) -> Array:
-            busy, active = (_placed(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
+        def estimate_window(window: str) -> Array:
+            busy, active = (_place_by_row(frame, name + window, rows) for name in ("gpu_util", "sm_active"))
             return np.where(np.isfinite(busy), busy, active)
 
-        newest, mean_2m, std_30m = map(forecast_of, WINDOWS)
+        newest, mean_2m, std_30m = map(estimate_window, WINDOWS)
         return cls(newest, mean_2m, std_30m, held_s)
 
-    def forecast(self) -> Array:
+    def forecast_use(self) -> Array:
         """Forecast the GPU use of each node: (level, n) at LEVELS, from 0 to 1.
 
         It is NaN for a node if none of its GPUs reports its use.
@@ -68,8 +68,8 @@ class GpuUse:
         usual = float(np.median(settled)) if len(settled) else np.nan
         expected = np.where(held, recent, self.newest)
         expected = np.where(self.held_s < LATELY_S, np.fmax(recent, usual), expected)
-        middle = _mean(expected)
-        high = middle + Z_90 * np.nan_to_num(_mean(self.std_30m))
+        middle = _compute_row_means(expected)
+        high = middle + Z_90 * np.nan_to_num(_compute_row_means(self.std_30m))
         levels: Array = np.clip(np.stack([middle, high]), 0.0, 1.0)
         return levels
 
@@ -80,7 +80,7 @@ def forecast_host_shares(frame: FeatureFrame, n: int) -> Array:
     They are the forecast, because no history of a host's use is stored.
     """
     idle, free, total = (
-        _padded(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")
+        _pad_rows(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")
     )
     used = 1.0 - divide(free, total)
     shares: Array = np.clip(np.stack([1.0 - idle, used]), 0.0, 1.0)
@@ -92,12 +92,12 @@ def compute_node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]
 
     A host's p90 is its median, because its spread is not known.
     """
-    forecast_of = gpus.forecast()
+    forecast_of = gpus.forecast_use()
     host = forecast_host_shares(hosts, forecast_of.shape[1])
     return np.stack([np.concatenate([row[None], host]) for row in forecast_of]).astype(np.float32)
 
 
-def _placed(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:
+def _place_by_row(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:
     """Return (n, g) the values of the frame's column `name`, NaN where `rows` is -1. rows: (n, g)."""
     known = (rows >= 0) & (rows < len(frame.values))
     if not known.any():
@@ -105,13 +105,13 @@ def _placed(frame: FeatureFrame, name: str, rows: NDArray[np.int32]) -> Array:
     return np.where(known, frame.column(name)[np.where(known, rows, 0)].astype(np.float64), np.nan)
 
 
-def _padded(column: NDArray[np.float32], n: int) -> Array:
+def _pad_rows(column: NDArray[np.float32], n: int) -> Array:
     padded = np.full(n, np.nan)
     padded[: len(column)] = column[:n]
     return padded
 
 
-def _mean(values: Array) -> Array:
+def _compute_row_means(values: Array) -> Array:
     """Return (n,) the mean of the known values of each row, NaN if there are none. values: (n, g)."""
     known = np.isfinite(values)
     count = known.sum(axis=1)

@@ -50,7 +50,7 @@ class Groups:
         found[order] = cells
         return found
 
-    def median(self, values: NDArray[np.floating]) -> tuple[Array, NDArray[np.int64]]:
+    def compute_medians(self, values: NDArray[np.floating]) -> tuple[Array, NDArray[np.int64]]:
         """Return (group,) the median of the finite `values` (n,) of each group, and their number.
 
         The median is NaN if a group has none.
@@ -83,15 +83,15 @@ class Groups:
         middles: Array = (flat[first + np.maximum(count - 1, 0) // 2] + flat[first + count // 2]) / 2
         return middles
 
-    def spread(self, figure: Array) -> Array:
+    def copy_to_members(self, figure: Array) -> Array:
         """Return (n,) each member's group's value in `figure` (group,), NaN for members of no group."""
         if self._inside is None:
             return figure[self.of]
         return np.where(self.of >= 0, figure[np.maximum(self.of, 0)] if len(figure) else np.nan, np.nan)
 
-    def middle(self, values: NDArray[np.floating]) -> Array:
+    def compute_member_medians(self, values: NDArray[np.floating]) -> Array:
         """Return (n,) for each member the median of its group's finite `values` (n,), NaN if there is none."""
-        return self.spread(self.median(values)[0])
+        return self.copy_to_members(self.compute_medians(values)[0])
 
 
 def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
@@ -107,12 +107,12 @@ def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int
     return median
 
 
-def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+def number_groups(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     """Assign numbers 0, 1, ... to the groups of equal keys, in order of their keys. Key -1 stays -1.
 
     Returns (n,) numbers, and how many groups there are.
 
-    >>> numbered(np.array([70, -1, 7, 70]))
+    >>> number_groups(np.array([70, -1, 7, 70]))
     (array([ 1, -1,  0,  1]), 2)
     """
     inside = np.flatnonzero(keys >= 0)
@@ -134,7 +134,7 @@ def numbered(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
     return numbers, int(numbers.max()) + 1
 
 
-def codes(values: Array) -> tuple[Array, NDArray[np.int64]]:
+def encode_values(values: Array) -> tuple[Array, NDArray[np.int64]]:
     """Return the distinct `values` in order, and (n,) the index of each value among them.
 
     It returns the same as np.unique. values: (n,). Few distinct values, such as speeds and models, need
@@ -160,9 +160,9 @@ def compute_robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Arra
     z = (x - median) / (1.4826 MAD + FLOOR * |median|): the floor prevents outliers among nearly equal
     members.
     """
-    median = groups.middle(values)
+    median = groups.compute_member_medians(values)
     deviation = values - median
-    mad = groups.middle(np.abs(deviation))
+    mad = groups.compute_member_medians(np.abs(deviation))
     scale = MAD_TO_SIGMA * mad + FLOOR * np.abs(median)
     return divide(deviation, scale, np.where(np.isfinite(deviation), 0.0, np.nan)), median
 
@@ -180,12 +180,12 @@ def compute_p90(counts: NDArray[np.floating]) -> float:
     return float(np.partition(known, at)[at])
 
 
-def middle(values: NDArray[np.floating]) -> float:
+def compute_median(values: NDArray[np.floating]) -> float:
     """Return the median of (n,) finite numbers. There must be at least one.
 
     For some hundreds of numbers it takes a tenth of numpy's time.
 
-    >>> middle(np.array([3.0, 1.0, 2.0])), middle(np.array([4.0, 1.0, 2.0, 3.0]))
+    >>> compute_median(np.array([3.0, 1.0, 2.0])), compute_median(np.array([4.0, 1.0, 2.0, 3.0]))
     (2.0, 2.5)
     """
     ordered, half = values.copy(), len(values) // 2

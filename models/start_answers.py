@@ -42,7 +42,7 @@ class StartShares(NamedTuple):
     unanswered: int
 
 
-class StartJudgement(NamedTuple):
+class StartAccuracy(NamedTuple):
     """The accuracy of issued start times: over all ages of an answer, and at each age of LOOKS_S.
 
     Over all ages, each request has the weight one. Age 0 is the first answer. since_ms: when the first
@@ -67,12 +67,12 @@ class AnsweredRequest:
     until_ms: int | None = None
     has_started: bool = False
 
-    def record(self, issued_ms: Times | None, now_ms: int) -> None:
+    def record_answer(self, issued_ms: Times | None, now_ms: int) -> None:
         """Record the start time issued now, if an answer of the next age is due."""
         if len(self.notes) < len(LOOKS_S) and now_ms - self.first_ms >= 1000 * LOOKS_S[len(self.notes)]:
             self.notes.append(issued_ms)
 
-    def end(self, time_ms: int, has_started: bool) -> None:
+    def record_end(self, time_ms: int, has_started: bool) -> None:
         """Record that the wait ended at `time_ms`, with or without a start."""
         self.until_ms, self.has_started = time_ms, has_started
 
@@ -89,16 +89,16 @@ class AnsweredRequests:
         self._heap: list[tuple[int, int, AnsweredRequest]] = []  # (`expires_ms`, number, request), soonest first
         self._added = 0
 
-    def add(self, issued_ms: Times | None, now_ms: int) -> AnsweredRequest | None:
+    def add_request(self, issued_ms: Times | None, now_ms: int) -> AnsweredRequest | None:
         """Add a request with its first answer. Returns None if there is no room for it."""
         if len(self._heap) < MAX_REQUESTS:
-            return self._push(AnsweredRequest(now_ms, [issued_ms]))
+            return self._push_request(AnsweredRequest(now_ms, [issued_ms]))
         if self._heap[0][0] >= now_ms:
             return None
         heapq.heappop(self._heap)
-        return self._push(AnsweredRequest(now_ms, [issued_ms]))
+        return self._push_request(AnsweredRequest(now_ms, [issued_ms]))
 
-    def _push(self, one: AnsweredRequest) -> AnsweredRequest:
+    def _push_request(self, one: AnsweredRequest) -> AnsweredRequest:
         self._added += 1
         heapq.heappush(self._heap, (one.expires_ms, self._added, one))
         return one
@@ -107,32 +107,33 @@ class AnsweredRequests:
     def _requests(self) -> list[AnsweredRequest]:
         return [one for _, _, one in self._heap]
 
-    def judge(self, now_ms: int) -> StartJudgement:
+    def evaluate_answers(self, now_ms: int) -> StartAccuracy:
         """Evaluate the answers whose issued times have passed."""
         requests = self._requests
-        issued_ms = _issued(requests)
+        issued_ms = _make_issued_table(requests)
         started_ms = np.array([one.until_ms if one.has_started else np.inf for one in requests], np.float64)
         # A wait tells nothing of later times.
         until_ms = np.array([_find_last_known_ms(one, now_ms) for one in requests], np.float64)
         judged: NDArray[np.bool_] = np.asarray(issued_ms < until_ms[:, None, None])
         hits: NDArray[np.bool_] = np.asarray(judged & (started_ms[:, None, None] <= issued_ms))
         ages = [
-            _shares(judged[:, age], hits[:, age], self._count_unanswered_requests(age)) for age in range(len(LOOKS_S))
+            _compute_shares(judged[:, age], hits[:, age], self._count_unanswered_requests(age))
+            for age in range(len(LOOKS_S))
         ]
         mean = hits.sum(axis=1) / np.maximum(judged.sum(axis=1), 1)
         counts = np.flatnonzero(judged.any(axis=(1, 2)))
         since_ms = min((requests[at].first_ms for at in counts), default=None)
-        return StartJudgement(_shares(np.asarray(judged.any(axis=1)), mean, 0), tuple(ages), since_ms)
+        return StartAccuracy(_compute_shares(np.asarray(judged.any(axis=1)), mean, 0), tuple(ages), since_ms)
 
     def _count_unanswered_requests(self, age: int) -> int:
         """Count the requests that started and had no known start time at this age."""
         return sum(one.has_started and one.notes[age : age + 1] == [None] for one in self._requests)
 
-    def place_of(self) -> dict[int, int]:
+    def map_places(self) -> dict[int, int]:
         """Return the `id` of each request object -> its place in a dump."""
         return {id(one): at for at, one in enumerate(self._requests)}
 
-    def at(self, place: int) -> AnsweredRequest:
+    def find_by_place(self, place: int) -> AnsweredRequest:
         """Return the request at a place of a dump. Raises IndexError if there is none."""
         return self._heap[place][2]
 
@@ -145,9 +146,9 @@ class AnsweredRequests:
         for first_ms, notes, until_ms, has_started in rows:
             until_ms = None if until_ms is None else int(until_ms)
             one = AnsweredRequest(
-                int(first_ms), [_times(issued_ms) for issued_ms in notes], until_ms, bool(has_started)
+                int(first_ms), [_parse_times(issued_ms) for issued_ms in notes], until_ms, bool(has_started)
             )
-            self._push(one)
+            self._push_request(one)
 
 
 def _find_last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
@@ -155,7 +156,7 @@ def _find_last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 
 
-def _issued(requests: Sequence[AnsweredRequest]) -> Array:
+def _make_issued_table(requests: Sequence[AnsweredRequest]) -> Array:
     """Return (request, age, level) the issued start times in Unix ms, NaN where there is none."""
     found = np.full((len(requests), len(LOOKS_S), len(LEVELS)), np.nan)
     notes = [(at, age, times) for at, one in enumerate(requests) for age, times in enumerate(one.notes) if times]
@@ -165,7 +166,7 @@ def _issued(requests: Sequence[AnsweredRequest]) -> Array:
     return found
 
 
-def _shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> StartShares:
+def _compute_shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> StartShares:
     """Return the share of these requests that started in time, at each level.
 
     judged: (request, level) whether it counts. hits: (request, level) the share of its answers that
@@ -176,7 +177,7 @@ def _shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> S
         return StartShares(requests, np.where(judged, hits, 0.0).sum(axis=0) / requests, unanswered)
 
 
-def _times(issued_ms: Any) -> Times | None:
+def _parse_times(issued_ms: Any) -> Times | None:
     if issued_ms is None:
         return None
     low, middle, high = map(int, issued_ms)

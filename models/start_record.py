@@ -30,12 +30,12 @@ from fleetcast.models.start_answers import (
     LOOKS_S,
     AnsweredRequest,
     AnsweredRequests,
-    StartJudgement,
+    StartAccuracy,
     StartShares,
     Times,
 )
 
-__all__ = ["LEVELS", "LOOKS_S", "StartJudgement", "StartRecord", "StartShares", "Times"]
+__all__ = ["LEVELS", "LOOKS_S", "StartAccuracy", "StartRecord", "StartShares", "Times"]
 
 ROUND_S = 60.0  # what is less is no wait
 MOST_OPEN = 5000  # requests that wait and are followed
@@ -67,7 +67,7 @@ class FollowedRequest:
 class StartRecord:
     """The record of issued start times, with one writer.
 
-    `issue` corrects and records them, `started` and `withdrawn` end a wait, and `advance` moves the
+    `issue_forecast` corrects and records them, `started` and `withdrawn` end a wait, and `advance` moves the
     time.
     """
 
@@ -84,15 +84,17 @@ class StartRecord:
         """The ids of the requests that wait."""
         return self._open.keys()
 
-    def issue(self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()) -> dict[str, Times]:
+    def issue_starts(
+        self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()
+    ) -> dict[str, Times]:
         """Correct the start times of waiting requests, and record those of which an answer is due.
 
         starts_ms: request id -> sampled start times. unknown: requests that wait and have no known start
         time. Their answer is recorded as missing.
         """
-        self.offset = self._learnt(now_ms)
+        self.offset = self._compute_offsets(now_ms)
         for name in unknown:
-            self._record(name, None, now_ms, None)
+            self._record_answer(name, None, now_ms, None)
         if not starts_ms:
             return {}
         ids = list(starts_ms)
@@ -101,10 +103,10 @@ class StartRecord:
         rows = now_ms + np.round(1000 * np.sort(issued_s, axis=1)).astype(np.int64)
         found = {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows.tolist(), strict=True)}
         for (name, issued_ms), sampled_s in zip(found.items(), wait_s.tolist(), strict=True):
-            self._record(name, issued_ms, now_ms, tuple(sampled_s))
+            self._record_answer(name, issued_ms, now_ms, tuple(sampled_s))
         return found
 
-    def corrected(self, start_ms: Times, now_ms: int) -> Times:
+    def correct_start(self, start_ms: Times, now_ms: int) -> Times:
         """Return the corrected start times of a request that does not wait yet. Records nothing."""
         wait_s = np.maximum(0.0, (np.array(start_ms, np.float64) - now_ms) / 1000)
         low, middle, high = (now_ms + np.round(1000 * np.sort(self._correct_wait_s(wait_s))).astype(np.int64)).tolist()
@@ -128,41 +130,43 @@ class StartRecord:
                 found[at] = max(0, now_ms - one.since_ms) / 1000
         return found
 
-    def _record(self, name: str, issued_ms: Times | None, now_ms: int, sampled_s: tuple[float, ...] | None) -> None:
+    def _record_answer(
+        self, name: str, issued_ms: Times | None, now_ms: int, sampled_s: tuple[float, ...] | None
+    ) -> None:
         one = self._open.get(name)
         if one is None:
             if len(self._open) < MOST_OPEN:
-                answers = self._answers.add(issued_ms, now_ms)
+                answers = self._answers.add_request(issued_ms, now_ms)
                 self._open[name] = FollowedRequest(now_ms, answers, sampled_s=sampled_s)
         elif one.answers is not None:
-            one.answers.record(issued_ms, now_ms)
+            one.answers.record_answer(issued_ms, now_ms)
 
-    def started(self, name: str, time_ms: int) -> None:
+    def record_start(self, name: str, time_ms: int) -> None:
         """Record that a request has started."""
         one = self._open.pop(name, None)
         if one is not None:
             if one.sampled_s is not None:
-                row = _residuals([one.first_ms], [one.sampled_s], time_ms)[0].round(4)
+                row = _compute_residuals([one.first_ms], [one.sampled_s], time_ms)[0].round(4)
                 bisect.insort(self._residuals, (one.first_ms, row), key=lambda known: known[0])
                 del self._residuals[: -WINDOWS[-1]]
-            self._end(one, time_ms, has_started=True)
+            self._end_wait(one, time_ms, has_started=True)
 
-    def withdrawn(self, name: str, time_ms: int) -> None:
+    def record_withdrawal(self, name: str, time_ms: int) -> None:
         """Record that a request was withdrawn before it started. time_ms: up to when it surely waited."""
         one = self._open.pop(name, None)
         if one is not None:
-            self._end(one, time_ms, has_started=False)
+            self._end_wait(one, time_ms, has_started=False)
 
     @staticmethod
-    def _end(one: FollowedRequest, time_ms: int, has_started: bool) -> None:
+    def _end_wait(one: FollowedRequest, time_ms: int, has_started: bool) -> None:
         if one.answers is not None:
-            one.answers.end(time_ms, has_started)
+            one.answers.record_end(time_ms, has_started)
 
-    def advance(self, now_ms: int) -> None:
+    def advance_to(self, now_ms: int) -> None:
         """Set the time up to which `judge` evaluates answers."""
         self._now_ms = now_ms
 
-    def _learnt(self, now_ms: int) -> Array:
+    def _compute_offsets(self, now_ms: int) -> Array:
         """Return (level,) the offsets, computed from the residuals of requests that started or wait."""
         n = len(self._residuals)
         if n == 0:
@@ -172,17 +176,17 @@ class StartRecord:
         first_ms = np.array([*(first_ms for first_ms, _ in self._residuals), *(row[0] for row in waiting)], np.int64)
         if waiting:
             since_ms, sampled_s = zip(*waiting, strict=True)
-            rows = np.vstack([rows, _residuals(since_ms, sampled_s, now_ms)])
-        found = [_offset(rows[:, at], first_ms, n, level) for at, level in enumerate(LEVELS)]
+            rows = np.vstack([rows, _compute_residuals(since_ms, sampled_s, now_ms)])
+        found = [_compute_offset(rows[:, at], first_ms, n, level) for at, level in enumerate(LEVELS)]
         return np.array(found).clip(-FARTHEST, FARTHEST)
 
-    def judge(self) -> StartJudgement:
+    def evaluate_answers(self) -> StartAccuracy:
         """Evaluate the answers whose issued times had passed at the last `advance`."""
-        return self._answers.judge(self._now_ms)
+        return self._answers.evaluate_answers(self._now_ms)
 
     def dump(self) -> dict[str, Any]:
         """Return a JSON-able copy."""
-        places = self._answers.place_of()
+        places = self._answers.map_places()
         return {
             "version": VERSION,
             "offset": self.offset.tolist(),
@@ -203,23 +207,23 @@ class StartRecord:
         evaluated early starts before late ones. Its offsets are used, and the record does not evaluate the
         requests that waited then. A dump of version 1 mixes the ages, so only its cursor is used.
         """
-        offset, self.cursor = _levels(saved["offset"]), int(saved["cursor"])
+        offset, self.cursor = _parse_levels(saved["offset"]), int(saved["cursor"])
         version = saved.get("version")
         if version not in (2, VERSION):
             return
         self.offset = offset
-        residuals = [(int(first_ms), _levels(row)) for first_ms, row in saved["residuals"]]
+        residuals = [(int(first_ms), _parse_levels(row)) for first_ms, row in saved["residuals"]]
         self._residuals = sorted(residuals, key=lambda known: known[0])
         if version == VERSION:
             self._now_ms = int(saved["now_ms"])
             self._answers.load(saved["answers"])
         for name, first_ms, place, since_ms, sampled_s in saved["open"]:  # version 2 has notes instead of a place
-            answers = self._answers.at(place) if version == VERSION and place is not None else None
-            waits_s = None if sampled_s is None else tuple(_levels(sampled_s).tolist())
+            answers = self._answers.find_by_place(place) if version == VERSION and place is not None else None
+            waits_s = None if sampled_s is None else tuple(_parse_levels(sampled_s).tolist())
             self._open[name] = FollowedRequest(int(first_ms), answers, since_ms, waits_s)
 
 
-def _residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
+def _compute_residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
     """Return (request, level) the log of the wait until `time_ms`, less that of the predicted wait.
 
     The prediction is taken before its correction. first_ms: when it was issued. sampled_s: the
@@ -229,7 +233,7 @@ def _residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], 
     return np.asarray(np.log(waited_s + ROUND_S)[:, None] - np.log(np.array(sampled_s, np.float64) + ROUND_S))
 
 
-def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) -> float:
+def _compute_offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) -> float:
     """Return the quantile of the residuals at a level, shrunk towards 0 if few requests have started.
 
     values: (request,) residuals. The first n are those of requests that started, in the order of
@@ -240,13 +244,13 @@ def _offset(values: Array, first_ms: NDArray[np.int64], n: int, level: float) ->
         since_ms = first_ms[n - size] if size <= n else -1
         rows = first_ms >= since_ms
         count = int(rows[:n].sum())
-        value, is_reached = _quantile(values[rows], count, level)
+        value, is_reached = _compute_censored_quantile(values[rows], count, level)
         if is_reached or size >= n:
             break
     return value * count**2 / (count**2 + PRIOR**2)
 
 
-def _quantile(values: Array, n: int, level: float) -> tuple[float, bool]:
+def _compute_censored_quantile(values: Array, n: int, level: float) -> tuple[float, bool]:
     """Return the quantile by Kaplan-Meier, and whether the curve comes down to the level.
 
     If it does not, the quantile is the largest value. values: (request,) the first n are those of
@@ -259,7 +263,7 @@ def _quantile(values: Array, n: int, level: float) -> tuple[float, bool]:
     return float(values[order][reached[0] if len(reached) else -1]), len(reached) > 0
 
 
-def _levels(values: Any) -> Array:
+def _parse_levels(values: Any) -> Array:
     found = np.array(values, np.float64)
     if found.shape != (len(LEVELS),):
         raise ValueError(f"{found.shape} values, expected {len(LEVELS)}")

@@ -6,12 +6,12 @@ from math import isfinite
 DAY_MS = 86_400_000
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number with at most four significant digits and a thousands separator.
 
     A small number has two digits. A number that is not finite is "unknown".
 
-    >>> number(1980.0), number(0.4375), number(12.34), number(0.0042)
+    >>> format_number(1980.0), format_number(0.4375), format_number(12.34), format_number(0.0042)
     ('1,980', '0.44', '12.3', '0.0042')
     """
     size = abs(value)
@@ -24,10 +24,10 @@ def number(value: float) -> str:
     return f"{value:.1f}" if size >= 10 else f"{value:.2f}"
 
 
-def age(seconds: float) -> str:
+def format_age(seconds: float) -> str:
     """Format a duration in the unit that suits it.
 
-    >>> age(45), age(95), age(7300)
+    >>> format_age(45), format_age(95), format_age(7300)
     ('45 s', '95 s', '2 h')
     """
     for unit, size, limit in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 172_800)):
@@ -47,13 +47,13 @@ def format_clock_time(time_ms: int, now_ms: int) -> str:
     return text if now_ms - time_ms < DAY_MS else f"{moment.day} {moment:%b} {text}"
 
 
-def rate(bytes_per_s: float) -> str:
+def format_rate(bytes_per_s: float) -> str:
     """Format a rate in the unit that suits it.
 
-    >>> rate(25.2e9), rate(3.1e6)
+    >>> format_rate(25.2e9), format_rate(3.1e6)
     ('25.2 GB/s', '3.10 MB/s')
     """
     for unit, size in (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3)):
         if bytes_per_s >= size:
-            return f"{number(bytes_per_s / size)} {unit}"
-    return f"{number(bytes_per_s)} B/s"
+            return f"{format_number(bytes_per_s / size)} {unit}"
+    return f"{format_number(bytes_per_s)} B/s"

@@ -6,22 +6,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def in_order(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
+def sort_rows_by_keys(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return (k,) int64 row indices, sorted by keys of 0 or more. The last key counts most.
 
     Among equal rows the first comes first. numpy sorts numbers of 16 bits by radix, many times as fast as
     longer ones.
 
-    >>> in_order(np.array([0, 1, 0, 1]), np.array([1, 0, 0, 1])).tolist()
+    >>> sort_rows_by_keys(np.array([0, 1, 0, 1]), np.array([1, 0, 0, 1])).tolist()
     [2, 1, 0, 3]
     """
     return np.lexsort([key.astype(np.min_scalar_type(int(key.max(initial=0)))) for key in keys])
 
 
-def begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
+def find_run_begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     """Return (k,) whether a row differs from the row before it in any key.
 
-    >>> begins(np.array([3, 3, 5]), np.array([0, 0, 0])).tolist()
+    >>> find_run_begins(np.array([3, 3, 5]), np.array([0, 0, 0])).tolist()
     [True, False, True]
     """
     new = np.ones(len(keys[0]), bool)

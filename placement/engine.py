@@ -23,10 +23,10 @@ from fleetcast.placement.machines.fit import (
     get_widest_level,
     sum_room_by_domain,
 )
-from fleetcast.placement.machines.growth import GangSize, grown
+from fleetcast.placement.machines.growth import GangSize, compute_gang_size
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.scorers import NodeScores
-from fleetcast.placement.machines.slots import WHOLE, fullest
+from fleetcast.placement.machines.slots import WHOLE, choose_fullest_slots
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import describe_placement, describe_refusal
 
@@ -39,27 +39,27 @@ def decide(request: PlacementRequest, view: ClusterView, options: Options = DEFA
     Raises RequestError for a request that cannot be honoured as written.
     """
     check_request(request)
-    return decided(request, view, options, screen(request, view, options))
+    return decide_screened(request, view, options, screen(request, view, options))
 
 
-def decided(request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> Decision:
+def decide_screened(request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> Decision:
     """Decide for a validated request whose filters have run.
 
     screened: the result of the filters for this view.
     """
-    growth, fits = _fits(request, view, options, screened)
+    growth, fits = _find_fits(request, view, options, screened)
     if not fits:
-        return _decision(request, view, options, screened, "refused", describe_refusal(request, view, screened))
+        return _make_decision(request, view, options, screened, "refused", describe_refusal(request, view, screened))
     best = fits[0]
     level = find_shared_level(view, best.rows)
-    return _decision(
+    return _make_decision(
         request,
         view,
         options,
         screened,
         "placed",
         describe_placement(request, view, options, screened, best, level, growth),
-        ranks=_ranks(request, view, best),
+        ranks=_assign_ranks(request, view, best),
         score=round(best.score, 4),
         parts=best.points,
         runners_up=tuple(_make_runner_up(view, fit) for fit in fits[1:]),
@@ -68,18 +68,18 @@ def decided(request: PlacementRequest, view: ClusterView, options: Options, scre
     )
 
 
-def _fits(
+def _find_fits(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen
 ) -> tuple[GangSize, list[Fit]]:
     """Return the size of the gang, and the best places for it."""
     scores = NodeScores(request, view, options, screened)
-    growth = grown(request, view.topology, scores)
+    growth = compute_gang_size(request, view.topology, scores)
     if not growth.keeps.all():
-        scores = NodeScores(request, view, options, screened.only(scores.rows[growth.keeps]))
+        scores = NodeScores(request, view, options, screened.restrict_to_rows(scores.rows[growth.keeps]))
     return growth, find_best_fits(request, view.topology, scores, growth.size)
 
 
-def claimed(
+def find_claimed_gpus(
     request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     """Return the GPUs and the members that `decide` would place, without a decision.
@@ -88,14 +88,14 @@ def claimed(
     all zero if it would refuse.
     """
     gpus, members = np.zeros(view.free.shape, bool), np.zeros(len(view), np.int64)
-    _, fits = _fits(request, view, options, screen(request, view, options))
+    _, fits = _find_fits(request, view, options, screen(request, view, options))
     for fit in fits[:1]:
         members[fit.rows] = fit.takes
         if request.milli == WHOLE:
             gpus = view.free & (np.cumsum(view.free, axis=1) <= members[:, None] * request.gpus_per_node)
             continue
         for row, take in zip(fit.rows.tolist(), fit.takes.tolist(), strict=True):
-            gpus[row, fullest(view.milli[row], request.milli, take)] = True
+            gpus[row, choose_fullest_slots(view.milli[row], request.milli, take)] = True
     return gpus, members
 
 
@@ -114,7 +114,7 @@ def has_room_for_gang(request: PlacementRequest, view: ClusterView, screened: Sc
     """
     rows = np.flatnonzero(screened.passes)
     room = sum_room_by_domain(get_widest_level(request), view.topology, rows, screened.room[rows])
-    return compute_largest_size(request.members, room.most) > 0
+    return compute_largest_size(request.members, room.most_members) > 0
 
 
 def is_still_valid(
@@ -147,7 +147,7 @@ def find_shared_level(view: ClusterView, rows: NDArray[np.int64]) -> Level | Non
     return None
 
 
-def _decision(
+def _make_decision(
     request: PlacementRequest,
     view: ClusterView,
     options: Options,
@@ -164,7 +164,7 @@ def _decision(
         sentence=sentence,
         nodes=len(view),
         candidates=int(np.count_nonzero(screened.passes)),
-        rejected=screened.rejected,
+        rejected=screened.rejected_counts,
         generation=view.generation,
         board_as_of_ms=view.as_of_ms,
         models=dict(view.models),
@@ -181,7 +181,7 @@ def _sort_by_topology(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.
     return np.lexsort(keys)
 
 
-def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
+def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
     """Give the members their ranks along the topology, each with the lowest free GPU indices of its node.
 
     Parts of GPUs take the fullest GPUs on which they fit.
@@ -194,7 +194,7 @@ def _ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[Rank
     begin = 0
     for row, take, count in zip(rows.tolist(), fit.takes[order].tolist(), view.free_gpus[rows].tolist(), strict=True):
         if milli < WHOLE:
-            for slot in fullest(view.milli[row], milli, take):
+            for slot in choose_fullest_slots(view.milli[row], milli, take):
                 ranks.append(RankPlacement(len(ranks), names[row], (slot,), milli))
             continue
         for member in range(take):

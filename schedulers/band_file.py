@@ -24,9 +24,9 @@ class BandFile:
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None or weather.nodes is None:
             return withdraw_fields(seen, self.fields, "the bands are not known now" if weather else "withdrawn")
-        return self._bands(weather.nodes, seen)
+        return self._write_bands(weather.nodes, seen)
 
-    def _bands(self, nodes: Outlook, seen: Seen) -> Iterator[Write]:
+    def _write_bands(self, nodes: Outlook, seen: Seen) -> Iterator[Write]:
         hour = nodes.risk[0]
         for name, row in nodes.rows.items():
             band, held = LEVELS[nodes.level[row]], seen.get(name, {}).get(BAND)

@@ -48,7 +48,7 @@ class Bands:
         self.capped = 0  # nodes that are high but for the share
 
     @property
-    def marked(self) -> dict[str, str]:
+    def bands_above_low(self) -> dict[str, str]:
         """Node → band, for the nodes whose band is not low."""
         return {name: LEVELS[self._levels[row]] for name, row in self._rows.items() if self._levels[row]}
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write, withdraw_fields
-from fleetcast.schedulers.demand_value import row_of
+from fleetcast.schedulers.demand_value import find_fresh_row
 from fleetcast.schedulers.weather import DemandKey, Weather
 
 PREFIX = "fleetcast.io/"
@@ -29,7 +29,7 @@ SLACK = 0.03  # of the forecast: a buffer shrinks only when it would even so; mo
 REPLICAS_MAX = 2**31 - 1
 
 
-class BufferAsk(NamedTuple):
+class BufferSettings(NamedTuple):
     """The settings in a buffer's annotations. gpus: the GPUs of one pod.
 
     least, most: bounds on the replicas.
@@ -45,26 +45,26 @@ class BufferAsk(NamedTuple):
     pool: str = EVERY
 
     @property
-    def whose(self) -> str:
+    def owner_text(self) -> str:
         """The queue or pool, in words."""
         return f"queue {self.queue}" if self.pool == EVERY else f"pool {self.pool}"
 
 
-def asked(values: Mapping[str, str]) -> BufferAsk | None:
+def read_annotations(values: Mapping[str, str]) -> BufferSettings | None:
     """Read the annotations of a buffer. Returns None if they name neither a queue nor a pool.
 
     Raises RequestError that names the annotation and its value.
     """
     if POOL not in values and QUEUE not in values:
         return None
-    ask = BufferAsk(
+    ask = BufferSettings(
         queue=values.get(QUEUE, EVERY),
         class_=values.get(CLASS, EVERY),
-        gpus=_whole(values, GPUS, 1),
-        least=_whole(values, LEAST, 0, "0"),
-        most=_whole(values, MOST, 0, str(REPLICAS_MAX)),
-        quantile=_number(values, QUANTILE, "0.9"),
-        horizon_s=_number(values, HORIZON, "600"),
+        gpus=_read_whole_number(values, GPUS, 1),
+        least=_read_whole_number(values, LEAST, 0, "0"),
+        most=_read_whole_number(values, MOST, 0, str(REPLICAS_MAX)),
+        quantile=_read_number(values, QUANTILE, "0.9"),
+        horizon_s=_read_number(values, HORIZON, "600"),
         pool=values.get(POOL, EVERY),
     )
     if EVERY not in (ask.queue, ask.pool):
@@ -74,16 +74,16 @@ def asked(values: Mapping[str, str]) -> BufferAsk | None:
     return ask
 
 
-def least(values: Mapping[str, str]) -> int:
+def read_minimum(values: Mapping[str, str]) -> int:
     """Return the user's minimum of replicas, or 0 if it is unreadable.
 
     It is also needed for a buffer that no longer opts in.
 
-    >>> least({"fleetcast.io/min": "2"}), least({}), least({"fleetcast.io/min": "two"})
+    >>> read_minimum({"fleetcast.io/min": "2"}), read_minimum({}), read_minimum({"fleetcast.io/min": "two"})
     (2, 0, 0)
     """
     try:
-        return _whole(values, LEAST, 0, "0")
+        return _read_whole_number(values, LEAST, 0, "0")
     except RequestError:
         return 0
 
@@ -113,26 +113,26 @@ def _compute_wanted_replicas(weather: Weather | None, values: Mapping[str, str])
     The replicas are None for the user's minimum.
     """
     try:
-        ask = asked(values)
+        ask = read_annotations(values)
     except RequestError as error:
         return str(error), None, 0
     if weather is None or ask is None:
         return "withdrawn" if weather is None else f"it has no annotation {QUEUE} or {POOL} now", None, 0
     try:
-        row = row_of(weather, DemandKey(ask.queue, ask.class_, EVERY, "wanted", ask.pool))
+        row = find_fresh_row(weather, DemandKey(ask.queue, ask.class_, EVERY, "wanted", ask.pool))
     except (NotKnown, UnknownEntity) as error:
         return str(error), None, 0
-    peak = _peak(row, ask)
+    peak = _find_peak(row, ask)
     if peak is None:
-        return f"there is no forecast of {ask.whose} within {ask.horizon_s / 60:g} min", None, 0
+        return f"there is no forecast of {ask.owner_text} within {ask.horizon_s / 60:g} min", None, 0
     held = max(int(values.get(REPLICAS, ask.least)), ask.least)
-    grown, shrunk = (_pods(gpus - row.now, ask) for gpus in (peak, peak * (1 + SLACK)))
+    grown, shrunk = (_count_pods(gpus - row.now, ask) for gpus in (peak, peak * (1 + SLACK)))
     replicas = max(grown, min(held, shrunk))
     why = f"p{100 * ask.quantile:g} of wanted GPUs within {ask.horizon_s / 60:g} min is {peak:g}, now {row.now:g}"
     return why, None if replicas == ask.least else replicas, max(0, int(peak - row.now))
 
 
-def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
+def _find_peak(row: DemandRow, ask: BufferSettings) -> float | None:
     """Return the largest forecast up to the horizon in GPUs, or None if there is none.
 
     It uses the lowest quantile that is at least the requested one. The nearest forecast counts too,
@@ -144,24 +144,24 @@ def _peak(row: DemandRow, ask: BufferAsk) -> float | None:
     return max((value for value in values[: ends + 1] if value is not None), default=None)
 
 
-def _pods(gpus: float, ask: BufferAsk) -> int:
+def _count_pods(gpus: float, ask: BufferSettings) -> int:
     """Return how many pods an amount of GPUs needs, within the bounds.
 
-    >>> ask = BufferAsk("serve", "all", 8, least=1, most=9, quantile=0.9, horizon_s=600.0)
-    >>> _pods(17.0, ask), _pods(-4.0, ask), _pods(99.0, ask)
+    >>> ask = BufferSettings("serve", "all", 8, least=1, most=9, quantile=0.9, horizon_s=600.0)
+    >>> _count_pods(17.0, ask), _count_pods(-4.0, ask), _count_pods(99.0, ask)
     (3, 1, 9)
     """
     return min(max(math.ceil(gpus / ask.gpus), ask.least), ask.most)
 
 
-def _whole(values: Mapping[str, str], name: str, lowest: int, default: str = "") -> int:
+def _read_whole_number(values: Mapping[str, str], name: str, lowest: int, default: str = "") -> int:
     text = values.get(name, default)
     if not (text.isascii() and text.isdecimal() and len(text) < 11 and lowest <= int(text) <= REPLICAS_MAX):
         raise RequestError(f"{name} = {text!r}: must be a whole number from {lowest} on", name)
     return int(text)
 
 
-def _number(values: Mapping[str, str], name: str, default: str) -> float:
+def _read_number(values: Mapping[str, str], name: str, default: str) -> float:
     try:
         number = float(values.get(name, default))
     except ValueError:

@@ -12,7 +12,7 @@ from fleetcast.schedulers.weather import DemandKey, Weather
 OLDEST_S = 600.0  # of a forecast; one is made a minute
 
 
-def row_of(weather: Weather, key: DemandKey) -> DemandRow:
+def find_fresh_row(weather: Weather, key: DemandKey) -> DemandRow:
     """Return the forecast of a series.
 
     Raises UnknownEntity for an unknown series, NotKnown without a fresh forecast. If no pool has the
@@ -27,13 +27,13 @@ def row_of(weather: Weather, key: DemandKey) -> DemandRow:
     named = f"{whose}, class {key.class_!r}, group {key.group!r}, target {key.target!r}"
     if row is None:
         raise UnknownEntity(f"no forecast of {named}")
-    age_s = _age_s(row, weather.now_ms)
+    age_s = _compute_age_s(row, weather.now_ms)
     if age_s > OLDEST_S:
         raise NotKnown(f"the forecast of {named} is {age_s:.0f} s old, at most {OLDEST_S:.0f} s are fresh")
     return row
 
 
-def value_of(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> float:
+def compute_demand_value(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> float:
     """Return the quantile of demand `horizon_s` from now, in the unit of its target: GPUs, or requests/s.
 
     Interpolates linearly between two horizons or quantiles, and between now and the first horizon. The
@@ -46,21 +46,21 @@ def value_of(row: DemandRow, quantile: float, horizon_s: float, now_ms: int) -> 
     times = [0, *row.horizons_s]
     if not 0 <= horizon_s <= times[-1]:
         raise RequestError(f"horizon of {horizon_s:g} s: set one from 0 to {times[-1]:g}", "horizon_s")
-    ahead_s = min(horizon_s + _age_s(row, now_ms), times[-1])
+    ahead_s = min(horizon_s + _compute_age_s(row, now_ms), times[-1])
     after = bisect_left(times, ahead_s)
     beside = range(max(0, after - 1), after + 1)
-    values = [_along(row.quantiles, _numbers(row, place), quantile) for place in beside]
-    value = _along([times[place] for place in beside], values, ahead_s)
+    values = [_interpolate(row.quantiles, _list_quantile_values(row, place), quantile) for place in beside]
+    value = _interpolate([times[place] for place in beside], values, ahead_s)
     if not math.isfinite(value):
         raise NotKnown(f"no forecast of {row.target} {ahead_s:g} s ahead yet")
     return max(0.0, value)
 
 
-def _age_s(row: DemandRow, now_ms: int) -> float:
+def _compute_age_s(row: DemandRow, now_ms: int) -> float:
     return max(0.0, (now_ms - row.issued_ms) / 1000)
 
 
-def _along(places: Sequence[float], values: Sequence[float], at: float) -> float:
+def _interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
     """Return the value at `at`, interpolated linearly between the two nearest places.
 
     At a place, return exactly its value.
@@ -72,7 +72,7 @@ def _along(places: Sequence[float], values: Sequence[float], at: float) -> float
     return values[after - 1] + share * (values[after] - values[after - 1])
 
 
-def _numbers(row: DemandRow, place: int) -> list[float]:
+def _list_quantile_values(row: DemandRow, place: int) -> list[float]:
     """Return each quantile's value: now (place 0), or at the horizon with index `place - 1`.
 
     NaN if unknown.

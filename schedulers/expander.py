@@ -53,20 +53,20 @@ class ExpanderAdapter:
     fields: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self.verbs = {"best_options": Verb(self._best, _all)}
+        self.verbs = {"best_options": Verb(self._answer_best_options, _answer_all_options)}
         self._outlook: Outlook | None = None
         self._pools: Mapping[str, float] = {}
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         return ()
 
-    def _best(self, weather: Weather, body: bytes) -> bytes:
-        options = _asked(body)
+    def _answer_best_options(self, weather: Weather, body: bytes) -> bytes:
+        options = _decode_options(body)
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
         if weather.nodes is not self._outlook:
             self._outlook, self._pools = weather.nodes, compute_pool_risks(weather.nodes)
-        return _encode(ExpanderAnswer(best(options, self._pools)))
+        return _encode(ExpanderAnswer(choose_best_options(options, self._pools)))
 
 
 def compute_pool_risks(outlook: Outlook) -> dict[str, float]:
@@ -79,7 +79,7 @@ def compute_pool_risks(outlook: Outlook) -> dict[str, float]:
     return found
 
 
-def best(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str]:
+def choose_best_options(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str]:
     """Return the ids of the options with the least risk, a low risk, or an unknown risk.
 
     pools: pool → risk of a node.
@@ -94,11 +94,11 @@ def best(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str
     ]
 
 
-def _all(body: bytes) -> bytes:
-    return _encode(ExpanderAnswer([option.id for option in _asked(body)]))
+def _answer_all_options(body: bytes) -> bytes:
+    return _encode(ExpanderAnswer([option.id for option in _decode_options(body)]))
 
 
-def _asked(body: bytes) -> list[GroupOption]:
+def _decode_options(body: bytes) -> list[GroupOption]:
     try:
         return _decode(body).options
     except msgspec.ValidationError as error:

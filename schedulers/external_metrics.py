@@ -16,7 +16,7 @@ import msgspec
 
 from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.schedulers.adapter import Seen, Verb, Write
-from fleetcast.schedulers.demand_value import row_of, value_of
+from fleetcast.schedulers.demand_value import compute_demand_value, find_fresh_row
 from fleetcast.schedulers.keda import SERVING
 from fleetcast.schedulers.weather import DemandKey, Weather
 
@@ -53,25 +53,27 @@ class ExternalMetrics:
     fields: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self.verbs = {"value": Verb(_answer, lambda body: None)}
+        self.verbs = {"value": Verb(_answer_value, lambda body: None)}
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         return ()
 
 
-def _answer(weather: Weather, body: bytes) -> bytes:
+def _answer_value(weather: Weather, body: bytes) -> bytes:
     asked = msgspec.json.decode(body, type=MetricQuestion)
     if asked.metric != METRIC:
         raise UnknownEntity(f"no metric {asked.metric[:200]!r}: there is {METRIC}")
     labels = add_selector_defaults(asked.selector)
     key = DemandKey(labels["queue"], labels["class"], labels["group"], labels["target"], labels["pool"])
-    row = row_of(weather, key)
-    value = value_of(row, _number(labels, "quantile"), _number(labels, "horizon_s"), weather.now_ms)
+    row = find_fresh_row(weather, key)
+    value = compute_demand_value(
+        row, _parse_number(labels, "quantile"), _parse_number(labels, "horizon_s"), weather.now_ms
+    )
     item = {
         "metricName": METRIC,
         "metricLabels": labels,
         "timestamp": datetime.fromtimestamp(row.issued_ms // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "value": quantity(value),
+        "value": format_quantity(value),
     }
     return msgspec.json.encode(
         {"kind": "ExternalMetricValueList", "apiVersion": VERSION, "metadata": {}, "items": [item]}
@@ -84,14 +86,14 @@ def add_selector_defaults(selector: str) -> dict[str, str]:
     >>> add_selector_defaults("queue=serve,quantile in (0.5)")["queue"], add_selector_defaults("")["quantile"]
     ('serve', '0.9')
     """
-    asked = _asked(selector)
+    asked = _parse_selector(selector)
     serving = {"class": SERVING} if asked.get("target") == "request_rate" else {}
     if asked.get("queue", "all") != "all" and asked.get("pool", "all") != "all":
         raise RequestError("labelSelector: set queue or pool, since a series is of one of them", "labelSelector")
     return {**DEFAULTS, **serving, **asked}
 
 
-def _asked(selector: str) -> dict[str, str]:
+def _parse_selector(selector: str) -> dict[str, str]:
     labels: dict[str, str] = {}
     for part in filter(None, (part.strip() for part in selector.split(","))):
         found = EQUAL.fullmatch(part) or ONE_OF.fullmatch(part)
@@ -105,17 +107,17 @@ def _asked(selector: str) -> dict[str, str]:
     return labels
 
 
-def quantity(value: float) -> str:
+def format_quantity(value: float) -> str:
     """Format a number as a Kubernetes quantity, rounded up to thousandths.
 
-    >>> quantity(12.5), quantity(7.0), quantity(0.0001)
+    >>> format_quantity(12.5), format_quantity(7.0), format_quantity(0.0001)
     ('12500m', '7', '1m')
     """
     thousandths = math.ceil(round(value * 1000, 6))
     return f"{thousandths}m" if thousandths % 1000 else str(thousandths // 1000)
 
 
-def _number(labels: Mapping[str, str], name: str) -> float:
+def _parse_number(labels: Mapping[str, str], name: str) -> float:
     try:
         return float(labels[name])
     except ValueError:
@@ -142,7 +144,7 @@ def make_api_group() -> dict[str, Any]:
     return {"kind": "APIGroup", "apiVersion": "v1", "name": GROUP, "versions": [version], "preferredVersion": version}
 
 
-def failure(code: int, reason: str, message: str) -> dict[str, Any]:
+def make_failure_status(code: int, reason: str, message: str) -> dict[str, Any]:
     """Return a Kubernetes Status, the body of every error."""
     status_body = {"status": "Failure", "message": message, "reason": reason, "code": code}
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, **status_body}

@@ -16,7 +16,7 @@ from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.fleet.events import JobClass
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.schedulers.adapter import NotKnown, Seen, Verb, Write
-from fleetcast.schedulers.demand_value import row_of, value_of
+from fleetcast.schedulers.demand_value import compute_demand_value, find_fresh_row
 from fleetcast.schedulers.weather import DemandKey, Weather
 
 TARGETS = ("arriving", "running", "queued", "wanted", "request_rate")
@@ -79,55 +79,55 @@ class KedaAdapter:
 
     def __init__(self) -> None:
         self.verbs = {
-            "metric_spec": Verb(lambda weather, body: metric_spec(body), metric_spec),
-            "metrics": Verb(metrics, _refuse),
-            "is_active": Verb(is_active, _refuse),
+            "metric_spec": Verb(lambda weather, body: answer_metric_spec(body), answer_metric_spec),
+            "metrics": Verb(answer_metrics, _refuse_stale_answer),
+            "is_active": Verb(answer_is_active, _refuse_stale_answer),
         }
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         return ()
 
 
-def metric_spec(body: bytes) -> bytes:
+def answer_metric_spec(body: bytes) -> bytes:
     """Return the encoded ScalerSpec of a trigger."""
-    trigger = read_trigger(_asked(body).metadata)
+    trigger = read_trigger(_decode_question(body).metadata)
     return _encode(ScalerSpec(trigger.metric, trigger.per_replica))
 
 
-def metrics(weather: Weather, body: bytes) -> bytes:
+def answer_metrics(weather: Weather, body: bytes) -> bytes:
     """Return the encoded ScalerValue of a trigger."""
-    asked = _asked(body)
+    asked = _decode_question(body)
     trigger = read_trigger(asked.metadata)
-    return _encode(ScalerValue(asked.metric_name or trigger.metric, wanted(weather, trigger)))
+    return _encode(ScalerValue(asked.metric_name or trigger.metric, compute_wanted(weather, trigger)))
 
 
-def is_active(weather: Weather, body: bytes) -> bytes:
+def answer_is_active(weather: Weather, body: bytes) -> bytes:
     """Return the encoded ScalerActivity: whether the demand is above `activation`."""
-    trigger = read_trigger(_asked(body).metadata)
-    return _encode(ScalerActivity(wanted(weather, trigger) > trigger.activation))
+    trigger = read_trigger(_decode_question(body).metadata)
+    return _encode(ScalerActivity(compute_wanted(weather, trigger) > trigger.activation))
 
 
-def _refuse(body: bytes) -> None:
+def _refuse_stale_answer(body: bytes) -> None:
     """Return None, because an old forecast gives no answer. Raises RequestError for an invalid trigger."""
-    read_trigger(_asked(body).metadata)
+    read_trigger(_decode_question(body).metadata)
 
 
-def _asked(body: bytes) -> ScalerQuestion:
+def _decode_question(body: bytes) -> ScalerQuestion:
     try:
         return _decode(body)
     except msgspec.ValidationError as error:
         raise RequestError(explain_decode_error(error, _decode, body)) from None
 
 
-def wanted(weather: Weather, trigger: Trigger) -> float:
+def compute_wanted(weather: Weather, trigger: Trigger) -> float:
     """Return the quantile of demand at the time when a replica that is requested now would be warm.
 
     Raises NotKnown, or RequestError if the forecast's horizon is too short.
     """
     try:
-        row = row_of(weather, trigger.series)
+        row = find_fresh_row(weather, trigger.series)
         horizon_s = _find_cold_start_s(row) if trigger.horizon_s is None else trigger.horizon_s
-        return value_of(row, trigger.quantile, horizon_s, weather.now_ms)
+        return compute_demand_value(row, trigger.quantile, horizon_s, weather.now_ms)
     except UnknownEntity as error:  # it may be forecast later
         raise NotKnown(str(error)) from None
     except RequestError as error:
@@ -145,37 +145,39 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
     """Parse the trigger of a ScaledObject. Raises RequestError that names key, value and fix."""
     for key in metadata:
         if key not in KEYS and key not in OF_KEDA:
-            raise _bad(key, metadata[key], f"no such key; known are {', '.join(KEYS)}")
-    horizon_s = _number(metadata, "horizonSeconds", 0.0, LONGEST_S) if "horizonSeconds" in metadata else None
-    target = _one_of(metadata, "target", TARGETS)
+            raise _make_trigger_error(key, metadata[key], f"no such key; known are {', '.join(KEYS)}")
+    horizon_s = _read_number(metadata, "horizonSeconds", 0.0, LONGEST_S) if "horizonSeconds" in metadata else None
+    target = _read_choice(metadata, "target", TARGETS)
     series = DemandKey(
         metadata.get("queue", "all"),
-        _one_of(metadata, "class", CLASSES, SERVING if target == "request_rate" else "all"),
+        _read_choice(metadata, "class", CLASSES, SERVING if target == "request_rate" else "all"),
         metadata.get("group", "all"),
         target,
         metadata.get("pool", "all"),
     )
     if series.queue != "all" and series.pool != "all":
-        raise _bad(
+        raise _make_trigger_error(
             "pool", series.pool, f"leave it out beside queue = {series.queue[:80]!r}: a series is of one of them"
         )
     return Trigger(
         series,
-        _number(metadata, "quantile", 0.0, 1.0, QUANTILE),
+        _read_number(metadata, "quantile", 0.0, 1.0, QUANTILE),
         horizon_s,
-        _number(metadata, "targetPerReplica", 1e-6, 1e12),
-        _number(metadata, "activation", 0.0, 1e12, 0.0),
+        _read_number(metadata, "targetPerReplica", 1e-6, 1e12),
+        _read_number(metadata, "activation", 0.0, 1e12, 0.0),
     )
 
 
-def _one_of(metadata: Mapping[str, str], key: str, choices: Sequence[str], default: str | None = None) -> str:
+def _read_choice(metadata: Mapping[str, str], key: str, choices: Sequence[str], default: str | None = None) -> str:
     value = metadata.get(key, default)
     if value is None or value not in choices:
-        raise _bad(key, value, f"set one of {', '.join(choices)}")
+        raise _make_trigger_error(key, value, f"set one of {', '.join(choices)}")
     return value
 
 
-def _number(metadata: Mapping[str, str], key: str, least: float, most: float, default: float | None = None) -> float:
+def _read_number(
+    metadata: Mapping[str, str], key: str, least: float, most: float, default: float | None = None
+) -> float:
     text = metadata.get(key)
     if text is None and default is not None:
         return default
@@ -184,10 +186,10 @@ def _number(metadata: Mapping[str, str], key: str, least: float, most: float, de
     except ValueError:
         value = math.nan
     if not least <= value <= most:
-        raise _bad(key, text, f"set a number from {least:g} to {most:g}")
+        raise _make_trigger_error(key, text, f"set a number from {least:g} to {most:g}")
     return value
 
 
-def _bad(key: str, value: str | None, fix: str) -> RequestError:
+def _make_trigger_error(key: str, value: str | None, fix: str) -> RequestError:
     shown = "is missing" if value is None else f"= {value[:80]!r}"
     return RequestError(f"scalerMetadata {key[:80]} {shown}: {fix}", key[:80])

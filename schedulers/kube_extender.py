@@ -55,7 +55,7 @@ class Pieces:
         made._bytes[:, at + 1] = ZERO + units
         return made
 
-    def join(self, rows: NDArray[np.intp]) -> bytes:
+    def join_rows(self, rows: NDArray[np.intp]) -> bytes:
         """Return a JSON array of the values of these rows, in that order. Every row must exist."""
         if not len(rows):
             return b"[]"
@@ -84,7 +84,7 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
     def is_whole(self) -> bool:
         return self.nodes is not None and self.names_json == b"null"
 
-    def names(self) -> list[str] | None:
+    def read_names(self) -> list[str] | None:
         """Return the node names, whether they came as strings or in whole nodes. None if there are neither."""
         try:
             names = _read_names.decode(self.node_names)
@@ -92,7 +92,7 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
             raise RequestError(
                 f"NodeNames: {explain_decode_error(error, _read_names, self.node_names)}", "NodeNames"
             ) from None
-        return [_name(node) for node in self.nodes.items or ()] if names is None and self.nodes else names
+        return [_read_node_name(node) for node in self.nodes.items or ()] if names is None and self.nodes else names
 
 
 _encode = msgspec.json.Encoder().encode
@@ -115,14 +115,14 @@ class KubeExtender:
         self._names = self._hosts = Pieces(())
         self._scored: dict[int, Pieces] = {}
 
-    def update(self, outlook: Outlook) -> None:
+    def use_outlook(self, outlook: Outlook) -> None:
         """Use this outlook for all later answers."""
         if outlook.rows is not self.ratings.outlook.rows:
             names = [_encode(name) for name in outlook.rows]
             self._index = NameIndex(tuple(outlook.rows))
             self._names = Pieces(names)
             self._hosts = Pieces([b'{"Score":  ,"Host":%b}' % name for name in names])
-        self.ratings.update(outlook)
+        self.ratings.use_outlook(outlook)
         self._scored = {}
 
     def filter(self, body: bytes) -> bytes:
@@ -130,42 +130,42 @@ class KubeExtender:
 
         Refused nodes count as unresolvable, because preempting jobs there would not help.
         """
-        args = _asked(body)
-        refusals = self.ratings.unusable(args.pod.limit_s if args.pod else None)
+        args = _decode_args(body)
+        refusals = self.ratings.find_unusable(args.pod.limit_s if args.pod else None)
         if args.is_whole:
             return _filter_node_objects(args.nodes, refusals.why)
-        rows = self._index.rows(args.names_json)
+        rows = self._index.find_rows(args.names_json)
         if rows is None:
-            return _filter_names(args.names(), refusals.why)
+            return _filter_names(args.read_names(), refusals.why)
         refused = np.take(refusals.mask, rows)
         if not refused.any():
             return _encode_filter_result(args.names_json, {})
         names = self.ratings.names
         failed = {names[row]: PREFIX + refusals.why[names[row]] for row in rows[refused].tolist()}
-        return _encode_filter_result(self._names.join(rows[~refused]), failed)
+        return _encode_filter_result(self._names.join_rows(rows[~refused]), failed)
 
     def prioritize(self, body: bytes) -> bytes:
         """Return a list of HostPriority, one for every node of the request, in that order."""
-        args = _asked(body)
-        gpus = self.ratings.alike(args.pod.gpus if args.pod else 0)
-        rows = self._index.rows(args.names_json)
+        args = _decode_args(body)
+        gpus = self.ratings.normalise_gpus(args.pod.gpus if args.pod else 0)
+        rows = self._index.find_rows(args.names_json)
         if rows is None:
-            known, scores = self.ratings.outlook.rows, self.ratings.scores(gpus)
-            names = args.names() or ()
+            known, scores = self.ratings.outlook.rows, self.ratings.compute_scores(gpus)
+            names = args.read_names() or ()
             return _encode(
                 [HostPriority(name, int(scores[known[name]]) if name in known else NEUTRAL) for name in names]
             )
         if gpus not in self._scored:
-            self._scored[gpus] = self._hosts.replace_numbers(self.ratings.scores(gpus), HOST_SCORE_AT)
-        return self._scored[gpus].join(rows)
+            self._scored[gpus] = self._hosts.replace_numbers(self.ratings.compute_scores(gpus), HOST_SCORE_AT)
+        return self._scored[gpus].join_rows(rows)
 
     def preempt(self, body: bytes) -> bytes:
         """Return the PreemptionResult: the request's nodes and victims, less the nodes that the pod cannot use.
 
         Preempting jobs on an unusable node would not help. The victims on the other nodes do not change.
         """
-        args = _decode(_read_preemption, body)
-        unusable = self.ratings.unusable(args.pod.limit_s if args.pod else None).why
+        args = _decode_any_case(_read_preemption, body)
+        unusable = self.ratings.find_unusable(args.pod.limit_s if args.pod else None).why
         asked = args.node_name_to_meta_victims
         if asked is None:
             whole = args.node_name_to_victims or {}
@@ -199,16 +199,16 @@ class KubeAdapter:
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
         if weather is not self._weather:
-            self._extender.update(weather.nodes)
+            self._extender.use_outlook(weather.nodes)
             self._weather = weather
         return reply(self._extender, body)
 
 
-def _asked(body: bytes) -> _RawArgs:
-    args = _decode(_read_args, body)
+def _decode_args(body: bytes) -> _RawArgs:
+    args = _decode_any_case(_read_args, body)
     if args.nodes is not None and not args.is_whole:
         for node in args.nodes.items or ():  # names came, too, and are enough; these are only checked
-            _name(node)
+            _read_node_name(node)
     return args
 
 
@@ -219,7 +219,7 @@ def _filter_names(names: list[str] | None, why: Mapping[str, str]) -> bytes:
 
 
 def _filter_node_objects(nodes: _RawNodeList | None, why: Mapping[str, str]) -> bytes:
-    named = [(_name(node), node) for node in (nodes and nodes.items) or ()]
+    named = [(_read_node_name(node), node) for node in (nodes and nodes.items) or ()]
     failed = {name: PREFIX + why[name] for name, _ in named if name in why}
     passing = {"metadata": {}, "items": [node for name, node in named if name not in failed]}
     return _encode_filter_result(b"null", failed, _encode(passing))
@@ -234,14 +234,14 @@ def _encode_filter_result(names: bytes, failed: Mapping[str, str], nodes: bytes 
     )
 
 
-def _name(node: msgspec.Raw) -> str:
+def _read_node_name(node: msgspec.Raw) -> str:
     try:
         return _read_node.decode(node).metadata.name
     except msgspec.ValidationError as error:
         raise RequestError(f"Nodes.items: {explain_decode_error(error, _read_node, node)}", "Nodes") from None
 
 
-def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
+def _decode_any_case(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
     """Decode the body, whatever the case of its keys.
 
     Raises RequestError, or msgspec's error if the body is not JSON.

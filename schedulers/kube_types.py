@@ -52,8 +52,8 @@ class KubePod(msgspec.Struct):
         """
         if self.spec is None:
             return 0
-        together = sum(map(_slices, self.spec.containers or ()))
-        return ceil(max([together, *map(_slices, self.spec.init_containers or ())]) / SLICES)
+        together = sum(map(_count_slices, self.spec.containers or ()))
+        return ceil(max([together, *map(_count_slices, self.spec.init_containers or ())]) / SLICES)
 
     @property
     def limit_s(self) -> float | None:
@@ -131,23 +131,28 @@ class PreemptionResult(msgspec.Struct, rename="pascal"):
     node_name_to_meta_victims: dict[str, MetaVictims]
 
 
-def _slices(container: KubeContainer) -> int:
+def _count_slices(container: KubeContainer) -> int:
     """Return the GPUs that a container requests, in sevenths of a GPU."""
     resources = container.resources
     if resources is None:
         return 0
     asked = (resources.requests or {}, resources.limits or {})
     names = {name for part in asked for name in part}
-    return sum(size * max(_count(part.get(name, 0)) for part in asked) for name in names if (size := _size(name)))
+    return sum(
+        size * max(_parse_count(part.get(name, 0)) for part in asked)
+        for name in names
+        if (size := _compute_unit_slices(name))
+    )
 
 
-def _size(resource: str) -> int:
+def _compute_unit_slices(resource: str) -> int:
     """Return how many sevenths of a GPU one unit of a resource is, 0 if it is no GPU.
 
     An unknown MIG profile counts as a whole GPU.
 
-    >>> _size("nvidia.com/gpu"), _size("nvidia.com/mig-3g.40gb"), _size("nvidia.com/mig-half"), _size("cpu")
-    (7, 3, 7, 0)
+    >>> names = ("nvidia.com/gpu", "nvidia.com/mig-3g.40gb", "nvidia.com/mig-half", "cpu")
+    >>> [_compute_unit_slices(name) for name in names]
+    [7, 3, 7, 0]
     """
     if resource.startswith(MIG_RESOURCE):
         profile = parse_mig_profile(resource.removeprefix(MIG_RESOURCE))
@@ -155,10 +160,10 @@ def _size(resource: str) -> int:
     return SLICES if is_gpu_resource(resource) else 0
 
 
-def _count(quantity: str | int | float) -> int:
+def _parse_count(quantity: str | int | float) -> int:
     """Parse a quantity of GPUs, which are always whole units. Returns 0 for any other text.
 
-    >>> _count("8"), _count(2), _count("500m")
+    >>> _parse_count("8"), _parse_count(2), _parse_count("500m")
     (8, 2, 0)
     """
     if isinstance(quantity, str):

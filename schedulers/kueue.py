@@ -53,7 +53,7 @@ class WorkloadChecks:
 
     def __init__(self, rule: GateRule = GateRule()) -> None:
         self._rule = rule
-        self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.nothing(), rule.level))
+        self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.empty(), rule.level))
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         """Return the changes that the checks need.
@@ -68,26 +68,26 @@ class WorkloadChecks:
             elif weather is None or nodes is None:
                 yield from withdraw_fields({key: values}, (HOLD, NOTE), _NO_FORECAST if weather else _WITHDRAWN)
             elif values.get(HOLD) == PENDING:
-                yield self._decision(key, values, weather, nodes)
+                yield self._decide_hold(key, values, weather, nodes)
             elif WAITS in values:
                 yield from self._update_start_message(key, values, weather)
 
-    def _decision(self, key: str, values: Mapping[str, str], weather: Weather, nodes: Outlook) -> Write:
-        rule, room = self._rule, self._room(nodes, int(values.get(GPUS, "0")))
+    def _decide_hold(self, key: str, values: Mapping[str, str], weather: Weather, nodes: Outlook) -> Write:
+        rule, room = self._rule, self._find_safe_room(nodes, int(values.get(GPUS, "0")))
         sentences = [self._describe_job_start(values, weather), _describe_risk(values, nodes, room, rule.level)]
         if rule.gate and room is not None and room.risk > rule.max_risk:
             left_s = rule.hold_s - int(values.get(HELD, "0")) * rule.retry_s
             if left_s > 0:
                 why = f"held back, since that is above {rule.max_risk:.0%}"
                 value = f"{RETRY} {min(rule.retry_s, left_s)}"
-                return Write(key, HOLD, value, PENDING, _joined(*sentences, why), 1000)
+                return Write(key, HOLD, value, PENDING, _join_sentences(*sentences, why), 1000)
             sentences.append(f"held for {rule.hold_s} s, which is the limit")
-        return Write(key, HOLD, None, PENDING, _joined(*sentences))
+        return Write(key, HOLD, None, PENDING, _join_sentences(*sentences))
 
-    def _room(self, nodes: Outlook, gpus: int) -> SafeRoom | None:
+    def _find_safe_room(self, nodes: Outlook, gpus: int) -> SafeRoom | None:
         if self._rooms[0] is not nodes:
             self._rooms = (nodes, SafeRooms(nodes, self._rule.level))
-        return self._rooms[1].safest(gpus)
+        return self._rooms[1].find_safest(gpus)
 
     def _update_start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
         """Yield the write of a message with the expected start, if it differs enough from the present one.
@@ -98,7 +98,7 @@ class WorkloadChecks:
         if weather.starts is None and not held:
             return
         back = f"held back, {held} so far, since every {self._rule.level} was too risky" if held else ""
-        text = _joined(self._describe_job_start(values, weather), back)
+        text = _join_sentences(self._describe_job_start(values, weather), back)
         note, old = FORECAST + text if text else None, values.get(NOTE)
         if note != old and not (note and old and _has_similar_times(note, old, weather.now_ms)):
             yield Write(key, NOTE, note, old, text or "no start is known now")
@@ -112,8 +112,8 @@ class WorkloadChecks:
 def _describe_start(start: StartOutlook, now_ms: int) -> str:
     if start.p50_ms is None:
         return ""
-    p90 = "" if start.p90_ms is None else f", p90 {_stamp(max(start.p90_ms, now_ms))}"
-    return f"expected start {_stamp(max(start.p50_ms, now_ms))}{p90}"
+    p90 = "" if start.p90_ms is None else f", p90 {_format_minute(max(start.p90_ms, now_ms))}"
+    return f"expected start {_format_minute(max(start.p50_ms, now_ms))}{p90}"
 
 
 def _describe_risk(values: Mapping[str, str], nodes: Outlook, room: SafeRoom | None, level: str) -> str:
@@ -127,14 +127,14 @@ def _describe_risk(values: Mapping[str, str], nodes: Outlook, room: SafeRoom | N
     return "nothing is known of the risk of its nodes"
 
 
-def _joined(*texts: str) -> str:
+def _join_sentences(*texts: str) -> str:
     return "; ".join(filter(None, texts))
 
 
-def _stamp(time_ms: int) -> str:
+def _format_minute(time_ms: int) -> str:
     """Format a time in UTC for users, to the minute.
 
-    >>> _stamp(1_760_000_000_000)
+    >>> _format_minute(1_760_000_000_000)
     '2025-10-09T08:53Z'
     """
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%MZ")
@@ -146,9 +146,10 @@ def _has_similar_times(new: str, old: str, now_ms: int) -> bool:
         return False
     times = zip(_STAMP.findall(new), _STAMP.findall(old), strict=True)
     return all(
-        abs(a - b) <= max(MIN_CHANGE_MS, MIN_CHANGE_SHARE * (a - now_ms)) for a, b in (map(_ms, pair) for pair in times)
+        abs(a - b) <= max(MIN_CHANGE_MS, MIN_CHANGE_SHARE * (a - now_ms))
+        for a, b in (map(_parse_time_ms, pair) for pair in times)
     )
 
 
-def _ms(stamp: str) -> int:
+def _parse_time_ms(stamp: str) -> int:
     return int(datetime.fromisoformat(stamp).timestamp() * 1000)

@@ -39,11 +39,11 @@ class NameIndex:
         self._table = np.full(1 << self._bits, len(plain), np.int32)
         hashes = self._hash_words(words)
         self._hash = np.append(hashes, np.uint64(0))
-        self._steps = self._fill(hashes)
+        self._steps = self._fill_table(hashes)
 
-    def _fill(self, hashes: Hashes) -> int:
+    def _fill_table(self, hashes: Hashes) -> int:
         """Give every name a place in the table. Returns how many places a look-up must search at most."""
-        left, at, steps = np.arange(len(hashes)), self._places(hashes), 0
+        left, at, steps = np.arange(len(hashes)), self._compute_first_places(hashes), 0
         while len(left):
             free = np.flatnonzero(self._table[at] == len(hashes))
             places, first = np.unique(at[free], return_index=True)
@@ -62,11 +62,11 @@ class NameIndex:
             mixed ^= mixed >> np.uint64(29)
         return mixed * MIX
 
-    def _places(self, hashes: Hashes) -> Rows:
+    def _compute_first_places(self, hashes: Hashes) -> Rows:
         """Return (name,) the place in the table at which the search for each hash begins."""
         return (hashes >> np.uint64(64 - self._bits)).astype(np.intp)
 
-    def rows(self, array: bytes) -> Rows | None:
+    def find_rows(self, array: bytes) -> Rows | None:
         """Return the row of each name in a JSON array without spaces.
 
         Returns None for any other JSON, for an empty array, or for an unknown name.
@@ -82,21 +82,21 @@ class NameIndex:
         is_compact = starts[0] == 2 and ends[-1] == len(array) - 2 and bool((starts[1:] - ends[:-1] == 3).all())
         if not is_compact or lengths.max() >= len(self._mask):
             return None
-        words = self._cut(array, starts)
+        words = self._cut_words(array, starts)
         words &= np.take(self._mask, lengths, axis=0)
-        found = self._found(self._hash_words(words))
+        found = self._look_up_hashes(self._hash_words(words))
         if found is None or not np.array_equal(np.take(self._words, found, axis=0), words):
             return None
         return np.take(self._rows, found)
 
-    def _cut(self, array: bytes, starts: Rows) -> Words:
+    def _cut_words(self, array: bytes, starts: Rows) -> Words:
         """Return (name, word) uint64, the bytes from each start on, including bytes after the name's end."""
         width = self._words_each * WORD
         windows = np.ndarray(len(array), f"V{width}", array + bytes(width), strides=(1,))
         return windows[starts].view(np.uint64).reshape(-1, self._words_each)
 
-    def _found(self, hashes: Hashes) -> NDArray[np.int32] | None:
-        at = self._places(hashes)
+    def _look_up_hashes(self, hashes: Hashes) -> NDArray[np.int32] | None:
+        at = self._compute_first_places(hashes)
         found = np.take(self._table, at)
         missed = np.flatnonzero(np.take(self._hash, found) != hashes)
         for step in range(1, self._steps):

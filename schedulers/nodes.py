@@ -49,14 +49,14 @@ class NodeMarks:
             if weather.nodes is None:
                 yield from withdraw_fields({name: values}, (LABEL, TAINT, FEATURE), why, COSTS)
                 if CONDITION in values:
-                    cost = COSTS[CONDITION] if _status(values[CONDITION]) == "True" else 0
+                    cost = COSTS[CONDITION] if _parse_status(values[CONDITION]) == "True" else 0
                     yield from _make_wish(name, values, CONDITION, "Unknown NoForecast", why, cost)
             elif name in weather.nodes.rows:
-                yield from self._marks(name, values, weather.nodes)
+                yield from self._mark_node(name, values, weather.nodes)
             else:
                 yield from withdraw_fields({name: values}, self.fields, "no forecast knows this node", COSTS)
 
-    def _marks(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
+    def _mark_node(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
         row = nodes.rows[name]
         p = nodes.risk[0, row]
         if np.isnan(p):
@@ -78,12 +78,12 @@ def _make_wish(
 ) -> Iterator[Write]:
     """Yield at most one write: none if the field has the value already, or belongs to another system."""
     held = values.get(field)
-    is_so = _status(held) == _status(value) if field == CONDITION else held == value
+    is_so = _parse_status(held) == _parse_status(value) if field == CONDITION else held == value
     if not is_so and THEIRS + field not in values:
         yield Write(name, field, value, held, why, cost)
 
 
-def _status(condition: str | None) -> str | None:
+def _parse_status(condition: str | None) -> str | None:
     return None if condition is None else condition.partition(" ")[0]
 
 

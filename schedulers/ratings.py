@@ -39,35 +39,35 @@ class Ratings:
     """The ratings of nodes for the newest outlook. There are none before the first outlook."""
 
     def __init__(self) -> None:
-        self.outlook = Outlook.nothing()
+        self.outlook = Outlook.empty()
         self.names: tuple[str, ...] = ()
         self._refusals: dict[int, Refusals] = {}
         self._scores: dict[int, NDArray[np.int64]] = {}
 
-    def update(self, outlook: Outlook) -> None:
+    def use_outlook(self, outlook: Outlook) -> None:
         if outlook.rows is not self.outlook.rows:
             self.names = tuple(outlook.rows)
         self.outlook = outlook
         self._refusals, self._scores = {}, {}
 
-    def unusable(self, limit_s: float | None = None) -> Refusals:
+    def find_unusable(self, limit_s: float | None = None) -> Refusals:
         """Return the nodes that a pod which runs for `limit_s` cannot use. Callers must not change the result.
 
         limit_s: None if unknown. Then the horizon of an hour counts.
         """
         horizon = next((row for row, most_s in enumerate(RISK_HORIZONS_S) if (limit_s or 0) <= most_s), -1)
         if horizon not in self._refusals:
-            why = self._why(horizon)
+            why = self._explain_refusals(horizon)
             mask = np.zeros(len(self.names), bool)
             mask[[self.outlook.rows[name] for name in why if name in self.outlook.rows]] = True
             self._refusals[horizon] = Refusals(why, mask)
         return self._refusals[horizon]
 
-    def _why(self, horizon: int) -> dict[str, str]:
+    def _explain_refusals(self, horizon: int) -> dict[str, str]:
         outlook, names = self.outlook, self.names
         risk = outlook.risk[horizon]
-        refused = {names[row]: _describe_risk(float(risk[row]), horizon) for row in _rows(risk > outlook.max_risk)}
-        out = _rows(outlook.state != NodeState.IN_SERVICE)
+        refused = {names[row]: _describe_risk(float(risk[row]), horizon) for row in _list_rows(risk > outlook.max_risk)}
+        out = _list_rows(outlook.state != NodeState.IN_SERVICE)
         refused |= {names[row]: NodeState(outlook.state[row]).name.lower() for row in out}
         refused |= {name: words for name, words in outlook.in_window.items() if name in outlook.rows}
         for name, what in refused.items():
@@ -75,33 +75,33 @@ class Ratings:
             refused[name] = reason if what in reason else f"{what}; {reason}" if reason else what
         return refused | dict(outlook.urgent)
 
-    def alike(self, gpus: int) -> int:
+    def normalise_gpus(self, gpus: int) -> int:
         """Return the smallest number of GPUs with the same score as `gpus`.
 
         All numbers that fit on no node have the same score.
         """
         return min(gpus, int(self.outlook.gpus.max(initial=0)) + 1)
 
-    def scores(self, gpus: int) -> NDArray[np.int64]:
+    def compute_scores(self, gpus: int) -> NDArray[np.int64]:
         """Return (n,) int64 scores from 0 to 10 for a pod with `gpus` GPUs. Callers must not change the array.
 
         It is the same array until the next outlook.
         """
         if gpus not in self._scores:
-            self._scores[gpus] = self._score(gpus)
+            self._scores[gpus] = self._compute_new_scores(gpus)
         return self._scores[gpus]
 
-    def _score(self, gpus: int) -> NDArray[np.int64]:
+    def _compute_new_scores(self, gpus: int) -> NDArray[np.int64]:
         outlook = self.outlook
         left = outlook.free - gpus
         fit = np.where(left < 0, 0.0, 1 - left / np.maximum(outlook.gpus, 1))
         scores: NDArray[np.int64] = FLOOR[outlook.level] + np.rint(fit * SPAN[outlook.level]).astype(np.int64)
         scores[np.isnan(outlook.risk[0])] = NEUTRAL
-        scores[self.unusable().mask] = 0
+        scores[self.find_unusable().mask] = 0
         return scores
 
 
-def _rows(mask: NDArray[np.bool_]) -> list[int]:
+def _list_rows(mask: NDArray[np.bool_]) -> list[int]:
     return [int(row) for row in np.flatnonzero(mask)]
 
 

@@ -35,12 +35,16 @@ class SafeRooms:
         stays, free, blocks = np.log1p(-np.minimum(p[order], 1 - 1e-9)), nodes.free[rows][order], of[rows][order]
         edges = [*np.flatnonzero(np.diff(blocks, prepend=-2)).tolist(), len(blocks)]
         self._blocks = [
-            (self._name(int(blocks[start])), np.cumsum(free[start:end]), -np.expm1(np.cumsum(stays[start:end])))
+            (
+                self._get_block_name(int(blocks[start])),
+                np.cumsum(free[start:end]),
+                -np.expm1(np.cumsum(stays[start:end])),
+            )
             for start, end in pairwise(edges)
         ]
         self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
-    def safest(self, gpus: int) -> SafeRoom | None:
+    def find_safest(self, gpus: int) -> SafeRoom | None:
         """Return the block in which `gpus` free GPUs have the least risk. None if no block has enough."""
         if gpus not in self._found:
             rooms = [
@@ -51,7 +55,7 @@ class SafeRooms:
             self._found[gpus] = min(rooms, key=lambda room: room.risk, default=None)
         return self._found[gpus]
 
-    def _name(self, block: int) -> str:
+    def _get_block_name(self, block: int) -> str:
         return self.names[block] if block >= 0 else "of no name"
 
 

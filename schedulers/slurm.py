@@ -32,7 +32,7 @@ FEWEST_MS, SHARE = 300_000, 0.1  # a start that moved less, in milliseconds or a
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 
 
-class SlurmAims(NamedTuple):
+class SlurmSettings(NamedTuple):
     """The settings of a site. prefix: the prefix of job ids in Fleetcast. zone: the time zone of comments."""
 
     drain: bool = True
@@ -53,8 +53,8 @@ class SlurmMarks:
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({DRAIN, FEATURE, EXTRA, COMMENT, REQUEUE, HOLD})
 
-    def __init__(self, aims: SlurmAims | None = None) -> None:
-        self._aims = aims or SlurmAims()
+    def __init__(self, aims: SlurmSettings | None = None) -> None:
+        self._aims = aims or SlurmSettings()
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         if weather is None:
@@ -62,11 +62,11 @@ class SlurmMarks:
             return
         for key, values in seen.items():
             if key.startswith(JOB):
-                yield from self._of_job(key, values, weather)
+                yield from self._mark_job(key, values, weather)
             else:
-                yield from self._of_node(key, values, weather.nodes)
+                yield from self._mark_node(key, values, weather.nodes)
 
-    def _of_node(self, name: str, values: Mapping[str, str], nodes: Outlook | None) -> Iterator[Write]:
+    def _mark_node(self, name: str, values: Mapping[str, str], nodes: Outlook | None) -> Iterator[Write]:
         if nodes is None or name not in nodes.rows:
             why = "there is no forecast now" if nodes is None else "no forecast knows this node"
             yield from withdraw_fields({name: values}, (FEATURE, EXTRA), why)
@@ -89,37 +89,37 @@ class SlurmMarks:
             if value != held[field] and THEIRS + field not in values:
                 yield Write(name, field, value, held[field], why, int(1000 * p))
 
-    def _of_job(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
+    def _mark_job(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
         yield from withdraw_fields({key: values}, (HOLD,), "its slow node is excluded now", COSTS)
         name, held = self._aims.prefix + key.removeprefix(JOB), values.get(COMMENT)
         start = weather.starts.get(name) if weather.starts and self._aims.comments and PENDING in values else None
         if start is None or start.p50_ms is None:
             yield from withdraw_fields({key: values}, (COMMENT,), "its start is not known, or it has started")
         elif THEIRS + COMMENT not in values:
-            comment = self._sentence(start.p50_ms, start)
-            if held is None or self._is_news(held, comment, weather.now_ms):
+            comment = self._format_comment(start.p50_ms, start)
+            if held is None or self._has_moved(held, comment, weather.now_ms):
                 yield Write(key, COMMENT, comment, held, start.why)
         job = weather.jobs.get(name) if weather.jobs and self._aims.requeue and MAY_REQUEUE in values else None
         if job is not None and REQUEUE not in values and _is_worth_a_requeue(job):
             yield Write(key, REQUEUE, job.culprit, None, job.why, 1000)
 
-    def _sentence(self, p50_ms: int, start: StartOutlook) -> str:
-        late = "" if start.p90_ms is None else f" (p90 {self._stamp(start.p90_ms)})"
-        return f"{OURS} start {self._stamp(p50_ms)}{late}"
+    def _format_comment(self, p50_ms: int, start: StartOutlook) -> str:
+        late = "" if start.p90_ms is None else f" (p90 {self._format_minute(start.p90_ms)})"
+        return f"{OURS} start {self._format_minute(p50_ms)}{late}"
 
-    def _stamp(self, time_ms: int) -> str:
+    def _format_minute(self, time_ms: int) -> str:
         return datetime.fromtimestamp(time_ms // 60_000 * 60, self._aims.zone).strftime("%Y-%m-%dT%H:%M")
 
-    def _is_news(self, held: str, comment: str, now_ms: int) -> bool:
+    def _has_moved(self, held: str, comment: str, now_ms: int) -> bool:
         """Return whether a time in the comment has moved by more than a share of the remaining wait."""
-        before, after = self._times(held), self._times(comment)
+        before, after = self._parse_times(held), self._parse_times(comment)
         if len(before) != len(after):
             return True
         pairs = zip(before, after, strict=True)
         return any(abs(new - old) > max(FEWEST_MS, SHARE * (new - now_ms)) for old, new in pairs)
 
-    def _times(self, comment: str) -> list[float]:
-        stamps = (datetime.strptime(text, "%Y-%m-%dT%H:%M") for text in _STAMP.findall(comment) if _is_time(text))
+    def _parse_times(self, comment: str) -> list[float]:
+        stamps = (datetime.strptime(text, "%Y-%m-%dT%H:%M") for text in _STAMP.findall(comment) if _is_valid_time(text))
         return [stamp.replace(tzinfo=self._aims.zone).timestamp() * 1000 for stamp in stamps]
 
 
@@ -142,7 +142,7 @@ def _format_cause(cause: str) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "_", cause).strip("_") or "high_risk"
 
 
-def _is_time(text: str) -> bool:
+def _is_valid_time(text: str) -> bool:
     try:
         return bool(datetime.strptime(text, "%Y-%m-%dT%H:%M"))
     except ValueError:

@@ -36,7 +36,7 @@ class JobDurations:
             yield from withdraw_fields(seen, (UNTIL,), "the jobs are not known now")
         else:
             yield from _extend_validity(seen.get(FILE, {}).get(UNTIL), weather.now_ms // 1000)
-            yield from _rows(_find_newest_forecasts(weather.jobs), seen, weather.now_ms // DAY_MS)
+            yield from _write_rows(_find_newest_forecasts(weather.jobs), seen, weather.now_ms // DAY_MS)
 
 
 def _extend_validity(held: str | None, now_s: int) -> Iterator[Write]:
@@ -60,13 +60,15 @@ def _read_run_minutes(job: JobOutlook) -> tuple[int, int] | None:
     return max(1, math.ceil(p50_s / 60)), max(1, math.ceil(p90_s / 60))
 
 
-def _rows(minutes: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Iterator[Write]:
+def _write_rows(minutes: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Iterator[Write]:
     held = {key: values[MINUTES] for key, values in seen.items() if MINUTES in values}
     wanted = held | {
-        key: f"{p50} {p90} {today}" for key, (p50, p90) in minutes.items() if _is_news(held.get(key), p50, p90, today)
+        key: f"{p50} {p90} {today}"
+        for key, (p50, p90) in minutes.items()
+        if _must_rewrite(held.get(key), p50, p90, today)
     }
-    newest = sorted(wanted, key=lambda key: (-_day(wanted[key]), key))[:MOST_NAMES]
-    fresh = {key for key in newest if _day(wanted[key]) > today - RETENTION_DAYS}
+    newest = sorted(wanted, key=lambda key: (-_parse_day(wanted[key]), key))[:MOST_NAMES]
+    fresh = {key for key in newest if _parse_day(wanted[key]) > today - RETENTION_DAYS}
     for key, value in wanted.items():
         if key in fresh and value != held.get(key):
             yield Write(key, MINUTES, value, held.get(key), "the forecast of the newest job")
@@ -74,10 +76,10 @@ def _rows(minutes: Mapping[str, tuple[int, int]], seen: Seen, today: int) -> Ite
             yield Write(key, MINUTES, None, held[key], "no such job for long")
 
 
-def _is_news(held: str | None, p50: int, p90: int, today: int) -> bool:
+def _must_rewrite(held: str | None, p50: int, p90: int, today: int) -> bool:
     """Return whether new run times differ enough from the written ones, or those are old.
 
-    >>> [_is_news("60 90 100", *new) for new in ((60, 90, 101), (70, 100, 101), (80, 90, 101), (60, 90, 107))]
+    >>> [_must_rewrite("60 90 100", *new) for new in ((60, 90, 101), (70, 100, 101), (80, 90, 101), (60, 90, 107))]
     [False, False, True, True]
     """
     numbers = [int(word) for word in held.split() if word.isdecimal()] if held else []
@@ -87,6 +89,6 @@ def _is_news(held: str | None, p50: int, p90: int, today: int) -> bool:
     return moved or today - numbers[2] >= RENEWED_DAYS
 
 
-def _day(value: str) -> int:
+def _parse_day(value: str) -> int:
     word = value.rpartition(" ")[2]
     return int(word) if word.isdecimal() else 0

@@ -13,7 +13,7 @@ LABELS = {"block": "fleetcast.io/block", "rack": "fleetcast.io/rack", "nvlink_do
 LONGEST = 63  # characters of a label's value
 
 
-def field_of(key: str) -> str:
+def make_label_field(key: str) -> str:
     """Return the field name for the key of a label."""
     return f"label {key}"
 
@@ -29,7 +29,7 @@ class TopologyLabels:
 
     def __init__(self, labels: Mapping[str, str] = LABELS) -> None:
         """Create the adapter. labels: level of the topology → key of its label."""
-        self._fields = {level: field_of(key) for level, key in labels.items()}
+        self._fields = {level: make_label_field(key) for level, key in labels.items()}
         self.fields = frozenset(self._fields.values())
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
@@ -37,9 +37,9 @@ class TopologyLabels:
             yield from withdraw_fields(seen, self.fields, "withdrawn")
         elif weather.nodes is not None:
             for name in seen.keys() & weather.nodes.rows.keys():
-                yield from self._labels(name, seen[name], weather.nodes)
+                yield from self._label_node(name, seen[name], weather.nodes)
 
-    def _labels(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
+    def _label_node(self, name: str, values: Mapping[str, str], nodes: Outlook) -> Iterator[Write]:
         for level, field in self._fields.items():
             domains = nodes.domains.get(level)
             if domains is None or THEIRS + field in values:

@@ -77,44 +77,44 @@ class TrimaranAdapter:
     fields: frozenset[str] = frozenset()
 
     def __init__(self) -> None:
-        self.verbs: Mapping[str, Verb] = {"watcher": Verb(self._answer, _encode_neutral_answer)}
+        self.verbs: Mapping[str, Verb] = {"watcher": Verb(self._answer_watcher, _encode_neutral_answer)}
         self._made: tuple[Weather, bytes, bytes] | None = None
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         return ()
 
-    def _answer(self, weather: Weather, names: bytes) -> bytes:
+    def _answer_watcher(self, weather: Weather, names: bytes) -> bytes:
         if weather.load is None:
             raise NotKnown("the board has no load yet")
         if self._made is None or self._made[0] is not weather or self._made[1] != names:
-            known = _split(names)
-            nodes = dict(zip(known, _nodes(weather.load, known), strict=True))
-            self._made = weather, names, _body(nodes, weather.as_of_ms // 1000)
+            known = _split_names(names)
+            nodes = dict(zip(known, _encode_nodes(weather.load, known), strict=True))
+            self._made = weather, names, _encode_body(nodes, weather.as_of_ms // 1000)
         return self._made[2]
 
 
-def _series(type: str) -> list[WatcherMetric]:
+def _make_metrics(type: str) -> list[WatcherMetric]:
     return [WatcherMetric(type.lower(), type, operator, 0.0) for operator in ("AVG", "STD")]
 
 
-def _template(*types: str) -> bytes:
+def _make_node_template(*types: str) -> bytes:
     """Return a node's JSON with a `%.1f` for each number. Filling it in is faster than encoding each node."""
-    metrics = [metric for type in types for metric in _series(type)]
+    metrics = [metric for type in types for metric in _make_metrics(type)]
     return _encode(WatchedNode(metrics)).replace(b"0.0", b"%.1f")
 
 
-CPU_ALONE, CPU_AND_MEMORY = _template("CPU"), _template("CPU", "Memory")
+CPU_ALONE, CPU_AND_MEMORY = _make_node_template("CPU"), _make_node_template("CPU", "Memory")
 
 
 def _encode_neutral_answer(names: bytes) -> bytes:
-    return _body(dict.fromkeys(_split(names), CPU_ALONE % (NEUTRAL, 0.0)), 0)
+    return _encode_body(dict.fromkeys(_split_names(names), CPU_ALONE % (NEUTRAL, 0.0)), 0)
 
 
-def _split(names: bytes) -> list[str]:
+def _split_names(names: bytes) -> list[str]:
     return [name for name in names.decode().split("\n") if name]
 
 
-def _body(nodes: Mapping[str, bytes], at_s: int) -> bytes:
+def _encode_body(nodes: Mapping[str, bytes], at_s: int) -> bytes:
     """Encode the watcher's answer.
 
     nodes: node name → its JSON. at_s: the time of the data, 0 if it is unknown.
@@ -124,7 +124,7 @@ def _body(nodes: Mapping[str, bytes], at_s: int) -> bytes:
     return _encode(WatcherMetrics(at_s, window, SOURCE, WatcherData(rows)))
 
 
-def _nodes(load: Load, names: list[str]) -> Iterator[bytes]:
+def _encode_nodes(load: Load, names: list[str]) -> Iterator[bytes]:
     """Yield the JSON of each named node, with its load."""
     rows = np.array([load.rows.get(name, load.gpu.shape[1]) for name in names], np.intp)
     gpu, cpu, memory = (

@@ -94,51 +94,51 @@ class VolcanoAdapter:
         self._ratings = Ratings()
         self._weather: Weather | None = None
         self.verbs: Mapping[str, Verb] = {
-            "prioritize": Verb(self._prioritize, _prioritize_without_weather),
-            "enqueueable": Verb(self._answer_enqueueable, _abstain),
+            "prioritize": Verb(self._answer_prioritize, _prioritize_without_weather),
+            "enqueueable": Verb(self._answer_enqueueable, _answer_abstain),
         }
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         return ()
 
-    def _prioritize(self, weather: Weather, body: bytes) -> bytes:
-        ratings, args = self._of(weather), _decode(_read_prioritize, body)
+    def _answer_prioritize(self, weather: Weather, body: bytes) -> bytes:
+        ratings, args = self._rate_weather(weather), _decode_args(_read_prioritize, body)
         pod = args.task.pod if args.task else None
-        scores, rows = ratings.scores(ratings.alike(pod.gpus if pod else 0)), ratings.outlook.rows
+        scores, rows = ratings.compute_scores(ratings.normalise_gpus(pod.gpus if pod else 0)), ratings.outlook.rows
         names = [node.name for node in args.nodes or ()]
-        return _scored({name: int(scores[rows[name]]) if name in rows else NEUTRAL for name in names})
+        return _encode_scores({name: int(scores[rows[name]]) if name in rows else NEUTRAL for name in names})
 
     def _answer_enqueueable(self, weather: Weather, body: bytes) -> bytes:
-        ratings, args = self._of(weather), _decode(_read_enqueueable, body)
+        ratings, args = self._rate_weather(weather), _decode_args(_read_enqueueable, body)
         gpus = args.job.gpus if args.job else 0
-        could = int(ratings.outlook.gpus[~ratings.unusable().mask].sum())
+        could = int(ratings.outlook.gpus[~ratings.find_unusable().mask].sum())
         return _encode(EnqueueableAnswer(REJECT if gpus > could else ABSTAIN))
 
-    def _of(self, weather: Weather) -> Ratings:
+    def _rate_weather(self, weather: Weather) -> Ratings:
         """Return the ratings for this weather. Raises NotKnown if it has no nodes."""
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
         if weather is not self._weather:
-            self._ratings.update(weather.nodes)
+            self._ratings.use_outlook(weather.nodes)
             self._weather = weather
         return self._ratings
 
 
 def _prioritize_without_weather(body: bytes) -> bytes:
-    args = _decode(_read_prioritize, body)
-    return _scored({node.name: NEUTRAL for node in args.nodes or ()})
+    args = _decode_args(_read_prioritize, body)
+    return _encode_scores({node.name: NEUTRAL for node in args.nodes or ()})
 
 
-def _abstain(body: bytes) -> bytes:
-    _decode(_read_enqueueable, body)
+def _answer_abstain(body: bytes) -> bytes:
+    _decode_args(_read_enqueueable, body)
     return _encode(EnqueueableAnswer(ABSTAIN))
 
 
-def _scored(scores: Mapping[str, int]) -> bytes:
+def _encode_scores(scores: Mapping[str, int]) -> bytes:
     return _encode(VolcanoScores({name: float(SCALE * score) for name, score in scores.items()}))
 
 
-def _decode(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
+def _decode_args(decoder: msgspec.json.Decoder[Args], body: bytes) -> Args:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -44,7 +44,7 @@ class Outlook:
     )  # by level above the node (`fleetcast.fleet.topology.Level`)
 
     @classmethod
-    def nothing(cls) -> "Outlook":
+    def empty(cls) -> "Outlook":
         none = np.zeros(0, np.int64)
         risk = np.zeros((len(RISK_HORIZONS_S), 0))
         return cls({}, risk, none.astype(np.int8), none.astype(np.int8), none, none)

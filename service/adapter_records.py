@@ -87,27 +87,27 @@ class AdapterRecords:
         self._segment: files.File | None = None
         self._segment_bytes = 0
 
-    def status(self) -> AdaptersStatus:
+    def read_status(self) -> AdaptersStatus:
         """Return the recorded status. It is empty before the first one, or if the file is unreadable."""
         try:
             return msgspec.json.decode((self.folder / "status").read_bytes(), type=AdaptersStatus)
         except (OSError, msgspec.DecodeError):
             return AdaptersStatus()
 
-    def keep(self, status: AdaptersStatus) -> None:
+    def write_status(self, status: AdaptersStatus) -> None:
         """Replace the status file. After a power cut, the previous status may be back."""
         self.folder.mkdir(parents=True, exist_ok=True)
         files.replace_file(self.folder / "status", [msgspec.json.encode(status)], AREA, sync=False)
 
-    def append(self, lines: Sequence[AdapterAuditLine]) -> None:
+    def append_lines(self, lines: Sequence[AdapterAuditLine]) -> None:
         """Append lines to the audit. At most SEGMENTS files remain: a new one replaces the oldest."""
         if self._segment is None or self._segment_bytes > SEGMENT_BYTES:
-            self._begin(lines[0].time_ms)
+            self._begin_segment(lines[0].time_ms)
         assert self._segment is not None
         text = b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
         self._segment_bytes += self._segment.write(text)
 
-    def _begin(self, time_ms: int) -> None:
+    def _begin_segment(self, time_ms: int) -> None:
         self.close()
         self.folder.mkdir(parents=True, exist_ok=True)
         segments = self._list_segments()
@@ -118,13 +118,13 @@ class AdapterRecords:
         self._segment, self._segment_bytes = files.create_append_only_file(path, AREA), 0
 
     def _list_segments(self) -> list[Path]:
-        return sorted(self.folder / name for name in files.listing(self.folder) if name.startswith("audit-"))
+        return sorted(self.folder / name for name in files.list_names(self.folder) if name.startswith("audit-"))
 
-    def newest(self, adapter: str, limit: int) -> list[AdapterAuditLine]:
+    def read_newest_lines(self, adapter: str, limit: int) -> list[AdapterAuditLine]:
         """Return the newest lines of an adapter, newest first."""
-        return list(islice((line for line in self._lines() if line.adapter == adapter), limit))
+        return list(islice((line for line in self._read_lines() if line.adapter == adapter), limit))
 
-    def _lines(self) -> Iterator[AdapterAuditLine]:
+    def _read_lines(self) -> Iterator[AdapterAuditLine]:
         for path in reversed(self._list_segments()):
             for text in reversed(path.read_bytes().splitlines()):
                 with contextlib.suppress(msgspec.DecodeError):  # a line that a kill cut short
@@ -133,7 +133,7 @@ class AdapterRecords:
     def is_withdrawn(self, adapter: str) -> bool:
         return (self.folder / f"{adapter}{MARK}").exists()
 
-    def withdraw(self, adapter: str, *, undo: bool = False) -> None:
+    def mark_withdrawn(self, adapter: str, *, undo: bool = False) -> None:
         """Mark an adapter as withdrawn from now on, or remove the mark."""
         path = self.folder / f"{adapter}{MARK}"
         self.folder.mkdir(parents=True, exist_ok=True)

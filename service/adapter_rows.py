@@ -5,12 +5,12 @@ from fleetcast.service.config import GRPC_SERVICES, Config
 from fleetcast.service.doors import ANSWERERS
 
 
-def adapter_rows(config: Config) -> list[AdapterStatus]:
+def read_adapter_rows(config: Config) -> list[AdapterStatus]:
     """Return the status of each answering adapter, then of each configured writer.
 
     The status of a writer is the one that the adapters role last recorded.
     """
-    known = {row.name: row for row in AdapterRecords(config.folder).status().adapters}
+    known = {row.name: row for row in AdapterRecords(config.folder).read_status().adapters}
     closed = {
         *(() if config.external_metrics.port else ("external_metrics",)),
         *(() if config.api.grpc_port else GRPC_SERVICES),

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.errors import SourceError
-from fleetcast.fleet.printable import printable
+from fleetcast.fleet.printable import escape_unprintable
 from fleetcast.schedulers.adapter import Port, Seen, Write, WriteOutcome
 from fleetcast.schedulers.weather import Weather
 from fleetcast.service.adapter_records import AdapterAuditLine, AdapterRecords, AdapterStatus
@@ -37,7 +37,7 @@ class ObservedPort:
 
     async def read(self) -> Seen:
         seen = {key: dict(values) for key, values in (await self._port.read()).items()}
-        self.left = len(_holding(seen, self._fields))
+        self.left = len(_find_held_keys(seen, self._fields))
         for (key, field), value in self._written.items():
             if value is None:
                 seen.get(key, {}).pop(field, None)
@@ -64,7 +64,7 @@ class ChangeLimit:
         self._spent_ms: deque[int] = deque()
         self._limited: set[str] = set()
 
-    def within(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
+    def choose_writes(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
         """Return the writes to make now: withdrawals first, then those with the highest cost of waiting.
 
         marked: the keys that hold a value of ours.
@@ -112,17 +112,17 @@ class AdapterWriter:
         try:
             seen = await _run_with_timeout(port.read())
             self.status.seen_ms = self._clock.now_ms()
-            due = self._due(weather, seen)
+            due = self._find_due_writes(weather, seen)
             is_done = not self.status.held_back
             for start in range(0, len(due), self._batch):
                 if is_over(start > 0):
                     return False
                 batch = due[start : start + self._batch]
                 self._limit.count_limited_writes(batch, self._clock.now_ms())
-                is_done &= self._count(weather, batch, await _run_with_timeout(port.write(batch)))
+                is_done &= self._record_outcomes(weather, batch, await _run_with_timeout(port.write(batch)))
         except (SourceError, OSError, TimeoutError) as error:
             self.status.errors += 1
-            self._report(str(error) or f"no answer within {PORT_S:g} s", "trying again")
+            self._report_error(str(error) or f"no answer within {PORT_S:g} s", "trying again")
             return False
         if is_done:
             self._report_leftover_keys(self._observed.left if is_observed else 0)
@@ -133,20 +133,22 @@ class AdapterWriter:
     async def close(self) -> None:
         await self._port.close()
 
-    def _due(self, weather: Weather | None, seen: Seen) -> list[Write]:
+    def _find_due_writes(self, weather: Weather | None, seen: Seen) -> list[Write]:
         fields = self._adapter.fields
-        self._ours = _holding(seen, fields)
-        wishes = [one._replace(why=printable(one.why)) for one in self._adapter.wishes(weather, seen)]
+        self._ours = _find_held_keys(seen, fields)
+        wishes = [one._replace(why=escape_unprintable(one.why)) for one in self._adapter.wishes(weather, seen)]
         if (
             _is_withdrawal(weather) or self.news is not None
         ):  # what restricts goes at once, and so does what is waited for
             due = sorted(wishes, key=lambda one: (-one.cost, one.value is not None, one.key))
         else:
-            due = self._limit.within(wishes, frozenset(self._ours), self._clock.now_ms())
+            due = self._limit.choose_writes(wishes, frozenset(self._ours), self._clock.now_ms())
         self.status.ours, self.status.held_back = len(self._ours), len(wishes) - len(due)
         return due
 
-    def _count(self, weather: Weather | None, batch: Sequence[Write], outcomes: Sequence[WriteOutcome]) -> bool:
+    def _record_outcomes(
+        self, weather: Weather | None, batch: Sequence[Write], outcomes: Sequence[WriteOutcome]
+    ) -> bool:
         """Count and log the outcomes of a batch of writes. Returns True if no write must be tried again.
 
         A write that met a conflict is tried again only while the adapter withdraws everything.
@@ -158,9 +160,9 @@ class AdapterWriter:
         bad = [outcome for outcome in outcomes if outcome in (WriteOutcome.REFUSED, WriteOutcome.UNREACHABLE)]
         status.errors += len(bad)
         if bad:
-            self._report(f"{len(bad)} of {len(batch)} writes: {bad[0].value}", "trying again")
-        lines = [self._line(weather, *pair) for pair in zip(batch, outcomes, strict=True)]
-        self._records.append(lines)
+            self._report_error(f"{len(bad)} of {len(batch)} writes: {bad[0].value}", "trying again")
+        lines = [self._make_audit_line(weather, *pair) for pair in zip(batch, outcomes, strict=True)]
+        self._records.append_lines(lines)
         status.last = lines[-1]
         good = (WriteOutcome.DONE, WriteOutcome.OBSERVED)
         done = [write for write, outcome in zip(batch, outcomes, strict=True) if outcome in good]
@@ -172,7 +174,7 @@ class AdapterWriter:
             logger.info("adapter %s %s %d of %d changes", status.name, did, len(done), len(batch))
         return not bad and (not _is_withdrawal(weather) or len(done) == len(batch))
 
-    def _line(self, weather: Weather | None, write: Write, outcome: WriteOutcome) -> AdapterAuditLine:
+    def _make_audit_line(self, weather: Weather | None, write: Write, outcome: WriteOutcome) -> AdapterAuditLine:
         self._number += 1
         now_ms = self._clock.now_ms()
         return AdapterAuditLine(
@@ -189,7 +191,7 @@ class AdapterWriter:
             outcome=outcome.value,
         )
 
-    def _report(self, error: str, then: str) -> None:
+    def _report_error(self, error: str, then: str) -> None:
         if error and error != self.status.error:
             logger.warning("adapter %s: %s; %s", self.status.name, error, then)
         self.status.error = error
@@ -197,14 +199,14 @@ class AdapterWriter:
     def _report_leftover_keys(self, left: int) -> None:
         """Report how many keys still hold a written value while the adapter only observes."""
         error = f"{left} still hold what it wrote before it observed" if left else ""
-        self._report(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
+        self._report_error(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
 
 
 def _is_withdrawal(weather: Weather | None) -> bool:
     return weather is None or weather.nodes is None
 
 
-def _holding(seen: Seen, fields: frozenset[str]) -> set[str]:
+def _find_held_keys(seen: Seen, fields: frozenset[str]) -> set[str]:
     return {key for key, values in seen.items() if fields & values.keys()}
 
 

@@ -48,7 +48,7 @@ class AdapterHost:
         doors = open_doors(limits)
         self.writers = [AdapterWriter(opened, limits.writes_per_minute, self.records, clock) for opened in doors]
         self._starts = StartTimesLink(config) if any(opened.door.needs_starts for opened in doors) else None
-        bands = Bands(make_band_rule(limits, shared=True), self.records.status().bands)
+        bands = Bands(make_band_rule(limits, shared=True), self.records.read_status().bands)
         self._station = WeatherStation(config, clock, bands)
         self._clock, self._began_ms = clock, clock.now_ms()
         awaited = [opened.door for opened in doors if opened.door.news]
@@ -62,19 +62,19 @@ class AdapterHost:
         if self._starts is not None:
             self._starts.on_change = self.changes.wake
         self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
-        self._steps = {writer.status.name: _Steps(self.changes.wake, poll_s) for writer in self.writers}
+        self._steps = {writer.status.name: _StepRunner(self.changes.wake, poll_s) for writer in self.writers}
 
-    async def wait(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait for a board, a withdrawal, the end of a step, or the time of the next poll."""
         await self.changes.wait(self._most_s)
 
-    def poll(self, board: Board | None) -> None:
+    def begin_due_steps(self, board: Board | None) -> None:
         """Begin the steps that are due. Each runs as its own task."""
-        fresh = self._station.fresh(board, self._starts.latest if self._starts else None)
+        fresh = self._station.make_weather(board, self._starts.latest if self._starts else None)
         for writer in self.writers:
-            self._steps[writer.status.name].begin(writer, *self._wanted(writer, fresh, board))
+            self._steps[writer.status.name].begin(writer, *self._find_due_step(writer, fresh, board))
 
-    def _wanted(
+    def _find_due_step(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
     ) -> tuple[object, Weather | None]:
         """Return why a step is due, and the weather for it. Returns (None, None) if none is due."""
@@ -82,41 +82,41 @@ class AdapterHost:
             return "withdrawn", None
         if fresh is not None:
             return fresh, fresh
-        if writer.news is not None or self._lost(board):
+        if writer.news is not None or self._is_board_lost(board):
             return "lost", Weather(board.sequence if board else 0, 0, self._clock.now_ms())
         return None, None
 
-    def _lost(self, board: Board | None) -> bool:
+    def _is_board_lost(self, board: Board | None) -> bool:
         """Return whether there has been no fresh board for so long that restrictions must be withdrawn."""
-        age_s = (self._clock.now_ms() - self._began_ms) / 1000 if board is None else self._station.age_s(board)
+        age_s = (self._clock.now_ms() - self._began_ms) / 1000 if board is None else self._station.compute_age_s(board)
         return abs(age_s) > self._withdraw_after_s
 
     @property
-    def changed(self) -> bool:
+    def has_ended_step(self) -> bool:
         """Whether a step has ended since the last call."""
         ended = [steps.finish_ended_step() for steps in self._steps.values()]
         return any(ended)
 
-    def status(self) -> AdaptersStatus:
+    def make_status(self) -> AdaptersStatus:
         bands = self._station.bands
         rows = [writer.status for writer in self.writers]
-        return AdaptersStatus(self._clock.now_ms(), bands.marked, bands.capped, rows)
+        return AdaptersStatus(self._clock.now_ms(), bands.bands_above_low, bands.capped, rows)
 
     async def withdraw(self, name: str) -> AdapterStatus:
         """Withdraw all that one adapter has written, and wait for the result."""
         writer = next(writer for writer in self.writers if writer.status.name == name)
         await writer.step(None)
-        await self.end()
-        written = self.records.status()
+        await self.close()
+        written = self.records.read_status()
         others = [row for row in written.adapters if row.name != name]
         written.adapters = [*others, writer.status]
-        self.records.keep(written)
+        self.records.write_status(written)
         return writer.status
 
-    async def end(self) -> None:
+    async def close(self) -> None:
         """Let running steps end within ENDS_S, then close all writers."""
         for steps in self._steps.values():
-            steps.end()
+            steps.end_running_step()
         running = [steps.task for steps in self._steps.values() if steps.task]
         if running:
             await asyncio.wait(running, timeout=ENDS_S)
@@ -128,7 +128,7 @@ class AdapterHost:
         self.records.close()
 
 
-class _Steps:
+class _StepRunner:
     """The runner of one writer's steps, one at a time.
 
     It repeats a step when the weather or the writer's news changes. It retries a step that left
@@ -161,17 +161,17 @@ class _Steps:
         if reason is None or self.task is not None or is_done or now_s < self.began_s + self._poll_s:
             return
         self._done_for, self._news, self.began_s = reason, news, now_s
-        self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._has_newer_board(reason, begun)))
+        self.task = asyncio.ensure_future(writer.step(weather, lambda begun: self._must_end_step(reason, begun)))
         self.task.add_done_callback(lambda task: task.get_loop().call_at(now_s + self._poll_s, self._wake))
 
-    def _has_newer_board(self, reason: object, begun: bool) -> bool:
+    def _must_end_step(self, reason: object, begun: bool) -> bool:
         """Return whether a newer board or another kind of reason ends the running step.
 
         A newer board ends it only after a batch, so that slow systems make progress.
         """
         return reason is not self._reason and (begun or type(reason) is not type(self._reason))
 
-    def end(self) -> None:
+    def end_running_step(self) -> None:
         """Let the running step end after its batch."""
         self._reason = None
 
@@ -203,9 +203,9 @@ async def serve(config: Config) -> None:
         loop.add_signal_handler(number, stop)
     announce_ready(config.folder, "adapters")
     while not is_stopped:
-        host.poll(reader.latest())
-        await host.wait()
-        if host.changed:
+        host.begin_due_steps(reader.latest())
+        await host.wait_for_change()
+        if host.has_ended_step:
             with log_disk_errors("keep how adapters stand", "the next step does"):
-                host.records.keep(host.status())
-    await host.end()
+                host.records.write_status(host.make_status())
+    await host.close()

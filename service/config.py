@@ -16,7 +16,7 @@ from fleetcast.fleet.clock import Clock, ScaledClock, SystemClock
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.toml_lines import decode_toml, prepend_line_number
 from fleetcast.placement.ledger.chain import ChainHead
-from fleetcast.service.config_checks import check_names, check_ports, check_ranges
+from fleetcast.service.config_checks import check_names, check_ports_differ, check_ranges
 from fleetcast.service.http.addresses import LOOPBACK, Networks
 
 STALE_WALL_S = 15.0
@@ -284,7 +284,7 @@ class Config(_Section, frozen=True):
         """The root folder of `fleetcast.models.versions.registry.Registry`."""
         return self.folder / self.models.folder
 
-    def home(self, instance: int) -> Path:
+    def get_pipeline_folder(self, instance: int) -> Path:
         """Return the folder of one pipeline's snapshots and own board.
 
         For the first pipeline it is the state folder.
@@ -373,7 +373,7 @@ def check_config(config: Config) -> None:
     _check_tls(config.api, config.access)
     _check_external_metrics(config)
     Networks(config.api.trusted_proxies, "api.trusted_proxies")
-    check_ports(config)
+    check_ports_differ(config)
     check_names("api.grpc_open", config.api.grpc_open, GRPC_SERVICES)
     for key, name in (
         ("state", config.state),
@@ -437,7 +437,7 @@ def _check_external_metrics(config: Config) -> None:
         raise ConfigError("external_metrics.port is 0, so nothing is served: set it, or leave the section out")
 
 
-def override(
+def override_config(
     config: Config,
     *,
     scrape_targets: tuple[str, ...] | None = None,

@@ -62,16 +62,16 @@ PORTS = ("api.port", "placer.port", "api.grpc_port", "external_metrics.port")
 def check_ranges(config: object) -> None:
     """Check every number in LIMITS. Raises ConfigError."""
     for key, (least, most) in LIMITS.items():
-        value = _value(config, key)
+        value = _get_value(config, key)
         if not least <= value <= most:
-            raise ConfigError(f"{key} = {value}: must lie in {_number(least)}..{_number(most)}")
+            raise ConfigError(f"{key} = {value}: must lie in {_format_number(least)}..{_format_number(most)}")
 
 
-def check_ports(config: object) -> None:
+def check_ports_differ(config: object) -> None:
     """Check that no two ports have the same number. 0 means no port. Raises ConfigError."""
     for key, other in itertools.combinations(PORTS, 2):
-        port = _value(config, key)
-        if port == _value(config, other) != 0:
+        port = _get_value(config, key)
+        if port == _get_value(config, other) != 0:
             raise ConfigError(f"{key} and {other} are both {port}: they must differ")
 
 
@@ -81,10 +81,10 @@ def check_names(key: str, names: Collection[str], known: Collection[str]) -> Non
             raise ConfigError(f"{key} holds {name!r}: expected some of {', '.join(known)}")
 
 
-def _value(config: object, key: str) -> Any:
+def _get_value(config: object, key: str) -> Any:
     return reduce(getattr, key.split("."), config)
 
 
-def _number(value: float) -> str:
+def _format_number(value: float) -> str:
     """Format a number as a configuration file would contain it."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"

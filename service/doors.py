@@ -13,7 +13,7 @@ from fleetcast.schedulers.kube_extender import KubeAdapter
 from fleetcast.schedulers.trimaran import TrimaranAdapter
 from fleetcast.schedulers.volcano import VolcanoAdapter
 from fleetcast.service.config import AdapterConfig, AdaptersConfig
-from fleetcast.service.plugins import call, load
+from fleetcast.service.plugins import call_plugin, load_plugin
 
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
     "expander": ExpanderAdapter,
@@ -53,8 +53,8 @@ def make_door(use: str, options: Mapping[str, Any]) -> Door:
 
     Raises ConfigError.
     """
-    make = load(f"adapters.adapter.use (built in: {', '.join(sorted(WRITERS))})", WRITERS.get(use, use))
-    return cast(Door, call("adapters.adapter.use", use, make, options))
+    make = load_plugin(f"adapters.adapter.use (built in: {', '.join(sorted(WRITERS))})", WRITERS.get(use, use))
+    return cast(Door, call_plugin("adapters.adapter.use", use, make, options))
 
 
 def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:

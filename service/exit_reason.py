@@ -28,9 +28,9 @@ def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
         yield
     except Exception as error:
         try:
-            files.replace_file(_path(folder, role), [_sentence(error)], role, sync=False)
+            files.replace_file(_get_reason_path(folder, role), [_format_reason(error)], role, sync=False)
         except OSError as unwritten:
-            logger.error("cannot write %s: %s", _path(folder, role), unwritten)
+            logger.error("cannot write %s: %s", _get_reason_path(folder, role), unwritten)
         raise
 
 
@@ -44,7 +44,7 @@ def make_pipeline_name(instance: int) -> str:
     return f"pipeline-{instance}" if instance else "pipeline"
 
 
-def _sentence(error: BaseException) -> bytes:
+def _format_reason(error: BaseException) -> bytes:
     while isinstance(error, BaseExceptionGroup):  # of tasks: the first is what ended the others
         error = error.exceptions[0]
     said = str(error) if isinstance(error, FleetcastError) else f"a bug, {type(error).__name__}: {error}"
@@ -60,16 +60,16 @@ def announce_ready(folder: Path, role: str) -> None:
 def clear_exit_reason(folder: Path, role: str) -> None:
     """Remove the recorded reason for an earlier exit of a role."""
     with contextlib.suppress(OSError):
-        _path(folder, role).unlink(missing_ok=True)
+        _get_reason_path(folder, role).unlink(missing_ok=True)
 
 
 def read_exit_reason(folder: Path, role: str) -> str:
     """Return the recorded reason. It is empty while the role works, or if the reason is unknown."""
     try:
-        return _path(folder, role).read_bytes()[: 4 * MOST_CHARACTERS].decode("utf-8", "replace")
+        return _get_reason_path(folder, role).read_bytes()[: 4 * MOST_CHARACTERS].decode("utf-8", "replace")
     except OSError:
         return ""
 
 
-def _path(folder: Path, role: str) -> Path:
+def _get_reason_path(folder: Path, role: str) -> Path:
     return folder / f"{role}.ended"

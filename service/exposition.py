@@ -19,29 +19,29 @@ class Page:
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def add(self, kind: Literal["gauge", "summary"], name: str, text: str, rows: Rows) -> None:
+    def add_family(self, kind: Literal["gauge", "summary"], name: str, text: str, rows: Rows) -> None:
         """Add one metric family. Rows with an unknown value (None, NaN, infinite) are left out."""
         self._lines += [f"# HELP fleetcast_{name} {text}", f"# TYPE fleetcast_{name} {kind}"]
         series: dict[str, float] = {}  # a series may come only once
         for labels, value in rows:
             if value is not None and math.isfinite(value):
-                pairs = ",".join([f'{key}="{_label(word)}"' for key, word in labels.items()])
+                pairs = ",".join([f'{key}="{_escape_label(word)}"' for key, word in labels.items()])
                 series[f"{{{pairs}}}" if pairs else ""] = value
         self._lines += [f"fleetcast_{name}{labels} {value:.10g}" for labels, value in series.items()]
 
-    def gauge(self, name: str, text: str, rows: Rows) -> None:
-        self.add("gauge", name, text, rows)
+    def add_gauge(self, name: str, text: str, rows: Rows) -> None:
+        self.add_family("gauge", name, text, rows)
 
-    def number(self, name: str, text: str, value: float | None) -> None:
+    def add_number(self, name: str, text: str, value: float | None) -> None:
         """Add a gauge without labels."""
-        self.add("gauge", name, text, [({}, value)])
+        self.add_family("gauge", name, text, [({}, value)])
 
     def encode(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode("utf-8", "replace")
 
 
 @lru_cache(maxsize=4096)
-def _label(word: str) -> str:
+def _escape_label(word: str) -> str:
     """Escape a label's value, and shorten it if it is too long.
 
     A shortened value ends in a digest, so that two names stay different.
@@ -52,10 +52,10 @@ def _label(word: str) -> str:
     return word.translate(ESCAPES)
 
 
-def span(seconds: int) -> str:
+def format_horizon(seconds: int) -> str:
     """Format a horizon in seconds as a label's value.
 
-    >>> span(600), span(3600), span(604800), span(90)
+    >>> format_horizon(600), format_horizon(3600), format_horizon(604800), format_horizon(90)
     ('10m', '1h', '7d', '90s')
     """
     return next((f"{seconds // step}{unit}" for step, unit in STEPS if seconds % step == 0), f"{seconds}s")

@@ -31,17 +31,17 @@ def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
         return
     files.make_folder(folder, AREA)
     for name in names:
-        files.create(folder / name, AREA).close()
+        files.create_file(folder / name, AREA).close()
     files.sync_folder(folder, AREA)
 
 
-def marked(state: Path, active: Iterable[str]) -> set[str]:
+def find_marked_requests(state: Path, active: Iterable[str]) -> set[str]:
     """Return the active requests that have a mark, and remove the marks of all other requests.
 
     The result is the same if the disk refuses the removal. The next call then tries again.
     """
     folder = marks_folder(state)
-    there = set(files.listing(folder))
+    there = set(files.list_names(folder))
     if not there:
         return set()
     by_mark = {make_mark_name(request_id): request_id for request_id in active}

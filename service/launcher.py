@@ -33,7 +33,7 @@ ROLE_SIGNALS = {signal.SIGTERM, signal.SIGINT}
 ENDED_WITH_LAUNCHER = "the end of the launcher"
 
 
-class LauncherGone(OSError):
+class LauncherEndedError(OSError):
     """The error for a request to a launcher that has ended."""
 
     def __init__(self) -> None:
@@ -55,13 +55,13 @@ class LaunchedProcess:
 
     def terminate(self) -> None:
         """Send SIGTERM. Raises ProcessLookupError if the process has ended."""
-        self._send(signal.SIGTERM)
+        self._send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
         """Send SIGKILL. Raises ProcessLookupError if the process has ended."""
-        self._send(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
 
-    def _send(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         if self.code.done() and isinstance(self.code.result(), int):
             raise ProcessLookupError(self.pid)
         os.kill(self.pid, number)
@@ -77,15 +77,15 @@ class Launcher:
         self._running: dict[int, LaunchedProcess] = {}
         self.is_alive = True
 
-    def follow(self) -> None:
+    def start_receiving(self) -> None:
         """Receive the launcher's messages in the running event loop from now on."""
         self._line.setblocking(False)
-        asyncio.get_running_loop().add_reader(self._line, self._receive)
+        asyncio.get_running_loop().add_reader(self._line, self._receive_message)
 
-    async def start(self, role: str, pipe: int) -> LaunchedProcess:
+    async def start_role(self, role: str, pipe: int) -> LaunchedProcess:
         """Fork a role that reports through the pipe, and return its process. Raises OSError."""
         if not self.is_alive:
-            raise LauncherGone
+            raise LauncherEndedError
         answer: asyncio.Future[LaunchedProcess] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         try:
@@ -101,7 +101,7 @@ class Launcher:
             asyncio.get_running_loop().remove_reader(self._line)
         self._line.close()
 
-    def _receive(self) -> None:
+    def _receive_message(self) -> None:
         try:
             data = self._line.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -109,7 +109,7 @@ class Launcher:
         except OSError:
             data = b""
         if not data:
-            self._lose()
+            self._record_launcher_end()
             return
         message = json.loads(data)
         if "error" in message:  # no memory, too many processes
@@ -122,12 +122,12 @@ class Launcher:
         elif pid in self._running:
             self._running.pop(pid).code.set_result(code)
 
-    def _lose(self) -> None:
+    def _record_launcher_end(self) -> None:
         """Record that the launcher has ended. Its roles end soon, and pending starts fail."""
         self.is_alive = False
         asyncio.get_running_loop().remove_reader(self._line)
         for answer in self._asked:
-            answer.set_exception(LauncherGone())
+            answer.set_exception(LauncherEndedError())
         for process in self._running.values():
             process.code.set_result(ENDED_WITH_LAUNCHER)
         self._asked.clear()
@@ -155,10 +155,10 @@ def fork_launcher(modules: Iterable[str]) -> Launcher | str:
     ours.close()
     os.setsid()  # Ctrl-C is for the supervisor, which ends the roles
     signal.pthread_sigmask(signal.SIG_BLOCK, ROLE_SIGNALS)  # pending in a new role until it has handlers of its own
-    return _serve(theirs)
+    return _fork_requested_roles(theirs)
 
 
-def _serve(line: socket.socket) -> str:
+def _fork_requested_roles(line: socket.socket) -> str:
     """Fork the roles that are requested, until the socket closes.
 
     In the process of a role, it returns the role's name.
@@ -194,11 +194,11 @@ def _fork_role(line: socket.socket, pipe: int) -> bool:
         pid = os.fork()
     except OSError as error:
         os.close(pipe)
-        _send(line, {"error": f"cannot fork: {error.strerror}"})
+        _send_message(line, {"error": f"cannot fork: {error.strerror}"})
         return False
     if pid:
         os.close(pipe)
-        _send(line, {"pid": pid})
+        _send_message(line, {"pid": pid})
         return False
     os.setsid()
     signal.set_wakeup_fd(-1)
@@ -219,9 +219,9 @@ def _report_ends(line: socket.socket) -> None:
             return
         if not pid:
             return
-        _send(line, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
+        _send_message(line, {"pid": pid, "code": os.waitstatus_to_exitcode(status)})
 
 
-def _send(line: socket.socket, message: Mapping[str, int | str]) -> None:
+def _send_message(line: socket.socket, message: Mapping[str, int | str]) -> None:
     with contextlib.suppress(OSError):  # the supervisor is gone: the next read of the socket says so
         line.send(json.dumps(message).encode())

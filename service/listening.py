@@ -34,7 +34,7 @@ GAP_S = 5.0  # wall, between two beats: the process stood still, and its callers
 logger = logging.getLogger(__name__)
 
 
-class Listening(msgspec.Struct, frozen=True):
+class ListeningStatement(msgspec.Struct, frozen=True):
     """A source's statement about when it could receive job starts, in Unix ms of fleet time."""
 
     since_ms: int
@@ -48,8 +48,8 @@ class Listening(msgspec.Struct, frozen=True):
         return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
 
 
-_decode = msgspec.json.Decoder(Listening).decode
-_decode_sources = msgspec.json.Decoder(dict[str, Listening]).decode
+_decode = msgspec.json.Decoder(ListeningStatement).decode
+_decode_sources = msgspec.json.Decoder(dict[str, ListeningStatement]).decode
 _encode = msgspec.json.encode
 
 
@@ -69,16 +69,16 @@ class ListeningReader:
         with contextlib.suppress(OSError):
             self._void = self._path.read_bytes()
 
-    def read(self, board: Board) -> dict[str, Listening]:
+    def read(self, board: Board) -> dict[str, ListeningStatement]:
         """Return source → its newest statement. The api has none if it never ran in this state folder."""
         found = _decode_sources(board.raw(SECTION)) if SECTION in board else {}
         try:
             stated = self._path.read_bytes()
-            found[API] = Listening(0, 0) if stated == self._void else _decode(stated)
+            found[API] = ListeningStatement(0, 0) if stated == self._void else _decode(stated)
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError):  # a power cut may have torn it: the api writes it again
-            found[API] = Listening(0, 0)
+            found[API] = ListeningStatement(0, 0)
         return found
 
 
@@ -109,39 +109,41 @@ class ApiListening:
         try:
             yield
         except (SourceError, OSError):
-            self.interrupt()
+            self.record_interruption()
             raise
         finally:
             del self._under_way[number]
 
-    def interrupt(self) -> None:
+    def record_interruption(self) -> None:
         """Record that the api refused events that may be valid, because the disk is full or there is no room."""
         self._is_interrupted = True
 
-    def beat(self) -> None:
+    def write_statement(self) -> None:
         """Write the api's current statement to its file.
 
         A disk that refuses this file also refuses events, so a failed write counts as an interruption.
         """
         try:
-            files.replace_file(self._path, [_encode(self._state())], AREA, sync=False)
+            files.replace_file(self._path, [_encode(self._make_statement())], AREA, sync=False)
         except OSError as error:
             if not self._is_interrupted:
                 logger.error("%s cannot be written (%s): promises wait for their starts meanwhile", self._path, error)
             self._is_interrupted = True
 
-    def _state(self) -> Listening:
+    def _make_statement(self) -> ListeningStatement:
         now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
         self._since_ms += self._watch.pop_clock_step_ms()
         gap_s = self._clock.wall_s((steady_ms - self._beat_steady_ms) / 1000)
         self._beat_steady_ms = steady_ms
         if self._is_interrupted or gap_s > GAP_S:
             self._since_ms, self._is_interrupted = now_ms, False
-        return Listening(self._since_ms, now_ms - (steady_ms - min(self._under_way.values(), default=steady_ms)))
+        return ListeningStatement(
+            self._since_ms, now_ms - (steady_ms - min(self._under_way.values(), default=steady_ms))
+        )
 
-    async def beat_forever(self) -> None:
+    async def run_statement_loop(self) -> None:
         while True:
-            self.beat()
+            self.write_statement()
             await asyncio.sleep(BEAT_S)
 
 
@@ -150,10 +152,10 @@ class SourcesListening:
 
     def __init__(self, names: Sequence[str], clock: Clock) -> None:
         self._watch = ClockWatch(clock)
-        self._stated = dict.fromkeys(names, Listening(0, 0))
+        self._stated = dict.fromkeys(names, ListeningStatement(0, 0))
         self._is_up = dict.fromkeys(names, False)
 
-    def update(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, Listening]:
+    def update(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, ListeningStatement]:
         """Return source → its statement as of now.
 
         rows: the health of the sources.
@@ -165,8 +167,8 @@ class SourcesListening:
             since_ms, was_up = before.since_ms + by_ms, self._is_up[name]
             self._is_up[name] = bool(row.get("up")) and row.get("lag_s") is not None
             if not self._is_up[name]:
-                self._stated[name] = Listening(now_ms, before.until_ms + by_ms)
+                self._stated[name] = ListeningStatement(now_ms, before.until_ms + by_ms)
                 continue
             behind_s = float(row["lag_s"] or 0) + float(row.get("answered_s") or 0)
-            self._stated[name] = Listening(since_ms if was_up else now_ms, now_ms - round(behind_s * 1000))
+            self._stated[name] = ListeningStatement(since_ms if was_up else now_ms, now_ms - round(behind_s * 1000))
         return dict(self._stated)

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.decode_faults import find_first_fault
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.fleet.import_names import PACKAGE, suggest_import_path
 from fleetcast.service.withheld_imports import allow_imports
@@ -15,7 +15,7 @@ from fleetcast.service.withheld_imports import allow_imports
 Options = TypeVar("Options", bound=msgspec.Struct)
 
 
-def load(key: str, path: str) -> Any:
+def load_plugin(key: str, path: str) -> Any:
     """Return the object at `package.module:name`.
 
     Raises ConfigError that names the configuration's key.
@@ -33,7 +33,7 @@ def load(key: str, path: str) -> Any:
         raise ConfigError(f"{key}: {path!r} cannot be imported: {describe_cause(error)}") from None
 
 
-def call(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
+def call_plugin(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
     """Call the class or function of a plugin, and return its result.
 
     Raises ConfigError for any error of the plugin's own code. key, path: where the plugin was
@@ -64,9 +64,9 @@ def describe_cause(error: Exception) -> str:
 def make_forecaster(path: str) -> Any:
     """Make the forecaster that an entry of `pipeline.forecasters` names. Raises ConfigError."""
     key = "pipeline.forecasters"
-    found = load(key, path)
+    found = load_plugin(key, path)
     check_callable(key, path, found)
-    return call(key, path, found)
+    return call_plugin(key, path, found)
 
 
 def check_callable(key: str, path: str, found: object) -> None:
@@ -83,7 +83,7 @@ def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"options.{explain(error, kind, given, toml=True).sentence}") from None
+        raise ConfigError(f"options.{find_first_fault(error, kind, given, toml=True).sentence}") from None
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
@@ -91,4 +91,4 @@ def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[
 
     Raises ConfigError if one does not exist.
     """
-    return tuple((path.partition(":")[2], load(key, path)) for path in paths)
+    return tuple((path.partition(":")[2], load_plugin(key, path)) for path in paths)

@@ -14,13 +14,13 @@ from fleetcast.ingest.topology.load import load_topology
 from fleetcast.service.config import PLACER_HOST, Config
 from fleetcast.service.doors import open_doors
 from fleetcast.service.http.access import load_access
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.http.tls import Tls
 from fleetcast.service.plugins import check_callable, load_functions, make_forecaster
 from fleetcast.service.state_folder import PATIENCE_S, POLL_S, is_role_held
 
 
-def check_start(config: Config) -> None:
+def check_role_settings(config: Config) -> None:
     """Check the settings that the roles would refuse when they start.
 
     These are access, certificates, gRPC, targets, topology, sources and other plugins, and adapters.
@@ -50,7 +50,7 @@ def check_start(config: Config) -> None:
     open_doors(config.adapters)
 
 
-def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
+def check_ports_available(config: Config, roles: Iterable[str] = ()) -> None:
     """Check that the service can bind every port. While one of our `roles` still ends, wait for its ports.
 
     roles: the names of the roles' locks in the state folder.
@@ -60,8 +60,8 @@ def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
     while True:
         one_ends = any(is_role_held(config, name) for name in names)  # asked first: it gives its port back before that
         try:
-            for host, port, keys in _ports(config):
-                listen(host, port, keys).close()
+            for host, port, keys in _list_ports(config):
+                bind_socket(host, port, keys).close()
         except ConfigError:
             if time.monotonic() > deadline or not one_ends:
                 raise
@@ -70,7 +70,7 @@ def check_ports(config: Config, roles: Iterable[str] = ()) -> None:
             return
 
 
-def _ports(config: Config) -> Iterator[tuple[str, int, str]]:
+def _list_ports(config: Config) -> Iterator[tuple[str, int, str]]:
     """Yield (host, port, configuration keys) of each port that the roles listen on."""
     yield config.api.host, config.api.port, "api.host, api.port"
     if not config.api.board:

@@ -10,7 +10,7 @@ from fleetcast.schedulers.weather import StartOutlook
 from fleetcast.service.api.placer_link import PlacerLink
 from fleetcast.service.config import Config
 from fleetcast.service.http.access import VOUCHED
-from fleetcast.service.http.link_key import link_key
+from fleetcast.service.http.link_key import read_link_key
 
 PERIOD_S = 5.0  # wall; between two readings
 TIMEOUT_S = 3.0  # wall
@@ -51,7 +51,7 @@ class StartTimesLink:
         """
         loop = asyncio.get_running_loop()
         if self._task is None:
-            self._task = loop.create_task(self._poll())
+            self._task = loop.create_task(self._poll_queue())
         if self._starts is not None and loop.time() - self._read_s > OLD_S:
             self._starts = None
         return self._starts
@@ -62,11 +62,11 @@ class StartTimesLink:
             await asyncio.gather(self._task, return_exceptions=True)
         await self._link.close()
 
-    async def _poll(self) -> None:
+    async def _poll_queue(self) -> None:
         while True:
             try:
-                headers = {"authorization": f"Bearer {link_key(self._folder)}", VOUCHED: "read adapters"}
-                answer = await self._link.forward("GET", "/queue", headers=headers, timeout_s=TIMEOUT_S)
+                headers = {"authorization": f"Bearer {read_link_key(self._folder)}", VOUCHED: "read adapters"}
+                answer = await self._link.forward_request("GET", "/queue", headers=headers, timeout_s=TIMEOUT_S)
                 if answer.status == 200:
                     self._read_s = asyncio.get_running_loop().time()
                     self._store(decode_start_outlooks(answer.body))

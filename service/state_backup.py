@@ -30,9 +30,9 @@ from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.ingest.inbox.segments import KEEP_LOCK
 from fleetcast.placement.ledger.chain import ChainHead
 from fleetcast.placement.ledger.schema import SCHEMA_VERSION
-from fleetcast.placement.ledger.verify import verify
+from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.service.config import Config
-from fleetcast.service.state_identity import doubts, sentence
+from fleetcast.service.state_identity import describe_doubt, find_doubts
 from fleetcast.service.state_parts import read_state_parts
 
 AREA = "backup"  # of failpoints
@@ -111,7 +111,7 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
             _copy_tree(path, copy / path.name)
     say("board and snapshots")
     for path in (inbox / "seen", inbox / "identity"):
-        _copy(path, copy / "inbox" / path.name)
+        _copy_file(path, copy / "inbox" / path.name)
     for home in (state, *sorted(state.glob("pipeline-*"))):
         _copy_tree(home / "board", copy / home.relative_to(state) / "board")
         _copy_snapshots(home / "snapshot", copy / home.relative_to(state) / "snapshot")
@@ -122,31 +122,31 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
     _copy_inbox(inbox, copy / "inbox")
     say("verifying the copy")
     there = msgspec.structs.replace(config, state=str(copy))
-    head = _check(there)
+    head = _check_state(there)
     manifest = Manifest(
         time_ms=time_ms,
         version=metadata.version("fleetcast"),
-        identity=read_state_parts(there).identity(),
+        identity=read_state_parts(there).find_identity(),
         head_line=head.audit_id,
         head=head.hash,
-        files=[_describe_file(path, copy) for path in _files(copy)],
+        files=[_describe_file(path, copy) for path in _list_files(copy)],
     )
-    for folder in sorted({path.parent for path in _files(copy)}):
+    for folder in sorted({path.parent for path in _list_files(copy)}):
         files.sync_folder(folder, AREA)
     files.replace_file(part / MANIFEST, [msgspec.json.format(msgspec.json.encode(manifest), indent=1)], AREA)
     return manifest
 
 
-def _check(config: Config) -> ChainHead:
+def _check_state(config: Config) -> ChainHead:
     """Check that the parts of the state agree, and return the head of the audit trail.
 
     Raises BackupError if they do not agree, or if the ledger is damaged.
     """
-    found = [sentence(doubt) for doubt in doubts(read_state_parts(config))]
+    found = [describe_doubt(doubt) for doubt in find_doubts(read_state_parts(config))]
     if not config.ledger.exists():
         head = ChainHead()
     else:
-        verdict = verify(config.ledger, "")
+        verdict = verify_ledger(config.ledger, "")
         head, found = verdict.head, [*found, *(finding.sentence for finding in verdict.findings)]
     if found:
         raise BackupError(f"the state is in doubt, and so would be this copy of it: {'; '.join(found)}")
@@ -174,25 +174,25 @@ def verify_backup(config: Config, backup: Path, scratch: Path, say: Say) -> Mani
 
     A tar file is unpacked to the folder ``scratch``.
     """
-    folder = _unpacked(backup, scratch, say) if backup.is_file() else backup
+    folder = _unpack_backup(backup, scratch, say) if backup.is_file() else backup
     say(f"verifying {backup}")
     return _check_against_manifest(config, folder)
 
 
 def _check_against_manifest(config: Config, backup: Path) -> Manifest:
     manifest, copy = read_manifest(backup), backup / "state"
-    there, wanted = {_describe_file(path, copy) for path in _files(copy)}, set(manifest.files)
+    there, wanted = {_describe_file(path, copy) for path in _list_files(copy)}, set(manifest.files)
     names = {row.path for row in there}
     wrong = [f"{row.path} is {'not what was written' if row.path in names else 'gone'}" for row in wanted - there]
     wrong += [f"{row.path} was added" for row in there if row.path not in {known.path for known in wanted}]
     if wrong:
         more = f", and {len(wrong) - 10:,} more" if len(wrong) > 10 else ""
         raise BackupError(f"{backup} is not what was written: {'; '.join(sorted(wrong)[:10])}{more}")
-    _check(msgspec.structs.replace(config, state=str(copy)))
+    _check_state(msgspec.structs.replace(config, state=str(copy)))
     return manifest
 
 
-def restore(config: Config, backup: Path, say: Say) -> Manifest:
+def restore_state(config: Config, backup: Path, say: Say) -> Manifest:
     """Verify a backup and create the state folder from it. Raises errors as `verify_backup` does.
 
     Raises ConfigError if the state folder is not new or empty.
@@ -204,12 +204,12 @@ def restore(config: Config, backup: Path, say: Say) -> Manifest:
     files.remove_tree(part)
     try:
         part.mkdir(parents=True)
-        folder = _unpacked(backup, part / "unpacked", say) if backup.is_file() else backup
+        folder = _unpack_backup(backup, part / "unpacked", say) if backup.is_file() else backup
         say("verifying the backup")
         manifest = _check_against_manifest(config, folder)
         say(f"copying {len(manifest.files):,} files")
         _copy_tree(folder / "state", part / "state")
-        for path in sorted({path.parent for path in _files(part / "state")}):
+        for path in sorted({path.parent for path in _list_files(part / "state")}):
             files.sync_folder(path, AREA)
         if to.exists():
             to.rmdir()
@@ -220,7 +220,7 @@ def restore(config: Config, backup: Path, say: Say) -> Manifest:
     return manifest
 
 
-def _unpacked(backup: Path, into: Path, say: Say) -> Path:
+def _unpack_backup(backup: Path, into: Path, say: Say) -> Path:
     say(f"unpacking {backup}")
     try:
         with tarfile.open(backup) as tar:
@@ -274,7 +274,7 @@ def _copy_inbox(inbox: Path, to: Path) -> None:
 
     An event that is being written may be copied in part. It is not acknowledged yet.
     """
-    for name in sorted(files.listing(inbox)):
+    for name in sorted(files.list_names(inbox)):
         if name not in ("seen", "identity"):
             _copy_tree(inbox / name, to / name)
 
@@ -285,11 +285,11 @@ def _copy_snapshots(folder: Path, to: Path) -> None:
     If the pipeline deletes all of them during the copy, newer ones are copied.
     """
     for _ in range(TRIES):
-        for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int)[-SNAPSHOTS:]:
+        for name in sorted(filter(str.isdecimal, files.list_names(folder)), key=int)[-SNAPSHOTS:]:
             _copy_tree(folder / name, to / name)
-            if sorted(_names(folder / name)) != sorted(_names(to / name)):
+            if sorted(_list_names(folder / name)) != sorted(_list_names(to / name)):
                 files.remove_tree(to / name)
-        if files.listing(to) or not files.listing(folder):
+        if files.list_names(to) or not files.list_names(folder):
             return
 
 
@@ -299,13 +299,13 @@ def _copy_tree(path: Path, to: Path) -> None:
         return
     if path.is_dir():
         to.mkdir(parents=True, exist_ok=True)
-        for name in sorted(files.listing(path)):
+        for name in sorted(files.list_names(path)):
             _copy_tree(path / name, to / name)
     elif path.is_file():
-        _copy(path, to)
+        _copy_file(path, to)
 
 
-def _copy(path: Path, to: Path) -> None:
+def _copy_file(path: Path, to: Path) -> None:
     """Copy one file with its permissions. Does nothing if the file no longer exists."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError), path.open("rb") as source:
@@ -331,11 +331,11 @@ def _copy_ledger(path: Path, to: Path) -> None:
     files.sync_folder(to, AREA)
 
 
-def _files(folder: Path) -> Iterator[Path]:
+def _list_files(folder: Path) -> Iterator[Path]:
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.endswith(("-wal", "-shm")))
 
 
-def _names(folder: Path) -> list[str]:
+def _list_names(folder: Path) -> list[str]:
     return [str(path.relative_to(folder)) for path in folder.rglob("*") if not path.name.endswith(LEFT_OUT)]
 
 

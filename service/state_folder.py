@@ -29,12 +29,12 @@ class StateError(FleetcastError):
     """
 
 
-def prepare(config: Config) -> None:
+def make_state_folders(config: Config) -> None:
     """Make the folders of the state and of the archive.
 
     Raises ConfigError if a folder cannot be made, or if it is not writable.
     """
-    homes = [config.home(instance) for instance in range(config.pipeline.instances)]
+    homes = [config.get_pipeline_folder(instance) for instance in range(config.pipeline.instances)]
     for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
         _check_writable_folder(folder, f"state = {config.state!r}", "name another folder with --state")
     archive = ArchiveFiles(config.archive_url).folder if config.archive.enabled else None
@@ -56,7 +56,7 @@ def _check_writable_folder(folder: Path, key: str, then: str) -> None:
             f"{key}: cannot write {folder} ({error.strerror}; {where} is what there is): {then}"
         ) from None
     finally:
-        _remove(probe)
+        _remove_lock_file(probe)
 
 
 @contextlib.contextmanager
@@ -149,7 +149,7 @@ def _find_existing_parent(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
 
 
-def _remove(path: Path) -> None:
+def _remove_lock_file(path: Path) -> None:
     try:
         path.unlink()
     except OSError:  # it was never made

@@ -17,9 +17,9 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.clock import moment
+from fleetcast.fleet.clock import format_moment
 from fleetcast.ingest.inbox.inbox import WRITES
-from fleetcast.ingest.inbox.segments import format_segment_name, places
+from fleetcast.ingest.inbox.segments import format_segment_name, parse_position
 
 LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
@@ -101,26 +101,30 @@ class StateParts(msgspec.Struct, frozen=True):
     board: Part | None = None
     snapshot: Part | None = None
 
-    def named(self) -> dict[str, Part | InboxPart]:
+    def list_named_parts(self) -> dict[str, Part | InboxPart]:
         """Return name -> part, for the parts to check, in a fixed order."""
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
-    def identity(self) -> str:
+    def find_identity(self) -> str:
         """Return the identity that most parts have, "" if none has one yet.
 
         If several identities are equally frequent, that of the first part counts.
         """
-        counts = Counter(part.identity for part in self.named().values() if part.identity)
+        counts = Counter(part.identity for part in self.list_named_parts().values() if part.identity)
         return counts.most_common(1)[0][0] if counts else ""
 
-    def claims(self) -> dict[str, PartView]:
+    def find_views(self) -> dict[str, PartView]:
         """Return part -> its record of the others, for the parts that belong to this state."""
-        identity = self.identity()
-        return {name: part.seen for name, part in self.named().items() if identity and part.seen.identity == identity}
+        identity = self.find_identity()
+        return {
+            name: part.seen
+            for name, part in self.list_named_parts().items()
+            if identity and part.seen.identity == identity
+        }
 
 
-def doubts(parts: StateParts) -> list[Doubt]:
+def find_doubts(parts: StateParts) -> list[Doubt]:
     """Return at most one doubt for each part, in a fixed order.
 
     The list is empty if all parts agree, or if all are new.
@@ -133,26 +137,26 @@ def doubts(parts: StateParts) -> list[Doubt]:
     return [doubt for doubt in found if doubt is not None]
 
 
-def sentence(doubt: Doubt) -> str:
+def describe_doubt(doubt: Doubt) -> str:
     """Describe a doubt, and when its part was last complete."""
-    return doubt.what + (f" (last whole at {moment(doubt.since_ms)})" if doubt.since_ms else "")
+    return doubt.what + (f" (last whole at {format_moment(doubt.since_ms)})" if doubt.since_ms else "")
 
 
-def refusal(found: Sequence[Doubt]) -> str:
+def explain_refusal(found: Sequence[Doubt]) -> str:
     """Describe all doubts, their consequence, and how to end them."""
-    stated = "; ".join(map(sentence, found))
+    stated = "; ".join(map(describe_doubt, found))
     return f"{stated}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
 
 def _find_ledger_doubts(parts: StateParts) -> Iterator[Doubt]:
-    part, claims = parts.ledger, parts.claims()
+    part, claims = parts.ledger, parts.find_views()
     if part is None:
         return
     yield from _find_identity_doubts(LEDGER, parts)
     if part.lost is not None:
         yield part.lost
     stated = {name: seen for name, seen in claims.items() if seen.ledger is not None}
-    last, since_ms, who = _most(stated, lambda seen: seen.ledger or 0)
+    last, since_ms, who = _find_furthest_view(stated, lambda seen: seen.ledger or 0)
     if stated and not part.identity:
         state = "is new" if part.there else "is gone"
         yield Doubt(LEDGER, f"the ledger {state}, and {who} had seen one with {last:,} lines", since_ms)
@@ -163,7 +167,7 @@ def _find_ledger_doubts(parts: StateParts) -> Iterator[Doubt]:
 def _find_snapshot_doubts(parts: StateParts) -> Iterator[Doubt]:
     part = parts.snapshot
     yield from _find_part_doubts(SNAPSHOT, "the snapshots are", parts, part)
-    last, since_ms, _ = _most(parts.claims(), lambda seen: seen.snapshot)
+    last, since_ms, _ = _find_furthest_view(parts.find_views(), lambda seen: seen.snapshot)
     if part is not None and part.there and last and (gap := _describe_gap(part.folded, parts.inbox.first)):
         yield Doubt(SNAPSHOT, f"the snapshot is older than what is left of the inbox: {gap}", since_ms)
 
@@ -178,19 +182,19 @@ def _find_part_doubts(name: str, subject: str, parts: StateParts, part: Part | N
     yield from _find_identity_doubts(name, parts)
     if part.lost is not None:
         yield part.lost
-    last, since_ms, who = _most(parts.claims(), lambda seen: getattr(seen, name))
+    last, since_ms, who = _find_furthest_view(parts.find_views(), lambda seen: getattr(seen, name))
     if last and not part.there:
         yield Doubt(name, f"{subject} gone, and {who} had seen number {last:,}", since_ms)
 
 
 def _find_inbox_doubts(parts: StateParts) -> Iterator[Doubt]:
-    part, claims, identity = parts.inbox, parts.claims(), parts.identity()
+    part, claims, identity = parts.inbox, parts.find_views(), parts.find_identity()
     yield from _find_identity_doubts(INBOX, parts)
     since_ms = max((seen.time_ms for seen in claims.values()), default=0)
     if identity and not part.identity:
         yield Doubt(INBOX, f"the inbox is gone or was emptied: it does not know the state {identity}", since_ms)
     for name, seen in claims.items():
-        for (writer, number), offset in places(seen.inbox):
+        for (writer, number), offset in parse_position(seen.inbox):
             if not writer.startswith(WRITES) and part.end.get(writer, (0, 0)) < (number, offset):
                 where = f"byte {offset:,} of {format_segment_name(writer, number)}"
                 yield Doubt(
@@ -199,17 +203,17 @@ def _find_inbox_doubts(parts: StateParts) -> Iterator[Doubt]:
 
 
 def _find_identity_doubts(name: str, parts: StateParts) -> Iterator[Doubt]:
-    named, identity = parts.named(), parts.identity()
+    named, identity = parts.list_named_parts(), parts.find_identity()
     own = named[name].identity
     if own and own != identity:
-        others = _listed([_add_article(other) for other, part in named.items() if part.identity == identity])
-        since_ms = max((seen.time_ms for seen in parts.claims().values()), default=0)
+        others = _join_names([_add_article(other) for other, part in named.items() if part.identity == identity])
+        since_ms = max((seen.time_ms for seen in parts.find_views().values()), default=0)
         yield Doubt(
             name, f"{_add_article(name)} of the state {own} lies beside {others} of the state {identity}", since_ms
         )
 
 
-def _most(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
+def _find_furthest_view(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
     """Return the furthest position that any part has seen, when it saw that, and which part it is.
 
     of: returns the position in a record. The time is in Unix ms. Returns (0, 0, "") without records.
@@ -225,23 +229,25 @@ def _describe_gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
 
     Returns "" if there is none.
     """
-    reached = {writer: number for (writer, number), _ in places(folded)}
+    reached = {writer: number for (writer, number), _ in parse_position(folded)}
     for writer, number in first.items():
         if number > max(1, reached.get(writer, 0)):
             return f"{format_segment_name(writer, number - 1)} is gone and was not folded"
     return ""
 
 
-def within(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
+def drop_missing_segments(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
     """Drop the entries of a position whose segment does not exist, or is shorter.
 
     After an inbox was lost, new segments may get the names of the lost ones.
 
-    >>> within({"api-000000000002.seg": 99, "api.1-000000000001.seg": 16}, {"api": (2, 50), "api.1": (1, 16)})
+    >>> positions = {"api-000000000002.seg": 99, "api.1-000000000001.seg": 16}
+    >>> drop_missing_segments(positions, {"api": (2, 50), "api.1": (1, 16)})
     {'api.1-000000000001.seg': 16}
     """
     rows = {
-        format_segment_name(writer, number): (writer, number, offset) for (writer, number), offset in places(position)
+        format_segment_name(writer, number): (writer, number, offset)
+        for (writer, number), offset in parse_position(position)
     }
     return {name: row[2] for name, row in rows.items() if end.get(row[0], (0, 0)) >= row[1:]}
 
@@ -254,7 +260,7 @@ def merge_positions(first: Mapping[str, int], second: Mapping[str, int]) -> dict
     """
     most: dict[str, tuple[int, int]] = {}
     for position in (first, second):
-        for (writer, number), offset in places(position):
+        for (writer, number), offset in parse_position(position):
             most[writer] = max(most.get(writer, (0, 0)), (number, offset))
     return {format_segment_name(writer, number): offset for writer, (number, offset) in most.items()}
 
@@ -263,5 +269,5 @@ def _add_article(name: str) -> str:
     return f"the {name}"
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)

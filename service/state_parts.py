@@ -38,7 +38,7 @@ T = TypeVar("T")
 Positions = dict[str, dict[str, Any]]
 
 
-class Accepted(msgspec.Struct, frozen=True):
+class AcceptedParts(msgspec.Struct, frozen=True):
     """The parts of the state that an operator accepted.
 
     A part that equals one of these gets the new identity. No other part does.
@@ -56,7 +56,7 @@ class StateFile(msgspec.Struct, frozen=True):
     """The contents of the file `inbox/identity`."""
 
     identity: str
-    accepted: Accepted | None = None
+    accepted: AcceptedParts | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class SnapshotHeader:
 
 def read_identity(inbox: Path) -> StateFile | None:
     """Read the identity file. Returns None if it cannot be read."""
-    return _read(inbox / "identity", StateFile)
+    return _read_json_file(inbox / "identity", StateFile)
 
 
 def write_identity(inbox: Path, file: StateFile) -> None:
@@ -117,7 +117,7 @@ def read_inbox_part(inbox: Path) -> InboxPart:
         identity=file.identity if file else "",
         first=dict(find_oldest_segments(inbox)),
         end=dict(find_inbox_end(inbox)),
-        seen=_read(inbox / "seen", PartView) or PartView(),
+        seen=_read_json_file(inbox / "seen", PartView) or PartView(),
     )
 
 
@@ -168,10 +168,10 @@ def read_board_part(folder: Path) -> Part:
 
     An unreadable board counts as present. A torn board is no loss, because the pipeline writes it again.
     """
-    return part_of(BoardReader(folder).latest()) or Part((folder / "board").exists())
+    return make_board_part(BoardReader(folder).latest()) or Part((folder / "board").exists())
 
 
-def part_of(board: Board | None) -> Part | None:
+def make_board_part(board: Board | None) -> Part | None:
     if board is None or board.standing is None:
         return None
     standing = board.standing
@@ -181,7 +181,7 @@ def part_of(board: Board | None) -> Part | None:
 def read_snapshot_headers(folder: Path) -> dict[int, SnapshotHeader]:
     """Return the header of each readable snapshot, by number, oldest first."""
     found = {}
-    for name in sorted(filter(str.isdecimal, files.listing(folder)), key=int):
+    for name in sorted(filter(str.isdecimal, files.list_names(folder)), key=int):
         with contextlib.suppress(OSError, TornFileError, ValueError, KeyError, msgspec.MsgspecError):
             found[int(name)] = msgspec.convert(read_arrays(folder / name / "state.arrays")[0], SnapshotHeader)
     return found
@@ -194,7 +194,7 @@ def read_snapshot_part(folder: Path) -> Part:
     """
     found = read_snapshot_headers(folder)
     if not found:
-        return Part(any(map(str.isdecimal, files.listing(folder))))
+        return Part(any(map(str.isdecimal, files.list_names(folder))))
     number, newest = max(found.items())
     folded = newest.positions.get("inbox", {})
     return Part(True, newest.identity, number, newest.seen, folded, newest.lost)
@@ -206,11 +206,11 @@ def read_state_parts(config: Config) -> StateParts:
         inbox=read_inbox_part(config.inbox),
         ledger=read_ledger_part(config.ledger, config.placer.expect_head),
         board=read_board_part(config.board),
-        snapshot=read_snapshot_part(config.home(0) / "snapshot"),
+        snapshot=read_snapshot_part(config.get_pipeline_folder(0) / "snapshot"),
     )
 
 
-def _read(path: Path, kind: type[T]) -> T | None:
+def _read_json_file(path: Path, kind: type[T]) -> T | None:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except FileNotFoundError:

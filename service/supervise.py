@@ -97,22 +97,22 @@ class Supervisor:
             with contextlib.suppress(NotImplementedError, RuntimeError):
                 loop.add_signal_handler(number, self.stop)
         if self._launcher is not None:
-            self._launcher.follow()
+            self._launcher.start_receiving()
         try:
             async with asyncio.TaskGroup() as group:
                 for role in self.roles:
-                    group.create_task(self._keep(role))
+                    group.create_task(self._keep_running(role))
         finally:
             if self._launcher is not None:
                 self._launcher.close()
         return self.exit_code
 
-    async def _keep(self, role: SupervisedRole) -> None:
+    async def _keep_running(self, role: SupervisedRole) -> None:
         clear_exit_reason(self.folder, _get_reason_name(role))  # what an earlier supervisor's role ended of
         pause_s, starts, was_ever_ready = self.first_pause_s, 0, False
         while not self._stop.is_set():
             began = time.monotonic()
-            end = await self._live(role)
+            end = await self._run_process(role)
             if self._stop.is_set():
                 return
             starts += 1
@@ -139,19 +139,19 @@ class Supervisor:
         self.exit_code = BAD_CONFIGURATION if code == BAD_CONFIGURATION else 1
         self.stop()
 
-    async def _live(self, role: SupervisedRole) -> RoleEnd:
+    async def _run_process(self, role: SupervisedRole) -> RoleEnd:
         """Start one process of the role, and wait for its end."""
         try:
-            process, pipe = await _start(role, self._launcher)
+            process, pipe = await _start_process(role, self._launcher)
         except (OSError, ValueError) as error:  # no memory, too many processes: the other roles go on
             return RoleEnd(str(error), was_ready=False)
         with open(pipe, "rb", buffering=0) as ready:
-            self._list(role.name, process.pid)
-            code = await self._wait(process)
-            self._list(role.name, None)
+            self._record_pid(role.name, process.pid)
+            code = await self._wait_for_exit(process)
+            self._record_pid(role.name, None)
             return RoleEnd(code, was_ready=bool(ready.read(1)))
 
-    async def _wait(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
+    async def _wait_for_exit(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
         """Wait until a process ends, and return its exit code.
 
         When the supervisor stops, it terminates the process, and kills it after GRACE_S.
@@ -171,7 +171,7 @@ class Supervisor:
                     process.kill()
         return await ended
 
-    def _list(self, role: str, pid: int | None) -> None:
+    def _record_pid(self, role: str, pid: int | None) -> None:
         if pid is None:
             self._pids.pop(role, None)
         else:
@@ -184,7 +184,7 @@ class Supervisor:
             logger.error("cannot write %s: %s; the roles go on", self.folder / "pids", error)
 
 
-async def _start(
+async def _start_process(
     role: SupervisedRole, launcher: Launcher | None
 ) -> tuple[asyncio.subprocess.Process | LaunchedProcess, int]:
     """Start a process. Returns it, and the end of a pipe from which its report is read without blocking."""
@@ -193,7 +193,7 @@ async def _start(
     variables = {**make_child_environment(), READY_VARIABLE: str(writing)}
     try:
         if launcher is not None and launcher.is_alive:
-            return await launcher.start(role.name, writing), reading
+            return await launcher.start_role(role.name, writing), reading
         process = await asyncio.create_subprocess_exec(
             *role.command, start_new_session=True, pass_fds=(writing,), env=variables
         )

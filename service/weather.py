@@ -19,9 +19,9 @@ from fleetcast.service.answers.estimates import RunQuantiles
 from fleetcast.service.answers.jobs import Culprit, JobRow, RunningJobRow
 from fleetcast.service.board.age import describe_staleness
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.free import describe_window, find_unheld_gpus, serving
+from fleetcast.service.board.free import describe_window, find_placeable_nodes, find_unheld_gpus
 from fleetcast.service.board.gpu_use import Occupant
-from fleetcast.service.board.urgent import forbids, struck
+from fleetcast.service.board.urgent import find_struck_nodes, forbids_placement
 from fleetcast.service.config import AdaptersConfig, Config
 from fleetcast.service.pipeline.demand.sections import read_demand_keys, read_demand_rows
 
@@ -51,20 +51,20 @@ class WeatherStation:
         self._names = b""
         self._rows: dict[str, int] = {}
 
-    def fresh(self, board: Board | None, starts: Mapping[str, StartOutlook] | None = None) -> Weather | None:
+    def make_weather(self, board: Board | None, starts: Mapping[str, StartOutlook] | None = None) -> Weather | None:
         """Return the Weather of a board, or None without a board or if it is older than `api.stale_after_s`.
 
         starts: the start times of the placer's queue, by request or job.
         """
-        if board is None or describe_staleness(self.age_s(board), self._config.stale_after_s(self._clock)):
+        if board is None or describe_staleness(self.compute_age_s(board), self._config.stale_after_s(self._clock)):
             return None
         if board is not self._board or starts is not self._starts or self._weather is None:
             self._weather = Weather(
                 board.sequence,
                 board.as_of_ms,
                 self._clock.now_ms(),
-                self._nodes(board) if board is not self._board or self._weather is None else self._weather.nodes,
-                self._demand(board),
+                self._read_outlook(board) if board is not self._board or self._weather is None else self._weather.nodes,
+                self._read_demand(board),
                 LazyRows(lambda: read_job_outlooks(board)) if "doc.jobs" in board else None,
                 starts,
                 self._read_node_load(board),
@@ -72,11 +72,11 @@ class WeatherStation:
             self._board, self._starts = board, starts
         return self._weather
 
-    def age_s(self, board: Board) -> float:
+    def compute_age_s(self, board: Board) -> float:
         """Return the age of a board, in seconds of fleet time."""
         return (self._clock.now_ms() - board.as_of_ms) / 1000
 
-    def _demand(self, board: Board) -> Mapping[DemandKey, DemandRow] | None:
+    def _read_demand(self, board: Board) -> Mapping[DemandKey, DemandRow] | None:
         """Return the demand forecasts of a board, or None if they are missing or much older than the board.
 
         Such old forecasts may date from before a restart.
@@ -87,14 +87,14 @@ class WeatherStation:
         is_old = age_s > DEMAND_FRESH_S + self._config.stale_after_s(self._clock)
         return None if is_old else LazyRows(lambda: DemandRows(board))
 
-    def _nodes(self, board: Board) -> Outlook | None:
+    def _read_outlook(self, board: Board) -> Outlook | None:
         """Return the outlook of a board's nodes, or None if a section is missing, as in the very first board."""
         try:
-            return self._outlook(board)
+            return self._make_outlook(board)
         except KeyError:
             return None
 
-    def _rows_of(self, board: Board) -> dict[str, int]:
+    def _find_node_rows(self, board: Board) -> dict[str, int]:
         """Return node name -> row of a board.
 
         It is the same object while the names stay the same. Raises KeyError if the board has no node names.
@@ -106,31 +106,31 @@ class WeatherStation:
 
     def _read_node_load(self, board: Board) -> Load | None:
         try:
-            rows, node_load = self._rows_of(board), board.array("node.load")
+            rows, node_load = self._find_node_rows(board), board.array("node.load")
         except KeyError:
             return None
         kinds = np.moveaxis(node_load, 1, 0)  # fleetcast.models.node_load.LOADS
-        return Load(rows, *(_fitted(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
+        return Load(rows, *(_fit_rows(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
-    def _outlook(self, board: Board) -> Outlook:
+    def _make_outlook(self, board: Board) -> Outlook:
         """Return the outlook of a board's nodes. Raises KeyError if a section is missing.
 
         A section may be one topology generation behind the names. Then it is cut or filled.
         """
-        n, placer = len(self._rows_of(board)), self._config.placer
+        n, placer = len(self._find_node_rows(board)), self._config.placer
         by_kind = board.array("node.risk")
-        risk = _fitted(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
-        pool = _fitted(_pools(board, n), n, -1)
+        risk = _fit_rows(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
+        pool = _fit_rows(_read_pools(board, n), n, -1)
         level = self.bands.step(self._rows, risk[0], pool)
         usable = board.array("gpu.usable")
-        may_place = _fitted(serving(board, placer), len(usable), False)
+        may_place = _fit_rows(find_placeable_nodes(board, placer), len(usable), False)
         return Outlook(
             rows=self._rows,
             risk=risk,
             level=level,
-            state=_fitted(board.array("node.state"), n, NodeState.IN_SERVICE),
-            gpus=_fitted(count_true_per_row(usable), n, 0),
-            free=_fitted(count_true_per_row(usable & find_unheld_gpus(board, placer) & may_place[:, None]), n, 0),
+            state=_fit_rows(board.array("node.state"), n, NodeState.IN_SERVICE),
+            gpus=_fit_rows(count_true_per_row(usable), n, 0),
+            free=_fit_rows(count_true_per_row(usable & find_unheld_gpus(board, placer) & may_place[:, None]), n, 0),
             reasons=board.json("risk.reason"),
             causes=_find_causes(board, level),
             urgent=_find_forbidden_nodes(board),
@@ -138,7 +138,7 @@ class WeatherStation:
             pool=pool,
             pools=board.names("names.pool") if "names.pool" in board else (),
             max_risk=placer.max_risk,
-            domains=LazyRows(lambda: _domains(board, n)),
+            domains=LazyRows(lambda: _read_domains(board, n)),
         )
 
 
@@ -149,19 +149,19 @@ class LazyRows(Mapping[K, V]):
         self._make = make
         self._made: Mapping[K, V] | None = None
 
-    def _rows(self) -> Mapping[K, V]:
+    def _make_rows(self) -> Mapping[K, V]:
         if self._made is None:
             self._made = self._make()
         return self._made
 
     def __getitem__(self, key: K) -> V:
-        return self._rows()[key]
+        return self._make_rows()[key]
 
     def __iter__(self) -> Iterator[K]:
-        return iter(self._rows())
+        return iter(self._make_rows())
 
     def __len__(self) -> int:
-        return len(self._rows())
+        return len(self._make_rows())
 
 
 _decode_row = msgspec.json.Decoder(DemandRow).decode
@@ -194,14 +194,14 @@ def read_job_outlooks(board: Board) -> dict[str, JobOutlook]:
     rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
     verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
-    details = msgspec.json.decode(board.raw("doc.job"), type=dict[str, _Detail])
+    details = msgspec.json.decode(board.raw("doc.job"), type=dict[str, _JobDetail])
     kept_ms = {(row.job, row.attempt): row.kept_ms for row in running}
     known = sorted((row for row in rows if row.state in ("queued", "running")), key=lambda row: row.attempt)
     return {row.job: _make_job_outlook(row, kept_ms, verdicts.get(row.job), details.get(row.job)) for row in known}
 
 
 def _make_job_outlook(
-    row: JobRow, kept_ms: Mapping[tuple[str, int], int | None], verdict: "_Verdict | None", detail: "_Detail | None"
+    row: JobRow, kept_ms: Mapping[tuple[str, int], int | None], verdict: "_Verdict | None", detail: "_JobDetail | None"
 ) -> JobOutlook:
     left, run = row.remaining_s, detail.run_s if detail else None
     slow = verdict if verdict is not None and verdict.slow else None
@@ -230,7 +230,7 @@ class _Reason(msgspec.Struct):
     feature: str = ""
 
 
-class _Explained(msgspec.Struct):
+class _NodeExplanation(msgspec.Struct):
     """The part of a node's stored answer that explains the node's risk."""
 
     node: str
@@ -246,25 +246,25 @@ class _Verdict(msgspec.Struct):
     sentence: str
 
 
-class _Asks(msgspec.Struct, frozen=True):
+class _JobRequest(msgspec.Struct, frozen=True):
     limit_s: float | None = None
 
 
-class _JobTimes(msgspec.Struct):
+class _JobEvent(msgspec.Struct):
     """An event of a job. In the event of a submission, `name` is the job's name."""
 
     name: str = ""
 
 
-class _Detail(msgspec.Struct):
+class _JobDetail(msgspec.Struct):
     """The fields that adapters need of a row of `doc.job`, the details of one job."""
 
     run_s: RunQuantiles | None
-    asks: _Asks = _Asks()
-    events: list[_JobTimes] = []
+    asks: _JobRequest = _JobRequest()
+    events: list[_JobEvent] = []
 
 
-_explained = msgspec.json.Decoder(_Explained).decode
+_explained = msgspec.json.Decoder(_NodeExplanation).decode
 
 
 def _find_causes(board: Board, level: Levels) -> dict[str, str]:
@@ -286,21 +286,21 @@ def _find_window_nodes(board: Board) -> dict[str, str]:
     return {names[row]: describe_window(board, names[row]) for row in rows if row < len(names)}
 
 
-def _pools(board: Board, n: int) -> NDArray[Any]:
+def _read_pools(board: Board, n: int) -> NDArray[Any]:
     """Return (node,) the number of each node's pool. It is 0 if the board states no pools."""
     return board.array("node.pool") if "node.pool" in board else np.zeros(n, np.int16)
 
 
-def _domains(board: Board, n: int) -> dict[str, Domains]:
+def _read_domains(board: Board, n: int) -> dict[str, Domains]:
     """Return level → the domains of nodes, for each level that the board states."""
     return {
-        level: Domains(board.names(f"names.{level}"), _fitted(board.array(f"node.domain.{level}"), n, -1))
+        level: Domains(board.names(f"names.{level}"), _fit_rows(board.array(f"node.domain.{level}"), n, -1))
         for level in DOMAIN_LEVELS
         if f"names.{level}" in board and f"node.domain.{level}" in board
     }
 
 
-def _fitted(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+def _fit_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
     """Return `array` with exactly n rows: cut, or filled up with rows of `fill`."""
     missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
     return np.concatenate([array[:n], missing])
@@ -311,4 +311,6 @@ def _find_forbidden_nodes(board: Board) -> dict[str, str]:
 
     These are nodes with a hard signal that the scores do not cover yet.
     """
-    return {node: row.sentence for node, rows in struck(board).items() for row in rows if forbids(row)}
+    return {
+        node: row.sentence for node, rows in find_struck_nodes(board).items() for row in rows if forbids_placement(row)
+    }

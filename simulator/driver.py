@@ -41,11 +41,11 @@ class JobHost(Protocol):
         self, job: str, attempt: int, ranks: Sequence[RankPlacement], profile: WorkloadProfile, now_ms: int
     ) -> None: ...
     def stop_job(self, job: str, now_ms: int) -> object: ...
-    def step_time_s(self, job: str) -> float: ...
-    def step_parts(self, job: str, step_s: float) -> StepParts | None: ...
-    def phase(self, job: str) -> str: ...
-    def failed_jobs(self) -> list[tuple[str, str, str, str]]: ...
-    def answers(self, node: str, exporter: str) -> bool: ...
+    def draw_step_time_s(self, job: str) -> float: ...
+    def split_step(self, job: str, step_s: float) -> StepParts | None: ...
+    def get_phase(self, job: str) -> str: ...
+    def pop_failed_jobs(self) -> list[tuple[str, str, str, str]]: ...
+    def is_answering(self, node: str, exporter: str) -> bool: ...
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class Driver:
     def start_ongoing_jobs(self) -> None:
         """Start the jobs that the simulated past has left running, with their age."""
         for row in self.replay.ongoing:
-            live = self._live(row.job, row.remaining_s)
+            live = self._make_live_job(row.job, row.remaining_s)
             live.sequence, live.last_ms = ONGOING_SEQUENCE, self.replay.start_ms
             live.ranks = row.ranks
             self.fleet.start_job(live.name, 1, row.ranks, live.profile, row.started_ms)
@@ -111,8 +111,8 @@ class Driver:
             tasks.create_task(self._post_requests())
             await self._requests.join()
             self.live.set()
-            tasks.create_task(self._poll())
-            tasks.create_task(self._tick())
+            tasks.create_task(self._poll_decisions())
+            tasks.create_task(self._advance_forever())
 
     async def _send_past_events(self) -> None:
         await self.api.wait_until_ready("/healthz")
@@ -126,12 +126,12 @@ class Driver:
                 row.job, self.gpus_per_node, started_ms=row.started_ms, ranks=row.ranks, **facts
             )
             await self.outbox.put(*events, *live.make_past_checkpoints(row.started_ms, self.replay.start_ms))
-        await self.outbox.drained()
+        await self.outbox.wait_until_empty()
         logger.info("told %d events of the past", self.outbox.posted)
         await self.api.wait_until_ready("/readyz")
         await self._wait_for_running_jobs()
         for job in self.replay.queue:
-            await self._submit(self._live(job, job.run_s), job.submit_ms)
+            await self._submit(self._make_live_job(job, job.run_s), job.submit_ms)
 
     async def _wait_for_running_jobs(self) -> None:
         """Wait until the board shows the running jobs. Otherwise the queue would get their GPUs.
@@ -146,7 +146,7 @@ class Driver:
             await asyncio.sleep(INGESTION_POLL_S)
         logger.warning("after %.0f s the product does not know every running job, going on", INGESTION_LIMIT_S)
 
-    def _live(self, job: TraceJob, remaining_s: float) -> LiveJob:
+    def _make_live_job(self, job: TraceJob, remaining_s: float) -> LiveJob:
         return LiveJob(job, self.profile_of(job), remaining_s=remaining_s, safe_s=remaining_s)
 
     async def submit(self, live: LiveJob) -> "asyncio.Future[dict[str, Any]]":
@@ -158,17 +158,17 @@ class Driver:
     async def _submit(self, live: LiveJob, time_ms: int) -> None:
         self.waiting[live.request_id] = live
         self.counters.submitted += 1
-        await self.outbox.put(*live.submitted(time_ms, self.gpus_per_node))
+        await self.outbox.put(*live.make_submission_events(time_ms, self.gpus_per_node))
         self._requests.put_nowait(live)
 
     async def _post_requests(self) -> None:
         while True:
             live = await self._requests.get()
-            if not await self.api.enqueue(live.request(self.gpus_per_node)):
-                self._give_up(live.request_id)
+            if not await self.api.enqueue(live.make_request(self.gpus_per_node)):
+                self._drop_request(live.request_id)
             self._requests.task_done()
 
-    def _give_up(self, request_id: str) -> None:
+    def _drop_request(self, request_id: str) -> None:
         """Forget a request that the engine will never place."""
         if self.waiting.pop(request_id, None) is not None:
             self.counters.refused += 1
@@ -176,7 +176,7 @@ class Driver:
 
     # Decisions
 
-    async def _poll(self) -> None:
+    async def _poll_decisions(self) -> None:
         while True:
             answer = await self.api.get(f"/v1/placements?after={self._cursor}&limit=500") or {}
             for row in answer.get("rows", ()):
@@ -190,7 +190,7 @@ class Driver:
         if future is not None and not future.done():
             future.set_result(row)
         if row["outcome"] == "refused":
-            self._give_up(request_id)
+            self._drop_request(request_id)
         if row["outcome"] != "placed":
             return
         now_ms = self.clock.now_ms()
@@ -200,7 +200,7 @@ class Driver:
         if live is not None and expired:
             await self._resubmit_job(live)
         elif live is not None:
-            await self._start(live, ranks, now_ms)
+            await self._start_job(live, ranks, now_ms)
         elif not expired and (row.get("job") or request_id) not in self.running:
             await self._start_visitor_job(row, ranks, now_ms)
 
@@ -208,20 +208,20 @@ class Driver:
         """Start a job that another user of the product submitted. It runs for half an hour."""
         gpus = max(1, sum(len(rank.gpus) for rank in ranks))
         job = TraceJob(row.get("job") or row["request_id"], now_ms, VISITOR_RUN_S, gpus, "", "training")
-        live = self._live(job, VISITOR_RUN_S)
+        live = self._make_live_job(job, VISITOR_RUN_S)
         live.attempt = int(row.get("attempt", 1))
-        await self.outbox.put(*live.submitted(now_ms, self.gpus_per_node))
-        await self._start(live, ranks, now_ms)
+        await self.outbox.put(*live.make_submission_events(now_ms, self.gpus_per_node))
+        await self._start_job(live, ranks, now_ms)
 
-    async def _start(self, live: LiveJob, ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
+    async def _start_job(self, live: LiveJob, ranks: tuple[RankPlacement, ...], now_ms: int) -> None:
         self.fleet.start_job(live.name, live.attempt, ranks, live.profile, now_ms)
         self.running[live.name] = live
         self.counters.placed += 1
-        await self.outbox.put(live.start(ranks, now_ms))
+        await self.outbox.put(live.start_on_ranks(ranks, now_ms))
 
     # Life of running jobs
 
-    async def _tick(self) -> None:
+    async def _advance_forever(self) -> None:
         while True:
             await self.advance(self.clock.now_ms())
             await asyncio.sleep(TICK_S)
@@ -229,28 +229,28 @@ class Driver:
     async def advance(self, now_ms: int) -> None:
         """Submit jobs that have arrived, advance running jobs to `now_ms`, and handle failed jobs."""
         while self._next is not None and self._next.submit_ms <= now_ms:
-            await self._submit(self._live(self._next, self._next.run_s), self._next.submit_ms)
+            await self._submit(self._make_live_job(self._next, self._next.run_s), self._next.submit_ms)
             self._next = next(self._ahead, None)
-        for job, category, node, message in self.fleet.failed_jobs():
+        for job, category, node, message in self.fleet.pop_failed_jobs():
             await self._handle_job_failure(job, category, node, message, now_ms)
         await self._report_returned_nodes(now_ms)
         for live in list(self.running.values()):
-            await self._work(live, now_ms)
+            await self._advance_job(live, now_ms)
         self.counters.running, self.counters.queued = len(self.running), len(self.waiting)
 
-    async def _work(self, live: LiveJob, now_ms: int) -> None:
-        phase, step_s = self.fleet.phase(live.name), self.fleet.step_time_s(live.name)
-        end_ms = live.progress(phase, step_s, now_ms)
+    async def _advance_job(self, live: LiveJob, now_ms: int) -> None:
+        phase, step_s = self.fleet.get_phase(live.name), self.fleet.draw_step_time_s(live.name)
+        end_ms = live.advance_work(phase, step_s, now_ms)
         if end_ms is None:
-            events = live.report(phase, step_s, now_ms, self.fleet.step_parts(live.name, step_s))
+            events = live.make_due_events(phase, step_s, now_ms, self.fleet.split_step(live.name, step_s))
             if events:
                 await self.outbox.put(*events)
             return
-        self._stop(live, now_ms)
+        self._stop_job(live, now_ms)
         self.counters.finished += 1
-        await self.outbox.put(live.finish(end_ms))
+        await self.outbox.put(live.make_finished_event(end_ms))
 
-    def _stop(self, live: LiveJob, now_ms: int) -> None:
+    def _stop_job(self, live: LiveJob, now_ms: int) -> None:
         self.fleet.stop_job(live.name, now_ms)
         self.running.pop(live.name, None)
 
@@ -258,26 +258,26 @@ class Driver:
         live = self.running.get(job)
         if live is None:
             return
-        await self.end(live, category, node, message)
+        await self.fail_job(live, category, node, message)
         if category == "node_lost" and node not in self._lost:
             self._lost.add(node)
             await self.outbox.put(self._make_node_event(node, "lost", message, now_ms))
         await self._resubmit_job(live)
 
     async def _report_returned_nodes(self, now_ms: int) -> None:
-        for node in [name for name in self._lost if self.fleet.answers(name, "dcgm")]:
+        for node in [name for name in self._lost if self.fleet.is_answering(name, "dcgm")]:
             self._lost.remove(node)
             await self.outbox.put(self._make_node_event(node, "returned", "answers again", now_ms))
 
-    async def end(self, live: LiveJob, category: str, node: str, message: str) -> None:
+    async def fail_job(self, live: LiveJob, category: str, node: str, message: str) -> None:
         """Stop a running job, and report it as failed."""
         now_ms = self.clock.now_ms()
-        self._stop(live, now_ms)
+        self._stop_job(live, now_ms)
         self.counters.failed += 1
-        await self.outbox.put(live.fail(_category(category), node, message, now_ms))
+        await self.outbox.put(live.make_failed_event(_normalise_category(category), node, message, now_ms))
 
     async def _resubmit_job(self, live: LiveJob) -> None:
-        await self._submit(live.again(), self.clock.now_ms())
+        await self._submit(live.make_next_attempt(), self.clock.now_ms())
 
     def _make_node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:
         """Return a node event as a site's own health check would send it."""
@@ -286,7 +286,7 @@ class Driver:
             node=node, source="site", sequence=self._node_sequence, time_ms=now_ms, type=type, message=message
         )
 
-    def status(self) -> dict[str, Any]:
+    def make_status(self) -> dict[str, Any]:
         """Return the counters, for the status file."""
         return {
             "jobs": asdict(self.counters),
@@ -294,5 +294,5 @@ class Driver:
         }
 
 
-def _category(text: str) -> FailureCategory:
+def _normalise_category(text: str) -> FailureCategory:
     return text if text in _CATEGORIES else "unknown"  # type: ignore[return-value]

@@ -50,7 +50,7 @@ class TruthRecorder:
 
     def record(self, now_ms: int) -> None:
         """Record the affected jobs at `now_ms`. The caller calls it after every advance of the fleet."""
-        for incident in self.plan.active():
+        for incident in self.plan.list_incidents():
             if now_ms < incident.start_ms - incident.lead_ms:
                 continue
             self.seen[incident.fault_id] = incident
@@ -61,8 +61,8 @@ class TruthRecorder:
             if job == found[0]:
                 self.slowdown[incident.fault_id] = max(self.slowdown.get(incident.fault_id, 1.0), found[1])
 
-    def truths(self) -> list[FaultTruth]:
-        return [self._make_truth(record) for record in sorted(self.plan.records(), key=lambda row: row.start_ms)]
+    def make_truths(self) -> list[FaultTruth]:
+        return [self._make_truth(record) for record in sorted(self.plan.list_records(), key=lambda row: row.start_ms)]
 
     def _make_truth(self, record: FaultRecord) -> FaultTruth:
         incident = self.seen[record.fault_id]
@@ -71,18 +71,18 @@ class TruthRecorder:
             job=self.jobs.get(record.fault_id),
             precursor=incident.lead_ms > 0,
             lead_s=incident.lead_ms / 1000,
-            magnitude=_numbers(incident.shape),
+            magnitude=_list_numbers(incident.shape),
             slowdown=round(min(self.slowdown.get(record.fault_id, 1.0), 1e6), 3),
         )
 
 
-def _numbers(shape: Any) -> dict[str, float]:
+def _list_numbers(shape: Any) -> dict[str, float]:
     """Return name → drawn number of a fault's shape."""
     found: dict[str, float] = {}
     for one in fields(shape):
         value = getattr(shape, one.name)
         if isinstance(value, ActivityLevels):
-            found |= _numbers(value)
+            found |= _list_numbers(value)
         elif isinstance(value, (bool, int, float)) and one.name not in STATE and np.isfinite(float(value)):
             found[one.name] = round(float(value), 6)
     return found
@@ -101,26 +101,26 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
     truth_recorder = TruthRecorder(fleet.faults, lambda node, unit: _find_job_and_slowdown(tenants, node, unit))
     spec.write_topology(folder / "topology.toml")
     repairs = Repairs(fleet.faults, fleet.names)
-    step_ms, start_ms = round(file.interval_s * 1000), start_of(file)
+    step_ms, start_ms = round(file.interval_s * 1000), parse_start_ms(file)
     rounds = int(file.hours * 3600 / file.interval_s)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
         for number in range(1, rounds + 1):
             now_ms = start_ms + number * step_ms
             if number == 1 + int(WARM_UP_S / file.interval_s):
-                fleet.faults.begin(file.settings())
+                fleet.faults.start_drawing(file.make_settings())
             fleet.advance(now_ms)
             truth_recorder.record(now_ms)
-            write_events(events, tenants.step(now_ms))
+            write_events(events, tenants.advance_jobs(now_ms))
             if file.draw.repairs_told:
-                write_events(node_events, repairs.step(now_ms))
-            recorder.take(now_ms)
+                write_events(node_events, repairs.make_due_events(now_ms))
+            recorder.record_scrape(now_ms)
             if number % max(1, rounds // 10) == 0:
                 say(f"{number * file.interval_s / 3600:.1f} h of {file.hours:g}")
     recorder.close()
-    return write_truth_file(folder, truth_recorder.truths(), say)
+    return write_truth_file(folder, truth_recorder.make_truths(), say)
 
 
-def start_of(file: FaultFile) -> int:
+def parse_start_ms(file: FaultFile) -> int:
     """Return the start of a run in Unix ms. Raises ConfigError if the file states no valid time."""
     try:
         start = datetime.fromisoformat(file.start)
@@ -133,7 +133,7 @@ def make_folder(parent: Path, file: FaultFile, interval_s: float | None = None) 
     """Create the folder of a run, with the settings in use. Raises ConfigError if it exists already."""
     if interval_s is not None:
         file = msgspec.structs.replace(file, interval_s=interval_s)
-    start_of(file)
+    parse_start_ms(file)
     folder = parent / f"{file.name}-{file.seed}"
     if folder.exists():
         raise ConfigError(f"{folder} is there already: choose another --out, --seed or name, or remove it")

@@ -74,20 +74,22 @@ class LiveJob:
     def gpus(self) -> int:
         return sum(len(rank.gpus) for rank in self.ranks) or self.job.gpus
 
-    def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
+    def make_next_event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
         """Make the next event of this attempt, and advance the sequence."""
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
         return event
 
-    def submitted(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
+    def make_submission_events(self, now_ms: int, gpus_per_node: int) -> tuple[JobEvent, ...]:
         """Make the first events of an attempt: `submitted` and `queued`."""
-        shape = self._shape(gpus_per_node) | self.make_submission_facts()
-        return self.event(Submitted, now_ms, **shape), self.event(Queued, now_ms, reason="waits for GPUs")
+        shape = self._make_shape_fields(gpus_per_node) | self.make_submission_facts()
+        return self.make_next_event(Submitted, now_ms, **shape), self.make_next_event(
+            Queued, now_ms, reason="waits for GPUs"
+        )
 
-    def request(self, gpus_per_node: int) -> PlacementRequest:
+    def make_request(self, gpus_per_node: int) -> PlacementRequest:
         """Return the placement request for the product's queue."""
-        shape = self._shape(gpus_per_node)
+        shape = self._make_shape_fields(gpus_per_node)
         return PlacementRequest(request_id=self.request_id, job=self.name, attempt=self.attempt, **shape)
 
     def make_submission_facts(self) -> dict[str, Any]:
@@ -103,8 +105,8 @@ class LiveJob:
     def reports_steps(self) -> bool:
         return self.gpus >= GANG_GPUS
 
-    def _shape(self, gpus_per_node: int) -> dict[str, Any]:
-        members, each = self.job.shape(gpus_per_node)
+    def _make_shape_fields(self, gpus_per_node: int) -> dict[str, Any]:
+        members, each = self.job.compute_gang_shape(gpus_per_node)
         return {
             "queue": self.job.queue,
             "user": self.job.user,
@@ -114,11 +116,11 @@ class LiveJob:
             "priority": self.priority,
         }
 
-    def start(self, ranks: tuple[RankPlacement, ...], now_ms: int) -> JobEvent:
+    def start_on_ranks(self, ranks: tuple[RankPlacement, ...], now_ms: int) -> JobEvent:
         self.ranks, self.last_ms, self.next_step_ms = ranks, now_ms, now_ms + STEP_EVERY_MS
-        return self.event(Started, now_ms, ranks=ranks)
+        return self.make_next_event(Started, now_ms, ranks=ranks)
 
-    def progress(self, phase: str, step_s: float, now_ms: int) -> int | None:
+    def advance_work(self, phase: str, step_s: float, now_ms: int) -> int | None:
         """Do the work since the last call. Returns the job's end in Unix ms, or None if it is not done.
 
         step_s: the present length of a step. `nan`: the job loads. `inf`: it hangs and does no work. Slow steps
@@ -139,9 +141,9 @@ class LiveJob:
         """Make the events of the job's last checkpoints before `now_ms`."""
         spans = self.profile.find_past_checkpoints(started_ms, now_ms, MAX_EARLIER_CHECKPOINTS)
         edges = [edge for begin_ms, end_ms in spans for edge in (("begin", begin_ms), ("end", end_ms))]
-        return [self.event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
+        return [self.make_next_event(Checkpoint, time_ms, edge=edge) for edge, time_ms in edges]
 
-    def report(self, phase: str, step_s: float, now_ms: int, parts: StepParts | None = None) -> list[JobEvent]:
+    def make_due_events(self, phase: str, step_s: float, now_ms: int, parts: StepParts | None = None) -> list[JobEvent]:
         """Make the phase, checkpoint and step events that are due. parts: the parts of a step now."""
         events: list[JobEvent] = []
         if phase and phase != self.phase:
@@ -152,28 +154,28 @@ class LiveJob:
             about: dict[str, Any] = {"step": int(self.step), "duration_s": round(step_s, 4)}
             if self.profile.trains:
                 about |= {"tokens": self.profile.tokens_per_step, "parts": parts}
-            events.append(self.event(Step, now_ms, **about))
+            events.append(self.make_next_event(Step, now_ms, **about))
         return events
 
     def _change_phase(self, phase: str, now_ms: int) -> list[JobEvent]:
         before, self.phase = self.phase, phase
         events: list[JobEvent] = []
         if phase in PHASES:
-            events.append(self.event(Phase, now_ms, name=phase))
+            events.append(self.make_next_event(Phase, now_ms, name=phase))
         if phase == "checkpoint":
-            events.append(self.event(Checkpoint, now_ms, edge="begin"))
+            events.append(self.make_next_event(Checkpoint, now_ms, edge="begin"))
         if before == "checkpoint":
             self.safe_s = self.remaining_s
-            events.append(self.event(Checkpoint, now_ms, edge="end"))
+            events.append(self.make_next_event(Checkpoint, now_ms, edge="end"))
         return events
 
-    def finish(self, time_ms: int) -> JobEvent:
-        return self.event(Finished, time_ms)
+    def make_finished_event(self, time_ms: int) -> JobEvent:
+        return self.make_next_event(Finished, time_ms)
 
-    def fail(self, category: FailureCategory, node: str, message: str, time_ms: int) -> JobEvent:
-        return self.event(Failed, time_ms, category=category, node=node, message=message)
+    def make_failed_event(self, category: FailureCategory, node: str, message: str, time_ms: int) -> JobEvent:
+        return self.make_next_event(Failed, time_ms, category=category, node=node, message=message)
 
-    def again(self) -> "LiveJob":
+    def make_next_attempt(self) -> "LiveJob":
         """Return the next attempt of the job, which must redo the work since the last checkpoint."""
         return LiveJob(
             self.job,

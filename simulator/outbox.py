@@ -30,18 +30,20 @@ class ProductApi:
         self._url = url.rstrip("/")
         self.retries = 0
 
-    async def call(self, method: str, path: str, body: bytes | None = None, kind: str = "json") -> tuple[int, bytes]:
+    async def request_until_answered(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "json"
+    ) -> tuple[int, bytes]:
         """Send a request until an answer needs no retry, and return its (status, body)."""
         pause_s = FIRST_PAUSE_S
         while True:
-            answer = await self.once(method, path, body, kind)
+            answer = await self.request_once(method, path, body, kind)
             if answer is not None and answer[0] not in TRY_AGAIN:
                 return answer
             self.retries += 1
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    async def once(
+    async def request_once(
         self, method: str, path: str, body: bytes | None = None, kind: str = "json"
     ) -> tuple[int, bytes] | None:
         """Send a request once. Returns (status, body), or None if there was no answer."""
@@ -54,7 +56,7 @@ class ProductApi:
 
     async def get(self, path: str) -> dict[str, Any] | None:
         """Get a JSON object with a single attempt. Returns None if the answer is no such object."""
-        answer = await self.once("GET", path)
+        answer = await self.request_once("GET", path)
         if answer is None or answer[0] != 200:
             return None
         try:
@@ -65,7 +67,7 @@ class ProductApi:
     async def wait_until_ready(self, path: str) -> None:
         """Poll `path` until it answers with status 200."""
         while True:
-            answer = await self.once("GET", path)
+            answer = await self.request_once("GET", path)
             if answer is not None and answer[0] == 200:
                 return
             await asyncio.sleep(FIRST_PAUSE_S)
@@ -73,24 +75,24 @@ class ProductApi:
     async def post_events(self, events: Sequence[JobEvent | NodeEvent]) -> int:
         """Post one batch as JSON lines until it is accepted. Returns the number of rejected events."""
         body = b"\n".join(map(msgspec.json.encode, events)) + b"\n"
-        status, text = await self.call("POST", "/v1/events", body, "x-ndjson")
+        status, text = await self.request_until_answered("POST", "/v1/events", body, "x-ndjson")
         if status == 413 and len(events) > 1:
             half = len(events) // 2
             return await self.post_events(events[:half]) + await self.post_events(events[half:])
-        rejected = _rejected(status, text, len(events))
+        rejected = _count_rejected(status, text, len(events))
         if rejected:
             logger.warning("%d of %d events were rejected (%d): %.300s", rejected, len(events), status, text)
         return rejected
 
     async def enqueue(self, request: PlacementRequest) -> bool:
         """Add a placement request to the product's queue. Returns False if it is refused, and logs why."""
-        status, text = await self.call("POST", "/v1/queue", msgspec.json.encode(request))
+        status, text = await self.request_until_answered("POST", "/v1/queue", msgspec.json.encode(request))
         if status >= 400:
             logger.warning("queue request %s was refused (%d): %.300s", request.request_id, status, text)
         return status < 400
 
 
-def _rejected(status: int, text: bytes, count: int) -> int:
+def _count_rejected(status: int, text: bytes, count: int) -> int:
     if status >= 400:
         return count
     try:
@@ -120,7 +122,7 @@ class Outbox:
             self._waiting.extend(events)
             self._changed.notify_all()
 
-    async def drained(self) -> None:
+    async def wait_until_empty(self) -> None:
         """Wait until all events have been posted."""
         async with self._changed:
             await self._changed.wait_for(lambda: not self._waiting)

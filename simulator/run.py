@@ -26,7 +26,7 @@ import numpy as np
 from fleetcast.fleet.clock import ScaledClock
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.events import Started, Submitted
-from fleetcast.fleet.process import bearer
+from fleetcast.fleet.process import make_token_headers
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.ingest.topology.load import load_topology
@@ -38,7 +38,7 @@ from fleetcast.simulator.faults.truth import append_truth
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.exporters import Breakage, ExporterServer, PageSource
 from fleetcast.simulator.hardware.h100 import RecordedFleet, load_recorded_fleet
-from fleetcast.simulator.hardware.workload import WorkloadProfile, profile_of
+from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_profile
 from fleetcast.simulator.outbox import Outbox, ProductApi
 from fleetcast.simulator.story import Story
 from fleetcast.simulator.teams import assign_teams, format_queues_toml
@@ -93,7 +93,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     fleet = SimulatedFleet(spec, options.seed)
     spec.write_topology(options.out / "topology.toml")
     if options.teams:  # a service may start from here on
-        _replace(options.out / "queues.toml", format_queues_toml(spec.nodes * spec.gpus).encode())
+        _replace_file(options.out / "queues.toml", format_queues_toml(spec.nodes * spec.gpus).encode())
     trace = load_trace(
         options.data,
         nodes=spec.nodes,
@@ -108,18 +108,23 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     replay = fast_forward_trace(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
     logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
     logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)
-    async with _session() as session:
+    async with _open_session() as session:
         driver = make_driver(options, fleet, trace, replay, ProductApi(session, options.api))
         driver.start_ongoing_jobs()
         story = Story(driver, fleet.faults, options.out / "story.jsonl")
         about = {"note": trace.note, "source": trace.source, "skipped_jobs": trace.skipped}
-        works = [driver.run(), _advance(fleet, options)] + ([story.run()] if options.story else [])
-        async with _served(fleet, options) as served:
-            works.append(_trouble(driver, fleet, settings, served))
-            await _until(
-                stop, works, served, options, quiet, lambda: about | driver.status() | {"live": driver.live.is_set()}
+        works = [driver.run(), _advance_forever(fleet, options)] + ([story.run()] if options.story else [])
+        async with _serve_pages(fleet, options) as served:
+            works.append(_start_faults_and_breakage(driver, fleet, settings, served))
+            await _run_until_stopped(
+                stop,
+                works,
+                served,
+                options,
+                quiet,
+                lambda: about | driver.make_status() | {"live": driver.live.is_set()},
             )
-        append_truth(options.out / "truth.jsonl", fleet.faults.changes())
+        append_truth(options.out / "truth.jsonl", fleet.faults.pop_changed_records())
 
 
 def make_driver(
@@ -127,29 +132,31 @@ def make_driver(
 ) -> Driver:
     """Make a driver for the jobs of the trace that arrive after the start."""
 
-    def profile(job: TraceJob) -> WorkloadProfile:
-        return profile_of(job.job, job.gpus, job.class_, seed=options.seed)
+    def make_profile(job: TraceJob) -> WorkloadProfile:
+        return draw_job_profile(job.job, job.gpus, job.class_, seed=options.seed)
 
     first = int(np.searchsorted(trace.submit_ms, trace.start_ms))
-    arrivals = (trace.row(index) for index in range(first, len(trace)))
-    return Driver(fleet, api, options.clock, replay, arrivals, profile, options.spec.gpus)
+    arrivals = (trace.get_job(index) for index in range(first, len(trace)))
+    return Driver(fleet, api, options.clock, replay, arrivals, make_profile, options.spec.gpus)
 
 
-async def _advance(fleet: SimulatedFleet, options: SimulationOptions) -> None:
+async def _advance_forever(fleet: SimulatedFleet, options: SimulationOptions) -> None:
     """Advance the fleet and write the truth to disk for ever, even if no pages are scraped."""
     while True:
         fleet.advance(options.clock.now_ms())
-        append_truth(options.out / "truth.jsonl", fleet.faults.changes())
+        append_truth(options.out / "truth.jsonl", fleet.faults.pop_changed_records())
         await asyncio.sleep(STEP_S)
 
 
-async def _trouble(driver: Driver, fleet: SimulatedFleet, settings: FaultSettings, served: "_Served") -> None:
+async def _start_faults_and_breakage(
+    driver: Driver, fleet: SimulatedFleet, settings: FaultSettings, served: "_PageServer"
+) -> None:
     """Start faults and broken lines once the driver has sent the past.
 
     Before that, the product has nothing to compare with.
     """
     await driver.live.wait()
-    fleet.faults.begin(settings)
+    fleet.faults.start_drawing(settings)
     served.breakage.share = BAD_SHARE
 
 
@@ -174,7 +181,7 @@ def load_fault_settings(path: Path | None) -> FaultSettings:
 async def _run_recorded_fleet(options: SimulationOptions, stop: asyncio.Event, quiet: asyncio.Event) -> None:
     fleet = load_recorded_fleet(options.data)
     (options.out / "truth.jsonl").touch()
-    async with _session() as session:
+    async with _open_session() as session:
         api = ProductApi(session, options.api)
         outbox = Outbox(api)
         works = [outbox.run(), _send_recorded_events(fleet, outbox, options)]
@@ -186,12 +193,12 @@ async def _run_recorded_fleet(options: SimulationOptions, stop: asyncio.Event, q
             "jobs": running,
             "live": True,
         }
-        async with _served(fleet, options) as served:
+        async with _serve_pages(fleet, options) as served:
             works.append(_start_breakage(api, served))
-            await _until(stop, works, served, options, quiet, lambda: about)
+            await _run_until_stopped(stop, works, served, options, quiet, lambda: about)
 
 
-async def _start_breakage(api: ProductApi, served: "_Served") -> None:
+async def _start_breakage(api: ProductApi, served: "_PageServer") -> None:
     await api.wait_until_ready("/readyz")
     served.breakage.share = BAD_SHARE
 
@@ -202,7 +209,7 @@ def find_recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
     Nodes without a page of their GPUs are left out, because their GPUs are unknown. So is the baseline, which
     ran no job.
     """
-    nodes = sorted({node for node, exporter in fleet.targets() if exporter == "dcgm"} - {IDLE_RUN})
+    nodes = sorted({node for node, exporter in fleet.list_targets() if exporter == "dcgm"} - {IDLE_RUN})
     return {job: list(found) for job, found in itertools.groupby(nodes, lambda name: name.split("-")[0])}
 
 
@@ -221,13 +228,13 @@ async def _send_recorded_events(fleet: RecordedFleet, outbox: Outbox, options: S
 
 
 @dataclass(slots=True)
-class _Served:
+class _PageServer:
     server: ExporterServer
     breakage: Breakage
 
 
 @asynccontextmanager
-async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterator[_Served]:
+async def _serve_pages(source: PageSource, options: SimulationOptions) -> AsyncIterator[_PageServer]:
     """Serve exporter pages on loopback while the context is open.
 
     It writes the targets file last, when all exporters answer.
@@ -237,16 +244,16 @@ async def _served(source: PageSource, options: SimulationOptions) -> AsyncIterat
     server = ExporterServer(source, options.clock, breakage)
     await server.start("127.0.0.1", options.port)
     try:
-        _replace(options.out / "targets.txt", "\n".join(server.urls()).encode() + b"\n")
-        yield _Served(server, breakage)
+        _replace_file(options.out / "targets.txt", "\n".join(server.list_urls()).encode() + b"\n")
+        yield _PageServer(server, breakage)
     finally:
         await server.close()
 
 
-async def _until(
+async def _run_until_stopped(
     stop: asyncio.Event,
     works: list[Any],
-    served: _Served,
+    served: _PageServer,
     options: SimulationOptions,
     quiet: asyncio.Event,
     status: Callable[[], dict[str, Any]],
@@ -281,17 +288,17 @@ async def _wait_for_signal(stop: asyncio.Event, quiet: asyncio.Event) -> None:
 def _write_status(options: SimulationOptions, server: ExporterServer, status: dict[str, Any]) -> None:
     counts = {"pages_served": server.pages_served, "bad_records_injected": server.bad_records_injected}
     body = {"time_ms": options.clock.now_ms(), "seed": options.seed} | counts | status
-    _replace(options.out / "sim.json", msgspec.json.encode(body))
+    _replace_file(options.out / "sim.json", msgspec.json.encode(body))
 
 
-def _replace(path: Path, content: bytes) -> None:
+def _replace_file(path: Path, content: bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.write_bytes(content)
     part.replace(path)
 
 
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S), headers=bearer())
+def _open_session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_TIMEOUT_S), headers=make_token_headers())
 
 
 @contextmanager

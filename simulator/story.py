@@ -44,22 +44,22 @@ class Story:
     async def run(self) -> None:
         await self.driver.live.wait()
         await asyncio.sleep(self.begins_s)
-        gang = largest_gang(self.driver, self.faults.list_faulty_nodes())
+        gang = find_largest_gang(self.driver, self.faults.list_faulty_nodes())
         if gang is None:
-            self.write("none", "no gang spans two healthy nodes: no story in this run")
+            self.write_turn("none", "no gang spans two healthy nodes: no story in this run")
             return
-        node = self._throttle(gang)
-        await self._watch(gang, node)
+        node = self._inject_throttle(gang)
+        await self._wait_for_detection(gang, node)
         decision = await self._submit_next_gang(gang, node)
-        await self._placed(decision, node)
+        await self._write_verdict(decision, node)
 
-    def write(self, event: str, sentence: str) -> None:
+    def write_turn(self, event: str, sentence: str) -> None:
         """Append one turn to the story's file."""
         line = {"time_ms": self.driver.clock.now_ms(), "event": event, "sentence": sentence}
         with self.path.open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
-    def _throttle(self, gang: LiveJob) -> str:
+    def _inject_throttle(self, gang: LiveJob) -> str:
         """Simulate a failed fan: one GPU of the gang's first node begins to throttle hard. Returns the node."""
         rank = gang.ranks[0]
         gpu = rank.gpus[0]
@@ -68,11 +68,13 @@ class Story:
         self.faults.inject(
             "thermal_throttle", rank.node, gpu, now_ms, end_ms=end_ms, hard=True, hard_ratio=0.5, tau_s=25.0
         )
-        size = f"{gang.gpus} GPUs on {len(hosts(gang))} nodes"
-        self.write("throttle", f"a fan fails in {rank.node}: GPU {gpu} under {gang.name}, the largest gang ({size})")
+        size = f"{gang.gpus} GPUs on {len(list_hosts(gang))} nodes"
+        self.write_turn(
+            "throttle", f"a fan fails in {rank.node}: GPU {gpu} under {gang.name}, the largest gang ({size})"
+        )
         return rank.node
 
-    async def _watch(self, gang: LiveJob, node: str) -> None:
+    async def _wait_for_detection(self, gang: LiveJob, node: str) -> None:
         """Poll the API until the node is flagged and the straggler named, as an operator would.
 
         Gives up after `patience_s`.
@@ -83,12 +85,12 @@ class Story:
             await asyncio.sleep(CHECK_INTERVAL_S)
             if not flagged and (sentence := describe_flag(await self.driver.api.get(f"/v1/nodes/{node}"))):
                 flagged = True
-                self.write("flagged", f"{node} is flagged: {sentence}")
+                self.write_turn("flagged", f"{node} is flagged: {sentence}")
             patient = time.monotonic() - began < self.patience_s - 2 * CHECK_INTERVAL_S
             stragglers = await self.driver.api.get(f"/v1/jobs/{gang.name}/stragglers")
             if not named and (sentence := describe_culprit(stragglers, measured=patient)):
                 named = True
-                self.write("straggler", f"{gang.name} is slow: {sentence}")
+                self.write_turn("straggler", f"{gang.name} is slow: {sentence}")
 
     async def _submit_next_gang(self, gang: LiveJob, node: str) -> "asyncio.Future[dict[str, Any]]":
         """Submit the owner's next gang, elastic and with high priority, then stop the slow one.
@@ -96,7 +98,7 @@ class Story:
         Returns the future of the next gang's decision.
         """
         driver = self.driver
-        members = len(hosts(gang))
+        members = len(list_hosts(gang))
         each = driver.gpus_per_node
         queue = POOL if gang.job.queue == POOL else URGENT
         now_ms, gpus = driver.clock.now_ms(), members * each
@@ -104,23 +106,23 @@ class Story:
         following = LiveJob(job, driver.profile_of(job), NEXT_RUN_S, NEXT_RUN_S, priority=PRIORITY)
         following.gang = Gang(max(1, members // 2), members)
         decision = await driver.submit(following)
-        self.write("next", f"the owner of {gang.name} stops it and sends the next gang: {members} x {each} GPUs")
+        self.write_turn("next", f"the owner of {gang.name} stops it and sends the next gang: {members} x {each} GPUs")
         if driver.running.get(gang.name) is gang:
-            await driver.end(gang, "cancelled", node, f"stopped by its owner: {node} is slow")
+            await driver.fail_job(gang, "cancelled", node, f"stopped by its owner: {node} is slow")
         return decision
 
-    async def _placed(self, decision: "asyncio.Future[dict[str, Any]]", node: str) -> None:
+    async def _write_verdict(self, decision: "asyncio.Future[dict[str, Any]]", node: str) -> None:
         row = await decision
         used = {rank["node"] for rank in row.get("ranks", ())}
         verdict = "avoided" if row["outcome"] == "placed" and node not in used else "not_avoided"
-        self.write(verdict, f"the next gang: {row['sentence']}")
+        self.write_turn(verdict, f"the next gang: {row['sentence']}")
 
 
-def hosts(job: LiveJob) -> tuple[str, ...]:
+def list_hosts(job: LiveJob) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.node for rank in job.ranks))
 
 
-def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
+def find_largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
     """Return the running gang on the most nodes that is healthy and will run for another hour, or None.
 
     Ties go to the gang with the highest power.
@@ -128,9 +130,9 @@ def largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
     fit = [
         job
         for job in driver.running.values()
-        if len(hosts(job)) > 1 and job.remaining_s > LONG_ENOUGH_S and not faulty & set(hosts(job))
+        if len(list_hosts(job)) > 1 and job.remaining_s > LONG_ENOUGH_S and not faulty & set(list_hosts(job))
     ]
-    return max(fit, key=lambda job: (len(hosts(job)), job.profile.power_w), default=None)
+    return max(fit, key=lambda job: (len(list_hosts(job)), job.profile.power_w), default=None)
 
 
 def describe_flag(node: dict[str, Any] | None) -> str:

@@ -39,7 +39,7 @@ TEAMS = (
 def assign_teams(trace: JobTrace) -> JobTrace:
     """Return the trace with a queue and a user for each job, the same in every run."""
     teams = [choose_team(job) for job in trace.job]
-    queues = tuple(_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
+    queues = tuple(_choose_queue(team, gpus) for team, gpus in zip(teams, trace.gpus.tolist(), strict=True))
     users = tuple(_choose_person(team, job) for team, job in zip(teams, trace.job, strict=True))
     return replace(trace, queue=queues, user=users)
 
@@ -58,7 +58,7 @@ def choose_team(job: str) -> Team:
     raise AssertionError("demands add up to 100")
 
 
-def _queue(team: Team, gpus: int) -> str:
+def _choose_queue(team: Team, gpus: int) -> str:
     if team.name != "language":
         return team.name
     return "language/pretraining" if gpus >= LARGE_GPUS else "language/tuning"

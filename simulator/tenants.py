@@ -56,7 +56,7 @@ class Tenancy:
     reported_ms: int = 0
     ranks: tuple[RankPlacement, ...] = ()
 
-    def event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
+    def make_next_event(self, kind: type[Event], time_ms: int, **fields: Any) -> Event:
         event = kind(job=self.name, attempt=self.attempt, sequence=self.sequence, time_ms=time_ms, **fields)
         self.sequence += 1
         return event
@@ -77,16 +77,16 @@ class Tenants:
     _next: Tenancy | None = None
     _shown_ms: dict[int, int] = field(default_factory=dict)  # node row -> since when its fault is plain to see
 
-    def step(self, now_ms: int) -> list[JobEvent]:
+    def advance_jobs(self, now_ms: int) -> list[JobEvent]:
         """Process failures, ends and starts of jobs until `now_ms`. Returns the events that the jobs report."""
         dt_s = 0.0 if self.last_ms is None else (now_ms - self.last_ms) / 1000
         first, self.last_ms = self.last_ms is None, now_ms
         events: list[JobEvent] = []
-        for job, category, node, message in self.fleet.failed_jobs():
-            events += self._bury(self.running.pop(job), category, node, message, now_ms)
+        for job, category, node, message in self.fleet.pop_failed_jobs():
+            events += self._fail_job(self.running.pop(job), category, node, message, now_ms)
         for tenancy in list(self.running.values()):
-            events += self._work(tenancy, now_ms, dt_s)
-        return events + self._start_some(now_ms, first)
+            events += self._advance_job(tenancy, now_ms, dt_s)
+        return events + self._fill_free_nodes(now_ms, first)
 
     def find_job_on_gpu(self, node: int, unit: int) -> str | None:
         """Return the job on a GPU of a node, or None. unit: -1 for any GPU of the node."""
@@ -94,9 +94,9 @@ class Tenants:
         held = cells[cells > 0]
         return self.fleet.gangs.by_slot[int(held[0])].job if len(held) else None
 
-    def _bury(self, tenancy: Tenancy, category: str, node: str, message: str, now_ms: int) -> list[JobEvent]:
+    def _fail_job(self, tenancy: Tenancy, category: str, node: str, message: str, now_ms: int) -> list[JobEvent]:
         fields = {"category": cast(FailureCategory, category), "node": node, "message": message}
-        event = tenancy.event(Failed, now_ms, **fields)
+        event = tenancy.make_next_event(Failed, now_ms, **fields)
         again = replace(
             tenancy,
             attempt=tenancy.attempt + 1,
@@ -108,7 +108,7 @@ class Tenants:
         self.waiting.append((now_ms + int(self.table.restart_s * 1000), again))
         return [event]
 
-    def _work(self, tenancy: Tenancy, now_ms: int, dt_s: float) -> list[JobEvent]:
+    def _advance_job(self, tenancy: Tenancy, now_ms: int, dt_s: float) -> list[JobEvent]:
         events = self._change_phase(tenancy, now_ms)
         members = self.fleet.draw_member_steps(tenancy.name)
         if members and tenancy.phase in ("steady", "warmup"):
@@ -120,7 +120,7 @@ class Tenants:
         if tenancy.remaining_s <= 0:
             self.fleet.stop_job(tenancy.name, now_ms)
             del self.running[tenancy.name]
-            return [*events, tenancy.event(Finished, now_ms)]
+            return [*events, tenancy.make_next_event(Finished, now_ms)]
         every_ms = self.table.step_every_s * 1000
         if members and every_ms and tenancy.class_ == "training" and now_ms - tenancy.reported_ms >= every_ms:
             tenancy.reported_ms = now_ms
@@ -132,7 +132,7 @@ class Tenants:
         for member in members:
             length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())
             total_s = member.compute_s + member.communication_s + member.data_s
-            yield tenancy.event(
+            yield tenancy.make_next_event(
                 Step,
                 now_ms,
                 step=int(tenancy.step),
@@ -148,45 +148,45 @@ class Tenants:
             )
 
     def _change_phase(self, tenancy: Tenancy, now_ms: int) -> list[JobEvent]:
-        phase, before = self.fleet.phase(tenancy.name), tenancy.phase
+        phase, before = self.fleet.get_phase(tenancy.name), tenancy.phase
         if phase == before:
             return []
         tenancy.phase = phase
-        events: list[JobEvent] = [tenancy.event(Phase, now_ms, name=cast(PhaseName, phase))]
+        events: list[JobEvent] = [tenancy.make_next_event(Phase, now_ms, name=cast(PhaseName, phase))]
         if before == "checkpoint":
             tenancy.safe_s = tenancy.remaining_s
         for at, edge in ((before, "end"), (phase, "begin")):
             if at == "checkpoint":
-                events.append(tenancy.event(Checkpoint, now_ms, edge=cast(Literal["begin", "end"], edge)))
+                events.append(tenancy.make_next_event(Checkpoint, now_ms, edge=cast(Literal["begin", "end"], edge)))
         return events
 
     # Starting
 
-    def _start_some(self, now_ms: int, first: bool) -> list[JobEvent]:
+    def _fill_free_nodes(self, now_ms: int, first: bool) -> list[JobEvent]:
         events: list[JobEvent] = []
-        free = self._free(now_ms)
+        free = self._find_free_nodes(now_ms)
         for due in [due for due in self.waiting if due[0] <= now_ms]:
             if due[1].size <= len(free):
                 self.waiting.remove(due)
-                free = self._start(due[1], free, now_ms, events)
+                free = self._start_job(due[1], free, now_ms, events)
         while self.table.sizes:
-            self._next = self._next or self._draw()
+            self._next = self._next or self._draw_job()
             if self._next.size > len(free):
                 return events
-            if not first and self.rng.random() > self._rate():
+            if not first and self.rng.random() > self._compute_start_chance():
                 return events
-            free = self._start(self._next, free, now_ms, events)
+            free = self._start_job(self._next, free, now_ms, events)
             self._next = None
         return events
 
-    def _rate(self) -> float:
+    def _compute_start_chance(self) -> float:
         """Return the probability that a job is submitted within one step.
 
         With it, nodes stay free for `gap_s` on average.
         """
         return 1.0 if self.table.gap_s <= 0 else min(1.0, self.step_s / self.table.gap_s)
 
-    def _start(
+    def _start_job(
         self, tenancy: Tenancy, free: NDArray[np.int64], now_ms: int, events: list[JobEvent]
     ) -> NDArray[np.int64]:
         """Start a job on nodes that are as near to each other as possible.
@@ -206,16 +206,18 @@ class Tenants:
         self.running[tenancy.name] = tenancy
         gang = Gang(len(ranks), len(ranks))
         fields = {"class_": tenancy.class_, "gang": gang, "gpus_per_node": gpus, "name": tenancy.profile.kind}
-        events.append(tenancy.event(Submitted, now_ms, **fields))
-        events.append(tenancy.event(Started, now_ms, ranks=ranks))
+        events.append(tenancy.make_next_event(Submitted, now_ms, **fields))
+        events.append(tenancy.make_next_event(Started, now_ms, ranks=ranks))
         return np.setdiff1d(free, rows)
 
-    def _free(self, now_ms: int) -> NDArray[np.int64]:
+    def _find_free_nodes(self, now_ms: int) -> NDArray[np.int64]:
         """Return the rows of nodes without a job that show no fault.
 
         A node with a visible fault is avoided only after `avoid_s`.
         """
-        wrong = {row.node for row in self.fleet.faults.active() if not row.benign and row.visible_ms is not None}
+        wrong = {
+            row.node for row in self.fleet.faults.list_incidents() if not row.benign and row.visible_ms is not None
+        }
         self._shown_ms = {node: self._shown_ms.get(node, now_ms) for node in wrong}
         shunned = [node for node, since in self._shown_ms.items() if now_ms - since >= self.table.avoid_s * 1000]
         down = self.fleet.effects.page_down.all(axis=1) | ~self.fleet.effects.present.all(axis=1)
@@ -223,16 +225,16 @@ class Tenants:
         free[shunned] = False
         return np.flatnonzero(free)
 
-    def _draw(self) -> Tenancy:
+    def _draw_job(self) -> Tenancy:
         table, self._began = self.table, self._began + 1
         weights = np.array(table.weights) / sum(table.weights)
         size = min(int(self.rng.choice(table.sizes, p=weights)), self.fleet.spec.nodes)
-        class_ = self._class(size)
+        class_ = self._draw_class(size)
         profile = draw_profile(self.rng, size * self.fleet.spec.gpus, class_)
         run_s = float(table.median_s * self.rng.lognormal(0.0, table.sigma))
         return Tenancy(f"job-{self._began:05d}", size, class_, profile, run_s, run_s)
 
-    def _class(self, size: int) -> JobClass:
+    def _draw_class(self, size: int) -> JobClass:
         draw = self.rng.random()
         if size > 1 or draw >= self.table.inference_share + self.table.interactive_share:
             return "training"

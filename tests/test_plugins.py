@@ -61,7 +61,7 @@ VIEWS = (
 def test_memory_source() -> None:
     batches = [
         Batch(
-            samples=(SampleBatch.of(EntityKind.GPU, [(0, 0, number, 1.0)]),),
+            samples=(SampleBatch.from_rows(EntityKind.GPU, [(0, 0, number, 1.0)]),),
             events=(Finished(job="a", sequence=number, time_ms=number),),
         )
         for number in range(4)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
 from fleetcast.schedulers.buffers import GPUS, POOL, REPLICAS, CapacityBuffers
 from fleetcast.schedulers.weather import DemandKey, Weather
@@ -36,7 +36,7 @@ MOST_STATIC = 200
 Array = NDArray[np.float64]
 
 
-class BufferPlay(NamedTuple):
+class BufferResult(NamedTuple):
     """The result of a simulated run.
 
     cold: the number of nodes that were wanted before they were ready. idle_h: idle node-hours.
@@ -55,9 +55,9 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 def _compare_buffers(name: str, wanted: Array, days: int) -> Iterator[dict[str, Any]]:
     cpu_s = time.process_time()
-    ahead = play(wanted, days, ForecastBuffer(wanted))
+    ahead = simulate_buffer(wanted, days, ForecastBuffer(wanted))
     cpu_s = time.process_time() - cpu_s
-    static = [play(wanted, days, always(nodes)) for nodes in range(MOST_STATIC)]
+    static = [simulate_buffer(wanted, days, make_static_buffer(nodes)) for nodes in range(MOST_STATIC)]
     none = static[0]
     assert ahead.cold < none.cold, f"{ahead} avoids nothing of {none}"
     as_dear = max((one for one in enumerate(static) if one[1].idle_h <= ahead.idle_h), default=(0, none))
@@ -67,12 +67,12 @@ def _compare_buffers(name: str, wanted: Array, days: int) -> Iterator[dict[str, 
         ("cold starts", ("no buffer", float(none.cold))),
         ("cold starts, as dear", (f"{as_dear[0]} nodes always", float(as_dear[1].cold))),
     ):
-        yield record("buffers", f"{name}: {case}", size, [float(ahead.cold)], "nodes", cpu_s=cpu_s, peer=peer)
+        yield make_record("buffers", f"{name}: {case}", size, [float(ahead.cold)], "nodes", cpu_s=cpu_s, peer=peer)
     peer = (f"{as_good[0]} nodes always", as_good[1].idle_h)
-    yield record("buffers", f"{name}: idle, as good", size, [ahead.idle_h], "node-h", cpu_s=cpu_s, peer=peer)
+    yield make_record("buffers", f"{name}: idle, as good", size, [ahead.idle_h], "node-h", cpu_s=cpu_s, peer=peer)
 
 
-def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
+def simulate_buffer(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferResult:
     """Simulate the last `days` of a demand with a buffer. wanted: (bin,) GPUs.
 
     buffer: returns, at the end of a bin, how many machines to have ready beyond those wanted.
@@ -84,10 +84,10 @@ def play(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferPlay:
         cold += max(0, int(nodes[at]) - there)
         idle += max(0, there - int(nodes[at]))
         there = int(nodes[at]) + buffer(at)
-    return BufferPlay(cold, idle * BIN_H)
+    return BufferResult(cold, idle * BIN_H)
 
 
-def always(nodes: int) -> Callable[[int], int]:
+def make_static_buffer(nodes: int) -> Callable[[int], int]:
     """Return a static buffer, which has the same number of spare nodes in every bin."""
     return lambda _bin: nodes
 
@@ -102,10 +102,10 @@ class ForecastBuffer:
 
     def __call__(self, bin: int) -> int:
         now_ms = (FIRST_BIN + bin + 1) * BIN_MS - 1
-        histories = [self._histories(bin)]
-        rows = self._forecaster.update(histories, now_ms)
+        histories = [self._make_histories(bin)]
+        rows = self._forecaster.forecast_all(histories, now_ms)
         while self._forecaster.is_behind:  # the first call of all finds a history to learn
-            rows = self._forecaster.update(histories, now_ms)
+            rows = self._forecaster.forecast_all(histories, now_ms)
         demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
         values = self._seen["serve/ahead"]
         for write in self._adapter.wishes(Weather(bin, now_ms, now_ms, None, demand), self._seen):
@@ -113,7 +113,7 @@ class ForecastBuffer:
             values |= {} if write.value is None else {REPLICAS: write.value}
         return int(values.get(REPLICAS, 0))
 
-    def _histories(self, bin: int) -> Histories:
+    def _make_histories(self, bin: int) -> Histories:
         known = self._wanted[max(0, bin + 1 - WINDOW) : bin + 1]
         ten_minute = np.full((1, WINDOW), np.nan)
         ten_minute[0, WINDOW - len(known) :] = known
@@ -124,13 +124,13 @@ class ForecastBuffer:
 
 def make_demands() -> Iterator[tuple[str, Array]]:
     """Yield (name, wanted) of each demand. wanted: (bin,) GPUs at the end of each bin of ten minutes."""
-    yield "made up", made_up(HISTORY_DAYS + max(SIZES), seed=1)
+    yield "made up", make_synthetic_demand(HISTORY_DAYS + max(SIZES), seed=1)
     folder = Path(os.environ.get("FLEETCAST_DATA", "../shared/data")) / EARTH
     if folder.is_dir():
-        yield EARTH, earth(folder)
+        yield EARTH, read_earth_demand(folder)
 
 
-def made_up(days: int, seed: int) -> Array:
+def make_synthetic_demand(days: int, seed: int) -> Array:
     """Return (bin,) GPUs wanted by simulated served models.
 
     It has a daily wave, quiet weekends, more load from nine o'clock on, and bursts.
@@ -147,7 +147,7 @@ def made_up(days: int, seed: int) -> Array:
     return np.round(level + bursts)
 
 
-def earth(folder: Path) -> Array:
+def read_earth_demand(folder: Path) -> Array:
     from fleetcast.training.sets.data_folders import is_table, read_table
 
     (table,) = [read_table(path) for path in sorted(folder.iterdir()) if is_table(path)]

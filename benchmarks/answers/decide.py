@@ -29,7 +29,7 @@ MAX_RISK = 0.5
 def make_synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
     """Make a fleet of 8-GPU nodes: 20 % busy, 10 % with two free GPUs, the rest free, with small risks."""
     rng = np.random.default_rng(seed)
-    specs = [_node(index) for index in range(nodes)]
+    specs = [_make_node(index) for index in range(nodes)]
     free_gpus = rng.choice([0, 2, GPUS_PER_NODE], nodes, p=[0.2, 0.1, 0.7])
     free = np.arange(GPUS_PER_NODE)[None, :] < free_gpus[:, None]
     return ClusterView(
@@ -47,7 +47,7 @@ def make_synthetic_view(nodes: int, seed: int = 1) -> ClusterView:
     )
 
 
-def _node(index: int) -> NodeSpec:
+def _make_node(index: int) -> NodeSpec:
     domains = {
         Level.NVLINK_DOMAIN: f"n{index}",
         Level.RACK: f"r{index // RACK}",
@@ -93,10 +93,10 @@ class BestFit:
 
 def run(sizes: Sequence[int] = SIZES) -> list[dict[str, Any]]:
     """Return one record for each case and fleet size in GPUs. Asserts the outcome of every request."""
-    return [record for gpus in sizes for record in _cases(gpus // GPUS_PER_NODE)]
+    return [record for gpus in sizes for record in _measure_cases(gpus // GPUS_PER_NODE)]
 
 
-def _cases(nodes: int) -> list[dict[str, Any]]:
+def _measure_cases(nodes: int) -> list[dict[str, Any]]:
     view = make_synthetic_view(nodes)
     size = {"gpus": nodes * GPUS_PER_NODE, "nodes": nodes}
     gang = min(64, nodes // 4)
@@ -117,19 +117,25 @@ def _measure_decision(
     members, each = request.members.min, request.gpus_per_node
     best_fit = BestFit(view)
 
-    def ours() -> int:
+    def decide_once() -> int:
         decision = decide(request, view)
         assert decision.outcome == outcome, decision.sentence
         assert len(decision.ranks) == (members if outcome == "placed" else 0)
         assert decision.nodes == decision.candidates + sum(decision.rejected.values()) == len(view)
         return 1
 
-    def theirs() -> int:
+    def run_peer_once() -> int:
         nodes = best_fit.place(members, each, in_one_rack=request.required is Level.RACK)
         assert len(nodes) == (members if outcome == "placed" else 0)
         return 1
 
     whole = size | {"gang": members, "gpus_per_node": each}
     return measure(
-        "decide", name, whole, ours, "ms/decision", peer=Peer("best fit in a Python loop", theirs), repeats=9
+        "decide",
+        name,
+        whole,
+        decide_once,
+        "ms/decision",
+        peer=Peer("best fit in a Python loop", run_peer_once),
+        repeats=9,
     )

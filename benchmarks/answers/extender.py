@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, post, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.load import Check, LoadRequest, LoadResult, make_post, run_closed_loop, run_open_loop
 from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, find_free_port, pin_beside_server
 from fleetcast.schedulers.ratings import NEUTRAL
 from fleetcast.service.board.board import BoardReader
@@ -42,37 +42,39 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with BoardProcess(folder, gpus) as board, pin_beside_server():
-                yield from _cases(folder, board, gpus)
+                yield from _measure_cases(folder, board, gpus)
 
 
-def _cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, Any]]:
+def _measure_cases(folder: Path, board: BoardProcess, gpus: int) -> Iterator[dict[str, Any]]:
     names = BoardReader(folder / "board").latest().names("names.node")  # type: ignore[union-attr]
     size = {"gpus": gpus, "nodes": board.nodes, "names": min(MOST_NAMES, len(names))}
     prioritize, filter_ = (
         FilterRequests("prioritize", names, size["names"]),
         FilterRequests("filter", names, size["names"]),
     )
-    board.say("swap")
-    with _peer() as server:
-        server.wait("/healthz")
+    board.set_mode("swap")
+    with _start_peer() as server:
+        server.wait_for_answer("/healthz")
         peer = FilterRequests("prioritize", names, size["names"], scored=False)
-        theirs = max(_rates(server, peer)[0])
+        theirs = max(_measure_rates(server, peer)[0])
         their_tail = min(_measure_tails(server, partial(_run_one_client, server, peer))[0])
-    with _api(folder) as server:
-        server.wait("/healthz")
+    with _start_api(folder) as server:
+        server.wait_for_answer("/healthz")
         for draw in (prioritize, filter_):
-            rates, cpu_s = _rates(server, draw)
+            rates, cpu_s = _measure_rates(server, draw)
             beside = ("Starlette and json", theirs) if draw is prioritize else None
-            yield record("extender", f"{draw.verb}, closed loop", size, rates, "requests/s", cpu_s=cpu_s, peer=beside)
+            yield make_record(
+                "extender", f"{draw.verb}, closed loop", size, rates, "requests/s", cpu_s=cpu_s, peer=beside
+            )
         tails, cpu_s = _measure_tails(server, partial(_run_one_client, server, prioritize))
         beside = ("Starlette and json", their_tail)
-        yield record("extender", "prioritize, p99 of one client", size, tails, "ms", cpu_s=cpu_s, peer=beside)
-        board.say("tick")
+        yield make_record("extender", "prioritize, p99 of one client", size, tails, "ms", cpu_s=cpu_s, peer=beside)
+        board.set_mode("tick")
         for draw in (prioritize, filter_):
             tails, cpu_s = _measure_tails(server, partial(_run_at_rate, server, draw))
             case = f"{draw.verb}, p99 beside ticks"
-            yield record("extender", case, size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s)
-        board.say("rest")
+            yield make_record("extender", case, size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s)
+        board.set_mode("rest")
 
 
 def _run_one_client(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
@@ -95,17 +97,17 @@ class FilterRequests:
         self._asks, self._checked = [], []
         for number in range(PODS):
             asked = [names[row] for row in rng.permutation(len(names))[:count]]
-            wire = post(PATH + verb, _question(asked, gpus=2 ** (number % 4))).wire
-            self._asks.append(Ask(wire))
-            self._checked.append(Ask(wire, check=self._check(asked)))
+            wire = make_post(PATH + verb, _encode_question(asked, gpus=2 ** (number % 4))).wire
+            self._asks.append(LoadRequest(wire))
+            self._checked.append(LoadRequest(wire, check=self._make_check(asked)))
         self._next = 0
 
-    def __call__(self) -> Ask:
+    def __call__(self) -> LoadRequest:
         self._next += 1
         asks = self._asks if self._next % CHECK_EVERY else self._checked
         return asks[self._next % PODS]
 
-    def _check(self, asked: list[str]) -> Check:
+    def _make_check(self, asked: list[str]) -> Check:
         def check_filter(head: bytes, body: bytes) -> None:
             answer = json.loads(body)
             assert answer["NodeNames"] == asked, body[:300]
@@ -121,7 +123,7 @@ class FilterRequests:
         return check_filter if self.verb == "filter" else check_prioritize
 
 
-def _question(names: list[str], gpus: int) -> bytes:
+def _encode_question(names: list[str], gpus: int) -> bytes:
     """Return a request as kube-scheduler sends it with nodeCacheCapable.
 
     The pod has only fields that are read.
@@ -132,15 +134,15 @@ def _question(names: list[str], gpus: int) -> bytes:
     return json.dumps({"Pod": pod, "Nodes": None, "NodeNames": names}, separators=(",", ":")).encode()
 
 
-def _rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], float]:
+def _measure_rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[float], float]:
     """Return the requests per second of each run, and the server's CPU seconds in the fastest one."""
     rates, cpu_s = [], []
     for _ in range(REPEATS):
-        before = server.cpu_s()
+        before = server.measure_cpu_s()
         load = run_closed_loop(server.port, draw, connections=CONNECTIONS, seconds=SECONDS)
         assert load.checked, "no answer was checked"
         rates.append(load.rate)
-        cpu_s.append(server.cpu_s() - before)
+        cpu_s.append(server.measure_cpu_s() - before)
     return rates, cpu_s[rates.index(max(rates))]
 
 
@@ -148,23 +150,23 @@ def _measure_tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tup
     """Return the 99th percentile of each run in ms, and the server's CPU seconds in the best one."""
     tails, cpu_s = [], []
     for _ in range(REPEATS):
-        before = server.cpu_s()
+        before = server.measure_cpu_s()
         came = load()
         assert came.checked, "no answer was checked"
         tails.append(came.compute_quantile_ms(0.99))
-        cpu_s.append(server.cpu_s() - before)
+        cpu_s.append(server.measure_cpu_s() - before)
     return tails, cpu_s[tails.index(min(tails))]
 
 
-def _api(folder: Path) -> ServerProcess:
+def _start_api(folder: Path) -> ServerProcess:
     """Start an api whose clock agrees with the board, because a stale board gives no answers."""
     board = BoardReader(folder / "board").latest()
     assert board is not None
     clock = {"epoch_ms": board.as_of_ms, "wall_ms": time.time_ns() // 1_000_000}
-    return ServerProcess.role("api", folder, clock=clock, api={"stale_after_s": FRESH_S})
+    return ServerProcess.start_role("api", folder, clock=clock, api={"stale_after_s": FRESH_S})
 
 
-def _peer() -> ServerProcess:
+def _start_peer() -> ServerProcess:
     port = find_free_port()
     return ServerProcess(port, [sys.executable, "-m", "fleetcast.benchmarks.answers.extender", str(port)])
 

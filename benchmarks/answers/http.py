@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, Check, LoadResult, get, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.load import Check, LoadRequest, LoadResult, make_get, run_closed_loop, run_open_loop
 from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, find_free_port, pin_beside_server
 from fleetcast.service.board.board import Board, BoardReader
 
@@ -35,30 +35,32 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             with BoardProcess(folder, gpus) as board, pin_beside_server():
-                yield from _cases(folder, board, {"gpus": gpus, "nodes": board.nodes})
+                yield from _measure_cases(folder, board, {"gpus": gpus, "nodes": board.nodes})
 
 
-def _cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[dict[str, Any]]:
-    names = _latest(folder).names("names.node")
+def _measure_cases(folder: Path, board: BoardProcess, size: dict[str, int]) -> Iterator[dict[str, Any]]:
+    names = _read_latest_board(folder).names("names.node")
     draw = NodeRequests(names)
-    board.say("swap")
-    with _peer(folder) as server:
-        server.wait(f"/v1/nodes/{names[0]}")
-        peer, _ = _closed(server, draw)
-    with ServerProcess.role("api", folder) as server:
-        server.wait(f"/v1/nodes/{names[0]}")
-        rates, cpu_s = _closed(server, draw)
+    board.set_mode("swap")
+    with _start_peer(folder) as server:
+        server.wait_for_answer(f"/v1/nodes/{names[0]}")
+        peer, _ = _measure_closed_loop(server, draw)
+    with ServerProcess.start_role("api", folder) as server:
+        server.wait_for_answer(f"/v1/nodes/{names[0]}")
+        rates, cpu_s = _measure_closed_loop(server, draw)
         assert len(draw.boards) > CLOSED_S, f"only {len(draw.boards)} boards were seen"
         beside = ("FastAPI handler that returns a dict", max(peer))
-        yield record("http", "node, closed loop", size, rates, "requests/s", cpu_s=cpu_s[0], peer=beside)
-        yield record("http", "node, server CPU", size, cpu_s[1], "us/request", cpu_s=cpu_s[0])
-        swapped = _latest(folder).sequence
-        board.say("tick")
-        yield _open(server, draw, size | {"rate": round(RATE)}, lambda: _latest(folder).sequence > swapped)
-        board.say("rest")
+        yield make_record("http", "node, closed loop", size, rates, "requests/s", cpu_s=cpu_s[0], peer=beside)
+        yield make_record("http", "node, server CPU", size, cpu_s[1], "us/request", cpu_s=cpu_s[0])
+        swapped = _read_latest_board(folder).sequence
+        board.set_mode("tick")
+        yield _measure_open_loop(
+            server, draw, size | {"rate": round(RATE)}, lambda: _read_latest_board(folder).sequence > swapped
+        )
+        board.set_mode("rest")
 
 
-def _latest(folder: Path) -> Board:
+def _read_latest_board(folder: Path) -> Board:
     board = BoardReader(folder / "board").latest()
     assert board is not None
     return board
@@ -72,44 +74,46 @@ class NodeRequests:
 
     def __init__(self, names: Sequence[str]) -> None:
         rng = np.random.default_rng(1)
-        self._asks = [get(f"/v1/nodes/{name}") for name in names]
-        self._checked = [get(f"/v1/nodes/{name}", self._check(name)) for name in names]
+        self._asks = [make_get(f"/v1/nodes/{name}") for name in names]
+        self._checked = [make_get(f"/v1/nodes/{name}", self._make_check(name)) for name in names]
         self._rows: list[int] = rng.integers(0, len(names), 100_000).tolist()
         self._next = 0
         self.boards: set[bytes] = set()
 
-    def __call__(self) -> Ask:
+    def __call__(self) -> LoadRequest:
         self._next += 1
         row = self._rows[self._next % len(self._rows)]
         return self._asks[row] if self._next % CHECK_EVERY else self._checked[row]
 
-    def _check(self, name: str) -> Check:
-        def check(head: bytes, body: bytes) -> None:
+    def _make_check(self, name: str) -> Check:
+        def check_node(head: bytes, body: bytes) -> None:
             document = json.loads(body)
             assert document["node"] == name, document
             assert len(document["gpus"]) == GPUS_PER_NODE, document
             self.boards.add(head.partition(b"x-fleetcast-board: ")[2].partition(b"\r")[0])
 
-        return check
+        return check_node
 
 
-def _closed(server: ServerProcess, draw: Callable[[], Ask]) -> tuple[list[float], tuple[float, list[float]]]:
+def _measure_closed_loop(
+    server: ServerProcess, draw: Callable[[], LoadRequest]
+) -> tuple[list[float], tuple[float, list[float]]]:
     """Measure a closed loop. Returns the requests/s of each run, and the server's CPU time.
 
     The CPU time is the seconds of the fastest run, and the microseconds a request of each run.
     """
     rates, cpu_s, each_us = [], [], []
     for _ in range(REPEATS):
-        before = server.cpu_s()
+        before = server.measure_cpu_s()
         load = run_closed_loop(server.port, draw, connections=CONNECTIONS, seconds=CLOSED_S)
-        _checked(load)
+        _require_checked_answers(load)
         rates.append(load.rate)
-        cpu_s.append(server.cpu_s() - before)
+        cpu_s.append(server.measure_cpu_s() - before)
         each_us.append(cpu_s[-1] / len(load.latency_s) * 1e6)
     return rates, (cpu_s[rates.index(max(rates))], each_us)
 
 
-def _open(
+def _measure_open_loop(
     server: ServerProcess, draw: NodeRequests, size: dict[str, int], has_ticked: Callable[[], bool]
 ) -> dict[str, Any]:
     """Measure the tail of an open loop, until the pipeline has ticked at least once."""
@@ -117,19 +121,19 @@ def _open(
     cpu_s: list[float] = []
     while len(tails) < REPEATS or not has_ticked():
         assert len(tails) < MOST_REPEATS, "the pipeline did not tick"
-        before = server.cpu_s()
+        before = server.measure_cpu_s()
         load = run_open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
-        _checked(load)
+        _require_checked_answers(load)
         tails.append(load.compute_quantile_ms(0.99))
-        cpu_s.append(server.cpu_s() - before)
-    return record("http", "node, p99 of an open loop", size, tails, "ms", cpu_s=cpu_s[tails.index(min(tails))])
+        cpu_s.append(server.measure_cpu_s() - before)
+    return make_record("http", "node, p99 of an open loop", size, tails, "ms", cpu_s=cpu_s[tails.index(min(tails))])
 
 
-def _checked(load: LoadResult) -> None:
+def _require_checked_answers(load: LoadResult) -> None:
     assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
 
 
-def _peer(folder: Path) -> ServerProcess:
+def _start_peer(folder: Path) -> ServerProcess:
     port = find_free_port()
     return ServerProcess(port, [sys.executable, "-m", "fleetcast.benchmarks.answers.http", str(folder), str(port)])
 

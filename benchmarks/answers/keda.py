@@ -21,21 +21,21 @@ import numpy as np
 from fleetcast.benchmarks.kit.autoscale import (
     COLD_S,
     DAY,
-    Autoscaled,
+    AutoscaleResult,
     Rates,
+    draw_office_ramp,
     match_replica_hours,
-    ramp,
     read_served_week,
     simulate_autoscaler,
 )
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.benchmarks.kit.service import ServerProcess, find_free_port, pin_beside_server
 from fleetcast.features.request_series import RequestSeries
 from fleetcast.models.demand.forecaster import DemandForecaster
 from fleetcast.models.demand.rows import DemandRow
-from fleetcast.models.demand.sparse import Sparse
+from fleetcast.models.demand.sparse import SparseForecaster
 from fleetcast.schedulers.adapter import NotKnown
-from fleetcast.schedulers.keda import read_trigger, wanted
+from fleetcast.schedulers.keda import compute_wanted, read_trigger
 from fleetcast.schedulers.weather import DemandKey, Weather
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.pipeline.demand.histories import read_request_rates
@@ -58,40 +58,40 @@ METHOD = "/externalscaler.ExternalScaler/GetMetrics"
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield two records for each number of series, then four for each trace and quantile."""
     for series in sizes:
-        yield from _answers(series)
-    yield from _play_trace("ramp", ramp(RAMP_DAYS, SEED))
+        yield from _measure_answers(series)
+    yield from _play_trace("ramp", draw_office_ramp(RAMP_DAYS, SEED))
     week = read_served_week(SEED)
     if week is not None:
         yield from _play_trace("week", week)
 
 
-def _answers(series: int) -> Iterator[dict[str, Any]]:
+def _measure_answers(series: int) -> Iterator[dict[str, Any]]:
     import grpc
 
     port = find_free_port()
     with TemporaryDirectory() as name, pin_beside_server():
         writer = BoardWriter(Path(name) / "board")
-        writer.publish(*_board(series))
-        with ServerProcess.role("api", Path(name), api={"grpc_port": port}) as server:
-            server.wait("/v1/demand?queue=pool0&target=running")
+        writer.publish(*_make_board(series))
+        with ServerProcess.start_role("api", Path(name), api={"grpc_port": port}) as server:
+            server.wait_for_answer("/v1/demand?queue=pool0&target=running")
             address = f"127.0.0.1:{port}"
             with grpc.insecure_channel(address) as channel:
-                kept = _Asker(writer, series, lambda body: _ask(channel, body))
-                yield _tail("kept", kept, server, CALLS)
+                kept = _PoolClient(writer, series, lambda body: _call_get_metrics(channel, body))
+                yield _measure_tail("kept", kept, server, CALLS)
 
             def ask_over_new_channel(body: bytes) -> bytes:
                 with grpc.insecure_channel(address, [("grpc.use_local_subchannel_pool", 1)]) as own:
-                    return _ask(own, body)
+                    return _call_get_metrics(own, body)
 
-            yield _tail("new", _Asker(writer, series, ask_over_new_channel), server, NEW_CALLS)
+            yield _measure_tail("new", _PoolClient(writer, series, ask_over_new_channel), server, NEW_CALLS)
 
 
-def _ask(channel: Any, body: bytes) -> bytes:
+def _call_get_metrics(channel: Any, body: bytes) -> bytes:
     answer: bytes = channel.unary_unary(METHOD)(body, timeout=10)
     return answer
 
 
-class _Asker:
+class _PoolClient:
     """A client that requests pools in turn, and publishes a board every BOARD_S between two calls."""
 
     def __init__(self, writer: BoardWriter, series: int, ask: Any) -> None:
@@ -109,7 +109,7 @@ class _Asker:
         took_ms = []
         for n in range(calls):
             if time.monotonic() - self._published_s > BOARD_S:
-                self._writer.publish(*_board(self.series))
+                self._writer.publish(*_make_board(self.series))
                 self._published_s = time.monotonic()
             metadata = {"queue": f"pool{n % self.series}", "target": "running", "targetPerReplica": "8"}
             ref = ScaledObjectRef(name="web", scalerMetadata=metadata | {"horizonSeconds": "300"})
@@ -121,23 +121,23 @@ class _Asker:
         return took_ms
 
 
-def _tail(case: str, asker: _Asker, server: ServerProcess, calls: int) -> dict[str, Any]:
+def _measure_tail(case: str, asker: _PoolClient, server: ServerProcess, calls: int) -> dict[str, Any]:
     asker.measure_rounds_ms(calls // 10)
-    before = server.cpu_s()
+    before = server.measure_cpu_s()
     rounds = [asker.measure_rounds_ms(calls) for _ in range(ROUNDS)]
     tails = [float(np.quantile(took_ms, 0.99)) for took_ms in rounds]
     size = {"series": asker.series, "calls": calls}
-    cpu_s = (server.cpu_s() - before) / ROUNDS
-    return record("keda", f"GetMetrics {case}, p99", size, tails, "ms", cpu_s=cpu_s)
+    cpu_s = (server.measure_cpu_s() - before) / ROUNDS
+    return make_record("keda", f"GetMetrics {case}, p99", size, tails, "ms", cpu_s=cpu_s)
 
 
-def _board(series: int) -> tuple[list[Section], int]:
+def _make_board(series: int) -> tuple[list[Section], int]:
     now_ms = time.time_ns() // 1_000_000
-    rows = [_row(f"pool{n}", 100.0 + n, now_ms) for n in range(series)]
+    rows = [_make_row(f"pool{n}", 100.0 + n, now_ms) for n in range(series)]
     return make_demand_sections(rows, {}, [], now_ms), now_ms
 
 
-def _row(pool: str, value: float, now_ms: int) -> DemandRow:
+def _make_row(pool: str, value: float, now_ms: int) -> DemandRow:
     return DemandRow(
         queue=pool,
         class_="all",
@@ -165,21 +165,23 @@ def _play_trace(trace: str, rates: Rates) -> Iterator[dict[str, Any]]:
     assert alone.cold_s > 0, "no ramp was too steep for the reactive rule"
     for quantile, served in forecasts.items():
         both = simulate_autoscaler(shown, served, per_replica)
-        yield from _lines(trace, quantile, both, alone, cpu_s)
+        yield from _make_records(trace, quantile, both, alone, cpu_s)
         headroom = match_replica_hours(shown, per_replica, both.replica_hours)
         size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
         peer = ("more headroom, as many hours", headroom.cold_s)
-        yield record("keda", f"{trace}: cold starts", size, [both.cold_s], "s", cpu_s=cpu_s, peer=peer)
+        yield make_record("keda", f"{trace}: cold starts", size, [both.cold_s], "s", cpu_s=cpu_s, peer=peer)
 
 
-def _lines(trace: str, quantile: float, both: Autoscaled, alone: Autoscaled, cpu_s: float) -> Iterator[dict[str, Any]]:
+def _make_records(
+    trace: str, quantile: float, both: AutoscaleResult, alone: AutoscaleResult, cpu_s: float
+) -> Iterator[dict[str, Any]]:
     size = {"quantile": round(100 * quantile), "days": PLAYED_DAYS}
     for case, unit, value, peer in (
         ("cold starts", "s", both.cold_s, alone.cold_s),
         ("replica hours", "h", both.replica_hours, alone.replica_hours),
         ("lacking", "%", 100 * both.short, 100 * alone.short),
     ):
-        yield record("keda", f"{trace}: {case}", size, [value], unit, cpu_s=cpu_s, peer=("reactive alone", peer))
+        yield make_record("keda", f"{trace}: {case}", size, [value], unit, cpu_s=cpu_s, peer=("reactive alone", peer))
 
 
 def make_served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
@@ -187,13 +189,13 @@ def make_served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
 
     The minutes begin at `first`. Each forecast is for COLD_S later.
     """
-    requests, forecaster = RequestSeries(), DemandForecaster([Sparse()], [Sparse()])
+    requests, forecaster = RequestSeries(), DemandForecaster([SparseForecaster()], [SparseForecaster()])
     served: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}
     for minute in range(len(rates)):
         now_ms = FIRST_MS + minute * MINUTE_MS
         requests.record(now_ms, {KEY: (float(rates[minute]), 1)})
         if minute >= first - DAY // 24:  # an hour for the gates to learn the history, as a pipeline does after a start
-            rows = forecaster.update([read_request_rates(requests, now_ms)], now_ms)
+            rows = forecaster.forecast_all([read_request_rates(requests, now_ms)], now_ms)
             for quantile, values in served.items() if minute >= first else ():
                 values.append(_read_served_value(rows, now_ms, quantile))
     return {quantile: np.array(values) for quantile, values in served.items()}
@@ -208,6 +210,6 @@ def _read_served_value(rows: Sequence[DemandRow], now_ms: int, quantile: float) 
     )
     demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
     try:
-        return wanted(Weather(0, now_ms, now_ms, demand=demand), trigger)
+        return compute_wanted(Weather(0, now_ms, now_ms, demand=demand), trigger)
     except NotKnown:
         return float("nan")

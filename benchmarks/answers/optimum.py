@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.placement.play.replay import Floats, Trace
-from fleetcast.training.judges.played import PlayScene, play
+from fleetcast.training.judges.played import PlayScene, play_method
 
 SIZES = (50,)  # scenes
 JOBS, NODES, EACH = 12, 8, 8
@@ -30,16 +30,16 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """
     for scenes in sizes:
         began_s = time.process_time()
-        found = np.array([compare_mean_waits(scene_of(seed)) for seed in range(scenes)])
+        found = np.array([compare_mean_waits(make_scene(seed)) for seed in range(scenes)])
         cpu_s, proven = time.process_time() - began_s, found[:, 3] == 1
         for case, rows in (("mean wait over clairvoyant", found), ("the same, proven optimal", found[proven])):
             ours, easy, best, _ = rows.sum(axis=0).tolist()
             assert best > 0, "nobody had to wait"
             beside = ("EASY on limits", easy / best)
-            yield record("optimum", case, {"scenes": len(rows)}, [ours / best], "times", cpu_s=cpu_s, peer=beside)
+            yield make_record("optimum", case, {"scenes": len(rows)}, [ours / best], "times", cpu_s=cpu_s, peer=beside)
 
 
-def scene_of(seed: int) -> PlayScene:
+def make_scene(seed: int) -> PlayScene:
     """Make a scene from a seed, with times in whole seconds."""
     rng = np.random.default_rng(seed)
     submit_s = np.sort(rng.integers(0, int(COMES_S), JOBS)).astype(float)
@@ -56,7 +56,7 @@ def compare_mean_waits(scene: PlayScene) -> tuple[float, float, float, bool]:
 
     The fourth value is whether that plan is proven to be optimal.
     """
-    starts = {method: play(scene, method).start_s for method in METHODS}
+    starts = {method: play_method(scene, method).start_s for method in METHODS}
     submit_s = np.array(scene.trace.submit_s)
     mean = {method: float((start_s - submit_s).mean()) for method, start_s in starts.items()}
     total_s, proven = solve_optimum(scene, starts[min(mean, key=lambda method: mean[method])])

@@ -17,8 +17,8 @@ import numpy as np
 
 from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, make_synthetic_view
 from fleetcast.benchmarks.answers.queue import NOW_MS, make_board_sections
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, LoadResult, post, run_closed_loop
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.load import LoadRequest, LoadResult, make_post, run_closed_loop
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.service.board.board import BoardWriter, Section
 
@@ -33,44 +33,46 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         for connections in CONNECTIONS:
             with tempfile.TemporaryDirectory() as folder, pin_beside_server():
-                yield _case(Path(folder), gpus, connections)
+                yield _measure_case(Path(folder), gpus, connections)
 
 
-def _case(folder: Path, gpus: int, connections: int) -> dict[str, Any]:
+def _measure_case(folder: Path, gpus: int, connections: int) -> dict[str, Any]:
     view = make_synthetic_view(gpus // GPUS_PER_NODE)
     holders = np.where(view.free, -1, np.arange(len(view))[:, None]).astype(np.int32)
     BoardWriter(folder / "board").publish([*make_board_sections(view), Section("gpu.job", holders, NOW_MS)], NOW_MS)
     clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
     rates, cpu_s, dry = [], [], []
-    with ServerProcess.role("placer", folder, clock=clock, api={"stale_after_s": 3600.0}) as server:
-        server.wait("/healthz", b'"warming":false')
-        _ask(server.port, connections, "warm", dry_run=True)
+    with ServerProcess.start_role("placer", folder, clock=clock, api={"stale_after_s": 3600.0}) as server:
+        server.wait_for_answer("/healthz", b'"warming":false')
+        _send_requests(server.port, connections, "warm", dry_run=True)
         for repeat in range(REPEATS):
-            before = server.cpu_s()
-            rates.append(_rate(_ask(server.port, connections, f"p{repeat}-", dry_run=False)))
-            cpu_s.append(server.cpu_s() - before)
-            dry.append(_rate(_ask(server.port, connections, f"d{repeat}-", dry_run=True)))
+            before = server.measure_cpu_s()
+            rates.append(_compute_rate(_send_requests(server.port, connections, f"p{repeat}-", dry_run=False)))
+            cpu_s.append(server.measure_cpu_s() - before)
+            dry.append(_compute_rate(_send_requests(server.port, connections, f"d{repeat}-", dry_run=True)))
     assert _count_decisions(folder) == REPEATS * ASKED
     size = {"gpus": gpus, "nodes": len(view), "connections": connections}
     best = rates.index(max(rates))
     peer = ("dry runs, without a ledger", max(dry))
-    return record("placements", "one GPU", size, rates, "placements/s", cpu_s=cpu_s[best], peer=peer)
+    return make_record("placements", "one GPU", size, rates, "placements/s", cpu_s=cpu_s[best], peer=peer)
 
 
-def _ask(port: int, connections: int, name: str, *, dry_run: bool) -> LoadResult:
+def _send_requests(port: int, connections: int, name: str, *, dry_run: bool) -> LoadResult:
     bodies = ({"request_id": f"{name}{number}", "dry_run": dry_run} for number in range(ASKED))
-    asks = (Ask(post("/placements", msgspec.json.encode(body)).wire, check=_is_placed) for body in bodies)
-    ask: Callable[[], Ask | None] = lambda: next(asks, None)  # noqa: E731
+    asks = (
+        LoadRequest(make_post("/placements", msgspec.json.encode(body)).wire, check=_check_placed) for body in bodies
+    )
+    ask: Callable[[], LoadRequest | None] = lambda: next(asks, None)  # noqa: E731
     load = run_closed_loop(port, ask, connections=connections, seconds=120)
     assert len(load.latency_s) == ASKED
     return load
 
 
-def _rate(load: LoadResult) -> float:
+def _compute_rate(load: LoadResult) -> float:
     return ASKED / load.seconds
 
 
-def _is_placed(head: bytes, body: bytes) -> None:
+def _check_placed(head: bytes, body: bytes) -> None:
     assert msgspec.json.decode(body)["outcome"] == "placed", body
 
 

@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 
 from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, make_synthetic_view
-from fleetcast.benchmarks.kit.case import measure, record
-from fleetcast.benchmarks.kit.load import Ask, LoadResult, post, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.case import make_record, measure
+from fleetcast.benchmarks.kit.load import LoadRequest, LoadResult, make_post, run_closed_loop, run_open_loop
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.queues_file import read_queues
@@ -53,7 +53,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         yield measure("queue", "pass with queues", long, _make_pass(view, make_queue_tree(view)), "ms", repeats=5)
         size = long | {"queued": QUEUED}
         with tempfile.TemporaryDirectory() as folder, pin_beside_server():
-            yield _beside(Path(folder), view, size)
+            yield _measure_beside_passes(Path(folder), view, size)
 
 
 def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
@@ -63,19 +63,22 @@ def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
     """
     options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
     head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
-    queue = [Waiting(request, NOW_MS - 1000 * at) for at, request in enumerate((head, *map(_one, range(WAITING - 1))))]
+    queue = [
+        WaitingEntry(request, NOW_MS - 1000 * at)
+        for at, request in enumerate((head, *map(_make_request, range(WAITING - 1))))
+    ]
 
-    def one() -> int:
+    def run_pass() -> int:
         turns = TreeTurns(tree, {}, view, unknown, NOW_MS) if tree is not None else None
         result = plan(queue, view, {}, unknown, options, turns)
         assert result.waiting[0].entry.request is head
         assert result.waiting[0].start_ms is not None
         return len(queue)
 
-    return one
+    return run_pass
 
 
-def _one(number: int) -> PlacementRequest:
+def _make_request(number: int) -> PlacementRequest:
     queue = f"team{number % TEAMS}/{'shared' if number // TEAMS % 2 else 'own'}"
     return PlacementRequest(
         request_id=f"j{number}", gang=1 + number % SHAPES, gpus_per_node=8, queue=queue, user=f"u{number % USERS}"
@@ -96,38 +99,38 @@ def make_queue_tree(view: ClusterView) -> QueueTree:
     return read_queues(f"[class.urgent]\npriority = 1\n[queue.urgent]\n{teams}")
 
 
-def _beside(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
+def _measure_beside_passes(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
     BoardWriter(folder / "board").publish(make_board_sections(view), NOW_MS)
     clock = {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0}
     patient = {"stale_after_s": 3600.0}
-    with ServerProcess.role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
-        server.wait("/healthz", b'"warming":false')
-        calm = _place(server.port)
-        _fill(server.port, len(view))
-        before = server.cpu_s()
-        busy = _place(server.port)
-        cpu_s = server.cpu_s() - before
+    with ServerProcess.start_role("placer", folder, clock=clock, api=patient, placer={"queue_period_s": 0.1}) as server:
+        server.wait_for_answer("/healthz", b'"warming":false')
+        calm = _measure_placing(server.port)
+        _fill_queue(server.port, len(view))
+        before = server.measure_cpu_s()
+        busy = _measure_placing(server.port)
+        cpu_s = server.measure_cpu_s() - before
     alone = ("the same without a queue", calm.compute_quantile_ms(0.99))
-    return record(
+    return make_record(
         "queue", "placing beside it, p99", size, [busy.compute_quantile_ms(0.99)], "ms", cpu_s=cpu_s, peer=alone
     )
 
 
-def _place(port: int) -> LoadResult:
+def _measure_placing(port: int) -> LoadResult:
     number = iter(range(10**9))
 
-    def ask() -> Ask:
+    def make_next_request() -> LoadRequest:
         body = encode({"request_id": f"probe{next(number)}", "dry_run": True})
-        return Ask(post("/placements", body).wire, check=_is_placed)
+        return LoadRequest(make_post("/placements", body).wire, check=_check_placed)
 
-    return run_open_loop(port, ask, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
+    return run_open_loop(port, make_next_request, connections=CONNECTIONS, seconds=SECONDS, rate=RATE)
 
 
-def _is_placed(head: bytes, body: bytes) -> None:
+def _check_placed(head: bytes, body: bytes) -> None:
     assert msgspec.json.decode(body)["outcome"] == "placed", body
 
 
-def _fill(port: int, nodes: int) -> None:
+def _fill_queue(port: int, nodes: int) -> None:
     """Fill the queue with requests for whole nodes.
 
     The head needs all nodes of the fleet, and no node is free for the requests behind it.
@@ -137,7 +140,7 @@ def _fill(port: int, nodes: int) -> None:
         encode({"request_id": f"w{number}", "gang": gang, "gpus_per_node": GPUS_PER_NODE, "priority": int(number == 0)})
         for number, gang in enumerate(gangs)
     ]
-    asks = iter([post("/queue", body, b"202") for body in bodies])
+    asks = iter([make_post("/queue", body, b"202") for body in bodies])
     load = run_closed_loop(port, lambda: next(asks, None), connections=CONNECTIONS, seconds=120)
     assert len(load.latency_s) == QUEUED
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, get, post, run_closed_loop
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.load import LoadRequest, make_get, make_post, run_closed_loop
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.benchmarks.ticks.working_tick import Size, WorkingFleet
 
@@ -31,36 +31,39 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     for gpus in sizes:
         with tempfile.TemporaryDirectory() as name, pin_beside_server():
             fleet = WorkingFleet(Size(gpus, scrapes=4), Path(name))
-            fleet.tick()
-            with ServerProcess.role("api", Path(name)) as server:
-                server.wait("/v1/risk/nodes?limit=1")
-                for case, ask in cases(fleet.nodes).items():
-                    yield _measured(server, fleet, case, ask)
+            fleet.run_tick()
+            with ServerProcess.start_role("api", Path(name)) as server:
+                server.wait_for_answer("/v1/risk/nodes?limit=1")
+                for case, ask in make_cases(fleet.nodes).items():
+                    yield _measure_case(server, fleet, case, ask)
 
 
-def cases(nodes: int) -> dict[str, Ask]:
+def make_cases(nodes: int) -> dict[str, LoadRequest]:
     """Return the name of each case -> its request, which checks the answer."""
     names = [f"n{node:05d}" for node in range(round(GANG_SHARE * nodes))]
-    gang = post("/v1/risk/gang", json.dumps({"nodes": names, "duration_s": HORIZON_S}).encode())
+    gang = make_post("/v1/risk/gang", json.dumps({"nodes": names, "duration_s": HORIZON_S}).encode())
     checks = {
-        "GET risk/nodes": (get(f"/v1/risk/nodes?horizon_s={HORIZON_S}"), lambda answer: len(answer["rows"]) == nodes),
+        "GET risk/nodes": (
+            make_get(f"/v1/risk/nodes?horizon_s={HORIZON_S}"),
+            lambda answer: len(answer["rows"]) == nodes,
+        ),
         "POST risk/gang": (gang, lambda answer: answer["nodes"] == len(names) and bool(answer["domains"])),
     }
-    return {name: Ask(ask.wire, check=_check(is_right)) for name, (ask, is_right) in checks.items()}
+    return {name: LoadRequest(ask.wire, check=_make_check(is_right)) for name, (ask, is_right) in checks.items()}
 
 
-def _check(is_right: Callable[[Any], bool]) -> Callable[[bytes, bytes], None]:
-    def check(head: bytes, body: bytes) -> None:
+def _make_check(is_right: Callable[[Any], bool]) -> Callable[[bytes, bytes], None]:
+    def check_answer(head: bytes, body: bytes) -> None:
         assert is_right(json.loads(body)), body[:200]
 
-    return check
+    return check_answer
 
 
-def _measured(server: ServerProcess, fleet: WorkingFleet, case: str, ask: Ask) -> dict[str, Any]:
+def _measure_case(server: ServerProcess, fleet: WorkingFleet, case: str, ask: LoadRequest) -> dict[str, Any]:
     tails, cpu_s, size = [], [], [0]
     swapped = time.monotonic()
 
-    def next_one() -> Ask:
+    def swap_and_ask() -> LoadRequest:
         nonlocal swapped
         if time.monotonic() - swapped > SWAP_S:
             swapped = time.monotonic()
@@ -68,14 +71,14 @@ def _measured(server: ServerProcess, fleet: WorkingFleet, case: str, ask: Ask) -
             fleet.pipeline.board.publish([], fleet.clock.now_ms())
         return ask
 
-    def look(head: bytes, body: bytes) -> None:
+    def record_size(head: bytes, body: bytes) -> None:
         size[0] = len(body)
 
-    run_closed_loop(server.port, lambda: Ask(ask.wire, check=look), connections=1, seconds=0.2)
+    run_closed_loop(server.port, lambda: LoadRequest(ask.wire, check=record_size), connections=1, seconds=0.2)
     for _ in range(REPEATS):
-        before = server.cpu_s()
-        load = run_closed_loop(server.port, next_one, connections=1, seconds=SECONDS)
-        cpu_s.append((server.cpu_s() - before) / len(load.latency_s))
+        before = server.measure_cpu_s()
+        load = run_closed_loop(server.port, swap_and_ask, connections=1, seconds=SECONDS)
+        cpu_s.append((server.measure_cpu_s() - before) / len(load.latency_s))
         tails.append(float(np.quantile(load.latency_s, 0.99)) * 1000)
     about = {"nodes": fleet.nodes, "bytes": size[0]}
-    return record("risk_routes", f"{case}, p99", about, tails, "ms", cpu_s=min(cpu_s))
+    return make_record("risk_routes", f"{case}, p99", about, tails, "ms", cpu_s=min(cpu_s))

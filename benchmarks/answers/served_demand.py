@@ -21,11 +21,11 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, get, run_open_loop
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.load import LoadRequest, make_get, run_open_loop
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
-from fleetcast.models.demand.sparse import Sparse
+from fleetcast.models.demand.sparse import SparseForecaster
 from fleetcast.service.api.routes.demand import encode_demand
 from fleetcast.service.board.board import BoardWriter, Section, encode_board
 from fleetcast.service.board.cache import BoardCache
@@ -44,23 +44,23 @@ CHECK_EVERY = 20
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield four records for each number of pools."""
     for pools in sizes:
-        histories = fleet(pools)
-        forecaster, cpu_s = DemandForecaster([Sparse()], [Sparse()]), []
+        histories = make_histories(pools)
+        forecaster, cpu_s = DemandForecaster([SparseForecaster()], [SparseForecaster()]), []
         sections: list[Section] = []
         for minute in range(REFRESHES + 1):
             began = time.thread_time()
-            rows = forecaster.update(histories, NOW_MS + minute * 60_000)
-            sections = make_demand_sections(rows, forecaster.record(), [], NOW_MS)
+            rows = forecaster.forecast_all(histories, NOW_MS + minute * 60_000)
+            sections = make_demand_sections(rows, forecaster.make_chart_record(), [], NOW_MS)
             cpu_s.append(time.thread_time() - began)
         assert len(rows) == sum(len(history.keys) for history in histories), f"{len(rows)} rows"
         size = {"pools": pools, "series": len(rows)}
-        yield record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
+        yield make_record("served_demand", "refresh, behind", size, cpu_s[1:], "s", cpu_s=min(cpu_s[1:]))
         yield _measure_dump(forecaster, size)
         yield _measure_bodies(sections, pools, size)
-        yield _answers(sections, pools, size)
+        yield _measure_answers(sections, pools, size)
 
 
-def fleet(pools: int) -> list[Histories]:
+def make_histories(pools: int) -> list[Histories]:
     """Make the demand histories of pools with classes and groups: random walks around a daily wave.
 
     The demand of classes and groups is zero most of the time.
@@ -94,7 +94,7 @@ def draw_on_off_demand(series: int, rng: np.random.Generator) -> NDArray[np.floa
 def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[str, Any]:
     """Measure the longest gap between two turns of a loop while a thread dumps the forecaster."""
 
-    async def longest() -> float:
+    async def measure_longest_gap() -> float:
         work, gap_s = asyncio.ensure_future(run_in_thread(forecaster.dump)), 0.0
         while not work.done():
             began = time.perf_counter()
@@ -106,8 +106,8 @@ def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[st
     began, cpu = time.perf_counter(), time.thread_time()
     forecaster.dump()
     alone_ms, cpu_s = (time.perf_counter() - began) * 1000, time.thread_time() - cpu
-    gaps_ms = [asyncio.run(longest()) for _ in range(REPEATS)]
-    return record("served_demand", "dump", size, gaps_ms, "ms", cpu_s=cpu_s, peer=("in the loop", alone_ms))
+    gaps_ms = [asyncio.run(measure_longest_gap()) for _ in range(REPEATS)]
+    return make_record("served_demand", "dump", size, gaps_ms, "ms", cpu_s=cpu_s, peer=("in the loop", alone_ms))
 
 
 def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
@@ -119,30 +119,30 @@ def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int
         for n in range(BODIES):
             writer.publish(sections, NOW_MS)
             began = time.thread_time()
-            body = encode_demand(cache, cache.board(), query | {"queue": f"pool{n % pools}"}, NOW_MS)
+            body = encode_demand(cache, cache.get_board(), query | {"queue": f"pool{n % pools}"}, NOW_MS)
             took_ms.append((time.thread_time() - began) * 1000)
             assert body.count(b'"running"') == 1, "not one row was found"
-    return record(
+    return make_record(
         "served_demand", "body, p99", size, [float(np.quantile(took_ms, 0.99))], "ms", cpu_s=sum(took_ms) / 1000
     )
 
 
-def _answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
+def _measure_answers(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
     tails, cpu_s = [], []
     with TemporaryDirectory() as name, pin_beside_server():
         folder = Path(name)
         BoardWriter(folder / "board").publish(sections, NOW_MS)
-        with ServerProcess.role("api", folder) as server:
-            server.wait("/v1/demand?queue=pool0&target=running")
+        with ServerProcess.start_role("api", folder) as server:
+            server.wait_for_answer("/v1/demand?queue=pool0&target=running")
             for _ in range(REPEATS):
-                draw, before = PoolRequests(folder / "board", sections, pools), server.cpu_s()
+                draw, before = PoolRequests(folder / "board", sections, pools), server.measure_cpu_s()
                 load = run_open_loop(server.port, draw, connections=CONNECTIONS, seconds=OPEN_S, rate=RATE)
                 assert load.checked >= len(load.latency_s) // CHECK_EVERY > 0, f"{load.checked} bodies were checked"
                 assert draw.boards > OPEN_S, f"only {draw.boards} boards were put there"
                 tails.append(load.compute_quantile_ms(0.99))
-                cpu_s.append(server.cpu_s() - before)
+                cpu_s.append(server.measure_cpu_s() - before)
     at = tails.index(min(tails))
-    return record("served_demand", "answer, p99", size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s[at])
+    return make_record("served_demand", "answer, p99", size | {"rate": round(RATE)}, tails, "ms", cpu_s=cpu_s[at])
 
 
 class PoolRequests:
@@ -159,7 +159,7 @@ class PoolRequests:
         for n, path in enumerate(self._ready):
             path.write_bytes(encode_board(sections, first + n, NOW_MS))
 
-    def __call__(self) -> Ask:
+    def __call__(self) -> LoadRequest:
         if time.perf_counter() >= self._due and self._ready:
             os.replace(self._ready.pop(0), self._folder / "board")
             self.boards += 1
@@ -167,13 +167,13 @@ class PoolRequests:
         pool = f"pool{int(self._rng.integers(self._pools))}"
         checked = self._rng.random() < 2 / CHECK_EVERY
         path = f"/v1/demand?queue={pool}&target=running&class=all&group=all"
-        return get(path, _check(pool) if checked else None)
+        return make_get(path, _make_check(pool) if checked else None)
 
 
-def _check(pool: str) -> Any:
-    def check(head: bytes, body: bytes) -> None:
+def _make_check(pool: str) -> Any:
+    def check_answer(head: bytes, body: bytes) -> None:
         (row,) = msgspec.json.decode(body)["series"]
         assert row["queue"] == pool, f"{row['queue']} was served for {pool}"
         assert len(row["values"]) == len(row["quantiles"])
 
-    return check
+    return check_answer

@@ -19,15 +19,15 @@ import numpy as np
 
 from fleetcast.benchmarks.answers.decide import GPUS_PER_NODE, make_synthetic_view
 from fleetcast.benchmarks.answers.queue import make_board_sections
-from fleetcast.benchmarks.kit.case import record
-from fleetcast.benchmarks.kit.load import Ask, post, run_open_loop
+from fleetcast.benchmarks.kit.case import make_record
+from fleetcast.benchmarks.kit.load import LoadRequest, make_post, run_open_loop
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.fleet.requests import LevelName, PlacementRequest, TopologyConstraint
-from fleetcast.placement.ahead.paths import Timelines, timelines
+from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.start_time import estimate_start
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from fleetcast.service.board.board import BoardWriter, Section
 
@@ -51,21 +51,21 @@ SHAPES: tuple[tuple[int, int, LevelName | None], ...] = (
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield three records for each fleet size in GPUs."""
     for gpus in sizes:
-        view = busy_view(gpus // GPUS_PER_NODE)
+        view = make_busy_view(gpus // GPUS_PER_NODE)
         size = {"gpus": gpus, "nodes": len(view), "queued": QUEUED}
         began, cpu = time.perf_counter(), time.process_time()
-        paths = sampled(view, QUEUED)
+        paths = sample_paths(view, QUEUED)
         took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu
         cpu = time.process_time()
         values = [_measure_estimate_ms(paths, number) for number in range(ESTIMATES)]
         each_s = (time.process_time() - cpu) / ESTIMATES
-        yield record("start_time", "estimate, p99", size, [float(np.quantile(values, 0.99))], "ms", cpu_s=each_s)
-        yield record("start_time", "refresh", size, [took_s], "s", cpu_s=cpu_s)
+        yield make_record("start_time", "estimate, p99", size, [float(np.quantile(values, 0.99))], "ms", cpu_s=each_s)
+        yield make_record("start_time", "refresh", size, [took_s], "s", cpu_s=cpu_s)
         with tempfile.TemporaryDirectory() as folder, pin_beside_server():
-            yield _answers(Path(folder), view, size)
+            yield _measure_answers(Path(folder), view, size)
 
 
-def busy_view(nodes: int) -> ClusterView:
+def make_busy_view(nodes: int) -> ClusterView:
     """Make a view of a full fleet, in which a job of its own holds every node."""
     view = make_synthetic_view(nodes)
     holders = np.repeat(np.arange(nodes, dtype=np.int32)[:, None], view.free.shape[1], axis=1)
@@ -73,20 +73,20 @@ def busy_view(nodes: int) -> ClusterView:
     return replace(view, milli=np.zeros_like(view.milli), holders=holders, jobs=jobs)
 
 
-def sampled(view: ClusterView, queued: int) -> Timelines:
+def sample_paths(view: ClusterView, queued: int) -> Timelines:
     running = {job: RunningJob(NOW_MS - row * 60_000, GPUS_PER_NODE) for row, job in enumerate(view.jobs)}
-    queue = [Waiting(request(number), NOW_MS - queued + number) for number in range(queued)]
-    return timelines(queue, view, running, RunTimeQuantiles({0: (1800.0, 36_000.0)}), Options(now_ms=NOW_MS))
+    queue = [WaitingEntry(make_request(number), NOW_MS - queued + number) for number in range(queued)]
+    return sample_timelines(queue, view, running, RunTimeQuantiles({0: (1800.0, 36_000.0)}), Options(now_ms=NOW_MS))
 
 
-def request(number: int, name: str = "waiting") -> PlacementRequest:
+def make_request(number: int, name: str = "waiting") -> PlacementRequest:
     gang, each, level = SHAPES[number % len(SHAPES)]
     topology = TopologyConstraint(required=level)
     return PlacementRequest(request_id=f"{name}{number}", gang=gang, gpus_per_node=each, topology=topology)
 
 
 def _measure_estimate_ms(paths: Timelines, number: int) -> float:
-    wanted = request(number, "asked")
+    wanted = make_request(number, "asked")
     began = time.perf_counter()
     estimate = estimate_start(wanted, paths)
     took_ms = (time.perf_counter() - began) * 1000
@@ -95,30 +95,30 @@ def _measure_estimate_ms(paths: Timelines, number: int) -> float:
     return took_ms
 
 
-def _answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
-    BoardWriter(folder / "board").publish(_sections(view), NOW_MS)
+def _measure_answers(folder: Path, view: ClusterView, size: dict[str, int]) -> dict[str, Any]:
+    BoardWriter(folder / "board").publish(_make_sections(view), NOW_MS)
     about: dict[str, Any] = {
         "clock": {"epoch_ms": NOW_MS, "wall_ms": time.time_ns() // 1_000_000, "speed": 1.0},
         "api": {"stale_after_s": 3600.0},
     }
-    with ServerProcess.role("placer", folder, **about) as placer:
-        placer.wait("/healthz", b'"warming":false')
-        with ServerProcess.role("api", folder, **about, placer={"port": placer.port}) as api:
-            api.wait("/healthz")
+    with ServerProcess.start_role("placer", folder, **about) as placer:
+        placer.wait_for_answer("/healthz", b'"warming":false')
+        with ServerProcess.start_role("api", folder, **about, placer={"port": placer.port}) as api:
+            api.wait_for_answer("/healthz")
             _wait_for_start_time(api.port)
-            numbers, before = iter(range(10**9)), placer.cpu_s()
+            numbers, before = iter(range(10**9)), placer.measure_cpu_s()
             load = run_open_loop(
-                api.port, lambda: _ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE
+                api.port, lambda: _make_ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE
             )
-            cpu_s = placer.cpu_s() - before
+            cpu_s = placer.measure_cpu_s() - before
     assert load.checked == len(load.latency_s) == RATE * SECONDS
-    return record("start_time", "answer, p99", size, [load.compute_quantile_ms(0.99)], "ms", cpu_s=cpu_s)
+    return make_record("start_time", "answer, p99", size, [load.compute_quantile_ms(0.99)], "ms", cpu_s=cpu_s)
 
 
-def _sections(view: ClusterView) -> list[Section]:
+def _make_sections(view: ClusterView) -> list[Section]:
     """Return the board sections of a full fleet with waiting jobs."""
     rows = [
-        {"submitted_ms": NOW_MS - QUEUED + number, "request": msgspec.to_builtins(request(number))}
+        {"submitted_ms": NOW_MS - QUEUED + number, "request": msgspec.to_builtins(make_request(number))}
         for number in range(QUEUED)
     ]
     changed: dict[str, Any] = {"gpu.job": view.holders, "jobs.queued": msgspec.json.encode(rows)}
@@ -126,8 +126,10 @@ def _sections(view: ClusterView) -> list[Section]:
     return [*unchanged, *(Section(name, data, NOW_MS) for name, data in changed.items())]
 
 
-def _ask(number: int) -> Ask:
-    return Ask(post("/v1/jobs/estimate", msgspec.json.encode(request(number, "asked"))).wire, check=_check_start)
+def _make_ask(number: int) -> LoadRequest:
+    return LoadRequest(
+        make_post("/v1/jobs/estimate", msgspec.json.encode(make_request(number, "asked"))).wire, check=_check_start
+    )
 
 
 def _check_start(head: bytes, body: bytes) -> None:
@@ -138,7 +140,7 @@ def _check_start(head: bytes, body: bytes) -> None:
 
 def _wait_for_start_time(port: int) -> None:
     """Wait until an estimate has a start time. The first request makes the placer sample the first paths."""
-    body = msgspec.json.encode(request(0, "first"))
+    body = msgspec.json.encode(make_request(0, "first"))
     url = f"http://127.0.0.1:{port}/v1/jobs/estimate"
     asked = urllib.request.Request(url, body, {"content-type": "application/json"})
     deadline = time.monotonic() + PATIENCE_S

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import Peer, measure, record
-from fleetcast.benchmarks.kit.load import Ask, get, run_closed_loop
+from fleetcast.benchmarks.kit.case import Peer, make_record, measure
+from fleetcast.benchmarks.kit.load import LoadRequest, make_get, run_closed_loop
 from fleetcast.benchmarks.kit.service import BoardProcess, ServerProcess, pin_beside_server
 from fleetcast.schedulers.trimaran import TrimaranAdapter
 from fleetcast.schedulers.weather import Load, Weather
@@ -33,12 +33,12 @@ NOW_MS = 1_760_000_000_000
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield two records for each fleet size in GPUs, with eight on each node."""
     for gpus in sizes:
-        yield _made(max(1, gpus // GPUS_A_NODE))
+        yield _measure_body(max(1, gpus // GPUS_A_NODE))
         with tempfile.TemporaryDirectory() as name, BoardProcess(Path(name), gpus) as board, pin_beside_server():
             yield _measure_over_http(Path(name), board)
 
 
-def _made(nodes: int) -> dict[str, Any]:
+def _measure_body(nodes: int) -> dict[str, Any]:
     """Measure making the body of a board for its first request."""
     rng = np.random.default_rng(1)
     rows = {f"n{node:05d}": node for node in range(nodes)}
@@ -48,7 +48,7 @@ def _made(nodes: int) -> dict[str, Any]:
     metrics = json.loads(verb.answer(Weather(1, NOW_MS, NOW_MS, load=load), names))["data"]["NodeMetricsMap"]
     assert list(metrics) == list(rows)
 
-    def once() -> int:
+    def answer_once() -> int:
         verb.answer(Weather(1, NOW_MS, NOW_MS, load=load), names)
         return nodes
 
@@ -67,7 +67,12 @@ def _made(nodes: int) -> dict[str, Any]:
 
     size = {"gpus": nodes * GPUS_A_NODE, "nodes": nodes}
     return measure(
-        "watcher", "body of a new board", size, once, "ms", peer=Peer("dictionaries and json", encode_with_dictionaries)
+        "watcher",
+        "body of a new board",
+        size,
+        answer_once,
+        "ms",
+        peer=Peer("dictionaries and json", encode_with_dictionaries),
     )
 
 
@@ -76,23 +81,25 @@ def _measure_over_http(folder: Path, board: BoardProcess) -> dict[str, Any]:
     assert newest is not None
     names = set(newest.names("names.node"))
 
-    def check(head: bytes, body: bytes) -> None:
+    def check_answer(head: bytes, body: bytes) -> None:
         rows = json.loads(body)["data"]["NodeMetricsMap"]
         assert set(rows) == names, f"{len(rows)} of {len(names)} nodes"
         assert {row["metrics"][0]["value"] for row in rows.values()} != {50.0}, "it answered without a forecast"
 
     clock = {"epoch_ms": newest.as_of_ms, "wall_ms": time.time_ns() // 1_000_000}
     tails, cpu_s = [], []
-    with ServerProcess.role("api", folder, clock=clock, api={"stale_after_s": FRESH_S}) as server:
-        server.wait("/healthz")
-        checked = run_closed_loop(server.port, lambda: Ask(get(PATH).wire, check=check), connections=1, seconds=0.2)
+    with ServerProcess.start_role("api", folder, clock=clock, api={"stale_after_s": FRESH_S}) as server:
+        server.wait_for_answer("/healthz")
+        checked = run_closed_loop(
+            server.port, lambda: LoadRequest(make_get(PATH).wire, check=check_answer), connections=1, seconds=0.2
+        )
         assert checked.checked, "no answer was checked"
-        board.say("swap")
+        board.set_mode("swap")
         for _ in range(REPEATS):
-            before = server.cpu_s()
-            load = run_closed_loop(server.port, lambda: get(PATH), connections=1, seconds=SECONDS)
-            cpu_s.append((server.cpu_s() - before) / len(load.latency_s))
+            before = server.measure_cpu_s()
+            load = run_closed_loop(server.port, lambda: make_get(PATH), connections=1, seconds=SECONDS)
+            cpu_s.append((server.measure_cpu_s() - before) / len(load.latency_s))
             tails.append(max(load.latency_s) * 1000)
-        board.say("rest")
+        board.set_mode("rest")
     size = {"gpus": board.nodes * GPUS_A_NODE, "nodes": board.nodes}
-    return record("watcher", "slowest answer of one client, boards change", size, tails, "ms", cpu_s=min(cpu_s))
+    return make_record("watcher", "slowest answer of one client, boards change", size, tails, "ms", cpu_s=min(cpu_s))

@@ -20,14 +20,14 @@ import numpy as np
 from pyarrow import csv
 
 from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS, INTERVAL_MS, PAGES_A_BATCH, T0, make_round_pages
-from fleetcast.benchmarks.kit.case import Peer, measure, record
+from fleetcast.benchmarks.kit.case import Peer, make_record, measure
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive
-from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.compact import compact, find_compaction_runs
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
 from fleetcast.ingest.pages.exporters import ExporterResolver
 from fleetcast.ingest.pages.text import PageDecoder, Target
@@ -70,19 +70,19 @@ COLUMNS = {
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield three records for each fleet size in GPUs, then those of the recorded values."""
     for gpus in sizes:
-        yield _alone(gpus)
-        yield _together(max(1, gpus // GPUS))
-    yield from _recorded()
+        yield _measure_alone(gpus)
+        yield _measure_together(max(1, gpus // GPUS))
+    yield from _measure_recorded()
 
 
-class Folder:
+class ArchiveFolder:
     """A maker of archives, each in a new folder on this disk."""
 
     def __init__(self, entities: Entities) -> None:
         self._entities = entities
         self._held: list[tempfile.TemporaryDirectory[str]] = []
 
-    def open(self) -> Archive:
+    def open_archive(self) -> Archive:
         for held in self._held:
             held.cleanup()
         self._held = [tempfile.TemporaryDirectory(dir=os.environ.get("FLEETCAST_BENCH_DISK"))]
@@ -93,15 +93,15 @@ class Folder:
         return Path(self._held[0].name)
 
 
-def _alone(gpus: int) -> dict[str, Any]:
+def _measure_alone(gpus: int) -> dict[str, Any]:
     entities = Entities()
-    rows = [entities.of_node(EntityKind.GPU, f"n{gpu // GPUS:05d}", gpu % GPUS) for gpu in range(gpus)]
+    rows = [entities.add_to_node(EntityKind.GPU, f"n{gpu // GPUS:05d}", gpu % GPUS) for gpu in range(gpus)]
     rng = np.random.default_rng(1)
     metrics = np.arange(len(FIELDS), dtype=np.int16)
     values = np.round(rng.random((SCRAPES_A_FLUSH, gpus * len(FIELDS))) * 700, 3)
-    folder = Folder(entities)
+    folder = ArchiveFolder(entities)
 
-    def batch(scrape: int) -> SampleBatch:
+    def make_batch(scrape: int) -> SampleBatch:
         return SampleBatch(
             EntityKind.GPU,
             np.tile(metrics, gpus),
@@ -110,20 +110,20 @@ def _alone(gpus: int) -> dict[str, Any]:
             values[scrape],
         )
 
-    batches = [batch(scrape) for scrape in range(SCRAPES_A_FLUSH)]
+    batches = [make_batch(scrape) for scrape in range(SCRAPES_A_FLUSH)]
     sure = np.ones(len(batches[0]), np.bool_)
 
-    def write() -> int:
-        archive = folder.open()
+    def write_archive() -> int:
+        archive = folder.open_archive()
         for one in batches:
             archive.add(one, sure)
-        archive.hand_over(NOWHERE, T0)()
+        archive.prepare_flush(NOWHERE, T0)()
         archive.close()
         assert archive.counts.rows == sum(map(len, batches)), f"only {archive.counts.rows} rows came to be"
         return archive.counts.rows
 
     size = {"gpus": gpus, "series": gpus * len(FIELDS)}
-    return measure("archive", "alone", size, write, "samples/s", peer=_make_parquet_peer(batches), repeats=RUNS)
+    return measure("archive", "alone", size, write_archive, "samples/s", peer=_make_parquet_peer(batches), repeats=RUNS)
 
 
 def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
@@ -131,17 +131,17 @@ def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    def write() -> int:
+    def write_parquet() -> int:
         merged = SampleBatch.concat(list(batches))
         table = pa.table({name: getattr(merged, name) for name in ("metric", "entity", "time_ms", "value")})
         with tempfile.TemporaryDirectory() as name:
             pq.write_table(table, f"{name}/x.parquet", compression="zstd")
         return len(merged)
 
-    return Peer("pyarrow zstd, long, unsorted", write)
+    return Peer("pyarrow zstd, long, unsorted", write_parquet)
 
 
-def _together(nodes: int) -> dict[str, Any]:
+def _measure_together(nodes: int) -> dict[str, Any]:
     """Measure the CPU time to decode samples, and to write them into ring and archive.
 
     A run is a minute of scrapes, then a flush, as a pipeline's snapshots need it.
@@ -151,11 +151,11 @@ def _together(nodes: int) -> dict[str, Any]:
     entities = Entities()
     resolver = ExporterResolver(entities)
     decoders = {node: PageDecoder(resolver, Target(node)) for node in rounds[0]}
-    store, folder = WindowStore(entities), Folder(entities)
+    store, folder = WindowStore(entities), ArchiveFolder(entities)
     turn = iter(range(10**9))
 
-    def minute() -> int:
-        archive = folder.open()
+    def ingest_minute() -> int:
+        archive = folder.open_archive()
         for _ in range(SCRAPES_A_FLUSH):
             number = next(turn)
             now_ms = T0 + number * INTERVAL_MS
@@ -167,26 +167,26 @@ def _together(nodes: int) -> dict[str, Any]:
                     written = store.write(samples, now_ms)
                     assert written.taken is not None, "nothing was taken"
                     archive.add(written.taken, written.sure)
-        archive.hand_over(NOWHERE, now_ms)()
+        archive.prepare_flush(NOWHERE, now_ms)()
         archive.close()
         return archive.counts.rows
 
-    minute()
+    ingest_minute()
     values, cpu_s = [], []
     for _ in range(RUNS):
         began = time.process_time()
-        rows = minute()
+        rows = ingest_minute()
         cpu_s.append(time.process_time() - began)
         values.append(rows / cpu_s[-1])
         assert rows == nodes * GPUS * len(FIELDS) * SCRAPES_A_FLUSH, f"only {rows} rows came to be"
     size = {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
-    return record("archive", "decode, ring, archive", size, values, "samples/s", cpu_s=min(cpu_s))
+    return make_record("archive", "decode, ring, archive", size, values, "samples/s", cpu_s=min(cpu_s))
 
 
 # -- recorded values ------------------------------------------------------------------------------------------------
 
 
-def _recorded() -> Iterator[dict[str, Any]]:
+def _measure_recorded() -> Iterator[dict[str, Any]]:
     """Yield the sizes on disk of recorded H100 values, and the speed of compaction.
 
     Yields nothing if the recording is missing.
@@ -195,34 +195,34 @@ def _recorded() -> Iterator[dict[str, Any]]:
     samples = read_h100_samples(entities, HOUR_FIRST_MS)
     if samples is None:
         return
-    folder = Folder(entities)
-    archive = folder.open()
+    folder = ArchiveFolder(entities)
+    archive = folder.open_archive()
     minute = samples.time_ms // 60_000
     began = time.process_time()
     for one in np.unique(minute).tolist():
-        part = samples.where(minute == one)
+        part = samples.select_samples(minute == one)
         archive.add(part, np.ones(len(part), np.bool_))
-        archive.hand_over(NOWHERE, HOUR_FIRST_MS)()
+        archive.prepare_flush(NOWHERE, HOUR_FIRST_MS)()
     cpu_s = time.process_time() - began
     assert archive.counts.rows == len(samples), f"{archive.counts.rows} rows of {len(samples)} came to be"
     size = {
         "samples": len(samples),
         "series": len({*zip(samples.metric.tolist(), samples.entity.tolist(), strict=True)}),
     }
-    yield record(
-        "archive", "bytes a sample, parts", size, [_bytes(folder.path) / len(samples)], "B/sample", cpu_s=cpu_s
+    yield make_record(
+        "archive", "bytes a sample, parts", size, [_count_bytes(folder.path) / len(samples)], "B/sample", cpu_s=cpu_s
     )
     end_ms = int(samples.time_ms.max()) + HOUR_MS
     began = time.process_time()
-    for run_ in runs(archive.files, archive.writer, end_ms, most_rows=8_000_000):
+    for run_ in find_compaction_runs(archive.files, archive.writer, end_ms, most_rows=8_000_000):
         compact(archive.files, run_)
     cpu_s = time.process_time() - began
     archive.close()
-    yield record("archive", "compact", size, [len(samples) / cpu_s], "samples/s", cpu_s=cpu_s)
-    value = _bytes(folder.path) / len(samples)
+    yield make_record("archive", "compact", size, [len(samples) / cpu_s], "samples/s", cpu_s=cpu_s)
+    value = _count_bytes(folder.path) / len(samples)
     for name, peer in (("pyarrow zstd, long", _measure_parquet_bytes), ("DuckDB", _measure_duckdb_bytes)):
         beside = (name, peer(samples, entities) / len(samples))
-        yield record("archive", "bytes a sample", size, [value], "B/sample", cpu_s=cpu_s, peer=beside)
+        yield make_record("archive", "bytes a sample", size, [value], "B/sample", cpu_s=cpu_s, peer=beside)
 
 
 def read_h100_samples(entities: Entities, first_ms: int) -> SampleBatch | None:
@@ -234,17 +234,17 @@ def read_h100_samples(entities: Entities, first_ms: int) -> SampleBatch | None:
     data = Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
     parts = []
     for number, path in enumerate(sorted((data / FOLDER).glob("*_telemetry.csv.gz"))):
-        parts += _run(path, f"h{number:02d}", entities, first_ms + number * 1_733)
+        parts += _read_run(path, f"h{number:02d}", entities, first_ms + number * 1_733)
     return SampleBatch.concat(parts) if parts else None
 
 
-def _run(path: Path, node: str, entities: Entities, first_ms: int) -> list[SampleBatch]:
+def _read_run(path: Path, node: str, entities: Entities, first_ms: int) -> list[SampleBatch]:
     table = csv.read_csv(path)
     gpu = table["gpu"].to_numpy()
     parts = []
     for index in np.unique(gpu).tolist():
         own = gpu == index
-        row = entities.of_node(EntityKind.GPU, node, index)
+        row = entities.add_to_node(EntityKind.GPU, node, index)
         time_ms = first_ms + np.arange(int(own.sum()), dtype=np.int64) * SCRAPE_MS
         for column in set(table.column_names) & COLUMNS.keys():
             name, factor = COLUMNS[column]
@@ -257,7 +257,7 @@ def _run(path: Path, node: str, entities: Entities, first_ms: int) -> list[Sampl
     return parts
 
 
-def _bytes(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*.parquet"))
 
 
@@ -277,7 +277,7 @@ def _measure_parquet_bytes(samples: SampleBatch, entities: Entities) -> int:
 
     with tempfile.TemporaryDirectory() as name:
         pq.write_table(_make_long_table(samples, entities), f"{name}/x.parquet", compression="zstd")
-        return _bytes(Path(name))
+        return _count_bytes(Path(name))
 
 
 def _measure_duckdb_bytes(samples: SampleBatch, entities: Entities) -> int:

@@ -42,7 +42,7 @@ Pages = Mapping[str, bytes]
 Value = Callable[[int, np.random.Generator], str]  # (field, …) → what the page says
 
 
-def wide(field: int, rng: np.random.Generator) -> str:
+def draw_wide_value(field: int, rng: np.random.Generator) -> str:
     """Draw the text of a number with as many digits as a busy GPU can report.
 
     On a real page most error counters are 0.
@@ -57,7 +57,7 @@ def wide(field: int, rng: np.random.Generator) -> str:
     return str(rng.integers(1, widest))
 
 
-def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> bytes:
+def make_page(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value = draw_wide_value) -> bytes:
     """Make a page of one node, as dcgm-exporter 4.x prints it. value: draws the text of a field's value."""
     names = {field: name for name, field in reversed(FIELD_IDS.items())}
     lines = []
@@ -74,18 +74,20 @@ def page_of(node: str, rng: np.random.Generator, gpus: int = GPUS, value: Value 
     return "".join(lines).encode()
 
 
-def make_round_pages(nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = wide) -> dict[str, bytes]:
+def make_round_pages(
+    nodes: int, rng: np.random.Generator, gpus: int = GPUS, value: Value = draw_wide_value
+) -> dict[str, bytes]:
     """Make the pages of one scrape round. Returns node → page.
 
     The numbers of at most VARIANTS pages repeat, because drawing all of them would take longer than the
     measurement.
     """
-    variants = [page_of(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
+    variants = [make_page(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
     names = [f"n{node:05d}" for node in range(nodes)]
     return {name: variants[row % len(variants)].replace(NODE.encode(), name.encode()) for row, name in enumerate(names)}
 
 
-def reordered(page: bytes, rng: np.random.Generator) -> bytes:
+def reorder_metrics(page: bytes, rng: np.random.Generator) -> bytes:
     """Return the page with its metrics in a random order."""
     metrics = page.split(b"# HELP ")[1:]
     return b"".join(b"# HELP " + metrics[row] for row in rng.permutation(len(metrics)))
@@ -95,30 +97,32 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield five records for each fleet size in GPUs. Sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
-            yield from _cases(max(1, gpus // GPUS), np.random.default_rng(1))
+            yield from _measure_cases(max(1, gpus // GPUS), np.random.default_rng(1))
 
 
-def _cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
+def _measure_cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, Any]]:
     rounds = [make_round_pages(nodes, rng) for _ in range(2)]
     entities = Entities()
-    decoders = _decoders(rounds[0], entities)
-    size = _size(nodes)
-    yield measure("decode", "steady", size, _steady(decoders, rounds), "samples/s", peer=_peer(rounds[0]))
-    written = _written(decoders, rounds, WindowStore(entities))
+    decoders = _make_decoders(rounds[0], entities)
+    size = _make_size(nodes)
+    yield measure(
+        "decode", "steady", size, _make_decode_round(decoders, rounds), "samples/s", peer=_make_peer(rounds[0])
+    )
+    written = _make_write_round(decoders, rounds, WindowStore(entities))
     yield measure("decode", "steady, into the ring", size, written, "samples/s")
     few = make_round_pages(min(nodes, CHANGED_NODES), rng, GPUS - 1)
     without_one = [{node: rounds[0][node] for node in few}, few]
-    yield measure("decode", "changed", _size(len(few)), _steady(decoders, without_one), "samples/s")
-    orders = [{node: reordered(page, rng) for node, page in few.items()} for _ in range(ORDERS)]
-    yield measure("decode", "reordered", _size(len(few)), _steady(decoders, orders), "samples/s")
-    yield _cold(rounds[0])
+    yield measure("decode", "changed", _make_size(len(few)), _make_decode_round(decoders, without_one), "samples/s")
+    orders = [{node: reorder_metrics(page, rng) for node, page in few.items()} for _ in range(ORDERS)]
+    yield measure("decode", "reordered", _make_size(len(few)), _make_decode_round(decoders, orders), "samples/s")
+    yield _measure_cold(rounds[0])
 
 
-def _size(nodes: int) -> dict[str, int]:
+def _make_size(nodes: int) -> dict[str, int]:
     return {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
 
 
-def _decoders(pages: Pages, entities: Entities) -> dict[str, PageDecoder]:
+def _make_decoders(pages: Pages, entities: Entities) -> dict[str, PageDecoder]:
     resolver = ExporterResolver(entities)
     decoders = {node: PageDecoder(resolver, Target(node)) for node in pages}
     for node, decoder in decoders.items():
@@ -128,24 +132,26 @@ def _decoders(pages: Pages, entities: Entities) -> dict[str, PageDecoder]:
     return decoders
 
 
-def _steady(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages]) -> Callable[[], int]:
+def _make_decode_round(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages]) -> Callable[[], int]:
     turn = iter(range(10**9))
 
-    def once() -> int:
+    def decode_round() -> int:
         pages = rounds[next(turn) % len(rounds)]
         return sum(len(decoders[node].decode(page, T0)) for node, page in pages.items())
 
-    return once
+    return decode_round
 
 
-def _written(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages], store: WindowStore) -> Callable[[], int]:
+def _make_write_round(
+    decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages], store: WindowStore
+) -> Callable[[], int]:
     """Return a function that decodes, merges and writes a round.
 
     Every sample is newer than those before it.
     """
     turn = iter(range(10**9))
 
-    def once() -> int:
+    def write_round() -> int:
         number = next(turn)
         now_ms = T0 + number * INTERVAL_MS
         pages = list(rounds[number % len(rounds)].items())
@@ -157,24 +163,24 @@ def _written(decoders: Mapping[str, PageDecoder], rounds: Sequence[Pages], store
         assert applied == len(pages) * GPUS * len(FIELDS), f"only {applied} samples were new"
         return applied
 
-    return once
+    return write_round
 
 
-def _cold(pages: Pages) -> dict[str, Any]:
+def _measure_cold(pages: Pages) -> dict[str, Any]:
     few = dict(list(pages.items())[:COLD_NODES])
     samples = len(few) * GPUS * len(FIELDS)
 
-    def once() -> int:
-        _decoders(few, Entities())
+    def decode_cold() -> int:
+        _make_decoders(few, Entities())
         return samples
 
-    return measure("decode", "cold", _size(len(few)), once, "samples/s", repeats=3)
+    return measure("decode", "cold", _make_size(len(few)), decode_cold, "samples/s", repeats=3)
 
 
-def _peer(pages: Pages) -> Peer:
+def _make_peer(pages: Pages) -> Peer:
     texts = [page.decode() for page in list(pages.values())[:PEER_NODES]]
 
-    def once() -> int:
+    def parse_pages() -> int:
         return sum(len(family.samples) for text in texts for family in text_string_to_metric_families(text))
 
-    return Peer("prometheus_client.parser", once)
+    return Peer("prometheus_client.parser", parse_pages)

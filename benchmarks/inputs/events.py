@@ -13,8 +13,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleetcast.benchmarks.kit.case import Peer, beside, record
-from fleetcast.benchmarks.kit.load import Ask, post, run_closed_loop
+from fleetcast.benchmarks.kit.case import Peer, make_record, measure_peer
+from fleetcast.benchmarks.kit.load import LoadRequest, make_post, run_closed_loop
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.ingest.inbox.segments import HEADER, SUFFIX, scan_records
 
@@ -29,30 +29,30 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """Yield one record for each case."""
     for name, (events, connections) in CASES.items():
         with tempfile.TemporaryDirectory() as folder, pin_beside_server():
-            yield _case(Path(folder), name, events, connections)
+            yield _measure_case(Path(folder), name, events, connections)
 
 
-def _case(folder: Path, name: str, events: int, connections: int) -> dict[str, Any]:
+def _measure_case(folder: Path, name: str, events: int, connections: int) -> dict[str, Any]:
     rates, cpu_s = [], []
-    with ServerProcess.role("api", folder) as server:
-        server.wait("/healthz")
-        stream = Stream(events)
+    with ServerProcess.start_role("api", folder) as server:
+        server.wait_for_answer("/healthz")
+        stream = EventRequests(events)
         for _ in range(REPEATS):
-            before, asked = server.cpu_s(), stream.sent
+            before, asked = server.measure_cpu_s(), stream.sent
             load = run_closed_loop(server.port, stream, connections=connections, seconds=SECONDS)
             assert len(load.latency_s) * events == stream.sent - asked
             rates.append((stream.sent - asked) / load.seconds)
-            cpu_s.append(server.cpu_s() - before)
+            cpu_s.append(server.measure_cpu_s() - before)
             assert count_records_on_disk(folder / "inbox") == stream.sent
-    peer = beside(
+    peer = measure_peer(
         Peer("sqlite3, synchronous=FULL, no HTTP", lambda: _store_in_sqlite(folder, stream, events)), "events/s"
     )
     size = {"events_a_request": events, "connections": connections}
     best = rates.index(max(rates))
-    return record("events", name, size, rates, "events/s", cpu_s=cpu_s[best], peer=peer)
+    return make_record("events", name, size, rates, "events/s", cpu_s=cpu_s[best], peer=peer)
 
 
-class Stream:
+class EventRequests:
     """A source of requests with new events: steps of some jobs."""
 
     def __init__(self, events: int) -> None:
@@ -60,7 +60,7 @@ class Stream:
         self._events = events
         self._began_ms = time.time_ns() // 1_000_000
 
-    def rows(self, events: int) -> list[bytes]:
+    def make_events(self, events: int) -> list[bytes]:
         """Return the next events, without counting them as sent."""
         numbers = (divmod(number, JOBS) for number in range(self.sent, self.sent + events))
         return [
@@ -69,13 +69,13 @@ class Stream:
             for sequence, job in numbers
         ]
 
-    def body(self) -> bytes:
-        rows = self.rows(self._events)
+    def make_body(self) -> bytes:
+        rows = self.make_events(self._events)
         self.sent += self._events
         return b"[" + b",".join(rows) + b"]" if self._events > 1 else rows[0]
 
-    def __call__(self) -> Ask:
-        return post("/v1/events", self.body(), b"202")
+    def __call__(self) -> LoadRequest:
+        return make_post("/v1/events", self.make_body(), b"202")
 
 
 def count_records_on_disk(folder: Path) -> int:
@@ -89,13 +89,13 @@ def count_records_on_disk(folder: Path) -> int:
     return total
 
 
-def _store_in_sqlite(folder: Path, stream: Stream, events: int) -> int:
+def _store_in_sqlite(folder: Path, stream: EventRequests, events: int) -> int:
     path = folder / f"peer{time.monotonic_ns()}.sqlite"
     database = sqlite3.connect(path)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
     database.execute("CREATE TABLE inbox (payload BLOB)")
-    rows = [(row,) for row in stream.rows(events)]
+    rows = [(row,) for row in stream.make_events(events)]
     total = PEER_ROWS if events > 1 else PEER_ROWS // 20
     for _ in range(total // events):
         database.executemany("INSERT INTO inbox VALUES (?)", rows)

@@ -27,7 +27,7 @@ from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
 from fleetcast.ingest.kernel_log.events import KernelReader
 from fleetcast.service.api.recent import RecentIdentities
 from fleetcast.service.api.routes.events import filter_new_records
-from fleetcast.service.api.routes.kernel_log import decode as decode_log
+from fleetcast.service.api.routes.kernel_log import decode_kernel_log as decode_log
 from fleetcast.service.pipeline.state import FleetState
 
 NODES, A_BODY, BODIES = 2_000, 1_000, 20
@@ -51,7 +51,7 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
             yield measure("health", case, size, work, "events/s", peer=beside, repeats=3)
 
 
-def _jobs(number: int) -> bytes:
+def _make_job_body(number: int) -> bytes:
     rows = (
         b'{"job":"train-%d","attempt":1,"sequence":%d,"time_ms":%d,"type":"step","step":%d,"rank":0,"duration_s":1.6}'
         % (row % 64, number * A_BODY + row, NOW_MS, row)
@@ -60,7 +60,7 @@ def _jobs(number: int) -> bytes:
     return b"[" + b",".join(rows) + b"]"
 
 
-def _health(number: int) -> bytes:
+def _make_health_body(number: int) -> bytes:
     rows = (
         b'{"specversion":"1.0","id":"%d","source":"nvsentinel://east/healthevents","type":"%b","data":{"healthEvent":{'
         b'"nodeName":"n%d","checkName":"GpuNvlinkWatch","agent":"gpu-health-monitor","componentClass":"GPU","isFatal":'
@@ -73,7 +73,7 @@ def _health(number: int) -> bytes:
     return b"[" + b",".join(rows) + b"]"
 
 
-def _kernel(number: int, every: int = 1) -> bytes:
+def _make_kernel_body(number: int, every: int = 1) -> bytes:
     """Make a body of kernel log lines. number: the minute of its events.
 
     One of `every` lines is an event. The others are about the network.
@@ -92,18 +92,18 @@ def _ingest_bodies(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
 
     Returns how many events the tables then have.
     """
-    return asyncio.run(_taken(folder, bodies, read))
+    return asyncio.run(_ingest_into_tables(folder, bodies, read))
 
 
-async def _taken(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
+async def _ingest_into_tables(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
     with tempfile.TemporaryDirectory(dir=folder) as name:
         writer, recent = InboxWriter(Path(name), "bench"), RecentIdentities()
-        state = _state()
+        state = _make_state()
         for body in bodies:
             fresh = await filter_new_records(read(body).records, recent)
             await writer.append([record.raw for record, _ in fresh], NOW_MS)
             for _, key in fresh:
-                recent.add(key)
+                recent.add_identity(key)
         source = InboxSource(Path(name))
         while source.backlog_bytes():
             state.apply(await source.next(), NOW_MS)
@@ -113,7 +113,7 @@ async def _taken(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
     return state.counts.events
 
 
-def _state() -> FleetState:
+def _make_state() -> FleetState:
     entities = Entities()
     topology = Topology.build([NodeSpec(f"n{number}", gpus=8) for number in range(NODES)])
     return FleetState(entities, WindowStore(entities, interval_s=15.0), topology)
@@ -140,21 +140,21 @@ def _store_in_sqlite(folder: Path, bodies: Sequence[bytes], read: Callable[[byte
     return int(count)
 
 
-def _read_job(body: bytes) -> DecodedBody:
+def _decode_job(body: bytes) -> DecodedBody:
     return decode_body(body, NOW_MS)
 
 
-def _read_health(body: bytes) -> DecodedBody:
+def _decode_health(body: bytes) -> DecodedBody:
     return decode(body, {}, NOW_MS, FUTURE_MS)
 
 
-def _read_kernel(body: bytes) -> DecodedBody:
+def _decode_kernel(body: bytes) -> DecodedBody:
     return decode_log(body, KernelReader(), NOW_MS)
 
 
 CASES: dict[str, tuple[Callable[[int], bytes], Read, Callable[[bytes], list[str]]]] = {
-    "job": (_jobs, _read_job, parse_with_json),
-    "health": (_health, _read_health, parse_with_json),
-    "kernel": (_kernel, _read_kernel, parse_with_regex),
-    "kernel, one line in ten": (partial(_kernel, every=10), _read_kernel, parse_with_regex),
+    "job": (_make_job_body, _decode_job, parse_with_json),
+    "health": (_make_health_body, _decode_health, parse_with_json),
+    "kernel": (_make_kernel_body, _decode_kernel, parse_with_regex),
+    "kernel, one line in ten": (partial(_make_kernel_body, every=10), _decode_kernel, parse_with_regex),
 }

@@ -26,12 +26,12 @@ import numpy as np
 import tomli_w
 
 from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.benchmarks.kit.child import ChildProcess
-from fleetcast.benchmarks.kit.exporters import Farm
-from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
+from fleetcast.benchmarks.kit.exporters import ExporterFarm
+from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, find_prometheus, read_cpu_seconds
 from fleetcast.benchmarks.kit.service import find_free_port
-from fleetcast.benchmarks.kit.written import Requests, WriteConnection, series_of
+from fleetcast.benchmarks.kit.written import WriteConnection, WriteRequests, make_series_labels
 from fleetcast.ingest.remote_write.request import Version
 
 SIZES = (45, 400, 1500)
@@ -52,7 +52,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield from _measure_scraping(Path(folder), targets)
     for version in Version:
         with tempfile.TemporaryDirectory() as folder:
-            yield _written(Path(folder), version)
+            yield _measure_remote_write(Path(folder), version)
 
 
 class FleetProcess:
@@ -68,17 +68,17 @@ class FleetProcess:
         command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(path)]
         self.process = ChildProcess("fleetcast", command)
 
-    def wait(self) -> None:
+    def wait_for_board(self) -> None:
         deadline = time.monotonic() + START_S
-        while self.ingestion() is None:
-            self.process.check(unless=f"no board within {START_S:.0f} s" if time.monotonic() > deadline else "")
+        while self.fetch_ingestion() is None:
+            self.process.check_running(unless=f"no board within {START_S:.0f} s" if time.monotonic() > deadline else "")
             time.sleep(0.2)
 
-    def ingestion(self) -> dict[str, Any] | None:
+    def fetch_ingestion(self) -> dict[str, Any] | None:
         """Return the ingestion document of the last tick, or None before the first board."""
-        return self._get("/v1/ingestion")
+        return self._fetch_json("/v1/ingestion")
 
-    def _get(self, path: str) -> dict[str, Any] | None:
+    def _fetch_json(self, path: str) -> dict[str, Any] | None:
         import urllib.request
 
         try:
@@ -90,27 +90,27 @@ class FleetProcess:
 
     def check_work(self) -> None:
         """Raise AssertionError unless the pipeline ticked, forecast node faults and archived samples."""
-        ingestion, risk = self.ingestion() or {}, self._get("/v1/risk/nodes") or {}
+        ingestion, risk = self.fetch_ingestion() or {}, self._fetch_json("/v1/risk/nodes") or {}
         assert ingestion.get("ticks"), "the pipeline did not tick"
         assert (ingestion.get("archive") or {}).get("rows"), "nothing was archived"
         assert risk.get("rows"), "no node has a forecast"
 
-    def samples(self) -> int:
-        counters = self.ingestion()
+    def count_samples(self) -> int:
+        counters = self.fetch_ingestion()
         return 0 if counters is None else int(counters["samples_total"]) + int(counters["late_total"])
 
     def wait_for_next_tick(self) -> None:
         """Wait until the pipeline has published new counts."""
-        seen = (self.ingestion() or {}).get("ticks")
+        seen = (self.fetch_ingestion() or {}).get("ticks")
         deadline = time.monotonic() + START_S
-        while (self.ingestion() or {}).get("ticks") == seen:
-            self.process.check(unless="the pipeline does not tick" if time.monotonic() > deadline else "")
+        while (self.fetch_ingestion() or {}).get("ticks") == seen:
+            self.process.check_running(unless="the pipeline does not tick" if time.monotonic() > deadline else "")
             time.sleep(0.1)
 
-    def cpu_s(self, *, everything: bool = False) -> float:
+    def sum_cpu_s(self, *, everything: bool = False) -> float:
         """Return the CPU seconds of the roles that ingest samples, or of all processes (`everything`)."""
         rows = (line.split() for line in (self.state / "pids").read_text(encoding="utf-8").splitlines())
-        return sum(cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
+        return sum(read_cpu_seconds(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
 
     def close(self) -> None:
         self.process.stop()
@@ -120,7 +120,7 @@ def _measure_scraping(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
     size = {"targets": targets, "series": targets * GPUS * len(FIELDS), "minutes": max(1, round(MINUTES))}
     groups = folder / "groups.json"
     with contextlib.ExitStack() as running:
-        farm = Farm(targets)
+        farm = ExporterFarm(targets)
         running.callback(farm.close)
         farm.write_groups(groups)
         scrape = {"targets": [f"file_sd:{groups}"], "interval_s": INTERVAL_S}
@@ -129,27 +129,27 @@ def _measure_scraping(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         peer = _start_scraping_peer(folder, groups)
         if peer is not None:
             running.callback(peer.close)
-        fleet.wait()
+        fleet.wait_for_board()
         time.sleep(WARM_ROUNDS * INTERVAL_S)
-        before = _now(fleet)
+        before = _read_counts(fleet)
         began = time.monotonic()
-        theirs = (0.0, 0) if peer is None else (cpu_s(peer.process.pid), peer.samples())
+        theirs = (0.0, 0) if peer is None else (read_cpu_seconds(peer.process.pid), peer.count_samples())
         time.sleep(MINUTES * 60)
-        spent_s, all_s, samples = (now - then for now, then in zip(_now(fleet), before, strict=True))
+        spent_s, all_s, samples = (now - then for now, then in zip(_read_counts(fleet), before, strict=True))
         fleet.check_work()
         expected = targets * GPUS * len(FIELDS) * (time.monotonic() - began) / INTERVAL_S
         assert samples > 0.8 * expected, f"{samples:,} samples of about {expected:,.0f}"
         beside = None
         if peer is not None:
-            peer_s, taken = cpu_s(peer.process.pid) - theirs[0], peer.samples() - theirs[1]
+            peer_s, taken = read_cpu_seconds(peer.process.pid) - theirs[0], peer.count_samples() - theirs[1]
             beside = peer.name, peer_s / taken * 1e6
     for case, seconds in (("scraped, pipeline and api", spent_s), ("scraped, all roles", all_s)):
-        yield record("ingest", case, size, [seconds / samples * 1e6], UNIT, cpu_s=seconds, peer=beside)
+        yield make_record("ingest", case, size, [seconds / samples * 1e6], UNIT, cpu_s=seconds, peer=beside)
 
 
-def _now(fleet: FleetProcess) -> tuple[float, float, int]:
+def _read_counts(fleet: FleetProcess) -> tuple[float, float, int]:
     fleet.wait_for_next_tick()
-    return fleet.cpu_s(), fleet.cpu_s(everything=True), fleet.samples()
+    return fleet.sum_cpu_s(), fleet.sum_cpu_s(everything=True), fleet.count_samples()
 
 
 def _start_scraping_peer(folder: Path, groups: Path) -> PrometheusPeer | None:
@@ -162,8 +162,8 @@ def _start_scraping_peer(folder: Path, groups: Path) -> PrometheusPeer | None:
     return PrometheusPeer(program, folder / "peer", config)
 
 
-def _written(folder: Path, version: Version) -> dict[str, Any]:
-    requests = Requests(series_of(WRITTEN_NODES), version, np.random.default_rng(1))
+def _measure_remote_write(folder: Path, version: Version) -> dict[str, Any]:
+    requests = WriteRequests(make_series_labels(WRITTEN_NODES), version, np.random.default_rng(1))
     first_ms = time.time_ns() // 1_000_000 - (WRITTEN_ROUNDS + 1) * 1000
     with contextlib.ExitStack() as running:
         fleet = FleetProcess(folder, pipeline=WRITTEN_PERIODS)
@@ -172,25 +172,25 @@ def _written(folder: Path, version: Version) -> dict[str, Any]:
         peer = None if program is None else PrometheusPeer(program, folder / "peer", {})
         if peer is not None:
             running.callback(peer.close)
-        fleet.wait()
+        fleet.wait_for_board()
         senders = [WriteConnection(port, version) for port in (fleet.port, *([peer.port] if peer else []))]
-        _write(senders, requests, first_ms, 1)
+        _send_rounds(senders, requests, first_ms, 1)
         _wait_for_samples(fleet, requests.samples)
-        before = fleet.cpu_s()
-        theirs_s = cpu_s(peer.process.pid) if peer else 0.0
-        _write(senders, requests, first_ms + 1000, WRITTEN_ROUNDS)
+        before = fleet.sum_cpu_s()
+        theirs_s = read_cpu_seconds(peer.process.pid) if peer else 0.0
+        _send_rounds(senders, requests, first_ms + 1000, WRITTEN_ROUNDS)
         samples = requests.samples * WRITTEN_ROUNDS
         _wait_for_samples(fleet, samples + requests.samples)
-        spent_s = fleet.cpu_s() - before
-        beside = None if peer is None else (peer.name, (cpu_s(peer.process.pid) - theirs_s) / samples * 1e6)
+        spent_s = fleet.sum_cpu_s() - before
+        beside = None if peer is None else (peer.name, (read_cpu_seconds(peer.process.pid) - theirs_s) / samples * 1e6)
     size = {"series": requests.samples, "rounds": WRITTEN_ROUNDS}
     value = spent_s / samples * 1e6
-    return record("ingest", f"written in {version}.0", size, [value], UNIT, cpu_s=spent_s, peer=beside)
+    return make_record("ingest", f"written in {version}.0", size, [value], UNIT, cpu_s=spent_s, peer=beside)
 
 
-def _write(senders: Sequence[WriteConnection], requests: Requests, first_ms: int, rounds: int) -> None:
+def _send_rounds(senders: Sequence[WriteConnection], requests: WriteRequests, first_ms: int, rounds: int) -> None:
     for number in range(rounds):
-        for body in requests.round(first_ms + number * 1000):
+        for body in requests.make_round(first_ms + number * 1000):
             for sender in senders:
                 sender.send(body)
     for sender in senders:
@@ -201,8 +201,8 @@ def _wait_for_samples(fleet: FleetProcess, samples: int) -> None:
     """Wait until the pipeline has counted this many samples, and has archived all that it has."""
     deadline = time.monotonic() + WARM_UP_S
     while time.monotonic() < deadline:
-        counters = fleet.ingestion() or {}
-        if fleet.samples() >= samples and not counters.get("archive", {}).get("waiting_bytes", 0):
+        counters = fleet.fetch_ingestion() or {}
+        if fleet.count_samples() >= samples and not counters.get("archive", {}).get("waiting_bytes", 0):
             return
         time.sleep(0.5)
-    raise AssertionError(f"{fleet.samples():,} samples of {samples:,} arrived and were archived in time")
+    raise AssertionError(f"{fleet.count_samples():,} samples of {samples:,} arrived and were archived in time")

@@ -27,11 +27,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.benchmarks.inputs.decode import GPUS
-from fleetcast.benchmarks.kit.case import Peer, measure, record
+from fleetcast.benchmarks.kit.case import Peer, make_record, measure
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.clients.kafka import KafkaReader, KafkaWriter
 from fleetcast.clients.kafka_access import KafkaAccess
-from fleetcast.clients.kafka_records import FetchLimits, Outgoing, Place
+from fleetcast.clients.kafka_records import FetchLimits, OutgoingRecord, Place
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
@@ -71,7 +71,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             yield _measure_catch_up(brokers, nodes)
 
 
-def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
+def draw_gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw (metric, GPU) float64, plausible values of each metric of the catalogue."""
     limits = [METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, name)].limits for name in metrics]
     low = np.array([0.0 if found is None else found.low for found in limits])[:, None]
@@ -82,11 +82,11 @@ def gpu_values(metrics: Sequence[str], rng: np.random.Generator) -> NDArray[np.f
 
 def make_node_record(node: int, time_ms: int, rng: np.random.Generator) -> ColumnarRecord:
     """Make a record of one node: all metrics of the catalogue for its eight GPUs, with random values."""
-    values = gpu_values(NAMES.metrics, rng)
+    values = draw_gpu_values(NAMES.metrics, rng)
     return ColumnarRecord(Header(f"n{node:05d}", {"gpu": NAMES}, "H100"), time_ms, (values,))
 
 
-def _size(nodes: int) -> dict[str, int]:
+def _make_size(nodes: int) -> dict[str, int]:
     return {"nodes": nodes, "gpus": nodes * GPUS, "samples": nodes * SAMPLES}
 
 
@@ -98,11 +98,13 @@ def _measure_decoding(nodes: int) -> Iterator[dict[str, Any]]:
     for form, encode in encoders.items():
         values, decoder = [encode(row) for row in records], RecordDecoder(Entities())
 
-        def once(values: list[bytes] = values, decoder: RecordDecoder = decoder) -> int:
+        def decode_once(values: list[bytes] = values, decoder: RecordDecoder = decoder) -> int:
             return sum(len(decoder.decode(value, now_ms)) for value in values)
 
-        assert once() == nodes * SAMPLES
-        yield measure("kafka", f"decode, {form}", _size(nodes), once, "samples/s", peer=peers[form], repeats=3)
+        assert decode_once() == nodes * SAMPLES
+        yield measure(
+            "kafka", f"decode, {form}", _make_size(nodes), decode_once, "samples/s", peer=peers[form], repeats=3
+        )
 
 
 def _make_arrow_peer(records: Sequence[ColumnarRecord]) -> Peer:
@@ -124,19 +126,19 @@ def _make_arrow_peer(records: Sequence[ColumnarRecord]) -> Peer:
             stream.write_batch(batch)
         streams.append(sink.getvalue().to_pybytes())
 
-    def once() -> int:
+    def read_arrow() -> int:
         return sum(len(pa.ipc.open_stream(stream).read_all()["value"].to_numpy()) for stream in streams)
 
-    return Peer("pyarrow.ipc", once)
+    return Peer("pyarrow.ipc", read_arrow)
 
 
 def _make_json_peer(records: Sequence[ColumnarRecord]) -> Peer:
     texts = [encode_json_record(row) for row in records]
 
-    def once() -> int:
+    def read_json() -> int:
         return sum(SAMPLES for text in texts if json.loads(text))
 
-    return Peer("json.loads", once)
+    return Peer("json.loads", read_json)
 
 
 @contextlib.contextmanager
@@ -175,14 +177,14 @@ class _Topic:
     name: str
 
     @classmethod
-    def made(cls, brokers: list[str]) -> "_Topic":
+    def create(cls, brokers: list[str]) -> "_Topic":
         topic = cls(KafkaAccess(brokers=brokers), f"bench-{uuid.uuid4().hex[:8]}")
         writer = KafkaWriter(topic.access)
-        writer.create({topic.name: PARTITIONS})
+        writer.create_missing_topics({topic.name: PARTITIONS})
         writer.close()
         return topic
 
-    def source(self) -> KafkaSource:
+    def make_source(self) -> KafkaSource:
         options = {"telemetry": self.name, "events": "", "dead_letters": "", "group": ""}
         return KafkaSource(Entities(), SystemClock(), {"brokers": self.access.addresses, **options})
 
@@ -191,38 +193,38 @@ class _Topic:
         writer, rng = KafkaWriter(self.access), np.random.default_rng(1)
         first_ms = SystemClock().now_ms() - int(moments * INTERVAL_S * 1000)
         for moment in range(moments):
-            _write(writer, self.name, range(nodes), first_ms + int(moment * INTERVAL_S * 1000), rng)
+            _write_records(writer, self.name, range(nodes), first_ms + int(moment * INTERVAL_S * 1000), rng)
         writer.close()
         return nodes * moments
 
 
-def _write(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, rng: np.random.Generator) -> None:
+def _write_records(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, rng: np.random.Generator) -> None:
     for first in range(nodes.start, nodes.stop, 500):
         part = range(first, min(first + 500, nodes.stop))
         values = [(node, encode_binary_record(make_node_record(node, time_ms, rng))) for node in part]
-        writer.write([Outgoing(topic, b"block-%d" % (node // 64), value, HEADERS) for node, value in values])
+        writer.write([OutgoingRecord(topic, b"block-%d" % (node // 64), value, HEADERS) for node, value in values])
 
 
 def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
     """Yield the record of reading from a broker into samples, and the one of reading into the rings."""
-    topic = _Topic.made(brokers)
+    topic = _Topic.create(brokers)
     moments = max(1, min(4, 20_000 // nodes))
     count = topic.fill(nodes, moments)
-    size = _size(nodes) | {"records": count}
+    size = _make_size(nodes) | {"records": count}
     alone = max(SAMPLES * count / asyncio.run(_measure_polling(topic, count)) for _ in range(2))
     for case, rings in (("from a broker", False), ("from a broker, into the ring", True)):
-        cpu_s = [asyncio.run(_read(topic, count, rings)) for _ in range(3)]
+        cpu_s = [asyncio.run(_measure_reading(topic, count, rings)) for _ in range(3)]
         rates = [SAMPLES * count / one for one in cpu_s]
         peer = ("kafka-python alone", alone)
-        yield record("kafka", case, size, rates, "samples/core/s", cpu_s=min(cpu_s), peer=peer)
+        yield make_record("kafka", case, size, rates, "samples/core/s", cpu_s=min(cpu_s), peer=peer)
 
 
-async def _read(topic: _Topic, records: int, rings: bool) -> float:
+async def _measure_reading(topic: _Topic, records: int, rings: bool) -> float:
     """Read all records, and return the CPU seconds that this process used.
 
     rings: also write the samples to a window store.
     """
-    source = topic.source()
+    source = topic.make_source()
     store = WindowStore(source.decoder._columnar.entities)
     began, samples = time.process_time(), 0
     while samples < records * SAMPLES:
@@ -239,7 +241,9 @@ async def _read(topic: _Topic, records: int, rings: bool) -> float:
 async def _measure_polling(topic: _Topic, records: int) -> float:
     """Return the CPU seconds to poll all records without decoding them."""
     reader = KafkaReader(topic.access, "", FetchLimits(200, 8 * 2**20, 2**20))
-    places: dict[Place, int | None] = {(topic.name, number): None for number in await reader.partitions(topic.name)}
+    places: dict[Place, int | None] = {
+        (topic.name, number): None for number in await reader.list_partitions(topic.name)
+    }
     await reader.assign(places)
     began, seen = time.process_time(), 0
     while seen < records:
@@ -254,25 +258,25 @@ def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
 
     The records of the stop are written at once. Then another process writes at the fleet's usual rate.
     """
-    topic = _Topic.made(brokers)
+    topic = _Topic.create(brokers)
     backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))
     command = [sys.executable, "-m", "fleetcast.benchmarks.inputs.kafka", ",".join(brokers), topic.name, str(nodes)]
     fleet = ChildProcess("the writing fleet", command)
     try:
         time.sleep(3.0)
         began, cpu_s = time.perf_counter(), time.process_time()
-        taken = asyncio.run(_catch_up(topic))
+        taken = asyncio.run(_read_until_caught_up(topic))
         took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
     finally:
         fleet.stop()
     assert taken >= backlog, f"only {taken} of {backlog} records were taken"
-    size = _size(nodes) | {"records": backlog}
-    return record("kafka", "lag zero after a stop of 60 s", size, [took_s], "s", cpu_s=cpu_s)
+    size = _make_size(nodes) | {"records": backlog}
+    return make_record("kafka", "lag zero after a stop of 60 s", size, [took_s], "s", cpu_s=cpu_s)
 
 
-async def _catch_up(topic: _Topic) -> int:
+async def _read_until_caught_up(topic: _Topic) -> int:
     """Read records into the rings until the lag is zero. Returns how many records were read."""
-    source = topic.source()
+    source = topic.make_source()
     store = WindowStore(source.decoder._columnar.entities)
     while True:
         batch = await source.next()
@@ -289,7 +293,9 @@ def write_fleet_records(brokers: str, topic: str, nodes: int) -> None:
     began, slices = time.monotonic(), 30
     for turn in range(slices * 8):
         part = turn % slices
-        _write(writer, topic, range(nodes * part // slices, nodes * (part + 1) // slices), SystemClock().now_ms(), rng)
+        _write_records(
+            writer, topic, range(nodes * part // slices, nodes * (part + 1) // slices), SystemClock().now_ms(), rng
+        )
         time.sleep(max(0.0, began + (turn + 1) * INTERVAL_S / slices - time.monotonic()))
 
 

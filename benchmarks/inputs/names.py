@@ -26,7 +26,7 @@ from typing import Any
 
 import tomli_w
 
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.service import find_free_port, read_cpu_s
 
@@ -48,12 +48,12 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """
     for size in sizes:
         for case, limits in CASES.items():
-            with tempfile.TemporaryDirectory() as folder, _Fleet(Path(folder), limits) as fleet:
-                seen = flood(fleet, size)
-                cpu_s = fleet.cpu_s()
+            with tempfile.TemporaryDirectory() as folder, _RunningFleet(Path(folder), limits) as fleet:
+                seen = send_flood(fleet, size)
+                cpu_s = fleet.sum_cpu_s()
             assert seen.placements[200], f"no placement was answered: {seen.placements}"
             assert set(seen.known) == {202}, f"what is known was refused: {seen.known}"
-            line = record("names", f"{case}: oldest board", {"names": size}, [seen.oldest_s], "s", cpu_s=cpu_s)
+            line = make_record("names", f"{case}: oldest board", {"names": size}, [seen.oldest_s], "s", cpu_s=cpu_s)
             yield line | {
                 "answers": dict(seen.answers),
                 "known": dict(seen.known),
@@ -79,26 +79,26 @@ class FloodAnswers:
     used: dict[str, Any] = field(default_factory=dict)
 
 
-def flood(fleet: "_Fleet", size: int) -> FloodAnswers:
+def send_flood(fleet: "_RunningFleet", size: int) -> FloodAnswers:
     """Send the flood, and observe the fleet during it and for WATCHED_S after it."""
     seen, over = FloodAnswers(), threading.Event()
-    watch = threading.Thread(target=_watch, args=(fleet, seen, over))
+    watch = threading.Thread(target=_observe_fleet, args=(fleet, seen, over))
     watch.start()
     try:
         for number in range(REQUESTS):
-            status, _ = fleet.ask("POST", "/v1/events", _names(number, size // REQUESTS))
+            status, _ = fleet.send_request("POST", "/v1/events", _make_body(number, size // REQUESTS))
             seen.answers[status] += 1
         sent_ms = time.time_ns() // 1_000_000
         time.sleep(WATCHED_S)
-        seen.used = fleet.used(sent_ms)
+        seen.used = fleet.wait_for_use(sent_ms)
     finally:
         over.set()
         watch.join()
-    seen.peak_mib = fleet.peak_mib()
+    seen.peak_mib = fleet.read_peak_mib()
     return seen
 
 
-def _names(number: int, count: int) -> bytes:
+def _make_body(number: int, count: int) -> bytes:
     """Return an event body with `count` unknown jobs and as many unknown nodes."""
     now_ms = time.time_ns() // 1_000_000
     names = [f"{number}-{row}" for row in range(count)]
@@ -107,20 +107,22 @@ def _names(number: int, count: int) -> bytes:
     return json.dumps([*jobs, *({"node": f"node-{name}", **said} for name in names)]).encode()
 
 
-def _watch(fleet: "_Fleet", seen: FloodAnswers, over: threading.Event) -> None:
+def _observe_fleet(fleet: "_RunningFleet", seen: FloodAnswers, over: threading.Event) -> None:
     step = 0
     while not over.wait(CHECK_INTERVAL_S):
         step += 1
         answer = {"job": "ours", "sequence": step + 1, "time_ms": time.time_ns() // 1_000_000, "type": "step"}
         seen.known[
-            fleet.ask("POST", "/v1/events", json.dumps({**answer, "step": step, "duration_s": 1.0}).encode())[0]
+            fleet.send_request("POST", "/v1/events", json.dumps({**answer, "step": step, "duration_s": 1.0}).encode())[
+                0
+            ]
         ] += 1
         asked = {"request_id": f"r{step}", "gang": 1, "gpus_per_node": 1, "dry_run": True}
-        seen.placements[fleet.ask("POST", "/v1/placements", json.dumps(asked).encode())[0]] += 1
-        seen.oldest_s = max(seen.oldest_s, fleet.board_age_s())
+        seen.placements[fleet.send_request("POST", "/v1/placements", json.dumps(asked).encode())[0]] += 1
+        seen.oldest_s = max(seen.oldest_s, fleet.measure_board_age_s())
 
 
-class _Fleet:
+class _RunningFleet:
     """A running Fleetcast: FLEET_NODES nodes in a topology, one running job, and no telemetry."""
 
     def __init__(self, folder: Path, limits: Mapping[str, int]) -> None:
@@ -137,24 +139,26 @@ class _Fleet:
         command = [sys.executable, "-m", "fleetcast.cli.main", "run", "--config", str(folder / "config.toml")]
         self._process = ChildProcess("fleetcast", command)
 
-    def __enter__(self) -> "_Fleet":
+    def __enter__(self) -> "_RunningFleet":
         deadline = time.monotonic() + START_S
-        while self.ask("GET", "/readyz")[0] != 200:
-            self._process.check(unless=f"not ready within {START_S:.0f} s" if time.monotonic() > deadline else "")
+        while self.send_request("GET", "/readyz")[0] != 200:
+            self._process.check_running(
+                unless=f"not ready within {START_S:.0f} s" if time.monotonic() > deadline else ""
+            )
             time.sleep(CHECK_INTERVAL_S)
         ranks = [{"rank": 0, "node": "n001", "gpus": [0]}]
         ours = {"job": "ours", "sequence": 1, "time_ms": time.time_ns() // 1_000_000, "type": "started", "ranks": ranks}
-        assert self.ask("POST", "/v1/events", json.dumps(ours).encode())[0] == 202
+        assert self.send_request("POST", "/v1/events", json.dumps(ours).encode())[0] == 202
         return self
 
     def __exit__(self, *error: object) -> None:
-        pids = self._pids()
+        pids = self._read_pids()
         self._process.stop(STOP_S)
         for pid in pids.values():  # none is left, unless the supervisor had to be killed
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def ask(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
+    def send_request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, Any]:
         """Send a request. Returns its status and decoded JSON, or (0, {}) without an answer."""
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", body, method=method)
         request.add_header("content-type", "application/json")
@@ -166,28 +170,30 @@ class _Fleet:
         except OSError:
             return 0, {}
 
-    def used(self, since_ms: int) -> Any:
+    def wait_for_use(self, since_ms: int) -> Any:
         """Return the use of each bound from a board made after `since_ms`. Waits for that board."""
         deadline = time.monotonic() + PATIENCE_S
-        while (answer := self.ask("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
+        while (answer := self.send_request("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
             assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
             time.sleep(CHECK_INTERVAL_S)
         return answer["limits"]
 
-    def board_age_s(self) -> float:
+    def measure_board_age_s(self) -> float:
         """Return the age of the board in seconds, by the time in the ingestion document. 0 without an answer."""
-        status, answer = self.ask("GET", "/v1/ingestion")
+        status, answer = self.send_request("GET", "/v1/ingestion")
         return time.time() - answer["as_of_ms"] / 1000 if status == 200 else 0.0
 
-    def peak_mib(self) -> dict[str, int]:
+    def read_peak_mib(self) -> dict[str, int]:
         """Return role -> the peak of its resident memory in MiB."""
-        return {role: _read_status_field(pid, "VmHWM") // 1024 for role, pid in self._pids().items() if role in ROLES}
+        return {
+            role: _read_status_field(pid, "VmHWM") // 1024 for role, pid in self._read_pids().items() if role in ROLES
+        }
 
-    def cpu_s(self) -> float:
+    def sum_cpu_s(self) -> float:
         """Return the CPU seconds of all roles."""
-        return sum(read_cpu_s(pid) for role, pid in self._pids().items() if role in ROLES)
+        return sum(read_cpu_s(pid) for role, pid in self._read_pids().items() if role in ROLES)
 
-    def _pids(self) -> dict[str, int]:
+    def _read_pids(self) -> dict[str, int]:
         with contextlib.suppress(FileNotFoundError):
             lines = (self.folder / "state" / "pids").read_text(encoding="utf-8").splitlines()
             return {role: int(pid) for role, pid in (line.split() for line in lines)}

@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS
-from fleetcast.benchmarks.kit.case import measure, record
-from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, cpu_s, find_prometheus
+from fleetcast.benchmarks.kit.case import make_record, measure
+from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, find_prometheus, read_cpu_seconds
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
-from fleetcast.benchmarks.kit.written import Requests, WriteConnection, series_of
+from fleetcast.benchmarks.kit.written import WriteConnection, WriteRequests, make_series_labels
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.inbox.inbox import InboxSource
@@ -40,47 +40,49 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         nodes = max(1, gpus // GPUS)
         size = {"nodes": nodes, "gpus": nodes * GPUS, "series": nodes * GPUS * len(FIELDS)}
         for version in Version:
-            requests = Requests(series_of(nodes), version, np.random.default_rng(1))
-            yield _decode(requests, version, size)
+            requests = WriteRequests(make_series_labels(nodes), version, np.random.default_rng(1))
+            yield _measure_decoding(requests, version, size)
             with tempfile.TemporaryDirectory() as folder, pin_beside_server():
-                yield _whole(requests, version, size, Path(folder))
+                yield _measure_whole_path(requests, version, size, Path(folder))
 
 
-def _decode(requests: Requests, version: Version, size: dict[str, int]) -> dict[str, Any]:
+def _measure_decoding(requests: WriteRequests, version: Version, size: dict[str, int]) -> dict[str, Any]:
     decoder = WriteDecoder(ExporterResolver(Entities()))
-    bodies = requests.round(_now_ms())
+    bodies = requests.make_round(_now_ms())
 
-    def once() -> int:
+    def decode_once() -> int:
         batches = [decoder.decode(body, version, _now_ms()) for body in bodies]
         assert not any(batch.bad for batch in batches)
         assert sum(map(len, batches)) == requests.samples
         return requests.samples
 
-    return measure("remote_write", f"decode {version}.0", size, once, "samples/s")
+    return measure("remote_write", f"decode {version}.0", size, decode_once, "samples/s")
 
 
-def _whole(requests: Requests, version: Version, size: dict[str, int], folder: Path) -> dict[str, Any]:
+def _measure_whole_path(
+    requests: WriteRequests, version: Version, size: dict[str, int], folder: Path
+) -> dict[str, Any]:
     began_ms = _now_ms() - (REPEATS * ROUNDS + 1) * INTERVAL_MS
     entities = Entities()
     ring = InboxPipeline(folder / "inbox", entities)
     rates, spent_s = [], []
-    with ServerProcess.role("api", folder) as server:
-        server.wait("/healthz")
+    with ServerProcess.start_role("api", folder) as server:
+        server.wait_for_answer("/healthz")
         sender = WriteConnection(server.port, version)
-        _send(sender, requests.round(began_ms))
-        ring.take(requests.samples)
+        _send_bodies(sender, requests.make_round(began_ms))
+        ring.write_to_ring(requests.samples)
         for repeat in range(REPEATS):
-            rounds = _rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
-            before = server.cpu_s()
-            _send(sender, rounds)
-            own_s = ring.take(requests.samples * ROUNDS)
-            spent_s.append(server.cpu_s() - before + own_s)
+            rounds = _make_rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
+            before = server.measure_cpu_s()
+            _send_bodies(sender, rounds)
+            own_s = ring.write_to_ring(requests.samples * ROUNDS)
+            spent_s.append(server.measure_cpu_s() - before + own_s)
             rates.append(requests.samples * ROUNDS / spent_s[-1])
         sender.close()
-    peer = _peer(requests, version, folder / "peer", began_ms)
+    peer = _measure_prometheus(requests, version, folder / "peer", began_ms)
     best = rates.index(max(rates))
     case = f"door to ring {version}.0, of CPU"
-    return record("remote_write", case, size, rates, "samples/s", cpu_s=spent_s[best], peer=peer)
+    return make_record("remote_write", case, size, rates, "samples/s", cpu_s=spent_s[best], peer=peer)
 
 
 class InboxPipeline:
@@ -90,7 +92,7 @@ class InboxPipeline:
         self._source = InboxSource(inbox, writes=WriteDecoder(ExporterResolver(entities)))
         self._store = WindowStore(entities)
 
-    def take(self, samples: int) -> float:
+    def write_to_ring(self, samples: int) -> float:
         """Write `samples` samples from the inbox into the ring. Returns the CPU seconds that this took."""
         began = time.process_time()
         asyncio.run(self._write_samples(samples))
@@ -105,17 +107,19 @@ class InboxPipeline:
         assert applied == samples, f"{applied} samples of {samples}"
 
 
-def _rounds(requests: Requests, first_ms: int) -> list[bytes]:
+def _make_rounds(requests: WriteRequests, first_ms: int) -> list[bytes]:
     times = range(first_ms, first_ms + ROUNDS * INTERVAL_MS, INTERVAL_MS)
-    return [body for time_ms in times for body in requests.round(time_ms)]
+    return [body for time_ms in times for body in requests.make_round(time_ms)]
 
 
-def _send(sender: WriteConnection, bodies: Sequence[bytes]) -> None:
+def _send_bodies(sender: WriteConnection, bodies: Sequence[bytes]) -> None:
     for body in bodies:
         sender.send(body)
 
 
-def _peer(requests: Requests, version: Version, folder: Path, began_ms: int) -> tuple[str, float] | None:
+def _measure_prometheus(
+    requests: WriteRequests, version: Version, folder: Path, began_ms: int
+) -> tuple[str, float] | None:
     """Measure a Prometheus that receives the same requests.
 
     Returns its name and its samples per CPU second. Returns None if no Prometheus is installed.
@@ -126,13 +130,13 @@ def _peer(requests: Requests, version: Version, folder: Path, began_ms: int) -> 
     peer = PrometheusPeer(program, folder, {})
     try:
         sender = WriteConnection(peer.port, version)
-        _send(sender, requests.round(began_ms))
+        _send_bodies(sender, requests.make_round(began_ms))
         rates = []
         for repeat in range(REPEATS):
-            rounds = _rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
-            before = cpu_s(peer.process.pid)
-            _send(sender, rounds)
-            rates.append(requests.samples * ROUNDS / (cpu_s(peer.process.pid) - before))
+            rounds = _make_rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
+            before = read_cpu_seconds(peer.process.pid)
+            _send_bodies(sender, rounds)
+            rates.append(requests.samples * ROUNDS / (read_cpu_seconds(peer.process.pid) - before))
         sender.close()
         return f"{peer.name}, its receiver", max(rates)
     finally:

@@ -25,12 +25,12 @@ STEP_MS = 500
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     """Yield one record for each case."""
     for name, (jobs, ranks, events) in CASES.items():
-        fleet = _Fleet(jobs, ranks, events)
+        fleet = _ReportingJobs(jobs, ranks, events)
         size = {"jobs": jobs, "ranks": ranks, "events_a_job": events}
-        yield measure("steps", name, size, fleet.tick, "events/s", repeats=REPEATS)
+        yield measure("steps", name, size, fleet.apply_tick, "events/s", repeats=REPEATS)
 
 
-class _Fleet:
+class _ReportingJobs:
     """A set of jobs that report their steps, and the table to which the steps are applied."""
 
     def __init__(self, jobs: int, ranks: int, events: int) -> None:
@@ -42,9 +42,11 @@ class _Fleet:
         for name in self.names:
             placed = tuple(RankPlacement(rank, f"{name}-n{rank}") for rank in range(ranks))
             self.table.apply(Started(job=name, sequence=0, time_ms=0, ranks=placed))
-        self._ticks = [self._next() for _ in range(REPEATS + 1)]  # made beforehand: only their use is measured
+        self._ticks = [
+            self._make_tick_events() for _ in range(REPEATS + 1)
+        ]  # made beforehand: only their use is measured
 
-    def tick(self) -> int:
+    def apply_tick(self) -> int:
         """Apply the events since the last tick, then compute the pace of every job.
 
         Returns the number of events.
@@ -59,7 +61,7 @@ class _Fleet:
         assert all(pace.expected_s for pace in self.paces.values())
         return len(events)
 
-    def _next(self) -> list[Step]:
+    def _make_tick_events(self) -> list[Step]:
         """Return the events of the next tick, in the order of their steps."""
         steps = self.events // self.ranks
         made = []
@@ -67,11 +69,11 @@ class _Fleet:
             for row, name in enumerate(self.names):
                 duration_s = STEP_MS / 1000 * float(self.noise[(number + 7 * row) % len(self.noise)])
                 for rank in range(self.ranks):
-                    made.append(self._step(name, number, rank, duration_s))
+                    made.append(self._make_step(name, number, rank, duration_s))
         self.made += steps
         return made
 
-    def _step(self, name: str, number: int, rank: int, duration_s: float) -> Step:
+    def _make_step(self, name: str, number: int, rank: int, duration_s: float) -> Step:
         return Step(
             job=name,
             sequence=((rank + 1) << 32) + number,  # as the client library counts

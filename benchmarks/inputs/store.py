@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd  # the peer; nothing of ours runs on it
 
 from fleetcast.benchmarks.kit.case import Peer, fits_memory, measure
-from fleetcast.features.extract import extract
+from fleetcast.features.extract import extract_frames
 from fleetcast.features.layout import SUMMED
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
@@ -35,23 +35,23 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
-            yield from _cases(Scraped(gpus))
+            yield from _measure_cases(ScrapedFleet(gpus))
 
 
-class Scraped:
+class ScrapedFleet:
     """A fleet that is scraped every 15 s, and whose values all change each time."""
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
         self.now_ms = T0
-        self.store = WindowStore(_entities(gpus))
+        self.store = WindowStore(_make_entities(gpus))
         self._values: dict[EntityKind, np.ndarray[Any, np.dtype[np.float64]]] = {}
         for kind in (EntityKind.GPU, EntityKind.PORT, EntityKind.NODE):
             low, high = np.clip(list_plausible_ranges(kind), 0.0, 100.0)
             shape = (len(self.store.entities[kind]), len(METRICS[kind]))
             self._values[kind] = low + np.random.default_rng(1).random(shape) * (high - low) * 0.9
 
-    def batch(self, kind: EntityKind) -> SampleBatch:
+    def make_batch(self, kind: EntityKind) -> SampleBatch:
         """Make one scrape of all entities of a kind: all metrics of an entity, then those of the next entity."""
         values = self._values[kind]
         values *= 1.0001
@@ -64,66 +64,68 @@ class Scraped:
             values.ravel().copy(),
         )
 
-    def scrape(self) -> int:
+    def write_scrape(self) -> int:
         """Write a scrape of the whole fleet. Returns how many samples were applied."""
         self.now_ms += INTERVAL_MS
-        return sum(self.store.write(self.batch(kind), self.now_ms).applied for kind in self._values)
+        return sum(self.store.write(self.make_batch(kind), self.now_ms).applied for kind in self._values)
 
 
-def _entities(gpus: int) -> Entities:
+def _make_entities(gpus: int) -> Entities:
     entities = Entities()
     for gpu in range(gpus):
         node, index = f"n{gpu // GPUS_PER_NODE:05d}", gpu % GPUS_PER_NODE
-        entities.of_node(EntityKind.GPU, node, index)
-        entities.of_node(EntityKind.PORT, node, f"mlx5_{index}", 1)
+        entities.add_to_node(EntityKind.GPU, node, index)
+        entities.add_to_node(EntityKind.PORT, node, f"mlx5_{index}", 1)
     return entities
 
 
-def _cases(fleet: Scraped) -> Iterator[dict[str, Any]]:
+def _measure_cases(fleet: ScrapedFleet) -> Iterator[dict[str, Any]]:
     size = {"gpus": fleet.gpus}
     for _ in range(4):
-        fleet.scrape()
+        fleet.write_scrape()
 
-    def write() -> int:
+    def write_batch() -> int:
         fleet.now_ms += INTERVAL_MS
         return fleet.store.write(batches.pop(), fleet.now_ms).applied
 
     batches = _make_later_batches(fleet, 6)
-    yield measure("store", "write", size, write, "samples/s", peer=Peer("deque a series", _make_deque_writer(fleet)))
+    yield measure(
+        "store", "write", size, write_batch, "samples/s", peer=Peer("deque a series", _make_deque_writer(fleet))
+    )
 
-    def features() -> int:
+    def extract_features() -> int:
         fleet.now_ms += INTERVAL_MS
-        frames = extract(fleet.store, fleet.now_ms)
+        frames = extract_frames(fleet.store, fleet.now_ms)
         assert np.isfinite(frames.gpu.column("power_w_std_30m")).all()
         return len(frames.gpu.values)
 
-    yield measure("store", "extract", size, features, "ms", peer=Peer("pandas", _make_pandas_features(fleet)))
+    yield measure("store", "extract", size, extract_features, "ms", peer=Peer("pandas", _make_pandas_features(fleet)))
 
     with tempfile.TemporaryDirectory() as folder:
 
-        def save() -> int:
+        def save_minute() -> int:
             for _ in range(4):
-                fleet.scrape()
+                fleet.write_scrape()
             fleet.store.save(Path(folder))
             return fleet.gpus
 
-        save()
-        yield measure("store", "save of a minute, with its writes", size, save, "ms", repeats=3)
+        save_minute()
+        yield measure("store", "save of a minute, with its writes", size, save_minute, "ms", repeats=3)
 
 
-def _make_later_batches(fleet: Scraped, count: int) -> list[SampleBatch]:
+def _make_later_batches(fleet: ScrapedFleet, count: int) -> list[SampleBatch]:
     """Make `count` later scrapes of the GPUs, the last one first. Each is 15 s later than the one before."""
     start = fleet.now_ms
     batches = []
     for _ in range(count):
         fleet.now_ms += INTERVAL_MS
-        batches.append(fleet.batch(EntityKind.GPU))
+        batches.append(fleet.make_batch(EntityKind.GPU))
     fleet.now_ms = start
     return batches[::-1]
 
 
-def _make_deque_writer(fleet: Scraped) -> Any:
-    batch = fleet.batch(EntityKind.GPU)
+def _make_deque_writer(fleet: ScrapedFleet) -> Any:
+    batch = fleet.make_batch(EntityKind.GPU)
     rows = list(
         zip(
             batch.metric[:SAMPLES_OF_PEER].tolist(),
@@ -135,7 +137,7 @@ def _make_deque_writer(fleet: Scraped) -> Any:
     rings: dict[tuple[int, int], deque[tuple[int, float]]] = defaultdict(lambda: deque(maxlen=120))
     clock = [0]
 
-    def write() -> int:
+    def write_to_deques() -> int:
         clock[0] += INTERVAL_MS
         applied = 0
         for metric, entity, value in rows:
@@ -145,10 +147,10 @@ def _make_deque_writer(fleet: Scraped) -> Any:
                 applied += 1
         return applied
 
-    return write
+    return write_to_deques
 
 
-def _make_pandas_features(fleet: Scraped) -> Any:
+def _make_pandas_features(fleet: ScrapedFleet) -> Any:
     """Return a function that computes the same features with pandas.
 
     These are means and standard deviations over 2 and 30 minutes of the same metrics, from one frame
@@ -157,13 +159,13 @@ def _make_pandas_features(fleet: Scraped) -> Any:
     ring = fleet.store.ring(EntityKind.GPU)
     names = SUMMED[EntityKind.GPU]
     assert all(find_metric_row(EntityKind.GPU, name) >= 0 for name in names)
-    frames = [pd.DataFrame(ring.slots(name, 120)) for name in names]
+    frames = [pd.DataFrame(ring.read_slots(name, 120)) for name in names]
 
-    def features() -> int:
+    def compute_features() -> int:
         for frame in frames:
             frame.tail(8).mean()
             frame.mean()
             frame.std(ddof=0)
         return fleet.gpus
 
-    return features
+    return compute_features

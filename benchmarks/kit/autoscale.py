@@ -29,7 +29,7 @@ SERVEGEN_MODEL = "m-large"
 Rates = NDArray[np.float64]
 
 
-class Autoscaled(NamedTuple):
+class AutoscaleResult(NamedTuple):
     """The result of a simulation.
 
     cold_s: the seconds in which the load was above the capacity of warm replicas. short: the share of
@@ -48,13 +48,13 @@ class ReplicaSet:
     warm_at: list[float] = field(default_factory=list)
     _wishes: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def warm(self, now_s: float) -> int:
+    def count_warm(self, now_s: float) -> int:
         return sum(at <= now_s for at in self.warm_at)
 
-    def sync(self, now_s: float, values: Sequence[float], target: float) -> None:
+    def evaluate(self, now_s: float, values: Sequence[float], target: float) -> None:
         """Run one evaluation of the autoscaler. values: one for each metric, NaN if it has none."""
         now = max(1, len(self.warm_at))
-        wishes = [wish(value, target, now) for value in values if math.isfinite(value)]
+        wishes = [compute_wish(value, target, now) for value in values if math.isfinite(value)]
         wanted = max([*wishes, 1])
         self._wishes.append((now_s, wanted))
         while self._wishes[0][0] <= now_s - STABLE_S:
@@ -68,16 +68,18 @@ class ReplicaSet:
         self.warm_at += [now_s + COLD_S] * (wanted - len(self.warm_at))
 
 
-def wish(value: float, target: float, replicas: int) -> int:
+def compute_wish(value: float, target: float, replicas: int) -> int:
     """Return the number of replicas that one metric wants.
 
-    >>> wish(95.0, 10.0, 10), wish(115.0, 10.0, 10), wish(5.0, 10.0, 1)
+    >>> compute_wish(95.0, 10.0, 10), compute_wish(115.0, 10.0, 10), compute_wish(5.0, 10.0, 1)
     (10, 12, 1)
     """
     return replicas if abs(value / (target * replicas) - 1) <= TOLERANCE else math.ceil(value / target)
 
 
-def simulate_autoscaler(rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0) -> Autoscaled:
+def simulate_autoscaler(
+    rates: Rates, forecasts: Rates | None, per_replica: float, headroom: float = 1.0
+) -> AutoscaleResult:
     """Simulate the autoscaler on request rates, and return what it costs.
 
     rates: (minute,) requests/s. forecasts: (minute,) requests/s, each issued at the end of that minute. Without
@@ -90,15 +92,15 @@ def simulate_autoscaler(rates: Rates, forecasts: Rates | None, per_replica: floa
         seen = [headroom * rates[minute - 1], *([] if forecasts is None else [forecasts[minute - 1]])]
         for part in range(MINUTE_S // SYNC_S):
             now_s = float(minute * MINUTE_S + part * SYNC_S)
-            replicas.sync(now_s, seen, target)
-            lacking = rates[minute] - per_replica * replicas.warm(now_s)
+            replicas.evaluate(now_s, seen, target)
+            lacking = rates[minute] - per_replica * replicas.count_warm(now_s)
             cold_s += SYNC_S * (lacking > 0)
             short += SYNC_S * max(0.0, lacking)
             held_s += SYNC_S * len(replicas.warm_at)
-    return Autoscaled(cold_s, held_s / 3600, short / (MINUTE_S * float(rates[1:].sum())))
+    return AutoscaleResult(cold_s, held_s / 3600, short / (MINUTE_S * float(rates[1:].sum())))
 
 
-def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) -> Autoscaled:
+def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) -> AutoscaleResult:
     """Simulate the reactive rule with the headroom at which it uses as many replica hours.
 
     This shows what the same cost achieves without a forecast.
@@ -111,7 +113,7 @@ def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) 
     return simulate_autoscaler(rates, None, per_replica, high)
 
 
-def ramp(days: int, seed: int) -> Rates:
+def draw_office_ramp(days: int, seed: int) -> Rates:
     """Draw (minute,) requests/s of office hours: a steep morning, a noon dip, and quiet weekends.
 
     Noise and unforeseeable bursts are added.
@@ -132,10 +134,10 @@ def ramp(days: int, seed: int) -> Rates:
     bursts = np.ones(len(minutes))
     for at in np.flatnonzero(rng.random(len(minutes)) < 1.5 / DAY).tolist():
         bursts[at : at + 25] = 1.5
-    return counted(np.maximum(shape * (1 + noise), 5.0) * bursts, rng)
+    return draw_request_counts(np.maximum(shape * (1 + noise), 5.0) * bursts, rng)
 
 
-def counted(means: Rates, rng: np.random.Generator) -> Rates:
+def draw_request_counts(means: Rates, rng: np.random.Generator) -> Rates:
     """Draw a Poisson number of requests for each minute, and return it as (minute,) requests/s."""
     return np.asarray(rng.poisson(means * MINUTE_S) / MINUTE_S, np.float64)
 
@@ -157,4 +159,4 @@ def read_served_week(seed: int) -> Rates | None:
         means.index.to_numpy() + BIN_S / 2,
         np.arange(0, means.index[-1] + BIN_S, MINUTE_S) + MINUTE_S / 2,
     )
-    return counted(np.interp(minutes, middles, means.to_numpy()), np.random.default_rng(seed))
+    return draw_request_counts(np.interp(minutes, middles, means.to_numpy()), np.random.default_rng(seed))

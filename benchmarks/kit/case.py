@@ -59,14 +59,14 @@ def measure(
 
     Raises AssertionError if a run counts no item, because a failure must not be measured.
     """
-    runs = _repeat(case, run, repeats)
+    runs = _run_repeatedly(case, run, repeats)
     fastest = min(runs, key=lambda one: one.wall_s / one.items)
-    values = [_value(one, unit) for one in runs]
-    others = None if peer is None else beside(peer, unit)
-    return record(bench, case, size, values, unit, cpu_s=fastest.cpu_s, peer=others)
+    values = [_convert_run(one, unit) for one in runs]
+    others = None if peer is None else measure_peer(peer, unit)
+    return make_record(bench, case, size, values, unit, cpu_s=fastest.cpu_s, peer=others)
 
 
-def record(
+def make_record(
     bench: str,
     case: str,
     size: Mapping[str, int],
@@ -94,11 +94,11 @@ def record(
         "max": max(values),
         "peer": None if peer is None else {"name": peer[0], "value": peer[1]},
         "ratio": value / peer[1] if peer and peer[1] else None,
-        "machine": machine(),
+        "machine": describe_machine(),
     }
 
 
-def _repeat(case: str, run: Callable[[], int], repeats: int) -> list[_Run]:
+def _run_repeatedly(case: str, run: Callable[[], int], repeats: int) -> list[_Run]:
     _run_once(case, run)
     gc.collect()
     return [_run_once(case, run) for _ in range(repeats)]
@@ -112,9 +112,9 @@ def _run_once(case: str, run: Callable[[], int]) -> _Run:
     return taken
 
 
-def beside(peer: Peer, unit: str) -> tuple[str, float]:
+def measure_peer(peer: Peer, unit: str) -> tuple[str, float]:
     """Run a peer. Returns its name and its best value."""
-    values = [_value(one, unit) for one in _repeat(peer.name, peer.run, peer.repeats)]
+    values = [_convert_run(one, unit) for one in _run_repeatedly(peer.name, peer.run, peer.repeats)]
     return peer.name, max(values) if _is_rate(unit) else min(values)
 
 
@@ -122,12 +122,12 @@ def _is_rate(unit: str) -> bool:
     return unit.endswith("/s")
 
 
-def _value(run: _Run, unit: str) -> float:
+def _convert_run(run: _Run, unit: str) -> float:
     """Convert a run to a value in a unit.
 
-    >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "samples/s")
+    >>> _convert_run(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "samples/s")
     2000.0
-    >>> _value(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "us/sample")
+    >>> _convert_run(_Run(items=1000, wall_s=0.5, cpu_s=0.5), "us/sample")
     500.0
     """
     if _is_rate(unit):
@@ -139,7 +139,7 @@ def _value(run: _Run, unit: str) -> float:
 
 def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
     """Return whether a fleet fits the available memory. If not, print that its size is left out."""
-    available = available_bytes()
+    available = read_available_bytes()
     if gpus * bytes_per_gpu <= available:
         return True
     needed = f"{gpus * bytes_per_gpu / 2**30:.1f} GiB"
@@ -147,7 +147,7 @@ def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
     return False
 
 
-def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def read_available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory that programs can allocate without swapping, including file caches.
 
     The limit of a container's cgroup counts, too.
@@ -168,7 +168,7 @@ def available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("
 
 
 @lru_cache(1)
-def machine() -> dict[str, Any]:
+def describe_machine() -> dict[str, Any]:
     """Return the facts on which the numbers depend: processor, cores of this process, memory, versions."""
     return {
         "cpu": _read_cpu_name(),

@@ -29,16 +29,16 @@ class ChildProcess:
         self._process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env=environment)
         self.pid = self._process.pid
 
-    def check(self, unless: str = "") -> None:
+    def check_running(self, unless: str = "") -> None:
         """Raise AssertionError if the program has ended, or if `unless` says what is late."""
         code = self._process.poll()
         self._failed = self._failed or code is not None or bool(unless)
-        tail = self.tail()
+        tail = self.read_tail()
         said = f"; its log is {self.log}, which ends so:\n{tail}" if tail else " and printed nothing"
         assert code is None, f"{self.name} ended with {code}{said}"
         assert not unless, f"{unless}. {self.name} still runs{said}"
 
-    def tail(self) -> str:
+    def read_tail(self) -> str:
         """Return the end of the program's output so far."""
         size = self._log.seek(0, 2)
         self._log.seek(max(0, size - TAIL_BYTES))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleetcast.benchmarks.inputs.decode import NODE, page_of
+from fleetcast.benchmarks.inputs.decode import NODE, make_page
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.service import find_free_port
 from fleetcast.benchmarks.ticks.tick import USUAL
@@ -24,7 +24,7 @@ START_S = 60.0
 PCIE = range(235, 239)  # exact, or the link is not what it was
 
 
-def healthy(field: int, rng: np.random.Generator) -> str:
+def draw_healthy_value(field: int, rng: np.random.Generator) -> str:
     """Draw the text of a field's value as a busy healthy GPU prints it.
 
     Fields that have another unit in the catalogue get plausible values.
@@ -39,7 +39,7 @@ def healthy(field: int, rng: np.random.Generator) -> str:
     return f"{usual * (1 + 0.005 * rng.standard_normal()):.6f}" if usual and field not in PCIE else str(int(usual))
 
 
-class Farm:
+class ExporterFarm:
     """A running farm of exporters. Its pages are prepared, and repeat.
 
     `write_groups` writes the target list that both Fleetcast and Prometheus read.
@@ -51,20 +51,20 @@ class Farm:
         command = [sys.executable, "-m", "fleetcast.benchmarks.kit.exporters", str(nodes), str(self.port)]
         self.process = ChildProcess("the farm of exporters", command)
         deadline = time.monotonic() + START_S
-        while not self._answers():
-            self.process.check(unless="the exporters do not answer" if time.monotonic() > deadline else "")
+        while not self._is_answering():
+            self.process.check_running(unless="the exporters do not answer" if time.monotonic() > deadline else "")
             time.sleep(0.1)
 
-    def _answers(self) -> bool:
+    def _is_answering(self) -> bool:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{_name(0)}", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/{_format_node(0)}", timeout=5) as answer:
                 return bool(answer.read())
         except OSError:
             return False
 
     def write_groups(self, path: Path) -> None:
         groups = [
-            {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": f"/{_name(node)}"}}
+            {"targets": [f"127.0.0.1:{self.port}"], "labels": {"__metrics_path__": f"/{_format_node(node)}"}}
             for node in range(self.nodes)
         ]
         path.write_text(json.dumps(groups), encoding="utf-8")
@@ -73,7 +73,7 @@ class Farm:
         self.process.stop()
 
 
-def _name(node: int) -> str:
+def _format_node(node: int) -> str:
     return f"n{node:05d}"
 
 
@@ -102,12 +102,12 @@ class _Exporter(asyncio.Protocol):
             )
 
 
-async def _serve(port: int) -> None:
+async def _serve_pages(port: int) -> None:
     rng = np.random.default_rng(1)
-    _Exporter.pages = tuple(page_of(NODE, rng, value=healthy) for _ in range(VARIANTS))
+    _Exporter.pages = tuple(make_page(NODE, rng, value=draw_healthy_value) for _ in range(VARIANTS))
     server = await asyncio.get_running_loop().create_server(_Exporter, "127.0.0.1", port, backlog=1024)
     await server.serve_forever()
 
 
 if __name__ == "__main__":
-    asyncio.run(_serve(int(sys.argv[2])))
+    asyncio.run(_serve_pages(int(sys.argv[2])))

@@ -23,7 +23,7 @@ Check = Callable[[bytes, bytes], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class LoadRequest:
     """A request as bytes, the status that its answer must have, and an optional check of the answer."""
 
     wire: bytes
@@ -50,57 +50,61 @@ class LoadResult:
         return float(np.quantile(self.latency_s, q)) * 1000
 
 
-def get(path: str, check: Check | None = None) -> Ask:
-    return Ask(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(), check=check)
+def make_get(path: str, check: Check | None = None) -> LoadRequest:
+    return LoadRequest(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n".encode(), check=check)
 
 
-def post(path: str, body: bytes, status: bytes = b"200", kind: str = "application/json") -> Ask:
+def make_post(path: str, body: bytes, status: bytes = b"200", kind: str = "application/json") -> LoadRequest:
     head = f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\n\r\n"
-    return Ask(head.encode() + body, status)
+    return LoadRequest(head.encode() + body, status)
 
 
-def run_closed_loop(port: int, ask: Callable[[], Ask | None], *, connections: int, seconds: float) -> LoadResult:
+def run_closed_loop(
+    port: int, ask: Callable[[], LoadRequest | None], *, connections: int, seconds: float
+) -> LoadResult:
     """Send requests in a closed loop for `seconds`, or until `ask` returns None."""
-    load: LoadResult = uvloop.run(_closed(port, ask, connections, seconds))
+    load: LoadResult = uvloop.run(_run_closed(port, ask, connections, seconds))
     return load
 
 
-def run_open_loop(port: int, ask: Callable[[], Ask], *, connections: int, seconds: float, rate: float) -> LoadResult:
+def run_open_loop(
+    port: int, ask: Callable[[], LoadRequest], *, connections: int, seconds: float, rate: float
+) -> LoadResult:
     """Send `rate` requests a second, evenly spaced, for `seconds`."""
-    load: LoadResult = uvloop.run(_open(port, ask, connections, round(seconds * rate), rate))
+    load: LoadResult = uvloop.run(_run_open(port, ask, connections, round(seconds * rate), rate))
     return load
 
 
-async def _closed(port: int, ask: Callable[[], Ask | None], connections: int, seconds: float) -> LoadResult:
+async def _run_closed(port: int, ask: Callable[[], LoadRequest | None], connections: int, seconds: float) -> LoadResult:
     load = LoadResult()
-    lines = [await _connect(port, load) for _ in range(connections)]
+    lines = [await _open_connection(port, load) for _ in range(connections)]
     began = time.perf_counter()
     end = began + seconds
 
-    def next_one(line: _Line) -> None:
+    def send_next(line: _LoadConnection) -> None:
         now = time.perf_counter()
         wanted = ask() if now < end else None
         if wanted is None:
             line.close()
         else:
-            line.send(wanted, now, next_one)
+            line.send(wanted, now, send_next)
 
     for line in lines:
-        next_one(line)
+        send_next(line)
     await asyncio.wait_for(asyncio.gather(*(line.closed for line in lines)), seconds + PATIENCE_S)
     load.seconds = time.perf_counter() - began
     return load
 
 
-async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int, rate: float) -> LoadResult:
+async def _run_open(port: int, ask: Callable[[], LoadRequest], connections: int, total: int, rate: float) -> LoadResult:
     load = LoadResult()
-    lines = [await _connect(port, load) for _ in range(connections)]
+    lines = [await _open_connection(port, load) for _ in range(connections)]
     idle = deque(lines)
-    due: deque[tuple[Ask, float]] = deque()
+    due: deque[tuple[LoadRequest, float]] = deque()
 
-    def freed(line: _Line) -> None:
+    def send_due_or_rest(line: _LoadConnection) -> None:
         if due:
-            line.send(*due.popleft(), freed)
+            line.send(*due.popleft(), send_due_or_rest)
         else:
             idle.append(line)
 
@@ -112,7 +116,7 @@ async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int,
             due.append((ask(), began + number / rate))
         sent = max(sent, until)
         while due and idle:
-            freed(idle.popleft())
+            send_due_or_rest(idle.popleft())
         await asyncio.sleep(OPEN_LOOP_STEP_S)
     deadline = time.perf_counter() + PATIENCE_S
     while len(idle) < connections:
@@ -124,26 +128,26 @@ async def _open(port: int, ask: Callable[[], Ask], connections: int, total: int,
     return load
 
 
-async def _connect(port: int, load: LoadResult) -> "_Line":
-    _, line = await asyncio.get_running_loop().create_connection(lambda: _Line(load), "127.0.0.1", port)
+async def _open_connection(port: int, load: LoadResult) -> "_LoadConnection":
+    _, line = await asyncio.get_running_loop().create_connection(lambda: _LoadConnection(load), "127.0.0.1", port)
     return line
 
 
-class _Line(asyncio.Protocol):
+class _LoadConnection(asyncio.Protocol):
     """A connection with at most one open request."""
 
     def __init__(self, load: LoadResult) -> None:
         self.load = load
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._buffer = b""
-        self._ask: Ask | None = None
+        self._ask: LoadRequest | None = None
         self._begin = 0.0
-        self._then: Callable[[_Line], None] = _Line.close
+        self._then: Callable[[_LoadConnection], None] = _LoadConnection.close
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass
 
-    def send(self, ask: Ask, begin: float, then: "Callable[[_Line], None]") -> None:
+    def send(self, ask: LoadRequest, begin: float, then: "Callable[[_LoadConnection], None]") -> None:
         """Send a request. begin: when it was due, by `perf_counter`. then: called once the answer has arrived."""
         self._ask, self._begin, self._then = ask, begin, then
         self._transport.write(ask.wire)
@@ -159,13 +163,13 @@ class _Line(asyncio.Protocol):
             return
         self._buffer = b""
         try:
-            self._answered(data, head)
+            self._record_answer(data, head)
         except AssertionError as error:
             if not self.closed.done():
                 self.closed.set_exception(error)
             self._transport.abort()
 
-    def _answered(self, data: bytes, head: int) -> None:
+    def _record_answer(self, data: bytes, head: int) -> None:
         """Check and count an answer. head: the length of its head in bytes."""
         ask = self._ask
         assert ask is not None, "an answer that nobody asked for"

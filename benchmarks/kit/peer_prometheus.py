@@ -57,22 +57,22 @@ class PrometheusPeer:
             "--web.enable-remote-write-receiver",
         ]
         self.process = ChildProcess(self.name, command)
-        self._wait()
+        self._wait_until_ready()
 
-    def _wait(self) -> None:
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            self.process.check()
+            self.process.check_running()
             with contextlib.suppress(OSError), urllib.request.urlopen(f"{self._url}/-/ready", timeout=5):
                 return
             time.sleep(0.05)
-        self.process.check(unless=f"not ready within {START_S:.0f} s")
+        self.process.check_running(unless=f"not ready within {START_S:.0f} s")
 
     @property
     def _url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def samples(self) -> int:
+    def count_samples(self) -> int:
         """Return how many samples Prometheus has stored so far."""
         with urllib.request.urlopen(f"{self._url}/metrics", timeout=10) as answer:
             lines = answer.read().decode().splitlines()
@@ -83,7 +83,7 @@ class PrometheusPeer:
         self.process.stop()
 
 
-def cpu_s(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """Return the user and system CPU seconds of a process so far."""
     words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

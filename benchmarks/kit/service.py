@@ -17,7 +17,7 @@ from typing import Any
 
 import tomli_w
 
-from fleetcast.benchmarks.kit.case import machine
+from fleetcast.benchmarks.kit.case import describe_machine
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE
 
@@ -28,15 +28,15 @@ PORTS = range(20_000, 32_000)
 
 
 @lru_cache(1)
-def cores() -> tuple[int, ...]:
+def list_cores() -> tuple[int, ...]:
     """Return the cores that this process had at its start."""
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
 @contextlib.contextmanager
-def pinned(wanted: set[int]) -> Iterator[None]:
+def pin_to_cores(wanted: set[int]) -> Iterator[None]:
     """Pin this process, and the processes that it starts, to some cores while the context is open."""
-    machine()  # it remembers how many cores there are, not how many are left now
+    describe_machine()  # it remembers how many cores there are, not how many are left now
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, wanted)
     try:
@@ -47,7 +47,7 @@ def pinned(wanted: set[int]) -> Iterator[None]:
 
 def pin_beside_server() -> contextlib.AbstractContextManager[None]:
     """Pin this process, which generates the load, to the second core. The first one is the server's."""
-    return pinned(set(cores()[1:2] or cores()))
+    return pin_to_cores(set(list_cores()[1:2] or list_cores()))
 
 
 def choose_board_cores() -> set[int]:
@@ -56,7 +56,7 @@ def choose_board_cores() -> set[int]:
     With three cores, they are neither the server's nor the generator's. With two cores it shares the
     server's. A generator that waits for a core would attribute its own delay to the server.
     """
-    return set(cores()[2:] or cores()[:1])
+    return set(list_cores()[2:] or list_cores()[:1])
 
 
 def read_cpu_s(pid: int) -> float:
@@ -98,11 +98,11 @@ class ServerProcess:
 
     def __init__(self, port: int, command: list[str]) -> None:
         self.port = port
-        with pinned({cores()[0]}):
+        with pin_to_cores({list_cores()[0]}):
             self.process = ChildProcess("the server", command)
 
     @classmethod
-    def role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
+    def start_role(cls, name: str, folder: Path, **sections: dict[str, Any]) -> "ServerProcess":
         """Start our own `api` or `placer` on a state folder. sections: more sections of its configuration."""
         ports = {"api": find_free_port(), "placer": find_free_port()}
         config: dict[str, Any] = {"state": str(folder)} | {role: {"port": port} for role, port in ports.items()}
@@ -114,20 +114,20 @@ class ServerProcess:
             ports[name], [sys.executable, "-m", "fleetcast.cli.main", "run", "--role", name, "--config", str(path)]
         )
 
-    def wait(self, path: str, said: bytes = b"") -> None:
+    def wait_for_answer(self, path: str, said: bytes = b"") -> None:
         """Wait until the server answers `path` with 200 and a body that contains `said`."""
         deadline = time.monotonic() + START_S
         while time.monotonic() < deadline:
-            self.process.check()
+            self.process.check_running()
             with contextlib.suppress(urllib.error.URLError, ConnectionError):
                 with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as response:
                     body = response.read()
                 if said in body:
                     return
             time.sleep(0.05)
-        self.process.check(unless=f"{path}: no answer within {START_S:.0f} s")
+        self.process.check_running(unless=f"{path}: no answer within {START_S:.0f} s")
 
-    def cpu_s(self) -> float:
+    def measure_cpu_s(self) -> float:
         return read_cpu_s(self.process.pid)
 
     def __enter__(self) -> "ServerProcess":
@@ -143,14 +143,14 @@ class BoardProcess:
     def __init__(self, folder: Path, gpus: int) -> None:
         context = multiprocessing.get_context("spawn")
         self._line, theirs = context.Pipe()
-        with pinned(choose_board_cores()):
-            self._process = context.Process(target=_publish, args=(folder, gpus, theirs), daemon=True)
+        with pin_to_cores(choose_board_cores()):
+            self._process = context.Process(target=_run_pipeline, args=(folder, gpus, theirs), daemon=True)
             self._process.start()
         theirs.close()  # so that its end is seen here
         assert self._line.poll(MAKE_S), "the fleet was not made in time"
         self.nodes: int = self._receive()
 
-    def say(self, mode: str) -> None:
+    def set_mode(self, mode: str) -> None:
         """Set the mode `swap`, `tick` or `rest`, and wait until the pipeline confirms it."""
         self._line.send(mode)
         assert self._line.poll(MAKE_S), "the pipeline does not answer"
@@ -173,20 +173,20 @@ class BoardProcess:
         self._process.join(10)
 
 
-def _publish(folder: Path, gpus: int, line: Connection) -> None:
+def _run_pipeline(folder: Path, gpus: int, line: Connection) -> None:
     from fleetcast.benchmarks.ticks.tick import BusyFleet
 
-    if len(cores()) == 1:
+    if len(list_cores()) == 1:
         os.nice(5)  # it shares the generator's core, and a generator that is late measures itself
     fleet = BusyFleet(gpus, folder)
-    line.send(fleet.tick())
+    line.send(fleet.run_tick())
     mode = "rest"
     while True:
         if line.poll(TICK_PAUSE_S if mode != "rest" else None):
             mode = line.recv()
             line.send(mode)
         if mode == "tick":
-            fleet.tick()
+            fleet.run_tick()
         elif mode == "swap":
             fleet.clock.advance(1)
             fleet.pipeline.board.publish([], fleet.clock.now_ms())

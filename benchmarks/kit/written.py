@@ -18,7 +18,7 @@ _SAMPLE = b"\x12\x10\x09" + bytes(8) + b"\x10" + b"\x80" * 5 + b"\x00"
 _METADATA = b"\x2a\x04\x08\x02\x18\x01"
 
 
-def series_of(nodes: int) -> list[dict[str, str]]:
+def make_series_labels(nodes: int) -> list[dict[str, str]]:
     """Return the labels of every dcgm-exporter series of some nodes, as Prometheus stores them.
 
     The series have the order of the exporters' pages.
@@ -43,7 +43,7 @@ def series_of(nodes: int) -> list[dict[str, str]]:
     ]
 
 
-class Requests:
+class WriteRequests:
     """The requests of a scrape round over all series. Each round gets new times and values."""
 
     def __init__(self, series: Sequence[Mapping[str, str]], version: Version, rng: np.random.Generator) -> None:
@@ -51,11 +51,11 @@ class Requests:
         encode = _encode_v1 if version is Version.V1 else _encode_v2
         parts = [series[at : at + SAMPLES_A_REQUEST] for at in range(0, len(series), SAMPLES_A_REQUEST)]
         self._templates = [np.frombuffer(encode(part), np.uint8) for part in parts]
-        self._samples = [_places(template.tobytes()) for template in self._templates]
-        self._most = [np.array([_most(labels["__name__"]) for labels in part]) for part in parts]
+        self._samples = [_find_samples(template.tobytes()) for template in self._templates]
+        self._most = [np.array([_find_largest_value(labels["__name__"]) for labels in part]) for part in parts]
         self._rng = rng
 
-    def round(self, time_ms: int) -> list[bytes]:
+    def make_round(self, time_ms: int) -> list[bytes]:
         """Return the compressed bodies of one round at `time_ms`, with values of a few digits."""
         time = np.array([(time_ms >> 7 * at & 0x7F) | (0x80 if at < 5 else 0) for at in range(6)], np.uint8)
         bodies = []
@@ -68,7 +68,7 @@ class Requests:
         return bodies
 
 
-def _most(name: str) -> float:
+def _find_largest_value(name: str) -> float:
     """Return the largest value that any metric of this name can have.
 
     Profiling metrics are ratios, and link metrics count few generations and lanes.
@@ -76,7 +76,7 @@ def _most(name: str) -> float:
     return 1.0 if "_PROF_" in name else 10.0 if "_LINK_" in name else 100.0
 
 
-def _places(message: bytes) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+def _find_samples(message: bytes) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     """Return (sample,) the index at which each sample begins in a message."""
     found, at = [], message.find(_SAMPLE)
     while at >= 0:
@@ -85,7 +85,7 @@ def _places(message: bytes) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
     return np.array(found, np.intp)
 
 
-def _number(value: int) -> bytes:
+def _encode_varint(value: int) -> bytes:
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -94,7 +94,7 @@ def _number(value: int) -> bytes:
 
 
 def _encode_field(field: int, data: bytes) -> bytes:
-    return _number(field << 3 | 2) + _number(len(data)) + data
+    return _encode_varint(field << 3 | 2) + _encode_varint(len(data)) + data
 
 
 def _encode_v1(series: Sequence[Mapping[str, str]]) -> bytes:
@@ -113,7 +113,7 @@ def _encode_v2(series: Sequence[Mapping[str, str]]) -> bytes:
     rows = []
     for labels in series:
         words = [word for pair in labels.items() for word in pair]
-        refs = b"".join(_number(symbols.setdefault(word, len(symbols))) for word in words)
+        refs = b"".join(_encode_varint(symbols.setdefault(word, len(symbols))) for word in words)
         rows.append(_encode_field(5, _encode_field(1, refs) + _SAMPLE + _METADATA))
     return b"".join(_encode_field(4, symbol.encode()) for symbol in symbols) + b"".join(rows)
 

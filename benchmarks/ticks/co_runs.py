@@ -26,7 +26,7 @@ from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
-from fleetcast.models.jobs.interference import LOADS, Pairs, learn
+from fleetcast.models.jobs.interference import LOADS, Pairs, fit_residuals
 
 JOBS = 2_500
 GPUS_PER_NODE = 8
@@ -41,12 +41,12 @@ def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
     fleet = _Fleet()
     for name in ("tick", "minute", "change"):
         yield measure("co_runs", name, {"jobs": JOBS}, getattr(fleet, name), "ms", repeats=REPEATS)
-    pairs, residual = _known(MOST_CO_RUNS)
+    pairs, residual = _draw_co_runs(MOST_CO_RUNS)
 
-    def work() -> int:
-        return len(learn(pairs, residual).errors)
+    def learn_once() -> int:
+        return len(fit_residuals(pairs, residual).errors)
 
-    yield measure("co_runs", "learn", {"co_runs": MOST_CO_RUNS}, work, "ms", repeats=REPEATS)
+    yield measure("co_runs", "learn", {"co_runs": MOST_CO_RUNS}, learn_once, "ms", repeats=REPEATS)
 
 
 class _Fleet:
@@ -60,19 +60,19 @@ class _Fleet:
         nodes = [NodeSpec(f"n{row}", GPUS_PER_NODE, domains=of, devices=switches) for row, of in enumerate(domains)]
         self.wiring = Wiring(Topology.build(nodes))
         for _ in range(JOBS):
-            self._begin()
+            self._begin_job()
         self.running = self.table.running()
-        self._observe()
+        self._observe_co_runs()
         self.now_ms += MAX_STEPS * STEP_MS
-        self._observe()
+        self._observe_co_runs()
 
     def tick(self) -> int:
         self.now_ms += 1
-        return self._observe()
+        return self._observe_co_runs()
 
     def minute(self) -> int:
         self.now_ms += POLL_MS
-        return self._observe()
+        return self._observe_co_runs()
 
     def change(self) -> int:
         """Replace some running jobs with new ones, in the list of running jobs only.
@@ -81,18 +81,18 @@ class _Fleet:
         """
         few = JOBS // 50
         for _ in range(few):
-            self._begin()
+            self._begin_job()
         begun = self.table.running()[-few:]
         self.running = [*self.running[few:], *begun]
-        return self._observe()
+        return self._observe_co_runs()
 
-    def _observe(self) -> int:
+    def _observe_co_runs(self) -> int:
         loads = np.full((len(self.running), len(LOADS)), 0.5)
         self.co_runs.observe(self.running, self.co_runs.keys_of(self.running), (), loads, self.now_ms, self.wiring)
         assert len(self.running) == JOBS
         return len(self.running)
 
-    def _begin(self) -> JobAttempt:
+    def _begin_job(self) -> JobAttempt:
         number, self.begun = self.begun, self.begun + 1
         job, place = f"j{number}", number - number % 10 if number % 10 == 1 else number  # two of ten share a GPU
         node, gpu = place % self.nodes, place // self.nodes % 4
@@ -110,9 +110,9 @@ class _Fleet:
         return attempt
 
 
-def _known(count: int) -> tuple[Pairs, np.ndarray]:
+def _draw_co_runs(count: int) -> tuple[Pairs, np.ndarray]:
     """Draw co-runs of jobs of 40 kinds, and (co-run,) the errors of the prior speeds."""
     rng = np.random.default_rng(0)
     keys, loads = rng.integers(1, 200, (count, 2)), rng.random((count, 2, len(LOADS)))
     rows = [(own, other, (a, a % 40 + 1), (b, b % 40 + 1)) for (own, other), (a, b) in zip(loads, keys, strict=True)]
-    return Pairs.of(rows), rng.normal(0.0, 0.05, count)
+    return Pairs.from_rows(rows), rng.normal(0.0, 0.05, count)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import Peer, measure, record
+from fleetcast.benchmarks.kit.case import Peer, make_record, measure
 from fleetcast.models.demand.naive import Persistence
 from fleetcast.models.demand.trees import DemandTrees
 from fleetcast.models.forecast import QUANTILES, Panel
@@ -30,12 +30,12 @@ FIRST_MS = 1_585_699_200_000
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield one record of the retraining, and one of forecasts for each number of series."""
-    panels, source = months()
+    panels, source = read_month_panels()
     size = {"targets": len(panels), "bins": panels[0].bins, "made_up": int(source != VENUS)}
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     _retrain(panels)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
-    yield record("demand", "retraining", size, [wall_s], "s", cpu_s=cpu_s)
+    yield make_record("demand", "retraining", size, [wall_s], "s", cpu_s=cpu_s)
     for series in sizes:
         yield _measure_forecasting(series)
 
@@ -46,7 +46,7 @@ def _retrain(panels: Sequence[Panel]) -> None:
 
 
 def _measure_forecasting(series: int) -> dict[str, Any]:
-    panel, trees = made_up(series, WEEKS_BINS), _fitted()
+    panel, trees = make_synthetic_panel(series, WEEKS_BINS), _fit_trees()
     size = {"series": series, "quantiles": len(QUANTILES), "leads": len(LEADS)}
     now = np.array([panel.bins - 1])
 
@@ -60,13 +60,13 @@ def _measure_forecasting(series: int) -> dict[str, Any]:
 
 
 @cache
-def _fitted() -> DemandTrees:
+def _fit_trees() -> DemandTrees:
     """Fit a model with all trees, on a history that is long enough for them."""
-    panel = made_up(1, MONTHS_BINS)
+    panel = make_synthetic_panel(1, MONTHS_BINS)
     return DemandTrees(0).fit([panel], [panel.bins])
 
 
-def months() -> tuple[list[Panel], str]:
+def read_month_panels() -> tuple[list[Panel], str]:
     """Return a panel for every target of one cluster, and the name of the data's source."""
     from fleetcast.training.sets.demand_sets import read_panels
 
@@ -74,16 +74,16 @@ def months() -> tuple[list[Panel], str]:
     found = [one.panel for one in read_panels(data, None) if one.dataset == VENUS] if data.is_dir() else []
     if found:
         return found, VENUS
-    flows = made_up(1, MONTHS_BINS)
-    return [flows, *(_of(flows, name) for name in ("arriving", "queued"))], "made up"
+    flows = make_synthetic_panel(1, MONTHS_BINS)
+    return [flows, *(_make_target_panel(flows, name) for name in ("arriving", "queued"))], "made up"
 
 
-def _of(panel: Panel, target: str) -> Panel:
+def _make_target_panel(panel: Panel, target: str) -> Panel:
     others = {name: rows for name, rows in panel.covariates.items() if name != target} | {"running": panel.values}
     return Panel(target, panel.names, BIN_S, FIRST_MS, panel.covariates[target], panel.capacity, others)
 
 
-def made_up(series: int, bins: int, seed: int = 0) -> Panel:
+def make_synthetic_panel(series: int, bins: int, seed: int = 0) -> Panel:
     """Simulate pools of 64 to 4,096 GPUs with daily and weekly waves and noise.
 
     Arrivals and departures add up to the running GPUs.

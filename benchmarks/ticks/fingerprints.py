@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
@@ -55,16 +55,16 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         cores: list[float] = []
         waits_ms: list[float] = []
         for _ in range(ROUNDS):
-            passes, cpu_s = _round(prints, state, jobs, clock, waits_ms)
+            passes, cpu_s = _run_round(prints, state, jobs, clock, waits_ms)
             rounds.append(passes * PERIOD_S)
             cores.append(cpu_s / (passes * PERIOD_S))
         cpu_s = min(cores) * min(rounds)
-        yield record("fingerprints", "every running job looked at", size, rounds, "s", cpu_s=cpu_s)
-        yield record("fingerprints", "share of a core", size, cores, "cores", cpu_s=cpu_s)
-        yield record("fingerprints", "longest wait of the loop in a pass", size, waits_ms, "ms", cpu_s=cpu_s)
+        yield make_record("fingerprints", "every running job looked at", size, rounds, "s", cpu_s=cpu_s)
+        yield make_record("fingerprints", "share of a core", size, cores, "cores", cpu_s=cpu_s)
+        yield make_record("fingerprints", "longest wait of the loop in a pass", size, waits_ms, "ms", cpu_s=cpu_s)
 
 
-def _round(
+def _run_round(
     prints: Fingerprints, state: FleetState, jobs: int, clock: ManualClock, waits_ms: list[float]
 ) -> tuple[int, float]:
     """Return the number of passes until each job was fingerprinted, and their CPU seconds.
@@ -76,7 +76,7 @@ def _round(
     began_ms = clock.now_ms()
     for number in range(1, MOST_PASSES):
         cpu = time.process_time()
-        waits_ms.append(1000 * asyncio.run(_watched(prints, state)))
+        waits_ms.append(1000 * asyncio.run(_measure_pass_wait(prints, state)))
         cpu_s += time.process_time() - cpu
         seen = {job for (job, _), answer in prints.answers.items() if answer.use.looked_ms >= began_ms}
         if len(seen) == jobs:
@@ -85,9 +85,9 @@ def _round(
     raise AssertionError(f"{len(seen)} of {jobs} jobs were looked at in {MOST_PASSES} passes")
 
 
-async def _watched(prints: Fingerprints, state: FleetState) -> float:
+async def _measure_pass_wait(prints: Fingerprints, state: FleetState) -> float:
     """Run one pass. Returns the longest wait of another task in the loop, in seconds."""
-    looking = asyncio.ensure_future(prints.renew(state))
+    looking = asyncio.ensure_future(prints.run_pass(state))
     longest = 0.0
     while not looking.done():
         before = time.perf_counter()
@@ -103,20 +103,20 @@ def make_full_fleet(gpus: int) -> tuple[FleetState, int]:
     entities = Entities()
     for node in range(nodes):
         for gpu in range(GPUS_PER_NODE):
-            entities.of_node(EntityKind.GPU, f"n{node:05d}", gpu)
-            entities.of_node(EntityKind.PORT, f"n{node:05d}", f"mlx5_{gpu}", 1)
+            entities.add_to_node(EntityKind.GPU, f"n{node:05d}", gpu)
+            entities.add_to_node(EntityKind.PORT, f"n{node:05d}", f"mlx5_{gpu}", 1)
     specs = [
         NodeSpec(f"n{node:05d}", GPUS_PER_NODE, "H100", domains={Level.RACK: f"r{node // 16}"}, power_domain="p1")
         for node in range(nodes)
     ]
     state = FleetState(entities, WindowStore(entities), Topology.build(specs))
-    _fill(state, nodes * GPUS_PER_NODE)
-    events = list(_events(nodes))
+    _fill_rings(state, nodes * GPUS_PER_NODE)
+    events = list(_make_job_events(nodes))
     state.apply(Batch(events=tuple(events)), NOW_MS)
     return state, len(state.jobs.running())
 
 
-def _fill(state: FleetState, gpus: int) -> None:
+def _fill_rings(state: FleetState, gpus: int) -> None:
     """Write SLOTS readings of all GPUs into the rings. The last one is of now."""
     rng = np.random.default_rng(1)
     job = np.arange(gpus) // GPUS_PER_JOB
@@ -133,7 +133,7 @@ def _fill(state: FleetState, gpus: int) -> None:
     state.store.advance(NOW_MS)
 
 
-def _events(nodes: int) -> Iterator[JobEvent]:
+def _make_job_events(nodes: int) -> Iterator[JobEvent]:
     """Yield the events of jobs that fill the fleet, with GPUS_PER_JOB GPUs each.
 
     Every tenth job instead has two whole nodes.

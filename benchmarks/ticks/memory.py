@@ -21,10 +21,17 @@ from typing import Any
 import numpy as np
 
 from fleetcast.benchmarks.inputs.decode import FIELDS, make_round_pages
-from fleetcast.benchmarks.kit.case import fits_memory, record
-from fleetcast.benchmarks.kit.exporters import healthy
+from fleetcast.benchmarks.kit.case import fits_memory, make_record
+from fleetcast.benchmarks.kit.exporters import draw_healthy_value
 from fleetcast.benchmarks.kit.service import MAKE_S
-from fleetcast.benchmarks.ticks.tick import GPUS_PER_NODE, gangs, make_scrape, no_sources, rows_of, topology_of
+from fleetcast.benchmarks.ticks.tick import (
+    GPUS_PER_NODE,
+    add_entities,
+    make_gang_events,
+    make_no_sources,
+    make_scrape,
+    make_topology,
+)
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.exporters import ExporterResolver
@@ -61,18 +68,18 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         if not fits_memory(gpus, BYTES_PER_GPU):
             continue
         for ports in (0, 1):
-            small, large = (_held(size, ports) for size in (gpus // 10, gpus))
+            small, large = (_measure_memory(size, ports) for size in (gpus // 10, gpus))
             size = {"gpus": gpus, "less": gpus // 10, "metrics": len(FIELDS) + 17 * ports}
             for what, more in (("resident", large.resident - small.resident), ("peak", large.peak - small.peak)):
                 case = f"a GPU and its port, {what}" if ports else f"a GPU, {what}"
                 value = more / (gpus - gpus // 10) / KIB
-                yield record("memory", case, size, [value], "KiB/GPU", cpu_s=large.cpu_s)
+                yield make_record("memory", case, size, [value], "KiB/GPU", cpu_s=large.cpu_s)
 
 
-def _held(gpus: int, ports: int) -> MemoryUse:
+def _measure_memory(gpus: int, ports: int) -> MemoryUse:
     context = multiprocessing.get_context("spawn")
     line, theirs = context.Pipe()
-    process = context.Process(target=_fill, args=(gpus, ports, theirs), daemon=True)
+    process = context.Process(target=_run_measured_fleet, args=(gpus, ports, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
@@ -84,15 +91,15 @@ def _held(gpus: int, ports: int) -> MemoryUse:
     return held
 
 
-def _fill(gpus: int, ports: int, line: Any) -> None:
+def _run_measured_fleet(gpus: int, ports: int, line: Any) -> None:
     use_one_heap()  # as the pipeline's process does
     with tempfile.TemporaryDirectory() as folder:
         fleet = MeasuredFleet(max(1, gpus // GPUS_PER_NODE), ports, Path(folder))
-        fleet.scrape()
+        fleet.ingest_scrape()
         fleet.clock.advance(DAY_S)
         for _ in range(SCRAPES):
-            fleet.scrape()
-            fleet.tick()
+            fleet.ingest_scrape()
+            fleet.run_tick()
         gc.collect()
         pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
         used = resource.getrusage(resource.RUSAGE_SELF)
@@ -106,29 +113,29 @@ class MeasuredFleet:
     def __init__(self, nodes: int, ports: int, folder: Path) -> None:
         self.nodes = nodes
         self.clock = ManualClock(T0)
-        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(nodes), no_sources)
+        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, make_topology(nodes), make_no_sources)
         self._reader = BoardReader(folder / "board")
         self._rng = np.random.default_rng(1)
         entities = self.pipeline.state.entities
         resolver = ExporterResolver(entities)
         self._decoders = [PageDecoder(resolver, Target(f"n{node:05d}")) for node in range(nodes)]
-        self._ports = rows_of(entities, EntityKind.PORT, nodes * ports)
-        self.pipeline.take(Batch(events=tuple(gangs(nodes, T0))))
+        self._ports = add_entities(entities, EntityKind.PORT, nodes * ports)
+        self.pipeline.apply_batch(Batch(events=tuple(make_gang_events(nodes, T0))))
 
-    def scrape(self) -> None:
+    def ingest_scrape(self) -> None:
         """Ingest one page of each node, and advance the clock by SCRAPE_S."""
         now_ms = self.clock.now_ms()
         for first in range(0, self.nodes, 256):
             part = self._decoders[first : first + 256]
-            pages = make_round_pages(len(part), self._rng, value=healthy).values()
+            pages = make_round_pages(len(part), self._rng, value=draw_healthy_value).values()
             for number, (decoder, page) in enumerate(zip(part, pages, strict=True), first):
                 own = page.replace(b"n%05d" % (number - first), b"n%05d" % number)
-                self.pipeline.take(decoder.decode(own, now_ms))
+                self.pipeline.apply_batch(decoder.decode(own, now_ms))
         if len(self._ports):
-            self.pipeline.take(Batch(samples=(make_scrape(EntityKind.PORT, self._ports, now_ms, self._rng),)))
+            self.pipeline.apply_batch(Batch(samples=(make_scrape(EntityKind.PORT, self._ports, now_ms, self._rng),)))
         self.clock.advance(SCRAPE_S)
 
-    def tick(self) -> None:
+    def run_tick(self) -> None:
         asyncio.run(self.pipeline.tick())
         board = self._reader.latest()
         assert board is not None

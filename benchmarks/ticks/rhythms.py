@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.benchmarks.kit.case import record
+from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.features.period import find_period, find_swing_period
 
 SIZES = (300,)  # jobs of each case and seed
@@ -35,10 +35,10 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     for jobs in sizes:
         for span, samples in SPANS.items():
             for exporters, points in (("exporter default", 4), ("momentary", 3)):
-                yield from _measure(f"{exporters}, {span}", jobs, samples, points)
+                yield from _measure_case(f"{exporters}, {span}", jobs, samples, points)
 
 
-def _measure(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[str, Any]]:
+def _measure_case(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[str, Any]]:
     given, right, before, before_right, each_ms = [], [], [], [], []
     for seed in SEEDS:
         rng = np.random.default_rng(seed)
@@ -48,7 +48,7 @@ def _measure(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[s
         for _ in range(jobs):
             period_s = float(np.exp(rng.uniform(*np.log(PERIODS_S))))
             works = float(rng.uniform(*WORKS))
-            channels, means = readings(rng, period_s, works, samples)
+            channels, means = make_readings(rng, period_s, works, samples)
             began = time.process_time()
             found = find_period(channels[:points], INTERVAL_S, means[:points]).period_s
             spent_s += time.process_time() - began
@@ -69,12 +69,14 @@ def _measure(case: str, jobs: int, samples: int, points: int) -> Iterator[dict[s
     cpu_s = sum(each_ms) * jobs / 1000
     peers = [("autocorrelation alone", 1 - float(np.mean(values))) for values in (before, before_right)]
     unanswered, wrong = 1 - float(np.mean(given)), 1 - float(np.mean(right))
-    yield record("rhythms", f"{case}: no answer", size, [unanswered], "share", cpu_s=cpu_s, peer=peers[0])
-    yield record("rhythms", f"{case}: wrong answers", size, [wrong], "share", cpu_s=cpu_s, peer=peers[1])
-    yield record("rhythms", f"{case}: an answer", size, each_ms, "ms", cpu_s=cpu_s)
+    yield make_record("rhythms", f"{case}: no answer", size, [unanswered], "share", cpu_s=cpu_s, peer=peers[0])
+    yield make_record("rhythms", f"{case}: wrong answers", size, [wrong], "share", cpu_s=cpu_s, peer=peers[1])
+    yield make_record("rhythms", f"{case}: an answer", size, each_ms, "ms", cpu_s=cpu_s)
 
 
-def readings(rng: np.random.Generator, period_s: float, works: float, samples: int) -> tuple[Array, NDArray[np.bool_]]:
+def make_readings(
+    rng: np.random.Generator, period_s: float, works: float, samples: int
+) -> tuple[Array, NDArray[np.bool_]]:
     """Return (channel, sample) readings, and (channel,) whether a channel is a mean over the interval.
 
     The channels are activity, utilisation, watts, and watts by energy. works: the share of the period

@@ -24,7 +24,7 @@ from fleetcast.ingest.source import Batch, MemorySource
 from fleetcast.models.run_times.duration import DurationModel
 from fleetcast.models.run_times.rows import RunRows
 from fleetcast.models.versions.registry import Registry
-from fleetcast.service.api.estimates import Start, StartAnswer, estimate
+from fleetcast.service.api.estimates import StartAnswer, StartEstimate, make_estimate
 from fleetcast.service.board.board import BoardReader
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.pipeline import Pipeline
@@ -41,22 +41,22 @@ FORECASTS = 100
 
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield two records of the model, and three of the pipeline for each number of running jobs."""
-    rows = _history()
-    yield measure("runs", "fit", {"jobs": FITTED_ON}, _fit(rows), "s", repeats=1)
-    model = _fitted(rows)
+    rows = _make_history()
+    yield measure("runs", "fit", {"jobs": FITTED_ON}, _make_fit(rows), "s", repeats=1)
+    model = _fit_model(rows)
     yield measure("runs", "tell", {"jobs": FORECASTS}, _make_forecast(model, rows), "us/job")
     for jobs in sizes:
         size = {"jobs": jobs}
         with tempfile.TemporaryDirectory() as folder:
-            pipeline = _pipeline(Path(folder), jobs, model)
+            pipeline = _make_pipeline(Path(folder), jobs, model)
             asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
             yield measure("runs", "look", size, _make_pipeline_forecast(pipeline, jobs), "ms", repeats=3)
-            yield measure("runs", "rows", size, _rows(pipeline, jobs), "ms")
+            yield measure("runs", "rows", size, _make_row_work(pipeline, jobs), "ms")
             asyncio.run(pipeline.tick())
             yield measure("runs", "estimate", size, _make_estimates(Path(folder)), "us/request")
 
 
-def _history() -> RunRows:
+def _make_history() -> RunRows:
     """Make training rows: one for each submission, and one after 10 min for each job that runs longer."""
     rng = np.random.default_rng(3)
     gpus, at_s = rng.choice([1.0, 4.0, 8.0], FITTED_ON), np.sort(rng.uniform(0, 3e6, FITTED_ON))
@@ -70,49 +70,49 @@ def _history() -> RunRows:
         np.concatenate((at_s, at_s[late])),
         np.concatenate((at_s + run_s, (at_s + run_s)[late])),
     )
-    return rows.take(np.argsort(rows.at_s, kind="stable"))
+    return rows.select_rows(np.argsort(rows.at_s, kind="stable"))
 
 
-def _fitted(rows: RunRows) -> DurationModel:
+def _fit_model(rows: RunRows) -> DurationModel:
     return DurationModel(seed=1).fit(rows, 4e6)
 
 
-def _fit(rows: RunRows) -> Callable[[], int]:
-    def one() -> int:
-        assert _fitted(rows).fitted_until_ms is not None
+def _make_fit(rows: RunRows) -> Callable[[], int]:
+    def fit_once() -> int:
+        assert _fit_model(rows).fitted_until_ms is not None
         return 1
 
-    return one
+    return fit_once
 
 
 def _make_forecast(model: DurationModel, rows: RunRows) -> Callable[[], int]:
-    def one() -> int:
+    def forecast_submissions() -> int:
         for row in range(FORECASTS):
-            (forecast_s,) = model.run_s(rows.features[row : row + 1])
+            (forecast_s,) = model.predict_run_s(rows.features[row : row + 1])
             assert np.isfinite(forecast_s).all()
         return FORECASTS
 
-    return one
+    return forecast_submissions
 
 
-class _Served(ServedRunModel):
+class _FixedRunModel(ServedRunModel):
     """A served model that is always the same, and reads no registry."""
 
     def __init__(self, pipeline: Pipeline, model: DurationModel) -> None:
         super().__init__(Registry(pipeline.config.models_folder))
-        self._become(model, "duration-0001", NOW_MS)
+        self._set_model(model, "duration-0001", NOW_MS)
 
     def refresh(self) -> bool:
         return False
 
 
-def _pipeline(folder: Path, jobs: int, model: DurationModel) -> Pipeline:
+def _make_pipeline(folder: Path, jobs: int, model: DurationModel) -> Pipeline:
     nodes = [NodeSpec(f"n{number}", 8) for number in range(-(-jobs // 8))]
     pipeline = Pipeline(
         Config(state=str(folder)), ManualClock(NOW_MS), Topology.build(nodes), lambda _: [MemorySource()]
     )
-    pipeline.capabilities[RunForecasts].model = _Served(pipeline, model)
-    pipeline.take(Batch(events=tuple(event for number in range(jobs) for event in _make_job_events(number))))
+    pipeline.capabilities[RunForecasts].model = _FixedRunModel(pipeline, model)
+    pipeline.apply_batch(Batch(events=tuple(event for number in range(jobs) for event in _make_job_events(number))))
     return pipeline
 
 
@@ -126,40 +126,40 @@ def _make_job_events(number: int) -> list[JobEvent]:
 
 
 def _make_pipeline_forecast(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
-    def one() -> int:
+    def forecast_running_jobs() -> int:
         pipeline.clock.advance(60)  # type: ignore[attr-defined]
         asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
         forecast_rows = pipeline.capabilities[RunForecasts].issued.values()
         assert sum(row.left is not None and row.left_ms == pipeline.clock.now_ms() for row in forecast_rows) == jobs
         return 1
 
-    return one
+    return forecast_running_jobs
 
 
-def _rows(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
+def _make_row_work(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     forecast_rows, now_ms = pipeline.capabilities[RunForecasts].issued, pipeline.clock.now_ms()
 
-    def one() -> int:
-        left = [row.remaining(now_ms) for row in forecast_rows.values()]
+    def make_rows() -> int:
+        left = [row.compute_remaining_time(now_ms) for row in forecast_rows.values()]
         left_s = np.array([row.left_s for row in forecast_rows.values()])
         assert len(left) == len(left_s) == jobs
         assert None not in left
         return 1
 
-    return one
+    return make_rows
 
 
 def _make_estimates(folder: Path) -> Callable[[], int]:
     board = BoardReader(Config(state=str(folder)).board).latest()
     assert board is not None
-    start = Start(StartAnswer(sentence="such a block is free now"))
+    start = StartEstimate(StartAnswer(sentence="such a block is free now"))
 
-    def one() -> int:
+    def estimate_requests() -> int:
         for number in range(ESTIMATES):
             request = PlacementRequest(request_id=f"job7-{number}", user=f"u{number % USERS}", queue="train")
-            answer = estimate(board, request, start, NOW_MS)
+            answer = make_estimate(board, request, start, NOW_MS)
             assert answer.run_s is not None
             assert answer.run_s.p50 > 0
         return ESTIMATES
 
-    return one
+    return estimate_requests

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.case import fits_memory, make_record
 from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, T0, BusyFleet
 from fleetcast.fleet.events import Finished, Started, Step, Submitted
@@ -30,7 +30,7 @@ DAYS_MS = 5 * 86_400_000
 
 
 @dataclass(frozen=True, slots=True)
-class Save:
+class SaveTimes:
     """The times of one save in ms, and its CPU seconds.
 
     pause_ms: the longest time for which the save blocked the loop.
@@ -49,10 +49,10 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             site = make_old_site(gpus, Path(folder))
             with configure_garbage_collector():
-                yield from _cases(site, gpus)
+                yield from _measure_cases(site, gpus)
 
 
-def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
+def _measure_cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
     minutes, wholes = [], []
     for _ in range(WHOLE):
         shutil.rmtree(fleet.pipeline.snapshot.folder)  # nothing to add to
@@ -60,7 +60,7 @@ def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
         wholes.append(asyncio.run(_measure_save(fleet)))
         for _ in range(MINUTES):
             for _ in range(4):
-                fleet.scrape()
+                fleet.ingest_scrape()
             minutes.append(asyncio.run(_measure_save(fleet)))
     for name, saves in (("a minute", minutes), ("everything", wholes)):
         shortest = min(saves, key=lambda save: save.took_ms)
@@ -69,14 +69,14 @@ def _cases(fleet: BusyFleet, gpus: int) -> Iterator[dict[str, Any]]:
             ("time", [save.took_ms for save in saves]),
         ):
             case = f"save {name}: {what}"
-            yield record("snapshot", case, {"gpus": gpus}, values, "ms", cpu_s=shortest.cpu_s)
+            yield make_record("snapshot", case, {"gpus": gpus}, values, "ms", cpu_s=shortest.cpu_s)
 
 
-async def _measure_save(fleet: BusyFleet) -> Save:
+async def _measure_save(fleet: BusyFleet) -> SaveTimes:
     """Save a snapshot, while another task measures the longest pause of the loop."""
     pause_ms, done = 0.0, False
 
-    async def measure() -> None:
+    async def measure_pauses() -> None:
         nonlocal pause_ms
         last = time.perf_counter()
         while not done:
@@ -84,15 +84,15 @@ async def _measure_save(fleet: BusyFleet) -> Save:
             now = time.perf_counter()
             pause_ms, last = max(pause_ms, (now - last - CHECK_INTERVAL_S) * 1000), now
 
-    looking = asyncio.create_task(measure())
+    looking = asyncio.create_task(measure_pauses())
     await asyncio.sleep(5 * CHECK_INTERVAL_S)
-    before, cpu, began = fleet.pipeline.snapshot.numbers(), time.process_time(), time.perf_counter()
+    before, cpu, began = fleet.pipeline.snapshot.list_numbers(), time.process_time(), time.perf_counter()
     await fleet.pipeline.save()
     took_ms, cpu_s = (time.perf_counter() - began) * 1000, time.process_time() - cpu
     done = True
     await looking
-    assert fleet.pipeline.snapshot.numbers()[-1:] > before[-1:], "nothing was saved"
-    return Save(pause_ms, took_ms, cpu_s)
+    assert fleet.pipeline.snapshot.list_numbers()[-1:] > before[-1:], "nothing was saved"
+    return SaveTimes(pause_ms, took_ms, cpu_s)
 
 
 def make_old_site(gpus: int, folder: Path) -> BusyFleet:
@@ -105,12 +105,12 @@ def make_old_site(gpus: int, folder: Path) -> BusyFleet:
             jobs.apply(Step(job=attempt.job, sequence=10 + number, time_ms=time_ms, step=number, duration_s=3.0))
     for number in range(gpus * ENDED_JOBS_PER_GPU):
         name = f"ended-{number}"
-        jobs.resting[name] = zlib.compress(encode_job([_ended(name)]), 1)
+        jobs.resting[name] = zlib.compress(encode_job([_make_ended_job(name)]), 1)
     jobs.changed |= jobs.resting.keys()
     return fleet
 
 
-def _ended(job: str) -> JobAttempt:
+def _make_ended_job(job: str) -> JobAttempt:
     """Make a job of two GPUs that ran for an hour, days ago."""
     ranks = (RankPlacement(0, "n00000", (0, 1)),)
     attempt = JobAttempt(job, 1)

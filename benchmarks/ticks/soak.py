@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.case import fits_memory, make_record
 from fleetcast.benchmarks.kit.collector import configure_garbage_collector
 from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, USUAL
 from fleetcast.fleet.clock import ManualClock
@@ -48,7 +48,7 @@ USERS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Hour:
+class HourUse:
     """The memory, times and numbers of jobs in one hour. Times are medians in wall ms."""
 
     rss_mib: float
@@ -69,11 +69,11 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             continue
         with tempfile.TemporaryDirectory() as folder, configure_garbage_collector():
             cpu = time.process_time()
-            hours = list(SoakSite(gpus, Path(folder)).live(HOURS))
-            yield from _cases(hours, gpus, time.process_time() - cpu)
+            hours = list(SoakSite(gpus, Path(folder)).run_hours(HOURS))
+            yield from _make_records(hours, gpus, time.process_time() - cpu)
 
 
-def _cases(hours: Sequence[Hour], gpus: int, cpu_s: float) -> Iterator[dict[str, Any]]:
+def _make_records(hours: Sequence[HourUse], gpus: int, cpu_s: float) -> Iterator[dict[str, Any]]:
     warm = hours[WARM_HOURS:]
     numbers = np.arange(len(warm))
     rows = (
@@ -83,8 +83,8 @@ def _cases(hours: Sequence[Hour], gpus: int, cpu_s: float) -> Iterator[dict[str,
         ("a tick at its end", warm[-1].tick_ms, "ms"),
     )
     for what, value, unit in rows:
-        line = record("soak", f"a day: {what}", {"gpus": gpus}, [value], unit, cpu_s=cpu_s)
-        yield line | {"by_hour": [{name: getattr(hour, name) for name in Hour.__slots__} for hour in hours]}
+        line = make_record("soak", f"a day: {what}", {"gpus": gpus}, [value], unit, cpu_s=cpu_s)
+        yield line | {"by_hour": [{name: getattr(hour, name) for name in HourUse.__slots__} for hour in hours]}
 
 
 class SoakSite:
@@ -94,7 +94,7 @@ class SoakSite:
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
         specs = [
-            NodeSpec(_name(node), gpus=GPUS_PER_NODE, gpu_model="H100", domains={Level.RACK: f"r{node // 16}"})
+            NodeSpec(_format_node(node), gpus=GPUS_PER_NODE, gpu_model="H100", domains={Level.RACK: f"r{node // 16}"})
             for node in range(self.nodes)
         ]
         config = Config(state=str(folder))
@@ -105,17 +105,17 @@ class SoakSite:
         self._rng = np.random.default_rng(1)
         entities = self.pipeline.state.entities
         rows = [
-            entities.of_node(EntityKind.GPU, _name(node), unit)
+            entities.add_to_node(EntityKind.GPU, _format_node(node), unit)
             for node in range(self.nodes)
             for unit in range(GPUS_PER_NODE)
         ]
-        self._gpu = _columns(EntityKind.GPU, METRICS, rows)
-        up = [entities.node(_name(node)) for node in range(self.nodes)]
-        self._node = _columns(EntityKind.NODE, ("scrape_up", "gpus_reported"), up)
+        self._gpu = _make_columns(EntityKind.GPU, METRICS, rows)
+        up = [entities.node(_format_node(node)) for node in range(self.nodes)]
+        self._node = _make_columns(EntityKind.NODE, ("scrape_up", "gpus_reported"), up)
         self._usual = np.tile([USUAL.get(name, 0.0) for name in METRICS], len(rows))
         self._exact = np.tile([name.startswith("pcie_") or name == "xid" for name in METRICS], len(rows))
 
-    def live(self, hours: int, tick_s: int = TICK_S) -> Iterator[Hour]:
+    def run_hours(self, hours: int, tick_s: int = TICK_S) -> Iterator[HourUse]:
         """Run the site for some hours, and yield the measurements of each hour.
 
         Raises AssertionError if samples or events are not applied, or if a board is out of date.
@@ -124,40 +124,40 @@ class SoakSite:
             ticks, saves = [], []
             for second in range(0, 3600, SCRAPE_S):
                 self.clock.advance(SCRAPE_S)
-                self._scrape()
+                self._ingest_scrape()
                 if second % 60 == 0:
-                    self._send(self.mill.minute(self.clock.now_ms()))
+                    self._ingest_events(self.mill.make_minute_events(self.clock.now_ms()))
                 if second % tick_s == 0:
-                    ticks.append(self._tick())
+                    ticks.append(self._measure_tick())
                 if second % SAVE_S == 0:
-                    saves.append(_ms(lambda: asyncio.run(self.pipeline.save())))
+                    saves.append(_measure_ms(lambda: asyncio.run(self.pipeline.save())))
                 if second % FORECAST_S == 0:
                     asyncio.run(self.pipeline.capabilities[DemandForecasts].forecast(self.pipeline.state))
             yield self._measure_hour(float(np.median(ticks)), float(np.median(saves)))
 
-    def _measure_hour(self, tick_ms: float, save_ms: float) -> Hour:
+    def _measure_hour(self, tick_ms: float, save_ms: float) -> HourUse:
         gc.collect()
         jobs = self.pipeline.state.jobs
-        return Hour(_read_rss_mib(), tick_ms, save_ms, len(jobs.attempts), len(jobs.resting), len(gc.get_objects()))
+        return HourUse(_read_rss_mib(), tick_ms, save_ms, len(jobs.attempts), len(jobs.resting), len(gc.get_objects()))
 
-    def _scrape(self) -> None:
+    def _ingest_scrape(self) -> None:
         now_ms = self.clock.now_ms()
         noise = self._rng.standard_normal(997)  # drawn few, used in turns: drawing would take longer than the pipeline
         values = self._usual * (1 + 0.005 * np.resize(noise, self._usual.size))
         values[self._exact] = self._usual[self._exact]
         up = np.tile([1.0, float(GPUS_PER_NODE)], self.nodes)
-        batches = (_batch(self._gpu, values, now_ms), _batch(self._node, up, now_ms))
-        self.pipeline.take(Batch(samples=batches))
+        batches = (_make_batch(self._gpu, values, now_ms), _make_batch(self._node, up, now_ms))
+        self.pipeline.apply_batch(Batch(samples=batches))
         self.taken += sum(len(batch) for batch in batches)
         assert self.pipeline.state.counts.samples == self.taken, "samples were not taken"
 
-    def _send(self, events: Sequence[JobEvent]) -> None:
+    def _ingest_events(self, events: Sequence[JobEvent]) -> None:
         before = self.pipeline.state.counts.events
-        self.pipeline.take(Batch(events=tuple(events)))
+        self.pipeline.apply_batch(Batch(events=tuple(events)))
         assert self.pipeline.state.counts.events - before == len(events), "events were not taken"
 
-    def _tick(self) -> float:
-        took_ms = _ms(lambda: asyncio.run(self.pipeline.tick()))
+    def _measure_tick(self) -> float:
+        took_ms = _measure_ms(lambda: asyncio.run(self.pipeline.tick()))
         board = self._reader.latest()
         assert board is not None
         assert board.as_of_ms == self.clock.now_ms()
@@ -179,11 +179,16 @@ class JobMill:
         self._ends: list[tuple[int, str, tuple[int, ...]]] = []
         self._made = 0
 
-    def minute(self, now_ms: int) -> list[JobEvent]:
+    def make_minute_events(self, now_ms: int) -> list[JobEvent]:
         """Return the events of the next minute, in order."""
-        return [*self._end(now_ms), *self._submit(now_ms), *self._start(now_ms), *self._step(now_ms)]
+        return [
+            *self._end_jobs(now_ms),
+            *self._submit_jobs(now_ms),
+            *self._start_jobs(now_ms),
+            *self._report_steps(now_ms),
+        ]
 
-    def _end(self, now_ms: int) -> Iterator[JobEvent]:
+    def _end_jobs(self, now_ms: int) -> Iterator[JobEvent]:
         while self._ends and self._ends[0][0] <= now_ms:
             _, job, nodes = heapq.heappop(self._ends)
             self._free.extend(nodes)
@@ -193,7 +198,7 @@ class JobMill:
             else:
                 yield Finished(job=job, sequence=sequence, time_ms=now_ms)
 
-    def _submit(self, now_ms: int) -> Iterator[JobEvent]:
+    def _submit_jobs(self, now_ms: int) -> Iterator[JobEvent]:
         """Submit as many jobs as can run soon, and a few more that wait."""
         while sum(gang for _, gang in self._waiting) < len(self._free) + 8:
             job, gang = f"job{self._made}", int(self._rng.choice(GANGS))
@@ -210,17 +215,17 @@ class JobMill:
                 queue=f"q{self._made % 5}",
             )
 
-    def _start(self, now_ms: int) -> Iterator[JobEvent]:
+    def _start_jobs(self, now_ms: int) -> Iterator[JobEvent]:
         while self._waiting and self._waiting[0][1] <= len(self._free):
             job, gang = self._waiting.popleft()
             nodes = tuple(self._free.popleft() for _ in range(gang))
             self.running[job] = 1
             heapq.heappush(self._ends, (now_ms + round(1000 * self._rng.uniform(1800, 4 * 3600)), job, nodes))
             gpus = tuple(range(GPUS_PER_NODE))
-            ranks = tuple(RankPlacement(rank, _name(node), gpus) for rank, node in enumerate(nodes))
+            ranks = tuple(RankPlacement(rank, _format_node(node), gpus) for rank, node in enumerate(nodes))
             yield Started(job=job, sequence=1, time_ms=now_ms, ranks=ranks)
 
-    def _step(self, now_ms: int) -> Iterator[JobEvent]:
+    def _report_steps(self, now_ms: int) -> Iterator[JobEvent]:
         for job, sequence in self.running.items():
             self.running[job] = sequence + 1
             yield Step(job=job, sequence=sequence + 1, time_ms=now_ms, step=sequence, duration_s=2.0)
@@ -229,22 +234,22 @@ class JobMill:
 Columns = tuple[EntityKind, "np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]
 
 
-def _columns(kind: EntityKind, metrics: Sequence[str], rows: Sequence[int]) -> Columns:
+def _make_columns(kind: EntityKind, metrics: Sequence[str], rows: Sequence[int]) -> Columns:
     """Return the kind, and the (sample,) metric and entity columns of all pages in a row."""
     numbers = np.array([find_metric_row(kind, name) for name in metrics], np.int16)
     return kind, np.tile(numbers, len(rows)), np.repeat(np.array(rows, np.int32), len(metrics))
 
 
-def _batch(columns: Columns, values: "np.ndarray[Any, Any]", now_ms: int) -> SampleBatch:
+def _make_batch(columns: Columns, values: "np.ndarray[Any, Any]", now_ms: int) -> SampleBatch:
     kind, metric, entity = columns
     return SampleBatch(kind, metric, entity, np.full(len(metric), now_ms, np.int64), values)
 
 
-def _name(node: int) -> str:
+def _format_node(node: int) -> str:
     return f"n{node:05d}"
 
 
-def _ms(work: Any) -> float:
+def _measure_ms(work: Any) -> float:
     began = time.perf_counter()
     work()
     return (time.perf_counter() - began) * 1000

@@ -15,7 +15,7 @@ from typing import Any
 
 import tomli_w
 
-from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.case import fits_memory, make_record
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.service import read_cpu_s, write_topology
 from fleetcast.benchmarks.ticks.snapshot import make_old_site
@@ -34,26 +34,26 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             continue
         with tempfile.TemporaryDirectory() as folder:
             fleet = make_old_site(gpus, Path(folder))
-            leave(fleet)
+            save_earlier_state(fleet)
             now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.running())
             del fleet
-            starts = [first_board(Path(folder), now_ms, gpus, jobs) for _ in range(1 + REPEATS)][1:]
+            starts = [measure_first_board(Path(folder), now_ms, gpus, jobs) for _ in range(1 + REPEATS)][1:]
             values = [took_s for took_s, _ in starts]
             cpu_s = min(starts)[1]
-            yield record("start", "process to first board, snapshot", {"gpus": gpus}, values, "s", cpu_s=cpu_s)
+            yield make_record("start", "process to first board, snapshot", {"gpus": gpus}, values, "s", cpu_s=cpu_s)
 
 
-def leave(fleet: BusyFleet) -> None:
+def save_earlier_state(fleet: BusyFleet) -> None:
     """Write the files that an earlier process would have left on disk."""
-    fleet.tick()
+    fleet.run_tick()
     asyncio.run(fleet.pipeline.save())
     for _ in range(MINUTES):
         for _ in range(4):
-            fleet.scrape()
+            fleet.ingest_scrape()
         asyncio.run(fleet.pipeline.save())
 
 
-def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
+def measure_first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
     """Return the wall and CPU seconds from the start of a process to its first board.
 
     Asserts that the board knows the running jobs.
@@ -67,7 +67,7 @@ def first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float,
     process = ChildProcess("the pipeline", command)
     try:
         while (board := reader.latest()) is None or board.sequence == sequence:
-            process.check(unless="no first board in time" if time.monotonic() - began > PATIENCE_S else "")
+            process.check_running(unless="no first board in time" if time.monotonic() - began > PATIENCE_S else "")
             time.sleep(0.005)
         took_s, cpu_s = time.monotonic() - began, read_cpu_s(process.pid)
     finally:

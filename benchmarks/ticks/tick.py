@@ -65,9 +65,9 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             with tempfile.TemporaryDirectory() as folder:
                 fleet = BusyFleet(gpus, Path(folder), jobs)
                 if case == SILENT:
-                    fleet.silence(SILENT_SHARE)
+                    fleet.silence_nodes(SILENT_SHARE)
                 with configure_garbage_collector():
-                    yield measure("tick", case, {"gpus": gpus}, fleet.tick, "ms")
+                    yield measure("tick", case, {"gpus": gpus}, fleet.run_tick, "ms")
 
 
 class BusyFleet:
@@ -80,37 +80,37 @@ class BusyFleet:
         """
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
-        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, topology_of(self.nodes), no_sources)
+        self.pipeline = Pipeline(Config(state=str(folder)), self.clock, make_topology(self.nodes), make_no_sources)
         self.reader = BoardReader(folder / "board")
         self._rng = np.random.default_rng(1)
         entities = self.pipeline.state.entities
-        self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
-        self.pipeline.take(Batch(events=tuple((jobs or gangs)(self.nodes, T0))))
+        self._rows = {kind: add_entities(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
+        self.pipeline.apply_batch(Batch(events=tuple((jobs or make_gang_events)(self.nodes, T0))))
         self._may_flag = False
         for _ in range(SCRAPES):
-            self.scrape()
+            self.ingest_scrape()
 
-    def scrape(self) -> None:
+    def ingest_scrape(self) -> None:
         """Ingest one scrape of all GPUs and ports, and advance the clock by 15 s."""
         now_ms = self.clock.now_ms()
-        self.pipeline.take(
+        self.pipeline.apply_batch(
             Batch(samples=tuple(make_scrape(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()))
         )
         self.clock.advance(15)
 
-    def silence(self, share: float) -> None:
+    def silence_nodes(self, share: float) -> None:
         """Stop the scrapes of the first nodes (a share), and tick until the pipeline has flagged them."""
         self._may_flag = True
         silent = round(share * self.nodes) * GPUS_PER_NODE
         self._rows = {kind: rows[silent:] for kind, rows in self._rows.items()}
         for _ in range(SILENT_SCRAPES):
-            self.scrape()
-            self.tick()
+            self.ingest_scrape()
+            self.run_tick()
         board = self.reader.latest()
         assert board is not None
         assert board.array("node.flagged").sum() == silent // GPUS_PER_NODE, "the silent nodes are not flagged"
 
-    def tick(self) -> int:
+    def run_tick(self) -> int:
         """Run one tick. Returns the number of nodes on the published board."""
         self.clock.advance(1)
         asyncio.run(self.pipeline.tick())
@@ -121,15 +121,15 @@ class BusyFleet:
         return len(board.names("names.node"))
 
 
-def no_sources(entities: Entities) -> Sequence[MemorySource]:
+def make_no_sources(entities: Entities) -> Sequence[MemorySource]:
     return []
 
 
-def rows_of(entities: Entities, kind: EntityKind, nodes: int) -> NDArray[np.int32]:
+def add_entities(entities: Entities, kind: EntityKind, nodes: int) -> NDArray[np.int32]:
     """Return (entity,) int32, the rows of eight GPUs or eight ports on each node. Adds missing entities."""
     units = [(f"mlx5_{unit}", 1) if kind is EntityKind.PORT else (unit,) for unit in range(GPUS_PER_NODE)]
     names = [f"n{node:05d}" for node in range(nodes)]
-    return np.array([entities.of_node(kind, name, *unit) for name in names for unit in units], np.int32)
+    return np.array([entities.add_to_node(kind, name, *unit) for name in names for unit in units], np.int32)
 
 
 def make_scrape(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.random.Generator) -> SampleBatch:
@@ -148,7 +148,7 @@ def make_scrape(kind: EntityKind, rows: NDArray[np.int32], now_ms: int, rng: np.
     )
 
 
-def topology_of(nodes: int) -> Topology:
+def make_topology(nodes: int) -> Topology:
     return Topology.build(
         [
             NodeSpec(f"n{node:05d}", gpus=GPUS_PER_NODE, gpu_model="H100", domains={Level.RACK: f"r{node // 16}"})
@@ -157,7 +157,7 @@ def topology_of(nodes: int) -> Topology:
     )
 
 
-def gangs(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+def make_gang_events(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield the events of gangs on whole nodes that fill the fleet. They started a quarter of an hour ago."""
     began_ms = now_ms - 900_000
     rng = np.random.default_rng(2)
@@ -195,8 +195,8 @@ def _make_single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[i
 
 SILENT = "extract, score, publish; 40 % of the nodes silent"
 CASES: dict[str, Callable[[int, int], Iterator[JobEvent]]] = {
-    "extract, score, publish": gangs,
-    SILENT: gangs,
+    "extract, score, publish": make_gang_events,
+    SILENT: make_gang_events,
     "extract, score, publish; a job on each node": make_job_per_node,
     "extract, score, publish; a job on each GPU": make_job_per_gpu,
 }

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.case import fits_memory, make_record
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.service import START_S, find_free_port, read_cpu_s, write_topology
-from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, gangs, make_scrape, rows_of
+from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, add_entities, make_gang_events, make_scrape
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind, SampleBatch
@@ -54,15 +54,23 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
             continue
         fleet = {"gpus": gpus}
         with tempfile.TemporaryDirectory() as name, UrgentSite(Path(name), gpus) as site:
-            yield record("urgent", "start to a whole board", fleet, [site.start_s], "s", cpu_s=site.cpu_s())
-            began, before = time.monotonic(), site.cpu_s()
-            for way, trials_ms in (("event", site.drains()), ("scrape", site.xids())):
+            yield make_record(
+                "urgent", "start to a whole board", fleet, [site.start_s], "s", cpu_s=site.read_pipeline_cpu_s()
+            )
+            began, before = time.monotonic(), site.read_pipeline_cpu_s()
+            for way, trials_ms in (("event", site.measure_drains_ms()), ("scrape", site.measure_xids_ms())):
                 size = {"gpus": gpus, "signals": len(trials_ms)}
                 for what, value in (("median", statistics.median(trials_ms)), ("worst", max(trials_ms))):
-                    yield record("urgent", f"{way} to answer, {what}", size, [value], "ms", cpu_s=site.cpu_s())
-            used_s, took_s = site.cpu_s() - before, time.monotonic() - began
-            yield record("urgent", "CPU of the pipeline", fleet, [1000 * used_s / took_s], "ms/s of time", cpu_s=used_s)
-            yield record("urgent", "memory of the pipeline", fleet, [site.read_resident_mib()], "MiB", cpu_s=used_s)
+                    yield make_record(
+                        "urgent", f"{way} to answer, {what}", size, [value], "ms", cpu_s=site.read_pipeline_cpu_s()
+                    )
+            used_s, took_s = site.read_pipeline_cpu_s() - before, time.monotonic() - began
+            yield make_record(
+                "urgent", "CPU of the pipeline", fleet, [1000 * used_s / took_s], "ms/s of time", cpu_s=used_s
+            )
+            yield make_record(
+                "urgent", "memory of the pipeline", fleet, [site.read_resident_mib()], "MiB", cpu_s=used_s
+            )
 
 
 class FleetFeed(Source):
@@ -73,14 +81,14 @@ class FleetFeed(Source):
     def __init__(self, entities: Entities, clock: Clock, options: dict[str, Any]) -> None:
         self._clock = clock
         self._nodes = max(1, int(options["gpus"]) // GPUS_PER_NODE)
-        self._rows = {kind: rows_of(entities, kind, self._nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
+        self._rows = {kind: add_entities(entities, kind, self._nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
         self._rng = np.random.default_rng(1)
         self._next = -SLICES - 1
 
     async def next(self) -> Batch:
         self._next += 1
         if self._next == -SLICES:
-            return Batch(events=tuple(gangs(self._nodes, self._clock.now_ms())))
+            return Batch(events=tuple(make_gang_events(self._nodes, self._clock.now_ms())))
         await asyncio.sleep(INTERVAL_S / SLICES if self._next > 0 else 0.0)
         return Batch(samples=tuple(self._scrape_slice(kind, self._next % SLICES) for kind in self._rows))
 
@@ -116,7 +124,7 @@ class Exporters:
 
             def do_GET(self) -> None:
                 node = self.path.split("/")[1]
-                body = exporters.page(node)
+                body = exporters.make_page(node)
                 self.send_response(200)
                 self.send_header("content-length", str(len(body)))
                 self.end_headers()
@@ -133,7 +141,7 @@ class Exporters:
         self.nodes = [f"u{number:03d}" for number in range(NODES_WITH_XID)]
         self.urls = [f"http://127.0.0.1:{self._server.server_port}/{node}/metrics" for node in self.nodes]
 
-    def page(self, node: str) -> bytes:
+    def make_page(self, node: str) -> bytes:
         lines = []
         for gpu in range(GPUS_PER_NODE):
             labels = f'{{gpu="{gpu}",UUID="GPU-{node}-{gpu}",Hostname="{node}"}}'
@@ -195,7 +203,7 @@ class UrgentSite:
             except OSError:
                 return False
 
-    def drains(self) -> list[float]:
+    def measure_drains_ms(self) -> list[float]:
         """Return the milliseconds from each drain event to an answer that shows it.
 
         The events are sent at random moments of a tick.
@@ -209,12 +217,14 @@ class UrgentSite:
                 event = {"node": node, "source": "bench", "sequence": number, "time_ms": 0, "type": "drain"}
                 event["time_ms"] = time.time_ns() // 1_000_000
                 began = time.monotonic()
-                self._ask("POST", "/v1/events", json.dumps(event).encode())
-                self._until(f"drain of {node}", PATIENCE_S, partial(self._is_in_answer, node, b'"state":"drained"'))
+                self._send_request("POST", "/v1/events", json.dumps(event).encode())
+                self._wait_until(
+                    f"drain of {node}", PATIENCE_S, partial(self._is_in_answer, node, b'"state":"drained"')
+                )
                 took.append((time.monotonic() - began) * 1000)
         return took
 
-    def xids(self) -> list[float]:
+    def measure_xids_ms(self) -> list[float]:
         """Return the milliseconds from the first XID on each exporter's page to an answer that shows it."""
         exporters, took = self._exporters, {}
 
@@ -227,38 +237,38 @@ class UrgentSite:
         with self._wait_for_ticks():
             time.sleep(INTERVAL_S)  # every page was read once without an XID: an old one is no news
             exporters.code = 79
-            self._until("all XIDs", PATIENCE_S, is_visible)
+            self._wait_until("all XIDs", PATIENCE_S, is_visible)
         return list(took.values())
 
     @contextmanager
     def _wait_for_ticks(self) -> Iterator[None]:
         """Wait at the end of the context until TICKS ticks have passed since its beginning."""
-        before = self._ticks()
+        before = self._fetch_tick_count()
         yield
-        self._until("ticks", PATIENCE_S, lambda: self._ticks() >= before + TICKS)
+        self._wait_until("ticks", PATIENCE_S, lambda: self._fetch_tick_count() >= before + TICKS)
 
-    def _ticks(self) -> int:
-        return int(json.loads(self._ask("GET", "/v1/ingestion"))["ticks"])
+    def _fetch_tick_count(self) -> int:
+        return int(json.loads(self._send_request("GET", "/v1/ingestion"))["ticks"])
 
     def _is_in_answer(self, node: str, what: bytes) -> bool:
-        return what in self._ask("GET", f"/v1/nodes/{node}")
+        return what in self._send_request("GET", f"/v1/nodes/{node}")
 
-    def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
+    def _send_request(self, method: str, path: str, body: bytes | None = None) -> bytes:
         self._client.request(method, path, body, {"content-type": "application/json"} if body else {})
         response = self._client.getresponse()
         answer = response.read()
         assert response.status in (200, 202), f"{path}: {response.status} {answer[:200]!r}"
         return answer
 
-    def _until(self, what: str, patience_s: float, holds: Callable[[], bool]) -> None:
+    def _wait_until(self, what: str, patience_s: float, holds: Callable[[], bool]) -> None:
         deadline = time.monotonic() + patience_s
         while not holds():
             late = f"{what}: not within {patience_s:.0f} s" if time.monotonic() > deadline else ""
             for process in self._processes:
-                process.check(unless=late)
+                process.check_running(unless=late)
             time.sleep(POLL_S)
 
-    def cpu_s(self) -> float:
+    def read_pipeline_cpu_s(self) -> float:
         return read_cpu_s(self._processes[0].pid)
 
     def read_resident_mib(self) -> float:
@@ -271,17 +281,17 @@ class UrgentSite:
         try:
             for name in ("pipeline", "api"):
                 self._processes.append(self._start_role(name))
-            self._until("a first board", self._patience_s, self._is_whole)
+            self._wait_until("a first board", self._patience_s, self._is_whole)
             self.start_s = time.monotonic() - began
         except BaseException:
-            self._end()
+            self._stop_processes()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._end()
+        self._stop_processes()
 
-    def _end(self) -> None:
+    def _stop_processes(self) -> None:
         self._client.close()
         for process in self._processes:
             process.stop()

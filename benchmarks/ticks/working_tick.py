@@ -30,9 +30,9 @@ from unittest import mock
 
 import numpy as np
 
-from fleetcast.benchmarks.kit.case import fits_memory, record
+from fleetcast.benchmarks.kit.case import fits_memory, make_record
 from fleetcast.benchmarks.kit.collector import configure_garbage_collector
-from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, make_scrape, no_sources, rows_of
+from fleetcast.benchmarks.ticks.tick import BYTES_PER_GPU, GPUS_PER_NODE, T0, add_entities, make_no_sources, make_scrape
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Started, Step, StepParts, Submitted
 from fleetcast.fleet.metrics import METRICS
@@ -42,7 +42,7 @@ from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.source import Batch
 from fleetcast.models.risk import local, score
 from fleetcast.models.risk.watch import FleetWatch
-from fleetcast.models.stragglers.gang import GangMemory
+from fleetcast.models.stragglers.gang import GangMemberCache
 from fleetcast.service.board.board import BoardReader, BoardWriter
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline import pipeline, tick_inputs
@@ -50,7 +50,7 @@ from fleetcast.service.pipeline.capabilities import Capabilities
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.fleet_scores import FleetScores
 from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
-from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.run_times import forecasts as run_forecasts
 from fleetcast.service.pipeline.state import FleetState
 
@@ -73,14 +73,14 @@ PARTS: dict[str, tuple[ModuleType | type, tuple[str, ...]]] = {
     "score": (FleetWatch, ("local", "score")),
     "  signals": (local, ("_gpu_view", "_gpu_signals", "_node_signals")),
     "  ports": (local, ("_port_signals",)),
-    "  members": (GangMemory, ("of",)),
+    "  members": (GangMemberCache, ("of",)),
     "  gangs": (score, ("_joined", "gang_signals")),
     "  node events": (score, ("event_signals",)),
     "  node risk": (score, ("score_nodes",)),
     "  steps": (score, ("find_stragglers",)),
     "publish": (FleetScores, ("sections",)),
     "peaks": (run_forecasts, ("peak_sections",)),
-    "co-runs": (Sharing, ("sections",)),
+    "co-runs": (InterferenceLearner, ("sections",)),
     "metrics": (Capabilities, ("page",)),
     "demand": (DemandForecasts, ("sections",)),
     "copies": (FleetState, ("event_view",)),
@@ -96,28 +96,30 @@ class Stopwatch:
         self.seconds: dict[str, float] = defaultdict(float)
 
     @contextlib.contextmanager
-    def of(self, part: str) -> Iterator[None]:
+    def time_part(self, part: str) -> Iterator[None]:
         began = time.thread_time()
         try:
             yield
         finally:
             self.seconds[part] += time.thread_time() - began
 
-    def around(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap_with_timer(self, part: str, work: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(work)
-        def timed(*arguments: Any, **more: Any) -> Any:
-            with self.of(part):
+        def run_timed(*arguments: Any, **more: Any) -> Any:
+            with self.time_part(part):
                 return work(*arguments, **more)
 
-        return timed
+        return run_timed
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def time_all_parts(self) -> Iterator[None]:
         """Time every part of PARTS while the context is open."""
         with contextlib.ExitStack() as stack:
             for part, (owner, names) in PARTS.items():
                 for name in names:
-                    stack.enter_context(mock.patch.object(owner, name, self.around(part, getattr(owner, name))))
+                    stack.enter_context(
+                        mock.patch.object(owner, name, self.wrap_with_timer(part, getattr(owner, name)))
+                    )
             yield
 
 
@@ -139,10 +141,10 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Measure a fleet of each size in GPUs. Sizes that do not fit the memory are left out."""
     for gpus in sizes:
         if fits_memory(gpus, BYTES_PER_GPU):
-            yield measured(Size(gpus))
+            yield measure_fleet(Size(gpus))
 
 
-def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
+def measure_fleet(size: Size, ticks: int = TICKS) -> dict[str, Any]:
     """Measure a fleet, and return its record.
 
     `value`: CPU milliseconds of the median tick. `parts`: the same for each part.
@@ -156,11 +158,11 @@ def measured(size: Size, ticks: int = TICKS) -> dict[str, Any]:
     models = parts["score"] + parts["co-runs"] + parts["fingerprints"]
     middle = statistics.median(totals)
     about = {"gpus": size.gpus, "jobs": fleet.jobs, "ranks": size.ranks}
-    return record("working_tick", "tick, CPU", about, totals, "ms", cpu_s=middle / 1000) | {
+    return make_record("working_tick", "tick, CPU", about, totals, "ms", cpu_s=middle / 1000) | {
         "value": middle,
         "parts": {name.strip(): round(ms, 2) for name, ms in parts.items()},
         "risk_models_ms": round(models, 2),
-        "events_per_s": round(fleet.events_per_s()),
+        "events_per_s": round(fleet.compute_event_rate()),
     }
 
 
@@ -170,28 +172,30 @@ class WorkingFleet:
     def __init__(self, size: Size, folder: Path) -> None:
         self.nodes = max(4, size.gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
-        self.pipeline = pipeline.Pipeline(Config(state=str(folder)), self.clock, domains_of(self.nodes), no_sources)
+        self.pipeline = pipeline.Pipeline(
+            Config(state=str(folder)), self.clock, make_domain_topology(self.nodes), make_no_sources
+        )
         self.reader = BoardReader(folder / "board")
         self.watch = Stopwatch()
         self.sent, self.folding_s = 0, 0.0
         self._size, self._rng = size, np.random.default_rng(1)
         entities = self.pipeline.state.entities
-        self._rows = {kind: rows_of(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
-        self._jobs = [WorkingJob(*at, self._size) for at in enumerate(placements(self.nodes))]
+        self._rows = {kind: add_entities(entities, kind, self.nodes) for kind in (EntityKind.GPU, EntityKind.PORT)}
+        self._jobs = [WorkingJob(*at, self._size) for at in enumerate(make_placements(self.nodes))]
         self.jobs = len(self._jobs)
-        self.pipeline.take(Batch(events=tuple(event for job in self._jobs for event in job.begin())))
-        self.pipeline.take(Batch(node_events=tuple(faults(self.nodes))))
+        self.pipeline.apply_batch(Batch(events=tuple(event for job in self._jobs for event in job.make_first_events())))
+        self.pipeline.apply_batch(Batch(node_events=tuple(make_faults(self.nodes))))
         for _ in range(size.scrapes):
-            self.scrape()
+            self.ingest_scrape()
 
-    def scrape(self) -> None:
+    def ingest_scrape(self) -> None:
         """Ingest one scrape of all GPUs, ports and nodes, and advance the clock by SCRAPE_S."""
         now_ms = self.clock.now_ms()
         samples = [make_scrape(kind, rows, now_ms, self._rng) for kind, rows in self._rows.items()]
-        self.pipeline.take(Batch(samples=(*samples, make_node_samples(self.nodes, now_ms))))
+        self.pipeline.apply_batch(Batch(samples=(*samples, make_node_samples(self.nodes, now_ms))))
         self.clock.advance(SCRAPE_S)
 
-    def tick(self) -> None:
+    def run_tick(self) -> None:
         """Run one tick. Asserts that it flags no node."""
         asyncio.run(self.pipeline.tick())
         board = self.reader.latest()
@@ -202,12 +206,12 @@ class WorkingFleet:
     def measure_tick(self) -> dict[str, float]:
         """Return part → CPU milliseconds of a tick, of its parts, and of the work outside it."""
         self.watch.seconds.clear()
-        with self.watch.of("samples"):
-            self.scrape()
+        with self.watch.time_part("samples"):
+            self.ingest_scrape()
         self._send_steps(self.clock.now_ms())
         began = time.process_time()
-        with self.watch.watching():
-            self.tick()
+        with self.watch.time_all_parts():
+            self.run_tick()
         tick_s = time.process_time() - began
         asyncio.run(self._renew_fingerprints())
         began = time.process_time()
@@ -215,21 +219,21 @@ class WorkingFleet:
         self.watch.seconds["snapshot"] = time.process_time() - began
         return {name: 1000 * self.watch.seconds.get(name, 0.0) for name in (*PARTS, *BESIDE)} | {"tick": 1000 * tick_s}
 
-    def events_per_s(self) -> float:
+    def compute_event_rate(self) -> float:
         """Return how many events are applied to the tables per second of CPU time."""
         return self.sent / self.folding_s
 
     def _send_steps(self, now_ms: int) -> None:
         """Ingest the events of all jobs since the last tick."""
-        events = tuple(event for job in self._jobs for event in job.until(now_ms))
+        events = tuple(event for job in self._jobs for event in job.make_events_until(now_ms))
         before = self.watch.seconds["events"]
-        with self.watch.of("events"):
-            self.pipeline.take(Batch(events=events))
+        with self.watch.time_part("events"):
+            self.pipeline.apply_batch(Batch(events=events))
         self.sent, self.folding_s = self.sent + len(events), self.folding_s + self.watch.seconds["events"] - before
 
     async def _renew_fingerprints(self) -> None:
         began = time.process_time()
-        await self.pipeline.capabilities[Fingerprints].renew(self.pipeline.state)
+        await self.pipeline.capabilities[Fingerprints].run_pass(self.pipeline.state)
         self.watch.seconds["fingerprints"] += time.process_time() - began
 
 
@@ -247,7 +251,7 @@ class WorkingJob:
         self._time_ms = T0 - round(STEPS_BEFORE * self._step_s * 1000)
         self._ranks = len(place) * size.ranks
 
-    def begin(self) -> Iterator[JobEvent]:
+    def make_first_events(self) -> Iterator[JobEvent]:
         """Yield the job's start, and its steps until T0."""
         start_ms, gpus = self._time_ms, len(self.place[0].gpus)
         yield Submitted(
@@ -260,25 +264,25 @@ class WorkingJob:
             name=self.name,
         )
         yield Started(job=self.name, sequence=1, time_ms=start_ms, ranks=self.place)
-        yield from self.until(T0)
+        yield from self.make_events_until(T0)
 
-    def until(self, now_ms: int) -> Iterator[JobEvent]:
+    def make_events_until(self, now_ms: int) -> Iterator[JobEvent]:
         """Yield the job's events from the last one until `now_ms`."""
         while self._time_ms + self._step_s * 1000 <= now_ms:
             before_ms = self._time_ms
             seconds = self._step_s * float(np.exp(self._noise * self._rng.standard_normal()))
             self._time_ms += round(seconds * 1000)
-            yield from self._steps(seconds)
-            yield from self._pauses(before_ms)
+            yield from self._make_steps(seconds)
+            yield from self._make_due_pause(before_ms)
 
-    def _steps(self, seconds: float) -> Iterator[Step]:
+    def _make_steps(self, seconds: float) -> Iterator[Step]:
         self._step += 1
         compute = seconds * (0.7 + 0.005 * self._rng.standard_normal(self._ranks))
         for rank in range(self._ranks):
             parts = StepParts(compute=float(compute[rank]), communication=float(seconds - compute[rank]))
             yield Step(
                 job=self.name,
-                sequence=self._next(),
+                sequence=self._take_sequence(),
                 time_ms=self._time_ms,
                 step=self._step,
                 duration_s=seconds,
@@ -288,24 +292,26 @@ class WorkingJob:
                 sequence_length=4096.0,
             )
 
-    def _pauses(self, before_ms: int) -> Iterator[JobEvent]:
+    def _make_due_pause(self, before_ms: int) -> Iterator[JobEvent]:
         """Yield the events of a checkpoint or an evaluation, if one is due since `before_ms`."""
         began_ms = self._time_ms
         if began_ms // (CHECKPOINT_S * 1000) > before_ms // (CHECKPOINT_S * 1000):
-            yield Checkpoint(job=self.name, sequence=self._next(), time_ms=began_ms, edge="begin", bytes=10**11)
+            yield Checkpoint(
+                job=self.name, sequence=self._take_sequence(), time_ms=began_ms, edge="begin", bytes=10**11
+            )
             self._time_ms += PAUSE_S * 1000
-            yield Checkpoint(job=self.name, sequence=self._next(), time_ms=self._time_ms, edge="end")
+            yield Checkpoint(job=self.name, sequence=self._take_sequence(), time_ms=self._time_ms, edge="end")
         elif began_ms // (EVALUATION_S * 1000) > before_ms // (EVALUATION_S * 1000):
-            yield Phase(job=self.name, sequence=self._next(), time_ms=began_ms, name="evaluation")
+            yield Phase(job=self.name, sequence=self._take_sequence(), time_ms=began_ms, name="evaluation")
             self._time_ms += PAUSE_S * 1000
-            yield Phase(job=self.name, sequence=self._next(), time_ms=self._time_ms, name="steady")
+            yield Phase(job=self.name, sequence=self._take_sequence(), time_ms=self._time_ms, name="steady")
 
-    def _next(self) -> int:
+    def _take_sequence(self) -> int:
         self._sequence += 1
         return self._sequence
 
 
-def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
+def make_placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
     """Yield the placement of each job: gangs on whole nodes, then pairs of jobs on the last nodes.
 
     The jobs of a pair share GPUs of one node, or each of them has half of the GPUs of the same two
@@ -329,7 +335,7 @@ def placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
                 yield (RankPlacement(0, name, low),)
 
 
-def faults(nodes: int) -> Iterator[NodeEvent]:
+def make_faults(nodes: int) -> Iterator[NodeEvent]:
     """Yield the health events of every tenth node: a fault that has ended.
 
     It still raises the node's hazard.
@@ -348,7 +354,7 @@ def faults(nodes: int) -> Iterator[NodeEvent]:
             )
 
 
-def domains_of(nodes: int) -> Topology:
+def make_domain_topology(nodes: int) -> Topology:
     """Make a topology: racks of 16 nodes, power domains of four racks, and rail groups of 32 nodes."""
     return Topology.build(
         [
@@ -395,16 +401,16 @@ def main() -> None:
     parser.add_argument("--ticks", type=int, default=TICKS, help="ticks that are measured [%(default)s]")
     parser.add_argument("--json", metavar="FILE", help="write the whole record here; - is stdout")
     asked = parser.parse_args()
-    line = measured(Size(asked.gpus, asked.ranks, asked.step_s, asked.scrapes), asked.ticks)
+    line = measure_fleet(Size(asked.gpus, asked.ranks, asked.step_s, asked.scrapes), asked.ticks)
     if asked.json == "-":
         json.dump(line, sys.stdout, indent=1)
         return
     if asked.json:
         Path(asked.json).write_text(json.dumps(line, indent=1), encoding="utf-8")
-    print(table(line))
+    print(format_table(line))
 
 
-def table(line: dict[str, Any]) -> str:
+def format_table(line: dict[str, Any]) -> str:
     """Format the record as a table for people."""
     names = {name.strip(): name for name in (*PARTS, *BESIDE)}
     rows = [f"{names[name]:<16}{ms:>9.1f} ms" for name, ms in line["parts"].items()]

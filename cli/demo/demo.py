@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fleetcast.cli.demo.guards import fresh, refuse_taken_ports, refuse_unknown_token
+from fleetcast.cli.demo.guards import lock_empty_folder, refuse_taken_ports, refuse_unknown_token
 from fleetcast.cli.demo.monitor import DemoRun
 from fleetcast.cli.demo.processes import (
     DemoOptions,
@@ -62,7 +62,7 @@ def demo(
         raise typer.BadParameter(f"{input!r}: must be trace or h100", param_hint="--input")
     check_outputs(Path(json_path) if json_path is not None else None)
     options = DemoOptions(seconds, seed, speed, at, input, faults, port, folder, story, worth, kafka)
-    report, problems = asyncio.run(_run(options))
+    report, problems = asyncio.run(_run_demo(options))
     if json_path is not None:
         text = json.dumps(report, indent=2) + "\n"
         if json_path == "-":
@@ -74,7 +74,7 @@ def demo(
         raise typer.Exit(1)
 
 
-async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
+async def _run_demo(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -82,11 +82,11 @@ async def _run(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
     clock = make_demo_clock(options)
     refuse_taken_ports(options.port)
     refuse_unknown_token()
-    with fresh(options.folder) as folder, DemoScreen(options.port) as screen:
+    with lock_empty_folder(options.folder) as folder, DemoScreen(options.port) as screen:
         simulation = await spawn(folder, "simulation.log", make_simulation_command(options, folder, clock))
         service = None
         try:
-            screen.say("starting the simulated fleet")
+            screen.print_sentence("starting the simulated fleet")
             # The service starts while the simulation still plays its past: targets.txt is read once it is there.
             first = "queues.toml" if options.input == "trace" else "targets.txt"
             await wait_for_file(folder / first, simulation, folder / "simulation.log")

@@ -42,15 +42,15 @@ class FlagReason:
     sentence: str
 
     @property
-    def flags(self) -> bool:
+    def is_flagging(self) -> bool:
         """Whether the reason's rule asks for more than watching."""
         from fleetcast.models.risk.rules import BY_NAME
 
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
 
-    def shows(self, fault: Mapping[str, Any]) -> bool:
+    def shows_fault(self, fault: Mapping[str, Any]) -> bool:
         """Return whether this reason is about the fault's kind, and about its part or its whole node."""
-        if not self.flags or not self._matches_location(fault):
+        if not self.is_flagging or not self._matches_location(fault):
             return False
         if self.rule.startswith("xid_"):
             return XIDS.get(round(self.value)) == str(fault["kind"])
@@ -69,23 +69,25 @@ class FlagReason:
 def parse_flag_reasons(reasons: list[Mapping[str, Any]]) -> tuple[FlagReason, ...]:
     """Parse the `reasons` in an answer of `/v1/nodes/{node}`."""
     return tuple(
-        FlagReason(_rule_of(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
+        FlagReason(_find_rule(row["feature"], row["sentence"]), row["entity"], row["value"] or 0.0, row["sentence"])
         for row in reasons
     )
 
 
-def _rule_of(feature: str, sentence: str) -> str:
+def _find_rule(feature: str, sentence: str) -> str:
     """Return the name of a reason's rule, or "" if its sentence matches no rule.
 
-    >>> _rule_of("sm_clock_mhz", "GPU 3: SM clock 990 MHz, usual 1,980; power brake since 14:02 UTC")
+    >>> _find_rule("sm_clock_mhz", "GPU 3: SM clock 990 MHz, usual 1,980; power brake since 14:02 UTC")
     'power_brake'
     """
     from fleetcast.models.risk.rules import RULES
 
     said = re.sub(r"^(GPU|port) [^:]*: ", "", sentence)
-    return next((rule.name for rule in RULES if rule.feature == feature and _template(rule.says).fullmatch(said)), "")
+    return next(
+        (rule.name for rule in RULES if rule.feature == feature and _compile_template(rule.says).fullmatch(said)), ""
+    )
 
 
 @cache
-def _template(says: str) -> re.Pattern[str]:
+def _compile_template(says: str) -> re.Pattern[str]:
     return re.compile(re.sub(r"\\\{\w+\\\}", ".*", re.escape(says)))

@@ -10,7 +10,7 @@ from typing import BinaryIO
 import typer
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.process import TOKEN_VARIABLE, bearer
+from fleetcast.fleet.process import TOKEN_VARIABLE, make_token_headers
 
 
 def refuse_taken_ports(port: int) -> None:
@@ -18,11 +18,11 @@ def refuse_taken_ports(port: int) -> None:
 
     Otherwise the simulated fleet would send its jobs to another program.
     """
-    from fleetcast.service.config import Config, override
-    from fleetcast.service.start_checks import check_ports
+    from fleetcast.service.config import Config, override_config
+    from fleetcast.service.start_checks import check_ports_available
 
     try:
-        check_ports(override(Config(), api_port=port))
+        check_ports_available(override_config(Config(), api_port=port))
     except ConfigError as error:
         raise ConfigError(f"--port {port}: {error}") from None
 
@@ -33,10 +33,10 @@ def refuse_unknown_token() -> None:
     from fleetcast.service.http.problems import Problem
 
     access = load_access(LOOPBACK[0])
-    headers = [(name.lower().encode(), value.encode()) for name, value in bearer().items()]
+    headers = [(name.lower().encode(), value.encode()) for name, value in make_token_headers().items()]
     try:
         for scope in (Scope.READ, Scope.EVENTS, Scope.PLACE):
-            access.check("GET", headers, scope)
+            access.authorize("GET", headers, scope)
     except Problem as problem:
         raise ConfigError(
             f"tokens are set, so the demo needs one with the scope admin in {TOKEN_VARIABLE}: {problem}"
@@ -44,7 +44,7 @@ def refuse_unknown_token() -> None:
 
 
 @contextlib.contextmanager
-def fresh(folder: Path) -> Iterator[Path]:
+def lock_empty_folder(folder: Path) -> Iterator[Path]:
     """Yield an empty run folder, locked while the context is open.
 
     A folder that is not empty is emptied only if an earlier demo made it and no demo runs in it.
@@ -56,15 +56,15 @@ def fresh(folder: Path) -> Iterator[Path]:
         if any(folder.iterdir()) and not mark.exists():
             raise typer.BadParameter(f"{folder} is not empty and no earlier demo made it", param_hint="--folder")
         with mark.open("wb") as file:
-            _hold(file, folder)
+            _lock_file(file, folder)
             shutil.rmtree(folder)
     folder.mkdir(parents=True)
     with mark.open("wb") as file:
-        _hold(file, folder)
+        _lock_file(file, folder)
         yield folder.resolve()
 
 
-def _hold(file: BinaryIO, folder: Path) -> None:
+def _lock_file(file: BinaryIO, folder: Path) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

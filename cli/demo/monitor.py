@@ -12,10 +12,10 @@ import typer
 
 from fleetcast.cli.demo.evidence import parse_flag_reasons
 from fleetcast.cli.demo.processes import START_LIMIT_S, DemoOptions, report_death
-from fleetcast.cli.demo.report import Totals, Watch, false_nodes, is_flagged, judge_faults, verdict
+from fleetcast.cli.demo.report import FlagHistory, Totals, find_false_nodes, is_flagged, judge_faults, list_problems
 from fleetcast.cli.demo.screen import DemoScreen
 from fleetcast.cli.kit.screen import echo
-from fleetcast.fleet.process import bearer
+from fleetcast.fleet.process import make_token_headers
 
 POLL_S = 0.5
 WARM_UP_S = 3.0
@@ -24,9 +24,9 @@ ASKED = "demo-1"
 
 
 class DemoRun:
-    """The monitor of a demo.
+    """The monitor of a demo: it polls the API as any client would, and reports the results.
 
-    It polls the API as any client would, and compares with the simulator's own truth file.
+    The results are compared with the simulator's own truth file.
     """
 
     def __init__(self, options: DemoOptions, folder: Path, screen: DemoScreen, stop: asyncio.Event) -> None:
@@ -34,7 +34,7 @@ class DemoRun:
         self.folder = folder
         self.screen = screen
         self.stop = stop
-        self.watch = Watch()
+        self.watch = FlagHistory()
         self.totals = Totals()
         self.placements = {"placed": 0, "refused": 0, "queued": 0}
         self._cursor = 0
@@ -52,40 +52,40 @@ class DemoRun:
 
         base = f"http://127.0.0.1:{self.options.port}"
         timeout = aiohttp.ClientTimeout(total=10)
-        async with aiohttp.ClientSession(base, timeout=timeout, headers=bearer()) as session:
+        async with aiohttp.ClientSession(base, timeout=timeout, headers=make_token_headers()) as session:
             await self._wait_until_ready(session, simulation, service)
-            self.screen.say(self._read_simulation_status()["note"])
-            self.screen.ready()
+            self.screen.print_sentence(self._read_simulation_status()["note"])
+            self.screen.print_ready()
             began = time.monotonic()
             while not self.stop.is_set():
                 elapsed_s = time.monotonic() - began
                 if self.options.seconds is not None and elapsed_s >= self.options.seconds:
                     break
-                await self._poll(session)
+                await self._poll_api(session)
                 if self.options.input == "h100" and not self.placements["placed"]:
                     await self._place_on_idle_node(session)
-                self.screen.show(self._fleet, self._ingestion, self.placements, elapsed_s, self.options.seconds)
+                self.screen.show_status(self._fleet, self._ingestion, self.placements, elapsed_s, self.options.seconds)
                 await asyncio.sleep(POLL_S)
                 for process, name in ((simulation, "simulation"), (service, "service")):
                     if process.returncode is not None:
                         raise typer.Exit(report_death(name, process.returncode, self.folder))
             elapsed_s = time.monotonic() - began
-            self.screen.say("letting the last scrapes arrive")
+            self.screen.print_sentence("letting the last scrapes arrive")
             simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
             await self._wait_for_totals(session)
-            self._starts = (await _get(session, "/v1/queue") or {}).get("record") or {}
+            self._starts = (await _get_json(session, "/v1/queue") or {}).get("record") or {}
         if self.options.worth and self.options.input == "trace":
             self.stop.clear()
-            self.screen.say("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
-            self._worth = await self._compare()
-        return self._report(elapsed_s)
+            self.screen.print_sentence("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
+            self._worth = await self._simulate_day()
+        return self._make_report(elapsed_s)
 
     async def _wait_for_totals(self, session: Any) -> None:
-        """Poll the totals until every bad line that was written is counted, for at most SETTLED_BY_S."""
+        """Poll the totals until every injected bad record is counted, for at most SETTLED_BY_S."""
         until = time.monotonic() + SETTLED_BY_S
         while True:
             await asyncio.sleep(WARM_UP_S)
-            await self._poll(session)
+            await self._poll_api(session)
             if (
                 self.totals["bad_telemetry"] >= self._read_simulation_status()["bad_records_injected"]
                 or time.monotonic() > until
@@ -100,7 +100,7 @@ class DemoRun:
             for process, name in ((simulation, "simulation"), (service, "service")):
                 if process.returncode is not None:
                     raise typer.Exit(report_death(name, process.returncode, self.folder))
-            fleet = await _get(session, "/v1/fleet")
+            fleet = await _get_json(session, "/v1/fleet")
             if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_received():
                 return
             if time.monotonic() > deadline:
@@ -108,35 +108,35 @@ class DemoRun:
                 raise typer.Exit(1)
             await asyncio.sleep(POLL_S)
 
-    async def _poll(self, session: Any) -> None:
-        if ingestion := await _get(session, "/v1/ingestion"):
-            if self.totals.update(ingestion):
-                self.watch.restarted(int(ingestion["as_of_ms"]))
-                self.screen.say("the pipeline began anew")
+    async def _poll_api(self, session: Any) -> None:
+        if ingestion := await _get_json(session, "/v1/ingestion"):
+            if self.totals.record_answer(ingestion):
+                self.watch.record_restart(int(ingestion["as_of_ms"]))
+                self.screen.print_sentence("the pipeline began anew")
             self._ingestion = ingestion
-        risk = await _get(session, "/v1/risk/nodes?limit=1000")
-        self._fleet = await _get(session, "/v1/fleet") or self._fleet
+        risk = await _get_json(session, "/v1/risk/nodes?limit=1000")
+        self._fleet = await _get_json(session, "/v1/fleet") or self._fleet
         if risk:
-            for node, reason in self.watch.update(risk["rows"], risk["as_of_ms"]):
-                self.screen.say(f"{node} flagged: {reason}")
+            for node, reason in self.watch.record_answer(risk["rows"], risk["as_of_ms"]):
+                self.screen.print_sentence(f"{node} flagged: {reason}")
             await self._read_flagged_nodes(session, risk["rows"])
-        answer = await _get(session, f"/v1/placements?after={self._cursor}")
+        answer = await _get_json(session, f"/v1/placements?after={self._cursor}")
         for row in (answer or {}).get("rows", ()):
             self._cursor = max(self._cursor, int(row["cursor"]))
             self.placements[row["outcome"]] += 1
             if row["request_id"] == ASKED:
-                self.screen.say(row["sentence"])
+                self.screen.print_sentence(row["sentence"])
         self._print_story()
 
     async def _read_flagged_nodes(self, session: Any, rows: list[dict[str, Any]]) -> None:
-        """Record every reason of the flagged nodes, because the ranking only names the first."""
+        """Record all reasons of the flagged nodes, because the ranking names only the first."""
         for row in rows:
             name, looks = row["node"], (row["reason"], row["parts"])
             if not is_flagged(row) or self._looks.get(name) == looks:
                 continue
-            if node := await _get(session, f"/v1/nodes/{name}"):
+            if node := await _get_json(session, f"/v1/nodes/{name}"):
                 self._looks[name] = looks
-                self.watch.record(name, parse_flag_reasons(node["reasons"]), node["as_of_ms"])
+                self.watch.record_evidence(name, parse_flag_reasons(node["reasons"]), node["as_of_ms"])
 
     def _print_story(self) -> None:
         path = self.folder / "story.jsonl"
@@ -145,23 +145,26 @@ class DemoRun:
             for line in lines[self._story_lines :]:
                 turn = json.loads(line)
                 if turn["event"] != "flagged":  # `_poll` said so
-                    self.screen.say(turn["sentence"])
+                    self.screen.print_sentence(turn["sentence"])
             self._story_lines = len(lines)
 
     async def _place_on_idle_node(self, session: Any) -> None:
-        """Queue one GPU once all recorded jobs run: the idle node has room for it.
+        """Queue a request for one GPU once all recorded jobs run: the idle node has room for it.
 
         Repeating it changes nothing.
         """
-        jobs = (await _get(session, "/v1/jobs") or {"rows": []})["rows"]
+        jobs = (await _get_json(session, "/v1/jobs") or {"rows": []})["rows"]
         if sum(row["state"] == "running" for row in jobs) < self._read_simulation_status()["jobs"]["running"]:
             return
         async with session.post("/v1/queue", json={"request_id": ASKED, "gpus_per_node": 1}) as response:
             if response.status >= 400:
-                self.screen.say((await response.json()).get("detail", f"status {response.status}"))
+                self.screen.print_sentence((await response.json()).get("detail", f"status {response.status}"))
 
-    async def _compare(self) -> dict[str, Any] | None:
-        """Simulate the day in a separate process. Returns None if it was interrupted."""
+    async def _simulate_day(self) -> dict[str, Any] | None:
+        """Simulate a day with and without risk in a separate process, and return its result.
+
+        Returns None if it was interrupted.
+        """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fleetcast.cli.main", "simulate", "day", "--seed", str(self.options.seed)),
             stdout=asyncio.subprocess.PIPE,
@@ -185,7 +188,7 @@ class DemoRun:
     def _is_past_received(self) -> bool:
         """Return whether the service has received the fleet's history, running jobs and queue.
 
-        So the page opens with all of it.
+        The demo waits for this, so that the console shows all of it when it opens.
         """
         path = self.folder / "sim.json"
         return path.exists() and bool(self._read_simulation_status()["live"])
@@ -194,7 +197,7 @@ class DemoRun:
         """Return the contents of the simulation's status file."""
         return dict(json.loads((self.folder / "sim.json").read_text(encoding="utf-8")))
 
-    def _report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
+    def _make_report(self, elapsed_s: float) -> tuple[dict[str, Any], list[str]]:
         import msgspec
 
         from fleetcast.simulator.faults.truth import read_truth
@@ -221,17 +224,17 @@ class DemoRun:
             "placements": dict(self.placements),
             "start_times": self._starts or None,
             "faults": judge_faults(truth, self.watch, now_ms),
-            "false_nodes": false_nodes(truth, self.watch),
+            "find_false_nodes": find_false_nodes(truth, self.watch),
             "lost_gpu_hours": {"risk_blind": worth.get("risk_blind"), "ours": worth.get("ours")},
             "worth": worth or None,
         }
-        problems = verdict(report, now_ms)
-        self.screen.finish(report, problems)
+        problems = list_problems(report, now_ms)
+        self.screen.print_report(report, problems)
         return report, problems
 
 
-async def _get(session: Any, path: str) -> dict[str, Any] | None:
-    """Return the JSON of a GET. Returns None unless the service answers with 200."""
+async def _get_json(session: Any, path: str) -> dict[str, Any] | None:
+    """Return the JSON of a GET request, or None unless the service answers with status 200."""
     import aiohttp
 
     try:

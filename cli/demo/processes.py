@@ -60,7 +60,7 @@ def make_simulation_command(options: DemoOptions, folder: Path, clock: DemoClock
 
 
 def _make_topic_name(clock: DemoClock) -> str:
-    """Return a topic for this run alone, because records of another run have other times."""
+    """Return the name of a topic for this run alone, because records of another run have other times."""
     return f"fleetcast.demo-{clock.wall_ms}"
 
 
@@ -75,7 +75,7 @@ def write_config(options: DemoOptions, folder: Path, clock: DemoClock) -> Path:
         PlacerConfig,
         PluginConfig,
         ScrapeConfig,
-        override,
+        override_config,
         save_config,
     )
 
@@ -100,7 +100,7 @@ def write_config(options: DemoOptions, folder: Path, clock: DemoClock) -> Path:
     if not topology.exists():
         config = msgspec.structs.replace(config, fleet=FleetConfig(name=config.fleet.name))
     path = folder / "config.toml"
-    save_config(override(config, api_port=options.port), path)
+    save_config(override_config(config, api_port=options.port), path)
     return path
 
 

@@ -20,7 +20,7 @@ FALSE_NODES_ALLOWED = 2
 
 
 @dataclass(slots=True)
-class Flag:
+class FlagSpan:
     """One time span during which the service flagged a node.
 
     seen: (rule, entity, XID) → when the evidence was first observed, and the evidence.
@@ -31,7 +31,7 @@ class Flag:
     reason: str
     seen: dict[tuple[str, str, int], tuple[int, FlagReason]] = field(default_factory=dict)
 
-    def add(self, evidence: Iterable[FlagReason], now_ms: int) -> None:
+    def add_evidence(self, evidence: Iterable[FlagReason], now_ms: int) -> None:
         """Record the present evidence against the node."""
         for each in evidence:
             code = round(each.value) if each.rule.startswith("xid_") else 0
@@ -42,38 +42,38 @@ class Flag:
 
         Returns None if there is none.
         """
-        rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows(fault)]
+        rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows_fault(fault)]
         return min(rows, default=None)
 
     @property
     def is_reported(self) -> bool:
         """Whether only reports from outside, such as a site's events, ask for more than watching."""
-        rules = {each.rule for _, each in self.seen.values() if each.flags}
+        rules = {each.rule for _, each in self.seen.values() if each.is_flagging}
         return bool(rules) and rules <= REPORTED
 
 
 @dataclass(slots=True)
-class Watch:
+class FlagHistory:
     """The flags of all nodes over time, recorded from successive answers of `/v1/risk/nodes`."""
 
-    flags: dict[str, list[Flag]] = field(default_factory=dict)
+    flags: dict[str, list[FlagSpan]] = field(default_factory=dict)
     _open: set[str] = field(default_factory=set)
     _restarted_ms: int | None = None
 
-    def update(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
+    def record_answer(self, rows: Iterable[Mapping[str, Any]], as_of_ms: int) -> list[tuple[str, str]]:
         """Record one answer, and return (node, reason) of the nodes that are newly flagged."""
         now = {row["node"]: row.get("reason") or "" for row in rows if is_flagged(row)}
         fresh = [(node, reason) for node, reason in now.items() if not self._is_ongoing_flag(node, as_of_ms)]
         new = {node for node, _ in fresh}
         for node, reason in now.items():
             if node in new:
-                self.flags.setdefault(node, []).append(Flag(as_of_ms, as_of_ms, reason))
+                self.flags.setdefault(node, []).append(FlagSpan(as_of_ms, as_of_ms, reason))
             else:
                 self.flags[node][-1].until_ms = as_of_ms
         self._open = set(now)
         return fresh
 
-    def restarted(self, as_of_ms: int) -> None:
+    def record_restart(self, as_of_ms: int) -> None:
         """Record that the pipeline restarted.
 
         A node that was flagged before and is flagged again soon after counts as flagged all the time.
@@ -88,12 +88,12 @@ class Watch:
         until_ms = self.flags[node][-1].until_ms
         return until_ms >= self._restarted_ms - NOTICED_MS and as_of_ms - until_ms <= RELEARN_MS
 
-    def record(self, node: str, evidence: Iterable[FlagReason], now_ms: int) -> None:
+    def record_evidence(self, node: str, evidence: Iterable[FlagReason], now_ms: int) -> None:
         """Record evidence against a node. Ignores nodes that are not flagged."""
         if node in self._open:
-            self.flags[node][-1].add(evidence, now_ms)
+            self.flags[node][-1].add_evidence(evidence, now_ms)
 
-    def detected(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
+    def find_detection(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
         """Return the first flag of a fault's own kind and part: since when, and the sentence of its evidence.
 
         A flag shortly after the fault's end counts too, because windows still contain the fault. Returns
@@ -119,10 +119,10 @@ class Totals:
     _ended: Counter[str] = field(default_factory=Counter)
     _running: Counter[str] = field(default_factory=Counter)
 
-    def update(self, ingestion: Mapping[str, Any]) -> bool:
+    def record_answer(self, ingestion: Mapping[str, Any]) -> bool:
         """Record one answer, and return whether it is the first after a restart."""
         now = Counter({name: int(ingestion.get(name, 0)) for name in COUNTED})
-        now["bad_telemetry"] = bad_telemetry(ingestion)
+        now["bad_telemetry"] = count_bad_telemetry(ingestion)
         began = any(now[name] < self._running[name] for name in COUNTED)
         if began:
             self.restarts += 1
@@ -134,7 +134,7 @@ class Totals:
         return self._ended[name] + self._running[name]
 
 
-def bad_telemetry(ingestion: Mapping[str, Any]) -> int:
+def count_bad_telemetry(ingestion: Mapping[str, Any]) -> int:
     """Count the bad records of all sources except the inbox, to which any client may push."""
     return sum(int(source["bad"]) for source in ingestion.get("sources", ()) if source["kind"] != "inbox")
 
@@ -144,14 +144,14 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
     return (row.get("action") or {}).get("code", "none") not in UNFLAGGED
 
 
-def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) -> list[dict[str, Any]]:
+def judge_faults(truth: Sequence[Mapping[str, Any]], watch: FlagHistory, now_ms: int) -> list[dict[str, Any]]:
     """Return a row for each fault that has begun: if it was visible, and when and why it was detected."""
     rows = []
     for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:
             continue
         seen_from = fault.get("visible_ms") or fault["start_ms"]
-        found = watch.detected(fault)
+        found = watch.find_detection(fault)
         rows.append(
             {
                 "kind": fault["kind"],
@@ -167,7 +167,7 @@ def judge_faults(truth: Sequence[Mapping[str, Any]], watch: Watch, now_ms: int) 
     return rows
 
 
-def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
+def find_false_nodes(truth: Sequence[Mapping[str, Any]], watch: FlagHistory) -> list[str]:
     """Return the nodes with a flag that neither a fault of the node nor a report from outside explains.
 
     Faults that were not visible count as well.
@@ -185,7 +185,7 @@ def false_nodes(truth: Sequence[Mapping[str, Any]], watch: Watch) -> list[str]:
     return sorted(wrong)
 
 
-def verdict(report: Mapping[str, Any], now_ms: int) -> list[str]:
+def list_problems(report: Mapping[str, Any], now_ms: int) -> list[str]:
     """Return the reasons why the run failed. The list is empty if it succeeded."""
     problems = []
     if not report["samples"]:

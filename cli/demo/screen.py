@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fleetcast.fleet.printable import printable
-from fleetcast.fleet.process import TOKEN_VARIABLE, bearer
+from fleetcast.fleet.printable import escape_unprintable
+from fleetcast.fleet.process import TOKEN_VARIABLE, make_token_headers
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,19 +44,19 @@ class DemoScreen:
         if self._status is not None:
             self._status.stop()
 
-    def say(self, sentence: str) -> None:
+    def print_sentence(self, sentence: str) -> None:
         self.console.print(f"{datetime.now(UTC):%H:%M:%S}  ", end="", style="dim")
-        self.console.print(printable(sentence))
+        self.console.print(escape_unprintable(sentence))
 
-    def ready(self) -> None:
+    def print_ready(self) -> None:
         """Print the console's address and three example requests."""
         self.console.print(f"\n  Console   [bold]{self.url}/[/bold]", markup=True)
         for path in ("/v1/risk/nodes?limit=3", "/v1/demand?target=wanted", "/v1/queue"):
-            token = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if bearer() else ""
+            token = f'-H "Authorization: Bearer ${TOKEN_VARIABLE}" ' if make_token_headers() else ""
             self.console.print(f"  Try       curl -s {token}'{self.url}{path}'")
         self.console.print("  End with Ctrl-C\n")
 
-    def show(
+    def show_status(
         self,
         fleet: Mapping[str, Any],
         ingestion: Mapping[str, Any],
@@ -71,8 +71,8 @@ class DemoScreen:
         left = f"{elapsed_s:.0f}/{seconds:.0f} s" if seconds is not None else f"{elapsed_s:.0f} s"
         line = (
             f"{left} · fleet time {at:%a %H:%M:%S} · {gpus['running']:,} of {gpus['total']:,} GPUs busy · "
-            f"{fleet['queued_gpus']:,} GPUs queued · {_count(fleet['at_risk'], 'node')} at risk · "
-            f"{fleet['samples_per_s']:,.0f} samples/s · {_count(ingestion.get('bad_total', 0), 'bad record')} · "
+            f"{fleet['queued_gpus']:,} GPUs queued · {_format_count(fleet['at_risk'], 'node')} at risk · "
+            f"{fleet['samples_per_s']:,.0f} samples/s · {_format_count(ingestion.get('bad_total', 0), 'bad record')} · "
             f"{placements['placed']} placed"
         )
         if self._status is not None:
@@ -81,7 +81,7 @@ class DemoScreen:
             self._last_plain = time.monotonic()
             self.console.print(line, soft_wrap=True)
 
-    def finish(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
+    def print_report(self, report: Mapping[str, Any], problems: Sequence[str]) -> None:
         """Print when faults were detected, the comparison with a risk-blind engine, and the verdict."""
         from rich.table import Table
 
@@ -91,26 +91,31 @@ class DemoScreen:
         for column in ("fault", "where", "found after (fleet time)", "reason"):
             table.add_column(column)
         for row in report["faults"]:
-            table.add_row(*map(printable, (row["kind"], _where(row), _found(row), row["reason"] or "")))
+            table.add_row(
+                *map(
+                    escape_unprintable,
+                    (row["kind"], _describe_place(row), _describe_detection(row), row["reason"] or ""),
+                )
+            )
         self.console.print(table)
-        self.console.print(f"falsely flagged nodes: {printable(', '.join(report['false_nodes'])) or 'none'}")
-        _worth(self.console, report["worth"])
-        self.console.print("\n".join(map(printable, problems)) if problems else "all promises kept")
+        self.console.print(f"falsely flagged nodes: {escape_unprintable(', '.join(report['false_nodes'])) or 'none'}")
+        _print_worth(self.console, report["worth"])
+        self.console.print("\n".join(map(escape_unprintable, problems)) if problems else "all promises kept")
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     """Format a number with its noun, in the singular or plural.
 
-    >>> _count(1, "node"), _count(2, "node")
+    >>> _format_count(1, "node"), _format_count(2, "node")
     ('1 node', '2 nodes')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def _where(row: Mapping[str, Any]) -> str:
+def _describe_place(row: Mapping[str, Any]) -> str:
     """Describe the place of a fault: the node, and the GPU or port if it has one.
 
-    >>> _where({"node": "n001", "gpu": None, "port": 3})
+    >>> _describe_place({"node": "n001", "gpu": None, "port": 3})
     'n001 port mlx5_3'
     """
     if row["port"] is not None:
@@ -118,17 +123,17 @@ def _where(row: Mapping[str, Any]) -> str:
     return str(row["node"]) if row["gpu"] is None else f"{row['node']} GPU {row['gpu']}"
 
 
-def _found(row: Mapping[str, Any]) -> str:
+def _describe_detection(row: Mapping[str, Any]) -> str:
     if row["detected_ms"] is not None:
         return f"{(row['detected_ms'] - row['start_ms']) / 1000:.0f} s"
     return "missed" if row["visible"] else "not visible (idle)"
 
 
-def _worth(console: "Console", worth: Mapping[str, Any] | None) -> None:
+def _print_worth(console: "Console", worth: Mapping[str, Any] | None) -> None:
     if not worth:
         return
     if "error" in worth:
-        console.print(f"the comparison with a risk-blind engine failed: {printable(worth['error'])}")
+        console.print(f"the comparison with a risk-blind engine failed: {escape_unprintable(worth['error'])}")
         return
     rows = (
         ("risk-blind engine", "risk_blind"),

@@ -32,30 +32,32 @@ class CheckedCommand(TyperCommand):
         try:
             return list(super().parse_args(ctx, args))
         except typer.BadParameter as error:
-            value = _typed(before, error.param)
-            if value is not None and not _holds(error.message, value):
-                error.message = f"{_shown(value)}: {error.message}"
+            value = _find_typed_text(before, error.param)
+            if value is not None and not _contains_value(error.message, value):
+                error.message = f"{_format_value(value)}: {error.message}"
             raise
 
     def invoke(self, ctx: Any) -> Any:
-        given = list(_given(self, ctx))
+        given = list(_list_given_values(self, ctx))
         for name, value in ctx.params.items():
             if isinstance(value, Path) and URL.match(str(value)):  # libraries for files would take it for a URL
                 ctx.params[name] = value.absolute()
         for option, value in given:
             why = _describe_problem(value)
             if why:
-                raise typer.BadParameter(f"{_shown(value)}: {why}", param_hint=option)
+                raise typer.BadParameter(f"{_format_value(value)}: {why}", param_hint=option)
         try:
             return super().invoke(ctx)
         except FleetcastError as error:
-            error.args = (_named(str(error), given),)
+            error.args = (_add_option_names(str(error), given),)
             raise
         except OSError as error:
             named = _find_options_in_message(str(error), given)
             if not named or isinstance(error, BrokenPipeError):
                 raise
-            raise ConfigError(f"{', '.join(named)} {_shown(error.filename or '')}: {error.strerror or error}") from None
+            raise ConfigError(
+                f"{', '.join(named)} {_format_value(error.filename or '')}: {error.strerror or error}"
+            ) from None
 
 
 def use_checked_commands(app: typer.Typer) -> None:
@@ -67,7 +69,7 @@ def use_checked_commands(app: typer.Typer) -> None:
             use_checked_commands(group.typer_instance)
 
 
-def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
+def _list_given_values(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
     """Yield (option or argument, value) for each value on the command line.
 
     An option is named as it is typed, and an argument by its metavar.
@@ -82,7 +84,7 @@ def _given(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
             yield name, each
 
 
-def _typed(args: list[str], param: Any) -> str | None:
+def _find_typed_text(args: list[str], param: Any) -> str | None:
     """Return the text that was typed for an option, or None for an argument."""
     for place, arg in enumerate(args):
         for option in getattr(param, "opts", ()):
@@ -114,7 +116,7 @@ def _describe_problem(value: Any) -> str:
     return ""
 
 
-def _named(message: str, given: list[tuple[str, Any]]) -> str:
+def _add_option_names(message: str, given: list[tuple[str, Any]]) -> str:
     """Put the options whose values a message contains in front of it, unless it already names one."""
     options = _find_options_in_message(message, given)
     return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
@@ -126,14 +128,14 @@ def _find_options_in_message(message: str, given: list[tuple[str, Any]]) -> list
     A value that is part of a longer value does not count. An option with an empty value is always
     included, because no message shows that value.
     """
-    texts = [(option, _text(value).strip()) for option, value in given if value is not None]
+    texts = [(option, _convert_to_text(value).strip()) for option, value in given if value is not None]
     empty = {option for option, text in texts if text in ("", ".")}  # Path("") is "."
-    held = [(option, text) for option, text in texts if option not in empty and _holds(message, text)]
+    held = [(option, text) for option, text in texts if option not in empty and _contains_value(message, text)]
     found = {option for option, text in held if not any(text != other and text in other for _, other in held)}
     return list(dict.fromkeys(option for option, _ in texts if option in found | empty))
 
 
-def _text(value: Any) -> str:
+def _convert_to_text(value: Any) -> str:
     return (
         str(value.value)
         if isinstance(value, enum.Enum)
@@ -143,13 +145,13 @@ def _text(value: Any) -> str:
     )
 
 
-def _holds(message: str, text: str) -> bool:
+def _contains_value(message: str, text: str) -> bool:
     forms = {re.escape(form) for form in (text, repr(text)[1:-1]) if form}
     return any(re.search(rf"(?<![\w.]){form}(?!\w)", message) for form in forms)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """Format a value as one short line of printable characters."""
-    text = value if isinstance(value, (int, float)) else repr(_text(value))
+    text = value if isinstance(value, (int, float)) else repr(_convert_to_text(value))
     line = str(text)
     return line if len(line) <= SHOWN else f"{line[:SHOWN]}..."

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.fleet.printable import printable
+from fleetcast.fleet.printable import escape_unprintable
 from fleetcast.fleet.redaction import redact_secrets
 
 FORMAT_VARIABLE, LEVEL_VARIABLE = "FLEETCAST_LOG_FORMAT", "FLEETCAST_LOG_LEVEL"
@@ -53,12 +53,12 @@ class LineFormatter(logging.Formatter):
         trace = redact_secrets(self.formatException(record.exc_info)) if record.exc_info else ""
         if self.form is Format.TEXT:
             said = f"{message}\n{trace}" if trace else message
-            return f"{time} {record.levelname} {self.role} {record.name}: {printable(said)}"
+            return f"{time} {record.levelname} {self.role} {record.name}: {escape_unprintable(said)}"
         row = {"time": time, "level": record.levelname.lower(), "role": self.role, "logger": record.name}
-        return printable(json.dumps(row | {"message": message} | ({"exception": trace} if trace else {})))
+        return escape_unprintable(json.dumps(row | {"message": message} | ({"exception": trace} if trace else {})))
 
 
-def configure(form: Format | None = None, level: LogLevel | None = None, role: str = "fleetcast") -> None:
+def configure_logging(form: Format | None = None, level: LogLevel | None = None, role: str = "fleetcast") -> None:
     """Send logs to stderr. Options that are not given come from the environment.
 
     Raises ConfigError if the environment has an unknown value.
@@ -72,7 +72,7 @@ def configure(form: Format | None = None, level: LogLevel | None = None, role: s
     logging.captureWarnings(True)
     logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # below that it tells of every bad request
     logging.getLogger("urllib3").setLevel(logging.ERROR)  # it tells of every try; what came of them says who asked
-    sys.excepthook = _died
+    sys.excepthook = _log_crash
 
 
 def _read_choice(kind: type[Choice], variable: str, default: Choice) -> Choice:
@@ -82,13 +82,13 @@ def _read_choice(kind: type[Choice], variable: str, default: Choice) -> Choice:
     return kind(text)
 
 
-def _died(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _log_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if issubclass(kind, KeyboardInterrupt):
         return
     logging.getLogger("fleetcast").critical("ended by an error of ours", exc_info=(kind, error, trace))
 
 
-def complain(error: FleetcastError) -> None:
+def report_error(error: FleetcastError) -> None:
     """Print the error with which the command ends on stderr. With JSON logs, log it instead."""
     if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
         logging.getLogger("fleetcast").error("%s", error)

@@ -14,7 +14,7 @@ import typer
 
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.printable import printable
+from fleetcast.fleet.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from fleetcast.fleet.topology import Topology
@@ -116,18 +116,18 @@ def write_html(path: Path | None, page: Callable[[], str]) -> None:
         echo(f"wrote {path}", err=True)
 
 
-def configured(config: Path | None, state: str | None) -> "Config":
+def load_site_config(config: Path | None, state: str | None) -> "Config":
     """Return the site's configuration.
 
     It is that of --config, or else the one that `fleetcast run` saved in its state folder. If neither
     exists, it is the defaults.
     """
-    from fleetcast.service.config import Config, load_config, override
+    from fleetcast.service.config import Config, load_config, override_config
 
     saved = Path(state or Config().state) / "config.toml"
     if config is None and os.access(saved, os.R_OK):
         config = saved
-    return override(load_config(config), state=state)
+    return override_config(load_config(config), state=state)
 
 
 def choose_training_inputs(
@@ -137,13 +137,15 @@ def choose_training_inputs(
 
     Without --data and --archive, it is the archive of this site.
     """
-    from fleetcast.training.sites.histories import TrainingInputs, moment_ms
+    from fleetcast.training.sites.histories import TrainingInputs, parse_moment_ms
 
     if data is not None:
         check_folder("--data", data)
     if data is None and archive is None:
         archive = config.archive_url
-    return TrainingInputs(data, archive, tuple(sets or ()), moment_ms("--until", until), fleet_gpus(config), say)
+    return TrainingInputs(
+        data, archive, tuple(sets or ()), parse_moment_ms("--until", until), count_fleet_gpus(config), say
+    )
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
@@ -173,17 +175,17 @@ def load_own_forecasters(paths: list[str] | None, task: str, command: str) -> "l
 
 def _check_contract(one: "OwnForecaster") -> None:
     from fleetcast.checks import check_forecaster
-    from fleetcast.training.judges.own_forecasters import limited, make
+    from fleetcast.training.judges.own_forecasters import call_with_limit, load_factory
 
     suite = "fleetcast.checks.check_forecaster"
     try:
-        limited(lambda: check_forecaster(make(one.path)), one.path, one.limit_s, suite)
+        call_with_limit(lambda: check_forecaster(load_factory(one.path)), one.path, one.limit_s, suite)
     except AssertionError as error:
         said = " ".join(str(error).split()) or "wrong shape, or no name"
         raise ConfigError(f"--forecaster {one.path}: {suite} says: {said[:300]}") from None
 
 
-def fleet_gpus(config: "Config") -> int:
+def count_fleet_gpus(config: "Config") -> int:
     """Count the GPUs of the topology file. Returns 0 without one."""
     topology = load_site_topology(config)
     return 0 if topology is None else int(topology.gpus.sum())
@@ -219,8 +221,8 @@ def print_progress(label: str) -> Iterator[Say]:
 
         def say(line: str) -> None:
             if line.startswith("skipped "):  # stays to be read
-                progress.console.print(escape(printable(line)), highlight=False)
+                progress.console.print(escape(escape_unprintable(line)), highlight=False)
             else:
-                progress.update(task, description=f"{label}: {escape(printable(line))}")
+                progress.update(task, description=f"{label}: {escape(escape_unprintable(line))}")
 
         yield say

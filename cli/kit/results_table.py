@@ -36,9 +36,9 @@ def make_bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
         peer = "–"
         if line["peer"]:
             wins = (line["peer"]["value"] > line["value"]) == line["unit"].endswith("/s")
-            peer = f"{line['peer']['name']} {'**' * wins}{short(line['peer']['value'])}{'**' * wins}"
+            peer = f"{line['peer']['name']} {'**' * wins}{format_short(line['peer']['value'])}{'**' * wins}"
         size = ", ".join(f"{value:,} {key}" for key, value in line["size"].items())
-        rows.append([line["case"], size, f"{short(line['value'])} {line['unit']}", peer])
+        rows.append([line["case"], size, f"{format_short(line['value'])} {line['unit']}", peer])
     return rows
 
 
@@ -48,6 +48,6 @@ def describe_machine(line: Mapping[str, Any]) -> str:
     return f"{about['cpu']}, {about['cores']} cores, {about['memory_gib']} GiB, Python {about['python']}"
 
 
-def short(value: float) -> str:
+def format_short(value: float) -> str:
     """Format a value with three digits, or as a whole number from a thousand on."""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

@@ -5,7 +5,7 @@ Text from outside, such as a name or a file, cannot forge a line or control the 
 
 import typer
 
-from fleetcast.fleet.printable import printable
+from fleetcast.fleet.printable import escape_unprintable
 
 
 def echo(line: str = "", *, err: bool = False) -> None:
@@ -13,7 +13,7 @@ def echo(line: str = "", *, err: bool = False) -> None:
 
     Line breaks and control characters in it are shown as escapes.
     """
-    typer.echo(printable(line), err=err)  # noqa: TID251
+    typer.echo(escape_unprintable(line), err=err)  # noqa: TID251
 
 
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
@@ -21,4 +21,4 @@ def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
 
     Its line breaks and tabs stay. Other control characters are escaped.
     """
-    typer.echo(printable(text, keep="\n\t"), err=err, nl=nl)  # noqa: TID251
+    typer.echo(escape_unprintable(text, keep="\n\t"), err=err, nl=nl)  # noqa: TID251

@@ -20,8 +20,8 @@ from fleetcast.cli.kit.options import (
     check_choice,
     check_outputs,
     choose_training_inputs,
-    configured,
     load_own_forecasters,
+    load_site_config,
     print_progress,
     write_html,
     write_json,
@@ -64,13 +64,13 @@ def backtest(
     from fleetcast.training.fits.backtest import backtest as run
     from fleetcast.training.fits.backtest import make_demand_windows, make_duration_windows
     from fleetcast.training.reports.report import render_report
-    from fleetcast.training.reports.results_files import summary
+    from fleetcast.training.reports.results_files import format_summary
 
     check_choice("task", task, TASKS)
     own = load_own_forecasters(forecaster, task, "backtest")
     check_outputs(json, html=html)
     with print_progress(f"backtest {task}") as say:
-        source = choose_training_inputs(configured(config, state), data, archive, sets, until, say)
+        source = choose_training_inputs(load_site_config(config, state), data, archive, sets, until, say)
         if task == "demand":
             pieces = make_demand_windows(source.read_panels(), windows, seed, share, own)
         else:
@@ -78,7 +78,7 @@ def backtest(
         results = run(task, pieces, address=dask, processes=processes, say=say)
     for line in results.skipped:
         echo(f"skipped {line}", err=True)
-    echo(summary(results), err=True)
+    echo(format_summary(results), err=True)
     about = {"task": task, "seed": seed, "windows": len(pieces), "source": str(data or source.archive)}
     write_json(json, {**about, "rows": results.rows, "skipped": results.skipped})
     write_html(html, lambda: render_report(results))

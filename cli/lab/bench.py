@@ -13,7 +13,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from fleetcast.cli.kit.options import check_outputs
-from fleetcast.cli.kit.results_table import describe_machine, make_bench_rows, short, write_table
+from fleetcast.cli.kit.results_table import describe_machine, format_short, make_bench_rows, write_table
 from fleetcast.cli.kit.screen import echo
 
 SIZES = (1_000, 10_000, 100_000)
@@ -43,19 +43,19 @@ def bench(
 
       fleetcast bench decide --results benchmarks/RESULTS.md
     """
-    known = available()
+    known = list_benchmarks()
     for name in names or ():
         if name not in known:
             raise typer.BadParameter(f"{name!r}: known are {', '.join(known)}", param_hint="NAMES")
     check_outputs(Path(json_path) if json_path else None, results=results)
     failed = False
-    with _output(json_path) as file:
+    with _open_output(json_path) as file:
         for name in names or known:
             lines = []
             try:
-                for line in _run(name, size):
+                for line in _run_benchmark(name, size):
                     lines.append(line)
-                    echo(_human(line), err=True)
+                    echo(_format_line(line), err=True)
                     file.write(json.dumps(line) + "\n")
                     file.flush()
                 if results is not None and lines:
@@ -68,19 +68,19 @@ def bench(
         raise typer.Exit(1)
 
 
-def _output(path: str | None) -> contextlib.AbstractContextManager[TextIO]:
+def _open_output(path: str | None) -> contextlib.AbstractContextManager[TextIO]:
     """Open the file for the JSON lines, stdout for -, or a null device without a path."""
     if path == "-":
         return contextlib.nullcontext(sys.stdout)
     return open(path or os.devnull, "w", encoding="utf-8")
 
 
-def available() -> list[str]:
+def list_benchmarks() -> list[str]:
     """Return the names of all benchmarks, sorted."""
-    return sorted(modules())
+    return sorted(find_benchmark_modules())
 
 
-def modules() -> dict[str, str]:
+def find_benchmark_modules() -> dict[str, str]:
     """Return the name of each benchmark -> its module. The name is the last part of the module's."""
     package = importlib.import_module("fleetcast.benchmarks")
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
@@ -88,14 +88,14 @@ def modules() -> dict[str, str]:
     return {name.rpartition(".")[2]: name for name in names}
 
 
-def _run(name: str, sizes: Sequence[int] | None) -> Iterator[dict[str, Any]]:
-    module = importlib.import_module(modules()[name])
+def _run_benchmark(name: str, sizes: Sequence[int] | None) -> Iterator[dict[str, Any]]:
+    module = importlib.import_module(find_benchmark_modules()[name])
     own: Sequence[int] = getattr(module, "SIZES", SIZES)
     yield from module.run(tuple(sizes or own))
 
 
-def _human(line: dict[str, Any]) -> str:
+def _format_line(line: dict[str, Any]) -> str:
     peer = line.get("peer")
-    beside = f"   {peer['name']} {short(peer['value'])}, ratio {line['ratio']:.2f}" if peer else ""
+    beside = f"   {peer['name']} {format_short(peer['value'])}, ratio {line['ratio']:.2f}" if peer else ""
     size = " ".join(f"{key}={value:,}" for key, value in line["size"].items())
-    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {short(line['value']):>12} {line['unit']}{beside}"
+    return f"{line['bench']:<10} {line['case']:<32} {size:<18} {format_short(line['value']):>12} {line['unit']}{beside}"

@@ -116,7 +116,7 @@ def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options
             left_out = {"drop": at.split("+")} if isinstance(at, str) and at != "nothing" else {}
             results = evaluate(folder, folder, seeds[0], lambda line: None, **options, **left_out)
             points.append(make_curve_point(task, at, results))
-            say(f"{format_point_label(at)} {UNITS[curve]}: {points[-1].words()}")
+            say(f"{format_point_label(at)} {UNITS[curve]}: {points[-1].format_values()}")
     return points
 
 
@@ -130,7 +130,7 @@ def make_fault_settings(curve: str, at: float | str, seed: int) -> "FaultFile":
     from msgspec.structs import replace
 
     from fleetcast.simulator.faults.fault_file import DrawTable, FaultFile, FleetTable, JobsTable
-    from fleetcast.simulator.faults.magnitudes import scaled
+    from fleetcast.simulator.faults.magnitudes import scale_faults
 
     file = FaultFile(
         name=curve if isinstance(at, str) else f"{curve}-{at:g}",
@@ -144,4 +144,4 @@ def make_fault_settings(curve: str, at: float | str, seed: int) -> "FaultFile":
         return file
     if curve == "interval":
         return replace(file, interval_s=at)
-    return replace(file, kinds=scaled(file.kinds, at))
+    return replace(file, kinds=scale_faults(file.kinds, at))

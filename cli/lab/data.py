@@ -56,13 +56,13 @@ def list_sets(data: DataOption = None) -> None:
 
 def _echo_files(data: Path, name: str) -> None:
     from fleetcast.fleet.errors import FleetcastError
-    from fleetcast.training.sets.data_folders import is_table, span_of
+    from fleetcast.training.sets.data_folders import is_table, measure_file_span
 
     files = sorted(path for path in (data / name).rglob("*") if path.is_file())
     tables = [path for path in files if is_table(path)]
     for path in tables:
         try:
-            span = span_of(name, path)
+            span = measure_file_span(name, path)
         except FleetcastError as error:  # a table that pandas cannot read is still listed
             echo(f"  {path.name:<44} not a plain table ({error})")
             continue
@@ -129,22 +129,22 @@ def import_set(
       sacct -aP -S 2026-01-01 -o ALL > jobs.txt; fleetcast data import slurm jobs.txt --out ~/data
     """
     from fleetcast.fleet.errors import FleetcastError
-    from fleetcast.ingest.job_tables import read_gpu_numbers, read_history
+    from fleetcast.ingest.job_tables import read_gpu_numbers, read_job_table
 
-    history = read_history(kind, path)
+    history = read_job_table(kind, path)
     if len(history) == 0:
         reasons = ", ".join(f"{reason} {count:,}" for reason, count in history.skipped.most_common())
         raise FleetcastError(f"{path}: no usable job ({reasons or 'the file is empty'})")
     name = name or kind
     folder = out / "jobs" / name
-    _write(history, folder / (f"{name}.parquet" if kind == "swf" else f"{name}_gpu_jobs.parquet"))
+    _write_jobs(history, folder / (f"{name}.parquet" if kind == "swf" else f"{name}_gpu_jobs.parquet"))
     if history.header:
         (folder / "header.txt").write_text("\n".join(history.header) + "\n", encoding="utf-8")
     if kind == "helios" and len(numbers := read_gpu_numbers(path)):
-        _write(numbers, folder / f"{name}_gpu_number.parquet")
+        _write_jobs(numbers, folder / f"{name}_gpu_number.parquet")
 
 
-def _write(history: "JobColumns", path: Path) -> None:
+def _write_jobs(history: "JobColumns", path: Path) -> None:
     """Write the columns as Parquet, and print the number of rows written and skipped.
 
     The file is complete or absent.

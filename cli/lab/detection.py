@@ -55,7 +55,7 @@ class _Trial:
     p_fail: float = 0.0
     p_slow: float = 0.0
 
-    def sighting(self) -> Sighting:
+    def make_sighting(self) -> Sighting:
         usual = float(np.mean(self.before)) if self.before else 1.0
         ratio = float(np.mean(self.during)) / usual if self.during else 1.0
         return Sighting(
@@ -74,8 +74,8 @@ def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
     """Measure effects and detection for one seed. It takes some seconds of CPU, once in each process."""
     bench = _Bench(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
-        bench.round(EPOCH_MS + (number + 1) * SCRAPE_MS)
-    return bench.table()
+        bench.run_round(EPOCH_MS + (number + 1) * SCRAPE_MS)
+    return bench.make_table()
 
 
 class _Bench:
@@ -105,58 +105,60 @@ class _Bench:
         self.fleet.faults.inject(kind, nodes[0], gpu, start_ms)
         return _Trial(kind, job, nodes, profile, start_ms)
 
-    def round(self, now_ms: int) -> None:
+    def run_round(self, now_ms: int) -> None:
         """Advance the fleet, scrape every page, and score."""
         for step_ms in range(now_ms - SCRAPE_MS + STEP_MS, now_ms + 1, STEP_MS):
             self.fleet.advance(step_ms)
-            self._bury(step_ms)
+            self._end_failed_jobs(step_ms)
         events, self.events = self.events, []
-        risk = self.observer.watch.score(self.observer.scrape(self._pages(), events, now_ms)).risk
+        risk = self.observer.watch.score(self.observer.apply_pages(self._read_pages(), events, now_ms)).risk
         for trial in self.trials:
-            self._record(trial, risk, now_ms)
+            self._record_trial(trial, risk, now_ms)
 
-    def _bury(self, now_ms: int) -> None:
-        for job, _, node, message in self.fleet.failed_jobs():
+    def _end_failed_jobs(self, now_ms: int) -> None:
+        for job, _, node, message in self.fleet.pop_failed_jobs():
             trial = next(trial for trial in self.trials if trial.job == job)
             trial.killed_ms = now_ms
             self.events.append(
                 Failed(job=job, sequence=2, time_ms=now_ms, category="unknown", node=node, message=message)
             )
 
-    def _pages(self) -> Iterator[ExporterPage]:
+    def _read_pages(self) -> Iterator[ExporterPage]:
         """Yield the present page of every exporter."""
-        for node, exporter in self.fleet.targets():
-            body = self.fleet.page(node, exporter) if self.fleet.answers(node, exporter) else None
-            late_s = self.fleet.delay_s(node) + float(self.rng.uniform(0.01, 0.03)) if exporter == "dcgm" else 0.02
+        for node, exporter in self.fleet.list_targets():
+            body = self.fleet.render_page(node, exporter) if self.fleet.is_answering(node, exporter) else None
+            late_s = self.fleet.get_delay_s(node) + float(self.rng.uniform(0.01, 0.03)) if exporter == "dcgm" else 0.02
             yield ExporterPage(node, exporter, body, late_s)
 
-    def _record(self, trial: _Trial, risk: RiskScores, now_ms: int) -> None:
-        step_s = self.fleet.step_time_s(trial.job)
+    def _record_trial(self, trial: _Trial, risk: RiskScores, now_ms: int) -> None:
+        step_s = self.fleet.draw_step_time_s(trial.job)
         began = now_ms > trial.start_ms
         trial.hangs = trial.hangs or (began and step_s == math.inf)
-        if math.isfinite(step_s) and self.fleet.phase(trial.job) == "steady":
+        if math.isfinite(step_s) and self.fleet.get_phase(trial.job) == "steady":
             (trial.during if began else trial.before).append(step_s / trial.profile.step_s)
         bad, innocent = (self.observer.watch.entities.node(name) for name in trial.nodes)
-        if began and self._flagged(risk, bad):
+        if began and self._is_flagged(risk, bad):
             trial.flagged_ms.append(now_ms)
             trial.p_fail = max(trial.p_fail, float(risk.values[FAIL, 0, bad]))
             trial.p_slow = max(trial.p_slow, float(risk.values[SLOW, 0, bad]))
-        if self._flagged(risk, innocent):
+        if self._is_flagged(risk, innocent):
             trial.innocent_ms.append(now_ms)
 
-    def _flagged(self, risk: RiskScores, row: int) -> bool:
+    def _is_flagged(self, risk: RiskScores, row: int) -> bool:
         action = risk.actions.get(row)
         return action is not None and action.code not in QUIET_CODES
 
-    def table(self) -> DetectionTable:
-        faults = {kind: tuple(row.sighting() for row in self._of(kind)) for kind in FAULT_KINDS}
-        decoys = {kind: tuple(_seconds(row.flagged_ms) for row in self._of(kind)) for kind in DECOY_KINDS}
-        innocent = tuple(_seconds(row.innocent_ms) for row in self.trials if row.kind in FAULT_KINDS)
+    def make_table(self) -> DetectionTable:
+        faults = {kind: tuple(row.make_sighting() for row in self._find_trials(kind)) for kind in FAULT_KINDS}
+        decoys = {
+            kind: tuple(_count_flagged_s(row.flagged_ms) for row in self._find_trials(kind)) for kind in DECOY_KINDS
+        }
+        innocent = tuple(_count_flagged_s(row.innocent_ms) for row in self.trials if row.kind in FAULT_KINDS)
         return DetectionTable(faults, decoys | {INNOCENT: innocent})
 
-    def _of(self, kind: str) -> list[_Trial]:
+    def _find_trials(self, kind: str) -> list[_Trial]:
         return [trial for trial in self.trials if trial.kind == kind]
 
 
-def _seconds(flagged_ms: list[int]) -> float:
+def _count_flagged_s(flagged_ms: list[int]) -> float:
     return len(flagged_ms) * SCRAPE_MS / 1000

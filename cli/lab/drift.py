@@ -18,7 +18,7 @@ from fleetcast.cli.kit.options import (
     check_choice,
     check_outputs,
     choose_training_inputs,
-    configured,
+    load_site_config,
     print_progress,
     write_html,
     write_json,
@@ -66,9 +66,9 @@ def drift(
 
     check_choice("kind", kind, KINDS)
     check_outputs(json, html=html)
-    loaded = configured(config, state)
+    loaded = load_site_config(config, state)
     serving = measure_recent_drift(kind, Registry(models or loaded.models_folder), loaded)
-    since_ms = _since_ms(since, serving, kind)
+    since_ms = _choose_since_ms(since, serving, kind)
     with print_progress(f"drift {kind}") as say:
         source = choose_training_inputs(loaded, data, archive, sets, until, say)
         if kind == "demand":
@@ -76,8 +76,8 @@ def drift(
         else:
             found = measure_duration_drift(source.read_jobs(), since_ms)
     reasons = serving.reasons if serving else {}
-    _report(found, serving)
-    write_json(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _rows(found)})
+    _print_drift(found, serving)
+    write_json(json, {"kind": kind, "since_ms": since_ms, "serving": serving, "moved": _make_rows(found)})
     write_html(html, lambda: render_drift_page(f"Drift: {kind}", found, reasons))
 
 
@@ -86,36 +86,36 @@ def measure_recent_drift(kind: str, registry: "Registry", config: "Config") -> "
 
     The errors are those on the service's board. Without them, only the version's age counts.
     """
-    from fleetcast.models.versions.drift import Recent, judge
+    from fleetcast.models.versions.drift import RecentAccuracy, judge_drift
     from fleetcast.service.board.board import BoardReader
-    from fleetcast.service.pipeline.model_monitor import limits_of
+    from fleetcast.service.pipeline.model_monitor import make_drift_limits
 
     version = registry.current_version(kind)
     if version is None:
         return None
-    card, recent, now_ms = registry.card(kind, version), Recent(), time.time_ns() // 1_000_000
+    card, recent, now_ms = registry.read_version_card(kind, version), RecentAccuracy(), time.time_ns() // 1_000_000
     board = BoardReader(config.board).latest()
     if board is not None and "doc.models" in board:
         document = board.json("doc.models")
         for row in document["rows"]:
             if (row["kind"], row["version"]) == (kind, version):
-                recent = Recent(row["coverage_80"]["recent"], row["loss_vs_best_naive"], row["forecasts"])
+                recent = RecentAccuracy(row["coverage_80"]["recent"], row["loss_vs_best_naive"], row["forecasts"])
                 now_ms = document["as_of_ms"]
-    return judge(card, recent, now_ms, limits_of(config))
+    return judge_drift(card, recent, now_ms, make_drift_limits(config))
 
 
-def _since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
+def _choose_since_ms(since: str | None, serving: "Drift | None", kind: str) -> int:
     from fleetcast.fleet.errors import ConfigError
-    from fleetcast.training.sites.histories import moment_ms
+    from fleetcast.training.sites.histories import parse_moment_ms
 
     if since is not None:
-        return moment_ms("--since", since)
+        return parse_moment_ms("--since", since)
     if serving is None:
         raise ConfigError(f"no version of {kind} serves, so say --since when to compare what came after with before")
     return serving.fitted_until_ms
 
 
-def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
+def _print_drift(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     for one in found:
         echo(f"{one.name}: {_describe_drifted_features(one)}")
     if serving is None:
@@ -123,17 +123,19 @@ def _report(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     elif serving.reasons:
         echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
     else:
-        echo(_explain_serving(serving, sum(len(one.far) for one in found)))
+        echo(_explain_serving(serving, sum(len(one.drifted_features) for one in found)))
 
 
 def _describe_drifted_features(one: "FeatureDrift") -> str:
     """Describe in words which features drifted."""
-    far = ", ".join(f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.far[:5])
-    said = f"{len(one.far)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
-    if one.untold:
-        fewest = min(row.independent for row in one.untold)
+    far = ", ".join(
+        f"{row.feature} (PSI {row.psi:.2f}, {row.by_chance:.2f} by chance)" for row in one.drifted_features[:5]
+    )
+    said = f"{len(one.drifted_features)} of {len(one.rows)} features drifted{': ' + far if far else ''}"
+    if one.undecided_features:
+        fewest = min(row.independent for row in one.undecided_features)
         rows = "1 independent row" if fewest == 1 else f"{fewest} independent rows"
-        said += f"; of {len(one.untold)} too few to tell (as few as {rows}): their PSI may be chance"
+        said += f"; of {len(one.undecided_features)} too few to tell (as few as {rows}): their PSI may be chance"
     return said
 
 
@@ -149,7 +151,7 @@ def _explain_serving(serving: "Drift", drifted: int) -> str:
     return said + ("; features that drifted ask for nothing by themselves" if drifted else "")
 
 
-def _rows(found: "list[FeatureDrift]") -> list[dict[str, Any]]:
+def _make_rows(found: "list[FeatureDrift]") -> list[dict[str, Any]]:
     import msgspec
 
     return [{"series": one.name, **msgspec.to_builtins(row)} for one in found for row in one.rows]

@@ -128,14 +128,14 @@ def evaluate(
     if curve is not None or plot is not None:
         beside = {"train": train, "test": test, "faults": faults, "html": html, "predictions": predictions}
         to = CurveOutputs(json, results, plot)
-        evaluate_curve(task, curve, beside, range(seed, seed + runs), drop or [], to, _say)
+        evaluate_curve(task, curve, beside, range(seed, seed + runs), drop or [], to, _print_line)
         return
     rolling = _make_rolling_arguments(task, windows, forecaster) | _make_queue_arguments(task, capacity, max_wait_h)
     judge, source = _choose_judge(task, (train, test), (faults, nodes, year), drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
     numbers = {"windows": windows, "capacity": capacity, "max-wait-h": max_wait_h}
     asked = [f"--{name}={value}" for name, value in numbers.items() if value] + _repeat("forecaster", forecaster)
-    _judge(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
+    _run_evaluation(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ class _Outputs:
     results: Path | None
 
 
-def _judge(
+def _run_evaluation(
     task: str, judge: "Judge", source: dict[str, str], seed: int, asked: tuple[list[str], list[str]], to: _Outputs
 ) -> None:
     """Run the evaluation, print its result, and write the files.
@@ -158,32 +158,32 @@ def _judge(
     """
     from fleetcast.fleet.errors import FleetcastError
     from fleetcast.training.reports.report import render_report
-    from fleetcast.training.reports.results_files import summary, tables, write_predictions
+    from fleetcast.training.reports.results_files import format_summary, make_task_tables, write_predictions
     from fleetcast.training.reports.window_rows import summarise_windows
 
     drop, words = asked
     found = judge(seed)
     for line in found.skipped:
-        _say(f"skipped {line}")
+        _print_line(f"skipped {line}")
     if not found.rows:
         where = " and ".join(source.values())
         raise FleetcastError(f"nothing to judge in {where}: no set that {task} reads is in both")
-    _say(summary(found))
+    _print_line(format_summary(found))
     without = {"drop": drop} if drop else {}
     rolled = {"windows": found.windows, "over_windows": summarise_windows(found.windows)} if found.windows else {}
     about = {"task": task, "seed": seed, **source, **without}
     write_json(to.json, {**about, "rows": found.rows, **rolled, "skipped": found.skipped})
     if to.predictions is not None:
         write_predictions(found, to.predictions)
-        _say(f"wrote {to.predictions}")
+        _print_line(f"wrote {to.predictions}")
     if to.results is not None:
         left_out = _repeat("drop", drop)
         given = [f"--{key}={value}" if value else f"--{key}" for key, value in source.items()]
         command = ["fleetcast", "evaluate", task, *given, f"--seed={seed}", *left_out, *words]
         beside = [*left_out, *(f"--{key}" for key in ("faults", "year") if key in source)]
-        for name, rows in tables(found).items():
+        for name, rows in make_task_tables(found).items():
             write_table(to.results, " ".join([name, *beside]), command, rows)
-        _say(f"wrote {to.results}")
+        _print_line(f"wrote {to.results}")
     write_html(to.html, lambda: render_report(found))
 
 
@@ -255,7 +255,7 @@ def _choose_folder_judge(
     evaluate_folders = import_module(f"fleetcast.training.judges.{task}").evaluate
     without = {**rolling, **({"drop": drop} if drop else {})}
     source = {"train": str(folders[0]), "test": str(folders[1])}
-    return (lambda seed: evaluate_folders(*folders, seed, _say, **without)), source
+    return (lambda seed: evaluate_folders(*folders, seed, _print_line, **without)), source
 
 
 def _choose_log_judge(
@@ -274,7 +274,7 @@ def _choose_log_judge(
         from fleetcast.training.judges.site_year import evaluate_year
 
         size = nodes or YEAR_NODES
-        return (lambda seed: evaluate_year(size, seed, _say)), {"year": "", "nodes": str(size)}
+        return (lambda seed: evaluate_year(size, seed, _print_line)), {"year": "", "nodes": str(size)}
     from fleetcast.training.judges.risk import evaluate_fault_log
 
     if not faults.is_file():
@@ -283,8 +283,11 @@ def _choose_log_judge(
         raise ConfigError(
             f"--nodes: how many nodes has the fleet? {faults} names those that failed, and says nothing of the others"
         )
-    return (lambda seed: evaluate_fault_log(faults, nodes, seed, _say)), {"faults": str(faults), "nodes": str(nodes)}
+    return (lambda seed: evaluate_fault_log(faults, nodes, seed, _print_line)), {
+        "faults": str(faults),
+        "nodes": str(nodes),
+    }
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     echo(line, err=True)

@@ -23,7 +23,7 @@ class FirstAnswerTally:
         self._started: dict[str, int] = {}
         self._waits_ms: deque[float] = deque(maxlen=AVERAGED)
 
-    def ask(self, submitted_ms: Mapping[str, int], starts_ms: Mapping[str, Times], now_ms: int) -> None:
+    def record_answers(self, submitted_ms: Mapping[str, int], starts_ms: Mapping[str, Times], now_ms: int) -> None:
         """Record the first answer to each waiting request that has none yet.
 
         submitted_ms: request_id → when it was submitted. starts_ms: request_id → its start time at LEVELS.
@@ -34,13 +34,13 @@ class FirstAnswerTally:
                 left_ms = None if average_ms is None else max(0.0, average_ms - (now_ms - since_ms))
                 self._asked[name] = now_ms, starts_ms.get(name), left_ms
 
-    def started(self, name: str, submitted_ms: int, now_ms: int) -> None:
+    def record_start(self, name: str, submitted_ms: int, now_ms: int) -> None:
         """Record that a request has started. It does not count if it started before any answer."""
         if name in self._asked:
             self._started[name] = now_ms
             self._waits_ms.append(now_ms - submitted_ms)
 
-    def summary(self) -> dict[str, Any]:
+    def make_summary(self) -> dict[str, Any]:
         """Return the share of first answers with a start time, and mean pinball losses in minutes over LEVELS.
 
         The losses are those of requests that started and had both an answer and an average.
@@ -55,12 +55,14 @@ class FirstAnswerTally:
             "asked": len(given),
             "given": round(float(np.mean(given)), 4) if given else None,
             "scored": len(rows),
-            "pinball_min": _loss((wait_ms, ours) for wait_ms, ours, _ in rows),
-            "pinball_min_average": _loss((wait_ms, np.full(len(LEVELS), mean_ms)) for wait_ms, _, mean_ms in rows),
+            "pinball_min": _compute_mean_loss((wait_ms, ours) for wait_ms, ours, _ in rows),
+            "pinball_min_average": _compute_mean_loss(
+                (wait_ms, np.full(len(LEVELS), mean_ms)) for wait_ms, _, mean_ms in rows
+            ),
         }
 
 
-def _loss(rows: Iterable[tuple[float, Array]]) -> float | None:
+def _compute_mean_loss(rows: Iterable[tuple[float, Array]]) -> float | None:
     """Return the mean pinball loss in minutes, or None without rows.
 
     rows: (wait, quantiles of the wait at LEVELS), both in ms.

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fleetcast.cli.kit.screen import echo
-from fleetcast.fleet.printable import printable
+from fleetcast.fleet.printable import escape_unprintable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 WIDTH = 200  # of a table that goes into a file or a pipe
 
 
-def _console() -> "Console":
+def _make_console() -> "Console":
     from rich.console import Console
 
     return Console(width=None if sys.stdout.isatty() else WIDTH, markup=False, highlight=False, emoji=False)
@@ -29,8 +29,8 @@ def _print_table(names: Sequence[str], rows: Sequence[Sequence[str]], right: Seq
     for name in names:
         table.add_column(name, justify="right" if name in right else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(printable, row))
-    _console().print(table)
+        table.add_row(*map(escape_unprintable, row))
+    _make_console().print(table)
 
 
 def print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -46,9 +46,9 @@ def print_versions(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _format_moment(time_ms: int | None) -> str:
-    from fleetcast.training.reports.card_page import moment
+    from fleetcast.training.reports.card_page import format_moment
 
-    return "" if time_ms is None else moment(time_ms).removesuffix(" UTC")
+    return "" if time_ms is None else format_moment(time_ms).removesuffix(" UTC")
 
 
 def print_card(card: "Card", document: Mapping[str, Any]) -> None:
@@ -91,10 +91,10 @@ def _print_metrics(card: "Card") -> None:
 
     Series are pooled. Coverage is left out, because the table of calibration shows it.
     """
-    from fleetcast.training.reports.contests import OURS, lead, pooled, words_of
+    from fleetcast.training.reports.contests import OURS, format_lead, format_metric, select_pooled_rows
     from fleetcast.training.reports.results import ResultRow
 
-    rows = pooled(
+    rows = select_pooled_rows(
         ResultRow(**{name: getattr(row, name) for name in ResultRow.__struct_fields__}) for row in card.metrics
     )
     rows = [row for row in rows if row.value is not None and not row.metric.startswith("coverage")]
@@ -103,7 +103,7 @@ def _print_metrics(card: "Card") -> None:
     cells: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
         among = "" if row.low is None or row.high is None else f" [{row.low:.3g}, {row.high:.3g}]"
-        key = (row.dataset, row.target, words_of(row.metric), lead(row.horizon_s))
+        key = (row.dataset, row.target, format_metric(row.metric), format_lead(row.horizon_s))
         cells.setdefault(key, {})[row.method] = f"{row.value:.4g}{among}"
     if cells:
         lines = [(*key, *(values.get(method, "") for method in methods)) for key, values in cells.items()]
@@ -113,10 +113,10 @@ def _print_metrics(card: "Card") -> None:
 
 
 def _print_calibration(card: "Card") -> None:
-    from fleetcast.training.reports.contests import lead
+    from fleetcast.training.reports.contests import format_lead
 
     rows = [
-        (row.target, lead(row.horizon_s), f"{row.nominal:.0%}", f"{row.observed:.1%}", f"{row.n:,}")
+        (row.target, format_lead(row.horizon_s), f"{row.nominal:.0%}", f"{row.observed:.1%}", f"{row.n:,}")
         for row in card.calibration
     ]
     if rows:

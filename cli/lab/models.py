@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fleetcast.cli.kit.options import check_choice, configured
+from fleetcast.cli.kit.options import check_choice, load_site_config
 from fleetcast.cli.kit.screen import echo, echo_text
 from fleetcast.cli.lab.model_tables import print_card, print_versions
 
@@ -49,11 +49,11 @@ def list_versions(
     """
     from fleetcast.models.versions.registry import KINDS
 
-    registry = _registry(config, state, folder)
-    kinds = (_known(kind),) if kind else KINDS
-    rows = [row for one in kinds for row in _rows(registry, one)]
+    registry = _open_registry(config, state, folder)
+    kinds = (_check_kind(kind),) if kind else KINDS
+    rows = [row for one in kinds for row in _make_rows(registry, one)]
     if json_path is not None:
-        _write(json_path, {"folder": str(registry.root), "rows": rows})
+        _write_json(json_path, {"folder": str(registry.root), "rows": rows})
         return
     if not rows:
         echo(f"{registry.root}: no {kind or 'fitted'} model yet; `fleetcast train demand` makes one")
@@ -81,13 +81,13 @@ def show(
 
       fleetcast models show demand 0003 --html card.html
     """
-    registry = _registry(config, state, folder)
-    version = version or _choose_version(registry, _known(kind))
-    card = registry.card(_known(kind), version)
+    registry = _open_registry(config, state, folder)
+    version = version or _choose_version(registry, _check_kind(kind))
+    card = registry.read_version_card(_check_kind(kind), version)
     if html is not None:
         _write_page(card, html)
     if json_path is not None:
-        _write(json_path, _make_card_document(registry, card))
+        _write_json(json_path, _make_card_document(registry, card))
     elif html is None:
         print_card(card, _make_card_document(registry, card))
 
@@ -112,16 +112,16 @@ def promote(
 
       fleetcast models promote demand 0004 --force
     """
-    registry = _registry(config, state, folder)
-    before = registry.current_version(_known(kind))
+    registry = _open_registry(config, state, folder)
+    before = registry.current_version(_check_kind(kind))
     registry.promote(kind, version, force=force)
     now = registry.current_version(kind)
-    last = registry.promotions(kind)[-1:]
+    last = registry.list_promotions(kind)[-1:]
     forced = before != now and bool(last and last[0].forced)
     said = (
         f"{kind} {now} served already" if before == now else f"{kind} {now} serves now, {before or 'none'} did before"
     )
-    _report(json_path, {"kind": kind, "version": now, "previous": before, "forced": forced}, said)
+    _print_or_write(json_path, {"kind": kind, "version": now, "previous": before, "forced": forced}, said)
 
 
 @app.command("rollback")
@@ -140,10 +140,10 @@ def rollback(
     """
     from fleetcast.models.versions.registry import SHIPPED
 
-    registry = _registry(config, state, folder)
-    before = registry.current_version(_known(kind))
+    registry = _open_registry(config, state, folder)
+    before = registry.current_version(_check_kind(kind))
     now = registry.rollback(kind)
-    _report(
+    _print_or_write(
         json_path,
         {"kind": kind, "version": now, "previous": before},
         f"{kind} {'as shipped' if now == SHIPPED else now} serves again, {before} no longer",
@@ -172,13 +172,13 @@ def shadow(
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import SHADOWED
 
-    if _known(kind) not in SHADOWED:
+    if _check_kind(kind) not in SHADOWED:
         raise ConfigError(f"kind {kind!r}: only versions of {' and '.join(SHADOWED)} run in the shadow")
-    registry = _registry(config, state, folder)
-    registry.shadow(kind, version)
-    now = registry.challenger(kind)
+    registry = _open_registry(config, state, folder)
+    registry.choose_shadow(kind, version)
+    now = registry.find_challenger(kind)
     said = f"{kind} {now} runs in the shadow" if now else f"no version of {kind} runs in the shadow"
-    _report(json_path, {"kind": kind, "version": now}, said)
+    _print_or_write(json_path, {"kind": kind, "version": now}, said)
 
 
 @app.command("prune")
@@ -205,28 +205,28 @@ def prune(
     """
     from fleetcast.models.versions.registry import KINDS
 
-    registry = _registry(config, state, folder)
-    most = keep or configured(config, state).models.keep_versions
-    run = registry.old if dry_run else registry.prune
-    gone = {one: run(one, most) for one in ((_known(kind),) if kind else KINDS)}
+    registry = _open_registry(config, state, folder)
+    most = keep or load_site_config(config, state).models.keep_versions
+    run = registry.list_old if dry_run else registry.prune
+    gone = {one: run(one, most) for one in ((_check_kind(kind),) if kind else KINDS)}
     word = "would delete" if dry_run else "deleted"
     lines = [f"{one}: {word} {', '.join(versions) or 'nothing'}" for one, versions in gone.items()]
-    _report(json_path, {"deleted": gone, "dry_run": dry_run}, "\n".join(lines))
+    _print_or_write(json_path, {"deleted": gone, "dry_run": dry_run}, "\n".join(lines))
 
 
 # -- reading --------------------------------------------------------------------------------------------------------
 
 
-def _registry(config: Path | None, state: str | None, folder: Path | None) -> "Registry":
+def _open_registry(config: Path | None, state: str | None, folder: Path | None) -> "Registry":
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import Registry
 
     if folder is not None and not folder.is_dir():
         raise ConfigError(f"--folder {folder}: no such folder")
-    return Registry(folder or configured(config, state).models_folder)
+    return Registry(folder or load_site_config(config, state).models_folder)
 
 
-def _known(kind: str) -> str:
+def _check_kind(kind: str) -> str:
     from fleetcast.models.versions.registry import KINDS
 
     check_choice("kind", kind, KINDS)
@@ -242,27 +242,27 @@ def _choose_version(registry: "Registry", kind: str) -> str:
 
     if (version := registry.current_version(kind)) is not None:
         return version
-    if not (names := registry.names(kind)):
+    if not (names := registry.list_names(kind)):
         raise UnknownEntity(f"no version of {kind} in {registry.root}; `fleetcast train {kind}` makes one")
     echo(f"no version of {kind} serves; this is the newest", err=True)
     return names[-1]
 
 
-def _rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
+def _make_rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
     from fleetcast.models.versions.registry import SHADOWED
 
-    current, shadow = registry.current_version(kind), registry.challenger(kind) if kind in SHADOWED else None
-    damages = {name: registry.damage(kind, name) for name in registry.names(kind)}
-    cards = {card.version: card for card in registry.versions(kind)}
-    forced = {row.version: row.forced for row in registry.promotions(kind) if row.action == "promote"}
+    current, shadow = registry.current_version(kind), registry.find_challenger(kind) if kind in SHADOWED else None
+    damages = {name: registry.find_damage(kind, name) for name in registry.list_names(kind)}
+    cards = {card.version: card for card in registry.list_cards(kind)}
+    forced = {row.version: row.forced for row in registry.list_promotions(kind) if row.action == "promote"}
     return [
-        _row(kind, name, cards.get(name), damage, name == current)
+        _make_row(kind, name, cards.get(name), damage, name == current)
         | {"shadow": name == shadow, "forced": forced.get(name, False)}
         for name, damage in damages.items()
     ]
 
 
-def _row(kind: str, name: str, card: "Card | None", damage: str | None, serves: bool) -> dict[str, Any]:
+def _make_row(kind: str, name: str, card: "Card | None", damage: str | None, serves: bool) -> dict[str, Any]:
     return {
         "kind": kind,
         "version": name,
@@ -281,10 +281,10 @@ def _make_card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
 
     document: dict[str, Any] = msgspec.to_builtins(card)
     serves = registry.current_version(card.kind) == card.version
-    served = [row for row in registry.promotions(card.kind) if card.version in (row.version, row.previous)]
+    served = [row for row in registry.list_promotions(card.kind) if card.version in (row.version, row.previous)]
     return document | {
         "serves": serves,
-        "damage": registry.damage(card.kind, card.version),
+        "damage": registry.find_damage(card.kind, card.version),
         "promotions": msgspec.to_builtins(served),
     }
 
@@ -292,7 +292,7 @@ def _make_card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
 # -- telling --------------------------------------------------------------------------------------------------------
 
 
-def _write(json_path: str, document: Any) -> None:
+def _write_json(json_path: str, document: Any) -> None:
     text = json.dumps(document, ensure_ascii=False) + "\n"
     if json_path == "-":
         echo_text(text, nl=False)
@@ -300,19 +300,19 @@ def _write(json_path: str, document: Any) -> None:
         Path(json_path).write_text(text, encoding="utf-8")
 
 
-def _report(json_path: str | None, document: Any, words: str) -> None:
+def _print_or_write(json_path: str | None, document: Any, words: str) -> None:
     if json_path is None:
         echo_text(words)
     else:
-        _write(json_path, document)
+        _write_json(json_path, document)
 
 
 def _write_page(card: "Card", path: Path) -> None:
     from fleetcast.fleet.errors import FleetcastError
-    from fleetcast.training.reports.card_page import card_html
+    from fleetcast.training.reports.card_page import render_card
 
     try:
-        path.write_text(card_html(card), encoding="utf-8")
+        path.write_text(render_card(card), encoding="utf-8")
     except OSError as error:
         raise FleetcastError(f"cannot write {path}: {error.strerror}") from None
     echo(f"wrote {path}", err=True)

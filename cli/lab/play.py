@@ -64,16 +64,15 @@ def play(
       fleetcast play jobs.csv --capacity 8192 --json -
     """
     from fleetcast.fleet.errors import FleetcastError
-    from fleetcast.training.judges.played import play as play_method
-    from fleetcast.training.judges.played import scene_of
+    from fleetcast.training.judges.played import make_scene, play_method
     from fleetcast.training.judges.played_numbers import compute_play_numbers, describe_fairness_price
-    from fleetcast.training.reports.play_report import play_report
+    from fleetcast.training.reports.play_report import render_play_report
 
     check_outputs(json, html=html)
     machine = _parse_machine_size(nodes, gpus_per_node, capacity)
-    table, left_out = _jobs(trace)
-    tree = None if queues is None else _tree(queues, machine[1] * max(1, machine[0]))
-    scene, refusals = scene_of(table, *machine, tree, max_wait_h * 3600, refused)
+    table, left_out = _read_trace(trace)
+    tree = None if queues is None else _read_queue_tree(queues, machine[1] * max(1, machine[0]))
+    scene, refusals = make_scene(table, *machine, tree, max_wait_h * 3600, refused)
     skipped = [f"{count:,} jobs: {reason}" for reason, count in (left_out + refusals).most_common()]
     for line in skipped:
         echo(f"skipped {line}", err=True)
@@ -92,7 +91,7 @@ def play(
         echo(price)
     about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
     write_json(json, {**about, "queues": str(queues or ""), "price": price, "methods": found, "skipped": skipped})
-    write_html(html, lambda: play_report(scene, found, starts, skipped))
+    write_html(html, lambda: render_play_report(scene, found, starts, skipped))
 
 
 def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
@@ -107,7 +106,7 @@ def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> t
     return (nodes, each) if nodes is not None else (0, capacity or 0)
 
 
-def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
+def _read_trace(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
     """Read the jobs of a trace. Raises ConfigError if the file has no job history."""
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.training.sets.job_sets import read_jobs
@@ -121,7 +120,7 @@ def _jobs(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
     return table, skipped
 
 
-def _tree(path: Path, gpus: int) -> "QueueTree":
+def _read_queue_tree(path: Path, gpus: int) -> "QueueTree":
     """Read the queue tree of a file for a machine of `gpus` GPUs.
 
     Raises ConfigError if the file is refused.
@@ -139,7 +138,7 @@ def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
     """
     from fleetcast.fleet.errors import ConfigError
 
-    there = scene.methods()
+    there = scene.list_methods()
     for name in wanted or ():
         if name not in there:
             raise ConfigError(f"--policy {name}: expected one of {', '.join(there)} (some need limits, or --queues)")
@@ -155,7 +154,7 @@ def _show_progress(method: str, scene: "PlayScene") -> "Iterator[Tick]":
     first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
     drawn_s = [0.0]
 
-    def tick(now_s: float) -> None:
+    def draw_bar(now_s: float) -> None:
         if time.monotonic() - drawn_s[0] < REDRAW_S:
             return
         drawn_s[0] = time.monotonic()
@@ -165,6 +164,6 @@ def _show_progress(method: str, scene: "PlayScene") -> "Iterator[Tick]":
         sys.stderr.flush()
 
     shown = sys.stderr.isatty()
-    yield tick if shown else lambda now_s: None
+    yield draw_bar if shown else lambda now_s: None
     if shown:
         sys.stderr.write(f"\r{'':<{BAR + 28}}\r")

@@ -41,7 +41,7 @@ def day(
 
     from fleetcast.cli.lab.data import find_data_folder
 
-    echo(json.dumps(worth_of_a_day(seed, find_data_folder(), at, seeds)))
+    echo(json.dumps(measure_day_worth(seed, find_data_folder(), at, seeds)))
 
 
 @app.command("starts")
@@ -69,20 +69,20 @@ def starts(
     import msgspec
 
     from fleetcast.cli.lab.data import find_data_folder
-    from fleetcast.cli.lab.waiting_fleet import waiting_fleet
+    from fleetcast.cli.lab.waiting_fleet import make_waiting_fleet
 
     size: dict[str, Any] = {"nodes": nodes, "hours": hours, "is_cold": cold}
     for one in range(seed, seed + seeds):
         with tempfile.TemporaryDirectory() as folder:
             try:
-                fleet = waiting_fleet(
+                fleet = make_waiting_fleet(
                     Path(folder), find_data_folder(), one, at, time.time_ns() // 1_000_000, teams, **size
                 )
             except ValueError as error:
                 raise typer.BadParameter(f"{at!r}: {error}", param_hint="--at") from None
-            record = asyncio.run(fleet.live(hours * 3600))
+            record = asyncio.run(fleet.run_for(hours * 3600))
         about = {"seed": one, "hours": hours, "teams": teams, "cold": cold, "jobs": fleet.jobs}
-        echo(json.dumps({**about, "record": msgspec.to_builtins(record), "first": fleet.first.summary()}))
+        echo(json.dumps({**about, "record": msgspec.to_builtins(record), "first": fleet.first.make_summary()}))
 
 
 @app.command("cluster")
@@ -131,7 +131,7 @@ def cluster(
     options = SimulationOptions(
         out=out,
         api=api,
-        clock=_clock(at, epoch_ms, wall_ms, speed),
+        clock=_make_clock(at, epoch_ms, wall_ms, speed),
         data=find_data_folder(),
         seed=seed,
         at=at,
@@ -218,10 +218,10 @@ def compare(
     if not rows:
         echo(f"no recorded run in {find_data_folder() / FOLDER}; set FLEETCAST_DATA", err=True)
         raise typer.Exit(2)
-    echo_text("\n".join([HEADER, *(row.line() for row in rows)]))
+    echo_text("\n".join([HEADER, *(row.format_row() for row in rows)]))
 
 
-def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
+def measure_day_worth(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
     """Measure detection on a small fleet, then simulate a day for every seed, with and without risk.
 
     Returns the GPU-hours lost in each case.
@@ -229,7 +229,7 @@ def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]
     from fleetcast.cli.lab.detection import measure_detection
     from fleetcast.fleet.topology import Topology
     from fleetcast.ingest.topology.load import parse_toml_nodes
-    from fleetcast.simulator.days.compare import compare
+    from fleetcast.simulator.days.compare import compare_arms
     from fleetcast.simulator.days.replay import fast_forward_trace
     from fleetcast.simulator.days.traces import load_trace
     from fleetcast.simulator.hardware.cluster import FleetSpec
@@ -239,11 +239,11 @@ def worth_of_a_day(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]
     trace = load_trace(data, nodes=spec.nodes, gpus_per_node=spec.gpus, now_ms=now_ms, at=at, seed=seed)
     topology = Topology.build(parse_toml_nodes(spec.format_topology_toml()))
     replay = fast_forward_trace(trace, topology)
-    worth = compare(trace, replay, topology, measure_detection(seed), seed=seed, seeds=seeds)
+    worth = compare_arms(trace, replay, topology, measure_detection(seed), seed=seed, seeds=seeds)
     return worth | {"jobs": trace.note}
 
 
-def _clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
+def _make_clock(at: str, epoch_ms: int | None, wall_ms: int | None, speed: float) -> "ScaledClock":
     """Return the clock of the simulation. Raises BadParameter if `at` is not a time."""
     from fleetcast.fleet.clock import ScaledClock
     from fleetcast.simulator.days.traces import parse_time_ms, shift_start_ms
@@ -265,7 +265,7 @@ def _run_cluster(options: "SimulationOptions", kafka: str, topic: str) -> None:
     clock = options.clock
     echo(f"[clock] epoch_ms = {clock.epoch_ms}, wall_ms = {clock.wall_ms}, speed = {clock.speed:g}", err=True)
     if kafka:
-        asyncio.run(_beside(run_simulation(options), _write_telemetry(options, kafka, topic)))
+        asyncio.run(_run_in_parallel(run_simulation(options), _write_telemetry(options, kafka, topic)))
     else:
         asyncio.run(run_simulation(options))
 
@@ -285,7 +285,7 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
         simulate_faults(file, out, say)
 
 
-async def _beside(main: Awaitable[None], other: Awaitable[None]) -> None:
+async def _run_in_parallel(main: Awaitable[None], other: Awaitable[None]) -> None:
     """Run `main` to its end, with `other` in parallel. When one of them ends, cancel the other."""
     import asyncio
 
@@ -306,18 +306,18 @@ async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: st
 
     from fleetcast.clients.kafka import KafkaWriter
     from fleetcast.fleet.entities import Entities
-    from fleetcast.ingest.kafka.output import Output, blocks_of, forward
+    from fleetcast.ingest.kafka.output import Output, find_node_blocks, forward
     from fleetcast.ingest.kafka.source import read_kafka_options
     from fleetcast.ingest.pages.scrape import Scraper
     from fleetcast.ingest.topology.load import load_topology
     from fleetcast.service.config import ScrapeConfig
 
     writer = await asyncio.to_thread(KafkaWriter, read_kafka_options({"brokers": brokers, "telemetry": topic}))
-    await asyncio.to_thread(writer.create, {topic: KAFKA_PARTITIONS})
+    await asyncio.to_thread(writer.create_missing_topics, {topic: KAFKA_PARTITIONS})
     targets, topology = options.out / "targets.txt", options.out / "topology.toml"
     while not targets.exists():
         await asyncio.sleep(0.1)
-    blocks = blocks_of(load_topology(topology)) if topology.exists() else {}
+    blocks = find_node_blocks(load_topology(topology)) if topology.exists() else {}
     entities = Entities()
     scraper = Scraper(entities, [f"file:{targets}"], ScrapeConfig(timeout_s=15.0), options.clock)
     try:

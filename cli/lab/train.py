@@ -23,8 +23,8 @@ from fleetcast.cli.kit.options import (
     StateOption,
     UntilOption,
     choose_training_inputs,
-    configured,
     load_own_forecasters,
+    load_site_config,
     load_site_topology,
     print_progress,
 )
@@ -35,7 +35,7 @@ from fleetcast.fleet.redaction import redact_secrets
 if TYPE_CHECKING:
     from fleetcast.models.risk.hazard import HistoryFit
     from fleetcast.models.risk.node_risk import RiskFit
-    from fleetcast.training.fits.retrain import Trained, TrainingPlan
+    from fleetcast.training.fits.retrain import TrainingOutcome, TrainingPlan
     from fleetcast.training.replay.dataset import RiskRows
 
 app = typer.Typer(
@@ -61,7 +61,7 @@ DriftOption = Annotated[
 ]
 
 
-def fit_kind(
+def fit_forecaster(
     context: typer.Context,
     data: DataOption = None,
     archive: ArchiveOption = None,
@@ -106,8 +106,8 @@ Examples:
 
   fleetcast train duration --data ~/data --set jobs/ricc --windows 3
 """
-app.command("demand", help=DEMAND_HELP)(fit_kind)
-app.command("duration", help=DURATION_HELP)(fit_kind)
+app.command("demand", help=DEMAND_HELP)(fit_forecaster)
+app.command("duration", help=DURATION_HELP)(fit_forecaster)
 
 
 def _format_command_line(context: typer.Context) -> str:
@@ -138,7 +138,7 @@ def _train_version(
     from fleetcast.models.versions.registry import Registry
     from fleetcast.training.fits.retrain import train
 
-    config = configured(*places[:2])
+    config = load_site_config(*places[:2])
     registry = Registry(places[2] or config.models_folder)
     if if_drift:
         serving = measure_recent_drift(plan.kind, registry, config)
@@ -149,19 +149,19 @@ def _train_version(
     with print_progress(f"train {plan.kind}") as say:
         now_ms = time.time_ns() // 1_000_000
         trained = train(choose_training_inputs(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
-    _report(plan.kind, trained)
+    _print_trained(plan.kind, trained)
     if mlflow is not None:
         from fleetcast.training.fits.tracking import log_version_to_mlflow
 
-        log_version_to_mlflow(mlflow, trained.card, registry.path(plan.kind, trained.version))
+        log_version_to_mlflow(mlflow, trained.card, registry.find_folder(plan.kind, trained.version))
         echo(f"told {mlflow}", err=True)
 
 
-def _report(kind: str, trained: "Trained") -> None:
+def _print_trained(kind: str, trained: "TrainingOutcome") -> None:
     """Print our metrics and the baselines', and whether the new version serves now."""
-    from fleetcast.training.reports.contests import MAIN, contests, sentences
+    from fleetcast.training.reports.contests import MAIN, describe_comparisons, make_comparisons
 
-    for line in sentences(contests(trained.results.rows, MAIN[kind])):
+    for line in describe_comparisons(make_comparisons(trained.results.rows, MAIN[kind])):
         echo(line)
     gate = trained.card.gate
     echo(f"gate: {gate.sentence if gate else 'nothing was judged'}")
@@ -204,7 +204,7 @@ def risk(
       fleetcast train risk --seed 7 --out models/fitted/node_risk.json
     """
     if archive is not None:
-        _train_site(_format_command_line(context), archive, until, windows, seed, (config, state, models), promote)
+        _train_site_risk(_format_command_line(context), archive, until, windows, seed, (config, state, models), promote)
         return
     from fleetcast.training.fits.fit import HORIZON_S, fit_risk, split_by_run
 
@@ -217,7 +217,7 @@ def risk(
     _write_fit(out, fit)
 
 
-def _train_site(
+def _train_site_risk(
     made_by: str,
     archive: str,
     until: str | None,
@@ -232,16 +232,16 @@ def _train_site(
     from fleetcast.training.fits.retrain import TrainingPlan
     from fleetcast.training.fits.train_site import train_risk
     from fleetcast.training.sites.archive_days import read_days
-    from fleetcast.training.sites.histories import moment_ms
+    from fleetcast.training.sites.histories import parse_moment_ms
 
-    config = configured(*places[:2])
+    config = load_site_config(*places[:2])
     registry = Registry(places[2] or config.models_folder)
     url = config.archive_url if archive == OWN else archive
     with print_progress("train risk") as say:
-        days = read_days(ArchiveFiles(url), moment_ms("--until", until), say, load_site_topology(config))
+        days = read_days(ArchiveFiles(url), parse_moment_ms("--until", until), say, load_site_topology(config))
         plan = TrainingPlan("risk", made_by, seed, windows)
         trained = train_risk(days, plan, registry, time.time_ns() // 1_000_000, promote=promote, say=say)
-    _report("risk", trained)
+    _print_trained("risk", trained)
 
 
 @app.command("interference")
@@ -266,16 +266,16 @@ def interference(
     from fleetcast.models.versions.registry import Registry
     from fleetcast.training.fits.retrain import TrainingPlan
     from fleetcast.training.fits.train_co_runs import read_co_runs, train_interference
-    from fleetcast.training.sites.histories import moment_ms
+    from fleetcast.training.sites.histories import parse_moment_ms
 
-    configuration = configured(config, state)
+    configuration = load_site_config(config, state)
     registry = Registry(models or configuration.models_folder)
     files = ArchiveFiles(configuration.archive_url if archive == OWN else archive)
     with print_progress("train interference"):
-        site = read_co_runs(files, moment_ms("--until", until), load_site_topology(configuration))
+        site = read_co_runs(files, parse_moment_ms("--until", until), load_site_topology(configuration))
         plan = TrainingPlan("interference", _format_command_line(context))
         trained = train_interference(site, plan, registry, time.time_ns() // 1_000_000, promote=promote)
-    _report("interference", trained)
+    _print_trained("interference", trained)
 
 
 @app.command("history")
@@ -319,8 +319,8 @@ def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "Ris
     observer = PageObserver(fleet.topology)
     for scrape in range(int(hours * 3600_000) // SCRAPE_MS):
         now_ms = EPOCH_MS + scrape * SCRAPE_MS
-        events = fleet.step(now_ms)
-        evidence = observer.watch.evidence(observer.scrape(fleet.pages(), events, now_ms))
+        events = fleet.advance_to(now_ms)
+        evidence = observer.watch.collect_evidence(observer.apply_pages(fleet.read_pages(), events, now_ms))
         if scrape % KEEP_EVERY == KEEP_EVERY - 1:
-            observer.keep(evidence, now_ms)
-    return observer.rows(fleet.faults(), horizon_s)
+            observer.add_training_rows(evidence, now_ms)
+    return observer.make_risk_rows(fleet.list_faults(), horizon_s)

@@ -33,7 +33,7 @@ from fleetcast.service.placer.start_times import StartTimeSampler
 from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace, make_opening_events
 from fleetcast.simulator.days.traces import JobTrace, TraceJob, load_trace
 from fleetcast.simulator.hardware.cluster import FleetSpec
-from fleetcast.simulator.hardware.workload import profile_of
+from fleetcast.simulator.hardware.workload import draw_job_profile
 from fleetcast.simulator.live_job import LiveJob
 from fleetcast.simulator.teams import assign_teams, format_queues_toml
 
@@ -69,38 +69,38 @@ class WaitingFleet:
         self._pipeline = Pipeline(config, self.clock, topology, lambda _: [MemorySource()])
         self.service = PlacementService(config, self.clock, Ledger(config.ledger), PlacerMetrics())
         self._worker, self._starts = QueueWorker(self.service), StartTimeSampler(self.service)
-        self._ahead = [*replay.queue, *trace.rows(trace.submit_ms >= replay.start_ms)][::-1]
+        self._ahead = [*replay.queue, *trace.select_jobs(trace.submit_ms >= replay.start_ms)][::-1]
         self._waiting: dict[str, LiveJob] = {}
         self._ends: list[tuple[int, str, LiveJob]] = []
         self._cursor = self._tick_ms = self._demand_ms = 0
         self.first = FirstAnswerTally()
         self._replay_past(replace(replay, history=()) if is_cold else replay)
 
-    async def live(self, seconds: float) -> StartTimesRecord:
+    async def run_for(self, seconds: float) -> StartTimesRecord:
         """Simulate the fleet for some seconds, and return how often the issued start times proved right."""
         until_ms = self.clock.now_ms() + round(seconds * 1000)
         while self.clock.now_ms() < until_ms:
-            await self._step(self.clock.now_ms())
+            await self._advance_to(self.clock.now_ms())
             self.clock.advance(STEP_S)
         self.service.ledger.close()
-        return self._starts.queue([]).record
+        return self._starts.make_queue_answer([]).record
 
     def _replay_past(self, replay: TraceReplay) -> None:
-        self._fold(*replay.history)
+        self._fold_events(*replay.history)
         for row in replay.ongoing:
-            live = self._live(row.job)
+            live = self._make_live_job(row.job)
             live.sequence = 2
-            self._fold(*make_opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
+            self._fold_events(*make_opening_events(row.job, self._gpus, started_ms=row.started_ms, ranks=row.ranks))
             heapq.heappush(self._ends, (replay.start_ms + round(row.remaining_s * 1000), live.name, live))
 
-    def _fold(self, *events: JobEvent) -> None:
-        self._pipeline.take(Batch(events=events))
+    def _fold_events(self, *events: JobEvent) -> None:
+        self._pipeline.apply_batch(Batch(events=events))
 
-    def _live(self, job: TraceJob) -> LiveJob:
-        return LiveJob(job, profile_of(job.job, job.gpus, job.class_, seed=self._seed), job.run_s, job.run_s)
+    def _make_live_job(self, job: TraceJob) -> LiveJob:
+        return LiveJob(job, draw_job_profile(job.job, job.gpus, job.class_, seed=self._seed), job.run_s, job.run_s)
 
-    async def _step(self, now_ms: int) -> None:
-        if self._end(now_ms) + self._submit(now_ms) == 0 and now_ms < self._tick_ms:
+    async def _advance_to(self, now_ms: int) -> None:
+        if self._end_jobs(now_ms) + self._submit_jobs(now_ms) == 0 and now_ms < self._tick_ms:
             return
         state = self._pipeline.state
         await self._pipeline.capabilities[RunForecasts].forecast(state)
@@ -108,47 +108,47 @@ class WaitingFleet:
             self._demand_ms = now_ms + DEMAND_MS
             await self._pipeline.capabilities[DemandForecasts].forecast(state)
         await self._pipeline.tick()
-        await self._worker.step()
-        self._tick_ms = now_ms if self._start(now_ms) else now_ms + round(TICK_S * 1000)
+        await self._worker.run_due_pass()
+        self._tick_ms = now_ms if self._start_jobs(now_ms) else now_ms + round(TICK_S * 1000)
         await self._starts.refresh()
         waiting = {name: live.job.submit_ms for name, live in self._waiting.items()}
-        self.first.ask(waiting, self.service.backlog.starts, now_ms)
+        self.first.record_answers(waiting, self.service.backlog.starts, now_ms)
 
-    def _end(self, now_ms: int) -> int:
+    def _end_jobs(self, now_ms: int) -> int:
         ended = 0
         while self._ends and self._ends[0][0] <= now_ms:
             end_ms, _, live = heapq.heappop(self._ends)
-            self._fold(live.event(Finished, end_ms))
+            self._fold_events(live.make_next_event(Finished, end_ms))
             ended += 1
         return ended
 
-    def _submit(self, now_ms: int) -> int:
+    def _submit_jobs(self, now_ms: int) -> int:
         came = 0
         while self._ahead and self._ahead[-1].submit_ms <= now_ms:
-            live = self._live(self._ahead.pop())
+            live = self._make_live_job(self._ahead.pop())
             came += 1
             try:
-                self.service.enqueue(live.request(self._gpus), CALLER)
+                self.service.enqueue(live.make_request(self._gpus), CALLER)
             except RequestError:  # larger than its queue may ever be
                 continue
-            self._fold(*live.submitted(live.job.submit_ms, self._gpus))
+            self._fold_events(*live.make_submission_events(live.job.submit_ms, self._gpus))
             self._waiting[live.request_id] = live
         return came
 
-    def _start(self, now_ms: int) -> int:
-        rows = self.service.ledger.decisions_after(self._cursor, 1000)
+    def _start_jobs(self, now_ms: int) -> int:
+        rows = self.service.ledger.read_decisions_after(self._cursor, 1000)
         for row in rows:
             self._cursor = row.cursor
             decision = msgspec.json.decode(row.reply, type=Decision)
             live = self._waiting.pop(row.request_id, None)
             if live is not None and decision.outcome == "placed":
-                self._fold(live.start(decision.ranks, now_ms))
-                self.first.started(row.request_id, live.job.submit_ms, now_ms)
+                self._fold_events(live.start_on_ranks(decision.ranks, now_ms))
+                self.first.record_start(row.request_id, live.job.submit_ms, now_ms)
                 heapq.heappush(self._ends, (now_ms + round(live.job.run_s * 1000), live.name, live))
         return len(rows)
 
 
-def waiting_fleet(
+def make_waiting_fleet(
     folder: Path, data: Path, seed: int, at: str, now_ms: int, teams: bool = False, *,
     nodes: int = DEMO_NODES, hours: float = 0.0, is_cold: bool = False,
 ) -> WaitingFleet:  # fmt: skip

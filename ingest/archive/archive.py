@@ -24,19 +24,28 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.ingest.archive.events import Event, KnownEvents
-from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, UNPLACED, ArchiveFiles, Dataset, FileName, day_of, live
-from fleetcast.ingest.archive.read import log_damaged_file, newest_ms
+from fleetcast.ingest.archive.files import (
+    DAY_MS,
+    HOUR_MS,
+    UNPLACED,
+    ArchiveFiles,
+    Dataset,
+    FileName,
+    drop_superseded_files,
+    format_day,
+)
+from fleetcast.ingest.archive.read import find_newest_ms, log_damaged_file
 from fleetcast.ingest.archive.rows import (
     KINDS,
     ArchiveRows,
     Words,
-    code,
     decode_samples,
     encode_events,
     encode_samples,
-    in_order,
     make_metric_columns,
-    series_of,
+    make_sort_keys,
+    pack_series,
+    sort_unique_rows,
 )
 from fleetcast.ingest.inbox.job_events import YEAR_2000_MS
 
@@ -113,7 +122,7 @@ class Archive:
         self.counts = ArchiveHealth()
         self.writer = writer
         self._entities = entities
-        self._series = {kind: series_of(KINDS.index(kind), at, 0) for kind, at in make_metric_columns().items()}
+        self._series = {kind: pack_series(KINDS.index(kind), at, 0) for kind, at in make_metric_columns().items()}
         self._number = -1
         self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
         self._waiting = _Waiting()
@@ -130,7 +139,7 @@ class Archive:
             with self._swap:
                 self._waiting.batches.append((batch, sure))
                 self._waiting.nbytes += len(batch) * BYTES_A_ROW
-            if self.due:
+            if self.is_due:
                 self._when_due()
 
     def add_event(self, event: Event) -> None:
@@ -138,7 +147,7 @@ class Archive:
         with self._swap:
             self._waiting.events.append(event)
             self._waiting.nbytes += BYTES_AN_EVENT
-        if self.due:
+        if self.is_due:
             self._when_due()
 
     @property
@@ -147,17 +156,17 @@ class Archive:
         return self._waiting.nbytes + self._writing
 
     @property
-    def due(self) -> bool:
+    def is_due(self) -> bool:
         """Whether so many bytes wait that the rows should be written before the next snapshot."""
         return self._waiting.nbytes > self.limits.buffer_bytes // 4
 
     @property
-    def full(self) -> bool:
+    def is_full(self) -> bool:
         """Whether the memory limit is reached, so that the pipeline must not read its sources for now."""
         return self.nbytes > self.limits.buffer_bytes
 
     @property
-    def claimed(self) -> bool:
+    def has_claimed_name(self) -> bool:
         """Whether the archive holds its writer's name, which it does from its first flush on.
 
         From then on, the leftovers of a crash are finished, and no other process uses the name.
@@ -171,9 +180,9 @@ class Archive:
             self._give_back = None
 
     def health(self) -> ArchiveHealth:
-        return replace(self.counts, waiting_bytes=self.nbytes, full=self.full)
+        return replace(self.counts, waiting_bytes=self.nbytes, full=self.is_full)
 
-    def hand_over(self, topology: Topology, now_ms: int) -> Callable[[], None]:
+    def prepare_flush(self, topology: Topology, now_ms: int) -> Callable[[], None]:
         """Return a function that writes all waiting rows, for a thread to run, one at a time.
 
         If it raises OSError, the rows wait again.
@@ -190,13 +199,13 @@ class Archive:
                 with self.files.convert_to_os_error():
                     self._write(taken, flush, oldest_ms)
             except Exception as error:
-                self._again(taken, error)
+                self._restore_rows(taken, error)
                 raise
             self._writing, self.counts.failing = 0, ""
 
         return write
 
-    def _again(self, taken: _Waiting, error: Exception) -> None:
+    def _restore_rows(self, taken: _Waiting, error: Exception) -> None:
         """Put the rows of a failed flush back into memory.
 
         Any file of that flush may exist, so the next flush looks all rows up.
@@ -206,13 +215,13 @@ class Archive:
             now = self._waiting
             self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
             self._writing, self._doubt_ms = 0, None
-        self._known_events.doubt()
+        self._known_events.forget_newest_time()
         self.counts.failing = f"{type(error).__name__}: {error}"
 
     # -- in a thread ----------------------------------------------------------------------------------------------
 
     def _write(self, taken: _Waiting, flush: "_Flush", oldest_ms: int) -> None:
-        doubt_ms = self._open()
+        doubt_ms = self._prepare_files()
         for hour_ms, rows, sure in _split_by_hour(taken.batches, self._series, doubt_ms):
             if hour_ms + HOUR_MS <= oldest_ms:
                 self.counts.too_old += len(rows)
@@ -220,68 +229,72 @@ class Archive:
                 self._write_hour(hour_ms, rows, sure, flush)
         self._write_events(taken.events, flush, oldest_ms)
 
-    def _open(self) -> int:
+    def _prepare_files(self) -> int:
         """Prepare the files for a flush, and return the newest sample time in them, in Unix ms.
 
         The first flush also claims the writer's name. The first flush, and each one after a failure, finishes
         leftover files and reads that time from the files.
         """
         if self._give_back is None:
-            self._give_back = self.files.claim(self.writer)
+            self._give_back = self.files.claim_writer_name(self.writer)
         if self._doubt_ms is None:
-            self.files.finish(self.writer)
-            self._doubt_ms = newest_ms(self.files)
+            self.files.finish_ready_files(self.writer)
+            self._doubt_ms = find_newest_ms(self.files)
         return self._doubt_ms
 
     def _write_hour(self, hour_ms: int, rows: ArchiveRows, sure: NDArray[np.bool_], flush: "_Flush") -> None:
         was = len(rows)
-        rows, order = in_order(rows, hour_ms)
-        there = [name for name in self.files.names("samples", [day_of(hour_ms)]) if name.first_ms == hour_ms]
+        rows, order = sort_unique_rows(rows, hour_ms)
+        there = [name for name in self.files.list_files("samples", [format_day(hour_ms)]) if name.first_ms == hour_ms]
         unknown = np.flatnonzero(~sure[order]) if there and not sure.all() else order[:0]
         if len(unknown):
-            blocks = flush.blocks.names_of(rows.take(unknown))
+            blocks = flush.blocks.find_block_names(rows.select(unknown))
             restarted = int(rows.time_ms[unknown].min()) <= (self._doubt_ms or 0)  # another topology may hold now
-            among = [name for name in live(there) if restarted or name.block in blocks]
-            repeated = unknown[self._on_disk(rows.take(unknown), hour_ms, among)]
-            rows = rows.take(np.delete(np.arange(len(rows)), repeated))
+            among = [name for name in drop_superseded_files(there) if restarted or name.block in blocks]
+            repeated = unknown[self._find_stored_rows(rows.select(unknown), hour_ms, among)]
+            rows = rows.select(np.delete(np.arange(len(rows)), repeated))
         self.counts.repeats += was - len(rows)
         for block, part in flush.blocks.split(rows):
             name = _choose_part_name(("samples", block, self.writer), hour_ms, flush.number, there)
-            self._put(name, encode_samples(part, {kind: self._entities[kind].names for kind in KINDS}))
+            self._write_file(name, encode_samples(part, {kind: self._entities[kind].names for kind in KINDS}))
             self.counts.rows += len(part)
 
-    def _on_disk(self, rows: ArchiveRows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
+    def _find_stored_rows(self, rows: ArchiveRows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
         """Return (n,) whether an existing file holds the series and time of each row.
 
         The names of such files are synced first, so that the rows are certain to be on disk.
         """
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
-        wanted = code(rows, hour_ms)
+        wanted = make_sort_keys(rows, hour_ms)
         words = Words(lambda kind, entity: self._entities[kind].row(entity))
         found = np.zeros(len(rows), np.bool_)
         for name in names:
             with log_damaged_file(name), self.files.open(name) as file:
-                here = np.isin(wanted, code(decode_samples(file, words, span), hour_ms))
+                here = np.isin(wanted, make_sort_keys(decode_samples(file, words, span), hour_ms))
                 if here.any():
-                    self.files.keep([name])
+                    self.files.sync_file_names([name])
                 found |= here
         return found
 
     def _write_events(self, events: Sequence[Event], flush: "_Flush", oldest_ms: int) -> None:
         young = [event for event in events if event.time_ms >= oldest_ms]
-        new = self._known_events.new(young, flush.now_ms)
+        new = self._known_events.filter_new_events(young, flush.now_ms)
         self.counts.too_old += len(events) - len(young)
         self.counts.repeats += len(young) - len(new)
         hours: dict[int, list[Event]] = {}
         for event in new:
             hours.setdefault(event.time_ms // HOUR_MS * HOUR_MS, []).append(event)
         for hour_ms, same in hours.items():
-            there = [name for name in self.files.names("events", [day_of(hour_ms)]) if name.first_ms == hour_ms]
-            self._put(_choose_part_name(("events", "", self.writer), hour_ms, flush.number, there), encode_events(same))
+            there = [
+                name for name in self.files.list_files("events", [format_day(hour_ms)]) if name.first_ms == hour_ms
+            ]
+            self._write_file(
+                _choose_part_name(("events", "", self.writer), hour_ms, flush.number, there), encode_events(same)
+            )
             self.counts.events += len(same)
 
-    def _put(self, name: FileName, data: Any) -> None:
-        self.files.put(name, data)
+    def _write_file(self, name: FileName, data: Any) -> None:
+        self.files.write_file(name, data)
         self.counts.files += 1
         self.counts.bytes += len(data)
 
@@ -297,7 +310,7 @@ class _Blocks:
         self._domain = np.append(topology.domain[Level.BLOCK], -1).astype(np.int16)  # the last one is nowhere
         self._owners = owners
 
-    def of(self, rows: ArchiveRows) -> NDArray[np.int16]:
+    def find_blocks(self, rows: ArchiveRows) -> NDArray[np.int16]:
         """Return (n,) int16, the index of each row's block, or -1 if the topology does not contain its node."""
         block = np.full(len(rows), -1, np.int16)
         starts, entities = rows.find_kind_starts(), rows.entity
@@ -308,21 +321,25 @@ class _Blocks:
                 block[first:end] = self._domain[np.where(known, node, len(self._domain) - 1)]
         return block
 
-    def names_of(self, rows: ArchiveRows) -> set[str]:
-        return {self._name(block) for block in np.unique(self.of(rows)).tolist()} if self._names else {UNPLACED}
+    def find_block_names(self, rows: ArchiveRows) -> set[str]:
+        return (
+            {self._get_block_name(block) for block in np.unique(self.find_blocks(rows)).tolist()}
+            if self._names
+            else {UNPLACED}
+        )
 
     def split(self, rows: ArchiveRows) -> Iterator[tuple[str, ArchiveRows]]:
         """Yield the rows of each block, in their order."""
         if not self._names:
             yield from [(UNPLACED, rows)] if len(rows) else []
             return
-        block = self.of(rows)
+        block = self.find_blocks(rows)
         order = np.argsort(block, kind="stable")
         edges = np.flatnonzero(np.diff(block[order], prepend=-2, append=-2)).tolist()
         for first, end in pairwise(edges):
-            yield self._name(int(block[order[first]])), rows.take(order[first:end])
+            yield self._get_block_name(int(block[order[first]])), rows.select(order[first:end])
 
-    def _name(self, block: int) -> str:
+    def _get_block_name(self, block: int) -> str:
         return self._names[block] if block >= 0 else UNPLACED
 
 
@@ -367,7 +384,7 @@ def _split_by_hour(
     hour = rows.time_ms // HOUR_MS
     for one in np.unique(hour).tolist():
         at = np.flatnonzero(hour == one)
-        yield one * HOUR_MS, rows.take(at), sure[at]
+        yield one * HOUR_MS, rows.select(at), sure[at]
 
 
 def _choose_part_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
@@ -378,4 +395,4 @@ def _choose_part_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int,
     dataset, block, writer = keys
     ends = [name.last for name in there if (name.block, name.writer) == (block, writer)]
     number = max([number, *(end + 1 for end in ends)])
-    return FileName(dataset, day_of(hour_ms), block, hour_ms // HOUR_MS % 24, writer, number, number)
+    return FileName(dataset, format_day(hour_ms), block, hour_ms // HOUR_MS % 24, writer, number, number)

@@ -10,7 +10,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleetcast.fleet.entities import Entities
-from fleetcast.ingest.archive.files import DATASETS, DAY_MS, HOUR_MS, ArchiveFiles, FileName, day_ms, live
+from fleetcast.ingest.archive.files import (
+    DATASETS,
+    DAY_MS,
+    HOUR_MS,
+    ArchiveFiles,
+    FileName,
+    drop_superseded_files,
+    parse_day_ms,
+)
 from fleetcast.ingest.archive.rows import (
     KINDS,
     METRIC_NAMES,
@@ -20,8 +28,8 @@ from fleetcast.ingest.archive.rows import (
     decode_samples,
     encode_event_table,
     encode_samples,
-    in_order,
     make_row_lookup,
+    sort_unique_rows,
 )
 
 logger = logging.getLogger(__name__)
@@ -37,11 +45,11 @@ class CompactionRun:
     rows: int
 
     @property
-    def becomes(self) -> FileName:
+    def merged_name(self) -> FileName:
         return replace(self.names[0], first=self.names[0].first, last=max(name.last for name in self.names))
 
 
-def runs(
+def find_compaction_runs(
     files: ArchiveFiles,
     writer: str,
     closed_ms: int,
@@ -56,16 +64,18 @@ def runs(
     """
     places: dict[Any, list[FileName]] = {}
     for dataset in DATASETS:
-        for name in live(files.names(dataset, days)):
+        for name in drop_superseded_files(files.list_files(dataset, days)):
             if name.writer == writer and name.first_ms + HOUR_MS <= closed_ms and not name.ready:
                 places.setdefault(name.place, []).append(name)
     worth = [
-        names for names in places.values() if days is None or len(names) >= MANY or not any(n.compacted for n in names)
+        names
+        for names in places.values()
+        if days is None or len(names) >= MANY or not any(n.is_compacted for n in names)
     ]
-    return [run for names in worth if len(names) > 1 for run in _runs(files, names, most_rows)]
+    return [run for names in worth if len(names) > 1 for run in _group_files(files, names, most_rows)]
 
 
-def _runs(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Iterator[CompactionRun]:
+def _group_files(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Iterator[CompactionRun]:
     """Yield runs of files with consecutive numbers, each with at most `most_rows` rows.
 
     A file that cannot be read ends a run.
@@ -74,7 +84,7 @@ def _runs(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Ite
     rows = 0
     for name in sorted(names, key=lambda name: name.first):
         try:
-            count = _rows(files, name)
+            count = _count_rows(files, name)
         except (OSError, ValueError) as error:
             logger.error("archive: %s cannot be read and stays as it is: %s", name.path, error)
             count = most_rows + 1
@@ -89,7 +99,7 @@ def _runs(files: ArchiveFiles, names: Sequence[FileName], most_rows: int) -> Ite
         yield CompactionRun(tuple(run), rows)
 
 
-def _rows(files: ArchiveFiles, name: FileName) -> int:
+def _count_rows(files: ArchiveFiles, name: FileName) -> int:
     import pyarrow.parquet as pq
 
     with files.open(name) as file:
@@ -101,28 +111,30 @@ def compact(files: ArchiveFiles, run: CompactionRun) -> None:
 
     Raises OSError, or ValueError if a file is torn or the hour's files have changed. Nothing has changed then.
     """
-    files.become(merge(files, run))
+    files.replace_superseded_files(write_merged_file(files, run))
 
 
-def merge(files: ArchiveFiles, run: CompactionRun) -> FileName:
+def write_merged_file(files: ArchiveFiles, run: CompactionRun) -> FileName:
     """Write the file that will replace the files of a run, and return its name, which ends in `.ready`.
 
     The file then still needs its final name. The writer may add files to the hour at the same time. Raises
     OSError, or ValueError if a file is torn or the hour's files have changed. Nothing has changed then.
     """
-    ready = replace(run.becomes, ready=True)
-    there = [name for name in live(files.names(ready.dataset, [ready.day])) if ready.supersedes(name)]
+    ready = replace(run.merged_name, ready=True)
+    there = [
+        name for name in drop_superseded_files(files.list_files(ready.dataset, [ready.day])) if ready.supersedes(name)
+    ]
     if sorted(there) != sorted(run.names):
         raise ValueError(f"its hour has {len(there)} files now, not the {len(run.names)} that were found")
     merged = _merge_samples if ready.dataset == "samples" else _merge_events
-    files.put(ready, merged(files, run.names))
+    files.write_file(ready, merged(files, run.names))
     return ready
 
 
 def _merge_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     entities, metrics = Entities(), list(METRIC_NAMES)
 
-    def metric_of(name: str) -> int:  # also those that the catalogue does not hold any more
+    def find_or_add_metric(name: str) -> int:  # also those that the catalogue does not hold any more
         if name not in metrics:
             metrics.append(name)
         return metrics.index(name)
@@ -130,8 +142,8 @@ def _merge_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     parts = []
     for name in names:
         with files.open(name) as file:
-            parts.append(decode_samples(file, Words(make_row_lookup(entities), metric_of)))
-    rows, _ = in_order(ArchiveRows.concat(parts), names[0].first_ms)
+            parts.append(decode_samples(file, Words(make_row_lookup(entities), find_or_add_metric)))
+    rows, _ = sort_unique_rows(ArchiveRows.concat(parts), names[0].first_ms)
     return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics, STATISTICS)
 
 
@@ -148,8 +160,8 @@ def _merge_events(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
 
 def list_old_days(files: ArchiveFiles, now_ms: int, keep_days: int) -> list[str]:
     """Return the days that ended at least `keep_days` days ago."""
-    days = {day for dataset in DATASETS for day in files.days(dataset)}
-    return sorted(day for day in days if day_ms(day) + DAY_MS <= now_ms - keep_days * DAY_MS)
+    days = {day for dataset in DATASETS for day in files.list_days(dataset)}
+    return sorted(day for day in days if parse_day_ms(day) + DAY_MS <= now_ms - keep_days * DAY_MS)
 
 
 def prune(files: ArchiveFiles, days: Sequence[str], note: Callable[[str], object] = lambda _: None) -> None:

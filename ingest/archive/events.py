@@ -11,8 +11,8 @@ from typing import IO
 
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
-from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_each_file
-from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, Identity, identity
+from fleetcast.ingest.archive.read import ArchiveSpan, find_newest_ms, read_each_file
+from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, Identity, identify_event
 
 Event = JobEvent | NodeEvent
 
@@ -31,15 +31,15 @@ class KnownEvents:
         self._newest_ms: int | None = None  # events up to here may be in files; None: nobody has looked yet
         self._recent: set[Identity] | None = None  # those of the files since the snapshot
 
-    def doubt(self) -> None:
+    def forget_newest_time(self) -> None:
         """Forget the files' newest time after a failed flush, because any of its files may exist."""
         self._newest_ms = None
 
-    def new(self, events: Sequence[Event], now_ms: int) -> list[Event]:
+    def filter_new_events(self, events: Sequence[Event], now_ms: int) -> list[Event]:
         """Return the events that no file holds, each once. Raises OSError."""
         if not events:
             return []
-        newest_there_ms, recent = self._read()
+        newest_there_ms, recent = self._read_recent_identities()
         sure_after_ms = max(newest_there_ms, now_ms - HOUR_MS)
         hours: dict[int, list[Event]] = {}
         for event in events:
@@ -49,7 +49,7 @@ class KnownEvents:
         for same in hours.values():
             there = self._find_stored_events([event.time_ms for event in same if event.time_ms <= sure_after_ms])
             for event in same:
-                who = identity(event)
+                who = identify_event(event)
                 if who not in there and who not in recent and who not in taken:
                     taken.add(who)
                     new.append(event)
@@ -57,19 +57,19 @@ class KnownEvents:
 
     def _find_stored_events(self, times_ms: Sequence[int]) -> set[Identity]:
         """Return the identities of stored events from the first to the last of these times, in Unix ms."""
-        return identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
+        return read_identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
 
-    def _read(self) -> tuple[int, set[Identity]]:
+    def _read_recent_identities(self) -> tuple[int, set[Identity]]:
         if self._newest_ms is None:
-            newest_there_ms = newest_ms(self._files, "events")
+            newest_there_ms = find_newest_ms(self._files, "events")
             if self._recent is None:
                 since_ms = max(self._saved_ms, newest_there_ms - HOUR_MS)
-                self._recent = identities(self._files, ArchiveSpan(since_ms, NO_FUTURE_LIMIT_MS))
+                self._recent = read_identities(self._files, ArchiveSpan(since_ms, NO_FUTURE_LIMIT_MS))
             self._newest_ms = newest_there_ms
         return self._newest_ms, self._recent or set()
 
 
-def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
+def read_identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
     """Return the identities of the archived events of a span. Raises OSError.
 
     The files that hold them are certain to be on disk when it returns.
@@ -78,13 +78,13 @@ def identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
 
     def read(file: IO[bytes]) -> list[Identity]:
         table = pq.read_table(file, columns=IDENTITY, filters=span.filters, use_threads=False)
-        return list(_rows(column.to_pylist() for column in table.columns))
+        return list(_join_identity_columns(column.to_pylist() for column in table.columns))
 
     found = list(read_each_file(files, span, "events", read))
-    files.keep(name for name, _ in found)
+    files.sync_file_names(name for name, _ in found)
     return {one for _, same in found for one in same}
 
 
-def _rows(columns: Iterator[list[object]]) -> Iterator[Identity]:
+def _join_identity_columns(columns: Iterator[list[object]]) -> Iterator[Identity]:
     for of, name, attempt, source, sequence in zip(*columns, strict=True):
         yield of, name, attempt if of == "job" else source, sequence

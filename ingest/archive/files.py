@@ -54,12 +54,12 @@ class FileName:
     @property
     def path(self) -> str:
         block = f"/block={quote(self.block, safe='')}" if self.block else ""
-        numbers = f"{self.first}-{self.last}" if self.compacted else f"{self.first}"
+        numbers = f"{self.first}-{self.last}" if self.is_compacted else f"{self.first}"
         end = ".ready" if self.ready else ""
         return f"{self.dataset}/day={self.day}{block}/{self.hour:02d}-{self.writer}-{numbers}.parquet{end}"
 
     @property
-    def compacted(self) -> bool:
+    def is_compacted(self) -> bool:
         return self.last != self.first
 
     @property
@@ -70,18 +70,18 @@ class FileName:
     @property
     def first_ms(self) -> int:
         """The beginning of the file's hour, in Unix ms."""
-        return day_ms(self.day) + self.hour * HOUR_MS
+        return parse_day_ms(self.day) + self.hour * HOUR_MS
 
     def supersedes(self, other: "FileName") -> bool:
         """Return whether this file also holds all rows of `other`."""
-        if not self.compacted or (self.place, self.writer) != (other.place, other.writer):
+        if not self.is_compacted or (self.place, self.writer) != (other.place, other.writer):
             return False
         if (self.first, self.last) == (other.first, other.last):
             return other.ready and not self.ready
         return self.first <= other.first and other.last <= self.last
 
     @classmethod
-    def of(cls, path: str) -> "FileName | None":
+    def parse(cls, path: str) -> "FileName | None":
         """Parse the name at the end of a path. Returns None if the archive did not write the file.
 
         >>> FileName.of("x/events/day=2026-11-21/13-0-17.parquet").hour
@@ -104,28 +104,28 @@ class FileName:
         )
 
 
-def day_of(time_ms: int) -> str:
+def format_day(time_ms: int) -> str:
     """Return the day of a time in UTC, as YYYY-MM-DD.
 
-    >>> day_of(1_795_278_000_000)
+    >>> format_day(1_795_278_000_000)
     '2026-11-21'
     """
     return datetime.fromtimestamp(time_ms // 1000, UTC).strftime("%Y-%m-%d")
 
 
-def day_ms(day: str) -> int:
+def parse_day_ms(day: str) -> int:
     """Return the beginning of a day in UTC, in Unix ms."""
     return round(datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC).timestamp()) * 1000
 
 
-def live(names: Iterable[FileName]) -> list[FileName]:
+def drop_superseded_files(names: Iterable[FileName]) -> list[FileName]:
     """Return the files that no other file supersedes, sorted. Together they hold each row once."""
     places: dict[tuple[Any, ...], list[FileName]] = {}
     for name in names:
         places.setdefault((*name.place, name.writer), []).append(name)
     left: list[FileName] = []
     for same in places.values():
-        wide = [name for name in same if name.compacted]
+        wide = [name for name in same if name.is_compacted]
         left += [name for name in same if not any(other.supersedes(name) for other in wide)]
     return sorted(left)
 
@@ -143,7 +143,7 @@ class ArchiveFiles:
         self._on_disk: set[Path] = set()  # folders whose names are
         if not isinstance(url, str):
             self.folder: Path | None = url
-            self._fs, self._root = files.filesystem(url), self.url
+            self._fs, self._root = files.get_filesystem(url), self.url
             return
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
@@ -151,14 +151,14 @@ class ArchiveFiles:
             raise ConfigError(f"archive.url = {url!r}: {error}") from None
         self.folder = Path(self._root) if "file" in _list_protocols(self._fs) else None
 
-    def names(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
+    def list_files(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
         """Return the names of all existing files, superseded or not. days: only these days, or None for all."""
         self._fs.invalidate_cache()
         folders = [dataset] if days is None else [f"{dataset}/day={day}" for day in days]
         paths = [path for folder in folders for path in self._fs.find(f"{self._root}/{folder}")]
-        return sorted(name for path in paths if (name := FileName.of(path)) is not None)
+        return sorted(name for path in paths if (name := FileName.parse(path)) is not None)
 
-    def days(self, dataset: Dataset) -> list[str]:
+    def list_days(self, dataset: Dataset) -> list[str]:
         """Return the days that have a folder, oldest first."""
         self._fs.invalidate_cache()
         try:
@@ -168,18 +168,18 @@ class ArchiveFiles:
         found = (re.search(r"day=(\d{4}-\d\d-\d\d)/?$", path) for path in paths)
         return sorted(match.group(1) for match in found if match is not None)
 
-    def size(self, name: FileName) -> int:
+    def read_size(self, name: FileName) -> int:
         """Return the size of a file in bytes."""
-        return int(self._fs.size(self._at(name)))
+        return int(self._fs.size(self._make_path(name)))
 
     def open(self, name: FileName) -> IO[bytes]:
-        file: IO[bytes] = self._fs.open(self._at(name), "rb")
+        file: IO[bytes] = self._fs.open(self._make_path(name), "rb")
         return file
 
-    def put(self, name: FileName, data: Any) -> None:
+    def write_file(self, name: FileName, data: Any) -> None:
         """Write the whole file `data` (bytes-like) under its name, which must be unused."""
         if self.folder is None:
-            self._fs.pipe_file(self._at(name), bytes(data))
+            self._fs.pipe_file(self._make_path(name), bytes(data))
             return
         path = self.folder / name.path
         self._make_folder(path.parent)
@@ -198,41 +198,41 @@ class ArchiveFiles:
                     break
             self._on_disk.add(folder)
 
-    def keep(self, names: Iterable[FileName]) -> None:
+    def sync_file_names(self, names: Iterable[FileName]) -> None:
         """Sync these files' names to disk. Another process may have renamed them without an fsync."""
         if self.folder is not None:
             for folder in sorted({(self.folder / name.path).parent for name in names}):
                 files.sync_folder(folder, AREA)
 
-    def become(self, ready: FileName) -> None:
+    def replace_superseded_files(self, ready: FileName) -> None:
         """Delete the files that a `.ready` file supersedes, then give it its final name.
 
         Repeating it changes nothing.
         """
-        self.keep([ready])
+        self.sync_file_names([ready])
         final = replace(ready, ready=False)
-        names = self.names(ready.dataset, [ready.day])
+        names = self.list_files(ready.dataset, [ready.day])
         if final in names and ready not in names:  # `finish` put it there
             return
         for name in names:
             if name != final and ready.supersedes(name):
                 self.remove(name)
         failpoints.reach(f"{AREA}.before_rename")
-        self._fs.mv(self._at(ready), self._at(final))
+        self._fs.mv(self._make_path(ready), self._make_path(final))
         failpoints.reach(f"{AREA}.after_rename")
         if self.folder is not None:
             files.sync_folder((self.folder / final.path).parent, AREA)
 
-    def finish(self, writer: str) -> None:
+    def finish_ready_files(self, writer: str) -> None:
         """Give each `.ready` file of a writer its final name.
 
         A crash, an error or a merge may have left such files.
         """
         for dataset in DATASETS:
-            for name in self.names(dataset):
+            for name in self.list_files(dataset):
                 if name.ready and name.writer == writer:
                     logger.info("archive: %s was not finished; it is now", name.path)
-                    self.become(name)
+                    self.replace_superseded_files(name)
 
     @contextlib.contextmanager
     def convert_to_os_error(self) -> Iterator[None]:
@@ -246,7 +246,7 @@ class ArchiveFiles:
                 raise
             raise OSError(f"{type(error).__name__}: {error}") from error
 
-    def claim(self, writer: str) -> Callable[[], None]:
+    def claim_writer_name(self, writer: str) -> Callable[[], None]:
         """Reserve a writer's name, delete its half-written files, and return a function that releases it.
 
         Raises OSError if another process holds the name. Object stores hold no names and have no half-written files.
@@ -268,13 +268,13 @@ class ArchiveFiles:
 
     def remove(self, name: FileName) -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm_file(self._at(name))
+            self._fs.rm_file(self._make_path(name))
 
     def remove_day(self, dataset: Dataset, day: str) -> None:
         with contextlib.suppress(FileNotFoundError):
             self._fs.rm(f"{self._root}/{dataset}/day={day}", recursive=True)
 
-    def _at(self, name: FileName) -> str:
+    def _make_path(self, name: FileName) -> str:
         return f"{self._root}/{name.path}"
 
 

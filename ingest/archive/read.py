@@ -8,7 +8,15 @@ from typing import IO, Any, TypeVar
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
-from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, Dataset, FileName, day_ms, live
+from fleetcast.ingest.archive.files import (
+    DAY_MS,
+    HOUR_MS,
+    ArchiveFiles,
+    Dataset,
+    FileName,
+    drop_superseded_files,
+    parse_day_ms,
+)
 from fleetcast.ingest.archive.rows import ArchiveRows, Words, decode_samples
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 
@@ -30,14 +38,16 @@ class ArchiveSpan:
     end_ms: int
     block: str | None = None
 
-    def names(self, files: ArchiveFiles, dataset: Dataset) -> list[FileName]:
+    def list_files(self, files: ArchiveFiles, dataset: Dataset) -> list[FileName]:
         """Return the files that may hold rows of the span, without superseded ones."""
         days = [
-            day for day in files.days(dataset) if day_ms(day) < self.end_ms and day_ms(day) + DAY_MS > self.first_ms
+            day
+            for day in files.list_days(dataset)
+            if parse_day_ms(day) < self.end_ms and parse_day_ms(day) + DAY_MS > self.first_ms
         ]
         return [
             name
-            for name in live(files.names(dataset, days))
+            for name in drop_superseded_files(files.list_files(dataset, days))
             if name.first_ms < self.end_ms
             and name.first_ms + HOUR_MS > self.first_ms
             and self.block in (None, name.block)
@@ -70,7 +80,7 @@ def read_each_file(
     for attempt in range(RETRIES):
         answers = []
         try:
-            for name in span.names(files, dataset):
+            for name in span.list_files(files, dataset):
                 with log_damaged_file(name), files.open(name) as file:
                     answers.append((name, read(file)))
         except FileNotFoundError:
@@ -92,7 +102,7 @@ def read_samples(
     parts = [
         rows for _, rows in read_each_file(files, span, "samples", lambda file: decode_samples(file, words, filters))
     ]
-    return ArchiveRows.concat(parts) if parts else ArchiveRows.none()
+    return ArchiveRows.concat(parts) if parts else ArchiveRows.empty()
 
 
 def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent | NodeEvent], list[RecordError]]:
@@ -114,15 +124,15 @@ def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent |
     return events, bad
 
 
-def newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
+def find_newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
     """Return the time of the newest row in Unix ms, or NOTHING_MS if there is none. No row is later.
 
     A damaged file counts as if its newest row were at the end of its hour.
     """
     import pyarrow.parquet as pq
 
-    for day in reversed(files.days(dataset)):
-        names = live(files.names(dataset, [day]))
+    for day in reversed(files.list_days(dataset)):
+        names = drop_superseded_files(files.list_files(dataset, [day]))
         newest = max((name.hour for name in names), default=-1)
         times = []
         for name in names:

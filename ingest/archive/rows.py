@@ -37,7 +37,7 @@ _WRITE: Mapping[str, Any] = {"compression": "zstd", "compression_level": 3, "wri
 class ArchiveRows:
     """The columns of samples, each (n,).
 
-    series: kind, metric and entity as one number, in this order (see `series_of`).
+    series: kind, metric and entity as one number, in this order (see `pack_series`).
     """
 
     series: NDArray[np.int64]
@@ -64,7 +64,7 @@ class ArchiveRows:
         entity: NDArray[np.int32] = (self.series & 2**ENTITY_BITS - 1).astype(np.int32)
         return entity
 
-    def take(self, at: NDArray[Any] | slice) -> "ArchiveRows":
+    def select(self, at: NDArray[Any] | slice) -> "ArchiveRows":
         return ArchiveRows(self.series[at], self.time_ms[at], self.value[at])
 
     def find_kind_starts(self) -> list[int]:
@@ -72,11 +72,11 @@ class ArchiveRows:
 
         The rows must be ordered by series.
         """
-        starts: list[int] = np.searchsorted(self.series, series_of(np.arange(len(KINDS) + 1), 0, 0)).tolist()
+        starts: list[int] = np.searchsorted(self.series, pack_series(np.arange(len(KINDS) + 1), 0, 0)).tolist()
         return starts
 
     @classmethod
-    def none(cls) -> "ArchiveRows":
+    def empty(cls) -> "ArchiveRows":
         return cls(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.float64))
 
     @classmethod
@@ -88,7 +88,7 @@ class ArchiveRows:
         )
 
 
-def series_of(kind: Any, metric: Any, entity: Any) -> NDArray[np.int64]:
+def pack_series(kind: Any, metric: Any, entity: Any) -> NDArray[np.int64]:
     """Pack the kind, metric and entity of each series into one int64 number, in this order.
 
     The arguments are indices as in `ArchiveRows`, each an array or a number.
@@ -102,7 +102,7 @@ def make_metric_columns() -> dict[EntityKind, NDArray[np.int16]]:
     return {kind: np.array([_METRIC_AT[metric.name] for metric in METRICS[kind]], np.int16) for kind in KINDS}
 
 
-def code(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
+def make_sort_keys(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
     """Return (n,) int64 keys that order rows by kind, metric, entity and time.
 
     All times must lie in the hour that begins at `hour_ms`.
@@ -110,7 +110,7 @@ def code(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
     return (rows.series << TIME_BITS) | (rows.time_ms - hour_ms)
 
 
-def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.intp]]:
+def sort_unique_rows(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.intp]]:
     """Sort one hour's rows by series and time, and drop repeated ones.
 
     Returns the rows and (n,) their former indices. Of rows with the same series and time, the first remains.
@@ -121,11 +121,11 @@ def in_order(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.i
     is_later |= series[1:] != series[:-1]
     if is_later.all():
         return ordered, order
-    codes = code(ordered, hour_ms)  # few rows are late or repeated: a stable sort is quick
+    codes = make_sort_keys(ordered, hour_ms)  # few rows are late or repeated: a stable sort is quick
     again = np.argsort(codes, kind="stable")
     codes = codes[again]
     again = again[np.concatenate([[True], codes[1:] != codes[:-1]])]
-    return ordered.take(again), order[again]
+    return ordered.select(again), order[again]
 
 
 def _sort_series(series: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
@@ -154,7 +154,7 @@ def encode_samples(
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    tables = _tables(rows, names, metrics)
+    tables = _make_tables(rows, names, metrics)
     first = next(tables)
     options: dict[str, Any] = {
         "use_dictionary": ["kind", "metric", "entity"],
@@ -167,7 +167,7 @@ def encode_samples(
     return sink.getvalue()
 
 
-def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metrics: Sequence[str]) -> Iterator[Any]:
+def _make_tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metrics: Sequence[str]) -> Iterator[Any]:
     """Yield an Arrow table for each row group, at least one.
 
     Tables of ROWS_A_GROUP rows fit the caches of a core.
@@ -177,7 +177,7 @@ def _tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], metric
     place, used = _make_name_dictionary(rows, names)
     words = [pa.array([kind.value for kind in KINDS]), pa.array(metrics), pa.array(used, pa.string())]
     for first in range(0, max(1, len(rows)), ROWS_A_GROUP):
-        part = rows.take(slice(first, first + ROWS_A_GROUP))
+        part = rows.select(slice(first, first + ROWS_A_GROUP))
         entity, starts = part.entity, part.find_kind_starts()
         for kind, begin, end in zip(KINDS, starts[:-1], starts[1:], strict=True):
             if begin < end:
@@ -231,32 +231,32 @@ def decode_samples(file: IO[bytes], words: Words, filters: Any = None) -> Archiv
 
     table = pq.read_table(file, filters=filters, use_threads=False).unify_dictionaries().combine_chunks()
     if not len(table):
-        return ArchiveRows.none()
-    kind_at, kinds = _indices(table, "kind")
-    metric_at, metrics = _indices(table, "metric")
-    entity_at, named = _indices(table, "entity")
+        return ArchiveRows.empty()
+    kind_at, kinds = _read_dictionary_column(table, "kind")
+    metric_at, metrics = _read_dictionary_column(table, "metric")
+    entity_at, named = _read_dictionary_column(table, "entity")
     kind = np.array([_KIND_AT.get(name, -1) for name in kinds], np.int8)[kind_at]
-    metric = np.array([_row(words.metric_of(name)) for name in metrics], np.int16)[metric_at]
+    metric = np.array([_replace_none(words.metric_of(name)) for name in metrics], np.int16)[metric_at]
     entity = np.full(len(table), -1, np.int32)
     for row in np.unique(kind[kind >= 0]).tolist():
         of_kind = kind == row
         there = np.flatnonzero(np.bincount(entity_at[of_kind]))
         place = np.empty(int(there[-1]) + 1, np.int32)
-        place[there] = [_row(words.row_of(KINDS[row], named[at])) for at in there.tolist()]
+        place[there] = [_replace_none(words.row_of(KINDS[row], named[at])) for at in there.tolist()]
         entity[of_kind] = place[entity_at[of_kind]]
-    rows = ArchiveRows(series_of(kind, metric, entity), table["time_ms"].to_numpy(), table["value"].to_numpy())
+    rows = ArchiveRows(pack_series(kind, metric, entity), table["time_ms"].to_numpy(), table["value"].to_numpy())
     known = (kind >= 0) & (metric >= 0) & (entity >= 0)
-    return rows if known.all() else rows.take(known)
+    return rows if known.all() else rows.select(known)
 
 
-def _row(found: int | None) -> int:
+def _replace_none(found: int | None) -> int:
     return -1 if found is None else found
 
 
 def make_row_lookup(entities: Entities) -> Callable[[EntityKind, str], int]:
     """Return a function that finds the row of an entity in `entities`, and adds unknown entities."""
 
-    def row_of(kind: EntityKind, name: str) -> int:
+    def find_or_add_row(kind: EntityKind, name: str) -> int:
         if kind is EntityKind.NODE:
             return entities.node(name)
         row = entities[kind].row(name)
@@ -265,13 +265,13 @@ def make_row_lookup(entities: Entities) -> Callable[[EntityKind, str], int]:
         owner = entities.node(name.split("/", 1)[0]) if kind in NODE_OWNED else -1
         return entities[kind].add(name, owner)
 
-    return row_of
+    return find_or_add_row
 
 
 _KIND_AT = {kind.value: row for row, kind in enumerate(KINDS)}
 
 
-def _indices(table: Any, column: str) -> tuple[NDArray[Any], list[str]]:
+def _read_dictionary_column(table: Any, column: str) -> tuple[NDArray[Any], list[str]]:
     array = table[column].combine_chunks()
     array = array.chunk(0) if hasattr(array, "num_chunks") else array
     return array.indices.to_numpy(), array.dictionary.to_pylist()
@@ -281,7 +281,7 @@ def encode_events(events: Sequence[JobEvent | NodeEvent]) -> Any:
     """Encode events as a Parquet file, ordered by time, and return it as a buffer."""
     import pyarrow as pa
 
-    rows = [_event_row(event) for event in sorted(events, key=lambda event: event.time_ms)]
+    rows = [_make_event_row(event) for event in sorted(events, key=lambda event: event.time_ms)]
     columns = {name: [row[at] for row in rows] for at, name in enumerate(EVENT_COLUMNS)}
     schema = pa.schema(
         [
@@ -313,7 +313,7 @@ def encode_event_table(table: Any) -> Any:
 EVENT_COLUMNS = ("time_ms", "of", "name", "attempt", "source", "sequence", "type", "event")
 
 
-def _event_row(event: JobEvent | NodeEvent) -> tuple[Any, ...]:
+def _make_event_row(event: JobEvent | NodeEvent) -> tuple[Any, ...]:
     whole = msgspec.json.encode(event).decode()
     if isinstance(event, NodeEvent):
         return event.time_ms, "node", event.node, None, event.source, event.sequence, event.type, whole

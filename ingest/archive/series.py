@@ -42,14 +42,14 @@ def read_series(
     """
     filters: list[tuple[str, str, Any]] = [*span.filters]
     filters += [(key, "==", value) for key, value in (("metric", metric), ("entity", entity)) if value]
-    entities, parts = Entities(), [ArchiveRows.none()]
-    for name in each(span.names(files, "samples")):
+    entities, parts = Entities(), [ArchiveRows.empty()]
+    for name in each(span.list_files(files, "samples")):
         with log_damaged_file(name), files.open(name) as file:
             parts.append(decode_samples(file, Words(make_row_lookup(entities)), filters))
-    return list(_series(ArchiveRows.concat(parts), entities))
+    return list(_split_series(ArchiveRows.concat(parts), entities))
 
 
-def _series(rows: ArchiveRows, entities: Entities) -> Iterator[ArchivedSeries]:
+def _split_series(rows: ArchiveRows, entities: Entities) -> Iterator[ArchivedSeries]:
     order = np.lexsort((rows.time_ms, rows.series))
     edges = np.flatnonzero(np.diff(rows.series[order], prepend=-1, append=-1))
     kinds, metrics, entity = rows.kind, rows.metric, rows.entity

@@ -20,8 +20,8 @@ from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.archive.files import DATASETS, ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
-from fleetcast.ingest.archive.rows import KINDS, ArchiveRows, Words, make_metric_columns, make_row_lookup, series_of
-from fleetcast.ingest.node_names import node_name
+from fleetcast.ingest.archive.rows import KINDS, ArchiveRows, Words, make_metric_columns, make_row_lookup, pack_series
+from fleetcast.ingest.node_names import find_or_register_node
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import RecordTally
 
@@ -83,13 +83,13 @@ class ArchiveSource(Source):
                 raise StopAsyncIteration
             end_ms = min((self._at_ms // WINDOW_MS + 1) * WINDOW_MS, self.options.to_ms)
             if self._window is None:
-                self._window = await self._read(ArchiveSpan(self._at_ms, end_ms, self.options.block or None))
+                self._window = await self._read_window(ArchiveSpan(self._at_ms, end_ms, self.options.block or None))
             if not self._window.steps:
-                self._at_ms, self._window = await self._next_ms(end_ms), None
+                self._at_ms, self._window = await self._find_next_time(end_ms), None
                 continue
             step_ms = self._window.steps.popleft()
             self._at_ms = min(step_ms + self.options.step_ms, end_ms)
-            batch = self._batch(self._window, step_ms, self._at_ms)
+            batch = self._make_batch(self._window, step_ms, self._at_ms)
             if not self._window.steps:
                 self._at_ms, self._window = end_ms, None
             return batch
@@ -108,7 +108,7 @@ class ArchiveSource(Source):
         left_s = max(0, self.options.to_ms - self._at_ms) / 1000
         return {"name": self.name, "kind": "history", "rate_per_s": None, "lag_s": left_s, "bad": self._bad, "up": 1}
 
-    async def _read(self, span: ArchiveSpan) -> _Window:
+    async def _read_window(self, span: ArchiveSpan) -> _Window:
         known = Entities()  # the loop's own tables are not for a thread
         try:
             rows, events, bad = await asyncio.to_thread(self._read_samples_and_events, span, known)
@@ -121,13 +121,15 @@ class ArchiveSource(Source):
         steps |= {self._floor_to_step(np.int64(event.time_ms)).item() for event in events}
         return _Window(rows, events, bad, deque(sorted(steps)))
 
-    async def _next_ms(self, after_ms: int) -> int:
+    async def _find_next_time(self, after_ms: int) -> int:
         """Return the earliest time from `after_ms` on at which the archive may have rows, in Unix ms.
 
         A span may be empty for months, so that reading it window by window would be slow.
         """
         span = ArchiveSpan(after_ms, self.options.to_ms, self.options.block or None)
-        names = [name for dataset in DATASETS for name in await asyncio.to_thread(span.names, self._files, dataset)]
+        names = [
+            name for dataset in DATASETS for name in await asyncio.to_thread(span.list_files, self._files, dataset)
+        ]
         return max(after_ms, min((name.first_ms for name in names), default=self.options.to_ms))
 
     def _renumber_entities(self, rows: ArchiveRows, known: Entities) -> tuple[ArchiveRows, list[RecordError]]:
@@ -137,13 +139,13 @@ class ArchiveSource(Source):
         """
         kinds, entity, refused = rows.kind, rows.entity, list[RecordError]()
         for number, kind in enumerate(KINDS):
-            own = np.array([self._own(kind, name, refused) for name in known[kind].names], np.int32)
+            own = np.array([self._find_own_row(kind, name, refused) for name in known[kind].names], np.int32)
             at = np.flatnonzero(kinds == number)
             entity[at] = own[entity[at]]
-        rows = replace(rows, series=series_of(kinds, rows.metric, entity))
-        return (rows.take(entity >= 0) if refused else rows), refused
+        rows = replace(rows, series=pack_series(kinds, rows.metric, entity))
+        return (rows.select(entity >= 0) if refused else rows), refused
 
-    def _own(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
+    def _find_own_row(self, kind: EntityKind, name: str, refused: list[RecordError]) -> int:
         """Return this process's row of an archived entity, or -1 if its name is refused.
 
         Adds the error of a refused name to `refused`.
@@ -152,8 +154,8 @@ class ArchiveSource(Source):
             if kind is not EntityKind.NODE and kind not in NODE_OWNED:
                 return self._entities[kind].add(name)
             stated, *parts = name.split("/")
-            node = node_name(stated, self._entities)
-            return self._entities.of_node(kind, node, *parts) if parts else self._entities.node(node)
+            node = find_or_register_node(stated, self._entities)
+            return self._entities.add_to_node(kind, node, *parts) if parts else self._entities.node(node)
         except RecordError as error:
             refused.append(error.with_traceback(None))
             return -1
@@ -162,7 +164,7 @@ class ArchiveSource(Source):
         self, span: ArchiveSpan, known: Entities
     ) -> tuple[ArchiveRows, list[Event], list[RecordError]]:
         rows = read_samples(self._files, span, Words(make_row_lookup(known)))
-        return rows.take(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
+        return rows.select(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
     def _floor_to_step(self, time_ms: Any) -> Any:
         """Return the beginning of the step that contains each time.
@@ -171,9 +173,9 @@ class ArchiveSource(Source):
         """
         return np.maximum(time_ms // self.options.step_ms * self.options.step_ms, self._at_ms)
 
-    def _batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:
+    def _make_batch(self, window: _Window, first_ms: int, end_ms: int) -> Batch:
         first, end = np.searchsorted(window.rows.time_ms, (first_ms, end_ms)).tolist()
-        rows = window.rows.take(slice(first, end))
+        rows = window.rows.select(slice(first, end))
         samples, unread = [], 0
         kinds, metrics, entity = rows.kind, rows.metric, rows.entity
         for number in np.unique(kinds).tolist():
@@ -181,7 +183,7 @@ class ArchiveSource(Source):
             metric = self._catalogue[kind][metrics[at]]
             known = metric >= 0
             part = SampleBatch(kind, metric, entity[at], rows.time_ms[at], rows.value[at])
-            samples.append(part if known.all() else part.where(known))
+            samples.append(part if known.all() else part.select_samples(known))
             unread += len(part) - int(np.count_nonzero(known))
         events = [event for event in window.events if first_ms <= event.time_ms < end_ms]
         bad, window.bad = window.bad, []

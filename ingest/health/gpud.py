@@ -122,7 +122,7 @@ class GpudSource(Source):
         self._seen_s: dict[str, int] = {}
         token = os.environ.get(TOKEN, "")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        asks = dict.fromkeys(self._urls, self._ask)
+        asks = dict.fromkeys(self._urls, self._fetch_node)
         self._poller = Poller(self.name, asks, chosen, check_polling_options("gpud", chosen), headers)
 
     @property
@@ -133,7 +133,7 @@ class GpudSource(Source):
         batch = await self._poller.next()
         for event in batch.node_events:
             if event.type == "health":
-                self._taken.setdefault(event.node, {})[event.check] = _reported(event)
+                self._taken.setdefault(event.node, {})[event.check] = _summarise_event(event)
         return batch
 
     def position(self) -> dict[str, Any]:
@@ -149,17 +149,17 @@ class GpudSource(Source):
     async def close(self) -> None:
         await self._poller.close()
 
-    async def _ask(self, poller: Poller, node: str) -> Batch:
+    async def _fetch_node(self, poller: Poller, node: str) -> Batch:
         """Fetch the states and the newest XIDs of one node, and return them as events."""
         url, now_ms = self._urls[node], self._clock.now_ms()
         states = decode_states(await poller.get(f"{url}/v1/states"))
         since_s = self._seen_s.get(node, (now_ms - LOOKBACK_MS) // 1000)
         events = decode_events(await poller.get(f"{url}/v1/events?startTime={since_s}"))
         known = self._known.setdefault(node, {})
-        events_found = [*state_events(node, states, known, now_ms)]
+        events_found = [*make_state_events(node, states, known, now_ms)]
         xids = [*make_xid_events(node, events, now_ms)]
         self._seen_s[node] = now_ms // 1000 - 60  # gpud's clock may be behind; what comes twice counts once
-        batch = _checked([*events_found, *xids], now_ms)
+        batch = _check_events([*events_found, *xids], now_ms)
         return replace(
             batch, tally=count_states_and_events(states, events, len(events_found), len(xids), len(batch.bad))
         )
@@ -173,8 +173,8 @@ def count_states_and_events(
     events_found: number of states that changed. xids: number of XIDs. refused: number of invalid node events.
     """
     rows = [state for component in states for state in component.states or ()]
-    unread = [state.health[:80] for state in rows if _severity(state) is None and state.health not in NOT_YET]
-    waiting = sum(_severity(state) is None for state in rows) - len(unread)
+    unread = [state.health[:80] for state in rows if _parse_severity(state) is None and state.health not in NOT_YET]
+    waiting = sum(_parse_severity(state) is None for state in rows) - len(unread)
     others = sum(len(component.events or ()) for component in events) - xids
     repeated = len(rows) - events_found - len(unread) - waiting
     ignored = {SkipRule.REPEATED: repeated, SkipRule.NO_DATA: waiting, SkipRule.NOT_HARDWARE: others}
@@ -198,14 +198,14 @@ def decode_events(body: bytes) -> list[ComponentEvents]:
         raise make_malformed_error(error, body, _events) from None
 
 
-def state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:
+def make_state_events(node: str, components: list[ComponentStates], known: Known, now_ms: int) -> Iterator[NodeEvent]:
     """Yield a node event for each state that differs from `known`, and update `known`.
 
     A bad state that did not change is repeated after AGAIN_MS.
     """
     for component in components:
         for state in component.states or ():
-            severity = _severity(state)
+            severity = _parse_severity(state)
             check = (
                 component.component
                 if state.name in ("", component.component)
@@ -214,7 +214,7 @@ def state_events(node: str, components: list[ComponentStates], known: Known, now
             if severity is None or (check not in known and len(known) >= MOST_STATES):
                 continue
             event = _make_state_event(node, check, severity, state, now_ms)
-            reported, last = _reported(event), known.get(check, ["ok", 0, now_ms])
+            reported, last = _summarise_event(event), known.get(check, ["ok", 0, now_ms])
             same = last[0] == severity if severity == "ok" else last[:2] == reported[:2]
             if not same or (severity != "ok" and now_ms - int(last[2]) >= AGAIN_MS):
                 known[check] = reported
@@ -226,17 +226,17 @@ def _make_state_event(node: str, check: str, severity: Severity, state: Componen
     return NodeEvent(
         node=node,
         source=SOURCE,
-        sequence=_sequence(now_ms, f"{check}|{severity}|{message}"),
+        sequence=_make_sequence(now_ms, f"{check}|{severity}|{message}"),
         time_ms=now_ms,
         type="health",
         check=check,
         severity=severity,
         message=message,
-        advice="" if severity == "ok" else _advice(state.suggested_actions),
+        advice="" if severity == "ok" else _format_advice(state.suggested_actions),
     )
 
 
-def _reported(event: NodeEvent) -> list[Any]:
+def _summarise_event(event: NodeEvent) -> list[Any]:
     """Return [severity, CRC-32 of the message, time in Unix ms] of an event, to compare reports."""
     return [event.severity, zlib.crc32(event.message.encode("utf-8", "replace")), event.time_ms]
 
@@ -248,13 +248,13 @@ def make_xid_events(node: str, components: list[ComponentEvents], now_ms: int) -
             found = _xid.search(f"{event.name} {event.message}") if "xid" in component.component.lower() else None
             if found is None:
                 continue
-            time_ms = _time_ms(event.time, now_ms)
+            time_ms = _parse_time_ms(event.time, now_ms)
             address = _address.search(event.message)
             device = normalise_device_name(address[0]) if address else ""
             yield NodeEvent(
                 node=node,
                 source=SOURCE,
-                sequence=_sequence(time_ms, f"{found[1]}|{device}"),
+                sequence=_make_sequence(time_ms, f"{found[1]}|{device}"),
                 time_ms=time_ms,
                 type="xid",
                 code=int(found[1]),
@@ -263,7 +263,7 @@ def make_xid_events(node: str, components: list[ComponentEvents], now_ms: int) -
             )
 
 
-def _checked(events: list[NodeEvent], now_ms: int) -> Batch:
+def _check_events(events: list[NodeEvent], now_ms: int) -> Batch:
     good, bad = [], []
     for event in events:
         try:
@@ -274,7 +274,7 @@ def _checked(events: list[NodeEvent], now_ms: int) -> Batch:
     return Batch(node_events=tuple(good), bad=tuple(bad))
 
 
-def _severity(state: ComponentHealth) -> Severity | None:
+def _parse_severity(state: ComponentHealth) -> Severity | None:
     """Return the severity of a state, or None if gpud states no known health."""
     match state.health:
         case "Healthy":
@@ -287,18 +287,18 @@ def _severity(state: ComponentHealth) -> Severity | None:
     return None
 
 
-def _advice(suggested: Suggested | None) -> str:
+def _format_advice(suggested: Suggested | None) -> str:
     if suggested is None:
         return ""
     words = [ADVICE.get(action, action.replace("_", " ").lower()) for action in suggested.repair_actions or ()]
     return ", ".join(words)[:MESSAGE_CHARACTERS]
 
 
-def _sequence(time_ms: int, what: str) -> int:
+def _make_sequence(time_ms: int, what: str) -> int:
     return (time_ms // 1000 << _HASH_BITS) | (zlib.crc32(what.encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1))
 
 
-def _time_ms(stated: str, now_ms: int) -> int:
+def _parse_time_ms(stated: str, now_ms: int) -> int:
     """Return the time that the daemon states in Unix ms, or `now_ms` if it states no plausible time."""
     try:
         time = datetime.fromisoformat(stated)

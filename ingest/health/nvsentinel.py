@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.decode_faults import format_value
 from fleetcast.fleet.devices import normalise_device_name
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import NodeEvent
@@ -120,14 +120,14 @@ def decode(body: bytes, headers: Mapping[str, str], now_ms: int, future_limit_ms
     """
     records: list[DecodedRecord] = []
     rejected: list[tuple[int, RecordError]] = []
-    for index, part in enumerate(_parts(body, headers)):
+    for index, part in enumerate(_split_body(body, headers)):
         if index >= MAX_RECORDS or len(rejected) >= MAX_REJECTED:
             rejected.append((index, RecordError("too_many", f"the rest was not read: at most {MAX_RECORDS} events")))
             break
         try:
             if isinstance(part, RecordError):
                 raise part
-            for event in node_events(part if isinstance(part, EventEnvelope) else _decoded(part), now_ms):
+            for event in make_node_events(part if isinstance(part, EventEnvelope) else _decode_envelope(part), now_ms):
                 check_event(event, now_ms, future_limit_ms)
                 records.append(DecodedRecord(index, _encode(event), event))
         except RecordError as error:
@@ -135,9 +135,9 @@ def decode(body: bytes, headers: Mapping[str, str], now_ms: int, future_limit_ms
     return DecodedBody(records, rejected)
 
 
-def _parts(body: bytes, headers: Mapping[str, str]) -> "Iterable[bytes | EventEnvelope | RecordError]":
+def _split_body(body: bytes, headers: Mapping[str, str]) -> "Iterable[bytes | EventEnvelope | RecordError]":
     if "ce-specversion" in headers:
-        return (_binary(body, headers),)
+        return (_decode_binary_event(body, headers),)
     body = body.removeprefix(b"\xef\xbb\xbf").strip()
     if body[:1] != b"[":
         return (body,)
@@ -147,31 +147,31 @@ def _parts(body: bytes, headers: Mapping[str, str]) -> "Iterable[bytes | EventEn
         return (make_malformed_error(error, body, _raw_list),)
 
 
-def _binary(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordError":
+def _decode_binary_event(body: bytes, headers: Mapping[str, str]) -> "EventEnvelope | RecordError":
     if headers["ce-specversion"] != "1.0" or not headers.get("ce-id"):
-        said = f"{shown(headers['ce-specversion'])}, {shown(headers.get('ce-id', ''))}"
+        said = f"{format_value(headers['ce-specversion'])}, {format_value(headers.get('ce-id', ''))}"
         return RecordError("cloud_event", f"ce-specversion, ce-id {said}: expected '1.0' and an id")
     if headers.get("ce-type") != TYPE:
-        return RecordError("unknown_type", f"ce-type {shown(headers.get('ce-type', ''))}, expected {TYPE}")
+        return RecordError("unknown_type", f"ce-type {format_value(headers.get('ce-type', ''))}, expected {TYPE}")
     try:
         return EventEnvelope(headers["ce-id"], headers.get("ce-time", ""), _data(body).health_event)
     except (ValueError, RecursionError) as error:
         return make_malformed_error(error, body, _data)
 
 
-def _decoded(part: bytes) -> EventEnvelope:
+def _decode_envelope(part: bytes) -> EventEnvelope:
     try:
         envelope = _envelope(part)
     except (ValueError, RecursionError) as error:
         raise make_malformed_error(error, part, _envelope) from None
     if envelope.specversion != "1.0" or not envelope.id:
-        raise RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0' and an id")
+        raise RecordError("cloud_event", f"specversion {format_value(envelope.specversion)}, expected '1.0' and an id")
     if envelope.type != TYPE:
-        raise RecordError("unknown_type", f"type {shown(envelope.type)}, expected {TYPE}")
+        raise RecordError("unknown_type", f"type {format_value(envelope.type)}, expected {TYPE}")
     return EventEnvelope(envelope.id, envelope.time, envelope.data.health_event)
 
 
-def node_events(envelope: EventEnvelope, now_ms: int) -> list[NodeEvent]:
+def make_node_events(envelope: EventEnvelope, now_ms: int) -> list[NodeEvent]:
     """Return one node event for each affected GPU or other device, or one for the node if none is named.
 
     Returns no events for our own predictions. Raises RecordError.
@@ -179,38 +179,38 @@ def node_events(envelope: EventEnvelope, now_ms: int) -> list[NodeEvent]:
     event = envelope.event
     if event.agent == OWN_AGENT:
         return []
-    time_ms = _time_ms(event.generated_timestamp or envelope.time, now_ms)
-    code = _xid(event)
+    time_ms = _parse_time_ms(event.generated_timestamp or envelope.time, now_ms)
+    code = _parse_xid(event)
     return [
         NodeEvent(
             node=event.node_name,
             source=SOURCE,
-            sequence=(time_ms // 1000 << _HASH_BITS) | _hash(f"{envelope.id}/{number}"),
+            sequence=(time_ms // 1000 << _HASH_BITS) | _hash_text(f"{envelope.id}/{number}"),
             time_ms=time_ms,
             type="health" if code is None else "xid",
             gpu=gpu,
             code=code,
-            message=_message(event),
+            message=_format_message(event),
             check=event.check_name or event.component_class,
-            severity=_severity(event),
+            severity=_choose_severity(event),
             device=device,
-            advice="" if event.is_healthy else _advice(event),
+            advice="" if event.is_healthy else _format_advice(event),
         )
-        for number, (gpu, device) in enumerate(_devices(event.entities_impacted or ()))
+        for number, (gpu, device) in enumerate(_list_devices(event.entities_impacted or ()))
     ]
 
 
-def _hash(text: str) -> int:
+def _hash_text(text: str) -> int:
     return zlib.crc32(text.encode("utf-8", "replace")) & ((1 << _HASH_BITS) - 1)
 
 
-def _severity(event: HealthEvent) -> Literal["ok", "warning", "fatal"]:
+def _choose_severity(event: HealthEvent) -> Literal["ok", "warning", "fatal"]:
     if event.is_healthy:
         return "ok"
     return "fatal" if event.is_fatal and event.processing_strategy not in STORE_ONLY else "warning"
 
 
-def _xid(event: HealthEvent) -> int | None:
+def _parse_xid(event: HealthEvent) -> int | None:
     """Return the XID if the check reports XIDs, otherwise None.
 
     Other checks have error codes of their own.
@@ -221,21 +221,21 @@ def _xid(event: HealthEvent) -> int | None:
     return next((int(code[1]) for code in found if code is not None), None)
 
 
-def _message(event: HealthEvent) -> str:
+def _format_message(event: HealthEvent) -> str:
     codes = [code for code in event.error_code or () if code not in event.message]
     return (
         " ".join([event.message, *codes]).strip()[:MAX_MESSAGE_LENGTH] if codes else event.message[:MAX_MESSAGE_LENGTH]
     )
 
 
-def _advice(event: HealthEvent) -> str:
+def _format_advice(event: HealthEvent) -> str:
     action = event.recommended_action
     name = NUMBERS.get(action, "") if isinstance(action, int) else action or ""
     words = ADVICE.get(name, name.replace("_", " ").lower())
     return (event.custom_recommended_action if name == "CUSTOM" else words)[:MAX_MESSAGE_LENGTH]
 
 
-def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
+def _list_devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
     """Return (GPU index, device) for each affected GPU, or for each other device.
 
     A node without named devices gives (None, ""). NVSentinel lists the indices, PCI addresses and UUIDs of GPUs
@@ -263,7 +263,7 @@ def _devices(entities: tuple[Entity, ...]) -> list[tuple[int | None, str]]:
     return list(zip(gpus, [*names, *[""] * (rows - len(names))], strict=True))[:MOST_ENTITIES]
 
 
-def _time_ms(stated: str | Instant, now_ms: int) -> int:
+def _parse_time_ms(stated: str | Instant, now_ms: int) -> int:
     if isinstance(stated, Instant):
         return stated.seconds * 1000 + stated.nanos // 1_000_000
     if not stated:
@@ -271,5 +271,5 @@ def _time_ms(stated: str | Instant, now_ms: int) -> int:
     try:
         time = datetime.fromisoformat(stated)
     except ValueError:
-        raise RecordError("bad_value", f"generatedTimestamp {shown(stated)}, expected RFC 3339") from None
+        raise RecordError("bad_value", f"generatedTimestamp {format_value(stated)}, expected RFC 3339") from None
     return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

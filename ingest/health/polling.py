@@ -123,7 +123,7 @@ class Poller:
                     raise task.exception() or AssertionError
             pending, self._pending = self._pending, []
             batch = Batch.merge(pending)
-            self.pending = RecordTally.sum((self.pending, batch.counted()))
+            self.pending = RecordTally.sum((self.pending, batch.get_tally()))
             if len(batch) or batch.bad:
                 batch, self.pending = replace(batch, tally=self.pending), RecordTally()
                 self.bad += len(batch.bad)

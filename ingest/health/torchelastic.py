@@ -17,10 +17,10 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.decode_faults import format_value
 from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import Failed, FailureCategory, Finished, JobEvent, Phase, Resized, Started
-from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split
+from fleetcast.ingest.inbox.event_body import MAX_RECORDS, MAX_REJECTED, DecodedBody, DecodedRecord, split_body
 from fleetcast.ingest.inbox.job_events import check_event, make_malformed_error
 from fleetcast.ingest.kubernetes.failures import classify_exit
 from fleetcast.ingest.lifecycle import ENDED, RESIZED, STARTED
@@ -87,7 +87,7 @@ def decode(body: bytes, headers: Mapping[str, str], sender: Sender, now_ms: int,
     headers: names in lower case. sender: what the request states for all records.
     """
     decoded = DecodedBody()
-    for index, part in enumerate(split(body, headers)):
+    for index, part in enumerate(split_body(body, headers)):
         if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
             why = RecordError("too_many", f"the rest was not read: at most {MAX_RECORDS} records")
             decoded.rejected.append((index, why))
@@ -95,7 +95,7 @@ def decode(body: bytes, headers: Mapping[str, str], sender: Sender, now_ms: int,
         try:
             if isinstance(part, RecordError):
                 raise part
-            for event in job_events(_read(part), sender, now_ms, zlib.crc32(part)):
+            for event in make_job_events(_decode_record(part), sender, now_ms, zlib.crc32(part)):
                 check_event(event, now_ms, future_limit_ms)
                 decoded.records.append(DecodedRecord(index, _encode(event), event))
         except RecordError as error:
@@ -103,14 +103,14 @@ def decode(body: bytes, headers: Mapping[str, str], sender: Sender, now_ms: int,
     return decoded
 
 
-def _read(part: bytes) -> ElasticRecord:
+def _decode_record(part: bytes) -> ElasticRecord:
     try:
         return _record(part)
     except (ValueError, RecursionError) as error:
         raise make_malformed_error(error, part, _record) from None
 
 
-def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
+def make_job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
     """Convert one record into job events. Raises RecordError.
 
     mark: a number that is the same whenever the record is sent again.
@@ -120,23 +120,25 @@ def job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0
     if record.node_state:
         return _make_rendezvous_events(record, sender, now_ms, mark)
     if record.metadata is not None:
-        return _event(record, record.metadata, sender, now_ms, mark)
+        return _make_agent_events(record, record.metadata, sender, now_ms, mark)
     raise RecordError("missing_field", "neither metadata, node_state nor cycle_number: which kind of record is it?")
 
 
-def _job(sender: Sender, *stated: str) -> str:
+def _choose_job(sender: Sender, *stated: str) -> str:
     job = sender.job or next(filter(None, stated), "")
     if not job or job.lower() == "none":
         raise RecordError("missing_field", "no run_id that names the job: start it with --rdzv-id, or say ?job=")
     return job
 
 
-def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, mark: int) -> list[JobEvent]:
+def _make_agent_events(
+    record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, mark: int
+) -> list[JobEvent]:
     restarts = about.agent_restarts or 0
     if not 0 <= restarts < 2**31:
-        raise RecordError("out_of_range", f"agent_restarts {shown(restarts)}")
+        raise RecordError("out_of_range", f"agent_restarts {format_value(restarts)}")
     at_ms = record.timestamp or now_ms
-    same: dict[str, Any] = {"job": _job(sender, about.run_id), "attempt": sender.attempt or restarts + 1}
+    same: dict[str, Any] = {"job": _choose_job(sender, about.run_id), "attempt": sender.attempt or restarts + 1}
     state = about.state.upper()
     if state == "FAILED" and record.source in ("WORKER", "AGENT"):
         error = parse_failure(about.raw_error or "")
@@ -147,7 +149,7 @@ def _event(record: ElasticRecord, about: Metadata, sender: Sender, now_ms: int, 
     if state == "SUCCEEDED" and record.source == "AGENT" and about.group_rank == 0:
         return [Finished(**same, sequence=ENDED, time_ms=at_ms)]
     if "RENDEZVOUS" in (state, record.source):
-        sequence = _sequence(record.timestamp, mark)
+        sequence = _make_sequence(record.timestamp, mark)
         return [Phase(**same, sequence=sequence, time_ms=at_ms, name="init", rank=about.group_rank)]
     return []
 
@@ -156,18 +158,18 @@ def _make_rendezvous_events(record: ElasticRecord, sender: Sender, now_ms: int, 
     """Return the job events of a RdzvEvent, which states neither a time nor the agent's restarts."""
     if record.node_state.upper() not in ("INIT", "RUNNING"):
         return []
-    same: dict[str, Any] = {"job": _job(sender, record.run_id), "attempt": sender.attempt or 1}
-    return [Phase(**same, sequence=_sequence(0, mark), time_ms=now_ms, name="init", rank=record.rank)]
+    same: dict[str, Any] = {"job": _choose_job(sender, record.run_id), "attempt": sender.attempt or 1}
+    return [Phase(**same, sequence=_make_sequence(0, mark), time_ms=now_ms, name="init", rank=record.rank)]
 
 
 def _make_cycle_events(record: ElasticRecord, sender: Sender, now_ms: int) -> list[JobEvent]:
     number = record.cycle_number or 0
     if not 0 <= number < MOST_CYCLES or not 0 <= record.attempt_index < 2**31:
-        said = f"cycle_number {shown(number)}, attempt_index {shown(record.attempt_index)}"
+        said = f"cycle_number {format_value(number)}, attempt_index {format_value(record.attempt_index)}"
         raise RecordError("out_of_range", said)
-    job = _job(sender, "" if record.job_id is None else str(record.job_id))
-    at_ms = _time_ms(record.cycle_start_time, now_ms)
-    nodes = _nodes(record.active_nodes)
+    job = _choose_job(sender, "" if record.job_id is None else str(record.job_id))
+    at_ms = _parse_time_ms(record.cycle_start_time, now_ms)
+    nodes = _parse_nodes(record.active_nodes)
     if not nodes:
         return []
     same: dict[str, Any] = {"job": job, "attempt": sender.attempt or record.attempt_index + 1, "time_ms": at_ms}
@@ -175,7 +177,7 @@ def _make_cycle_events(record: ElasticRecord, sender: Sender, now_ms: int) -> li
     return [resized] if number else [Started(**same, sequence=STARTED, nodes=nodes), resized]
 
 
-def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
+def _parse_nodes(stated: str | list[str] | None) -> tuple[str, ...]:
     """Return the node names in a list, or in a text in Slurm's notation. Raises RecordError."""
     if not stated:
         return ()
@@ -187,7 +189,7 @@ def _nodes(stated: str | list[str] | None) -> tuple[str, ...]:
         raise RecordError("bad_value", f"active_nodes: {error}") from None
 
 
-def _time_ms(stated: str | float | None, now_ms: int) -> int:
+def _parse_time_ms(stated: str | float | None, now_ms: int) -> int:
     """Convert RFC 3339 or Unix seconds to Unix ms. Returns `now_ms` if no time is stated.
 
     Raises RecordError.
@@ -200,10 +202,12 @@ def _time_ms(stated: str | float | None, now_ms: int) -> int:
             return round((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)
         return round(stated * 1000)
     except (ValueError, OverflowError):
-        raise RecordError("bad_value", f"cycle_start_time {shown(stated)}: expected RFC 3339 or seconds") from None
+        raise RecordError(
+            "bad_value", f"cycle_start_time {format_value(stated)}: expected RFC 3339 or seconds"
+        ) from None
 
 
-def _sequence(timestamp_ms: int, mark: int) -> int:
+def _make_sequence(timestamp_ms: int, mark: int) -> int:
     """Return the sequence number of an agent's event. It increases with the event's time if one is stated."""
     if timestamp_ms <= 0:
         return AGENTS + mark % (1 << AGENT_BITS)

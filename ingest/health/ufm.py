@@ -23,9 +23,9 @@ from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.health.polling import Poller, PollOptions, check_polling_options
 from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS, check_event, make_malformed_error
-from fleetcast.ingest.node_names import known_name
+from fleetcast.ingest.node_names import find_known_name
 from fleetcast.ingest.source import Batch, Source, read_options
-from fleetcast.ingest.tally import RecordTally, SkipRule, unknown_fields
+from fleetcast.ingest.tally import RecordTally, SkipRule, count_unknown_fields
 
 SOURCE: Final = "ufm"
 CHECK: Final = "link failure prediction"
@@ -97,7 +97,7 @@ class UfmSource(Source):
         self._taken: Known = {}  # the same, as far as `next` has returned it
         self._poller = Poller(
             self.name,
-            {self._url: self._ask},
+            {self._url: self._fetch_predictions},
             chosen,
             check_polling_options("ufm", chosen),
             _make_auth_headers(chosen.user),
@@ -110,7 +110,7 @@ class UfmSource(Source):
     async def next(self) -> Batch:
         batch = await self._poller.next()
         for event in batch.node_events:
-            _remember(self._taken, event)
+            _update_known(self._taken, event)
         return batch
 
     def position(self) -> dict[str, Any]:
@@ -131,7 +131,7 @@ class UfmSource(Source):
     async def close(self) -> None:
         await self._poller.close()
 
-    async def _ask(self, poller: Poller, target: str) -> Batch:
+    async def _fetch_predictions(self, poller: Poller, target: str) -> Batch:
         body = await poller.get(target)
         alerts, bad = decode_alerts(body)
         now_ms = self._clock.now_ms()
@@ -139,7 +139,7 @@ class UfmSource(Source):
         self.unknown = 0
         repeated = 0
         for alert in alerts:
-            key = self._port(alert)
+            key = self._find_port_key(alert)
             if key is None:
                 self.unknown += 1
                 continue
@@ -148,22 +148,24 @@ class UfmSource(Source):
                 predicted[key] = (alert.probability, alert)
         ignored = {SkipRule.OTHER_PART: self.unknown, SkipRule.REPEATED: repeated}
         counts = {rule: count for rule, count in ignored.items() if count}
-        fields = sum(unknown_fields(bytes(row), Alert) for row in (_alerts(body) or [])[:MOST_ALERTS])
+        fields = sum(count_unknown_fields(bytes(row), Alert) for row in (_alerts(body) or [])[:MOST_ALERTS])
         tally = RecordTally(len(predicted), len(bad), counts, unknown_fields=fields)
-        return replace(self._changes(predicted, bad, now_ms), tally=tally)
+        return replace(self._make_change_events(predicted, bad, now_ms), tally=tally)
 
-    def _port(self, alert: Alert) -> str | None:
+    def _find_port_key(self, alert: Alert) -> str | None:
         """Return "node|device" for the port of a host that the fleet knows, otherwise None.
 
         UFM may write the adapter's name after the host's name.
         """
         nodes = self._entities[EntityKind.NODE]
-        name = known_name(alert.node_name.split(" ")[0], nodes)
+        name = find_known_name(alert.node_name.split(" ")[0], nodes)
         found = _device.search(alert.port_name) or _device.search(alert.node_name)
         device = f"{found[1]}/{found[2] or 1}" if found is not None else f"port {alert.port or alert.port_name}"
         return f"{name}|{device}" if name in nodes else None
 
-    def _changes(self, predicted: Mapping[str, tuple[float, Alert]], bad: list[RecordError], now_ms: int) -> Batch:
+    def _make_change_events(
+        self, predicted: Mapping[str, tuple[float, Alert]], bad: list[RecordError], now_ms: int
+    ) -> Batch:
         """Return events for the predictions that are new, changed or gone since the last answer.
 
         Errors of invalid events are added to `bad`, which the batch also contains.
@@ -172,8 +174,8 @@ class UfmSource(Source):
         for key, (percent, alert) in predicted.items():
             p = percent / 100
             if abs(p - self._known.get(key, -1.0)) >= CHANGE:
-                events.append(_event(key, p, alert, now_ms))
-        events += [_event(key, None, None, now_ms) for key in self._known.keys() - predicted.keys()]
+                events.append(_make_event(key, p, alert, now_ms))
+        events += [_make_event(key, None, None, now_ms) for key in self._known.keys() - predicted.keys()]
         good = []
         for event in events:
             try:
@@ -182,11 +184,11 @@ class UfmSource(Source):
                 bad.append(error.with_traceback(None))
                 continue
             good.append(event)
-            _remember(self._known, event)
+            _update_known(self._known, event)
         return Batch(node_events=tuple(good), bad=tuple(bad))
 
 
-def _remember(known: Known, event: NodeEvent) -> None:
+def _update_known(known: Known, event: NodeEvent) -> None:
     key = f"{event.node}|{event.device}"
     if event.probability is None:
         known.pop(key, None)
@@ -219,7 +221,7 @@ def decode_alerts(body: bytes) -> tuple[list[Alert], list[RecordError]]:
     return alerts, bad
 
 
-def _event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeEvent:
+def _make_event(key: str, p: float | None, alert: Alert | None, now_ms: int) -> NodeEvent:
     """Return the node event of a prediction, or of its withdrawal if `p` is None."""
     node, _, device = key.partition("|")
     id = "" if alert is None else str(alert.alert_id)

@@ -16,7 +16,7 @@ import msgspec
 from fleetcast.fleet import files
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.inbox.inbox import InboxSource
-from fleetcast.ingest.inbox.segments import format_segment_name, places, prune
+from fleetcast.ingest.inbox.segments import delete_read_segments, format_segment_name, parse_position
 from fleetcast.ingest.shares import OwnRows, Share
 from fleetcast.ingest.source import Batch, Source
 
@@ -53,8 +53,8 @@ class DividedInbox(Source):
         batch = await self._inbox.next()
         if self._share.instances == 1:
             return batch
-        samples = tuple(own for own in map(self._rows.of, batch.samples) if len(own))
-        if self._share.first:
+        samples = tuple(own for own in map(self._rows.filter_samples, batch.samples) if len(own))
+        if self._share.is_first:
             return replace(batch, samples=samples)
         return Batch(samples)
 
@@ -97,19 +97,20 @@ class DividedInbox(Source):
         for mark in marks:
             if mark.instance >= share.instances:  # what it had not read, the others have by now
                 (folder / f"{PREFIX}{mark.instance}").unlink(missing_ok=True)
-        return prune(folder, least([mark.position for mark in current]))
+        return delete_read_segments(folder, find_lowest_positions([mark.position for mark in current]))
 
     async def close(self) -> None:
         await self._inbox.close()
 
 
-def least(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+def find_lowest_positions(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
     """Return the lowest position of each writer that occurs in all `positions`.
 
-    >>> least([{"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16}])
+    >>> positions = [{"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16}]
+    >>> find_lowest_positions(positions)
     {'api-000000000001.seg': 99}
     """
-    tables = [{writer: (number, offset) for (writer, number), offset in places(row)} for row in positions]
+    tables = [{writer: (number, offset) for (writer, number), offset in parse_position(row)} for row in positions]
     shared = set.intersection(*(set(table) for table in tables)) if tables else set()
     found = {writer: min(table[writer] for table in tables) for writer in sorted(shared)}
     return {format_segment_name(writer, number): offset for writer, (number, offset) in found.items()}

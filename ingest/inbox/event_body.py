@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.decode_faults import format_value
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
@@ -85,7 +85,7 @@ def decode_body(
     """
     decoded = DecodedBody()
     is_full = False
-    for index, part in enumerate(split(body, headers or {})):
+    for index, part in enumerate(split_body(body, headers or {})):
         if index >= MAX_RECORDS or len(decoded.rejected) >= MAX_REJECTED:
             if not is_full:
                 why = f"the rest was not read: at most {MAX_RECORDS} records in a body, at most {MAX_REJECTED} bad ones"
@@ -127,7 +127,7 @@ def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
             decoded.refused_starts.add((head.job, head.attempt))
 
 
-def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:
+def split_body(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:
     """Split a body into the bytes of its records, in order, without decoding them.
 
     An error takes the place of a record where the framing is broken.
@@ -137,15 +137,15 @@ def split(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordErr
         return ()
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
     if "ce-specversion" in headers:
-        return (_binary(body, headers),)
+        return (_check_binary_event(body, headers),)
     if kind == CLOUD_EVENT:
         return (_unwrap_cloud_event(body),)
     if kind == CLOUD_EVENT_BATCH:
-        return (part if isinstance(part, RecordError) else _unwrap_cloud_event(part) for part in _array(body))
+        return (part if isinstance(part, RecordError) else _unwrap_cloud_event(part) for part in _split_array(body))
     if kind in LINES:
-        return _lines(body)
+        return _split_lines(body)
     if body[:1] == b"[":
-        return _array(body)
+        return _split_array(body)
     return _split_ndjson(body)
 
 
@@ -155,15 +155,15 @@ def _split_ndjson(body: bytes) -> Iterable[bytes | RecordError]:
     try:
         _raw(body)
     except (ValueError, RecursionError):
-        return _lines(body)
+        return _split_lines(body)
     return (body,)
 
 
-def _lines(body: bytes) -> Iterator[bytes]:
+def _split_lines(body: bytes) -> Iterator[bytes]:
     return (line for line in (found.group().strip() for found in _LINE.finditer(body)) if line)
 
 
-def _array(body: bytes) -> Iterable[bytes | RecordError]:
+def _split_array(body: bytes) -> Iterable[bytes | RecordError]:
     if body.count(b",") > MANY_COMMAS:  # perhaps millions of records, of which only the first are looked at
         return _scan_array_elements(body, RecordError("not_json", "the array breaks off"))
     try:
@@ -197,10 +197,10 @@ def _skip_blanks(text: str, at: int) -> int:
     return found.end() if found else at
 
 
-def _binary(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:
+def _check_binary_event(body: bytes, headers: Mapping[str, str]) -> bytes | RecordError:
     missing = [name for name in ("ce-id", "ce-source", "ce-type") if not headers.get(name)]
     if headers["ce-specversion"] != "1.0":
-        return RecordError("cloud_event", f"ce-specversion {shown(headers['ce-specversion'])}, expected '1.0'")
+        return RecordError("cloud_event", f"ce-specversion {format_value(headers['ce-specversion'])}, expected '1.0'")
     if missing:
         return RecordError("cloud_event", f"header {missing[0]} is missing")
     return body
@@ -214,7 +214,7 @@ def _unwrap_cloud_event(body: bytes) -> bytes | RecordError:
         broken = make_malformed_error(error, body, _cloud_event)
         return RecordError("cloud_event", str(broken)) if isinstance(error, msgspec.ValidationError) else broken
     if envelope.specversion != "1.0":
-        return RecordError("cloud_event", f"specversion {shown(envelope.specversion)}, expected '1.0'")
+        return RecordError("cloud_event", f"specversion {format_value(envelope.specversion)}, expected '1.0'")
     if envelope.data_base64:
         try:
             return base64.b64decode(envelope.data_base64, validate=True)
@@ -222,6 +222,6 @@ def _unwrap_cloud_event(body: bytes) -> bytes | RecordError:
             return RecordError("cloud_event", f"data_base64: {error}")
     content = envelope.datacontenttype.partition(";")[0].strip().lower()
     if not (content == "application/json" or content.endswith("+json")):
-        return RecordError("cloud_event", f"datacontenttype {shown(content)}, expected application/json")
+        return RecordError("cloud_event", f"datacontenttype {format_value(content)}, expected application/json")
     data = bytes(envelope.data)
     return data if data else RecordError("cloud_event", "data is missing")

@@ -35,14 +35,14 @@ from fleetcast.ingest.inbox.segments import (
     HEADER,
     Record,
     RecordKind,
+    count_misnamed_folders,
     count_retained_bytes,
+    delete_read_segments,
     encode_records,
     find_last_segment_number,
-    folders_in_the_way,
     format_segment_name,
     list_segments,
-    places,
-    prune,
+    parse_position,
     read_segment,
     scan_records,
 )
@@ -118,9 +118,9 @@ class InboxWriter:
             except OSError as error:
                 logger.error("inbox %s: %s, refused %d appends", self.name, error, len(batch))
                 why = error.strerror or str(error)
-                _fail(batch, SourceError(f"cannot write the inbox: {why}; nothing was kept"))
+                _reject_batch(batch, SourceError(f"cannot write the inbox: {why}; nothing was kept"))
             except Exception as error:
-                _fail(batch, error)
+                _reject_batch(batch, error)
                 raise
             else:
                 for append in batch:
@@ -130,7 +130,7 @@ class InboxWriter:
     def _commit_batch(self, batch: Sequence[_Append]) -> Position:
         """Write and fsync a batch, in the writer's thread. Raises OSError."""
         blobs = [blob for row in batch for blob in encode_records(row.kind, row.received_ms, row.records)]
-        file = self._roll() if self._file is None or self._offset >= self.segment_bytes else self._file
+        file = self._open_next_segment() if self._file is None or self._offset >= self.segment_bytes else self._file
         try:
             written = file.write(b"".join(blobs))
         except files.ShortWrite as short:
@@ -166,10 +166,10 @@ class InboxWriter:
         except OSError:
             self._end_segment()
 
-    def _roll(self) -> files.File:
+    def _open_next_segment(self) -> files.File:
         """Create the next segment, fsync its name, and return its file."""
         if self._give_back is None:
-            self._open()
+            self._open_folder()
         path = self.folder / format_segment_name(self.name, self._number + 1)
         try:
             file = files.create_append_only_file(path, AREA)
@@ -189,7 +189,7 @@ class InboxWriter:
         self._file, self._path, self._offset = file, path, len(HEADER)
         return file
 
-    def _open(self) -> None:
+    def _open_folder(self) -> None:
         """Create the folder, reserve a writer's name in it, and continue after the last segment of that name."""
         files.make_folder(self.folder, AREA)
         self.name, self._give_back = _claim_name(self.folder, self.name)
@@ -211,7 +211,7 @@ class InboxWriter:
             self._give_back = None
 
 
-def _fail(batch: Sequence[_Append], error: Exception) -> None:
+def _reject_batch(batch: Sequence[_Append], error: Exception) -> None:
     for append in batch:
         if not append.done.done():
             append.done.set_exception(error)
@@ -243,7 +243,7 @@ class Backlog:
         self._measured = -1.0
         self._bytes = 0
 
-    def refuse(self) -> None:
+    def refuse_if_full(self) -> None:
         """Raise SourceError if more bytes wait than the bound allows.
 
         The senders then send their records again.
@@ -281,7 +281,7 @@ class InboxSource(Source):
 
     async def next(self) -> Batch:
         while not self._closed:
-            records, bad = self._read_some()
+            records, bad = self._read_new_records()
             if records or bad:
                 batch = decode_records(records, bad, self.writes)
                 self._rates.append((time.monotonic(), len(batch)))
@@ -293,7 +293,7 @@ class InboxSource(Source):
         return {format_segment_name(writer, number): offset for writer, (number, offset) in self._at.items()}
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        self._at = {writer: (number, int(offset)) for (writer, number), offset in places(position)}
+        self._at = {writer: (number, int(offset)) for (writer, number), offset in parse_position(position)}
 
     def begins(self) -> bool:
         """Return whether each writer's first segment still exists, so that no segment has been deleted yet."""
@@ -301,7 +301,7 @@ class InboxSource(Source):
 
     def prune(self, position: Mapping[str, Any]) -> int:
         """Delete the segments that `position`, taken from a snapshot, has passed. Returns their number."""
-        return prune(self.folder, position)
+        return delete_read_segments(self.folder, position)
 
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
@@ -321,7 +321,7 @@ class InboxSource(Source):
             "bad": self.torn,
             "up": True,
             "noted": {} if self.writes is None else dict(self.writes.noted),
-            "folders_in_the_way": folders_in_the_way(self.folder),
+            "folders_in_the_way": count_misnamed_folders(self.folder),
         }
 
     def models(self) -> dict[str, str]:
@@ -333,7 +333,7 @@ class InboxSource(Source):
         total = 0
         for writer, rows in list_segments(self.folder).items():
             number, offset = self._at.get(writer, (0, 0))
-            sizes = [(row, files.size_bytes(path)) for row, path in rows if row >= number]
+            sizes = [(row, files.read_size_bytes(path)) for row, path in rows if row >= number]
             total += sum(max(0, size - (offset if row == number else len(HEADER))) for row, size in sizes)
         return total
 
@@ -341,7 +341,7 @@ class InboxSource(Source):
         self._closed = True
         self._changes.close()
 
-    def _read_some(self) -> tuple[list[Record], list[RecordError]]:
+    def _read_new_records(self) -> tuple[list[Record], list[RecordError]]:
         """Read about a megabyte from each writer that has unread records, and return records and errors."""
         records: list[Record] = []
         bad: list[RecordError] = []
@@ -368,7 +368,7 @@ class InboxSource(Source):
         return records, bad
 
 
-def read_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
+def read_newest_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
     """Yield the newest events on disk, oldest first, at least `most` if there are so many.
 
     A receiver that starts uses them to recognise events that were accepted before.

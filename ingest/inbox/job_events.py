@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 from msgspec import structs
 
-from fleetcast.fleet.decode_faults import explain_json_error, find_first_json_fault, shown
+from fleetcast.fleet.decode_faults import explain_json_error, find_first_json_fault, format_value
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import (
@@ -52,7 +52,7 @@ _decode_keys = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 Identity = tuple[str, str, str | int, int]
 
 
-def identity(event: JobEvent | NodeEvent) -> Identity:
+def identify_event(event: JobEvent | NodeEvent) -> Identity:
     """Return the identity of an event. Repeats of an event have equal identities.
 
     It is ("job", job, attempt, sequence) or ("node", node, source, sequence).
@@ -177,7 +177,7 @@ def make_malformed_error(error: Exception, record: bytes = b"", decode: Any = No
 def _check_time(time_ms: int, now_ms: int, limit_ms: int) -> None:
     if time_ms > now_ms + limit_ms:
         ahead = f"{(time_ms - now_ms) / 1000:.0f} s" if time_ms < MAX_COUNT else "far"
-        raise RecordError("future", f"time_ms {shown(time_ms)} is {ahead} ahead of the clock")
+        raise RecordError("future", f"time_ms {format_value(time_ms)} is {ahead} ahead of the clock")
     if time_ms < 0:
         raise RecordError("negative", f"time_ms {time_ms}")
     if time_ms < YEAR_2000_MS <= now_ms:
@@ -188,29 +188,29 @@ def _check_count(field: str, value: int | None, most: int = MAX_COUNT) -> None:
     if value is None:
         return
     if value < 0:
-        raise RecordError("negative", f"{field} {shown(value)}")
+        raise RecordError("negative", f"{field} {format_value(value)}")
     if value > most:
-        raise RecordError("out_of_range", f"{field} {shown(value)}, at most {most}")
+        raise RecordError("out_of_range", f"{field} {format_value(value)}, at most {most}")
 
 
 def _check_amount(field: str, value: float | None) -> None:
     if value is None:
         return
     if value < 0:
-        raise RecordError("negative", f"{field} {shown(value)}")
+        raise RecordError("negative", f"{field} {format_value(value)}")
     if value > MAX_AMOUNT:
-        raise RecordError("out_of_range", f"{field} {shown(value)}, at most {MAX_AMOUNT:.0e}")
+        raise RecordError("out_of_range", f"{field} {format_value(value)}, at most {MAX_AMOUNT:.0e}")
 
 
 def _check_text(field: str, value: str, most: int = MAX_NAME_LENGTH) -> None:
     if len(value) > most:
-        raise RecordError("too_long", f"{field} {shown(value)}, at most {most} characters")
+        raise RecordError("too_long", f"{field} {format_value(value)}, at most {most} characters")
 
 
 def _check_label(field: str, value: str) -> None:
     _check_text(field, value)
     if value and not value.isprintable():
-        raise RecordError("bad_name", f"{field} {shown(value)} has characters that cannot be printed")
+        raise RecordError("bad_name", f"{field} {format_value(value)} has characters that cannot be printed")
 
 
 def _check_name(field: str, value: str) -> None:
@@ -229,7 +229,7 @@ def _check_gang(gang: Gang | int) -> None:
     sizes = gang if isinstance(gang, Gang) else Gang(gang, gang)
     if not 1 <= sizes.min <= sizes.desired <= MAX_GANG or not 1 <= sizes.step <= MAX_GANG:
         limits = f"1 <= min <= desired <= {MAX_GANG} and 1 <= step <= {MAX_GANG}"
-        raise RecordError("bad_value", f"gang {shown(gang)}: expected {limits}")
+        raise RecordError("bad_value", f"gang {format_value(gang)}: expected {limits}")
 
 
 _SUBMITTED_NAMES = [field.name for field in structs.fields(Submitted) if field.type is str]
@@ -273,12 +273,14 @@ def _check_ranks(event: Started | Resized) -> None:
         if place.gpu_share is not msgspec.UNSET:
             _check_share(place.gpu_share)
             if len(place.gpus) != 1:
-                raise RecordError("bad_value", f"gpu_share is a part of one GPU, gpus {shown(place.gpus)} are not one")
+                raise RecordError(
+                    "bad_value", f"gpu_share is a part of one GPU, gpus {format_value(place.gpus)} are not one"
+                )
 
 
 def _check_share(share: int | None) -> None:
     if share is not None and not 1 <= share <= WHOLE_GPU:
-        raise RecordError("out_of_range", f"gpu_share {shown(share)}: thousandths of a GPU, 1..{WHOLE_GPU}")
+        raise RecordError("out_of_range", f"gpu_share {format_value(share)}: thousandths of a GPU, 1..{WHOLE_GPU}")
 
 
 def _check_gpus(gpus: tuple[int, ...]) -> None:
@@ -286,7 +288,7 @@ def _check_gpus(gpus: tuple[int, ...]) -> None:
         _check_count("gpus", min(gpus))
         _check_count("gpus", max(gpus), MAX_GPU_INDEX)
         if len(set(gpus)) != len(gpus):
-            raise RecordError("bad_value", f"gpus {shown(gpus)} names a GPU twice")
+            raise RecordError("bad_value", f"gpus {format_value(gpus)} names a GPU twice")
 
 
 def _check_rank_place(event: Phase | Step) -> None:
@@ -302,7 +304,9 @@ def _check_step_event(event: Step) -> None:
     _check_count("step", event.step)
     _check_amount("duration_s", event.duration_s)
     if 0 < event.duration_s < LEAST_STEP_S:
-        raise RecordError("out_of_range", f"duration_s {shown(event.duration_s)}, 0 or at least {LEAST_STEP_S:.0e}")
+        raise RecordError(
+            "out_of_range", f"duration_s {format_value(event.duration_s)}, 0 or at least {LEAST_STEP_S:.0e}"
+        )
     for field in ("stage", "tokens"):
         _check_count(field, getattr(event, field))
     _check_amount("sequence_length", event.sequence_length)
@@ -345,7 +349,7 @@ def _check_node_event(event: NodeEvent) -> None:
     elif event.code is not None:
         _check_label("code", event.code)
         if not event.code.isascii():  # "²" is a digit to Python and no number
-            raise RecordError("bad_value", f"code {shown(event.code)}, expected ASCII")
+            raise RecordError("bad_value", f"code {format_value(event.code)}, expected ASCII")
     _check_text("message", event.message, MAX_MESSAGE_LENGTH)
     _check_text("advice", event.advice, MAX_MESSAGE_LENGTH)
     for field in ("check", "device"):
@@ -353,7 +357,7 @@ def _check_node_event(event: NodeEvent) -> None:
         if value:
             _check_label(field, value)
     if event.probability is not None and not 0 <= event.probability <= 1:
-        raise RecordError("out_of_range", f"probability {shown(event.probability)}, expected 0 to 1")
+        raise RecordError("out_of_range", f"probability {format_value(event.probability)}, expected 0 to 1")
 
 
 _CHECKS: dict[type, Callable[[Any], None]] = {

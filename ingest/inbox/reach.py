@@ -15,7 +15,7 @@ from fleetcast.ingest.inbox.segments import (
     RecordKind,
     find_next_record,
     list_segments,
-    places,
+    parse_position,
     read_segment,
 )
 
@@ -28,7 +28,7 @@ def find_inbox_end(folder: Path) -> End:
     Every acknowledged event lies before it.
     """
     newest = {writer: rows[-1] for writer, rows in _find_event_segments(folder).items()}
-    return {writer: (number, files.size_bytes(path)) for writer, (number, path) in newest.items()}
+    return {writer: (number, files.read_size_bytes(path)) for writer, (number, path) in newest.items()}
 
 
 def find_oldest_segments(folder: Path) -> Mapping[str, int]:
@@ -36,20 +36,20 @@ def find_oldest_segments(folder: Path) -> Mapping[str, int]:
     return {writer: rows[0][0] for writer, rows in _find_event_segments(folder).items()}
 
 
-def unread(folder: Path, position: Mapping[str, Any]) -> End:
+def find_first_unread(folder: Path, position: Mapping[str, Any]) -> End:
     """Return, for each writer of events, where the first whole record after `position` starts.
 
     The places are (segment number, offset). Writers without such a record are left out.
     """
     found: dict[str, tuple[int, int]] = {}
-    for writer, row, path, offset in _behind(folder, position):
+    for writer, row, path, offset in _find_unread_segments(folder, position):
         if writer not in found and (at := find_next_record(path, offset)) is not None:
             found[writer] = (row, at)
     return found
 
 
-def covers(unread: End, end: End) -> bool:
-    """Return whether all records before `end` have been read. unread: the result of `unread()`.
+def has_passed_end(unread: End, end: End) -> bool:
+    """Return whether all records before `end` have been read. unread: the result of `find_first_unread()`.
 
     A deleted segment counts as read, because a snapshot covers it.
     """
@@ -76,15 +76,15 @@ _decode_head = msgspec.json.Decoder(_Head).decode
 
 
 def _read_event_heads(folder: Path, position: Mapping[str, Any]) -> Iterator[_Head]:
-    for record in _rest(folder, position):
+    for record in _read_unread_records(folder, position):
         if record.kind == RecordKind.EVENT:
             with contextlib.suppress(msgspec.MsgspecError):  # the pipeline counts what is no event
                 yield _decode_head(record.payload)
 
 
-def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
+def _read_unread_records(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
     """Yield the whole records in the segments of events that `position` has not passed."""
-    for _, _, path, at in _behind(folder, position):
+    for _, _, path, at in _find_unread_segments(folder, position):
         with contextlib.suppress(FileNotFoundError):  # pruned meanwhile: a snapshot covers it
             end = -1
             while at != end:
@@ -93,12 +93,12 @@ def _rest(folder: Path, position: Mapping[str, Any]) -> Iterator[Record]:
                 yield from records
 
 
-def _behind(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, int, Path, int]]:
+def _find_unread_segments(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, int, Path, int]]:
     """Yield the segments of events that `position` has not passed, or only in part.
 
     Each is (writer, number, path, offset at which the unread part begins).
     """
-    reached = {writer: (number, offset) for (writer, number), offset in places(position)}
+    reached = {writer: (number, offset) for (writer, number), offset in parse_position(position)}
     for writer, rows in _find_event_segments(folder).items():
         number, offset = reached.get(writer, (0, 0))
         if number > rows[-1][0]:  # the folder was emptied and numbering began anew, as a reader takes it

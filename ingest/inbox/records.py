@@ -44,7 +44,7 @@ def decode_records(
                     events.append(event)
                 tallies.append(_ONE)
             elif record.kind == RecordKind.REFUSED:
-                refused = _refusals(record.payload)
+                refused = _make_refusal_errors(record.payload)
                 errors += refused
                 tallies.append(RecordTally(refused=len(refused)))
             elif record.kind in VERSIONS and writes is not None:
@@ -52,7 +52,7 @@ def decode_records(
                 samples += written.samples
                 errors += written.bad
                 labels += written.labels
-                tallies.append(written.counted())
+                tallies.append(written.get_tally())
             else:
                 raise RecordError("unknown_kind", f"inbox record of kind {record.kind}")
         except RecordError as error:
@@ -81,7 +81,7 @@ def encode_refusals(errors: Sequence[RecordError]) -> bytes:
     return msgspec.json.encode(_Refusals(reasons, examples))
 
 
-def _refusals(payload: bytes) -> list[RecordError]:
+def _make_refusal_errors(payload: bytes) -> list[RecordError]:
     """Return one error for each refused record, at most MAX_REJECTS_A_RECORD. Raises RecordError.
 
     Errors of one reason are the same object.

@@ -102,7 +102,7 @@ def list_segments(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     A folder with the name of a segment is skipped. The log reports it once.
     """
     found: dict[str, list[tuple[int, Path]]] = {}
-    for writer, number, path in _named(folder):
+    for writer, number, path in _list_segment_names(folder):
         if not path.is_dir():
             found.setdefault(writer, []).append((number, path))
         elif str(path) not in _reported:
@@ -113,19 +113,19 @@ def list_segments(folder: Path) -> dict[str, list[tuple[int, Path]]]:
     return found
 
 
-def folders_in_the_way(folder: Path) -> int:
+def count_misnamed_folders(folder: Path) -> int:
     """Return the number of folders that have the name of a segment."""
-    return sum(path.is_dir() for _, _, path in _named(folder))
+    return sum(path.is_dir() for _, _, path in _list_segment_names(folder))
 
 
 def find_last_segment_number(folder: Path, writer: str) -> int:
     """Return the highest number among this writer's files and folders, or 0 if it has none."""
-    return max((number for name, number, _ in _named(folder) if name == writer), default=0)
+    return max((number for name, number, _ in _list_segment_names(folder) if name == writer), default=0)
 
 
-def _named(folder: Path) -> Iterator[tuple[str, int, Path]]:
+def _list_segment_names(folder: Path) -> Iterator[tuple[str, int, Path]]:
     """Yield (writer, number, path) of each file or folder with the name of a segment."""
-    for name in files.listing(folder):
+    for name in files.list_names(folder):
         writer, dash, number = name.removesuffix(SUFFIX).rpartition("-")
         if dash and name.endswith(SUFFIX) and number.isdecimal():
             yield writer, int(number), folder / name
@@ -142,7 +142,7 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
     Returns the records, the new offset, and an error if bytes were skipped, otherwise None. sealed: no process
     writes to the segment any more.
     """
-    size = files.size_bytes(path)
+    size = files.read_size_bytes(path)
     if size <= offset:
         return [], offset, None
     with path.open("rb") as file:
@@ -190,21 +190,21 @@ def find_next_record(path: Path, offset: int) -> int | None:
 
 def count_retained_bytes(folder: Path) -> int:
     """Return the number of bytes of segments on disk: unread, or not yet covered by two snapshots."""
-    return sum(files.size_bytes(path) for rows in list_segments(folder).values() for _, path in rows)
+    return sum(files.read_size_bytes(path) for rows in list_segments(folder).values() for _, path in rows)
 
 
 def format_segment_name(writer: str, number: int) -> str:
     return f"{writer}-{number:012d}{SUFFIX}"
 
 
-def places(position: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:
+def parse_position(position: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], int]]:
     return ((_parse_segment_name(segment), int(offset)) for segment, offset in position.items())
 
 
 KEEP_LOCK = "backup.lock"  # in the inbox: while a backup holds it, no segment is deleted
 
 
-def prune(folder: Path, position: Mapping[str, Any]) -> int:
+def delete_read_segments(folder: Path, position: Mapping[str, Any]) -> int:
     """Delete the segments that `position` has passed, and return their number.
 
     The newest segment of each writer stays, because it holds the numbering. While a backup copies the inbox,
@@ -212,7 +212,7 @@ def prune(folder: Path, position: Mapping[str, Any]) -> int:
     """
     if _is_backed_up(folder):
         return 0
-    reached = dict(key for key, _ in places(position))
+    reached = dict(key for key, _ in parse_position(position))
     deleted = 0
     for writer, rows in list_segments(folder).items():
         for number, path in rows[:-1]:

@@ -30,7 +30,7 @@ from fleetcast.fleet.entities import MAX_NAME_LENGTH, NODE_OWNED, Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import METRICS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.ingest.node_names import node_name
+from fleetcast.ingest.node_names import find_or_register_node
 from fleetcast.ingest.pages.serving import MAX_INSTANCES
 from fleetcast.ingest.source import Batch
 from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
@@ -159,21 +159,21 @@ class RecordDecoder:
         array([9.])
         """
         binary = record.startswith(MAGIC)
-        header, time_ms, values = _split(record) if binary else _split_json_record(record)
+        header, time_ms, values = _split_binary_record(record) if binary else _split_json_record(record)
         if not 0 <= time_ms <= _LATEST_MS:
             raise RecordError("bad_timestamp", f"time_ms {time_ms}: expected Unix milliseconds")
         if time_ms > now_ms + self.future_limit_ms:
             raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
         plan = self._plans.get(header)
         if plan is None:
-            plan = self._learn(header)
+            plan = self._make_plan(header)
         if len(values) != plan.values:
             raise RecordError("bad_shape", f"{len(values)} values, and names for {plan.values}")
-        return self._batch(plan, time_ms, values)
+        return self._make_batch(plan, time_ms, values)
 
-    def _learn(self, raw: bytes) -> _Plan:
-        header = _decoded(_read_header, raw)
-        plan = _plan(header, self.entities)
+    def _make_plan(self, raw: bytes) -> _Plan:
+        header = _decode_or_refuse(_read_header, raw)
+        plan = _register_header(header, self.entities)
         if header.gpu_model and header.node:
             self.models[header.node] = header.gpu_model[:MAX_NAME_LENGTH]
         if self._held + len(raw) > PLANS_BYTES:
@@ -184,7 +184,7 @@ class RecordDecoder:
             self._held += len(raw)
         return plan
 
-    def _batch(self, plan: _Plan, time_ms: int, values: NDArray[np.float64]) -> Batch:
+    def _make_batch(self, plan: _Plan, time_ms: int, values: NDArray[np.float64]) -> Batch:
         bad = list(plan.bad)
         blank = 0
         if plan.unknown:
@@ -198,7 +198,7 @@ class RecordDecoder:
             metric = block.metric
             good = np.isfinite(value)
             if np.count_nonzero(good) < len(value):
-                odd = self._count_invalid_values(block, value)
+                odd = self._make_value_errors(block, value)
                 bad += odd
                 blank += len(value) - int(np.count_nonzero(good)) - len(odd)
                 metric, entity, value = metric[good], entity[good], value[good]
@@ -209,13 +209,13 @@ class RecordDecoder:
         tally = RecordTally(read, len(bad), ignored, plan.unknown, plan.names)
         return Batch(samples=tuple(samples), bad=tuple(bad), tally=tally)
 
-    def _count_invalid_values(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
+    def _make_value_errors(self, block: _Block, value: NDArray[np.float64]) -> list[RecordError]:
         infinite = int(np.isinf(value).sum())
         self.noted["blank"] += int(np.isnan(value).sum())
         return [RecordError("not_finite", f"a value of kind {block.kind}")] * infinite
 
 
-def _split(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
+def _split_binary_record(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
     """Split the compact form into (header, time_ms, values). Raises RecordError if it is truncated."""
     if len(record) < _HEAD.size:
         raise RecordError("truncated", f"{len(record)} bytes, the head alone has {_HEAD.size}")
@@ -227,7 +227,7 @@ def _split(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
 
 
 def _split_json_record(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
-    message = _decoded(_read_json, record)
+    message = _decode_or_refuse(_read_json, record)
     columns: dict[str, RecordNames] = {}
     for kind, block in message.columns.items():
         wrong = next((name for name, row in block.values.items() if len(row) != len(block.entities)), None)
@@ -241,7 +241,7 @@ def _split_json_record(record: bytes) -> tuple[bytes, int, NDArray[np.float64]]:
     return header, message.time_ms, values
 
 
-def _decoded(read: Callable[[bytes], Row], raw: bytes) -> Row:
+def _decode_or_refuse(read: Callable[[bytes], Row], raw: bytes) -> Row:
     try:
         return read(raw)
     except msgspec.ValidationError as error:
@@ -250,12 +250,12 @@ def _decoded(read: Callable[[bytes], Row], raw: bytes) -> Row:
         raise RecordError("not_readable", explain_json_error(error)[:300]) from None
 
 
-def _plan(header: Header, entities: Entities) -> _Plan:
+def _register_header(header: Header, entities: Entities) -> _Plan:
     """Register the node and entities of a header, and return how to decode its values.
 
     Raises RecordError if a name is invalid.
     """
-    node = node_name(header.node, entities) if header.node else ""
+    node = find_or_register_node(header.node, entities) if header.node else ""
     blocks, at, unknown = [], 0, 0
     unread: list[str] = []
     for kind, names in header.columns.items():
@@ -272,9 +272,9 @@ def _plan(header: Header, entities: Entities) -> _Plan:
             unread += [f"{kind}.{name}"[:80] for row, name in enumerate(names.metrics) if row not in read]
         if len(metric) and names.entities:
             known = EntityKind(kind)
-            entity = np.array([_entity(known, node, name, entities) for name in names.entities], np.int32)
+            entity = np.array([_find_or_add_entity(known, node, name, entities) for name in names.entities], np.int32)
             every = None if len(metric) == len(names.metrics) else rows
-            columns, turns = _repeated(metric.tobytes(), len(entity))
+            columns, turns = _repeat_metrics(metric.tobytes(), len(entity))
             blocks.append(_Block(known, columns, entity, turns, slice(at, at + size), every))
         at += size
     return _Plan(at, tuple(blocks), unknown, tuple(unread[:MAX_UNREAD_NAMES]), _make_sender_errors(header.bad))
@@ -287,12 +287,12 @@ def _find_metric_rows(kind: str, names: Sequence[str]) -> tuple[NDArray[np.int16
     """
     if kind not in METRICS:
         return np.empty(0, np.int16), np.empty(0, np.intp)
-    found = [(_row(EntityKind(kind), name), at) for at, name in enumerate(names)]
+    found = [(_find_catalogue_row(EntityKind(kind), name), at) for at, name in enumerate(names)]
     known = [(row, at) for row, at in found if row is not None]
     return np.array([row for row, _ in known], np.int16), np.array([at for _, at in known], np.intp)
 
 
-def _row(kind: EntityKind, name: str) -> int | None:
+def _find_catalogue_row(kind: EntityKind, name: str) -> int | None:
     try:
         return find_metric_row(kind, name)
     except KeyError:
@@ -300,7 +300,7 @@ def _row(kind: EntityKind, name: str) -> int | None:
 
 
 @lru_cache(1024)  # the nodes of a fleet have the same columns
-def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
+def _repeat_metrics(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[np.intp]]:
     """Repeat each metric once per entity. metric: int16 rows of the catalogue, as bytes.
 
     Returns the metrics and the indices of their entities, both (metrics × entities,).
@@ -309,7 +309,7 @@ def _repeated(metric: bytes, entities: int) -> tuple[NDArray[np.int16], NDArray[
     return np.repeat(row, entities), np.tile(np.arange(entities), len(row))
 
 
-def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
+def _find_or_add_entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
     """Return the row of the entity that a record calls `name`. Adds an unknown entity.
 
     Raises RecordError if the name is invalid for its kind.
@@ -329,7 +329,7 @@ def _entity(kind: EntityKind, node: str, name: str, entities: Entities) -> int:
     whole = len(parts) == (1 if kind is EntityKind.GPU else 2)
     if not (node and good and whole and all(parts)) or not all(map(_is_index, parts[_DEVICE_NAMES[kind] :])):
         raise RecordError("bad_label", f"{kind} {name[:80]!r} of node {node[:80]!r}: expected {_EXPECTED[kind]}")
-    return entities.of_node(kind, node, *parts)
+    return entities.add_to_node(kind, node, *parts)
 
 
 _DEVICE_NAMES = {EntityKind.GPU: 0, EntityKind.GPU_INSTANCE: 0, EntityKind.PORT: 1}  # the parts behind are numbers

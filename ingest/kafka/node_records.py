@@ -19,7 +19,7 @@ MOMENT_MS = 50  # what one scrape reads within this time is one record
 _Block = tuple[RecordNames, NDArray[np.float64]]
 
 
-def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) -> list[ColumnarRecord]:
+def make_node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) -> list[ColumnarRecord]:
     """Convert a batch into one columnar record for each node and time.
 
     The first record carries the counts of bad records. The record of the node "" carries the entities that no
@@ -28,9 +28,9 @@ def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) ->
     found: dict[tuple[int, int], dict[str, _Block]] = defaultdict(dict)
     first = _find_first_times(batch, entities)
     for samples in batch.samples:
-        for place, block in _blocks(samples, entities, first):
+        for place, block in _make_blocks(samples, entities, first):
             found[place][samples.kind.value] = block
-    bad = _counted(batch)
+    bad = _count_bad_records(batch)
     records: list[ColumnarRecord] = []
     for (node, time_ms), blocks in found.items():
         name = entities[EntityKind.NODE].names[node] if node >= 0 else ""
@@ -40,14 +40,14 @@ def node_records(batch: Batch, entities: Entities, models: Mapping[str, str]) ->
     return records
 
 
-def _counted(batch: Batch) -> dict[str, int]:
+def _count_bad_records(batch: Batch) -> dict[str, int]:
     counts: dict[str, int] = {}
     for error in batch.bad:
         counts[error.reason] = counts.get(error.reason, 0) + error.count
     return counts
 
 
-def _owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
+def _find_owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
     """Return (n,) the node row of each sample, -1 if no node owns its entity."""
     owner: NDArray[np.int32] = entities[samples.kind].node[samples.entity]
     return owner
@@ -60,27 +60,27 @@ def _find_first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
     """
     first = np.full(len(entities[EntityKind.NODE]) + 1, np.iinfo(np.int64).max)
     for samples in batch.samples:
-        np.minimum.at(first, _owners(samples, entities), samples.time_ms)
+        np.minimum.at(first, _find_owners(samples, entities), samples.time_ms)
     return first
 
 
-def _blocks(
+def _make_blocks(
     samples: SampleBatch, entities: Entities, first: NDArray[np.int64]
 ) -> Iterator[tuple[tuple[int, int], _Block]]:
     """Yield ((node row, time_ms), (names, values)) for each node and time.
 
     Samples up to MOMENT_MS after the node's first time count as read at that time.
     """
-    owner = _owners(samples, entities)
+    owner = _find_owners(samples, entities)
     begin = first[owner]
     time_ms = np.where(samples.time_ms - begin <= MOMENT_MS, begin, samples.time_ms)
     order = np.lexsort((samples.entity, samples.metric, time_ms, owner))
     edges = np.flatnonzero((np.diff(owner[order]) != 0) | (np.diff(time_ms[order]) != 0)) + 1
     for rows in np.split(order, edges) if len(order) else ():
-        yield (int(owner[rows[0]]), int(time_ms[rows[0]])), _block(samples, rows, entities)
+        yield (int(owner[rows[0]]), int(time_ms[rows[0]])), _make_block(samples, rows, entities)
 
 
-def _block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> _Block:
+def _make_block(samples: SampleBatch, rows: NDArray[np.intp], entities: Entities) -> _Block:
     """Return the names and the (metrics, entities) values of the samples in `rows`, NaN where missing.
 
     The samples must belong to one node and time.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from fleetcast.clients.kafka_records import Outgoing, Place
+from fleetcast.clients.kafka_records import OutgoingRecord, Place
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.fleet.events import NodeEvent
@@ -22,7 +22,7 @@ from fleetcast.ingest.kafka.columnar import (
     encode_binary_record,
     encode_json_record,
 )
-from fleetcast.ingest.kafka.node_records import node_records
+from fleetcast.ingest.kafka.node_records import make_node_records
 from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Writer(Protocol):
     `send` returns once the records are written.
     """
 
-    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
+    async def send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]: ...
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Output:
     topic: str
     sent: Sent = field(default_factory=Sent)
 
-    async def send(self, records: Sequence[Outgoing]) -> None:
+    async def send(self, records: Sequence[OutgoingRecord]) -> None:
         while records:
             try:
                 await self.writer.send(records)
@@ -76,7 +76,7 @@ class Output:
             return
 
 
-def blocks_of(topology: Topology) -> dict[str, str]:
+def find_node_blocks(topology: Topology) -> dict[str, str]:
     """Return node → block, for the nodes that the topology places in a block."""
     found = ((node.name, node.domains.get(Level.BLOCK, "")) for node in topology.nodes)
     return {name: block for name, block in found if block}
@@ -94,24 +94,24 @@ async def forward(source: Source, entities: Entities, output: Output, blocks: Ma
             await asyncio.sleep(error.retry_after_s)
             continue
         full_batch = replace(batch, bad=untold + batch.bad)
-        records = encoded(full_batch, entities, source.models(), blocks, (output.topic, form))
+        records = encode_batch(full_batch, entities, source.models(), blocks, (output.topic, form))
         untold = () if records else full_batch.bad
         await output.send(records)
         output.sent.samples += sum(map(len, batch.samples))
         output.sent.count_bad_records(batch.bad)
 
 
-def encoded(
+def encode_batch(
     batch: Batch, entities: Entities, models: Mapping[str, str], blocks: Mapping[str, str], to: tuple[str, str]
-) -> list[Outgoing]:
+) -> list[OutgoingRecord]:
     """Encode a batch as Kafka records. to: (topic, form). blocks: node → block."""
     topic, form = to
     encode, kind = FORMS[form]
     headers = (("content-type", kind.encode()),)
     found = []
-    for record in node_records(batch, entities, models):
+    for record in make_node_records(batch, entities, models):
         node = record.header.node
-        found.append(Outgoing(topic, blocks.get(node, node).encode(), encode(record), headers, record.time_ms))
+        found.append(OutgoingRecord(topic, blocks.get(node, node).encode(), encode(record), headers, record.time_ms))
     return found
 
 
@@ -119,6 +119,8 @@ async def send_events(body: DecodedBody, output: Output) -> None:
     """Send the good events of a body. Keys by job or node keep the events of each in order."""
     rows = [(row.event.node if isinstance(row.event, NodeEvent) else row.event.job, row) for row in body.records]
     headers = (("content-type", b"application/json"),)
-    await output.send([Outgoing(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows])
+    await output.send(
+        [OutgoingRecord(output.topic, key.encode(), row.raw, headers, row.event.time_ms) for key, row in rows]
+    )
     output.sent.events += len(rows)
     output.sent.count_bad_records([error for _, error in body.rejected])

@@ -59,28 +59,28 @@ class PayloadDecoder:
         self._resolver = ExporterResolver(entities)
         self._pages: OrderedDict[tuple[str, str, bytes], PageDecoder] = OrderedDict()
 
-    def models(self) -> dict[str, str]:
+    def gpu_models(self) -> dict[str, str]:
         """Return node → GPU model, from the records and pages decoded so far."""
-        return {**self._resolver.inventory.models(), **self._columnar.models}
+        return {**self._resolver.inventory.gpu_models(), **self._columnar.models}
 
-    def telemetry(self, message: Message) -> Decoded:
+    def decode_telemetry(self, message: Message) -> Decoded:
         """Decode a record of the telemetry topic. Bad content becomes poison and never an exception."""
         try:
             if message.value is None:
                 self.noted["tombstone"] += 1
                 return Decoded(_TOMBSTONE)
-            headers = _headers(message)
+            headers = _parse_headers(message)
             kind = _parse_media_type(headers)
             if kind in TEXT_TYPES:
-                return self._page(message, headers)
+                return self._decode_page(message, headers)
             columnar = kind in COLUMNAR_TYPES or message.value.startswith(MAGIC)
             if columnar or message.value.lstrip(_BLANKS)[:1] in (b"{", b"["):
                 return Decoded(self._columnar.decode(message.value, self._clock.now_ms()))
-            return self._page(message, headers)
+            return self._decode_page(message, headers)
         except RecordError as error:
             return _make_poison(error)
 
-    def events(self, message: Message) -> Decoded:
+    def decode_events(self, message: Message) -> Decoded:
         """Decode a record of the events topic into its good events.
 
         The record is poison if any of its events was refused, or if it has none.
@@ -88,7 +88,7 @@ class PayloadDecoder:
         if message.value is None:
             self.noted["tombstone"] += 1
             return Decoded(_TOMBSTONE)
-        body = decode_body(message.value, self._clock.now_ms(), _headers(message))
+        body = decode_body(message.value, self._clock.now_ms(), _parse_headers(message))
         events = [record.event for record in body.records]
         bad = tuple(error for _, error in body.rejected)
         if not events and not bad:
@@ -104,7 +104,7 @@ class PayloadDecoder:
         where = f"record {index} of {len(body)}: {first.detail}" if len(body) > 1 else first.detail
         return Decoded(batch, RecordError(first.reason, where))
 
-    def _page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
+    def _decode_page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
         """Decode a page of exposition text.
 
         The record is poison if all lines are bad. Bad lines among good ones are counted.
@@ -115,13 +115,13 @@ class PayloadDecoder:
         if time_ms > now_ms + FUTURE_LIMIT_MS:
             raise RecordError("future", f"{(time_ms - now_ms) / 1000:.0f} s ahead")
         page = message.value if message.value.endswith(b"\n") else message.value + b"\n"
-        decoder = self._decoder(message, headers, page)
+        decoder = self._find_page_decoder(message, headers, page)
         batch = decoder.decode(page, time_ms, open_metrics=_parse_media_type(headers) == OPEN_METRICS)
         if batch.bad and not batch.samples:
             return Decoded(batch, batch.bad[0])
         return Decoded(batch)
 
-    def _decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
+    def _find_page_decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
         """Return the decoder of earlier pages from the same node and exporter, or a new one.
 
         The first comment of a page identifies its exporter.
@@ -145,7 +145,7 @@ def _make_poison(error: RecordError) -> Decoded:
     return Decoded(Batch(bad=(error,)), error)
 
 
-def _headers(message: Message) -> dict[str, str]:
+def _parse_headers(message: Message) -> dict[str, str]:
     """Return a record's headers as text, with names in lower case.
 
     Names of CloudEvents headers are as in HTTP: `ce-id`, which Kafka's binding writes `ce_id`.

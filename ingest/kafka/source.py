@@ -21,7 +21,7 @@ from typing import Any, Protocol
 
 from fleetcast.clients.kafka import KafkaReader
 from fleetcast.clients.kafka_access import KafkaAccess, check_access
-from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, Outgoing, Place
+from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, OutgoingRecord, Place
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
@@ -85,13 +85,15 @@ def read_kafka_options(raw: Mapping[str, Any]) -> KafkaOptions:
 class Reader(Protocol):
     """The part of a Kafka client that the source uses. See `fleetcast.clients.kafka.KafkaReader`."""
 
-    async def partitions(self, topic: str) -> frozenset[int]: ...
+    async def list_partitions(self, topic: str) -> frozenset[int]: ...
     async def assign(self, starts: Mapping[Place, int | None]) -> None: ...
     async def poll(self, wait_s: float) -> tuple[list[Message], list[Gap]]: ...
-    async def behind(self) -> dict[Place, int]: ...
-    async def ends(self, places: Iterable[Place]) -> dict[Place, int]: ...
-    async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]: ...
-    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]: ...
+    async def read_lag(self) -> dict[Place, int]: ...
+    async def read_end_offsets(self, places: Iterable[Place]) -> dict[Place, int]: ...
+    async def read_keys(
+        self, topic: str, since: Mapping[int, int], most: int
+    ) -> tuple[list[bytes], dict[int, int]]: ...
+    async def send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]: ...
     def commit(self, offsets: Mapping[Place, int]) -> None: ...
     async def close(self) -> None: ...
 
@@ -117,7 +119,7 @@ class KafkaSource(Source):
         self._polling: asyncio.Future[tuple[list[Message], list[Gap]]] | None = None
         self._waiting: deque[Message] = deque()
         self._ready: Batch | None = None
-        self._letters: list[Outgoing] = []
+        self._letters: list[OutgoingRecord] = []
         self._known_letters: set[bytes] | None = None  # written already; None: not read yet
         self._letters_end: dict[int, int] = {}
         self._letters_from: dict[int, int] = {}  # where `_known_letters` begin
@@ -127,20 +129,20 @@ class KafkaSource(Source):
     async def next(self) -> Batch:
         while True:
             if self._ready is None:
-                await self._reach(self._assign_partitions)
+                await self._run_and_record_outage(self._assign_partitions)
                 if not self._waiting:
-                    await self._reach(self._fetch)
+                    await self._run_and_record_outage(self._fetch_records)
                 self._ready = self._decode_waiting_records()
             if self._letters:
-                await self._reach(self._bury)
+                await self._run_and_record_outage(self._write_dead_letters)
             batch, self._ready = self._ready, None
             self._next.update(self._taken)
             self._taken = {}
-            self._health.count(batch)
+            self._health.count_batch(batch)
             if len(batch) or batch.bad:
                 return batch
 
-    async def _reach(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def _run_and_record_outage(self, work: Callable[[], Awaitable[None]]) -> None:
         """Await `work()`. If it raises SourceError, record that the brokers do not answer, and raise it again."""
         try:
             await work()
@@ -158,7 +160,7 @@ class KafkaSource(Source):
             return
         if self._known_letters is None:
             await self._read_dead_letters()
-        places = await self._places()
+        places = await self._find_partitions()
         if not places:
             topics = ", ".join(topic for topic in (self.options.telemetry, self.options.events) if topic)
             raise SourceError(f"kafka: no partition of {topics} to read: no such topics yet", RETRY_S)
@@ -169,14 +171,14 @@ class KafkaSource(Source):
             self._assigned = places
         self._polled_s = time.monotonic()
 
-    async def _places(self) -> set[Place]:
+    async def _find_partitions(self) -> set[Place]:
         options = self.options
         found: set[Place] = set()
         if options.telemetry:
-            mine = await self._reader.partitions(options.telemetry)
+            mine = await self._reader.list_partitions(options.telemetry)
             found |= {(options.telemetry, number) for number in mine if self._owns_partition(number)}
         if options.events:
-            found |= {(options.events, number) for number in await self._reader.partitions(options.events)}
+            found |= {(options.events, number) for number in await self._reader.list_partitions(options.events)}
         return found | self._assigned
 
     def _owns_partition(self, partition: int) -> bool:
@@ -188,7 +190,7 @@ class KafkaSource(Source):
         keys: Sequence[bytes] = ()
         if topic:
             self._letters_from = self._letters_end
-            keys, self._letters_end = await self._reader.keys(topic, self._letters_from, LETTERS_READ)
+            keys, self._letters_end = await self._reader.read_keys(topic, self._letters_from, LETTERS_READ)
         self._known_letters = {key for key in keys if self._is_record_unread(key)}
 
     def _is_record_unread(self, key: bytes) -> bool:
@@ -200,7 +202,7 @@ class KafkaSource(Source):
         ours = source in (self.options.telemetry, self.options.events) and self._owns_partition(partition)
         return ours and offset >= self._next.get((source, partition), 0)
 
-    async def _fetch(self) -> None:
+    async def _fetch_records(self) -> None:
         """Wait for records. Raises SourceError if none arrived for QUIET_S and no broker answers."""
         if self._polling is None:
             self._polling = asyncio.ensure_future(self._reader.poll(POLL_S))
@@ -210,21 +212,21 @@ class KafkaSource(Source):
             if self._polling.done():
                 self._polling = None
         for gap in gaps:
-            self._pass(gap)
+            self._skip_gap(gap)
         self._waiting.extend(messages)
         now_s = time.monotonic()
         if messages:
             self._last_record_s = now_s
         elif now_s > self._last_record_s + QUIET_S:
-            await self._reader.ends(self._assigned)
+            await self._reader.read_end_offsets(self._assigned)
             self._last_record_s = now_s
         else:
             return
-        behind = await self._reader.behind()
+        behind = await self._reader.read_lag()
         self._events_behind = sum(records for (topic, _), records in behind.items() if topic == self.options.events)
-        self._health.report(behind)
+        self._health.record_lag(behind)
 
-    def _pass(self, gap: Gap) -> None:
+    def _skip_gap(self, gap: Gap) -> None:
         lost = max(0, gap.begins - gap.wanted)
         self._health.lost += lost
         self._next[gap.place] = gap.begins
@@ -245,9 +247,9 @@ class KafkaSource(Source):
     def _decode(self, message: Message) -> Batch:
         topic, partition = message.place
         if topic == self.options.telemetry:
-            decoded = self.decoder.telemetry(message)
+            decoded = self.decoder.decode_telemetry(message)
         else:
-            decoded = self.decoder.events(message)
+            decoded = self.decoder.decode_events(message)
             if not self._owns_partition(partition):  # another pipeline tells what is bad
                 events, node_events, refused = decoded.batch.events, decoded.batch.node_events, len(decoded.batch.bad)
                 ignored = {SkipRule.OTHER_PART: refused} if refused else {}
@@ -267,7 +269,7 @@ class KafkaSource(Source):
         else:
             self._letters.append(letter)
 
-    async def _bury(self) -> None:
+    async def _write_dead_letters(self) -> None:
         """Write the waiting dead letters, and return once they are written."""
         ends = await self._reader.send(self._letters)
         self._health.letters += len(self._letters)
@@ -300,7 +302,7 @@ class KafkaSource(Source):
             logger.warning("%s: offsets of group %s stay as they were: %s", self.name, self.options.group, error)
 
     def models(self) -> dict[str, str]:
-        return self.decoder.models()
+        return self.decoder.gpu_models()
 
     def backlog_bytes(self) -> int:
         """Return the number of unread events, as a lower bound of their bytes.
@@ -313,7 +315,7 @@ class KafkaSource(Source):
         return {
             "name": self.name,
             "kind": "kafka",
-            **self._health.row(len(self._waiting)),
+            **self._health.make_row(len(self._waiting)),
             "partitions": len(self._assigned),
             "noted": dict(self.decoder.noted),
         }
@@ -322,7 +324,7 @@ class KafkaSource(Source):
         await self._reader.close()
 
 
-def make_dead_letter(topic: str, message: Message, poison: RecordError) -> Outgoing:
+def make_dead_letter(topic: str, message: Message, poison: RecordError) -> OutgoingRecord:
     """Return the dead letter of a bad record: its value unchanged, with the reason in the headers.
 
     The key identifies the record, so that consumers can count or compact letters.
@@ -340,7 +342,7 @@ def make_dead_letter(topic: str, message: Message, poison: RecordError) -> Outgo
     headers_out = [(name, value.encode("utf-8", "replace")) for name, value in headers.items()]
     headers_out += [(f"original-{name}", value) for name, value in message.headers]
     key = f"{source}/{partition}/{message.offset}".encode()
-    return Outgoing(topic, key, message.value, tuple(headers_out), message.time_ms)
+    return OutgoingRecord(topic, key, message.value, tuple(headers_out), message.time_ms)
 
 
 def _parse_offsets(position: Mapping[str, Any]) -> dict[Place, int]:
@@ -365,20 +367,20 @@ class _Health:
         self._reported_s = float("-inf")
         self._rates: deque[tuple[float, int]] = deque()
 
-    def report(self, behind: Mapping[Place, int]) -> None:
+    def record_lag(self, behind: Mapping[Place, int]) -> None:
         """Record the brokers' answer. behind: the number of unread records in each partition."""
         self.up = self.reported = True
         self._reported_s = time.monotonic()
         self.behind = sum(max(0, records) for records in behind.values())
 
-    def count(self, batch: Batch) -> None:
+    def count_batch(self, batch: Batch) -> None:
         self._bad += sum(error.count for error in batch.bad)
         if len(batch):
             self._rates.append((time.monotonic(), len(batch)))
         while self._rates and self._rates[0][0] < time.monotonic() - RATE_S:
             self._rates.popleft()
 
-    def row(self, waiting: int) -> dict[str, Any]:
+    def make_row(self, waiting: int) -> dict[str, Any]:
         """Return the source's fields of the ingestion document.
 
         waiting: the number of records that were fetched but not decoded yet.

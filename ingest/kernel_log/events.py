@@ -60,7 +60,9 @@ class KernelReader:
                 ignored[SkipRule.NOT_HARDWARE] += 1
                 continue
             try:
-                event = self._event(parse_log_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms)
+                event = self._make_event(
+                    parse_log_line(row.decode("utf-8", "replace"), now_ms, self.utc_offset_s), now_ms
+                )
             except RecordError as error:
                 bad.append(error.with_traceback(None))
                 continue
@@ -86,7 +88,7 @@ class KernelReader:
         self.boot_ms = min(self.boot_ms, booted_ms)
         self.last_boot_stamp_ms = stamp
 
-    def _event(self, line: LogLine, now_ms: int) -> NodeEvent | SkipRule:
+    def _make_event(self, line: LogLine, now_ms: int) -> NodeEvent | SkipRule:
         if not line.text:
             return SkipRule.OTHER_PROGRAM
         node = self.node or line.host or ("" if line.hostless else self.fallback)
@@ -98,9 +100,9 @@ class KernelReader:
         finding = reader.read(line.text)
         if finding is None:
             return SkipRule.NOT_HARDWARE
-        return event_of(finding, _named(node), self._time_ms(line, now_ms))
+        return make_node_event(finding, _check_node_name(node), self._choose_time_ms(line, now_ms))
 
-    def _time_ms(self, line: LogLine, now_ms: int) -> int:
+    def _choose_time_ms(self, line: LogLine, now_ms: int) -> int:
         time_ms = line.time_ms
         if time_ms is None and line.boot_ms is not None and self.boot_ms:
             time_ms = round(self.boot_ms + line.boot_ms)
@@ -128,7 +130,7 @@ class KernelReader:
         return True
 
 
-def event_of(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
+def make_node_event(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
     """Convert a finding into an event of a node at a time."""
     what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
     return NodeEvent(
@@ -146,7 +148,7 @@ def event_of(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
     )
 
 
-def _named(node: str) -> str:
+def _check_node_name(node: str) -> str:
     try:
         return check_name(node)
     except ConfigError as error:

@@ -39,11 +39,11 @@ class LogFile:
 
         A line that is longer than `most` is returned in pieces.
         """
-        if self._file is None and not self._open():
+        if self._file is None and not self._open_file():
             return []
         assert self._file is not None
         if not self._has_same_head(self._file):
-            self._start_again()
+            self._reset_offset()
         data = os.pread(self._file, most, self._offset)
         if not data:
             return self._read_next_file(most)
@@ -69,20 +69,20 @@ class LogFile:
             os.close(self._file)
             self._file = None
 
-    def _open(self) -> bool:
+    def _open_file(self) -> bool:
         """Open the file that was read last, even if it was renamed, or else the file at the path.
 
         Returns False if there is none.
         """
         path = self.path
-        if self._inode and _inode(path) != self._inode:
-            moved = self._moved()
+        if self._inode and _read_inode(path) != self._inode:
+            moved = self._find_moved_file()
             if moved is None:
-                if _inode(path) is None:
+                if _read_inode(path) is None:
                     return False
                 self.lost += 1
                 logger.warning("%s was rotated and is gone, %d bytes were read of it", self.path, self._offset)
-                self._start_again()
+                self._reset_offset()
             path = moved or path
         try:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
@@ -91,20 +91,20 @@ class LogFile:
         self._inode = os.fstat(self._file).st_ino
         return True
 
-    def _moved(self) -> Path | None:
+    def _find_moved_file(self) -> Path | None:
         """Return the present path of the renamed file, or None if it is gone.
 
         Only files in its folder whose names begin with its old name are searched.
         """
-        near = sorted(self.path.parent.glob(f"{_escaped(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
-        return next((path for path in near if _inode(path) == self._inode), None)
+        near = sorted(self.path.parent.glob(f"{_escape_glob(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
+        return next((path for path in near if _read_inode(path) == self._inode), None)
 
     def _read_next_file(self, most: int) -> list[bytes]:
         """Read on in the file that has replaced this one at its path. Call it at the end of a file.
 
         Returns the rest of this file first, if there is any. Returns no lines if no file has replaced it.
         """
-        now = _inode(self.path)
+        now = _read_inode(self.path)
         if now is None or now == self._inode:
             return []
         assert self._file is not None
@@ -114,10 +114,10 @@ class LogFile:
             return rest.splitlines()
         self.close()
         self._inode = 0
-        self._start_again()
-        return self.read(most) if self._open() else []
+        self._reset_offset()
+        return self.read(most) if self._open_file() else []
 
-    def _start_again(self) -> None:
+    def _reset_offset(self) -> None:
         self._offset, self._head = 0, (0, 0)
 
     def _has_same_head(self, file: int) -> bool:
@@ -130,12 +130,12 @@ class LogFile:
             self._head = (len(head), zlib.crc32(head))
 
 
-def _inode(path: Path) -> int | None:
+def _read_inode(path: Path) -> int | None:
     try:
         return path.stat().st_ino
     except OSError:
         return None
 
 
-def _escaped(name: str) -> str:
+def _escape_glob(name: str) -> str:
     return "".join(f"[{letter}]" if letter in "*?[" else letter for letter in name)

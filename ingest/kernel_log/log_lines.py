@@ -109,7 +109,7 @@ def parse_log_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine
     if line.startswith("{") and _message.match(line) is None:
         return _parse_journal_line(line)
     if (found := _syslog.match(line)) is not None:
-        return _dated(_parse_syslog_line, found, line, now_ms, utc_offset_s)
+        return _parse_or_refuse(_parse_syslog_line, found, line, now_ms, utc_offset_s)
     line = _priority.sub("", line, count=1) if line.startswith("<") else line
     if (decoded := _decoded.match(line)) is not None and decoded[1] != "kern":
         return NOTHING
@@ -117,11 +117,11 @@ def parse_log_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine
     for pattern, read in _FORMATS:
         found = pattern.match(line)
         if found is not None:
-            return _dated(read, found, line, now_ms, utc_offset_s)
+            return _parse_or_refuse(read, found, line, now_ms, utc_offset_s)
     return _parse_after_dmesg_time(line)
 
 
-def _dated(read: "_Read", found: re.Match[str], line: str, now_ms: int, utc_offset_s: float) -> LogLine:
+def _parse_or_refuse(read: "_Read", found: re.Match[str], line: str, now_ms: int, utc_offset_s: float) -> LogLine:
     try:
         return read(found, line[found.end() :], now_ms, utc_offset_s)
     except (ValueError, OverflowError):
@@ -162,7 +162,7 @@ def _parse_after_wall_time(rest: str, time_ms: int, utc_offset_s: float) -> LogL
         return LogLine(rest, time_ms)
     if _program.match(rest) is not None and _headless.match(rest) is None:
         return NOTHING
-    raise _unknown(rest)
+    raise _make_form_error(rest)
 
 
 def _parse_zone_offset_s(zone: str, utc_offset_s: float) -> float:
@@ -178,11 +178,11 @@ def _parse_after_dmesg_time(rest: str, time_ms: int | None = None, boot_ms: floa
     if found is not None:
         return LogLine(rest[found.end() :], time_ms, boot_ms, found["host"] or "")
     if time_ms is None and boot_ms is None and _message.match(rest) is None:
-        raise _unknown(rest)
+        raise _make_form_error(rest)
     return LogLine(rest, time_ms, boot_ms)
 
 
-def _unknown(line: str) -> RecordError:
+def _make_form_error(line: str) -> RecordError:
     return RecordError("unknown_form", f"expected a line as of rsyslog, journalctl or dmesg: {line[:120]!r}")
 
 
@@ -193,10 +193,10 @@ def _make_timezone(utc_offset_s: float) -> timezone:
 @lru_cache(4_096)  # lines come in bursts
 def _parse_iso_ms(text: str, utc_offset_s: float) -> int:
     time = datetime.fromisoformat(text.replace(",", "."))
-    return _ms(time if time.tzinfo else time.replace(tzinfo=_make_timezone(utc_offset_s)))
+    return _convert_to_ms(time if time.tzinfo else time.replace(tzinfo=_make_timezone(utc_offset_s)))
 
 
-def _ms(time: datetime) -> int:
+def _convert_to_ms(time: datetime) -> int:
     return (time - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(milliseconds=1)
 
 
@@ -250,7 +250,7 @@ def _convert_date_parts(parts: tuple[str | None, str, str, str, str, str], now_m
     for candidate in years:
         rest = (MONTHS.index(month) + 1, int(day), int(hour), int(minute), int(second))
         try:
-            time_ms = _ms(datetime(candidate, *rest, tzinfo=zone))
+            time_ms = _convert_to_ms(datetime(candidate, *rest, tzinfo=zone))
         except ValueError:
             continue
         if year or time_ms <= now_ms + DAY_MS:

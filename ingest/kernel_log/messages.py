@@ -90,7 +90,7 @@ class MessageReader:
     def _parse_driver_line(self, text: str) -> KernelFinding | None:
         found = _xid.search(text) if " Xid (" in text else None
         if found is not None:
-            return _of_xid(found, text)
+            return _parse_xid(found, text)
         named = _named.search(text)
         if named is not None:
             self._named = named[1]
@@ -106,7 +106,7 @@ class MessageReader:
         return None
 
 
-def _of_xid(found: re.Match[str], text: str) -> KernelFinding | None:
+def _parse_xid(found: re.Match[str], text: str) -> KernelFinding | None:
     code, message = int(found[2]), found[3] or ""
     if code > MAX_CODE:
         return None

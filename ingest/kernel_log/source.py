@@ -69,7 +69,7 @@ class _Pattern:
         shape = f"{_translate_glob(head)}([^/]+?){_translate_glob(tail)}"
         return cls(f"{head}*{tail}", "", re.compile(shape))
 
-    def files(self) -> Iterator[tuple[str, str]]:
+    def find_files(self) -> Iterator[tuple[str, str]]:
         """Yield (path, node) of the matching files that exist now."""
         for path in sorted(glob.glob(self.glob)):
             if self.node_of is None:
@@ -124,8 +124,8 @@ class KernelLogSource(Source):
 
     async def next(self) -> Batch:
         while not self._closed:
-            batch, more = self._read_some()
-            if batch.counted().all:
+            batch, more = self._read_batch()
+            if batch.get_tally().all:
                 return batch
             await asyncio.sleep(0.0 if more else self._options.poll_s)
         raise StopAsyncIteration
@@ -181,7 +181,7 @@ class KernelLogSource(Source):
             row.file.close()
         self._followed.clear()
 
-    def _read_some(self) -> tuple[Batch, bool]:
+    def _read_batch(self) -> tuple[Batch, bool]:
         """Read about a quarter of a megabyte of new lines from the files in turn.
 
         Returns the batch, and whether there may be more lines now.
@@ -192,12 +192,12 @@ class KernelLogSource(Source):
         turn = turn[self._turn % max(1, len(turn)) :] + turn[: self._turn % max(1, len(turn))]
         for path in turn[:FILES_A_TURN]:
             row = self._followed[path]
-            lines = self._lines(path, row.file)
+            lines = self._read_lines(path, row.file)
             if lines:
                 found, errors = row.reader.read(lines, self._clock.now_ms())
                 events += found
                 bad += errors
-                tally.add(row.reader.tally)
+                tally.add_tally(row.reader.tally)
             room -= sum(map(len, lines))
             self._turn += 1
             self._read_since_rest += 1
@@ -208,9 +208,9 @@ class KernelLogSource(Source):
             self._rates.append((time.monotonic(), len(events)))
         more = room <= 0 or self._read_since_rest < len(turn)
         self._read_since_rest = self._read_since_rest if more and room > 0 else 0
-        return Batch(node_events=tuple(events), bad=tuple(bad), tally=tally.tally()), more
+        return Batch(node_events=tuple(events), bad=tuple(bad), tally=tally.make_tally()), more
 
-    def _lines(self, path: str, file: LogFile) -> list[bytes]:
+    def _read_lines(self, path: str, file: LogFile) -> list[bytes]:
         try:
             lines = file.read()
         except OSError as error:
@@ -228,12 +228,12 @@ class KernelLogSource(Source):
             return
         self._scanned_s = time.monotonic()
         for pattern in self._patterns:
-            files = list(pattern.files())
+            files = list(pattern.find_files())
             self._log_absent(pattern.glob, bool(files))
             for path, node in files:
                 known = path in self._followed or path in self._nameless
                 if not known and len(self._followed) + len(self._nameless) < MOST_FILES:
-                    self._follow(path, node)
+                    self._add_file(path, node)
 
     def _log_absent(self, pattern: str, is_there: bool) -> None:
         if is_there:
@@ -242,7 +242,7 @@ class KernelLogSource(Source):
             self._absent.add(pattern)
             logger.warning("%s: no file %s, looking for it every %.0f s", self.name, pattern, SCAN_S)
 
-    def _follow(self, path: str, node: str) -> None:
+    def _add_file(self, path: str, node: str) -> None:
         try:
             whose = check_name(node) if node else ""
         except ConfigError as error:

@@ -26,7 +26,7 @@ from fleetcast.fleet.gpu_resources import (
 from fleetcast.fleet.mig import SLICES, parse_mig_profile
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.ingest.kubernetes.claims import ClaimedGpus
-from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources, quantity
+from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources, parse_quantity
 
 FRACTION, FRACTION_DEVICES, GPU_MEMORY = "gpu-fraction", "gpu-fraction-num-devices", "gpu-memory"
 HAMI_MIB, ALIYUN_GIB = ("nvidia.com/gpumem", "volcano.sh/vgpu-memory"), "aliyun.com/gpu-mem"
@@ -58,7 +58,7 @@ class NodeGpus(NamedTuple):
     memory_gib: float = 0.0
 
 
-def gpus_of(
+def read_asked_gpus(
     spec: PodSpec,
     resources: tuple[str, ...],
     *,
@@ -73,7 +73,7 @@ def gpus_of(
     """
     node, claimed, annotations = node or NodeGpus(), claimed or ClaimedGpus(), annotations or {}
     asked = max(
-        (_from_resources(containers, resources, node) for containers in _phases(spec)),
+        (_count_resource_gpus(containers, resources, node) for containers in _group_by_phase(spec)),
         key=lambda found: found.gpus * (found.share or WHOLE_GPU),
     )
     if asked.gpus < 1:
@@ -84,12 +84,12 @@ def gpus_of(
         return asked
     whole = asked.gpus * (asked.share or WHOLE_GPU) + claimed.milli
     gpus = asked.gpus + claimed.gpus
-    return AskedGpus(gpus, asked.profile, _share(whole, gpus), claimed.unread)
+    return AskedGpus(gpus, asked.profile, _compute_share(whole, gpus), claimed.unread)
 
 
 def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mapping[str, str] | None) -> bool:
     """Return whether a pod may hold GPUs, as long as its device claims are unknown."""
-    return bool(spec.resource_claims) or gpus_of(spec, resources, annotations=annotations).gpus >= 1
+    return bool(spec.resource_claims) or read_asked_gpus(spec, resources, annotations=annotations).gpus >= 1
 
 
 def list_unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def list_unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[st
     )
 
 
-def _phases(spec: PodSpec) -> list[list[Container]]:
+def _group_by_phase(spec: PodSpec) -> list[list[Container]]:
     """Return the groups of containers that run at the same time, one group for each phase of the pod.
 
     A pod holds the resources of its largest phase until it ends.
@@ -116,10 +116,10 @@ def _phases(spec: PodSpec) -> list[list[Container]]:
     ]
 
 
-def _from_resources(containers: Sequence[Container], resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
+def _count_resource_gpus(containers: Sequence[Container], resources: tuple[str, ...], node: NodeGpus) -> AskedGpus:
     count, profile, milli, shares = 0.0, "", 0.0, node.shares
     for container in containers:
-        percent = _percent(container.resources, node.memory_gib)
+        percent = _find_board_part(container.resources, node.memory_gib)
         for name in sorted(container.resources.names):
             if not is_gpu_resource(name, resources):
                 continue
@@ -134,10 +134,10 @@ def _from_resources(containers: Sequence[Container], resources: tuple[str, ...],
                 count, milli = count + amount, milli + amount * WHOLE_GPU * (board.part or 1.0)
             else:
                 count, milli = count + amount, milli + amount * WHOLE_GPU * percent
-    return AskedGpus(round(count), profile, _share(milli, round(count)))
+    return AskedGpus(round(count), profile, _compute_share(milli, round(count)))
 
 
-def _percent(resources: Resources, memory_gib: float) -> float:
+def _find_board_part(resources: Resources, memory_gib: float) -> float:
     """Return the part of each board, from 0 to 1, that a vGPU scheduler gives a container."""
     stated = [resources.amount(name) / 100 for name in HAMI_PERCENT]
     if not any(stated) and memory_gib:
@@ -155,23 +155,23 @@ def _read_part_resources(spec: PodSpec, memory_gib: float) -> AskedGpus:
     gib = sum(row.resources.amount(ALIYUN_GIB) for row in containers)
     boards = percents / 100 or (min(1.0, gib / memory_gib) if memory_gib else 1.0 if gib else 0.0)
     gpus = math.ceil(boards)
-    return AskedGpus(gpus, share=_share(WHOLE_GPU * boards, gpus))
+    return AskedGpus(gpus, share=_compute_share(WHOLE_GPU * boards, gpus))
 
 
 def _read_annotations(annotations: Mapping[str, str], memory_gib: float) -> AskedGpus:
     part = 0.0
     if annotations.get(FRACTION):
-        part = quantity(annotations[FRACTION])
+        part = parse_quantity(annotations[FRACTION])
     elif annotations.get(GPU_MEMORY):
-        mib = quantity(annotations[GPU_MEMORY])
+        mib = parse_quantity(annotations[GPU_MEMORY])
         part = min(1.0, mib / 1024 / memory_gib) if memory_gib and mib > 0 else 1.0 if mib > 0 else 0.0
     if part <= 0:
         return AskedGpus(0)
-    boards = max(1, round(quantity(annotations.get(FRACTION_DEVICES) or 1)))
-    return AskedGpus(boards, share=_share(WHOLE_GPU * min(part, 1.0) * boards, boards))
+    boards = max(1, round(parse_quantity(annotations.get(FRACTION_DEVICES) or 1)))
+    return AskedGpus(boards, share=_compute_share(WHOLE_GPU * min(part, 1.0) * boards, boards))
 
 
-def _share(milli: float, gpus: int) -> int | None:
+def _compute_share(milli: float, gpus: int) -> int | None:
     """Return the average size of `gpus` GPUs in thousandths of a GPU, or None if they are whole.
 
     milli: their total size in thousandths.

@@ -58,7 +58,7 @@ class Track(msgspec.Struct, omit_defaults=True):
     failures: dict[str, Ending] = {}
     lost_ms: int | None = None
 
-    def go_on(self, attempt: int) -> None:
+    def start_next_attempt(self, attempt: int) -> None:
         """Reset the track to the beginning of attempt number `attempt`."""
         self.attempt = attempt
         self.is_submitted = self.is_queued = self.is_started = self.is_ended = False
@@ -82,34 +82,34 @@ class Judgement:
         removed: bool,
     ) -> None:
         self.workload, self.track = workload, track
-        self.members = members if workload.alone else _own(members, workload.uid)
+        self.members = members if workload.alone else _drop_other_owners(members, workload.uid)
         self.now_ms = now_ms
         self.events: list[JobEvent] = []
-        self.current = self._list_elastic_members() if workload.elastic else self._newest()
+        self.current = self._list_elastic_members() if workload.elastic else self._find_newest_members()
         self.is_over = removed or (workload.alone and not members)
         self._removed = removed
 
-    def judge(self, lost_nodes: set[str]) -> None:
+    def evaluate_job(self, lost_nodes: set[str]) -> None:
         track, workload = self.track, self.workload
-        over = self._over()
+        over = self._find_ending()
         if track.is_started and not track.is_ended and over is None and not workload.elastic:
-            self._lose(lost_nodes)
+            self._end_if_member_lost(lost_nodes)
         if over is None:
             self._update_attempt_number()
-        self._submit()
+        self._add_submission()
         if workload.suspended and track.is_started and not track.is_ended and over is None:
-            self._end(Ending(self.now_ms, message="suspended", by="suspension"))
-            track.go_on(track.attempt + 1)
-            self._submit()
+            self._end_attempt(Ending(self.now_ms, message="suspended", by="suspension"))
+            track.start_next_attempt(track.attempt + 1)
+            self._add_submission()
         if not track.is_ended:
             if not track.is_started:
                 self._start_or_queue_attempt()
             elif over is None:
                 self._resize_job()
         if over is not None:
-            self._end(over)
+            self._end_attempt(over)
 
-    def bound(self) -> list[Member]:
+    def find_bound_members(self) -> list[Member]:
         """Return the members that hold GPUs but do not belong to a running attempt."""
         began = self.track.began if self.track.is_started and not self.track.is_ended else {}
         return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
@@ -119,7 +119,7 @@ class Judgement:
         rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))
         return {(number,): row for number, row in enumerate(row for row in rows if row.stage in HOLDING)}
 
-    def _newest(self) -> dict[Slot, Member]:
+    def _find_newest_members(self) -> dict[Slot, Member]:
         """Return slot → the newest pod in it, for a gang."""
         newest: dict[Slot, Member] = {}
         rows = sorted(self.members.values(), key=lambda row: (row.created_ms, row.stage in LIVE, row.name))
@@ -138,7 +138,7 @@ class Judgement:
             slots[member.uid] = next(number for number in range(len(taken) + 1) if number not in taken)
         return (slots[member.uid],)
 
-    def _over(self) -> Ending | None:
+    def _find_ending(self) -> Ending | None:
         """Return the job's final end, or None while it continues.
 
         A successful end has the category "finished".
@@ -147,7 +147,7 @@ class Judgement:
         if workload.finished_ms is not None:
             return Ending(workload.finished_ms, FINISHED)
         if workload.failed is not None:
-            return self._failed(workload.failed)
+            return self._join_failures(workload.failed)
         if workload.deleted_ms is not None or (self._removed and not workload.alone):
             return Ending(workload.deleted_ms or self.now_ms, "cancelled", "deleted")
         return self._find_ending_by_pods() if workload.alone else None
@@ -167,7 +167,7 @@ class Judgement:
             return None
         return failed if failed and not good else Ending(self.now_ms, FINISHED)
 
-    def _failed(self, stated: Ending) -> Ending:
+    def _join_failures(self, stated: Ending) -> Ending:
         """Combine the workload's failure with the failure of its first failed pod, which says more."""
         if stated.category != "unknown":
             return stated
@@ -184,31 +184,31 @@ class Judgement:
             self.track.lost_ms = self.now_ms
         return self.now_ms - self.track.lost_ms >= QUIET_MS
 
-    def _lose(self, lost_nodes: set[str]) -> None:
+    def _end_if_member_lost(self, lost_nodes: set[str]) -> None:
         """End the attempt if it has lost a member.
 
         A loss without a known reason counts only after `QUIET_MS`.
         """
         missing = None
         for key, place in self.track.began.items():
-            lost = self._loss(place, lost_nodes)
+            lost = self._find_loss(place, lost_nodes)
             if lost is None:
                 continue
             if lost.category != "unknown" or lost.by or self._has_pod_stayed(place):
-                self._end(lost, place.node)
+                self._end_attempt(lost, place.node)
                 return
             missing = missing or (key, place, lost)
         if missing is None:
             self.track.lost_ms = None
         elif self._is_settled():
-            self._end(missing[2], missing[1].node)
+            self._end_attempt(missing[2], missing[1].node)
 
     def _has_pod_stayed(self, place: MemberPlace) -> bool:
         """Return whether the pod still exists and is not being deleted."""
         member = self.members.get(place.uid)
         return member is not None and member.left_ms is None
 
-    def _loss(self, place: MemberPlace, lost_nodes: set[str]) -> Ending | None:
+    def _find_loss(self, place: MemberPlace, lost_nodes: set[str]) -> Ending | None:
         member = self.members.get(place.uid)
         if member is None:
             stated = self.track.failures.get(place.uid) or Ending(self.now_ms, message=f"pod {place.name} is gone")
@@ -233,10 +233,10 @@ class Judgement:
             floor = track.base + 1 + max(self.workload.restarts, counted)
             if floor > track.attempt:
                 if track.is_submitted:
-                    self._end(next(iter(track.failures.values()), Ending(self.now_ms, message="restarted")))
-                track.go_on(floor)
+                    self._end_attempt(next(iter(track.failures.values()), Ending(self.now_ms, message="restarted")))
+                track.start_next_attempt(floor)
         if track.is_ended and self._has_new_pod():
-            track.go_on(track.attempt + 1)
+            track.start_next_attempt(track.attempt + 1)
 
     def _has_new_pod(self) -> bool:
         """Return whether the job has a new or restarted pod after its attempt ended."""
@@ -247,7 +247,7 @@ class Judgement:
             for row in rows
         )
 
-    def _submit(self) -> None:
+    def _add_submission(self) -> None:
         track = self.track
         if track.is_submitted or track.is_ended:
             return
@@ -269,24 +269,24 @@ class Judgement:
             if row.stage in ("running", "succeeded")
             and row.node
             and row.left_ms is None
-            and not (0 < row.attempt < self._generation())
+            and not (0 < row.attempt < self._find_generation())
         }
         if len(ready) >= self.workload.least and not self.workload.suspended:
             at_ms = max((row.running_ms or self.now_ms for row in ready.values()), default=self.now_ms)
             at_ms = min(at_ms, self.now_ms)
-            ranks = self._begin(ready)
+            ranks = self._record_members(ready)
             track.is_started = True
             job = self.workload.submitted.job
             self.events.append(Started(job=job, attempt=track.attempt, sequence=STARTED, time_ms=at_ms, ranks=ranks))
             return
-        self._wait()
+        self._queue_attempt()
 
-    def _wait(self) -> None:
+    def _queue_attempt(self) -> None:
         """Add a `queued` event once the reason for the job's wait is known.
 
         Adds another when the job becomes blocked, is blocked for another reason, or is released.
         """
-        track, wait = self.track, self._waiting()
+        track, wait = self.track, self._find_wait_reason()
         blocked_by = wait.reason if wait.is_blocked else ""
         if blocked_by == track.blocked_by and (track.is_queued or not wait.reason):
             return
@@ -308,14 +308,14 @@ class Judgement:
             )
         )
 
-    def _generation(self) -> int:
+    def _find_generation(self) -> int:
         """Return the number of the newest restart, counted from 1.
 
         Pods of earlier restarts are about to be replaced.
         """
         return max([self.workload.restarts + 1, *(row.attempt for row in self.current.values())])
 
-    def _waiting(self) -> PodWait:
+    def _find_wait_reason(self) -> PodWait:
         """Return why the job waits. A gang is blocked while one of its members is blocked."""
         if self.workload.suspended:
             if self.workload.awaits_admission:
@@ -324,7 +324,7 @@ class Judgement:
         rows = [PodWait(row.waiting, row.is_blocked) for row in self.members.values() if row.stage == "pending"]
         return max((row for row in rows if row.reason), key=lambda row: row.is_blocked, default=PodWait())
 
-    def _begin(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
+    def _record_members(self, ready: Mapping[Slot, Member]) -> tuple[RankPlacement, ...]:
         """Record the members that run, and return their placement. Ranks follow the order of their slots."""
         rows = [ready[slot] for slot in sorted(ready)]
         self.track.began = {row.uid: MemberPlace(row.uid, row.restarts, row.name, row.node) for row in rows}
@@ -345,12 +345,12 @@ class Judgement:
                 attempt=track.attempt,
                 sequence=RESIZED + track.resizes,
                 time_ms=self.now_ms,
-                ranks=self._begin(rows),
+                ranks=self._record_members(rows),
             )
         )
         track.resizes += 1
 
-    def _end(self, ending: Ending, node: str = "") -> None:
+    def _end_attempt(self, ending: Ending, node: str = "") -> None:
         track = self.track
         if track.is_ended:
             return
@@ -376,7 +376,7 @@ class Judgement:
         track.is_ended, track.lost_ms = True, None
 
 
-def _own(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
+def _drop_other_owners(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
     """Return the members without pods that belong to another object of the same name. uid: the workload's."""
     if all(row.owner in ("", uid) for row in members.values()):
         return members

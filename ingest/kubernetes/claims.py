@@ -126,7 +126,7 @@ class ClaimTable(msgspec.Struct):
     claims: dict[str, KnownClaim] = {}
     templates: dict[str, KnownClaim] = {}
 
-    def claimed(self, namespace: str, spec: PodSpec, status: PodStatus) -> ClaimedGpus:
+    def count_claimed_gpus(self, namespace: str, spec: PodSpec, status: PodStatus) -> ClaimedGpus:
         """Return the GPUs of a pod's claims. A claim without a known object counts as one GPU."""
         made = {row.name: row.resource_claim_name for row in status.resource_claim_statuses or ()}
         gpus, milli, unread = 0, 0.0, list[str]()

@@ -11,7 +11,7 @@ from typing import Final, Literal
 import msgspec
 
 from fleetcast.fleet.events import FailureCategory
-from fleetcast.ingest.kubernetes.objects import Condition, Pod, Terminated, time_ms
+from fleetcast.ingest.kubernetes.objects import Condition, Pod, Terminated, convert_to_ms
 
 MESSAGE_LENGTH = 1_000
 FINISHED: Final = "finished"
@@ -47,12 +47,12 @@ class Ending(msgspec.Struct, frozen=True, array_like=True):
 def find_pod_ending(pod: Pod, now_ms: int) -> Ending:
     """Return when and why a pod or its container failed. A disruption takes precedence."""
     ended = _find_ended_container(pod)
-    at_ms = (time_ms(ended.finished_at) if ended else None) or now_ms
-    disruption = pod.condition("DisruptionTarget")
+    at_ms = (convert_to_ms(ended.finished_at) if ended else None) or now_ms
+    disruption = pod.find_condition("DisruptionTarget")
     if disruption is not None and disruption.is_true:
         return make_disruption_ending(disruption, at_ms)
-    message = _message(pod, ended)
-    return Ending(at_ms, _category(pod, ended, message), f"pod {pod.metadata.name}: {message}"[:MESSAGE_LENGTH])
+    message = _format_message(pod, ended)
+    return Ending(at_ms, _choose_category(pod, ended, message), f"pod {pod.metadata.name}: {message}"[:MESSAGE_LENGTH])
 
 
 def make_disruption_ending(disruption: Condition, at_ms: int) -> Ending:
@@ -75,11 +75,11 @@ def _find_ended_container(pod: Pod) -> Terminated | None:
     for states in (now, before):
         failed = [state for state in states if state.exit_code != 0]
         if failed:
-            return min(failed, key=lambda state: time_ms(state.finished_at) or 0)
+            return min(failed, key=lambda state: convert_to_ms(state.finished_at) or 0)
     return next(iter(now), None)
 
 
-def _message(pod: Pod, ended: Terminated | None) -> str:
+def _format_message(pod: Pod, ended: Terminated | None) -> str:
     phrases = [pod.status.reason, pod.status.message]
     if ended is not None:
         phrases += [ended.reason if ended.reason not in ("", "Error") else "", f"exit code {ended.exit_code}"]
@@ -87,7 +87,7 @@ def _message(pod: Pod, ended: Terminated | None) -> str:
     return ", ".join(part for part in phrases if part) or "it failed and said nothing"
 
 
-def _category(pod: Pod, ended: Terminated | None, message: str) -> FailureCategory:
+def _choose_category(pod: Pod, ended: Terminated | None, message: str) -> FailureCategory:
     if pod.status.reason == "Evicted":
         return "out_of_memory" if "memory" in pod.status.message.lower() else "unknown"
     if pod.status.reason in _BY_REASON:

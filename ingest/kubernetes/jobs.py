@@ -59,7 +59,7 @@ class WorkloadFold:
     def put_workload(self, made: Workload) -> None:
         job = self._choose_job_name(made.submitted.job, made.kind)
         self._kinds[job] = made.kind
-        made = _named(made, job)
+        made = _rename_workload(made, job)
         known = self.state.workloads.get(job)
         if known is not None and job in self._removed:
             self._changed.add(job)  # another of its name came before the end of the first was told
@@ -88,7 +88,7 @@ class WorkloadFold:
         if alone is not None:
             known = self.state.workloads.get(member.job)
             if known is None or (known.alone and known.uid != alone.uid):
-                self.state.workloads[member.job] = _named(alone, member.job)
+                self.state.workloads[member.job] = _rename_workload(alone, member.job)
         self._changed.add(member.job)
 
     def _rename_kind(self, member: Member) -> None:
@@ -121,18 +121,18 @@ class WorkloadFold:
     def _record_bound_gpus(self, judged: Judgement) -> None:
         """Record the GPUs of a job's pods that belong to no running attempt."""
         job, found = judged.workload.submitted.job, Counter[str]()
-        for row in () if judged.is_over else judged.bound():
+        for row in () if judged.is_over else judged.find_bound_members():
             found[row.node] += judged.workload.submitted.gpus_per_node
         self.state.bound.pop(job, None)
         if found.total():
             self.state.bound[job] = dict(found)
 
-    def events(self, now_ms: int) -> list[JobEvent]:
+    def make_due_events(self, now_ms: int) -> list[JobEvent]:
         """Return the events that are due by now."""
         jobs, self._changed = self._changed, set()
-        return [event for job in sorted(jobs) for event in self._judge(job, now_ms)]
+        return [event for job in sorted(jobs) for event in self._evaluate_job(job, now_ms)]
 
-    def _judge(self, job: str, now_ms: int) -> Iterator[JobEvent]:
+    def _evaluate_job(self, job: str, now_ms: int) -> Iterator[JobEvent]:
         workload = self.state.workloads.get(job)
         if workload is None:
             return
@@ -144,15 +144,15 @@ class WorkloadFold:
             track = self.state.tracks[job] = Track(workload.uid, base + 1, base)
         members = self._members.get(job, {})
         judged = Judgement(workload, track, members, now_ms, removed=job in self._removed)
-        judged.judge(self.lost_nodes)
+        judged.evaluate_job(self.lost_nodes)
         self._record_bound_gpus(judged)
         yield from judged.events
         if judged.is_over:
-            self._forget(job, track)
+            self._forget_job(job, track)
         elif track.lost_ms is not None:
             self._changed.add(job)
 
-    def _forget(self, job: str, track: Track) -> None:
+    def _forget_job(self, job: str, track: Track) -> None:
         self._removed.discard(job)
         del self.state.workloads[job], self.state.tracks[job]
         self.state.bound.pop(job, None)
@@ -163,7 +163,7 @@ class WorkloadFold:
             del self.state.gone[next(iter(self.state.gone))]
 
 
-def _named(made: Workload, job: str) -> Workload:
+def _rename_workload(made: Workload, job: str) -> Workload:
     if made.submitted.job == job:
         return made
     return msgspec.structs.replace(made, submitted=msgspec.structs.replace(made.submitted, job=job))

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 import msgspec
 
-from fleetcast.ingest.kubernetes.asked_gpus import gpus_of
+from fleetcast.ingest.kubernetes.asked_gpus import read_asked_gpus
 from fleetcast.ingest.kubernetes.objects import Pod
 from fleetcast.ingest.kubernetes.owners import NO_JOBS, JobOwner
 
@@ -57,12 +57,12 @@ def _has_worker_container(pod: Pod) -> bool:
     return any(_PROGRAM.fullmatch(name) or _PROGRAM.match(image) for name, image in programs)
 
 
-def place_of(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources: tuple[str, ...]) -> PodPlace | None:
+def find_pod_place(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources: tuple[str, ...]) -> PodPlace | None:
     """Return the machine that a pod represents, or None. resources: the names that count as GPUs."""
     if pod.status.phase in ("Failed", "Succeeded") or not pod.spec.node_name:
         return None
     host, meta = is_host(pod, owner, labels), pod.metadata
-    gpus = gpus_of(pod.spec, resources).gpus if host or owner.kind in NO_JOBS else 0
+    gpus = read_asked_gpus(pod.spec, resources).gpus if host or owner.kind in NO_JOBS else 0
     names: tuple[str, ...] = ()
     if host or _is_exporter(pod, owner):
         names = (meta.name, pod.spec.hostname, meta.label(SLURM_NAME), pod.status.pod_ip)

@@ -25,10 +25,10 @@ from fleetcast.fleet.nodes import FAILURE_EXPECTED
 from fleetcast.fleet.topology import NodeSpec
 from fleetcast.ingest.kubernetes.asked_gpus import NodeGpus
 from fleetcast.ingest.kubernetes.machines import PodPlace
-from fleetcast.ingest.kubernetes.objects import Condition, Node, condition, time_ms
-from fleetcast.ingest.kubernetes.withheld import HARD, withheld
+from fleetcast.ingest.kubernetes.objects import Condition, Node, convert_to_ms, find_condition
+from fleetcast.ingest.kubernetes.withheld import HARD, find_withheld_reasons
 from fleetcast.ingest.topology.kubernetes_nodes import make_node_from_labels
-from fleetcast.ingest.topology.physical_gpus import shares_of
+from fleetcast.ingest.topology.physical_gpus import count_shares
 
 Severity = Literal["ok", "warning", "fatal"]
 
@@ -96,7 +96,7 @@ class NodeFold:
         self.faults: list[RecordError] = []  # of nodes whose labels cannot be read; the source takes them away
         self.unread: Counter[str] = Counter()  # resources that look like GPUs and that nothing reads; likewise
 
-    def lost(self) -> set[str]:
+    def list_lost_nodes(self) -> set[str]:
         return {name for name, state in self.states.items() if state.lost}
 
     def specs(self) -> Mapping[str, NodeSpec]:
@@ -108,22 +108,22 @@ class NodeFold:
                 names.setdefault(place.node, []).extend(place.names)
                 lent[place.node] += place.gpus
             self._specs = {
-                name: self._reported(_named(state.spec, names.get(name, ())), lent[name] // state.shares)
+                name: self._complete_spec(_add_names(state.spec, names.get(name, ())), lent[name] // state.shares)
                 for name, state in self.states.items()
                 if state.spec is not None
             }
         return self._specs
 
-    def _reported(self, spec: NodeSpec, lent: int) -> NodeSpec:
+    def _complete_spec(self, spec: NodeSpec, lent: int) -> NodeSpec:
         return replace(spec, lent_gpus=min(lent, spec.gpus), source=self._source)
 
-    def place(self, uid: str, place: PodPlace | None) -> None:
+    def record_place(self, uid: str, place: PodPlace | None) -> None:
         """Record which machine a pod represents. None: the pod is gone, or represents no machine."""
         if self.places.get(uid) != place:
             self.places.pop(uid, None) if place is None else self.places.update({uid: place})
             self._specs = None
 
-    def gpus(self, node: str) -> NodeGpus:
+    def get_node_gpus(self, node: str) -> NodeGpus:
         """Return how a node divides its GPUs.
 
         For an unknown node, the result has the least shares and memory of all nodes with GPUs.
@@ -137,17 +137,17 @@ class NodeFold:
             self._least = NodeGpus(min((row.shares for row in rows), default=1), memory)
         return self._least
 
-    def put(self, node: Node, now_ms: int) -> list[NodeEvent]:
+    def update_node(self, node: Node, now_ms: int) -> list[NodeEvent]:
         state = self.states.setdefault(node.metadata.name, KnownNode())
-        self._describe(node, state)
+        self._update_spec(node, state)
         return [
             *self._make_cordon_events(node, state, now_ms),
-            *self._ready(node, state, now_ms),
-            *self._withhold(node, state, now_ms),
-            *self._health(node, state, now_ms),
+            *self._make_ready_events(node, state, now_ms),
+            *self._make_withheld_events(node, state, now_ms),
+            *self._make_health_events(node, state, now_ms),
         ]
 
-    def _describe(self, node: Node, state: KnownNode) -> None:
+    def _update_spec(self, node: Node, state: KnownNode) -> None:
         """Update the spec of a node from its labels and capacity.
 
         If they cannot be read, adds an error to `faults` and does not change the spec.
@@ -157,8 +157,8 @@ class NodeFold:
         self.unread.update(key for key, text in capacity.items() if text != "0" and is_unsupported_gpu_resource(key))
         try:
             spec = make_node_from_labels(name, labels, capacity, node.metadata.annotations)
-            spec = _named(spec, [*_list_node_addresses(node), labels.get(HOSTNAME, "")])
-            shares = shares_of(name, labels)
+            spec = _add_names(spec, [*_list_node_addresses(node), labels.get(HOSTNAME, "")])
+            shares = count_shares(name, labels)
         except ConfigError as error:
             self.faults.append(RecordError("kubernetes_object", str(error)))
             return
@@ -166,7 +166,7 @@ class NodeFold:
             state.spec, state.shares = spec, shares
             self._specs = self._least = None
 
-    def drop(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
+    def drop_node(self, name: str, version: str, now_ms: int) -> list[NodeEvent]:
         """Return a `lost` event for a deleted node, unless it was lost before.
 
         `version`: the object's version when it was deleted.
@@ -180,7 +180,7 @@ class NodeFold:
         self._drop_deleted_nodes()
         if state.lost:
             return []
-        return [self._event(name, "lost", (_number(version, now_ms), now_ms), "deleted from the cluster")]
+        return [self._make_event(name, "lost", (_parse_version(version, now_ms), now_ms), "deleted from the cluster")]
 
     def _drop_deleted_nodes(self) -> None:
         """Forget the oldest deleted nodes beyond MAX_GONE.
@@ -191,7 +191,7 @@ class NodeFold:
         for name in names[: max(0, len(names) - MAX_GONE)]:
             del self.states[name]
 
-    def _event(self, node: str, kind: str, number_and_time: tuple[int, int], message: str) -> NodeEvent:
+    def _make_event(self, node: str, kind: str, number_and_time: tuple[int, int], message: str) -> NodeEvent:
         number, at_ms = number_and_time
         sequence = number * SLOTS + KINDS.index(kind)
         text = message[:MESSAGE_LENGTH]
@@ -203,22 +203,24 @@ class NodeFold:
         if cordoned == state.cordoned:
             return
         state.cordoned = cordoned
-        since = next((time_ms(taint.time_added) for taint in taints if taint.key.endswith("/unschedulable")), None)
+        since = next(
+            (convert_to_ms(taint.time_added) for taint in taints if taint.key.endswith("/unschedulable")), None
+        )
         others = ", ".join(taint.key for taint in taints if not taint.key.startswith("node.kubernetes.io/"))
-        number = _number(node.metadata.resource_version, now_ms)
+        number = _parse_version(node.metadata.resource_version, now_ms)
         if cordoned:
             at_ms = min(since or now_ms, now_ms)
-            yield self._event(
+            yield self._make_event(
                 node.metadata.name, "drain", (number, at_ms), "cordoned" + (f"; {others}" if others else "")
             )
         else:
-            yield self._event(node.metadata.name, "undrain", (number, now_ms), "uncordoned")
+            yield self._make_event(node.metadata.name, "undrain", (number, now_ms), "uncordoned")
 
-    def _ready(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
-        ready = condition(node.status.conditions, READY)
+    def _make_ready_events(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+        ready = find_condition(node.status.conditions, READY)
         if ready is None:
             return
-        young = (time_ms(node.metadata.creation_timestamp) or 0) > now_ms - JOINING_MS
+        young = (convert_to_ms(node.metadata.creation_timestamp) or 0) > now_ms - JOINING_MS
         if not ready.is_true and young and not state.was_ready:
             return
         state.was_ready |= ready.is_true
@@ -226,21 +228,23 @@ class NodeFold:
             return
         state.lost = not ready.is_true
         kind = "lost" if state.lost else "returned"
-        number = _number(node.metadata.resource_version, now_ms), now_ms
-        since = number if state.deleted else _since(ready, node, now_ms)  # it may be as ready as before its deletion
+        number = _parse_version(node.metadata.resource_version, now_ms), now_ms
+        since = (
+            number if state.deleted else _find_transition(ready, node, now_ms)
+        )  # it may be as ready as before its deletion
         state.deleted = False
-        yield self._event(node.metadata.name, kind, since, ready.text or kind)
+        yield self._make_event(node.metadata.name, kind, since, ready.text or kind)
 
-    def _withhold(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+    def _make_withheld_events(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
         """Yield an event for each reason to withhold the node that began, changed or ended.
 
         These events have a source name of their own. A lost node is not also withheld as not responding.
         """
-        before, now = state.withheld, withheld(node, self._taints)
+        before, now = state.withheld, find_withheld_reasons(node, self._taints)
         if state.lost:
             now.pop("not_responding", None)
         state.withheld = now
-        number = _number(node.metadata.resource_version, now_ms) * SLOTS
+        number = _parse_version(node.metadata.resource_version, now_ms) * SLOTS
         for check in sorted(before.keys() | now.keys()):
             if before.get(check) == now.get(check):
                 continue
@@ -254,16 +258,20 @@ class NodeFold:
                 check=check,
             )
 
-    def _health(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
+    def _make_health_events(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
         rows = [row for row in node.status.conditions or () if row.type not in OWN and row.status in ("True", "False")]
-        found = {row.type: (self._severity(row), row.text, _since(row, node, now_ms)) for row in rows}
+        found = {row.type: (self._choose_severity(row), row.text, _find_transition(row, node, now_ms)) for row in rows}
         for label, meanings in LABELS.items():
             severity = meanings.get(node.metadata.label(label))
             if severity is not None:
-                since = _number(node.metadata.resource_version, now_ms), now_ms
+                since = _parse_version(node.metadata.resource_version, now_ms), now_ms
                 found[label] = severity, f"{label} is {node.metadata.label(label)}", since
         for check in state.bad.keys() - found.keys():
-            found[check] = "ok", "nobody says so any more", (_number(node.metadata.resource_version, now_ms), now_ms)
+            found[check] = (
+                "ok",
+                "nobody says so any more",
+                (_parse_version(node.metadata.resource_version, now_ms), now_ms),
+            )
         for check, (severity, message, (number, at_ms)) in sorted(found.items()):
             if state.bad.get(check, "ok") == severity:
                 continue
@@ -271,7 +279,7 @@ class NodeFold:
             yield NodeEvent(
                 node=node.metadata.name,
                 source=self._source,
-                sequence=number * SLOTS + _slot(check, severity),
+                sequence=number * SLOTS + _compute_slot(check, severity),
                 time_ms=at_ms,
                 type="health",
                 message=message[:MESSAGE_LENGTH],
@@ -279,7 +287,7 @@ class NodeFold:
                 severity=severity,
             )
 
-    def _severity(self, row: Condition) -> Severity:
+    def _choose_severity(self, row: Condition) -> Severity:
         """Return the severity of a condition.
 
         A true condition is a problem, unless its type ends in "Ready".
@@ -289,7 +297,7 @@ class NodeFold:
         return "fatal" if any(fnmatchcase(row.type, pattern) for pattern in self._fatal) else "warning"
 
 
-def _named(spec: NodeSpec, names: Iterable[str]) -> NodeSpec:
+def _add_names(spec: NodeSpec, names: Iterable[str]) -> NodeSpec:
     """Return the spec with `names` added to the other names of the machine."""
     others = dict.fromkeys((*spec.other_names, *(name for name in names if name and name != spec.name)))
     return replace(spec, other_names=tuple(others)) if len(others) > len(spec.other_names) else spec
@@ -301,22 +309,22 @@ def _list_node_addresses(node: Node) -> Iterator[str]:
             yield row.address
 
 
-def _since(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
+def _find_transition(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
     """Return the number and the time, in Unix ms, of a condition's last transition.
 
     If the condition states no time, they are the object's version and now.
     """
-    at_ms = time_ms(row.last_transition_time)
+    at_ms = convert_to_ms(row.last_transition_time)
     if at_ms is None:
-        return _number(node.metadata.resource_version, now_ms), now_ms
+        return _parse_version(node.metadata.resource_version, now_ms), now_ms
     return at_ms // 1000, min(at_ms, now_ms)
 
 
-def _number(version: str, now_ms: int) -> int:
+def _parse_version(version: str, now_ms: int) -> int:
     return int(version) if version.isdecimal() and version.isascii() and len(version) < 15 else now_ms
 
 
-def _slot(check: str, severity: Severity) -> int:
+def _compute_slot(check: str, severity: Severity) -> int:
     """Return a number below SLOTS for a check and its severity. The numbers below it are those of `KINDS`."""
     place = zlib.crc32(check.encode()) % 20
     return len(KINDS) + place * 3 + ("ok", "warning", "fatal").index(severity)

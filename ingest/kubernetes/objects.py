@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import shown
+from fleetcast.fleet.decode_faults import format_value
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.inbox.job_events import make_malformed_error
 
@@ -78,7 +78,7 @@ class Resources(_Object, frozen=True):
         """Return the requested amount of a resource, else its limit, else 0. Raises RecordError."""
         for table in (self.requests, self.limits):
             if table and name in table:
-                return quantity(table[name])
+                return parse_quantity(table[name])
         return 0.0
 
     @property
@@ -170,8 +170,8 @@ class Pod(_Object, frozen=True):
     spec: PodSpec = PodSpec()
     status: PodStatus = PodStatus()
 
-    def condition(self, kind: str) -> Condition | None:
-        return condition(self.status.conditions, kind)
+    def find_condition(self, kind: str) -> Condition | None:
+        return find_condition(self.status.conditions, kind)
 
 
 class TemplateMeta(_Object, frozen=True):
@@ -338,14 +338,14 @@ def decode(record: bytes, kind: type[T]) -> T:
         raise RecordError("kubernetes_object", f"{kind.__name__}: {why}") from None
 
 
-def condition(conditions: Sequence[Condition] | None, kind: str) -> Condition | None:
+def find_condition(conditions: Sequence[Condition] | None, kind: str) -> Condition | None:
     return next((row for row in conditions or () if row.type == kind), None)
 
 
-def time_ms(moment: datetime | None) -> int | None:
+def convert_to_ms(moment: datetime | None) -> int | None:
     """Convert a time to Unix ms. A time without a zone is UTC. Returns None for None.
 
-    >>> time_ms(datetime(2026, 1, 1, tzinfo=UTC))
+    >>> convert_to_ms(datetime(2026, 1, 1, tzinfo=UTC))
     1767225600000
     """
     if moment is None:
@@ -353,16 +353,18 @@ def time_ms(moment: datetime | None) -> int | None:
     return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
-def quantity(value: Quantity) -> float:
+def parse_quantity(value: Quantity) -> float:
     """Parse a resource quantity as a number. Raises RecordError.
 
-    >>> quantity("1500m"), quantity("2Gi") / 2**30, quantity(8), quantity("1e3")
+    >>> parse_quantity("1500m"), parse_quantity("2Gi") / 2**30, parse_quantity(8), parse_quantity("1e3")
     (1.5, 2.0, 8.0, 1000.0)
     """
     if not isinstance(value, str):
         return float(value)
     found = _QUANTITY.fullmatch(value)
     if found is None:
-        raise RecordError("kubernetes_object", f"quantity {shown(value)}: expected a number such as 8, 500m or 64Gi")
+        raise RecordError(
+            "kubernetes_object", f"quantity {format_value(value)}: expected a number such as 8, 500m or 64Gi"
+        )
     number, suffix = found.groups()
     return float(number + suffix) if suffix not in _SCALE else float(number) * _SCALE[suffix]

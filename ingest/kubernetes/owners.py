@@ -62,10 +62,10 @@ class JobOwner(NamedTuple):
     is_single: bool = False
 
 
-def kind_of(kind: str, api_version: str) -> str:
+def qualify_kind(kind: str, api_version: str) -> str:
     """Return the plain name of a kind in its usual API group, else its name with the group.
 
-    >>> kind_of("Job", "batch/v1"), kind_of("Job", "batch.volcano.sh/v1alpha1"), kind_of("Pod", "v1")
+    >>> qualify_kind("Job", "batch/v1"), qualify_kind("Job", "batch.volcano.sh/v1alpha1"), qualify_kind("Pod", "v1")
     ('Job', 'Job.batch.volcano.sh', 'Pod')
     """
     group = api_version.rpartition("/")[0]
@@ -74,16 +74,16 @@ def kind_of(kind: str, api_version: str) -> str:
     return f"{kind}.{group or 'core'}"
 
 
-def owner_of(pod: Pod) -> JobOwner:
+def find_owner(pod: Pod) -> JobOwner:
     """Return the object that is a pod's job, by the pod's labels and owner references."""
     meta = pod.metadata
-    if behind := _behind(meta):
+    if behind := _find_object_behind_owner(meta):
         return behind
     owner = meta.controller
     if owner is None:
         group = next((name for label in POD_GROUPS if (name := meta.label(label))), "")
         return JobOwner("PodGroup", group) if group else JobOwner("Pod", meta.name, is_single=True)
-    kind = kind_of(owner.kind, owner.api_version)
+    kind = qualify_kind(owner.kind, owner.api_version)
     if kind == "ReplicaSet":
         for label, behind_kind in REVISIONS.items():
             suffix = f"-{meta.label(label)}"
@@ -92,7 +92,7 @@ def owner_of(pod: Pod) -> JobOwner:
     return JobOwner(kind, owner.name)
 
 
-def _behind(meta: Meta) -> JobOwner | None:
+def _find_object_behind_owner(meta: Meta) -> JobOwner | None:
     """Return the object that created a pod's owner, or None if no label of the pod names one."""
     for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("Notebook", NOTEBOOK_NAME)):
         if meta.label(label):

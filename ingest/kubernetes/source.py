@@ -19,7 +19,17 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.clients.kubernetes import Absent, Away, Changes, Cluster, Collection, Follower, Listing, Message, Server
+from fleetcast.clients.kubernetes import (
+    Changes,
+    Cluster,
+    Collection,
+    CollectionAbsent,
+    Follower,
+    Listing,
+    Message,
+    Server,
+    ServerAway,
+)
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
@@ -36,10 +46,10 @@ from fleetcast.ingest.kubernetes.claims import (
     read_template,
 )
 from fleetcast.ingest.kubernetes.jobs import JobState, WorkloadFold
-from fleetcast.ingest.kubernetes.machines import HOST_LABELS, PodPlace, place_of
+from fleetcast.ingest.kubernetes.machines import HOST_LABELS, PodPlace, find_pod_place
 from fleetcast.ingest.kubernetes.nodes import KnownNode, NodeFold
 from fleetcast.ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
-from fleetcast.ingest.kubernetes.owners import NO_JOBS, owner_of
+from fleetcast.ingest.kubernetes.owners import NO_JOBS, find_owner
 from fleetcast.ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
@@ -141,17 +151,17 @@ class KubernetesSource(Source):
     def _restore_position(self, at: _Position) -> None:
         self._at = at
         self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions, self.options.taints, at.places)
-        self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.gpus)
-        self._jobs = WorkloadFold(at.jobs, self._nodes.lost())
+        self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.get_node_gpus)
+        self._jobs = WorkloadFold(at.jobs, self._nodes.list_lost_nodes())
 
     async def next(self) -> Batch:
         if self._follower is None:
-            self._follower = Follower(self._server, self.collections(), self._at.versions)
+            self._follower = Follower(self._server, self.list_collections(), self._at.versions)
         while True:
-            messages = await self._follower.next(QUIET_POLL_S if self._jobs.has_pending_changes else None)
-            trouble = self._record(messages)
-            batch = self.take(messages)
-            self.pending = RecordTally.sum((self.pending, batch.counted()))
+            messages = await self._follower.wait_for_messages(QUIET_POLL_S if self._jobs.has_pending_changes else None)
+            trouble = self._record_states(messages)
+            batch = self.fold_messages(messages)
+            self.pending = RecordTally.sum((self.pending, batch.get_tally()))
             if len(batch) or batch.bad:
                 batch, self.pending = replace(batch, tally=self.pending), RecordTally()
                 self._delivered.append((time.monotonic(), len(batch)))
@@ -212,29 +222,34 @@ class KubernetesSource(Source):
             "hosts": sum(place.is_host for place in self._at.places.values()),
         }
 
-    def collections(self) -> list[Collection]:
+    def list_collections(self) -> list[Collection]:
         """Return the collections to follow, with their decoders.
 
         The reading threads run the decoders, so the decoders do all slow work.
         """
         of = f"namespaces/{self.options.namespace}/" if self.options.namespace else ""
         return [
-            Collection(name, path.format(of), self._decode_pod if kind is Pod else make_decoder(kind), _versions(path))
+            Collection(
+                name,
+                path.format(of),
+                self._decode_pod if kind is Pod else make_decoder(kind),
+                _list_version_paths(path),
+            )
             for name, (kind, path) in KINDS.items()
             if name in self.options.collections
         ]
 
-    def _record(self, messages: Sequence[Message]) -> SourceError | None:
+    def _record_states(self, messages: Sequence[Message]) -> SourceError | None:
         """Record which collections answer. Returns the error of one that has just stopped answering, or None."""
         trouble = None
         for message in messages:
             before = self._states.get(message.name)
             state = ""
-            if isinstance(message, Away):
+            if isinstance(message, ServerAway):
                 state = f"away: {message.error}"
                 if not (before or "").startswith("away"):
                     trouble = SourceError(f"{message.name}: {message.error}", message.error.retry_after_s)
-            elif isinstance(message, Absent):
+            elif isinstance(message, CollectionAbsent):
                 state = f"absent: {message.why}"
                 if before != state:
                     logger.warning("%s: %s are not followed: %s", self.name, message.name, message.why)
@@ -243,7 +258,7 @@ class KubernetesSource(Source):
             self._states[message.name] = state
         return trouble
 
-    def take(self, messages: Sequence[Message]) -> Batch:
+    def fold_messages(self, messages: Sequence[Message]) -> Batch:
         """Apply the messages, and return the events that follow from them.
 
         Until every collection has answered, it only collects them. It never awaits, so a position always covers
@@ -251,7 +266,7 @@ class KubernetesSource(Source):
         """
         if self._early is not None:
             self._early += messages
-            answered = {row.name for row in self._early if not isinstance(row, Away)} | self._at.versions.keys()
+            answered = {row.name for row in self._early if not isinstance(row, ServerAway)} | self._at.versions.keys()
             if not answered.issuperset(self.options.collections):
                 return Batch(tally=RecordTally())
             order = list(KINDS)
@@ -263,7 +278,7 @@ class KubernetesSource(Source):
         for message in messages:
             if isinstance(message, Listing | Changes):
                 objects += len(message.objects if isinstance(message, Listing) else message.changes)
-                node_events += self._fold(message, bad, now_ms)
+                node_events += self._apply_message(message, bad, now_ms)
                 self._at.versions[message.name] = message.version
         ignored = {SkipRule.NOT_USED: self._left_out} if self._left_out else {}
         read = objects - len(bad) - self._left_out - self._unread_pods
@@ -274,13 +289,15 @@ class KubernetesSource(Source):
         self._nodes.unread.clear()
         bad += self._nodes.faults
         self._nodes.faults.clear()
-        self._jobs.lost_nodes = self._nodes.lost()
-        events = self._jobs.events(now_ms)
-        good = Batch(events=tuple(_good(events, bad, now_ms)), node_events=tuple(_good(node_events, bad, now_ms)))
+        self._jobs.lost_nodes = self._nodes.list_lost_nodes()
+        events = self._jobs.make_due_events(now_ms)
+        good = Batch(
+            events=tuple(_check_events(events, bad, now_ms)), node_events=tuple(_check_events(node_events, bad, now_ms))
+        )
         self._bad += len(bad)
         return Batch(events=good.events, node_events=good.node_events, bad=tuple(bad), tally=tally)
 
-    def _fold(self, message: Listing | Changes, bad: list[RecordError], now_ms: int) -> list[NodeEvent]:
+    def _apply_message(self, message: Listing | Changes, bad: list[RecordError], now_ms: int) -> list[NodeEvent]:
         """Apply one message, and return its node events. Objects that a list does not name are dropped.
 
         Errors of single objects are added to `bad`.
@@ -294,7 +311,7 @@ class KubernetesSource(Source):
             try:
                 if isinstance(row, Unread):
                     raise row.error
-                events += self._change(message.name, kind, row, now_ms)
+                events += self._apply_change(message.name, kind, row, now_ms)
             except RecordError as error:
                 bad.append(error.with_traceback(None))
         if isinstance(message, Listing):
@@ -311,14 +328,14 @@ class KubernetesSource(Source):
             for uid in jobs.members.keys() - uids:
                 self._jobs.drop_member(uid)
             for uid in self._at.places.keys() - uids:
-                self._nodes.place(uid, None)
+                self._nodes.record_place(uid, None)
         elif listing.name in WORKLOADS:
             kind = WORKLOADS[listing.name]
             for job, row in list(jobs.workloads.items()):
                 if row.kind == kind and not row.alone and row.uid not in uids:
                     self._jobs.drop_workload(kind, job, row.uid)
         elif listing.name in CLAIMS:
-            table = self._claims(listing.name)
+            table = self._get_claim_table(listing.name)
             there = {
                 f"{row.metadata.namespace}/{row.metadata.name}"
                 for row in listing.objects
@@ -328,28 +345,28 @@ class KubernetesSource(Source):
                 del table[key]
         elif listing.name == "nodes":
             gone = [name for name in list(self._at.nodes) if name not in names]
-            return [event for name in gone for event in self._nodes.drop(name, listing.version, now_ms)]
+            return [event for name in gone for event in self._nodes.drop_node(name, listing.version, now_ms)]
         return []
 
-    def _change(self, name: str, kind: str, row: Any, now_ms: int) -> list[NodeEvent]:
+    def _apply_change(self, name: str, kind: str, row: Any, now_ms: int) -> list[NodeEvent]:
         """Apply the current state of one object, or its last state if it was deleted. Returns node events."""
         deleted = kind == "DELETED"
         if name == "nodes":
             if deleted:
-                return self._nodes.drop(row.metadata.name, row.metadata.resource_version, now_ms)
-            return self._nodes.put(row, now_ms)
+                return self._nodes.drop_node(row.metadata.name, row.metadata.resource_version, now_ms)
+            return self._nodes.update_node(row, now_ms)
         if name == "priorityclasses":
             self._at.priorities[row.metadata.name] = row.value
         elif name in CLAIMS:
-            self._claim(name, row, deleted)
+            self._update_claim(name, row, deleted)
         elif name == "pods":
-            self._nodes.place(row.metadata.uid, None if deleted else row.place)
+            self._nodes.record_place(row.metadata.uid, None if deleted else row.place)
             if row.place is not None and row.place.is_host:
                 self._jobs.drop_member(row.metadata.uid)
             self._unread.update(row.unread)
             self._unread_pods += row.member is None and bool(row.unread)
             self._left_out += row.member is None and not row.unread
-            self._pod(row.pod, row.member)
+            self._update_pod(row.pod, row.member)
             if deleted:
                 self._jobs.drop_member(row.metadata.uid)
         else:
@@ -361,30 +378,30 @@ class KubernetesSource(Source):
                     self._jobs.drop_workload(workload.kind, workload.submitted.job, workload.uid)
         return []
 
-    def _claims(self, name: str) -> dict[str, KnownClaim]:
+    def _get_claim_table(self, name: str) -> dict[str, KnownClaim]:
         return self._at.claims.claims if name == "resourceclaims" else self._at.claims.templates
 
-    def _claim(self, name: str, row: Any, deleted: bool) -> None:
+    def _update_claim(self, name: str, row: Any, deleted: bool) -> None:
         key = f"{row.metadata.namespace}/{row.metadata.name}"
         if deleted:
-            self._claims(name).pop(key, None)
+            self._get_claim_table(name).pop(key, None)
         else:
-            self._claims(name)[key] = CLAIMS[name](row, self.options.gpu_classes)
+            self._get_claim_table(name)[key] = CLAIMS[name](row, self.options.gpu_classes)
 
     def _decode_pod(self, record: bytes) -> "_Seen | Unread":
         try:
             pod = decode(record, Pod)
-            place = place_of(pod, owner_of(pod), self.options.host_labels, self.options.gpu_resources)
+            place = find_pod_place(pod, find_owner(pod), self.options.host_labels, self.options.gpu_resources)
             if place is not None and place.is_host:
                 return _Seen(pod, None, place)
             unread = (
-                () if owner_of(pod).kind in NO_JOBS else list_unread_resources(pod.spec, self.options.gpu_resources)
+                () if find_owner(pod).kind in NO_JOBS else list_unread_resources(pod.spec, self.options.gpu_resources)
             )
-            return _Seen(pod, self._reader.member(pod, self._clock.now_ms()), place, unread)
+            return _Seen(pod, self._reader.make_member(pod, self._clock.now_ms()), place, unread)
         except RecordError as error:
             return Unread(error.with_traceback(None), record)
 
-    def _pod(self, pod: Pod, member: Member | None) -> None:
+    def _update_pod(self, pod: Pod, member: Member | None) -> None:
         if member is None:
             return
         if not self._reader.holds_gpus(pod):  # its claims are of other devices
@@ -394,11 +411,11 @@ class KubernetesSource(Source):
         followed = {kind for name, kind in WORKLOADS.items() if name in self.options.collections and name not in absent}
         alone: Workload | None = None
         if member.kind not in followed:
-            alone = self._reader.alone(pod, member)
+            alone = self._reader.make_pod_workload(pod, member)
         self._jobs.put_member(member, alone)
 
 
-def _versions(path: str) -> tuple[str, ...]:
+def _list_version_paths(path: str) -> tuple[str, ...]:
     """Return the paths of the other API versions of a collection, for older servers."""
     first, *others = CLAIM_VERSIONS
     return tuple(path.replace(f"/{first}/", f"/{version}/") for version in others) if "resource.k8s.io" in path else ()
@@ -416,7 +433,7 @@ def make_decoder(kind: type[msgspec.Struct]) -> Any:
     return read
 
 
-def _good(events: Sequence[Any], bad: list[RecordError], now_ms: int) -> list[Any]:
+def _check_events(events: Sequence[Any], bad: list[RecordError], now_ms: int) -> list[Any]:
     """Return the events that pass the checks of the event API.
 
     The errors of the others are added to `bad`.

@@ -53,7 +53,7 @@ def find_pod_wait(pod: Pod, *, admission_blocks: bool = False) -> PodWait:
         return PodWait(f"{GATED}: {', '.join(others)}", is_blocked=True)
     if gates:
         return PodWait(ADMISSION, admission_blocks)
-    scheduled = pod.condition("PodScheduled")
+    scheduled = pod.find_condition("PodScheduled")
     if scheduled is not None and not scheduled.is_true:
         return PodWait(scheduled.text or "not scheduled yet", _never_fits(scheduled.message or ""))
     states = [status.state.waiting for status in pod.status.container_statuses or ()]

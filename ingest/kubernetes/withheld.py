@@ -8,7 +8,7 @@ forecast must not feed itself. A cordon is a drain (`nodes.py`).
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 
-from fleetcast.ingest.kubernetes.objects import Condition, Node, Taint, condition
+from fleetcast.ingest.kubernetes.objects import Condition, Node, Taint, find_condition
 
 HARD = frozenset({"NoSchedule", "NoExecute"})
 OWN_TAINTS = "fleetcast*"
@@ -57,18 +57,18 @@ LABELS: Mapping[str, Mapping[str, str]] = {
 READY = "Ready"
 
 
-def withheld(node: Node, own: Mapping[str, str]) -> dict[str, str]:
+def find_withheld_reasons(node: Node, own: Mapping[str, str]) -> dict[str, str]:
     """Return why a node gets no new pods: reason → Kubernetes' text, empty if nothing withholds it.
 
     own: the site's patterns of taints, which take precedence.
     """
     found: dict[str, list[str]] = {}
-    for check, said in _reasons(node, own):
+    for check, said in _list_reasons(node, own):
         found.setdefault(check, []).append(said)
     return {check: ", ".join(dict.fromkeys(said)) for check, said in found.items()}
 
 
-def _reasons(node: Node, own: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+def _list_reasons(node: Node, own: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     if node.metadata.deletion_timestamp is not None:
         yield "to_be_deleted", "it is being deleted from the cluster"
     for taint in node.spec.taints or ():
@@ -79,7 +79,7 @@ def _reasons(node: Node, own: Mapping[str, str]) -> Iterator[tuple[str, str]]:
         check = meanings.get(node.metadata.label(label), "")
         if check:
             yield check, f"{label} is {node.metadata.label(label)}"
-    ready: Condition | None = condition(node.status.conditions, READY)
+    ready: Condition | None = find_condition(node.status.conditions, READY)
     if ready is not None and not ready.is_true:
         yield "not_responding", ready.text or "it is not ready"
 

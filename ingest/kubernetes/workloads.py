@@ -18,14 +18,14 @@ import msgspec
 
 from fleetcast.fleet.events import JobClass, Submitted
 from fleetcast.fleet.requests import Gang
-from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.gpus import shorten_model
 from fleetcast.ingest.kubernetes.asked_gpus import (
     ASKED_RESOURCES,
     AskedGpus,
     NodeGpus,
-    gpus_of,
     list_running_containers,
     may_hold_gpus,
+    read_asked_gpus,
 )
 from fleetcast.ingest.kubernetes.claims import GPU_CLASSES, ClaimTable
 from fleetcast.ingest.kubernetes.failures import Ending, classify_condition, find_pod_ending, make_disruption_ending
@@ -41,16 +41,16 @@ from fleetcast.ingest.kubernetes.objects import (
     PyTorchJob,
     Template,
     TemplateMeta,
-    condition,
-    time_ms,
+    convert_to_ms,
+    find_condition,
 )
 from fleetcast.ingest.kubernetes.owners import (
     JOBSET_NAME,
     NO_JOBS,
     USUAL_CLASSES,
+    find_owner,
     find_stated_queue,
     is_placeholder_pod,
-    owner_of,
 )
 from fleetcast.ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, find_pod_wait
 from fleetcast.ingest.lifecycle import SUBMITTED
@@ -168,7 +168,7 @@ class WorkloadReader:
         self._claims = claims
         self._node_gpus = node_gpus
 
-    def name(self, meta: Meta, name: str = "") -> str:
+    def make_job_name(self, meta: Meta, name: str = "") -> str:
         return f"{self.terms.prefix}{meta.namespace}/{name or meta.name}"
 
     def job(self, job: Job, now_ms: int) -> Workload | None:
@@ -176,29 +176,34 @@ class WorkloadReader:
         if job.metadata.label(JOBSET_NAME):
             return None
         spec = job.spec
-        pods = _pods(spec)
+        pods = _count_pods(spec)
         elastic = pods != _replace_none(spec.completions, 1)
         made = self._make_workload("Job", job.metadata, [_Part(pods, spec.template)], spec.active_deadline_seconds)
         if made is None:
             return None
-        ended = _ended(job.status.conditions, "Complete", now_ms, job.status.completion_time)
-        made = _with(made, suspended=bool(spec.suspend), elastic=elastic, least=1 if elastic else pods, **ended)
+        ended = _read_ended_fields(job.status.conditions, "Complete", now_ms, job.status.completion_time)
+        made = _replace_fields(
+            made, suspended=bool(spec.suspend), elastic=elastic, least=1 if elastic else pods, **ended
+        )
         return (
-            _set_job_class(made, "batch") if elastic and not self._label(job.metadata, self.terms.class_label) else made
+            _set_job_class(made, "batch")
+            if elastic and not self._find_label(job.metadata, self.terms.class_label)
+            else made
         )
 
     def jobset(self, jobset: JobSet, now_ms: int) -> Workload | None:
         rows = jobset.spec.replicated_jobs
         parts = [
-            _Part(_replace_none(row.replicas, 1) * _pods(row.template.spec), row.template.spec.template) for row in rows
+            _Part(_replace_none(row.replicas, 1) * _count_pods(row.template.spec), row.template.spec.template)
+            for row in rows
         ]
         limits = [row.template.spec.active_deadline_seconds for row in rows]
         limit_s = max((limit for limit in limits if limit is not None), default=None)
         made = self._make_workload("JobSet", jobset.metadata, parts, limit_s)
         if made is None:
             return None
-        ended = _ended(jobset.status.conditions, "Completed", now_ms)
-        return _with(made, suspended=bool(jobset.spec.suspend), restarts=jobset.status.restarts, **ended)
+        ended = _read_ended_fields(jobset.status.conditions, "Completed", now_ms)
+        return _replace_fields(made, suspended=bool(jobset.spec.suspend), restarts=jobset.status.restarts, **ended)
 
     def pytorchjob(self, job: PyTorchJob, now_ms: int) -> Workload | None:
         spec, policy = job.spec, job.spec.run_policy
@@ -208,35 +213,41 @@ class WorkloadReader:
         )
         if made is None:
             return None
-        ended = _ended(job.status.conditions if job.status else None, "Succeeded", now_ms)
-        made = _with(made, suspended=bool(policy and policy.suspend), **ended)
+        ended = _read_ended_fields(job.status.conditions if job.status else None, "Succeeded", now_ms)
+        made = _replace_fields(made, suspended=bool(policy and policy.suspend), **ended)
         if policy and policy.scheduling_policy and policy.scheduling_policy.queue and not made.submitted.queue:
-            made = _with(made, submitted=_with(made.submitted, queue=policy.scheduling_policy.queue))
+            made = _replace_fields(
+                made, submitted=_replace_fields(made.submitted, queue=policy.scheduling_policy.queue)
+            )
         elastic = spec.elastic_policy
         if elastic is None:
             return made
         least = min(made.members, _replace_none(elastic.min_replicas, made.members))
         gang = Gang(least, max(made.members, _replace_none(elastic.max_replicas, made.members)))
-        return _with(made, elastic=True, least=least, submitted=_with(made.submitted, gang=gang))
+        return _replace_fields(made, elastic=True, least=least, submitted=_replace_fields(made.submitted, gang=gang))
 
-    def alone(self, pod: Pod, member: Member) -> Workload | None:
+    def make_pod_workload(self, pod: Pod, member: Member) -> Workload | None:
         """Return the workload that a pod alone describes, or None if the pod requests no GPU."""
         part = _Part(1, _make_template(pod), pod.status)
-        owner = owner_of(pod)
+        owner = find_owner(pod)
         made = self._make_workload(owner.kind, pod.metadata, [part], None, owner.name)
         if made is None:
             return None
-        made = _with(made, alone=True, elastic=not owner.is_single, uid=member.uid if owner.is_single else "")
+        made = _replace_fields(made, alone=True, elastic=not owner.is_single, uid=member.uid if owner.is_single else "")
         usual = USUAL_CLASSES.get(owner.kind)
-        return _set_job_class(made, usual) if usual and not self._label(pod.metadata, self.terms.class_label) else made
+        return (
+            _set_job_class(made, usual)
+            if usual and not self._find_label(pod.metadata, self.terms.class_label)
+            else made
+        )
 
-    def member(self, pod: Pod, now_ms: int) -> Member | None:
+    def make_member(self, pod: Pod, now_ms: int) -> Member | None:
         """Return the member that a pod is, or None if the pod has no GPUs or belongs to a DaemonSet.
 
         A pod with device claims may have GPUs. `holds_gpus` decides once the claims have been read.
         """
         meta = pod.metadata
-        kind, name, _ = owner_of(pod)
+        kind, name, _ = find_owner(pod)
         if kind in NO_JOBS or is_placeholder_pod(pod):
             return None
         if not may_hold_gpus(pod.spec, self.terms.gpu_resources, meta.annotations):
@@ -244,21 +255,21 @@ class WorkloadReader:
         stage = _find_stage(pod)
         statuses = pod.status.container_statuses or ()
         restarts = sum(status.restart_count for status in statuses)
-        began = [time_ms(row.state.running.started_at) for row in statuses if row.state.running]
-        running_ms = max((moment for moment in began if moment), default=time_ms(pod.status.start_time))
+        began = [convert_to_ms(row.state.running.started_at) for row in statuses if row.state.running]
+        running_ms = max((moment for moment in began if moment), default=convert_to_ms(pod.status.start_time))
         label = meta.label(JOBSET_RESTART)
         wait = (
             find_pod_wait(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else PodWait()
         )
         return Member(
-            job=self.name(meta, name),
+            job=self.make_job_name(meta, name),
             kind=kind,
             uid=meta.uid,
             name=meta.name,
-            created_ms=time_ms(meta.creation_timestamp) or now_ms,
+            created_ms=convert_to_ms(meta.creation_timestamp) or now_ms,
             stage=stage,
             owner=meta.label(JOBSET_UID) if kind == "JobSet" else meta.controller.uid if meta.controller else "",
-            slot=_slot(meta),
+            slot=_find_slot(meta),
             node=pod.spec.node_name,
             running_ms=running_ms if stage == "running" else None,
             restarts=restarts,
@@ -266,58 +277,60 @@ class WorkloadReader:
             ending=_find_ending(pod, stage, restarts, now_ms),
             waiting=wait.reason,
             is_blocked=wait.is_blocked,
-            left_ms=time_ms(meta.deletion_timestamp),
+            left_ms=convert_to_ms(meta.deletion_timestamp),
         )
 
     def holds_gpus(self, pod: Pod) -> bool:
         """Return whether a pod holds GPUs, given the claims read so far."""
-        return self._asked(pod.metadata, _Part(1, _make_template(pod), pod.status)).gpus >= 1
+        return self._read_asked_gpus(pod.metadata, _Part(1, _make_template(pod), pod.status)).gpus >= 1
 
-    def _asked(self, meta: Meta, part: _Part) -> AskedGpus:
+    def _read_asked_gpus(self, meta: Meta, part: _Part) -> AskedGpus:
         spec = part.template.spec
-        return gpus_of(
+        return read_asked_gpus(
             spec,
             self.terms.gpu_resources,
             annotations=part.template.metadata.annotations if part.template.metadata else None,
             node=self._node_gpus(spec.node_name),
-            claimed=self._claims.claimed(meta.namespace, spec, part.status) if spec.resource_claims else None,
+            claimed=self._claims.count_claimed_gpus(meta.namespace, spec, part.status)
+            if spec.resource_claims
+            else None,
         )
 
     def _make_workload(
         self, kind: str, meta: Meta, parts: Sequence[_Part], limit_s: int | None, name: str = ""
     ) -> Workload | None:
         """Return the workload of an object with these templates, or None if none of them requests a GPU."""
-        asked = [(part, self._asked(meta, part)) for part in parts]
+        asked = [(part, self._read_asked_gpus(meta, part)) for part in parts]
         asked = [row for row in asked if row[1].gpus > 0 and row[0].pods > 0]
         if not asked:
             return None
         members = sum(part.pods for part, _ in asked)
         largest, wants = max(asked, key=lambda row: row[1].gpus)
         spec = largest.template.spec
-        label_values = {label: value for label in self.terms.keep_labels if (value := self._label(meta, label))}
-        stated = self._label(meta, self.terms.class_label)
+        label_values = {label: value for label in self.terms.keep_labels if (value := self._find_label(meta, label))}
+        stated = self._find_label(meta, self.terms.class_label)
         submitted = Submitted(
-            job=self.name(meta, name),
+            job=self.make_job_name(meta, name),
             sequence=SUBMITTED,
-            time_ms=time_ms(meta.creation_timestamp) or 0,
+            time_ms=convert_to_ms(meta.creation_timestamp) or 0,
             cluster=self.terms.cluster,
-            tenant=self._label(meta, self.terms.tenant_label) or meta.namespace,
-            queue=self._label(meta, self.terms.queue_label) or find_stated_queue(meta.labels, meta.annotations),
-            user=self._label(meta, self.terms.user_label),
+            tenant=self._find_label(meta, self.terms.tenant_label) or meta.namespace,
+            queue=self._find_label(meta, self.terms.queue_label) or find_stated_queue(meta.labels, meta.annotations),
+            user=self._find_label(meta, self.terms.user_label),
             name=name or meta.name,
             class_=stated if stated in CLASSES else "training",  # type: ignore[arg-type]
             gang=members,
             gpus_per_node=wants.gpus,
-            gpu_model=_model(spec),
+            gpu_model=_find_gpu_model(spec),
             gpu_share=wants.share,
-            priority=self._priority(spec),
-            preemptible=self._label(meta, self.terms.preemptible_label).lower() in ("true", "yes", "1"),
+            priority=self._find_priority(spec),
+            preemptible=self._find_label(meta, self.terms.preemptible_label).lower() in ("true", "yes", "1"),
             limit_s=limit_s,
-            cpus=round(_sum(spec, "cpu")) or None,
-            host_memory_gib=round(_sum(spec, "memory") / 2**30, 3) or None,
-            labels=label_values | _about(wants) | {"kind": kind},
+            cpus=round(_sum_resource(spec, "cpu")) or None,
+            host_memory_gib=round(_sum_resource(spec, "memory") / 2**30, 3) or None,
+            labels=label_values | _make_gpu_labels(wants) | {"kind": kind},
         )
-        admitted = bool(self._label(meta, KUEUE_QUEUE) or self._label(meta, self.terms.queue_label))
+        admitted = bool(self._find_label(meta, KUEUE_QUEUE) or self._find_label(meta, self.terms.queue_label))
         return Workload(
             kind,
             meta.uid,
@@ -325,13 +338,13 @@ class WorkloadReader:
             members,
             members,
             awaits_admission=admitted and self.terms.admission == "waits",
-            deleted_ms=time_ms(meta.deletion_timestamp),
+            deleted_ms=convert_to_ms(meta.deletion_timestamp),
         )
 
-    def _priority(self, spec: PodSpec) -> int:
+    def _find_priority(self, spec: PodSpec) -> int:
         return self._priorities.get(spec.priority_class_name, 0) if spec.priority is None else spec.priority
 
-    def _label(self, meta: Meta, name: str) -> str:
+    def _find_label(self, meta: Meta, name: str) -> str:
         return meta.label(name) or (meta.annotations or {}).get(name, "") if name else ""
 
 
@@ -339,69 +352,69 @@ def _make_template(pod: Pod) -> Template:
     return Template(TemplateMeta(None, pod.metadata.annotations), pod.spec)
 
 
-def _about(wants: AskedGpus) -> dict[str, str]:
+def _make_gpu_labels(wants: AskedGpus) -> dict[str, str]:
     """Return labels for a job that record its MIG profile and its unreadable device claims."""
     unread = ", ".join(wants.unread)[:200]
     return ({"mig": wants.profile} if wants.profile else {}) | ({"unread_claims": unread} if unread else {})
 
 
-def _with(row: S, **changes: object) -> S:
+def _replace_fields(row: S, **changes: object) -> S:
     return msgspec.structs.replace(row, **changes)
 
 
 def _set_job_class(made: Workload, name: JobClass) -> Workload:
-    return _with(made, submitted=_with(made.submitted, class_=name))
+    return _replace_fields(made, submitted=_replace_fields(made.submitted, class_=name))
 
 
 def _replace_none(value: int | None, default: int) -> int:
     return default if value is None else value
 
 
-def _pods(spec: JobSpec) -> int:
+def _count_pods(spec: JobSpec) -> int:
     """Return the number of a Job's pods that run at the same time."""
     pods = _replace_none(spec.parallelism, 1)
     return pods if spec.completions is None else min(pods, spec.completions)
 
 
-def _sum(spec: PodSpec, resource: str) -> float:
+def _sum_resource(spec: PodSpec, resource: str) -> float:
     return sum(container.resources.amount(resource) for container in list_running_containers(spec))
 
 
-def _model(spec: PodSpec) -> str:
+def _find_gpu_model(spec: PodSpec) -> str:
     """Return the GPU model that a pod's node selector requires, or ""."""
     wanted = (spec.node_selector or {}).get
     stated = next((value for label in MODEL_SELECTORS if (value := wanted(label))), "")
-    return short_model(stated) if stated else ""
+    return shorten_model(stated) if stated else ""
 
 
-def _ended(
+def _read_ended_fields(
     conditions: Sequence[Condition] | None, good: str, now_ms: int, completed: datetime | None = None
 ) -> dict[str, object]:
     """Return the Workload field `finished_ms` or `failed` with its value, or {} if the job has not ended.
 
     good: the type of the condition of a successful end.
     """
-    done, failed = condition(conditions, good), condition(conditions, "Failed")
+    done, failed = find_condition(conditions, good), find_condition(conditions, "Failed")
     if done is not None and done.is_true:
-        return {"finished_ms": time_ms(completed) or time_ms(done.last_transition_time) or now_ms}
+        return {"finished_ms": convert_to_ms(completed) or convert_to_ms(done.last_transition_time) or now_ms}
     if failed is not None and failed.is_true:
-        at_ms = time_ms(failed.last_transition_time) or now_ms
+        at_ms = convert_to_ms(failed.last_transition_time) or now_ms
         return {"failed": Ending(at_ms, classify_condition(failed.reason or ""), failed.text)}
     return {}
 
 
-def _slot(meta: Meta) -> tuple[int, ...]:
+def _find_slot(meta: Meta) -> tuple[int, ...]:
     """Return the place in the gang that a pod's labels or annotations state, or () if they state none."""
-    index = _number(meta, POD_INDEX)
+    index = _find_number(meta, POD_INDEX)
     if index is None:
         return ()
     if meta.label(REPLICA_TYPE):
         return int(meta.label(REPLICA_TYPE).lower() not in ("master", "chief")), index
-    outer = _number(meta, (*JOB_INDEX, GROUP_INDEX))
+    outer = _find_number(meta, (*JOB_INDEX, GROUP_INDEX))
     return (index,) if outer is None else (outer, index)
 
 
-def _number(meta: Meta, names: Sequence[str]) -> int | None:
+def _find_number(meta: Meta, names: Sequence[str]) -> int | None:
     for table in (meta.labels or {}, meta.annotations or {}):
         for name in names:
             text = table.get(name, "")
@@ -427,8 +440,8 @@ def _find_ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending |
     """
     if stage == "succeeded":
         ends = [row.state.terminated for row in pod.status.container_statuses or () if row.state.terminated]
-        return Ending(max((time_ms(row.finished_at) or 0 for row in ends), default=0) or now_ms)
+        return Ending(max((convert_to_ms(row.finished_at) or 0 for row in ends), default=0) or now_ms)
     if stage in ("failed", "broken") or restarts:
         return find_pod_ending(pod, now_ms)
-    leaves = pod.condition("DisruptionTarget")
+    leaves = pod.find_condition("DisruptionTarget")
     return make_disruption_ending(leaves, now_ms) if leaves is not None and leaves.is_true else None

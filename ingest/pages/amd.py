@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from fleetcast.fleet import clock_reasons as reasons
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpus import GpuFacts, learn_devices, parse_gpu_index, short_model
+from fleetcast.ingest.gpus import GpuFacts, parse_gpu_index, record_device_names, shorten_model
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
-from fleetcast.ingest.series import Fold, Form, Series, part_of
+from fleetcast.ingest.series import Fold, Form, Series, hash_part
 from fleetcast.ingest.tally import SkipRule
 
 PREFIX = "amd_"
@@ -46,11 +46,11 @@ class _Reading:
     ceiling: float = float("nan")
 
 
-def _gauge(metric: str, scale: float = 1.0) -> _Reading:
+def _make_gauge_reading(metric: str, scale: float = 1.0) -> _Reading:
     return _Reading(find_metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.DCGM, _BLANK)
 
 
-def _amount(metric: str, scale: float) -> _Reading:
+def _make_amount_reading(metric: str, scale: float) -> _Reading:
     """Return the reading of an amount that is never 0, such as a board's memory or its used energy."""
     return _Reading(find_metric_row(EntityKind.GPU, metric), scale, Fold.WHOLE, Form.POSITIVE)
 
@@ -60,16 +60,16 @@ def _make_sensor_reading(metric: str, fold: Fold = Fold.WHOLE) -> _Reading:
     return _Reading(find_metric_row(EntityKind.GPU, metric), 1.0, fold, Form.POSITIVE, _BLANK)
 
 
-def _total(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
+def _make_total_reading(metric: str, scale: float = 1.0, fold: Fold = Fold.WHOLE) -> _Reading:
     return _Reading(find_metric_row(EntityKind.GPU, metric), scale, fold, Form.DCGM)
 
 
-def _reason(bit: int) -> _Reading:
+def _make_throttling_reading(bit: int) -> _Reading:
     return _Reading(find_metric_row(EntityKind.GPU, "clock_event_reasons"), bit, Fold.SUM, Form.FLAG, _BLANK)
 
 
 THROTTLING = {
-    f"gpu_violation_{name}_residency_percentage": _reason(bit)
+    f"gpu_violation_{name}_residency_percentage": _make_throttling_reading(bit)
     for name, bit in (
         ("processor_hot", reasons.SLOWDOWN),
         ("ppt", reasons.POWER_CAP),
@@ -85,27 +85,27 @@ _CLOCKS = {
 _MIB = 2.0**20
 # Of several names of one series the first on a page counts: older drivers and cards have others.
 READINGS = {
-    "gpu_gfx_activity": _gauge("gpu_util", 0.01),
-    "gpu_umc_activity": _gauge("mem_copy_util", 0.01),
-    "gpu_prof_sm_active": _gauge("sm_active", 0.01),
-    "gpu_prof_tensor_active_percent": _gauge("tensor_active", 0.01),
-    "gpu_prof_occupancy_percent": _gauge("sm_occupancy", 0.01),
-    "gpu_prof_gui_util_percent": _gauge("graphics_active", 0.01),
+    "gpu_gfx_activity": _make_gauge_reading("gpu_util", 0.01),
+    "gpu_umc_activity": _make_gauge_reading("mem_copy_util", 0.01),
+    "gpu_prof_sm_active": _make_gauge_reading("sm_active", 0.01),
+    "gpu_prof_tensor_active_percent": _make_gauge_reading("tensor_active", 0.01),
+    "gpu_prof_occupancy_percent": _make_gauge_reading("sm_occupancy", 0.01),
+    "gpu_prof_gui_util_percent": _make_gauge_reading("graphics_active", 0.01),
     "gpu_power_usage": _make_sensor_reading("power_w"),
     "gpu_package_power": _make_sensor_reading("power_w"),
     "gpu_average_package_power": _make_sensor_reading("power_w"),
     "gpu_junction_temperature": _make_sensor_reading("gpu_temp_c"),
     "gpu_edge_temperature": _make_sensor_reading("gpu_temp_c"),
     "gpu_memory_temperature": _make_sensor_reading("memory_temp_c"),
-    "gpu_total_vram": _amount("fb_total_bytes", _MIB),
-    "gpu_used_vram": _total("fb_used_bytes", _MIB),
-    "gpu_free_vram": _total("fb_free_bytes", _MIB),
-    "gpu_energy_consumed": _amount("energy_j", 1e-6),
-    "gpu_ecc_correct_total": _total("ecc_sbe_volatile"),
-    "gpu_ecc_uncorrect_total": _total("ecc_dbe_volatile"),
-    "gpu_xgmi_link_rx": _total("nvlink_rx_bytes_per_s", 1024.0, Fold.RATE),
-    "gpu_xgmi_link_tx": _total("nvlink_tx_bytes_per_s", 1024.0, Fold.RATE),
-    "pcie_replay_count": _total("pcie_replays"),
+    "gpu_total_vram": _make_amount_reading("fb_total_bytes", _MIB),
+    "gpu_used_vram": _make_total_reading("fb_used_bytes", _MIB),
+    "gpu_free_vram": _make_total_reading("fb_free_bytes", _MIB),
+    "gpu_energy_consumed": _make_amount_reading("energy_j", 1e-6),
+    "gpu_ecc_correct_total": _make_total_reading("ecc_sbe_volatile"),
+    "gpu_ecc_uncorrect_total": _make_total_reading("ecc_dbe_volatile"),
+    "gpu_xgmi_link_rx": _make_total_reading("nvlink_rx_bytes_per_s", 1024.0, Fold.RATE),
+    "gpu_xgmi_link_tx": _make_total_reading("nvlink_tx_bytes_per_s", 1024.0, Fold.RATE),
+    "pcie_replay_count": _make_total_reading("pcie_replays"),
     **THROTTLING,
 }
 
@@ -142,9 +142,9 @@ class AmdResolver(Resolver):
         uuid = labels.get("gpu_uuid", "")  # the serial number is one for all partitions
         uuid = uuid if uuid.strip("0-") else ""  # of a virtual function all digits are 0
         node = self.find_gpu_node(labels, target, index, uuid)
-        self.inventory.learn(node, index, GpuFacts(_model(labels), uuid))
-        learn_devices(self.entities, node, index, uuid)
-        gpu = self.entities.of_node(EntityKind.GPU, node, index)
+        self.inventory.record_facts(node, index, GpuFacts(_parse_model(labels), uuid))
+        record_device_names(self.entities, node, index, uuid)
+        gpu = self.entities.add_to_node(EntityKind.GPU, node, index)
         return Series(
             EntityKind.GPU,
             reading.metric,
@@ -155,7 +155,7 @@ class AmdResolver(Resolver):
             reading.form,
             reading.ceiling,
             reading.fold,
-            part=part_of(bare, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0,
+            part=hash_part(bare, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0,
         )
 
 
@@ -163,15 +163,17 @@ def _parse_clock_type(labels: Mapping[str, str]) -> str:
     return labels.get("clock_type", "").lower().removeprefix("gpu_clock_type_")
 
 
-def _model(labels: Mapping[str, str]) -> str:
+def _parse_model(labels: Mapping[str, str]) -> str:
     """Return the GPU's short model name, by its series, model or PCI device id, or "" if none names it.
 
-    >>> _model({"card_model": "0x74a1"}), _model({"card_series": "AMD INSTINCT MI300X OAM", "card_model": "102-G30218"})
-    ('MI300X', 'MI300X')
+    >>> _parse_model({"card_model": "0x74a1"})
+    'MI300X'
+    >>> _parse_model({"card_series": "AMD INSTINCT MI300X OAM", "card_model": "102-G30218"})
+    'MI300X'
     """
     series, model = labels.get("card_series", ""), labels.get("card_model", "")
     if found := _INSTINCT.search(f"{series} {model}".upper()):
         return found[0]
     if model.lower() in _DEVICES:
         return _DEVICES[model.lower()]
-    return next((short_model(name) for name in (series, model) if name[:1].isalpha()), "")
+    return next((shorten_model(name) for name in (series, model) if name[:1].isalpha()), "")

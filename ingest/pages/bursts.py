@@ -52,17 +52,17 @@ class FetchSlots:
         self._lanes = {is_slow: asyncio.Semaphore(limit) for is_slow in (False, True)}
 
     @asynccontextmanager
-    async def slot(self, *, is_slow: bool) -> AsyncIterator[None]:
+    async def hold_slot(self, *, is_slow: bool) -> AsyncIterator[None]:
         """Wait for a slot, and hold it while the context is open, but at most for SLOW_S.
 
         is_slow: the target's last request took longer than that.
         """
         lane = self._lanes[is_slow]
-        self._enter(is_slow)
+        self._add_busy_target(is_slow)
         try:
             await lane.acquire()
         except BaseException:
-            self._leave(is_slow)
+            self._remove_busy_target(is_slow)
             raise
         is_held = True
 
@@ -71,7 +71,7 @@ class FetchSlots:
             if is_held:
                 is_held = False
                 lane.release()
-                self._leave(is_slow)
+                self._remove_busy_target(is_slow)
 
         timer = asyncio.get_running_loop().call_later(SLOW_S, release)
         try:
@@ -80,12 +80,12 @@ class FetchSlots:
             timer.cancel()
             release()
 
-    def _enter(self, is_slow: bool) -> None:
+    def _add_busy_target(self, is_slow: bool) -> None:
         if not is_slow:
             self._busy += 1
             self.is_idle.clear()
 
-    def _leave(self, is_slow: bool) -> None:
+    def _remove_busy_target(self, is_slow: bool) -> None:
         if not is_slow:
             self._busy -= 1
             if not self._busy:

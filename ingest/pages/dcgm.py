@@ -18,7 +18,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import find_dcgm_row
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpus import GpuFacts, GpuInventory, learn_devices, parse_gpu_index, short_model
+from fleetcast.ingest.gpus import GpuFacts, GpuInventory, parse_gpu_index, record_device_names, shorten_model
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
 from fleetcast.ingest.series import Form, Series
@@ -120,7 +120,7 @@ class _Reading:
 
 
 @lru_cache(1024)
-def _reading(name: str) -> _Reading | None:
+def _find_reading(name: str) -> _Reading | None:
     """Return how to read the metric of this name, or None if the catalogue lacks its field."""
     field = FIELD_IDS.get(name)
     if field is None:
@@ -186,14 +186,14 @@ class DcgmResolver(Resolver):
             return SkipRule.REPEATED
         if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
             return SkipRule.OTHER_PART
-        reading = _reading(name)
+        reading = _find_reading(name)
         if reading is None:
             return None
         place = self._find_cached_place(labels, target)
         instance, metric = labels.get("GPU_I_ID", ""), reading.of_instance
         if instance and metric is not None:
             number = parse_gpu_index(instance, "GPU_I_ID")
-            entity = self.entities.of_node(EntityKind.GPU_INSTANCE, place.node, place.index, number)
+            entity = self.entities.add_to_node(EntityKind.GPU_INSTANCE, place.node, place.index, number)
             kind = EntityKind.GPU_INSTANCE
         else:
             kind, metric, entity = EntityKind.GPU, reading.metric, place.gpu
@@ -204,41 +204,41 @@ class DcgmResolver(Resolver):
 
         All fields of one GPU share their labels.
         """
-        before, state = self._learnt(), self._state
+        before, state = self._count_changes(), self._state
         if state is None or state[0] is not target or state[1] != target.pages or state[2] != before:
             self._state, self._located = (target, target.pages, before), {}
         known = self._located.get(id(labels))
         if known is not None:
             return known
-        place = self._place(labels, target)
-        if target.pages and before == self._learnt():
+        place = self._make_place(labels, target)
+        if target.pages and before == self._count_changes():
             self._located[id(labels)] = place  # holds the labels, so that no others get their id
         return place
 
-    def _place(self, labels: Mapping[str, str], target: Target) -> "_Place":
-        node, index = self._locate(labels, target)
-        gpu = self.entities.of_node(EntityKind.GPU, node, index)
+    def _make_place(self, labels: Mapping[str, str], target: Target) -> "_Place":
+        node, index = self._locate_gpu(labels, target)
+        gpu = self.entities.add_to_node(EntityKind.GPU, node, index)
         return _Place(node, index, gpu, self.entities.node(node), labels)
 
-    def _learnt(self) -> int:
+    def _count_changes(self) -> int:
         """Return a number that grows whenever a line states something new about boards or names."""
         inventory = self.inventory
         return inventory.machines.changes + inventory.changes + self._devices.learnt + self._nodes.alias_changes
 
-    def _locate(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
+    def _locate_gpu(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
         """Return the (node, GPU index) that the labels name. Raises RecordError `bad_label`.
 
         A line without `gpu` is found by its UUID, if an earlier line named node, index and UUID.
         """
         uuid = labels.get("UUID") or labels.get("gpu_uuid", "")
         if not labels.get("gpu"):
-            slot = self.inventory.slot(uuid)
+            slot = self.inventory.find_slot(uuid)
             if slot is None:
                 raise RecordError("bad_label", f"no gpu label, and UUID {uuid!r} is unknown")
             return slot
         index = parse_gpu_index(labels["gpu"], "gpu")
         node = self.find_gpu_node(labels, target, index, uuid)
-        model = short_model(labels.get("modelName") or labels.get("model_name", ""))
-        self.inventory.learn(node, index, GpuFacts(model, uuid))
-        learn_devices(self.entities, node, index, labels.get("pci_bus_id", ""), uuid)
+        model = shorten_model(labels.get("modelName") or labels.get("model_name", ""))
+        self.inventory.record_facts(node, index, GpuFacts(model, uuid))
+        record_device_names(self.entities, node, index, labels.get("pci_bus_id", ""), uuid)
         return node, index

@@ -13,7 +13,7 @@ import msgspec
 
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpu_labels import JobLabel, host_pod, parse_job_label
+from fleetcast.ingest.gpu_labels import JobLabel, find_host_pod, parse_job_label
 from fleetcast.ingest.gpus import GpuInventory
 from fleetcast.ingest.pages.amd import AmdResolver
 from fleetcast.ingest.pages.dcgm import DcgmResolver
@@ -45,9 +45,9 @@ class LabelFacts:
     stated: Mapping[str, str]
 
     @classmethod
-    def of(cls, stated: Mapping[str, str]) -> "LabelFacts":
+    def from_labels(cls, stated: Mapping[str, str]) -> "LabelFacts":
         labels = _normalise_label_names(stated)
-        return cls(labels, parse_job_label(labels), host_pod(labels), bool(labels.get("GPU_I_ID")), stated)
+        return cls(labels, parse_job_label(labels), find_host_pod(labels), bool(labels.get("GPU_I_ID")), stated)
 
 
 class ExporterResolver:
@@ -64,7 +64,7 @@ class ExporterResolver:
         self._facts: dict[int, LabelFacts] = {}  # by id of the labels, which the lines of a page share
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        number, known = _claim(name)
+        number, known = _find_resolver(name)
         if number is None or isinstance(number, SkipRule):
             return number
         facts = self._derive_label_facts(labels, target)
@@ -78,7 +78,7 @@ class ExporterResolver:
             self._page, self._facts = (target, target.pages), {}
         facts = self._facts.get(id(labels))
         if facts is None:
-            facts = LabelFacts.of(labels)
+            facts = LabelFacts.from_labels(labels)
             if target.pages:
                 self._facts[id(labels)] = facts  # holds the labels, so that no others get their id
         return facts
@@ -104,22 +104,22 @@ class ExporterResolver:
 
 
 @lru_cache(4096)
-def _claim(name: str) -> tuple[int | SkipRule | None, str]:
+def _find_resolver(name: str) -> tuple[int | SkipRule | None, str]:
     """Return (row of RESOLVERS, metric name in its usual spelling) for a metric name.
 
     If no resolver claims the name, the first part is the rule that skips it, or None.
     """
-    known = known_name(name)
+    known = normalise_metric_name(name)
     for number, resolver in enumerate(RESOLVERS):
         if resolver.claims(known):
             return number, known
     return next((rule for pattern, rule in _RULES if pattern.match(known)), None), known
 
 
-def known_name(name: str) -> str:
+def normalise_metric_name(name: str) -> str:
     """Return a metric's name in the spelling of its exporter, or unchanged if it is unknown.
 
-    >>> known_name("dcgm_fi_dev_gpu_temp"), known_name("up")
+    >>> normalise_metric_name("dcgm_fi_dev_gpu_temp"), normalise_metric_name("up")
     ('DCGM_FI_DEV_GPU_TEMP', 'up')
     """
     return _NAMES.get(name.lower(), name)
@@ -173,7 +173,7 @@ def list_readable_names(names: Iterable[str]) -> list[str]:
     """
     samples: dict[str, list[str]] = {}
     for name in names:
-        known = known_name(name)
+        known = normalise_metric_name(name)
         for resolver in RESOLVERS:
             if resolver.reads(known):
                 samples.setdefault(min(resolver.together) if known in resolver.together else name, []).append(name)

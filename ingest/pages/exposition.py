@@ -150,14 +150,14 @@ def parse_timestamp(token: bytes, *, seconds: bool = False) -> int:
     (1795648400000, 1795648400500)
     """
     if seconds:
-        return _seconds(token)
+        return _parse_seconds(token)
     digits = token[1:] if token[:1] == b"-" else token
     if not digits.isdigit() or len(digits) > 15:
         raise RecordError("bad_timestamp", repr(token[:40]))
     return int(token)
 
 
-def _seconds(token: bytes) -> int:
+def _parse_seconds(token: bytes) -> int:
     try:
         time_s = parse_value(token)
     except RecordError:
@@ -172,10 +172,10 @@ def is_sample_line(line: bytes) -> bool:
     return line.lstrip(b" \t\r")[:1] not in (b"", b"#")
 
 
-def metric_name(prefix: bytes) -> str:
+def parse_metric_name(prefix: bytes) -> str:
     """Return the metric's name at the beginning of a sample line's prefix.
 
-    >>> metric_name(b'power{gpu="0"} '), metric_name(b"up ")
+    >>> parse_metric_name(b'power{gpu="0"} '), parse_metric_name(b"up ")
     ('power', 'up')
     """
     return prefix.partition(b"{")[0].strip()[:80].decode("utf-8", "replace")

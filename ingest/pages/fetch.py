@@ -63,7 +63,7 @@ async def fetch(session: "aiohttp.ClientSession", url: str, max_body_bytes: int)
     try:
         async with session.get(url, headers=make_request_headers(url), allow_redirects=False) as response:
             _check_status(response)
-            body = await _read(response, max_body_bytes)
+            body = await _read_body(response, max_body_bytes)
     except TimeoutError:
         raise FetchError("timeout", url) from None
     except aiohttp.ClientConnectorError as error:
@@ -106,7 +106,7 @@ def _check_status(response: "aiohttp.ClientResponse") -> None:
         raise FetchError(reason, f"{response.url} answered {response.status}")
 
 
-async def _read(response: "aiohttp.ClientResponse", max_body_bytes: int) -> bytes:
+async def _read_body(response: "aiohttp.ClientResponse", max_body_bytes: int) -> bytes:
     if (response.content_length or 0) > max_body_bytes:
         raise FetchError("too_large", f"{response.url}: {response.content_length} bytes, limit {max_body_bytes}")
     chunks: list[bytes] = []

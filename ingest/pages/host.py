@@ -13,7 +13,7 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
-from fleetcast.ingest.series import Fold, Form, Series, part_of
+from fleetcast.ingest.series import Fold, Form, Series, hash_part
 from fleetcast.ingest.tally import SkipRule
 
 _NVME = re.compile(r"nvme\d+n\d+")
@@ -35,7 +35,7 @@ class _Reading:
     form: Form = Form.PLAIN
 
 
-def _reading(
+def _make_reading(
     metric: str,
     fold: Fold = Fold.WHOLE,
     label: str = "",
@@ -46,23 +46,23 @@ def _reading(
     return _Reading(find_metric_row(EntityKind.NODE, metric), fold, label, pattern, optional, form)
 
 
-_MODES = {"steal": _reading("cpu_steal_s", Fold.MEAN), "idle": _reading("cpu_idle_s", Fold.MEAN)}
+_MODES = {"steal": _make_reading("cpu_steal_s", Fold.MEAN), "idle": _make_reading("cpu_idle_s", Fold.MEAN)}
 _READINGS = {
-    "node_pressure_cpu_waiting_seconds_total": _reading("cpu_pressure"),
-    "node_pressure_memory_waiting_seconds_total": _reading("memory_pressure"),
-    "node_pressure_io_waiting_seconds_total": _reading("io_pressure"),
-    "node_memory_MemTotal_bytes": _reading("memory_total_bytes", form=Form.POSITIVE),
-    "node_memory_MemAvailable_bytes": _reading("memory_available_bytes"),
-    "node_memory_numa_numa_hit_total": _reading("numa_hits", Fold.SUM),
-    "node_memory_numa_numa_miss_total": _reading("numa_misses", Fold.SUM),
-    "node_disk_read_bytes_total": _reading("nvme_read_bytes", Fold.SUM, "device", _NVME),
-    "node_disk_written_bytes_total": _reading("nvme_written_bytes", Fold.SUM, "device", _NVME),
-    "node_disk_io_time_seconds_total": _reading("nvme_busy_s", Fold.MEAN, "device", _NVME),
-    "node_network_receive_bytes_total": _reading("net_rx_bytes", Fold.SUM, "device", _PHYSICAL),
-    "node_network_transmit_bytes_total": _reading("net_tx_bytes", Fold.SUM, "device", _PHYSICAL),
-    "node_network_receive_errs_total": _reading("net_errors", Fold.SUM, "device", _PHYSICAL),
-    "node_network_transmit_errs_total": _reading("net_errors", Fold.SUM, "device", _PHYSICAL),
-    "node_hwmon_power_average_watt": _reading(
+    "node_pressure_cpu_waiting_seconds_total": _make_reading("cpu_pressure"),
+    "node_pressure_memory_waiting_seconds_total": _make_reading("memory_pressure"),
+    "node_pressure_io_waiting_seconds_total": _make_reading("io_pressure"),
+    "node_memory_MemTotal_bytes": _make_reading("memory_total_bytes", form=Form.POSITIVE),
+    "node_memory_MemAvailable_bytes": _make_reading("memory_available_bytes"),
+    "node_memory_numa_numa_hit_total": _make_reading("numa_hits", Fold.SUM),
+    "node_memory_numa_numa_miss_total": _make_reading("numa_misses", Fold.SUM),
+    "node_disk_read_bytes_total": _make_reading("nvme_read_bytes", Fold.SUM, "device", _NVME),
+    "node_disk_written_bytes_total": _make_reading("nvme_written_bytes", Fold.SUM, "device", _NVME),
+    "node_disk_io_time_seconds_total": _make_reading("nvme_busy_s", Fold.MEAN, "device", _NVME),
+    "node_network_receive_bytes_total": _make_reading("net_rx_bytes", Fold.SUM, "device", _PHYSICAL),
+    "node_network_transmit_bytes_total": _make_reading("net_tx_bytes", Fold.SUM, "device", _PHYSICAL),
+    "node_network_receive_errs_total": _make_reading("net_errors", Fold.SUM, "device", _PHYSICAL),
+    "node_network_transmit_errs_total": _make_reading("net_errors", Fold.SUM, "device", _PHYSICAL),
+    "node_hwmon_power_average_watt": _make_reading(
         "bmc_power_w", label="chip", pattern=_POWER_METER, optional=True, form=Form.POSITIVE
     ),
 }
@@ -87,14 +87,14 @@ class HostResolver(Resolver):
         Raises RecordError if no node name is known.
         """
         reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
-        if reading is None or not _counts(reading, labels):
+        if reading is None or not _is_counted(reading, labels):
             return SkipRule.OTHER_PART
         node = self.entities.node(target.register(target.node, self.entities))
-        part = part_of(name, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0
+        part = hash_part(name, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0
         return Series(EntityKind.NODE, reading.metric, node, node, form=reading.form, fold=reading.fold, part=part)
 
 
-def _counts(reading: _Reading, labels: Mapping[str, str]) -> bool:
+def _is_counted(reading: _Reading, labels: Mapping[str, str]) -> bool:
     if reading.pattern is None:
         return True
     stated = labels.get(reading.label)

@@ -163,8 +163,8 @@ class InfinibandResolver(Resolver):
             return None
         if "/" in device or len(device) > 64 or not (port.isascii() and port.isdecimal() and len(port) <= 3):
             raise RecordError("bad_label", f"{name}: device={device[:40]!r}, port={port[:40]!r}")
-        node = self.node(labels, target)
-        entity = self._port(node, device, int(port))
+        node = self.find_node(labels, target)
+        entity = self._find_or_add_port(node, device, int(port))
         return Series(
             EntityKind.PORT,
             reading.metric,
@@ -175,7 +175,7 @@ class InfinibandResolver(Resolver):
             ceiling=reading.ceiling,
         )
 
-    def _port(self, node: str, device: str, port: int) -> int:
+    def _find_or_add_port(self, node: str, device: str, port: int) -> int:
         table = self.entities[EntityKind.PORT]
         row = table.row(f"{node}/{device}/{port}")
         if row is not None:
@@ -183,4 +183,4 @@ class InfinibandResolver(Resolver):
         if self._ports.get(node, 0) >= MAX_PORTS_PER_NODE:
             raise RecordError("too_many_ports", f"more than {MAX_PORTS_PER_NODE} on {node}")
         self._ports[node] = self._ports.get(node, 0) + 1
-        return self.entities.of_node(EntityKind.PORT, node, device, port)
+        return self.entities.add_to_node(EntityKind.PORT, node, device, port)

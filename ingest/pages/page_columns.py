@@ -16,7 +16,7 @@ from fleetcast.ingest.series import Conversion, Fold, Series
 
 
 @dataclass(frozen=True, slots=True)
-class Reported:
+class DeviceCounts:
     """The numbers of a node's GPUs and ports on a page."""
 
     gpus: int = 0
@@ -38,31 +38,33 @@ class PageColumns:
     fold: bytes
     node: NDArray[np.int32]
     device: NDArray[np.int32]
-    reported: dict[int, Reported]  # node row -> devices
+    reported: dict[int, DeviceCounts]  # node row -> devices
     labels: tuple[JobLabel | None, ...]  # of each series; empty where none has any
     divided: tuple[bool, ...]
     part: NDArray[np.int64]  # of each series; empty where none has any
     sight: LabelSight
 
     @classmethod
-    def of(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "PageColumns":
+    def from_series(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "PageColumns":
         """Build the columns of series in page order.
 
         shared: series that the page repeats with other labels.
         """
-        kind_of, metrics, entities, node, device, scale, form, ceiling, fold, label, divided, part = _fields(series)
+        kind_of, metrics, entities, node, device, scale, form, ceiling, fold, label, divided, part = _make_columns(
+            series
+        )
         is_labelled = any(one is not None for one in label)
         metric, entity = np.array(metrics, np.int16), np.array(entities, np.int32)
         present = list(dict.fromkeys(kind_of))
         kinds, folds = [], []
         for kind in present:
             rows = [row for row, one in enumerate(kind_of) if one is kind]
-            folds.append(Folding.of([series[row] for row in rows]) if any(fold) else None)
+            folds.append(Folding.from_series([series[row] for row in rows]) if any(fold) else None)
             at = slice(None) if len(present) == 1 else np.array(rows, np.intp)
             kinds.append((kind, at, metric[at], entity[at]))
         devices = dict.fromkeys(zip(node, kind_of, device, strict=True))
         return cls(
-            Conversion.of(scale, form, ceiling),
+            Conversion.from_fields(scale, form, ceiling),
             tuple(kinds),
             tuple(folds),
             bytes(fold),
@@ -72,16 +74,16 @@ class PageColumns:
             label if is_labelled else (),
             divided if is_labelled else (),
             np.array(part if any(part) else (), np.int64),
-            _sight(devices, (*series, *shared) if is_labelled or shared else ()),
+            _collect_labels(devices, (*series, *shared) if is_labelled or shared else ()),
         )
 
-    def series(self) -> list[Series]:
+    def make_series(self) -> list[Series]:
         """Convert the columns back to series, in page order."""
         folds = map(Fold, self.fold)
         labels = self.labels or (None,) * len(self.node)
         divided = self.divided or (False,) * len(self.node)
         part = self.part.tolist() or [0] * len(self.node)
-        columns = *self.conversion.columns(), folds, labels, divided, part
+        columns = *self.conversion.list_fields(), folds, labels, divided, part
         rows = list(zip(self.node.tolist(), self.device.tolist(), *columns, strict=True))
         found: dict[int, Series] = {}
         for kind, at, metric, entity in self.kinds:
@@ -90,7 +92,7 @@ class PageColumns:
                 found[row] = Series(kind, one, where, *rows[row])
         return [found[row] for row in range(len(rows))]
 
-    def name(self, row: int) -> str:
+    def describe_row(self, row: int) -> str:
         """Return a readable name of the series in a row. Raises IndexError if there is no such row."""
         for kind, rows, metric, entity in self.kinds:
             at = np.flatnonzero(np.arange(len(self.node))[rows] == row)
@@ -99,23 +101,23 @@ class PageColumns:
         raise IndexError(row)
 
 
-def _fields(series: Sequence[Series]) -> list[tuple[Any, ...]]:
+def _make_columns(series: Sequence[Series]) -> list[tuple[Any, ...]]:
     """Return, for each field of `Series` in order, the values of all series."""
     rows = list(map(msgspec.structs.astuple, series))
     return list(zip(*rows, strict=True)) if rows else [()] * len(Series.__struct_fields__)
 
 
-def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, Reported]:
+def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, DeviceCounts]:
     """Count the GPUs and ports of each node. devices: (node, kind of series, device)."""
     found: dict[int, tuple[set[int], set[int]]] = {}
     for node, kind, device in devices:
         gpus, ports = found.setdefault(node, (set(), set()))
         if device >= 0:
             (ports if kind is EntityKind.PORT else gpus).add(device)
-    return {node: Reported(len(gpus), len(ports)) for node, (gpus, ports) in found.items()}
+    return {node: DeviceCounts(len(gpus), len(ports)) for node, (gpus, ports) in found.items()}
 
 
-def _sight(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> LabelSight:
+def _collect_labels(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> LabelSight:
     """Return the job labels of the GPUs on a page. The caller sets the time of each page.
 
     devices: (node, kind of series, device). series: those of the page and those that it repeats, or none if no

@@ -24,7 +24,7 @@ class PageOrder:
         self._lines = shape.lines
         self._rows: dict[bytes, int] = {}  # prefix without its blank → row of its value, -1 for one that is not read
         self._order = 0  # hash of the rows of the last page
-        prefixes = shape.prefixes()
+        prefixes = shape.list_prefixes()
         if any(role in _BY_PLACE or not prefix.endswith(b" ") for prefix, role in prefixes):
             return
         wanted = 0
@@ -35,11 +35,11 @@ class PageOrder:
         if len(self._rows) < len(prefixes):
             self._rows = {}
 
-    def forget(self) -> None:
+    def forget_order(self) -> None:
         """Forget the order of the last page. Call it after a page in the shape's order."""
         self._order = 0
 
-    def read(self, page: bytes) -> NDArray[np.float64] | None:
+    def read_values(self, page: bytes) -> NDArray[np.float64] | None:
         """Return (n,) float64, the wanted values of a page in the order of the shape.
 
         Returns None if the page has other lines or a broken value. Also returns None if it repeats the order of the

@@ -76,7 +76,7 @@ class _Plan:
 
 
 @lru_cache(1024)
-def _plan(heads: bytes, roles: bytes) -> _Plan:
+def _make_plan(heads: bytes, roles: bytes) -> _Plan:
     """Return the plan for prefixes of these lengths (int32, as bytes) and roles (uint8, as bytes)."""
     head = np.frombuffer(heads, np.int32).astype(np.intp)
     role = np.frombuffer(roles, np.uint8)
@@ -109,11 +109,11 @@ class PageShape:
 
     def __init__(self, prefixes: Sequence[bytes], roles: Sequence[Role]) -> None:
         heads = np.array([len(prefix) for prefix in prefixes], np.int32)
-        self._plan = plan = _plan(heads.tobytes(), bytes(roles))
+        self._plan = plan = _make_plan(heads.tobytes(), bytes(roles))
         text = _PADDING + b"".join(prefix + b"\n" for prefix in prefixes)
         self._tail = text[len(text) - plan.tail :]
-        windows = _windows(text)[WINDOW + plan.ends - plan.back]
-        _mask(windows, plan)
+        windows = _view_windows(text)[WINDOW + plan.ends - plan.back]
+        _mask_short_windows(windows, plan)
         texts = windows.tolist()
         numbers = {text: number for number, text in enumerate(dict.fromkeys(texts))}
         ids = map(numbers.__getitem__, texts)
@@ -125,7 +125,7 @@ class PageShape:
         """The number of lines of a page of this shape."""
         return len(self._plan.roles)
 
-    def read(self, page: bytes) -> NDArray[np.float64] | None:
+    def read_values(self, page: bytes) -> NDArray[np.float64] | None:
         """Return (n,) float64, the wanted values of a page of this shape, in order.
 
         Returns None if the page has another shape, or if a value is broken.
@@ -143,7 +143,7 @@ class PageShape:
         begin, end = starts[plan.line] + plan.head, ends[plan.line]
         if not self._fits(page, first, begin, end):
             return None
-        return _numbers(page, begin[plan.wanted], end[plan.wanted])
+        return _decode_numbers(page, begin[plan.wanted], end[plan.wanted])
 
     def _fits(self, page: bytes, first: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> bool:
         """Return whether the page's text from `first` on differs from the shape only in its values.
@@ -153,29 +153,29 @@ class PageShape:
         plan = self._plan
         if begin[0] != plan.length[0] + first or np.count_nonzero((begin > end) | (begin < plan.reach)):
             return False
-        windows = _windows(page)[begin[plan.segment] - plan.back]
-        _mask(windows, plan)
+        windows = _view_windows(page)[begin[plan.segment] - plan.back]
+        _mask_short_windows(windows, plan)
         return not np.count_nonzero(windows.view(np.uint64) != self._distinct.take(self._ids).view(np.uint64))
 
-    def prefixes(self) -> list[tuple[bytes, Role]]:
+    def list_prefixes(self) -> list[tuple[bytes, Role]]:
         """Return (prefix, role) of each line that has a value, in order."""
         plan = self._plan
         text = bytearray(WINDOW + int(plan.length.sum()))
         back_to_front = slice(None, None, -1)  # a short window's blanks fall on what is written after it
         at = (WINDOW + plan.ends - plan.back)[back_to_front]
-        _windows(text)[at] = self._distinct.take(self._ids)[back_to_front]
+        _view_windows(text)[at] = self._distinct.take(self._ids)[back_to_front]
         roles = [_ROLES[role] for role in plan.roles if role not in _WITHOUT_VALUE]
         ends = (WINDOW + np.cumsum(plan.length)).tolist()
         segments = [bytes(text[begin:end]) for begin, end in zip([WINDOW, *ends[:-1]], ends, strict=True)]
         return [(segment.rpartition(b"\n")[2], role) for segment, role in zip(segments, roles, strict=True)]
 
 
-def _windows(text: bytes | bytearray) -> NDArray[np.void]:
+def _view_windows(text: bytes | bytearray) -> NDArray[np.void]:
     """Return (len(text) - WINDOW + 1,) windows as a view: one that begins at each byte."""
     return np.ndarray((len(text) - WINDOW + 1,), _TEXT, text, strides=(1,))
 
 
-def _mask(windows: NDArray[np.void], plan: _Plan) -> None:
+def _mask_short_windows(windows: NDArray[np.void], plan: _Plan) -> None:
     """Zero the bytes of short windows that lie before their segments. Changes `windows`, (w,), in place."""
     if len(plan.short):
         windows.view(np.uint8).reshape(-1, WINDOW)[plan.short] &= plan.keep
@@ -184,7 +184,7 @@ def _mask(windows: NDArray[np.void], plan: _Plan) -> None:
 _JSON_NUMBERS = msgspec.json.Decoder(list[float])
 
 
-def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDArray[np.float64] | None:
+def _decode_numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDArray[np.float64] | None:
     """Return (n,) float64, the numbers at these places of a page.
 
     Returns None if one is invalid or has a timestamp after it. The numbers are decoded as JSON, which is three
@@ -198,7 +198,7 @@ def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDA
     index += np.arange(len(index))
     text = np.frombuffer(page, np.uint8)[index]
     text[stop - 1] = _COMMA
-    numbers = _decode(text[:-1].tobytes(), len(begin))
+    numbers = _decode_json_list(text[:-1].tobytes(), len(begin))
     if numbers is not None:
         return numbers
     return _parse_each_value([page[first:last] for first, last in zip(begin.tolist(), end.tolist(), strict=True)])
@@ -206,11 +206,11 @@ def _numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDA
 
 def parse_values(tokens: Sequence[bytes]) -> NDArray[np.float64] | None:
     """Return (n,) float64, the numbers in tokens, or None if a token is not exactly one number."""
-    numbers = _decode(b",".join(tokens), len(tokens)) if tokens else np.zeros(0)
+    numbers = _decode_json_list(b",".join(tokens), len(tokens)) if tokens else np.zeros(0)
     return _parse_each_value(tokens) if numbers is None else numbers
 
 
-def _decode(text: bytes, count: int) -> NDArray[np.float64] | None:
+def _decode_json_list(text: bytes, count: int) -> NDArray[np.float64] | None:
     """Return (count,) float64, the numbers in comma-separated text.
 
     Returns None if it is invalid JSON or has another length.

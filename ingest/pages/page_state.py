@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.pages.exposition import LineParser, metric_name, parse_timestamp
+from fleetcast.ingest.pages.exposition import LineParser, parse_metric_name, parse_timestamp
 from fleetcast.ingest.pages.page_shape import LineRole, Role
 from fleetcast.ingest.pages.unread import describe_unread_page
 from fleetcast.ingest.series import Series
@@ -41,7 +41,7 @@ class PageState:
     line: bytes = b""  # the one that is read
     parser: LineParser = field(default_factory=LineParser)
 
-    def record(self, prefix: bytes, role: Role) -> None:
+    def record_line(self, prefix: bytes, role: Role) -> None:
         self.prefixes.append(prefix)
         self.roles.append(role)
 
@@ -60,9 +60,9 @@ class PageState:
             )
         return time_ms
 
-    def refuse(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
+    def refuse_line(self, prefix: bytes, role: Role, error: RecordError, *, is_fresh: bool = True) -> None:
         """Record a refused line and its error. is_fresh: no earlier page had this error."""
-        self.record(prefix, role)
+        self.record_line(prefix, role)
         self.bad.append(error.with_traceback(None))  # a traceback would keep the page alive
         self.refused += 1
         self.fresh += is_fresh
@@ -73,7 +73,7 @@ class PageState:
         self.refused += lines
         self.repeatable = False
 
-    def leave_out(self, rows: Collection[int]) -> None:
+    def remove_series(self, rows: Collection[int]) -> None:
         """Remove series that were read, and mark their lines as INCOMPLETE. rows: their indices in `series`."""
         at = [line for line, role in enumerate(self.roles) if role is LineRole.WANTED]
         for row in rows:
@@ -83,28 +83,28 @@ class PageState:
         self.raw = [self.raw[row] for row in keep]
         self.time_ms = [self.time_ms[row] for row in keep]
 
-    def broken(self) -> tuple[bytes, ...]:
+    def list_broken_lines(self) -> tuple[bytes, ...]:
         """Return the lines whose role is BROKEN: they are refused as a whole."""
         lines = zip(self.prefixes, self.roles, strict=True)
         return tuple(line for line, role in lines if role is LineRole.BROKEN) if self.bad else ()
 
-    def tally(self) -> RecordTally:
+    def make_tally(self) -> RecordTally:
         roles = Counter(self.roles)
         ignored = {role: count for role, count in roles.items() if isinstance(role, SkipRule)}
-        names = self.names(lambda role: role is LineRole.UNREAD) if roles[LineRole.UNREAD] else ()
+        names = self.list_names(lambda role: role is LineRole.UNREAD) if roles[LineRole.UNREAD] else ()
         return RecordTally(len(self.series), self.refused, ignored, roles[LineRole.UNREAD], names)
 
-    def names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
+    def list_names(self, wanted: Callable[[Role], bool]) -> tuple[str, ...]:
         """Return the first MAX_NAMES metric names of lines whose role is wanted, each once."""
         found: dict[str, None] = {}
         for prefix, role in zip(self.prefixes, self.roles, strict=True):
             if wanted(role):
-                found[metric_name(prefix)] = None
+                found[parse_metric_name(prefix)] = None
                 if len(found) == MAX_NAMES:
                     break
         return tuple(found)
 
-    def why_unread(self, was_read: bool) -> str:
+    def explain_unread(self, was_read: bool) -> str:
         """Return a sentence that explains why no sample of a page is a known series, or "" if one is.
 
         was_read: an earlier page had known series. The devices may be gone, so that rules skip all remaining lines.
@@ -112,7 +112,7 @@ class PageState:
         """
         if LineRole.WANTED in self.roles or self.bad or not any(self.roles):
             return ""
-        unread = self.names(lambda role: role is LineRole.UNREAD)
+        unread = self.list_names(lambda role: role is LineRole.UNREAD)
         if was_read and not unread:
             return ""
-        return describe_unread_page(unread or self.names(lambda role: role is not LineRole.NOTHING))
+        return describe_unread_page(unread or self.list_names(lambda role: role is not LineRole.NOTHING))

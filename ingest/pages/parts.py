@@ -29,7 +29,7 @@ class Folding:
     grows: NDArray[np.intp]
 
     @classmethod
-    def of(cls, series: Sequence[Series]) -> "Folding | None":
+    def from_series(cls, series: Sequence[Series]) -> "Folding | None":
         """Build the folding of some series. Returns None if each row is a sample."""
         if all(one.fold is Fold.WHOLE for one in series):
             return None
@@ -45,7 +45,7 @@ class Folding:
         divisor = np.where(mean, count, 1).astype(np.float64)[: len(found)]
         return cls(np.array(group, np.intp), first, divisor, np.array(names, np.int64), grows)
 
-    def values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
+    def fold_values(self, value: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return (k,) float64 sums and means of (n,) values. A sample with a NaN part is NaN."""
         totals: NDArray[np.float64] = np.bincount(self.group, value, len(self.first)) / self.divisor
         return totals
@@ -60,7 +60,7 @@ class Growth:
     def __init__(self) -> None:
         self._last: dict[int, tuple[int, float]] = {}  # identity -> time in ms, total
 
-    def per_second(
+    def compute_rates(
         self,
         grows: NDArray[np.intp],
         identity: NDArray[np.int64],
@@ -98,11 +98,11 @@ class PartRows:
     def __len__(self) -> int:
         return len(self.identity)
 
-    def rows(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "PartRows":
+    def select(self, keep: NDArray[np.bool_] | NDArray[np.intp]) -> "PartRows":
         return PartRows(self.identity[keep], self.part[keep], self.time_ms[keep], self.value[keep], self.mean[keep])
 
     @classmethod
-    def joined(cls, one: "PartRows", other: "PartRows") -> "PartRows":
+    def concat(cls, one: "PartRows", other: "PartRows") -> "PartRows":
         return cls(
             np.concatenate([one.identity, other.identity]),
             np.concatenate([one.part, other.part]),
@@ -112,7 +112,7 @@ class PartRows:
         )
 
     @classmethod
-    def none(cls) -> "PartRows":
+    def empty(cls) -> "PartRows":
         empty = np.empty(0, np.int64)
         return cls(empty, empty, empty, np.empty(0), np.empty(0, np.bool_))
 
@@ -121,38 +121,38 @@ class PartSums:
     """Sums and means of parts that arrive one by one. A restart loses the unfinished ones."""
 
     def __init__(self, *, max_rows: int = 1_000_000) -> None:
-        self._pending = PartRows.none()
+        self._pending = PartRows.empty()
         self._expected: dict[int, int] = {}  # identity -> parts of the last whole moment
         self._max_rows = max_rows
         self.dropped = 0  # moments with fewer parts than the one before, and what was beyond `max_rows`
 
-    def take(self, rows: PartRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+    def add_parts(self, rows: PartRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
         """Add parts, and return the samples that are now complete, by time, as (identity, time_ms, value)."""
-        rows = PartRows.joined(self._pending, rows)
+        rows = PartRows.concat(self._pending, rows)
         if not len(rows):
             return rows.identity, rows.time_ms, rows.value
         order = np.lexsort((rows.part, rows.time_ms, rows.identity))
-        rows = rows.rows(order)
+        rows = rows.select(order)
         same = (np.diff(rows.identity) == 0) & (np.diff(rows.time_ms) == 0)
-        rows = rows.rows(~np.r_[same & (np.diff(rows.part) == 0), False])  # told twice: the later one
+        rows = rows.select(~np.r_[same & (np.diff(rows.part) == 0), False])  # told twice: the later one
         begins = np.r_[True, (np.diff(rows.identity) != 0) | (np.diff(rows.time_ms) != 0)]
         first = np.flatnonzero(begins)
         identity = rows.identity[first]
         newest = np.r_[identity[1:] != identity[:-1], True]
         moment = np.cumsum(begins) - 1
         waits = newest[moment]
-        self._pending = rows.rows(waits)
+        self._pending = rows.select(waits)
         if len(self._pending) > self._max_rows:
             self.dropped += int(newest.sum())
-            self._pending = PartRows.none()
+            self._pending = PartRows.empty()
         counts = np.diff(np.r_[first, len(rows)])
         totals = np.add.reduceat(rows.value, first) / np.where(rows.mean[first], counts, 1)
-        done = self._whole(identity, counts, ~newest) & np.isfinite(totals)
+        done = self._find_complete_moments(identity, counts, ~newest) & np.isfinite(totals)
         times = rows.time_ms[first]
         order = np.flatnonzero(done)[np.argsort(times[done], kind="stable")]
         return identity[order], times[order], totals[order]
 
-    def _whole(
+    def _find_complete_moments(
         self, identity: NDArray[np.int64], counts: NDArray[np.intp], closed: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
         """Return (sample,) whether each sample is closed and complete.

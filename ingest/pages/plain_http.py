@@ -85,7 +85,7 @@ class _Answer:
     headers: dict[bytes, bytes]
     body: bytes
 
-    def header(self, name: bytes) -> str:
+    def get_header(self, name: bytes) -> str:
         return self.headers.get(name, b"").decode("utf-8", "surrogateescape")
 
 
@@ -107,7 +107,7 @@ class _Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._transport.abort()
 
-    async def ask(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
+    async def send_request(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
         """Send a request and return its answer. Raises FetchError or _UnusualAnswer.
 
         After any exception, also a cancellation, the connection is closed. It stays open only if a complete answer
@@ -152,14 +152,16 @@ class _Connection(asyncio.BufferedProtocol):
         try:
             self._parser.feed_data(self._buffer[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            self._fail(_UnusualAnswer(str(error)))
+            self._close_with_error(_UnusualAnswer(str(error)))
             return
         if answer.done():  # its status is not 200, or the fetch was cancelled
             if not self._is_complete:
                 self.close()
         elif self._wire_bytes > _HEAD_BYTES + _OVERHEAD * self._body_bytes:
             why = f"more than {_HEAD_BYTES} bytes beside the body"
-            self._fail(_UnusualAnswer(why) if began_in_head else FetchError("bad_http", f"{self._url}: {why}"))
+            self._close_with_error(
+                _UnusualAnswer(why) if began_in_head else FetchError("bad_http", f"{self._url}: {why}")
+            )
         elif self._is_complete:
             self._finish()
 
@@ -167,12 +169,12 @@ class _Connection(asyncio.BufferedProtocol):
         if self._answer is None:
             return
         if not self._has_head:
-            self._fail(FetchError("disconnected", f"{self._url}: {exc or 'Server disconnected'}"))
+            self._close_with_error(FetchError("disconnected", f"{self._url}: {exc or 'Server disconnected'}"))
         elif exc is None and self._headers.keys().isdisjoint((b"content-length", b"transfer-encoding")):
             self._finish()  # the end of the connection is the end of the body
         else:
             end = f"ends after {self._body_bytes} bytes of its body{f': {exc}' if exc else ''}"
-            self._fail(FetchError("truncated", f"{self._url}: {end}"))
+            self._close_with_error(FetchError("truncated", f"{self._url}: {end}"))
 
     def on_message_begin(self) -> None:
         if self._is_complete:  # a second answer to one request
@@ -194,16 +196,16 @@ class _Connection(asyncio.BufferedProtocol):
             reason = "redirect" if 300 <= status < 400 else "http_status"
             self._set_error(FetchError(reason, f"{self._url} answered {status}"))
         elif self._headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
-            self._fail(_UnusualAnswer(f"Transfer-Encoding {self._headers[b'transfer-encoding']!r}"))
+            self._close_with_error(_UnusualAnswer(f"Transfer-Encoding {self._headers[b'transfer-encoding']!r}"))
         elif (length := int(self._headers.get(b"content-length", b"0"))) > self._limit:
-            self._fail(FetchError("too_large", f"{self._url}: {length} bytes, limit {self._limit}"))
+            self._close_with_error(FetchError("too_large", f"{self._url}: {length} bytes, limit {self._limit}"))
 
     def on_body(self, body: bytes) -> None:
         if self._answer is None or self._is_complete:
             return
         self._body_bytes += len(body)
         if self._body_bytes > self._limit:
-            self._fail(FetchError("too_large", f"{self._url}: more than {self._limit} bytes"))
+            self._close_with_error(FetchError("too_large", f"{self._url}: more than {self._limit} bytes"))
         else:
             self._body.write(body)
 
@@ -217,7 +219,7 @@ class _Connection(asyncio.BufferedProtocol):
         if answer is not None and not answer.done():
             answer.set_result(None)
 
-    def _fail(self, error: Exception) -> None:
+    def _close_with_error(self, error: Exception) -> None:
         self.close()
         self._set_error(error)
 
@@ -227,7 +229,7 @@ class _Connection(asyncio.BufferedProtocol):
             answer.set_exception(error)
 
 
-async def resolve(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrInfoType]:
+async def resolve_host(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrInfoType]:
     """Return the socket addresses of a host name and port. Raises OSError if the name is unknown."""
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=_ADDRCONFIG)
 
@@ -243,7 +245,7 @@ class _Names:
         self._known: dict[Address, tuple[float, Sequence[aiohappyeyeballs.AddrInfoType]]] = {}
         self._lookups: dict[Address, asyncio.Task[Sequence[aiohappyeyeballs.AddrInfoType]]] = {}
 
-    async def find(self, address: Address) -> Sequence[aiohappyeyeballs.AddrInfoType]:
+    async def find_addresses(self, address: Address) -> Sequence[aiohappyeyeballs.AddrInfoType]:
         """Return the socket addresses of a host and port.
 
         Raises OSError if the name is unknown, and ValueError if it can be no host name.
@@ -256,16 +258,18 @@ class _Names:
         except socket.gaierror:  # a name
             pass
         if address not in self._lookups:
-            self._lookups[address] = asyncio.create_task(resolve(*address))
-            self._lookups[address].add_done_callback(partial(self._learn, address))
+            self._lookups[address] = asyncio.create_task(resolve_host(*address))
+            self._lookups[address].add_done_callback(partial(self._record_addresses, address))
         return await asyncio.shield(self._lookups[address])
 
-    def _learn(self, address: Address, lookup: asyncio.Task[Sequence[aiohappyeyeballs.AddrInfoType]]) -> None:
+    def _record_addresses(
+        self, address: Address, lookup: asyncio.Task[Sequence[aiohappyeyeballs.AddrInfoType]]
+    ) -> None:
         del self._lookups[address]
         if not lookup.cancelled() and lookup.exception() is None:
             self._known[address] = (asyncio.get_running_loop().time() + RESOLVED_S, lookup.result())
 
-    def forget(self, address: Address) -> None:
+    def forget_addresses(self, address: Address) -> None:
         self._known.pop(address, None)
 
     def drop_expired_addresses(self, now: float) -> None:
@@ -336,19 +340,21 @@ class PageClient:
         """
         connection = self._pop_idle_connection(request.address) or await self._connect(url, request.address)
         try:
-            answer = await self._ask(connection, url, request, max_body_bytes)
+            answer = await self._send_and_release(connection, url, request, max_body_bytes)
         except FetchError as error:
             if error.reason != "disconnected":
                 raise
             connection = await self._connect(url, request.address)
-            answer = await self._ask(connection, url, request, max_body_bytes)
-        encoding, content_type = answer.header(b"content-encoding"), answer.header(b"content-type")
+            answer = await self._send_and_release(connection, url, request, max_body_bytes)
+        encoding, content_type = answer.get_header(b"content-encoding"), answer.get_header(b"content-type")
         return unpack_page(answer.body, encoding, content_type, max_body_bytes, url)
 
-    async def _ask(self, connection: _Connection, url: str, request: _Request, max_body_bytes: int) -> _Answer:
+    async def _send_and_release(
+        self, connection: _Connection, url: str, request: _Request, max_body_bytes: int
+    ) -> _Answer:
         """Send a request and return its answer. Afterwards the connection is idle if it is still open."""
         try:
-            return await connection.ask(url, request.data, max_body_bytes)
+            return await connection.send_request(url, request.data, max_body_bytes)
         finally:
             if connection.is_open:
                 self._idle.setdefault(request.address, []).append((self._loop.time(), connection))
@@ -369,11 +375,11 @@ class PageClient:
         looks the name up again, also after a timeout.
         """
         try:
-            found = await self._names.find(address)
+            found = await self._names.find_addresses(address)
             sock = await aiohappyeyeballs.start_connection(found, happy_eyeballs_delay=NEXT_ADDRESS_S)
             _, connection = await self._loop.create_connection(lambda: _Connection(self._buffer), sock=sock)
         except BaseException as error:
-            self._names.forget(address)
+            self._names.forget_addresses(address)
             if isinstance(error, ValueError):  # such as UnicodeError, for an empty label
                 raise FetchError("bad_http", f"{url}: {error}") from None
             if isinstance(error, OSError | RuntimeError):  # uvloop raises RuntimeError for a socket that is in use

@@ -46,7 +46,7 @@ class PageReplay(Source):
         self.resolver = ExporterResolver(entities)
         self._clock = clock
         self._pace = pace or ReplaySpeed()
-        self._moments = _moments(folder)
+        self._moments = _list_moments(folder)
         self._next = 0
         self._decoders: dict[str, PageDecoder] = {}
         first_ms = self._moments[0][0]
@@ -59,12 +59,12 @@ class PageReplay(Source):
         if self._next >= len(self._moments):
             raise StopAsyncIteration
         recorded_ms, folder = self._moments[self._next]
-        await self._wait(recorded_ms)
-        pages = await asyncio.to_thread(_read, folder)
+        await self._wait_until_due(recorded_ms)
+        pages = await asyncio.to_thread(_read_pages, folder)
         self._next += 1
-        return Batch.merge([self._decode(name, page, recorded_ms + self._shift_ms) for name, page in pages])
+        return Batch.merge([self._decode_page(name, page, recorded_ms + self._shift_ms) for name, page in pages])
 
-    async def _wait(self, recorded_ms: int) -> None:
+    async def _wait_until_due(self, recorded_ms: int) -> None:
         if self._pace.speed is None:
             return
         if self._began_ms is None:
@@ -72,7 +72,7 @@ class PageReplay(Source):
         due_ms = self._began_ms + (recorded_ms - self._from_ms) / self._pace.speed
         await self._clock.sleep(max(0.0, due_ms - self._clock.now_ms()) / 1000)
 
-    def _decode(self, name: str, page: bytes | RecordError, now_ms: int) -> Batch:
+    def _decode_page(self, name: str, page: bytes | RecordError, now_ms: int) -> Batch:
         if isinstance(page, RecordError):
             return Batch(bad=(page,))
         decoder = self._decoders.get(name)
@@ -98,14 +98,14 @@ class PageReplay(Source):
         """Do nothing: the source holds nothing open."""
 
     def models(self) -> dict[str, str]:
-        return self.resolver.inventory.models()
+        return self.resolver.inventory.gpu_models()
 
     def health(self) -> dict[str, Any]:
         moments = len(self._moments)
         return {"name": self.name, "kind": "replay", "moments": moments, "delivered": self._next, "up": 1, "down": 0}
 
 
-def _moments(folder: Path) -> list[tuple[int, Path]]:
+def _list_moments(folder: Path) -> list[tuple[int, Path]]:
     """Return (scrape time in Unix ms, folder), oldest first. Raises ConfigError if there is none."""
     moments = sorted((int(path.name), path) for path in folder.glob("*/") if path.name.isdecimal())
     if not moments:
@@ -113,7 +113,7 @@ def _moments(folder: Path) -> list[tuple[int, Path]]:
     return moments
 
 
-def _read(folder: Path) -> list[tuple[str, bytes | RecordError]]:
+def _read_pages(folder: Path) -> list[tuple[str, bytes | RecordError]]:
     files = sorted((*folder.glob("*.prom"), *folder.glob("*.prom.gz")))
     return [(path.name.removesuffix(".gz").removesuffix(".prom"), _read_page(path)) for path in files]
 

@@ -37,7 +37,7 @@ class RememberedRefusals:
     of_prefix: bytes = b""
 
     @classmethod
-    def of(cls, page: PageState) -> "RememberedRefusals":
+    def from_page(cls, page: PageState) -> "RememberedRefusals":
         if not page.bad:
             return cls()
         counts = Counter(error.reason for error in page.bad)
@@ -52,7 +52,7 @@ class RememberedRefusals:
             bytes(numbers[error.reason] for role, error in pairs if role is LineRole.REFUSED),
         )
 
-    def prefixes(self) -> Iterator[RecordError | None]:
+    def list_prefix_errors(self) -> Iterator[RecordError | None]:
         """Yield the error of each REFUSED prefix, or None if only its place on the page was wrong."""
         errors = [RecordError(error.reason, error.detail) for error in self.errors]
         for number in self.of_prefix:
@@ -73,9 +73,9 @@ class LastingRefusals:
     _targets: dict[str, _Refused] = field(default_factory=dict)  # by URL
     _logged: int = 0
 
-    def record(self, url: str, batch: Batch) -> None:
+    def record_page(self, url: str, batch: Batch) -> None:
         """Record the result of a target's page. Logs when a lasting refusal begins or ends."""
-        refused = batch.counted().refused
+        refused = batch.get_tally().refused
         if not refused:
             before = self._targets.pop(url, None)
             if before is not None and before.rounds >= LASTING_ROUNDS:
@@ -85,9 +85,9 @@ class LastingRefusals:
         found.rounds, found.lines = found.rounds + 1, refused
         found.why = str(batch.bad[0]) if batch.bad else ""
         if found.rounds == LASTING_ROUNDS:
-            self._log(url, found)
+            self._log_lasting_refusal(url, found)
 
-    def forget(self, url: str) -> None:
+    def forget_target(self, url: str) -> None:
         """Forget a target that is no longer scraped."""
         self._targets.pop(url, None)
 
@@ -100,7 +100,7 @@ class LastingRefusals:
         ]
         return {"targets_refusing": len(lasting), "targets_refused": shown}
 
-    def _log(self, url: str, found: _Refused) -> None:
+    def _log_lasting_refusal(self, url: str, found: _Refused) -> None:
         self._logged += 1
         if self._logged <= MAX_LOGGED:
             lines = "1 line is" if found.lines == 1 else f"{found.lines:,} lines are"

@@ -8,7 +8,7 @@ from fleetcast.fleet.node_names import is_node_name
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.gpus import GpuInventory
 from fleetcast.ingest.machines import resolve_node_name
-from fleetcast.ingest.node_names import known_name
+from fleetcast.ingest.node_names import find_known_name
 from fleetcast.ingest.pages.text import Found, Target
 
 
@@ -39,7 +39,7 @@ class Resolver(ABC):
         Raises RecordError if the labels are bad.
         """
 
-    def node(self, labels: Mapping[str, str], target: Target) -> str:
+    def find_node(self, labels: Mapping[str, str], target: Target) -> str:
         """Return the fleet's name of the node that a line describes. Raises RecordError.
 
         See `fleetcast.ingest.machines.resolve_node_name`.
@@ -53,7 +53,7 @@ class Resolver(ABC):
         See `fleetcast.ingest.machines.MachineNames`.
         """
         label = labels.get("Hostname") or labels.get("hostname", "")
-        stated = known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])
+        stated = find_known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])
         if not is_node_name(stated):
             return target.register(stated, self.entities)
-        return target.register(self.inventory.machines.place(stated, index, uuid, target), self.entities)
+        return target.register(self.inventory.machines.record_board(stated, index, uuid, target), self.entities)

@@ -92,7 +92,9 @@ class Scraper(Source):
         self.noted: Counter[str] = Counter()  # lines that are neither good nor bad, by reason
         self.resolver.inventory.machines.noted = self.noted
         self.skipped_rounds = 0
-        self.choose: Callable[[TargetSpec], bool] = _any  # which targets of the list are this process's to scrape
+        self.choose: Callable[[TargetSpec], bool] = (
+            _accept_any  # which targets of the list are this process's to scrape
+        )
         self._list = TargetList(targets)
         self._options = options
         self._nodes = entities[EntityKind.NODE]
@@ -120,7 +122,7 @@ class Scraper(Source):
         pages, self._pending = self._pending, []
         self._wake.clear()
         batch = Batch.merge(pages)
-        self._count(batch)
+        self._count_batch(batch)
         return batch
 
     async def _wait_for_burst(self) -> None:
@@ -145,7 +147,7 @@ class Scraper(Source):
 
     def models(self) -> dict[str, str]:
         """Return node → GPU model, from the labels on the pages."""
-        return self.resolver.inventory.models()
+        return self.resolver.inventory.gpu_models()
 
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
@@ -159,7 +161,7 @@ class Scraper(Source):
         return {
             "name": self.name,
             "kind": "scrape",
-            "rate_per_s": self._rate(now_ms),
+            "rate_per_s": self._compute_rate(now_ms),
             "lag_s": None if newest_ms is None else round(max(0, now_ms - newest_ms) / 1000, 3),
             "bad": self._bad,
             "up": up,
@@ -169,13 +171,13 @@ class Scraper(Source):
             "failures": dict(self.failures),
             "noted": dict(self.noted),
             "targets_unread": sum(bool(target.decoder.why_unread) for target in self.targets.values()),
-            "targets_failing": self._failing(),
+            "targets_failing": self._list_failing_targets(),
             **self._refusals.health(),
             "skipped_rounds": self.skipped_rounds,
-            "refused_lists": self._list.refused(),
+            "refused_lists": self._list.list_refusals(),
         }
 
-    def _failing(self) -> list[dict[str, str]]:
+    def _list_failing_targets(self) -> list[dict[str, str]]:
         """Return at most MAX_FAILING targets that are down, with the reason.
 
         Targets whose pages hold no known metric come first.
@@ -184,12 +186,12 @@ class Scraper(Source):
         down.sort(key=lambda target: not target.decoder.why_unread)
         return [{"target": redact_secrets(target.spec.url), "reason": target.fault} for target in down[:MAX_FAILING]]
 
-    def _rate(self, now_ms: int) -> float:
+    def _compute_rate(self, now_ms: int) -> float:
         recent = [samples for at_ms, samples, _ in self._taken if at_ms > now_ms - RATE_WINDOW_MS]
         span_ms = min(RATE_WINDOW_MS, now_ms - self._taken[0][0]) if self._taken else 0
         return round(sum(recent) / (span_ms / 1000), 1) if span_ms > 0 else 0.0
 
-    def _count(self, batch: Batch) -> None:
+    def _count_batch(self, batch: Batch) -> None:
         now_ms = self._clock.now_ms()
         bad = sum(error.count for error in batch.bad)
         self._bad += bad
@@ -202,17 +204,17 @@ class Scraper(Source):
     def _start(self) -> None:
         interval_wall_s = self._clock.wall_s(self._options.interval_s)
         self._client = PageClient(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
-        self._scrape_listed_targets(self._list.read())
-        self._spawn("", self._reload_targets_forever())
-        for url in self._list.queried:
-            self._spawn(f"http_sd:{url}", self._poll_target_discovery(url))
+        self._scrape_listed_targets(self._list.read_targets())
+        self._start_task("", self._reload_targets_forever())
+        for url in self._list.queried_urls:
+            self._start_task(f"http_sd:{url}", self._poll_target_discovery(url))
 
-    def _spawn(self, key: str, work: Any) -> None:
+    def _start_task(self, key: str, work: Any) -> None:
         task = asyncio.create_task(work)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._record_crash)
         self._tasks[key] = task
 
-    def _ended(self, task: "asyncio.Task[None]") -> None:
+    def _record_crash(self, task: "asyncio.Task[None]") -> None:
         """Record the exception of a task that ended by itself. Then `next` raises it, because it is a bug."""
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
@@ -221,8 +223,8 @@ class Scraper(Source):
     async def _reload_targets_forever(self) -> None:
         while True:
             await asyncio.sleep(RELOAD_S)
-            if self._list.watched:
-                self._scrape_listed_targets(await asyncio.to_thread(self._list.read))
+            if self._list.has_changing_lists:
+                self._scrape_listed_targets(await asyncio.to_thread(self._list.read_targets))
 
     async def _poll_target_discovery(self, url: str) -> None:
         """Poll an HTTP service discovery for ever. Its last good answer counts until the next one."""
@@ -231,12 +233,12 @@ class Scraper(Source):
             wait_s = ASK_S
             try:
                 page = await self._client.fetch(url, self._options.max_body_bytes)
-                self._list.learn(url, await asyncio.to_thread(read_groups, page.body, url))
+                self._list.replace_answer(url, await asyncio.to_thread(read_groups, page.body, url))
             except Exception as error:
                 wait_s = RELOAD_S
                 is_bug = not isinstance(error, FetchError | ConfigError)
                 why = redact_secrets(f"{type(error).__name__}: {error}") if is_bug else str(error)
-                if self._list.refuse(url, why):
+                if self._list.refuse_answer(url, why):
                     trace = error if is_bug else None
                     logger.warning("cannot read targets from %s: %s, using the previous ones", url, why, exc_info=trace)
             await asyncio.sleep(wait_s)
@@ -246,17 +248,17 @@ class Scraper(Source):
         wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
-            self._beside.forget(self.targets.pop(url))
-            self._refusals.forget(url)
+            self._beside.forget_target(self.targets.pop(url))
+            self._refusals.forget_target(url)
         for url, spec in wanted.items():
             if url not in self.targets:
-                self.targets[url] = self.target(spec)
-                self._spawn(url, self._scrape_forever(self.targets[url]))
+                self.targets[url] = self.make_target(spec)
+                self._start_task(url, self._scrape_forever(self.targets[url]))
 
-    def target(self, spec: TargetSpec) -> ScrapeTarget:
-        return ScrapeTarget(spec=spec, decoder=self._decoder(spec), phase=compute_burst_phase(spec.url))
+    def make_target(self, spec: TargetSpec) -> ScrapeTarget:
+        return ScrapeTarget(spec=spec, decoder=self._make_decoder(spec), phase=compute_burst_phase(spec.url))
 
-    def _decoder(self, spec: TargetSpec) -> PageDecoder:
+    def _make_decoder(self, spec: TargetSpec) -> PageDecoder:
         return PageDecoder(
             self.resolver,
             Target(spec.node or spec.host, fixed=bool(spec.node), address=spec.address, is_listed=True),
@@ -303,7 +305,7 @@ class Scraper(Source):
         assert self._client is not None, "scrape before next"
         self._apply_scheduler_renames()
         url = target.spec.url
-        async with self._slots.slot(is_slow=target.is_slow):
+        async with self._slots.hold_slot(is_slow=target.is_slow):
             began = time.perf_counter()
             page: FetchedPage | None = None
             why = ""
@@ -317,18 +319,18 @@ class Scraper(Source):
             duration_s = time.perf_counter() - began
         target.is_slow = duration_s > bursts.SLOW_S
         if page is None:
-            return self._node_samples(target, Batch(), False, duration_s, why)
+            return self._add_node_samples(target, Batch(), False, duration_s, why)
         try:
             batch = target.decoder.decode(page.body, self._clock.now_ms(), open_metrics=page.is_open_metrics)
         except Exception as error:  # a bug, and that of one page: the other exporters go on
-            target.decoder = self._decoder(target.spec)
+            target.decoder = self._make_decoder(target.spec)
             why = self._record_exception(target, "decoder_bug", "its page cannot be decoded", error)
-            return self._node_samples(target, Batch(), False, duration_s, why)
-        self._refusals.record(url, batch)
+            return self._add_node_samples(target, Batch(), False, duration_s, why)
+        self._refusals.record_page(url, batch)
         reason, why = find_page_fault(batch, target.decoder) or ("", "")
         if reason:
             self.failures[reason] += 1
-        return self._node_samples(target, batch, not reason, duration_s, why)
+        return self._add_node_samples(target, batch, not reason, duration_s, why)
 
     def _record_exception(self, target: ScrapeTarget, reason: str, what: str, error: Exception) -> str:
         """Count an unexpected exception of one target, and log its traceback once. Returns it in words."""
@@ -337,14 +339,14 @@ class Scraper(Source):
             logger.error("%s: %s, a bug", target.spec.url, what, exc_info=error)
         return redact_secrets(f"{what}: {type(error).__name__}: {error}")
 
-    def _node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
+    def _add_node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
         """Record whether the target is up, and return the batch with samples of the scrape itself."""
         if up is not target.up and (not up or target.up is False):
             logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
         target.up, target.fault = up, why
-        beside = self._beside.of(target, up, duration_s, self._clock.now_ms())
-        return replace(batch, samples=(*batch.samples, *beside), tally=batch.counted())
+        beside = self._beside.make_samples(target, up, duration_s, self._clock.now_ms())
+        return replace(batch, samples=(*batch.samples, *beside), tally=batch.get_tally())
 
 
-def _any(target: TargetSpec) -> bool:
+def _accept_any(target: TargetSpec) -> bool:
     return True

@@ -52,9 +52,9 @@ class ScrapeSamples:
         """
         batch = Batch() if page is None else target.decoder.decode(page, now_ms)
         up = page is not None and find_page_fault(batch, target.decoder) is None
-        return (*batch.samples, *self.of(target, up, duration_s, now_ms))
+        return (*batch.samples, *self.make_samples(target, up, duration_s, now_ms))
 
-    def of(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
+    def make_samples(self, target: PageTarget, up: bool, duration_s: float, now_ms: int) -> tuple[SampleBatch, ...]:
         """Return a batch of samples for the target's nodes, or no batch.
 
         `up`: whether the decoder has just read a page. A page without a known metric says nothing about its node.
@@ -63,7 +63,7 @@ class ScrapeSamples:
             return ()
         target.rounds += 1
         rows: list[tuple[int, int, int, float]] = []
-        for node in self._nodes_of(target, up):
+        for node in self._find_nodes(target, up):
             if target in self._gpu_targets.get(node, (target,)):
                 rows += [(_UP, node, now_ms, float(up)), (_DURATION, node, now_ms, duration_s)]
             reports_gpus, reports_ports = target.nodes[node]
@@ -72,16 +72,16 @@ class ScrapeSamples:
                 rows.append((_GPUS, node, now_ms, float(seen.gpus if seen else 0)))
             if up and reports_ports:
                 rows.append((_PORTS, node, now_ms, float(seen.ports if seen else 0)))
-        return (SampleBatch.of(EntityKind.NODE, rows),) if rows else ()
+        return (SampleBatch.from_rows(EntityKind.NODE, rows),) if rows else ()
 
-    def forget(self, target: PageTarget) -> None:
+    def forget_target(self, target: PageTarget) -> None:
         """Forget a target that is no longer scraped, so that other targets report for its nodes."""
         for node, targets in list(self._gpu_targets.items()):
             targets.discard(target)
             if not targets:
                 del self._gpu_targets[node]
 
-    def _nodes_of(self, target: PageTarget, up: bool) -> list[int]:
+    def _find_nodes(self, target: PageTarget, up: bool) -> list[int]:
         """Return the rows of the nodes that the target's pages name.
 
         If its pages have named no node for UNNAMED_ROUNDS scrapes, return the row of its host.

@@ -22,7 +22,7 @@ from fleetcast.fleet.metrics import TTFT_EDGES_MS, find_metric_row
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
-from fleetcast.ingest.series import Fold, Series, part_of
+from fleetcast.ingest.series import Fold, Series, hash_part
 from fleetcast.ingest.tally import SkipRule
 
 MAX_INSTANCES = 20_000
@@ -39,7 +39,9 @@ class _Reading:
     value: str = ""
 
 
-def _reading(metric: str, fold: Fold = Fold.WHOLE, scale: float = 1.0, label: str = "", value: str = "") -> _Reading:
+def _make_reading(
+    metric: str, fold: Fold = Fold.WHOLE, scale: float = 1.0, label: str = "", value: str = ""
+) -> _Reading:
     return _Reading(find_metric_row(EntityKind.SERVED_MODEL, metric), fold, scale, label, value)
 
 
@@ -47,7 +49,7 @@ _TRITON_KV = "nv_trt_llm_kv_cache_block_metrics"
 _TRITON_REQUESTS = "nv_trt_llm_request_metrics"
 # (name, with '_' behind the prefix; label value where one name says several things) -> reading
 _READINGS: dict[tuple[str, str], _Reading] = {
-    (name, ""): _reading(metric, fold)
+    (name, ""): _make_reading(metric, fold)
     for metric, fold, names in (
         (
             "requests_running",
@@ -92,9 +94,9 @@ _READINGS: dict[tuple[str, str], _Reading] = {
     )
     for name in names
 } | {
-    (_TRITON_REQUESTS, "scheduled"): _reading("requests_running", Fold.SUM),
-    (_TRITON_REQUESTS, "waiting"): _reading("requests_waiting", Fold.SUM),
-    (_TRITON_KV, "fraction"): _reading("kv_cache_used", Fold.MEAN),
+    (_TRITON_REQUESTS, "scheduled"): _make_reading("requests_running", Fold.SUM),
+    (_TRITON_REQUESTS, "waiting"): _make_reading("requests_waiting", Fold.SUM),
+    (_TRITON_KV, "fraction"): _make_reading("kv_cache_used", Fold.MEAN),
 }
 _KEYED = {_TRITON_REQUESTS: "request_type", _TRITON_KV: "kv_cache_block_type"}
 # Histograms of the time to first token, and how many ms their unit is.
@@ -143,7 +145,7 @@ class ServingResolver(Resolver):
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
         """Resolve a line. Returns None for unknown names. Raises RecordError `bad_label` or `too_many_models`."""
-        reading = _find(name.replace(":", "_", 1), labels)
+        reading = _find_reading(name.replace(":", "_", 1), labels)
         if reading is None or isinstance(reading, SkipRule):
             return reading
         if labels.get("priority") or _is_duplicate_rank(labels):
@@ -157,7 +159,7 @@ class ServingResolver(Resolver):
             NOWHERE,
             scale=reading.scale,
             fold=reading.fold,
-            part=part_of(name, *parts) if reading.fold else 0,
+            part=hash_part(name, *parts) if reading.fold else 0,
         )
 
     def _find_or_add_instance(self, labels: Mapping[str, str], target: Target) -> int:
@@ -189,7 +191,7 @@ def _is_duplicate_rank(labels: Mapping[str, str]) -> bool:
     return any(labels.get(rank, "0") not in ("", "0") for rank in ranks)
 
 
-def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
+def _find_reading(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
     found = _READINGS.get((name, labels.get(_KEYED.get(name, ""), "")))
     if found is not None:
         return found
@@ -203,10 +205,10 @@ def _find(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule | None:
         return _Reading(_SUM, Fold.SUM, unit_ms / 1000)
     if end == "count":
         return _Reading(_COUNT, Fold.SUM)
-    return _bucket(labels.get("le", ""), unit_ms) if end == "bucket" else SkipRule.NOT_USED
+    return _find_bucket_reading(labels.get("le", ""), unit_ms) if end == "bucket" else SkipRule.NOT_USED
 
 
-def _bucket(le: str, unit_ms: float) -> _Reading | SkipRule:
+def _find_bucket_reading(le: str, unit_ms: float) -> _Reading | SkipRule:
     """Return how to read a histogram bucket, or a SkipRule if the catalogue lacks its edge.
 
     le: the label with the edge. unit_ms: milliseconds of its unit. Raises RecordError `bad_label`.

@@ -46,7 +46,7 @@ def read_groups(data: bytes, origin: str) -> list[TargetSpec]:
     except UnicodeDecodeError as invalid:
         byte = f"byte {invalid.start} (0x{data[invalid.start]:02x})"
         raise ConfigError(f"{origin}: {byte} is not UTF-8, expected a list of target groups in UTF-8") from None
-    found = [one for group in _groups(data, origin) for one in _targets(group)]
+    found = [one for group in _decode_groups(data, origin) for one in _parse_group(group)]
     bad = [one for one in found if isinstance(one, ConfigError)]
     for error in bad[:LOGGED]:
         logger.warning("%s: skipping an entry: %s", origin, error)
@@ -55,7 +55,7 @@ def read_groups(data: bytes, origin: str) -> list[TargetSpec]:
     return [spec for spec in found if isinstance(spec, TargetSpec)]
 
 
-def _groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
+def _decode_groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
     try:
         rows = _decode(data)
     except (msgspec.MsgspecError, RecursionError):
@@ -80,21 +80,21 @@ def _read_yaml_list(data: bytes, origin: str) -> list[Any]:
     return rows
 
 
-def _targets(group: Group | ConfigError) -> Iterator[TargetSpec | ConfigError]:
+def _parse_group(group: Group | ConfigError) -> Iterator[TargetSpec | ConfigError]:
     if isinstance(group, ConfigError):
         yield group
         return
     for address in group.targets:
         try:
-            yield _target(address.strip(), group.labels)
+            yield _make_target(address.strip(), group.labels)
         except ConfigError as error:
             yield error
 
 
-def _target(address: str, labels: dict[str, str]) -> TargetSpec:
+def _make_target(address: str, labels: dict[str, str]) -> TargetSpec:
     """Return the scrape target at an address, with the labels of its group. Raises ConfigError.
 
-    >>> _target("n1:9400", {"__param_module": "gpu", "node": "gpu-1"})
+    >>> _make_target("n1:9400", {"__param_module": "gpu", "node": "gpu-1"})
     TargetSpec(url='http://n1:9400/metrics?module=gpu', node='gpu-1')
     """
     scheme, path = labels.get("__scheme__", "http"), labels.get("__metrics_path__", "/metrics")

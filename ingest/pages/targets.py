@@ -35,7 +35,7 @@ class _Watched:
     refused: dict[Path, str] = field(default_factory=dict)
     absent: bool = False  # and it is told
 
-    def read(self) -> Iterator[TargetSpec]:
+    def read_targets(self) -> Iterator[TargetSpec]:
         """Yield the current targets. A file is read again only when it has changed.
 
         If a file of groups becomes invalid, its last good targets remain.
@@ -45,7 +45,7 @@ class _Watched:
         self.files = {path: self.files.get(path, (0.0, [])) for path in paths}
         self.refused = {path: why for path, why in self.refused.items() if path in self.files}
         for path, (seen, targets) in self.files.items():
-            changed = _changed(path)
+            changed = _read_change_time(path)
             if changed != seen:
                 targets = self._read_group_file(path, targets) if self.groups else _read_target_file(path)
                 self.files[path] = (changed, targets)
@@ -91,19 +91,19 @@ class TargetList:
                 self._fixed.append(parse_target(entry))
 
     @property
-    def watched(self) -> bool:
+    def has_changing_lists(self) -> bool:
         return bool(self._watched or self._received)
 
     @property
-    def queried(self) -> tuple[str, ...]:
+    def queried_urls(self) -> tuple[str, ...]:
         return tuple(self._received)
 
-    def learn(self, url: str, targets: list[TargetSpec]) -> None:
+    def replace_answer(self, url: str, targets: list[TargetSpec]) -> None:
         """Replace the targets of the service at `url`."""
         self._received[url] = targets
         self._refused.pop(url, None)
 
-    def refuse(self, url: str, why: str) -> bool:
+    def refuse_answer(self, url: str, why: str) -> bool:
         """Record that a service's answer is refused, and return whether the reason is new.
 
         The targets of its previous answer remain.
@@ -112,19 +112,19 @@ class TargetList:
         self._refused[url] = why
         return news
 
-    def refused(self) -> dict[str, str]:
+    def list_refusals(self) -> dict[str, str]:
         """Return file or URL → the reason why its list is refused. The last good list remains in use."""
         files = {str(path): why for watched in self._watched for path, why in watched.refused.items()}
         return {**files, **self._refused}
 
-    def read(self) -> dict[str, TargetSpec]:
+    def read_targets(self) -> dict[str, TargetSpec]:
         """Return URL → target for all current targets."""
-        files = (target for watched in self._watched for target in watched.read())
+        files = (target for watched in self._watched for target in watched.read_targets())
         received = (target for targets in self._received.values() for target in targets)
         return {target.url: target for target in (*self._fixed, *files, *received)}
 
 
-def _changed(path: Path) -> float:
+def _read_change_time(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

@@ -29,7 +29,7 @@ from fleetcast.ingest.pages.exposition import (
     parse_value,
     read_kernel_start_s,
 )
-from fleetcast.ingest.pages.page_columns import PageColumns, Reported
+from fleetcast.ingest.pages.page_columns import DeviceCounts, PageColumns
 from fleetcast.ingest.pages.page_order import PageOrder
 from fleetcast.ingest.pages.page_shape import LineRole, PageShape
 from fleetcast.ingest.pages.page_state import PageState
@@ -84,7 +84,7 @@ class PageDecoder:
     ) -> None:
         self.target = target
         self.noted: Counter[str] = Counter() if noted is None else noted
-        self.reported: dict[int, Reported] = {}  # of the last page
+        self.reported: dict[int, DeviceCounts] = {}  # of the last page
         self.why_unread = ""  # a sentence, if the last page held samples of which nothing reads any
         self._resolve = resolve
         self._machines = machines or MachineNames(Entities())
@@ -102,7 +102,7 @@ class PageDecoder:
         self._partial = 0  # sums that were left out of the last page
         self._beside_rivals = 0  # the lines that were read on a page of several boards in one slot
         self._broken = hash(())  # of the broken lines on the last page that was read line by line
-        self._columns = PageColumns.of(())  # of the last page
+        self._columns = PageColumns.from_series(())  # of the last page
         self._tally = RecordTally()  # of the last page, if all its numbers are good
         self._was_read = False  # a line of some page stood for a series
         self._parts: Counter[tuple[EntityKind, int, int]] = Counter()  # of each sum or mean, on the last clean page
@@ -115,17 +115,17 @@ class PageDecoder:
         type says so. A page that ends in `# EOF` is OpenMetrics as well.
         """
         self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
-        self._machines.compare(page, self.target)
+        self._machines.separate_clashing_targets(page, self.target)
         if self.target.forgets:
             self._forget_all_prefixes()
         if self._refused and self._epoch != self._resolve.epoch():
             self._forget_refusals()
         if self._shape is not None:
-            raw = self._shape.read(page)
+            raw = self._shape.read_values(page)
             if raw is None:
                 raw = self._read_reordered_page(page, self._shape)
             elif self._order is not None:
-                self._order.forget()
+                self._order.forget_order()
             if raw is not None and self._names_host:
                 self._learn_node_name(page)
             if raw is not None and not self.target.forgets:
@@ -133,7 +133,7 @@ class PageDecoder:
                 time_ms.fill(arrival_ms)
                 if self._partial:
                     self.noted["partial"] += self._partial
-                return self._batch(raw, time_ms, list(self._refusals.errors))
+                return self._make_batch(raw, time_ms, list(self._refusals.errors))
             self._restore_cache(self._shape)
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
@@ -146,12 +146,12 @@ class PageDecoder:
             return None
         if self._order is None:
             self._order = PageOrder(shape)
-        return self._order.read(page)
+        return self._order.read_values(page)
 
     def _restore_cache(self, shape: PageShape) -> None:
         """Restore the cache of prefixes and series from the shape, because the new page does not fit it."""
-        series, errors = iter(self._columns.series()), self._refusals.prefixes()
-        for prefix, role in shape.prefixes():
+        series, errors = iter(self._columns.make_series()), self._refusals.list_prefix_errors()
+        for prefix, role in shape.list_prefixes():
             key = prefix[:-1]
             if role is LineRole.WANTED:
                 self._cache[key] = next(series)
@@ -192,7 +192,7 @@ class PageDecoder:
             try:
                 self._decode_page_line(line, state)
             except RecordError as error:
-                state.refuse(line, LineRole.BROKEN, error)
+                state.refuse_line(line, LineRole.BROKEN, error)
             if state.fresh >= MAX_BAD_LINES:
                 abandoned = RecordError("page_abandoned", f"after {MAX_BAD_LINES} bad lines")
                 state.refuse_rest_of_page(abandoned, sum(map(is_sample_line, lines[number:])))
@@ -207,30 +207,30 @@ class PageDecoder:
             state.refuse_rest_of_page(RecordError("truncated", repr(rest[:80])), int(is_sample_line(rest)))
         self._recheck_second_boards(state)
         self._drop_partial_sums(state)
-        self._columns = PageColumns.of(state.series, state.shared)
+        self._columns = PageColumns.from_series(state.series, state.shared)
         self._was_read = self._was_read or LineRole.WANTED in state.roles
-        self._tally, self.why_unread = state.tally(), state.why_unread(self._was_read)
+        self._tally, self.why_unread = state.make_tally(), state.explain_unread(self._was_read)
         self._may_be_reordered = known in (0, len(self._cache))
-        self._remember(state, len(lines))
-        return self._batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
+        self._learn_shape(state, len(lines))
+        return self._make_batch(np.array(state.raw, np.float64), np.array(state.time_ms, np.int64), state.bad)
 
     def _decode_page_line(self, line: bytes, page: PageState) -> None:
         if page.open_metrics and (cut := cut_exemplar(line)) is not line:
             line, page.repeatable = cut, False
         if line.startswith(b"#"):
-            page.record(line, LineRole.NOTHING)
+            page.record_line(line, LineRole.NOTHING)
             return
         page.line = line
         key, _, value = line.rpartition(b" ")
         found = self._cache.get(key, _NEW)
         if found is _NEW and (combined := page.parser.combine(key, value)) is not None:
             raw = parse_value(value)
-            self._place(self._resolve_new_line(*combined, key, page), key, key + b" ", raw, page, is_new=True)
+            self._assign_role(self._resolve_new_line(*combined, key, page), key, key + b" ", raw, page, is_new=True)
             return
         timestamp = b""
         if found is _NEW:
             if line.lstrip(b" \t\r")[:1] in (b"", b"#"):
-                page.record(line, LineRole.NOTHING)
+                page.record_line(line, LineRole.NOTHING)
                 return
             head, _, middle = key.rpartition(b" ")
             if middle and head in self._cache:
@@ -238,12 +238,12 @@ class PageDecoder:
         if b"\t" in value and not timestamp:  # of a known series: a tab may stand before the timestamp, too
             value, _, timestamp = value.strip().partition(b"\t")
         if not isinstance(found, _New):
-            self._place(found, key, key + b" ", value, page, timestamp)
+            self._assign_role(found, key, key + b" ", value, page, timestamp)
             return
         new = page.parser.parse(line)
         raw, key = parse_value(new.value), new.prefix[:-1]
         known = self._resolve_new_line(new.name, new.labels, key if new.prefix.endswith(b" ") else None, page)
-        self._place(known, key, new.prefix, raw, page, new.timestamp, is_new=True)
+        self._assign_role(known, key, new.prefix, raw, page, new.timestamp, is_new=True)
 
     def _resolve_new_line(self, name: str, labels: Mapping[str, str], key: bytes | None, page: PageState) -> Known:
         """Resolve a line that is not in the cache, and cache the result.
@@ -262,7 +262,7 @@ class PageDecoder:
             self._cache[key] = cached
         return found
 
-    def _place(
+    def _assign_role(
         self,
         found: Known,
         key: bytes,
@@ -276,28 +276,28 @@ class PageDecoder:
         """Record the role of a line on its page, and its sample if it has one. Raises RecordError."""
         if isinstance(found, Series):
             if key in page.keys:
-                page.refuse(prefix, LineRole.REFUSED, RecordError("duplicate", repr(page.line[:80])))
+                page.refuse_line(prefix, LineRole.REFUSED, RecordError("duplicate", repr(page.line[:80])))
                 return
-            self._add(found, prefix, value if isinstance(value, float) else parse_value(value), timestamp, page)
+            self._add_sample(found, prefix, value if isinstance(value, float) else parse_value(value), timestamp, page)
             page.keys.add(key)
         elif isinstance(found, RecordError):
-            page.refuse(prefix, LineRole.REFUSED, found, is_fresh=is_new and key not in self._was_refused)
+            page.refuse_line(prefix, LineRole.REFUSED, found, is_fresh=is_new and key not in self._was_refused)
         else:
-            page.record(prefix, LineRole.UNREAD if found is None else found)
+            page.record_line(prefix, LineRole.UNREAD if found is None else found)
 
-    def _add(self, series: Series, prefix: bytes, raw: float, timestamp: bytes, page: PageState) -> None:
+    def _add_sample(self, series: Series, prefix: bytes, raw: float, timestamp: bytes, page: PageState) -> None:
         time_ms = page.parse_stated_time_ms(timestamp, prefix, self._future_limit_ms) if timestamp else page.arrival_ms
         identity = (series.kind, series.metric, series.entity, series.part)
         if identity in page.entities and (
             series.part or series.fold is Fold.WHOLE
         ):  # one GPU under several pods: the same number under other labels
             self.noted["folded"] += 1
-            page.record(prefix, SkipRule.REPEATED)
+            page.record_line(prefix, SkipRule.REPEATED)
             if series.label is not None:
                 page.shared.append(series)
             return
         page.entities.add(identity)
-        page.record(prefix, LineRole.WANTED)
+        page.record_line(prefix, LineRole.WANTED)
         page.series.append(series)
         page.raw.append(raw)
         page.time_ms.append(time_ms)
@@ -317,7 +317,7 @@ class PageDecoder:
         if partial:
             self._partial = len(partial)
             self.noted["partial"] += len(partial)
-            page.leave_out({row for row, identity in enumerate(identities) if identity in partial})
+            page.remove_series({row for row, identity in enumerate(identities) if identity in partial})
 
     def _recheck_second_boards(self, page: PageState) -> None:
         """Make the next page resolve whole if second boards are refused and other lines are read than before.
@@ -343,34 +343,34 @@ class PageDecoder:
         if self._names_host:
             self._machines.name_target_after_host(node, read_kernel_start_s(page), self.target)
 
-    def _remember(self, page: PageState, lines: int) -> None:
+    def _learn_shape(self, page: PageState, lines: int) -> None:
         """Learn the page's shape if it may repeat. Otherwise forget series that are long gone.
 
         Broken lines that differ from page to page would make every shape useless. So a shape with broken lines is
         learnt only after the lines came twice.
         """
-        broken = page.broken()
+        broken = page.list_broken_lines()
         before, self._broken = self._broken, hash(broken)
         has_value = any(role not in (LineRole.NOTHING, LineRole.BROKEN) for role in page.roles)
         is_lasting = not broken or (before == self._broken and sum(map(len, broken)) <= MAX_BROKEN_BYTES)
         if has_value and page.repeatable and is_lasting:
-            self._shape, self._refusals = PageShape(page.prefixes, page.roles), RememberedRefusals.of(page)
+            self._shape, self._refusals = PageShape(page.prefixes, page.roles), RememberedRefusals.from_page(page)
             self._cache = {}
         elif len(self._cache) > 2 * lines + 256:
             kept = {prefix[:-1] for prefix in page.prefixes}
             self._cache = {key: series for key, series in self._cache.items() if key in kept}
 
-    def _batch(self, raw: NDArray[np.float64], time_ms: NDArray[np.int64], bad: list[RecordError]) -> Batch:
+    def _make_batch(self, raw: NDArray[np.float64], time_ms: NDArray[np.int64], bad: list[RecordError]) -> Batch:
         columns = self._columns
         self.reported = columns.reported
-        value = columns.conversion.values(raw)
-        missing = columns.conversion.missing(raw)
+        value = columns.conversion.convert(raw)
+        missing = columns.conversion.find_missing(raw)
         tally = self._tally
         good: NDArray[np.bool_] | slice = slice(None)
         finite = np.isfinite(raw)
         if len(missing) or np.count_nonzero(finite) < len(raw):
             infinite = np.flatnonzero(~finite).tolist()
-            bad = bad + [RecordError("not_finite", columns.name(row)) for row in infinite[:1]] * len(infinite)
+            bad = bad + [RecordError("not_finite", columns.describe_row(row)) for row in infinite[:1]] * len(infinite)
             self.noted["blank"] += len(missing)
             finite[missing] = False
             good = finite
@@ -379,9 +379,11 @@ class PageDecoder:
         for (kind, rows, metric, entity), fold in zip(columns.kinds, columns.folds, strict=True):
             keep = good if isinstance(good, slice) else good[rows]
             if fold is not None:
-                whole = fold.values(value[rows] if isinstance(keep, slice) else np.where(keep, value[rows], np.nan))
+                whole = fold.fold_values(
+                    value[rows] if isinstance(keep, slice) else np.where(keep, value[rows], np.nan)
+                )
                 if len(fold.grows):
-                    whole = self._growth.per_second(fold.grows, fold.identity, time_ms[rows][fold.first], whole)
+                    whole = self._growth.compute_rates(fold.grows, fold.identity, time_ms[rows][fold.first], whole)
                 at = fold.first[np.isfinite(whole)]
                 if len(at):
                     whole = whole[np.isfinite(whole)]

@@ -65,7 +65,7 @@ _OTHERS = (
 SHOWN_NAMES = 3
 
 
-def looks_like(name: str) -> tuple[str, str] | None:
+def find_hint(name: str) -> tuple[str, str] | None:
     """Return (exporter, advice) for an unknown metric's name, or None if no hint matches it."""
     lower = name.lower()
     if "dcgm_fi_" in lower:  # a collector put a word before it
@@ -90,5 +90,5 @@ def describe_unread_samples(names: Sequence[str]) -> str:
 
 def _format_names_and_hint(names: Sequence[str]) -> str:
     shown = ", ".join(names[:SHOWN_NAMES]) + (", …" if len(names) > SHOWN_NAMES else "")
-    found = next(filter(None, map(looks_like, names)), None)
+    found = next(filter(None, map(find_hint, names)), None)
     return f"{shown}; {_OTHERS}" if found is None else f"{shown} ({found[0]}); {found[1]}"

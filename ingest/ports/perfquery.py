@@ -71,7 +71,7 @@ def parse_counters(text: str, bad: list[RecordError]) -> Iterator[PortText]:
             yield from () if current is None else (current,)
             current, description = None, owner.group(1)
         elif errors := _ERRORS.match(line):
-            yield from _errors(errors, description, line, bad)
+            yield from _parse_error_line(errors, description, line, bad)
         elif current is not None and ":." in line:
             _parse_value_line(line, current, bad)
     if current is not None:
@@ -85,7 +85,7 @@ def _parse_value_line(line: str, current: PortText, bad: list[RecordError]) -> N
         bad.append(RecordError("bad_value", line[:80]))
 
 
-def _errors(match: re.Match[str], description: str, line: str, bad: list[RecordError]) -> Iterator[PortText]:
+def _parse_error_line(match: re.Match[str], description: str, line: str, bad: list[RecordError]) -> Iterator[PortText]:
     if match.group(2) == "ALL":
         return  # the sum over a switch
     rest = line[match.end() :]
@@ -131,20 +131,20 @@ class PerfquerySource(PortSource):
             raise ConfigError("pipeline.sources perfquery: expected files or commands")
         super().__init__(chosen.name, chosen.interval_s, entities, clock)
         self.noted: Counter[str] = Counter()  # ports that are no node's, by reason
-        self._files = [_entry(text) for text in chosen.files]
-        self._commands = [_entry(text) for text in chosen.commands]
+        self._files = [_parse_entry(text) for text in chosen.files]
+        self._commands = [_parse_entry(text) for text in chosen.commands]
         self._fabric = (0.0, Fabric())
         self._changed: dict[str, float] = {}  # file -> its time of change when it was last read
         self._answering = 0
 
     async def next(self) -> Batch:
         while True:
-            await self._round()
+            await self._wait_for_round()
             self._answering = 0
-            failures = [failure for entry in self._commands if (failure := await self._run(entry))]
+            failures = [failure for entry in self._commands if (failure := await self._run_command(entry))]
             await asyncio.to_thread(self._read_changed_files)
             self._up = self._answering  # at once: somebody may ask meanwhile
-            batch = self._rows.batch()
+            batch = self._rows.pop_batch()
             if batch.samples or batch.bad:
                 self._bad += len(batch.bad)
                 self._last = (self._clock.now_ms(), len(batch))
@@ -154,9 +154,9 @@ class PerfquerySource(PortSource):
                 raise SourceError("; ".join(failures)[:400] or "no such file yet", AWAY_S)
 
     def health(self) -> dict[str, Any]:
-        return {**self._health(len(self._files) + len(self._commands)), "noted": dict(self.noted)}
+        return {**self._make_health(len(self._files) + len(self._commands)), "noted": dict(self.noted)}
 
-    async def _run(self, entry: _Entry) -> str:
+    async def _run_command(self, entry: _Entry) -> str:
         """Run one command and add its output. Returns the reason why it failed, or ""."""
         try:
             process = await asyncio.create_subprocess_exec(
@@ -171,7 +171,7 @@ class PerfquerySource(PortSource):
             await process.wait()
             return f"{entry.what}: no answer within {self._options.timeout_s:.0f} s"
         self._answering += 1
-        self.take(out.decode(errors="replace")[:MAX_TEXT_BYTES], self._clock.now_ms(), entry.node, entry.device)
+        self.add_text(out.decode(errors="replace")[:MAX_TEXT_BYTES], self._clock.now_ms(), entry.node, entry.device)
         return ""
 
     def _read_changed_files(self) -> None:
@@ -186,7 +186,7 @@ class PerfquerySource(PortSource):
                     if changed != self._changed.get(path):
                         with Path(path).open("rb") as file:
                             text = file.read(MAX_TEXT_BYTES).decode(errors="replace")
-                        self.take(text, min(round(changed * 1000), self._clock.now_ms()), entry.node, entry.device)
+                        self.add_text(text, min(round(changed * 1000), self._clock.now_ms()), entry.node, entry.device)
                         self._changed[path] = changed
                 except OSError as error:
                     logger.warning("%s: %s, trying again at the next round", path, error)
@@ -202,18 +202,18 @@ class PerfquerySource(PortSource):
         except (OSError, ConfigError) as error:
             logger.warning("%s: %s, going on with the fabric as it was", self._options.fabric, error)
 
-    def take(self, text: str, time_ms: int, node: str = "", device: str = "") -> None:
+    def add_text(self, text: str, time_ms: int, node: str = "", device: str = "") -> None:
         """Add all counters of a text. `node`, `device`: the owner of ports that the text does not name."""
         bad: list[RecordError] = []
         for port in parse_counters(text, bad):
             owner, name = self._find_port_owner(port)
             if owner or node:
-                self._rows.add(owner or node, name or device, port.port, port.readings, time_ms)
+                self._rows.add_port(owner or node, name or device, port.port, port.readings, time_ms)
             else:
                 self.noted["not_of_a_node"] += 1
-                self._rows.skip(SkipRule.OTHER_PART, len(port.readings))
+                self._rows.count_skipped(SkipRule.OTHER_PART, len(port.readings))
         for error in bad:
-            self._rows.bad(error)
+            self._rows.record_error(error)
 
     def _find_port_owner(self, port: PortText) -> tuple[str, str]:
         """Return the (node, device) of a port, both empty if neither the text nor the fabric names them."""
@@ -225,7 +225,7 @@ class PerfquerySource(PortSource):
         return adapter.host, adapter.device
 
 
-def _entry(text: str) -> _Entry:
+def _parse_entry(text: str) -> _Entry:
     """Parse an entry of `files` or `commands`. Raises ConfigError if it is invalid."""
     head, equals, what = text.partition("=")
     if not equals or " " in head.strip():

@@ -10,7 +10,7 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.gpus import GpuInventory
-from fleetcast.ingest.node_names import known_name, node_name
+from fleetcast.ingest.node_names import find_known_name, find_or_register_node
 from fleetcast.ingest.pages.infiniband import PORT_READINGS, InfinibandResolver
 from fleetcast.ingest.pages.text import Target
 from fleetcast.ingest.series import Series
@@ -45,65 +45,65 @@ class PortRows:
         self._bad: list[RecordError] = []
         self._tally = RunningTally()
 
-    def add(self, node: str, device: str, port: int, readings: Mapping[str, float], time_ms: int) -> None:
+    def add_port(self, node: str, device: str, port: int, readings: Mapping[str, float], time_ms: int) -> None:
         """Add the counters of one port, by their sysfs or perfquery names.
 
         If two names mean the same metric, the first one counts.
         """
         known = {name: raw for name, raw in readings.items() if name in PORT_READINGS}
-        self.leave_out(*(name for name in readings if name not in known))
+        self.count_unused(*(name for name in readings if name not in known))
         left = len(known)
         try:
             for name, raw in known.items():
-                rule = self._add(self._find(node, device, port, name), raw, time_ms)
-                self._tally.add(_READ if rule is None else RecordTally(ignored={rule: 1}))
+                rule = self._add_number(self._find_series(node, device, port, name), raw, time_ms)
+                self._tally.add_tally(_READ if rule is None else RecordTally(ignored={rule: 1}))
                 left -= 1
         except RecordError as error:
-            self.bad(error, left)
+            self.record_error(error, left)
 
-    def leave_out(self, *names: str) -> None:
+    def count_unused(self, *names: str) -> None:
         """Count counters that are not used: a rule skips known names, and others count as unread."""
         others = tuple(name for name in names if _KNOWN.fullmatch(name) is None)
         ignored = {SkipRule.NOT_USED: len(names) - len(others)} if len(others) < len(names) else {}
-        self._tally.add(RecordTally(ignored=ignored, unread=len(others), names=others))
+        self._tally.add_tally(RecordTally(ignored=ignored, unread=len(others), names=others))
 
-    def skip(self, rule: SkipRule, count: int = 1) -> None:
+    def count_skipped(self, rule: SkipRule, count: int = 1) -> None:
         """Count `count` counters that a rule skips."""
-        self._tally.add(RecordTally(ignored={rule: count}))
+        self._tally.add_tally(RecordTally(ignored={rule: count}))
 
     def record_link_layer(self, node: str, device: str, port: int, layer: str) -> None:
         """Record the link layer of a port that has samples."""
-        name = f"{known_name(node, self._entities[EntityKind.NODE])}/{device}/{port}"
+        name = f"{find_known_name(node, self._entities[EntityKind.NODE])}/{device}/{port}"
         if name in self._entities[EntityKind.PORT]:
             self._entities.record_trait(name, layer)
 
-    def bad(self, error: RecordError, numbers: int = 1) -> None:
+    def record_error(self, error: RecordError, numbers: int = 1) -> None:
         """Record an error, and count the counters that it makes unusable."""
         self._bad.append(error.with_traceback(None))
-        self._tally.add(RecordTally(refused=numbers))
+        self._tally.add_tally(RecordTally(refused=numbers))
 
-    def batch(self) -> Batch:
+    def pop_batch(self) -> Batch:
         """Return everything that was added since the last call."""
         rows, ports, bad = self._rows, self._ports, self._bad
         self._rows, self._taken, self._ports, self._bad = [], set(), {}, []
-        tally, self._tally = self._tally.tally(), RunningTally()
-        samples = [SampleBatch.of(EntityKind.PORT, rows)] if rows else []
+        tally, self._tally = self._tally.make_tally(), RunningTally()
+        samples = [SampleBatch.from_rows(EntityKind.PORT, rows)] if rows else []
         if ports:
             nodes = [(_PORTS, node, time_ms, float(len(seen))) for node, (time_ms, seen) in ports.items()]
-            samples.append(SampleBatch.of(EntityKind.NODE, nodes))
+            samples.append(SampleBatch.from_rows(EntityKind.NODE, nodes))
         return Batch(samples=tuple(samples), bad=tuple(bad), tally=tally)
 
-    def _find(self, node: str, device: str, port: int, name: str) -> Series:
+    def _find_series(self, node: str, device: str, port: int, name: str) -> Series:
         key = (node, device, port, name)
         series = self._series.get(key)
         if series is None:
-            target = Target(node_name(node, self._entities), fixed=True)
+            target = Target(find_or_register_node(node, self._entities), fixed=True)
             found = self._resolve(name, {"device": device, "port": str(port)}, target)
             assert isinstance(found, Series), name
             series = self._series[key] = found
         return series
 
-    def _add(self, series: Series, raw: float, time_ms: int) -> SkipRule | None:
+    def _add_number(self, series: Series, raw: float, time_ms: int) -> SkipRule | None:
         """Add a counter's value. Returns the rule that skips it, or None if it was added."""
         if (series.metric, series.entity) in self._taken:
             return SkipRule.REPEATED
@@ -139,14 +139,14 @@ class PortSource(Source):
 
     async def close(self) -> None: ...
 
-    async def _round(self) -> None:
+    async def _wait_for_round(self) -> None:
         """Wait until the next round is due."""
         now_ms = self._clock.now_ms()
         if now_ms < self._due_ms <= now_ms + 2000 * self._interval_s:
             await self._clock.sleep((self._due_ms - now_ms) / 1000)
         self._due_ms = self._clock.now_ms() + round(self._interval_s * 1000)
 
-    def _health(self, inputs: int) -> dict[str, Any]:
+    def _make_health(self, inputs: int) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
         `up`: the number of inputs that answered in the last round.

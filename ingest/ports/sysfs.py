@@ -59,12 +59,12 @@ class SysfsSource(PortSource):
         if not 0.1 <= chosen.interval_s <= 3600 or not chosen.paths or not chosen.name:
             raise ConfigError("pipeline.sources sysfs: expected interval_s of 0.1 to 3600, a path and a name")
         super().__init__(chosen.name, chosen.interval_s, entities, clock)
-        self._trees = [_tree(text) for text in chosen.paths]
+        self._trees = [_parse_path_entry(text) for text in chosen.paths]
         self._absent: set[Path] = set()
 
     async def next(self) -> Batch:
-        await self._round()
-        batch = await asyncio.to_thread(self._read)
+        await self._wait_for_round()
+        batch = await asyncio.to_thread(self._read_trees)
         if not batch.samples and not batch.bad:
             self._due_ms = 0
             raise SourceError(f"no port in {', '.join(str(path) for _, path in self._trees)}", AWAY_S)
@@ -73,9 +73,9 @@ class SysfsSource(PortSource):
         return batch
 
     def health(self) -> dict[str, Any]:
-        return self._health(len(self._trees))
+        return self._make_health(len(self._trees))
 
-    def _read(self) -> Batch:
+    def _read_trees(self) -> Batch:
         """Read all trees once. Runs in a thread."""
         up = 0
         for node, path in self._trees:
@@ -83,7 +83,7 @@ class SysfsSource(PortSource):
             try:
                 for device, port, readings in read_tree(path, self._rows):
                     found = True
-                    self._rows.add(node, device, port, readings, self._clock.now_ms())
+                    self._rows.add_port(node, device, port, readings, self._clock.now_ms())
                     self._rows.record_link_layer(node, device, port, read_link_layer(path, device, port))
             except OSError as error:
                 if path not in self._absent:
@@ -91,10 +91,10 @@ class SysfsSource(PortSource):
                     self._absent.add(path)
             up += found
         self._up = up  # at once: somebody may ask meanwhile
-        return self._rows.batch()
+        return self._rows.pop_batch()
 
 
-def _tree(text: str) -> tuple[str, Path]:
+def _parse_path_entry(text: str) -> tuple[str, Path]:
     """Split an entry of `paths` into (node, path). Without a node, the tree belongs to this host.
 
     Raises ConfigError if the path is empty or the node's name is invalid.
@@ -143,9 +143,9 @@ def _read_port(port: Path, rows: PortRows) -> dict[str, float]:
     for name, path in paths:
         metric = f"infiniband_{name}" if name in _GAUGES else name
         if metric not in PORT_READINGS:
-            rows.leave_out(name)
+            rows.count_unused(name)
         elif metric in readings:
-            rows.skip(SkipRule.REPEATED)
+            rows.count_skipped(SkipRule.REPEATED)
         elif (value := _read_number(path, rows)) is not None:
             readings[metric] = value
     return readings
@@ -160,15 +160,15 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
         with path.open("rb") as file:
             text = file.read(MAX_FILE_BYTES)
     except OSError:
-        rows.skip(SkipRule.NO_DATA)  # the device went away, or its driver refuses: EINVAL
+        rows.count_skipped(SkipRule.NO_DATA)  # the device went away, or its driver refuses: EINVAL
         return None
     try:
         number = parse_leading_number(text)
         if number is None:
-            rows.skip(SkipRule.NO_DATA)
+            rows.count_skipped(SkipRule.NO_DATA)
         return number
     except RecordError as error:
-        rows.bad(RecordError(error.reason, f"{path.name}: {error.detail}"))
+        rows.record_error(RecordError(error.reason, f"{path.name}: {error.detail}"))
         return None
 
 

@@ -32,7 +32,7 @@ Window = tuple[int, int]  # from, up to but not with; Unix milliseconds
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class BackfillRequest:
     """What a run imports: a span of time, label matchers and a step.
 
     first_ms, end_ms: Unix ms. match: such as `cluster="a"`, or empty. step_ms: 0 for samples as recorded.
@@ -50,12 +50,12 @@ class Wish:
         """The key of the progress that a later run may continue. It does not depend on the span."""
         return hashlib.sha256(repr((self.url, self.match, self.step_ms)).encode()).hexdigest()[:16]
 
-    def windows(self) -> list[Window]:
+    def list_windows(self) -> list[Window]:
         """Return the windows of `window_ms` that cover the span, cut to the span."""
         starts = range(self.first_ms // self.window_ms * self.window_ms, self.end_ms, self.window_ms)
         return [(max(start, self.first_ms), min(start + self.window_ms, self.end_ms)) for start in starts]
 
-    def selector(self, name: str) -> str:
+    def make_selector(self, name: str) -> str:
         """Return the PromQL selector of a metric name, or of several names joined by `|`."""
         matchers = f'__name__{"=~" if "|" in name else "="}"{name}"' + (f",{self.match}" if self.match else "")
         return f"{{{matchers}}}"
@@ -75,22 +75,22 @@ class Progress:
         if path.exists():
             rows = msgspec.json.decode(path.read_bytes(), type=dict[str, list[Window]])
         self._rows = rows
-        self._done = merged(rows.get(key, []))
+        self._done = merge_windows(rows.get(key, []))
 
-    def has(self, window: Window) -> bool:
+    def is_done(self, window: Window) -> bool:
         return any(first <= window[0] and window[1] <= end for first, end in self._done)
 
-    def add(self, window: Window) -> None:
+    def record_done(self, window: Window) -> None:
         """Record a window as done, and return once this is on disk."""
-        self._done = merged([*self._done, window])
+        self._done = merge_windows([*self._done, window])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         files.replace_file(self._path, [msgspec.json.encode({**self._rows, self._key: self._done})], "progress")
 
 
-def merged(windows: Iterable[Window]) -> list[Window]:
+def merge_windows(windows: Iterable[Window]) -> list[Window]:
     """Return the union of windows, in order. Windows that touch become one.
 
-    >>> merged([(5, 9), (0, 3), (3, 4), (8, 10)])
+    >>> merge_windows([(5, 9), (0, 3), (3, 4), (8, 10)])
     [(0, 4), (5, 10)]
     """
     found: list[Window] = []
@@ -108,15 +108,15 @@ class Ranges(Protocol):
     See fleetcast.clients.prometheus.PrometheusClient.
     """
 
-    def names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
+    def list_metric_names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
 
-    def recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]: ...
+    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]: ...
 
-    def resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]: ...
+    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]: ...
 
 
 @dataclass(slots=True)
-class Taken:
+class BackfillCounts:
     """Counts of what a backfill run has read."""
 
     samples: int = 0
@@ -131,66 +131,66 @@ class PrometheusBackfill:
     """
 
     def __init__(self, client: Ranges, archive: Archive, entities: Entities, topology: Topology) -> None:
-        self.taken = Taken()
+        self.taken = BackfillCounts()
         self._client = client
         self._archive = archive
         self._topology = topology
         resolver = ExporterResolver(entities)
         self._decoder = WriteDecoder(resolver, machines=resolver.inventory.machines)
 
-    def run(self, wish: Wish, progress: Progress, now_ms: int) -> Iterator[Window]:
+    def run(self, wish: BackfillRequest, progress: Progress, now_ms: int) -> Iterator[Window]:
         """Yield each window once it is done. Raises SourceError, ConfigError or OSError.
 
         After an error, the next run continues at the window that failed.
         """
-        for window in wish.windows():
-            if progress.has(window):
+        for window in wish.list_windows():
+            if progress.is_done(window):
                 self.taken.skipped += 1
             else:
-                self._read(wish, window, now_ms)
+                self._import_window(wish, window, now_ms)
                 self._flush(now_ms)
-                progress.add(window)
+                progress.record_done(window)
             yield window
 
-    def _read(self, wish: Wish, window: Window, now_ms: int) -> None:
+    def _import_window(self, wish: BackfillRequest, window: Window, now_ms: int) -> None:
         selector = f"{{{wish.match}}}" if wish.match else '{__name__!=""}'
-        for name in known(self._client.names(selector, *window)):
-            for rows in self._pieces(wish, name, window):
-                batch = self._decoder.read(make_write_request(rows), window[1])
+        for name in find_known_names(self._client.list_metric_names(selector, *window)):
+            for rows in self._fetch_rows(wish, name, window):
+                batch = self._decoder.decode_request(make_write_request(rows), window[1])
                 self.taken.samples += len(batch)
                 self.taken.bad.update(error.reason for error in batch.bad)
                 self._add(batch)
-                if self._archive.due:
+                if self._archive.is_due:
                     self._flush(now_ms)
 
-    def _pieces(self, wish: Wish, name: str, window: Window) -> Iterator[list[MatrixRow]]:
+    def _fetch_rows(self, wish: BackfillRequest, name: str, window: Window) -> Iterator[list[MatrixRow]]:
         """Yield the rows of one metric in a window. A window with too many samples is halved.
 
         name: one metric name, or several joined by `|`.
         """
         first, end = window
-        selector = wish.selector(name)
+        selector = wish.make_selector(name)
         try:
             if wish.step_ms:
-                yield self._client.resampled(selector, first, end, wish.step_ms)
+                yield self._client.fetch_resampled(selector, first, end, wish.step_ms)
             else:
-                yield self._client.recorded(selector, first, end)
+                yield self._client.fetch_recorded(selector, first, end)
         except TooManySamples:
             half = first + (end - first) // 2 // SHORTEST_MS * SHORTEST_MS
             if half <= first:
                 raise
-            yield from self._pieces(wish, name, (first, half))
-            yield from self._pieces(wish, name, (half, end))
+            yield from self._fetch_rows(wish, name, (first, half))
+            yield from self._fetch_rows(wish, name, (half, end))
 
     def _add(self, batch: Batch) -> None:
         for samples in batch.samples:
             self._archive.add(samples, np.zeros(len(samples), np.bool_))
 
     def _flush(self, now_ms: int) -> None:
-        self._archive.hand_over(self._topology, now_ms)()
+        self._archive.prepare_flush(self._topology, now_ms)()
 
 
-def known(names: Sequence[str]) -> list[str]:
+def find_known_names(names: Sequence[str]) -> list[str]:
     """Return the metric names from which a series of the catalogue may come.
 
     The metric that names hosts comes first. See `list_readable_names`.

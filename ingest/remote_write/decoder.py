@@ -26,8 +26,8 @@ from fleetcast.ingest.pages.page_state import YEAR_2000_MS
 from fleetcast.ingest.pages.parts import Growth, PartRows, PartSums
 from fleetcast.ingest.pages.text import Resolve, Target
 from fleetcast.ingest.remote_write.instances import Instances
-from fleetcast.ingest.remote_write.protobuf import BYTES, fields
-from fleetcast.ingest.remote_write.request import Version, WriteRequest, walk
+from fleetcast.ingest.remote_write.protobuf import BYTES, read_fields
+from fleetcast.ingest.remote_write.request import Version, WriteRequest, parse_write_request
 from fleetcast.ingest.remote_write.series_table import COLUMNS, GPU, KINDS, SeriesTable
 from fleetcast.ingest.remote_write.snappy import unpack
 from fleetcast.ingest.series import Conversion, Fold, Series
@@ -99,25 +99,25 @@ class WriteDecoder:
         Raises RecordError if the body as a whole is unreadable: `bad_snappy`, `too_large`, `bad_protobuf`, …
         """
         message = unpack(body, MAX_UNPACKED_BYTES)
-        write = walk(message, version)
+        write = parse_write_request(message, version)
         found = self._find_series(write)
         if found.bad and version is Version.V1:
-            write = walk(message, version, exact=True)
+            write = parse_write_request(message, version, exact=True)
             found = self._find_series(write)
         return self._decode(write, found, received_ms)
 
-    def read(self, write: WriteRequest, received_ms: int) -> Batch:
+    def decode_request(self, write: WriteRequest, received_ms: int) -> Batch:
         """Decode the samples of a request whose series were read exactly, field by field."""
         return self._decode(write, self._find_series(write), received_ms)
 
     def _decode(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
-        for target in self._instances.hear(found.rows, received_ms):
-            self._machines.compare(b"", target)
-        self._place(found)
-        self._count(histogram=write.histograms, exemplar=write.exemplars)
-        return self._batch(write, found, received_ms)
+        for target in self._instances.record_arrival(found.rows, received_ms):
+            self._machines.separate_clashing_targets(b"", target)
+        self._resolve_new_series(found)
+        self._add_noted_counts(histogram=write.histograms, exemplar=write.exemplars)
+        return self._make_batch(write, found, received_ms)
 
-    def _tally(self, write: WriteRequest, at: NDArray[np.int64], names: Iterable[str]) -> RecordTally:
+    def _make_tally(self, write: WriteRequest, at: NDArray[np.int64], names: Iterable[str]) -> RecordTally:
         """Return the tally of a request before its values are checked.
 
         at: (n,) the row of each sample's series, negative if the series is not read. names: unread names.
@@ -125,12 +125,12 @@ class WriteDecoder:
         codes, counts = np.unique(at[at < 0], return_counts=True)
         left_out = dict(zip(codes.tolist(), counts.tolist(), strict=True))
         unread, refused = left_out.pop(_UNREAD, 0), left_out.pop(_BAD, 0)
-        self._count(unknown_metric=unread + sum(left_out.values()))
+        self._add_noted_counts(unknown_metric=unread + sum(left_out.values()))
         ignored = Counter({SkipRule(-code): count for code, count in left_out.items()})
         ignored[SkipRule.NOT_USED] += write.histograms + write.exemplars
         return RecordTally(int(np.count_nonzero(at >= 0)), refused, ignored, unread, tuple(names))
 
-    def _bound(self) -> None:
+    def _clear_if_too_large(self) -> None:
         """Clear all tables once one is too large, so that memory stays bounded."""
         many = len(self._symbols) > MAX_SYMBOLS or len(self._rows) > MAX_SERIES or self._unwanted > MAX_UNWANTED
         if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
@@ -139,7 +139,7 @@ class WriteDecoder:
             self._instances = Instances()
             self._unwanted = self._held = 0
 
-    def _keys(self, write: WriteRequest) -> list[bytes]:
+    def _make_symbol_keys(self, write: WriteRequest) -> list[bytes]:
         """Return a key for each series of a 2.0 request: the stable numbers of its symbols, as bytes."""
         numbers, known = self._symbols, len(self._symbols)
         own = np.array([numbers.setdefault(symbol, len(numbers)) for symbol in write.symbols], "<u4")
@@ -150,8 +150,8 @@ class WriteDecoder:
 
     def _find_series(self, write: WriteRequest) -> "_Found":
         """Return the rows of a request's known series, and the labels of its new series."""
-        self._bound()
-        keys = self._keys(write) if len(write.begin) else write.labels
+        self._clear_if_too_large()
+        keys = self._make_symbol_keys(write) if len(write.begin) else write.labels
         get = self._rows.get
         found = _Found(keys, np.array([get(key, _NEW) for key in keys], np.int64))
         for row in np.flatnonzero(found.rows == _NEW).tolist():
@@ -164,7 +164,7 @@ class WriteDecoder:
                 found.bad.append(error.with_traceback(None))
         return found
 
-    def _place(self, found: "_Found") -> None:
+    def _resolve_new_series(self, found: "_Found") -> None:
         """Resolve new series after all host names in the request are known.
 
         Adds their rows and errors to `found`.
@@ -173,16 +173,16 @@ class WriteDecoder:
             self._learn_host_name(labels)
         for row, labels in found.labels.items():
             try:
-                found.rows[row] = self._row(found.keys[row], labels)
+                found.rows[row] = self._find_or_add_row(found.keys[row], labels)
                 if found.rows[row] == _UNREAD and len(found.unread) < MAX_UNREAD_NAMES:
                     found.unread[labels["__name__"][:80]] = None
             except RecordError as error:
                 found.rows[row] = _BAD
                 found.bad.append(error.with_traceback(None))
-        for instance in self._instances.renamed():
-            self._forget(instance)
+        for instance in self._instances.pop_renamed_instances():
+            self._forget_host_series(instance)
 
-    def _forget(self, instance: str) -> None:
+    def _forget_host_series(self, instance: str) -> None:
         """Forget the series of an `instance`, so that they are resolved again when they next arrive."""
         for key in self._of_instance.pop(instance, ()):
             self._rows.pop(key, None)
@@ -195,9 +195,9 @@ class WriteDecoder:
         instance, node = labels.get("instance", ""), labels.get("nodename", "")
         if labels["__name__"] == "node_uname_info" and instance and node and self._nodes.get(instance) != node:
             self._nodes[instance] = node
-            self._forget(instance)
+            self._forget_host_series(instance)
 
-    def _row(self, key: bytes, labels: Mapping[str, str]) -> int:
+    def _find_or_add_row(self, key: bytes, labels: Mapping[str, str]) -> int:
         """Return the row of a series in the table, and add an unknown series.
 
         The result is negative if the series is not read. Raises RecordError if the labels are bad.
@@ -206,59 +206,61 @@ class WriteDecoder:
         if known is not None:
             return known
         self._held += len(key)
-        target = self._target(labels)
+        target = self._find_target(labels)
         series = self._resolve(labels["__name__"], labels, target)
         if not isinstance(series, Series):
             self._unwanted += 1
             self._rows[key] = code = _UNREAD if series is None else -int(series)
             return code
-        self._rows[key] = row = self._table.add(series)
+        self._rows[key] = row = self._table.add_series(series)
         if series.kind is EntityKind.GPU:
             self._new_gpus.add(series.entity)
         if not target.fixed and "instance" in labels:
             self._of_instance.setdefault(labels["instance"], []).append(key)
-            self._instances.own(row, labels["instance"])
+            self._instances.assign_row(row, labels["instance"])
         return row
 
-    def _target(self, labels: Mapping[str, str]) -> Target:
+    def _find_target(self, labels: Mapping[str, str]) -> Target:
         address = labels.get("instance", "")
         for label in NODE_LABELS:
             if is_node_name(stated := labels.get(label, "")):
                 return Target(stated, fixed=True, address=address)
-            self._count(bad_node_labels=bool(stated))
+            self._add_noted_counts(bad_node_labels=bool(stated))
         node = self._nodes.get(address) or parse_host(address)
-        return self._instances.target(address, node) if address else Target(node)
+        return self._instances.find_or_add_target(address, node) if address else Target(node)
 
-    def _count(self, **counts: int) -> None:
+    def _add_noted_counts(self, **counts: int) -> None:
         self.noted.update({reason: count for reason, count in counts.items() if count})
 
-    def _batch(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
+    def _make_batch(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
         at, bad = found.rows[write.of], found.bad
-        tally = self._tally(write, at, found.unread)
+        tally = self._make_tally(write, at, found.unread)
         wanted = np.flatnonzero(at >= 0)
         finite = np.isfinite(write.value[wanted])
         odd, wanted = wanted[~finite], wanted[finite]
         stale = write.value[odd].view(np.uint64) == _STALE
-        bad = bad + _errors("not_finite", self._table.columns[at[odd[~stale]]])
+        bad = bad + _make_errors("not_finite", self._table.columns[at[odd[~stale]]])
         columns = self._table.columns[at[wanted]]
         raw, time_ms = write.value[wanted], write.time_ms[wanted]
-        conversion = Conversion.of_columns(np.ascontiguousarray(columns["scale"]), columns["form"], columns["ceiling"])
-        value, missing = conversion.values(raw), conversion.missing(raw)
+        conversion = Conversion.from_columns(
+            np.ascontiguousarray(columns["scale"]), columns["form"], columns["ceiling"]
+        )
+        value, missing = conversion.convert(raw), conversion.find_missing(raw)
         future = time_ms > received_ms + self._future_limit_ms
         absurd = (time_ms < YEAR_2000_MS) & (received_ms >= YEAR_2000_MS)
         good = ~(future | absurd)
-        bad += _errors("future", columns[future]) + _errors("absurd_time", columns[absurd])
+        bad += _make_errors("future", columns[future]) + _make_errors("absurd_time", columns[absurd])
         refused = len(time_ms) - int(np.count_nonzero(good)) + len(odd) - int(np.count_nonzero(stale))
         good[missing] = False
         left_out = len(at[at >= 0]) - int(np.count_nonzero(good))
         if left_out:
             ignored = {**tally.ignored, SkipRule.NO_DATA: left_out - refused}
             tally = replace(tally, read=tally.read - left_out, refused=tally.refused + refused, ignored=ignored)
-        self._count(stale=int(np.count_nonzero(stale)), blank=len(missing))
+        self._add_noted_counts(stale=int(np.count_nonzero(stale)), blank=len(missing))
         parts = good & (columns["fold"] != Fold.WHOLE)
         samples = _split_by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
         if parts.any():
-            samples += self._summed(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
+            samples += self._sum_parts(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
         labels = (
             self._collect_label_sights(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
         )
@@ -279,10 +281,10 @@ class WriteDecoder:
         moments: dict[int, _Sight] = {}
         for moment_ms, gpu, label, divided in rows.tolist():
             sight = moments.setdefault(moment_ms, _Sight())
-            sight.record(gpu, self._table.labels[label - 1] if label else None, bool(divided))
-        return tuple(sight.at(moment_ms) for moment_ms, sight in moments.items())
+            sight.add_label(gpu, self._table.labels[label - 1] if label else None, bool(divided))
+        return tuple(sight.make_sight(moment_ms) for moment_ms, sight in moments.items())
 
-    def _summed(
+    def _sum_parts(
         self,
         columns: NDArray[np.void],
         row: NDArray[np.int64],
@@ -299,11 +301,11 @@ class WriteDecoder:
         rows = PartRows(identity, part, time_ms, value, columns["fold"] == Fold.MEAN)
         dropped = self._sums.dropped
         self._grows.update(identity[columns["fold"] == Fold.RATE].tolist())
-        identity, time_ms, value = self._sums.take(rows)
-        self._count(incomplete_sum=self._sums.dropped - dropped)
+        identity, time_ms, value = self._sums.add_parts(rows)
+        self._add_noted_counts(incomplete_sum=self._sums.dropped - dropped)
         if self._grows:
             grows = np.flatnonzero(np.isin(identity, list(self._grows)))
-            value = self._growth.per_second(grows, identity, time_ms, value)
+            value = self._growth.compute_rates(grows, identity, time_ms, value)
             known = np.isfinite(value)
             identity, time_ms, value = identity[known], time_ms[known], value[known]
         whole = np.zeros(len(identity), COLUMNS)
@@ -327,7 +329,7 @@ def _split_by_kind(
     return samples
 
 
-def _errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
+def _make_errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
     """Return one error for each row of the table. All are the same object, which names the first row."""
     if not len(columns):
         return []
@@ -344,12 +346,12 @@ class _Sight:
     jobs: dict[int, list[JobLabel]] = field(default_factory=dict)
     divided: dict[int, None] = field(default_factory=dict)
 
-    def record(self, gpu: int, label: JobLabel | None, divided: bool) -> None:
+    def add_label(self, gpu: int, label: JobLabel | None, divided: bool) -> None:
         (self.divided if divided else self.gpus)[gpu] = None
         if label is not None and not divided:
             self.jobs.setdefault(gpu, []).append(label)
 
-    def at(self, time_ms: int) -> LabelSight:
+    def make_sight(self, time_ms: int) -> LabelSight:
         return LabelSight(time_ms, tuple(self.gpus), self.jobs, tuple(self.divided))
 
 
@@ -369,7 +371,7 @@ def parse_labels(text: bytes) -> dict[str, str]:
             labels[name.decode()] = value.decode()
     except (IndexError, UnicodeDecodeError):
         raise RecordError("bad_label", repr(text[:80])) from None
-    return _named(labels)
+    return _require_name(labels)
 
 
 def _parse_short_label(text: bytes, at: int) -> tuple[bytes, bytes, int] | None:
@@ -393,11 +395,11 @@ def _parse_any_label(text: bytes, at: int) -> tuple[bytes, bytes, int]:
 
     Raises RecordError `bad_label`.
     """
-    for number, kind, begin, end in fields(text, at, len(text)):
+    for number, kind, begin, end in read_fields(text, at, len(text)):
         if number != 1 or kind != BYTES:
             break
         parts = {1: b"", 2: b""}
-        for part, wire, first, last in fields(text, begin, end):
+        for part, wire, first, last in read_fields(text, begin, end):
             if part in parts and wire == BYTES:
                 parts[part] = text[first:last]
         return parts[1], parts[2], end
@@ -413,10 +415,10 @@ def _decode_symbol_labels(write: WriteRequest, row: int) -> dict[str, str]:
         raise RecordError("bad_label", "a symbol that is no UTF-8") from None
     if len(words) % 2:
         raise RecordError("bad_label", f"a name without a value: {words[-1][:80]!r}")
-    return _named(dict(zip(words[::2], words[1::2], strict=True)))
+    return _require_name(dict(zip(words[::2], words[1::2], strict=True)))
 
 
-def _named(labels: dict[str, str]) -> dict[str, str]:
+def _require_name(labels: dict[str, str]) -> dict[str, str]:
     if not labels.get("__name__"):
         raise RecordError("bad_label", f"a series without __name__: {str(labels)[:80]}")
     return labels

@@ -19,7 +19,7 @@ class Instances:
         self._of_row = np.full(1024, -1, np.int32)
         self._now_ms = 0
 
-    def hear(self, rows: NDArray[np.int64], now_ms: int) -> list[Target]:
+    def record_arrival(self, rows: NDArray[np.int64], now_ms: int) -> list[Target]:
         """Record that samples of known series arrived, and return their targets.
 
         rows: (n,) rows in the table of series, negative for unknown series.
@@ -32,7 +32,7 @@ class Instances:
             target.heard_ms = now_ms
         return targets
 
-    def target(self, address: str, node: str) -> Target:
+    def find_or_add_target(self, address: str, node: str) -> Target:
         """Return the target of an `instance`, and record that it has just sent.
 
         node: the target's name if the exporter's labels state none.
@@ -45,13 +45,13 @@ class Instances:
         target.node, target.heard_ms = node, self._now_ms
         return target
 
-    def own(self, row: int, address: str) -> None:
+    def assign_row(self, row: int, address: str) -> None:
         """Record that a row of the table of series belongs to the target at an address."""
         while row >= len(self._of_row):
             self._of_row = np.concatenate([self._of_row, np.full_like(self._of_row, -1)])
         self._of_row[row] = self._numbers.get(address, -1)
 
-    def renamed(self) -> list[str]:
+    def pop_renamed_instances(self) -> list[str]:
         """Return the instances whose series must be resolved again. Each is returned once."""
         found = [address for address, target in self._targets.items() if target.forgets]
         for address in found:

@@ -24,7 +24,7 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
             raise RecordError("bad_protobuf", "a number of more than 64 bits")
 
 
-def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
+def read_fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]]:
     """Yield (field number, wire type, begin, end) of each field of a message.
 
     begin, end: the place of a field's content, or of a varint's bytes. Raises IndexError, or RecordError
@@ -47,7 +47,7 @@ def fields(data: bytes, at: int, end: int) -> Iterator[tuple[int, int, int, int]
         raise RecordError("bad_protobuf", "a field goes beyond its message")
 
 
-def packed(data: bytes, at: int, end: int) -> list[int]:
+def read_packed_varints(data: bytes, at: int, end: int) -> list[int]:
     """Return the numbers in a packed list of varints.
 
     Raises IndexError at the end of the data, and RecordError `bad_protobuf`.

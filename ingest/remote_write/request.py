@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.remote_write.protobuf import BYTES, FIXED64, VARINT, fields, packed, read_varint
+from fleetcast.ingest.remote_write.protobuf import BYTES, FIXED64, VARINT, read_fields, read_packed_varints, read_varint
 
 MAX_FIELDS = 200_000  # series and symbols of a request; senders pack some thousand
 MAX_SAMPLES = 500_000
@@ -41,7 +41,7 @@ class _Form:
     want: tuple[int, int, int]
 
     @classmethod
-    def of(cls, pattern: str) -> "_Form":
+    def parse(cls, pattern: str) -> "_Form":
         """Parse a pattern: two hex digits match this byte, and '..' matches any byte.
 
         '+.' is a byte of a varint before its last, '-.' its last.
@@ -62,8 +62,8 @@ class _Form:
 
 _VALUE, _TIME, _ANY = ".. " * 8, "+. +. +. +. +. -. ", ".. "
 _SAMPLE, _ZERO = f"12 10 09 {_VALUE} 10 {_TIME}", f"12 07 10 {_TIME}"
-_LAST_SAMPLE, _LAST_ZERO = _Form.of(_ANY * 6 + _SAMPLE), _Form.of(_ANY * 15 + _ZERO)
-_NEXT_SAMPLE, _NEXT_ZERO = _Form.of(_SAMPLE + _ANY * 6), _Form.of(_ZERO + _ANY * 15)
+_LAST_SAMPLE, _LAST_ZERO = _Form.parse(_ANY * 6 + _SAMPLE), _Form.parse(_ANY * 15 + _ZERO)
+_NEXT_SAMPLE, _NEXT_ZERO = _Form.parse(_SAMPLE + _ANY * 6), _Form.parse(_ZERO + _ANY * 15)
 
 
 class Version(IntEnum):
@@ -92,24 +92,26 @@ class WriteRequest:
     exemplars: int = 0
 
 
-def walk(message: bytes, version: Version, *, exact: bool = False) -> WriteRequest:
+def parse_write_request(message: bytes, version: Version, *, exact: bool = False) -> WriteRequest:
     r"""Read an unpacked message without parsing labels. exact: read every series of 1.0 field by field.
 
     Raises RecordError `bad_protobuf`, `too_many_series` or `too_many_samples`.
 
-    >>> one = walk(bytes.fromhex("0A0C 0A05 0A0161 1200 1203 10E807".replace(" ", "")), Version.V1)
+    >>> one = parse_write_request(bytes.fromhex("0A0C 0A05 0A0161 1200 1203 10E807".replace(" ", "")), Version.V1)
     >>> one.labels, one.time_ms.tolist(), one.value.tolist()
     ([b'\n\x05\n\x01a\x12\x00'], [1000], [0.0])
     """
     try:
-        begin, end, symbols = _split(message, _SERIES[version], _SYMBOL if version is Version.V2 else _NO_TAG)
+        begin, end, symbols = _find_series_spans(
+            message, _SERIES[version], _SYMBOL if version is Version.V2 else _NO_TAG
+        )
         spans = _Spans(message, begin, end)
         return _read_label_message(spans, exact) if version is Version.V1 else _read_symbol_message(spans, symbols)
     except (IndexError, struct.error):
         raise RecordError("bad_protobuf", "the message ends in the middle of a field") from None
 
 
-def _split(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDArray[np.intp], list[bytes]]:
+def _find_series_spans(data: bytes, series: int, symbol: int) -> tuple[NDArray[np.intp], NDArray[np.intp], list[bytes]]:
     """Return (s,) the begins of a message's series, (s,) their ends, and the symbols.
 
     `series`, `symbol`: the tag bytes of these fields.
@@ -189,7 +191,7 @@ def _find_consecutive_series(
 
 def _skip_field(data: bytes, at: int) -> int:
     """Return the index after the field at index `at`."""
-    for _, _, _, end in fields(data, at, len(data)):
+    for _, _, _, end in read_fields(data, at, len(data)):
         return end
     raise IndexError
 
@@ -204,7 +206,7 @@ class _Spans:
         self._padded = message + bytes(_WINDOW)
         self.byte = np.frombuffer(self._padded, np.uint8)
 
-    def at(self, place: NDArray[np.intp]) -> NDArray[np.uint64]:
+    def gather_windows(self, place: NDArray[np.intp]) -> NDArray[np.uint64]:
         """Return (s, 3) uint64: for each series, the 24 bytes from `place` (s,) on.
 
         No place may lie after the message.
@@ -214,7 +216,7 @@ class _Spans:
         return windows[place].view("<u8").reshape(-1, 3)
 
 
-def _times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
+def _decode_times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Decode (s, 6) bytes, each row a varint of six bytes, into (s,) int64."""
     return (text & 0x7F).astype(np.int64) @ _SEVENS
 
@@ -240,14 +242,14 @@ def _read_series(data: bytes, begin: int, end: int, version: Version, room: int)
     """Read a series field by field. Raises RecordError if it has more than `room` fields or references."""
     found = _Slow()
     begins = begin
-    for number, kind, first, last in fields(data, begin, end):
+    for number, kind, first, last in read_fields(data, begin, end):
         found.fields += max(1, last - first) if number == 1 and version is Version.V2 else 1
         if found.fields > room:
             raise RecordError("too_many_samples", f"more than {MAX_FIELDS_READ:,} fields in one request")
         if number == 1 and version is Version.V1:
             found.labels.append(data[begins:last])
         elif number == 1:
-            found.refs += packed(data, first, last) if kind == BYTES else [read_varint(data, first)[0]]
+            found.refs += read_packed_varints(data, first, last) if kind == BYTES else [read_varint(data, first)[0]]
         elif number == 2 and kind == BYTES:
             found.samples.append(_read_sample(data, first, last))
         elif number == (4 if version is Version.V1 else 3):
@@ -262,7 +264,7 @@ def _read_sample(data: bytes, begin: int, end: int) -> tuple[int, float]:
     if end - begin > LONGEST_SAMPLE:
         raise RecordError("bad_protobuf", f"a sample of {end - begin} bytes")
     time_ms, value = 0, 0.0
-    for number, kind, first, _ in fields(data, begin, end):
+    for number, kind, first, _ in read_fields(data, begin, end):
         if number == 1 and kind == FIXED64:
             (value,) = struct.unpack_from("<d", data, first)
         elif number == 2 and kind == VARINT:
@@ -281,7 +283,7 @@ class _Samples:
         """
         self._fast = sample | zero
         self._value = np.where(sample, _decode_doubles(text[:, 3:11]), 0.0)
-        self._time_ms = _times(text[:, 12:])
+        self._time_ms = _decode_times(text[:, 12:])
         self.slow: dict[int, _Slow] = {}
         self._spans = spans
 
@@ -295,7 +297,7 @@ class _Samples:
             if total > MAX_SAMPLES:
                 raise RecordError("too_many_samples", f"more than {MAX_SAMPLES:,} in one request")
 
-    def columns(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.float64]]:
+    def make_columns(self) -> tuple[NDArray[np.intp], NDArray[np.int64], NDArray[np.float64]]:
         """Return (n,) the series of each sample, (n,) its time in Unix ms and (n,) its value."""
         fast = np.flatnonzero(self._fast)
         if len(fast) == len(self._fast):
@@ -308,13 +310,13 @@ class _Samples:
         order = np.argsort(of, kind="stable")
         return of[order], time_ms[order], value[order]
 
-    def count(self, what: str) -> int:
+    def count_in_slow_series(self, what: str) -> int:
         return sum(getattr(found, what) for found in self.slow.values())
 
 
 def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
     """Read a 1.0 message. Each of its series ends in its sample, and the bytes before it are labels."""
-    words = spans.at(np.maximum(spans.end - _WINDOW, 0))
+    words = spans.gather_windows(np.maximum(spans.end - _WINDOW, 0))
     size = np.where(spans.end >= _WINDOW, spans.end - spans.begin, 0)
     sample = _LAST_SAMPLE.fits(words) & (size >= _TAIL)
     zero = _LAST_ZERO.fits(words) & (size >= _ZERO_TAIL) & ~sample
@@ -327,8 +329,8 @@ def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
     labels = [message[begin:end] for begin, end in zip(spans.begin.tolist(), cut.tolist(), strict=True)]
     for row, found in samples.slow.items():
         labels[row] = b"".join(found.labels)
-    of, time_ms, value = samples.columns()
-    counts = samples.count("histograms"), samples.count("exemplars")
+    of, time_ms, value = samples.make_columns()
+    counts = samples.count_in_slow_series("histograms"), samples.count_in_slow_series("exemplars")
     return WriteRequest(of, time_ms, value, labels, histograms=counts[0], exemplars=counts[1])
 
 
@@ -349,7 +351,7 @@ def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     length = byte[np.minimum(spans.begin + 1, size)].astype(np.intp)
     after = np.minimum(spans.begin + 2 + length, size)
     head = (byte[spans.begin] == 0x0A) & (length < 0x80) & (after < spans.end)
-    words = spans.at(after)
+    words = spans.gather_windows(after)
     sample, zero = _NEXT_SAMPLE.fits(words), _NEXT_ZERO.fits(words)
     text = words.view(np.uint8)[:, :_TAIL]
     rest = np.minimum(after + np.where(sample, _TAIL, _ZERO_TAIL), size)
@@ -362,8 +364,8 @@ def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
     refs, begin, end = _read_references(spans, head & (sample | zero), length, samples.slow)
     if len(refs) and int(refs.max()) >= len(symbols):
         raise RecordError("bad_protobuf", f"symbol {int(refs.max())} of {len(symbols)}")
-    counts = samples.count("histograms"), samples.count("exemplars")
-    of, time_ms, value = samples.columns()
+    counts = samples.count_in_slow_series("histograms"), samples.count_in_slow_series("exemplars")
+    of, time_ms, value = samples.make_columns()
     return WriteRequest(of, time_ms, value, [], symbols, refs, begin, end, counts[0], counts[1])
 
 

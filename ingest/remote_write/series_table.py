@@ -42,7 +42,7 @@ class SeriesTable:
         """The rows, (rows,) with the fields of `COLUMNS`, as a view."""
         return self._columns[: self._size]
 
-    def add(self, one: Series) -> int:
+    def add_series(self, one: Series) -> int:
         if self._size == len(self._columns):
             self._columns = np.concatenate([self._columns, np.zeros_like(self._columns)])
         kind = KINDS.index(one.kind)

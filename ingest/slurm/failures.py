@@ -56,12 +56,12 @@ _WORDS: tuple[tuple[re.Pattern[str], FailureCategory], ...] = (
 )
 
 
-def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> FailureCategory:
+def classify_end(state: str, reason: str, comment: str, status: tuple[int, int]) -> FailureCategory:
     """Return the failure category of a job that ended in `state`. `status`: its exit status and signal.
 
-    >>> category("FAILED", "NonZeroExitCode", "", (1, 0)), category("TIMEOUT", "TimeLimit", "", (0, 15))
+    >>> classify_end("FAILED", "NonZeroExitCode", "", (1, 0)), classify_end("TIMEOUT", "TimeLimit", "", (0, 15))
     ('user', 'timeout')
-    >>> category("FAILED", "NonZeroExitCode", "epilog: n4 Xid (PCI:0000:1b:00): 79", (0, 9))
+    >>> classify_end("FAILED", "NonZeroExitCode", "epilog: n4 Xid (PCI:0000:1b:00): 79", (0, 9))
     'hardware'
     """
     if state in _BY_STATE:
@@ -69,13 +69,13 @@ def category(state: str, reason: str, comment: str, status: tuple[int, int]) -> 
     code, signal = status
     if signal == OUT_OF_MEMORY_SIGNAL:
         return "out_of_memory"
-    cause = by_reason(reason) or classify_comment(comment)
+    cause = classify_reason(reason) or classify_comment(comment)
     if cause is not None:
         return cause
     return "user" if code or signal else "unknown"
 
 
-def by_reason(reason: str) -> FailureCategory | None:
+def classify_reason(reason: str) -> FailureCategory | None:
     return next((found for word, found in _BY_REASON.items() if reason.startswith(word)), None)
 
 

@@ -11,10 +11,10 @@ from itertools import islice
 
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.gpus import shorten_model
 from fleetcast.ingest.inbox.job_events import MAX_TASKS as MOST_TASKS
 from fleetcast.ingest.inbox.job_events import YEAR_2000_MS
-from fleetcast.ingest.slurm.numbers import count_numbers, numbers
+from fleetcast.ingest.slurm.numbers import count_numbers, expand_numbers
 
 MAX_TASKS = 1000  # of an array that get names of their own while they wait
 _DURATION = re.compile(r"(?:([0-9]{1,6})-)?(?:([0-9]{1,6}):)?([0-9]{1,6}):([0-9]{1,2})(?:\.[0-9]{1,9})?")
@@ -35,16 +35,16 @@ class WaitingTasks:
     is_cut: bool = False
 
 
-def tasks(text: str) -> WaitingTasks:
+def parse_waiting_tasks(text: str) -> WaitingTasks:
     """Parse the waiting tasks of an array from a text such as `1-3,5%2`.
 
     Slurm ends a list that it cuts with dots. slurmdbd stores the tasks as a hexadecimal mask whose lowest bit
     is task 0. A mask without a bit, or a list without a number, means that all tasks have started. A text of
     another form counts as a list that was cut.
 
-    >>> tasks("[7-8%1]"), tasks("0-4999%50").count, tasks("0,2,4,...").is_cut
+    >>> parse_waiting_tasks("[7-8%1]"), parse_waiting_tasks("0-4999%50").count, parse_waiting_tasks("0,2,4,...").is_cut
     (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)
-    >>> tasks("0x1E%2").named, tasks("0x00"), tasks("all").is_cut
+    >>> parse_waiting_tasks("0x1E%2").named, parse_waiting_tasks("0x00"), parse_waiting_tasks("all").is_cut
     ((1, 2, 3, 4), WaitingTasks(named=(), count=0, is_cut=False), True)
     """
     stated = text.strip("[]").partition("%")[0]
@@ -53,28 +53,28 @@ def tasks(text: str) -> WaitingTasks:
         first = islice((task for task, bit in enumerate(bits) if bit == "1"), MAX_TASKS)
         return WaitingTasks(tuple(first), bits.count("1"))
     whole = stated.removesuffix("...").removesuffix(",")
-    named = tuple(numbers(whole, MAX_TASKS))
+    named = tuple(expand_numbers(whole, MAX_TASKS))
     is_cut = whole != stated or bool(whole and not named)
     return WaitingTasks(named, max(len(named), count_numbers(whole, MOST_TASKS)) if named else 0, is_cut)
 
 
-def model_name(kind: str) -> str:
+def parse_model_name(kind: str) -> str:
     """Return the GPU model that a GRES type names, in capitals if it looks like a product.
 
-    >>> model_name("h100"), model_name("nvidia_a100_80gb"), model_name("gen")
+    >>> parse_model_name("h100"), parse_model_name("nvidia_a100_80gb"), parse_model_name("gen")
     ('H100', 'A100', 'gen')
     """
-    name = short_model(kind.replace("_", " "))
+    name = shorten_model(kind.replace("_", " "))
     return name.upper() if re.fullmatch(r"[a-z]{1,3}[0-9]{1,5}[a-z]?", name, re.IGNORECASE) else kind
 
 
-def time_ms(text: str, zone: tzinfo | None = None) -> int | None:
+def parse_time_ms(text: str, zone: tzinfo | None = None) -> int | None:
     """Convert Unix seconds, or an ISO time that is local in `zone`, to Unix ms.
 
     zone: None for this machine's. Returns None if the text is no time since 2000.
 
     >>> from datetime import UTC
-    >>> time_ms("1617588440"), time_ms("2021-04-05T02:07:20", UTC), time_ms("Unknown")
+    >>> parse_time_ms("1617588440"), parse_time_ms("2021-04-05T02:07:20", UTC), parse_time_ms("Unknown")
     (1617588440000, 1617588440000, None)
     """
     text = text.strip()
@@ -91,13 +91,13 @@ def _drop_time_before_2000(time_ms: int) -> int | None:
     return time_ms if time_ms >= YEAR_2000_MS else None
 
 
-def limit_s(text: str) -> float | None:
+def parse_limit_s(text: str) -> float | None:
     """Parse a time limit as seconds. A bare number is minutes.
 
     Returns None for other text, such as UNLIMITED.
 
-    >>> limit_s("3-00:00:00"), limit_s("4:59"), limit_s("1:00:00"), limit_s("60"), limit_s("UNLIMITED")
-    (259200.0, 299.0, 3600.0, 3600.0, None)
+    >>> [parse_limit_s(value) for value in ("3-00:00:00", "4:59", "1:00:00", "60", "UNLIMITED")]
+    [259200.0, 299.0, 3600.0, 3600.0, None]
     """
     if text.isdecimal() and text.isascii() and len(text) < 12:
         return 60.0 * int(text)
@@ -122,19 +122,19 @@ def parse_size_gib(text: str) -> float | None:
     return round(float(match[1]) * _MIB[match[2].upper()] / 1024, 3)
 
 
-def tres(text: str, name: str) -> str:
+def find_tres_amount(text: str, name: str) -> str:
     """Return the amount of a resource in a TRES list as text, or "" if the list lacks it.
 
-    >>> tres("cpu=320,mem=1600G,node=4", "mem")
+    >>> find_tres_amount("cpu=320,mem=1600G,node=4", "mem")
     '1600G'
     """
     return next((part.partition("=")[2] for part in text.split(",") if part.startswith(f"{name}=")), "")
 
 
-def exit_code(text: str) -> tuple[int, int]:
+def parse_exit_code(text: str) -> tuple[int, int]:
     """Parse an exit code of the form status:signal. A part that is missing is 0.
 
-    >>> exit_code("0:9"), exit_code("")
+    >>> parse_exit_code("0:9"), parse_exit_code("")
     ((0, 9), (0, 0))
     """
     status, _, signal = text.partition(":")
@@ -157,7 +157,7 @@ def split_wait_status(value: float) -> tuple[int, int]:
     return number >> 8 & 0xFF, number & 0x7F
 
 
-def label(text: str | None) -> str:
+def clean_name(text: str | None) -> str:
     """Return a name that is safe to show: printable and not too long.
 
     Returns "" for None and for the words that Slurm writes for an empty value.

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.mig import SLICES, parse_mig_profile
 from fleetcast.fleet.requests import WHOLE_GPU
-from fleetcast.ingest.slurm.numbers import numbers
+from fleetcast.ingest.slurm.numbers import expand_numbers
 
 MAX_GPUS = 1024
 MPS_OF_A_GPU = 100  # gres/mps counts percents of a GPU where the node does not say otherwise
@@ -71,10 +71,10 @@ def read_gres(text: str) -> Gres:
     >>> read_gres("shard:h100:4(4/8,0/8)").parts
     (HeldShards(gpu=0, held=4, size=8),)
     """
-    return _read_again(text) if len(text) < 256 else _read(text)
+    return _read_again(text) if len(text) < 256 else _parse_gres(text)
 
 
-def _read(text: str) -> Gres:
+def _parse_gres(text: str) -> Gres:
     plain = typed = milli = shares = 0
     kind = unit = ""
     has_mig = False
@@ -82,13 +82,13 @@ def _read(text: str) -> Gres:
     parts: list[HeldShards] = []
     for name, words, note in _GRES.findall(text[:10_000]) if _may_hold_gpus(text) else ():
         stated = [part for part in re.split("[:=]", words) if part and part != "(null)"]
-        count = _amount(stated.pop()) if stated and _COUNT.fullmatch(stated[-1]) else 1
+        count = _parse_amount(stated.pop()) if stated and _COUNT.fullmatch(stated[-1]) else 1
         if name != "gpu":
             shares, unit = max(shares, count), name
             parts += (HeldShards(gpu, int(row[1]), int(row[2])) for gpu, row in enumerate(_PART.finditer(note)))
             continue
         if stated:
-            profile = parse_mig_profile(mig_profile(stated[0]))
+            profile = parse_mig_profile(find_mig_profile(stated[0]))
             has_mig = has_mig or profile is not None
             if not kind or (
                 strip_mig_profile(stated[0]) and not strip_mig_profile(kind)
@@ -99,7 +99,7 @@ def _read(text: str) -> Gres:
         else:
             plain += count
         if note.startswith("IDX:"):
-            held += indices(note[4:])
+            held += parse_indices(note[4:])
     total = max(typed, plain)
     return Gres(
         gpus=total,
@@ -113,32 +113,32 @@ def _read(text: str) -> Gres:
     )
 
 
-_read_again = lru_cache(16_384)(_read)  # polls repeat themselves, and half of a poll's time would go here
+_read_again = lru_cache(16_384)(_parse_gres)  # polls repeat themselves, and half of a poll's time would go here
 
 
 def _may_hold_gpus(text: str) -> bool:
     return "gpu" in text or "shard" in text or "mps" in text
 
 
-def _amount(text: str) -> int:
+def _parse_amount(text: str) -> int:
     found = _COUNT.fullmatch(text)
     return int(found[1]) * _SCALE[found[2]] if found else 0
 
 
-def indices(text: str) -> list[int]:
+def parse_indices(text: str) -> list[int]:
     """Parse a list of GPU indices. Returns [] if the text is no such list, or an index is too large.
 
-    >>> indices("0-3,7"), indices("N/A")
+    >>> parse_indices("0-3,7"), parse_indices("N/A")
     ([0, 1, 2, 3, 7], [])
     """
-    found = numbers(text, MAX_GPUS)
+    found = expand_numbers(text, MAX_GPUS)
     return found if found and max(found) < MAX_GPUS else []
 
 
-def mig_profile(kind: str) -> str:
+def find_mig_profile(kind: str) -> str:
     """Return the MIG profile in the name of a GRES type, or "" for other types.
 
-    >>> [mig_profile(kind) for kind in ("a100_3g.20gb", "1g.5gb", "nvidia_h100_80gb_hbm3_1g.10gb", "h100")]
+    >>> [find_mig_profile(kind) for kind in ("a100_3g.20gb", "1g.5gb", "nvidia_h100_80gb_hbm3_1g.10gb", "h100")]
     ['3g.20gb', '1g.5gb', '1g.10gb', '']
     """
     found = _MIG.search(kind)

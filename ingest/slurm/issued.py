@@ -31,7 +31,7 @@ class IssuedJob(msgspec.Struct, array_like=True, frozen=True):
     has_several: bool = False
 
 
-def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
+def make_checksums(events: Iterable[JobEvent]) -> IssuedJob | None:
     """Return the checksums of the events made from one record, or None if they contain no submission."""
     submitted = queued = None
     for event in events:
@@ -54,7 +54,7 @@ def printed(events: Iterable[JobEvent]) -> IssuedJob | None:
     return IssuedJob(submitted.attempt, what, size, why, bool(submitted.queues))
 
 
-def corrected(
+def resequence_corrections(
     events: Iterable[JobEvent], before: IssuedJob | None, now: IssuedJob | None, now_ms: int
 ) -> Iterator[JobEvent]:
     """Yield the events. An event that corrects an earlier one of the same attempt gets a later sequence.

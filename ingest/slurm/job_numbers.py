@@ -36,10 +36,10 @@ class NumberedJob(msgspec.Struct, array_like=True):
 
     def is_other(self, job: SlurmJob) -> bool:
         """Return whether a record belongs to another job, because its user or name differs."""
-        user, name = who(job)
+        user, name = hash_user_and_name(job)
         return bool((user and self.user and user != self.user) or (name and self.name and name != self.name))
 
-    def has(self, submit_s: int) -> bool:
+    def has_submission(self, submit_s: int) -> bool:
         return min(abs(submit_s - self.first_s), abs(submit_s - self.last_s)) <= SAME_S
 
 
@@ -53,39 +53,44 @@ class JobNumbers:
         """
         self.known = {} if known is None else known
 
-    def placed(self, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
+    def name_all_jobs(self, jobs: Iterable[SlurmJob]) -> list[SlurmJob]:
         """Record the jobs of some records, and return the records with the jobs' unique names."""
-        return [self.place(job) for job in jobs]
+        return [self.name_job(job) for job in jobs]
 
-    def place(self, job: SlurmJob) -> SlurmJob:
-        number = number_of(job.id)
-        found = self._find(number, job)
+    def name_job(self, job: SlurmJob) -> SlurmJob:
+        number = parse_job_number(job.id)
+        found = self._find_or_add_job(number, job)
         return replace(job, id=job.id + found.suffix) if found.suffix else job
 
-    def current(self, name: str) -> str:
+    def find_newest_name(self, name: str) -> str:
         """Return the name of the newest job that has the same Slurm number as `name`."""
-        rows = self.known.get(number_of(name))
+        rows = self.known.get(parse_job_number(name))
         return name + rows[-1].suffix if rows else name
 
-    def _find(self, number: str, job: SlurmJob) -> NumberedJob:
+    def _find_or_add_job(self, number: str, job: SlurmJob) -> NumberedJob:
         rows = self.known.pop(number, [])
-        at = self._row(rows, job)
+        at = self._find_row(rows, job)
         if at is None:
             submit_s = (job.submit_ms or 0) // 1000
             made = NumberedJob(
-                f"@{submit_s}" if rows else "", submit_s, submit_s, job.attempt or 1, *who(job), bool(job.attempt)
+                f"@{submit_s}" if rows else "",
+                submit_s,
+                submit_s,
+                job.attempt or 1,
+                *hash_user_and_name(job),
+                bool(job.attempt),
             )
             rows = sorted((*rows, made), key=lambda row: row.last_s)[-MOST_JOBS:]
             found = made
         else:
-            found = _seen(rows[at], job)
+            found = _merge_record(rows[at], job)
             rows = [*rows[:at], found, *rows[at + 1 :]]
         self.known[number] = rows
         if len(self.known) > MAX_NUMBERS:
             del self.known[next(iter(self.known))]
         return found
 
-    def _row(self, rows: Sequence[NumberedJob], job: SlurmJob) -> int | None:
+    def _find_row(self, rows: Sequence[NumberedJob], job: SlurmJob) -> int | None:
         """Return the index of the record's job in `rows`, or None if it is a new job.
 
         rows: the known jobs that have the record's job number.
@@ -95,7 +100,7 @@ class JobNumbers:
         if job.submit_ms is None:
             return len(rows) - 1
         submit_s, newest = job.submit_ms // 1000, rows[-1]
-        same = next((at for at in reversed(range(len(rows))) if rows[at].has(submit_s)), None)
+        same = next((at for at in reversed(range(len(rows))) if rows[at].has_submission(submit_s)), None)
         if same is not None:
             return same
         is_restart = job.attempt is None or job.attempt > 1
@@ -104,12 +109,12 @@ class JobNumbers:
         return len(rows) - 1 if is_restart and not newest.is_other(job) else None
 
 
-def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
+def _merge_record(row: NumberedJob, job: SlurmJob) -> NumberedJob:
     """Return a job with the facts that a record adds.
 
     Once a record has stated the restarts, only such records change the attempt.
     """
-    user, name = who(job)
+    user, name = hash_user_and_name(job)
     submit_s, attempt = (job.submit_ms or 0) // 1000, job.attempt or row.attempt
     if job.attempt is None and row.is_counted:
         submit_s = 0
@@ -126,7 +131,7 @@ def _seen(row: NumberedJob, job: SlurmJob) -> NumberedJob:
     )
 
 
-def who(job: SlurmJob) -> tuple[int, int]:
+def hash_user_and_name(job: SlurmJob) -> tuple[int, int]:
     """Return checksums of a record's user and name.
 
     Different spellings of the name in different kinds of records give the same checksum.
@@ -138,11 +143,11 @@ def _hash_text(text: str) -> int:
     return zlib.crc32(text.encode("utf-8", "surrogatepass")) if text else 0
 
 
-def number_of(name: str) -> str:
+def parse_job_number(name: str) -> str:
     """Return the Slurm number in a job's name. Tasks share the number of their array.
 
-    >>> number_of("500_7"), number_of("500_rest@1795645000"), number_of("13+1"), number_of("7@1795645000")
-    ('500', '500', '13+1', '7')
+    >>> [parse_job_number(value) for value in ("500_7", "500_rest@1795645000", "13+1", "7@1795645000")]
+    ['500', '500', '13+1', '7']
     """
     return parse_slurm_id(name).partition("_")[0]
 

@@ -24,13 +24,13 @@ from datetime import UTC, tzinfo
 import msgspec
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.ingest.inbox.event_body import split
+from fleetcast.ingest.inbox.event_body import split_body
 from fleetcast.ingest.inbox.job_events import make_malformed_error
-from fleetcast.ingest.slurm.fields import exit_code, limit_s, split_wait_status, time_ms
+from fleetcast.ingest.slurm.fields import parse_exit_code, parse_limit_s, parse_time_ms, split_wait_status
 from fleetcast.ingest.slurm.gres import make_resource_fields
-from fleetcast.ingest.slurm.jobs import SlurmJob, expand_node_list, job_id
-from fleetcast.ingest.slurm.json import decode_queued_jobs, number
-from fleetcast.ingest.slurm.records import Read
+from fleetcast.ingest.slurm.jobs import SlurmJob, expand_node_list, format_job_id
+from fleetcast.ingest.slurm.json import decode_queued_jobs, parse_number
+from fleetcast.ingest.slurm.records import ReadRecords
 from fleetcast.ingest.slurm.shapes import Number
 
 MAX_RECORDS = 10_000
@@ -82,23 +82,23 @@ class _Completed(msgspec.Struct, kw_only=True):
 _completed = msgspec.json.Decoder(_Completed).decode
 
 
-def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Read[SlurmJob]:
+def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> ReadRecords[SlurmJob]:
     """Read the jobs of a pushed body in any of the forms.
 
     `zone`: the time zone of jobcomp/filetxt's local times.
     """
-    read: Read[SlurmJob]
+    read: ReadRecords[SlurmJob]
     text = body.strip()
     if b"\0" in text and text[:1] not in (b"{", b"["):
-        read = Read()
+        read = ReadRecords()
         variables = text.decode("utf-8", "replace").split("\0")
-        read.take(lambda: [_parse_environment(variables, now_ms)])
+        read.add_rows(lambda: [_parse_environment(variables, now_ms)])
         return read
     if text[:1] == b"{" and b'"jobs"' in text and b'"jobid"' not in text:
         return decode_queued_jobs(text)
-    read = Read()
+    read = ReadRecords()
     if text[:1] in (b"{", b"["):
-        for place, part in enumerate(split(text, {})):
+        for place, part in enumerate(split_body(text, {})):
             if place >= MAX_RECORDS:
                 read.bad.append(RecordError("too_many", f"at most {MAX_RECORDS} records in a body"))
                 break
@@ -113,9 +113,9 @@ def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> Rea
             if at + 1 < len(lines) and not _PAIR.match(lines[at + 1]):
                 read.bad.append(RecordError("ambiguous", f"a name goes on behind this line: {line[:80]!r}"))
             else:
-                read.take(lambda line=line: [_parse_filetxt_line(line, zone)])  # type: ignore[misc]
+                read.add_rows(lambda line=line: [_parse_filetxt_line(line, zone)])  # type: ignore[misc]
         return read
-    read.take(lambda: [_parse_environment_lines(lines, now_ms)])
+    read.add_rows(lambda: [_parse_environment_lines(lines, now_ms)])
     return read
 
 
@@ -124,20 +124,22 @@ def _parse_document(part: bytes) -> SlurmJob:
         row = _completed(part)
     except (ValueError, RecursionError) as error:
         raise make_malformed_error(error, part, _completed) from None
-    id_, array, task = number(row.jobid), number(row.array_job_id) or 0, number(row.array_task_id)
+    id_, array, task = parse_number(row.jobid), parse_number(row.array_job_id) or 0, parse_number(row.array_task_id)
     if id_ is None:
         raise RecordError("no_job_id", f"jobid {row.jobid!r}")
-    limit = number(row.time_limit)
+    limit = parse_number(row.time_limit)
     code = row.exit_code
     return _normalise_completed_job(
         SlurmJob(
-            id=job_id(id_, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
+            id=format_job_id(
+                id_, (array, task), (parse_number(row.het_job_id) or 0, parse_number(row.het_job_offset) or 0)
+            ),
             states=(row.state.partition(" ")[0].upper(),),
-            submit_ms=time_ms(row.submit, UTC),
-            start_ms=time_ms(row.start, UTC),
-            end_ms=time_ms(row.end, UTC),
+            submit_ms=parse_time_ms(row.submit, UTC),
+            start_ms=parse_time_ms(row.start, UTC),
+            end_ms=parse_time_ms(row.end, UTC),
             nodes=expand_node_list(row.nodes or ""),
-            node_count=number(row.total_nodes) or 0,
+            node_count=parse_number(row.total_nodes) or 0,
             **make_resource_fields(row.tres_alloc or row.tres_req or ""),
             user=row.username or "",
             group=row.groupname or "",
@@ -147,9 +149,9 @@ def _parse_document(part: bytes) -> SlurmJob:
             name=row.job_name or "",
             cluster=row.cluster or "",
             limit_s=float(limit) if limit else None,
-            cpus=number(row.total_cpus),
+            cpus=parse_number(row.total_cpus),
             reason=row.state_reason_prev or "",
-            status=exit_code(code) if isinstance(code, str) else split_wait_status(code or 0),
+            status=parse_exit_code(code) if isinstance(code, str) else split_wait_status(code or 0),
         )
     )
 
@@ -195,24 +197,27 @@ def _parse_environment(lines: list[str], now_ms: int) -> SlurmJob:
     raise RecordError("no_job_id", "neither JSON nor JobId=… nor JOBID=… nor SLURM_JOB_ID=…")
 
 
-def _whole(row: Mapping[str, str], name: str) -> int | None:
-    return number(row.get(name, "").strip())
+def _parse_whole_number(row: Mapping[str, str], name: str) -> int | None:
+    return parse_number(row.get(name, "").strip())
 
 
 def _parse_script_environment(row: Mapping[str, str], zone: tzinfo | None) -> SlurmJob:
     """Parse the environment of a jobcomp/script. It lacks the variables that do not apply to the job."""
-    array, het = _whole(row, "ARRAYJOBID") or 0, (_whole(row, "HETJOBID") or 0, _whole(row, "HETJOBOFFSET") or 0)
-    restarts = _whole(row, "RESTARTS")
+    array, het = (
+        _parse_whole_number(row, "ARRAYJOBID") or 0,
+        (_parse_whole_number(row, "HETJOBID") or 0, _parse_whole_number(row, "HETJOBOFFSET") or 0),
+    )
+    restarts = _parse_whole_number(row, "RESTARTS")
     return _normalise_completed_job(
         SlurmJob(
-            id=job_id(row["JOBID"].strip(), (array, _whole(row, "ARRAYTASKID")), het),
+            id=format_job_id(row["JOBID"].strip(), (array, _parse_whole_number(row, "ARRAYTASKID")), het),
             states=(row.get("JOBSTATE", "").strip().partition(" ")[0].upper(),),
             attempt=None if restarts is None else min(restarts, 1_000_000) + 1,
-            submit_ms=time_ms(row.get("SUBMIT", ""), zone),
-            start_ms=time_ms(row.get("START", ""), zone),
-            end_ms=time_ms(row.get("END", ""), zone),
+            submit_ms=parse_time_ms(row.get("SUBMIT", ""), zone),
+            start_ms=parse_time_ms(row.get("START", ""), zone),
+            end_ms=parse_time_ms(row.get("END", ""), zone),
             nodes=expand_node_list(row.get("NODES", "")),
-            node_count=_whole(row, "NODECNT") or 0,
+            node_count=_parse_whole_number(row, "NODECNT") or 0,
             **make_resource_fields(row.get("TRES", "")),
             user=row.get("USERNAME", ""),
             group=row.get("GROUPNAME", ""),
@@ -221,10 +226,10 @@ def _parse_script_environment(row: Mapping[str, str], zone: tzinfo | None) -> Sl
             qos=row.get("QOS", ""),
             name=row.get("JOBNAME", ""),
             cluster=row.get("CLUSTER", "").replace("unknown", ""),
-            limit_s=limit_s(row.get("LIMIT", "").strip()),
-            cpus=_whole(row, "PROCS"),
+            limit_s=parse_limit_s(row.get("LIMIT", "").strip()),
+            cpus=_parse_whole_number(row, "PROCS"),
             reason=row.get("STATEREASONPREV", ""),
-            status=exit_code(row.get("EXITCODE", "").strip()),
+            status=parse_exit_code(row.get("EXITCODE", "").strip()),
         )
     )
 
@@ -244,12 +249,12 @@ def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
     starts = context.startswith("prolog")
     if not starts and context != "epilog_slurmctld":
         raise RecordError("bad_context", f"SLURM_SCRIPT_CONTEXT {context!r}: expected prolog_… or epilog_slurmctld")
-    status = exit_code(row.get("SLURM_JOB_EXIT_CODE2", "").strip())
-    array = _whole(row, "SLURM_ARRAY_JOB_ID") or 0, _whole(row, "SLURM_ARRAY_TASK_ID")
-    het = _whole(row, "SLURM_HET_JOB_ID") or 0, _whole(row, "SLURM_HET_JOB_OFFSET") or 0
-    restarts = _whole(row, "SLURM_JOB_RESTART_COUNT")
+    status = parse_exit_code(row.get("SLURM_JOB_EXIT_CODE2", "").strip())
+    array = _parse_whole_number(row, "SLURM_ARRAY_JOB_ID") or 0, _parse_whole_number(row, "SLURM_ARRAY_TASK_ID")
+    het = _parse_whole_number(row, "SLURM_HET_JOB_ID") or 0, _parse_whole_number(row, "SLURM_HET_JOB_OFFSET") or 0
+    restarts = _parse_whole_number(row, "SLURM_JOB_RESTART_COUNT")
     return SlurmJob(
-        id=job_id(row["SLURM_JOB_ID"].strip(), array, het),
+        id=format_job_id(row["SLURM_JOB_ID"].strip(), array, het),
         states=("RUNNING",) if starts else ("FAILED",) if any(status) else ("COMPLETED",),
         attempt=None if restarts is None else min(restarts, 1_000_000) + 1,
         start_ms=now_ms if starts else None,
@@ -269,7 +274,7 @@ class Attempts:
         self._most = most
         self._known: OrderedDict[str, dict[int, int]] = OrderedDict()
 
-    def of(self, job: str, submit_ms: int | None, recorded: Iterable[tuple[int, int]] = ()) -> int:
+    def find_attempt(self, job: str, submit_ms: int | None, recorded: Iterable[tuple[int, int]] = ()) -> int:
         """Return the attempt of `job` with this submission, numbered from 1.
 
         `recorded`: (submission in Unix ms, attempt) from other records.

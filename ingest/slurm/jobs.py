@@ -18,9 +18,9 @@ from fleetcast.ingest.inbox.job_events import MAX_GANG, MAX_QUEUES, decode_event
 from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from fleetcast.ingest.node_names import expand_nodes
 from fleetcast.ingest.slurm.failures import ENDED as ENDED_STATES
-from fleetcast.ingest.slurm.failures import UNEXPLAINED, category
-from fleetcast.ingest.slurm.fields import WaitingTasks, label, model_name
-from fleetcast.ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, mig_profile, strip_mig_profile
+from fleetcast.ingest.slurm.failures import UNEXPLAINED, classify_end
+from fleetcast.ingest.slurm.fields import WaitingTasks, clean_name, parse_model_name
+from fleetcast.ingest.slurm.gres import MAX_GPUS, MPS_OF_A_GPU, HeldShards, find_mig_profile, strip_mig_profile
 from fleetcast.ingest.slurm.reasons import is_blocked
 
 HOLDS = frozenset(
@@ -88,7 +88,7 @@ class SlurmJob:
         return bool(self.gpus or self.gpus_per_node or any(self.indices) or self.shares or self.shares_per_node)
 
     @property
-    def ended(self) -> str:
+    def end_state(self) -> str:
         """The state in which the job ended, or "" while it holds nodes or waits."""
         first = self.states[0] if self.states and "COMPLETING" not in self.states else ""
         return first if first in ENDED_STATES else ""
@@ -99,14 +99,14 @@ class SlurmJob:
         return any(state in HOLDS or state in WAITS or state in ENDED_STATES for state in self.states)
 
     @property
-    def holds(self) -> bool:
+    def holds_nodes(self) -> bool:
         """Whether the job holds nodes now.
 
         A job in an unknown state holds the nodes that the queue lists for it.
         """
         if not self.has_known_state:
             return bool(self.nodes)
-        return not self.ended and any(state in HOLDS for state in self.states)
+        return not self.end_state and any(state in HOLDS for state in self.states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ class Site:
 SITE = Site()
 
 
-def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
+def make_job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
     """Return all events that a record implies, in order.
 
     Raises RecordError `no_job_id`, `no_state` or `no_time`.
@@ -139,10 +139,10 @@ def job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
         raise RecordError("no_job_id", repr(job.name[:80]))
     if not job.states:
         raise RecordError("no_state", f"job {job.id}")
-    return list(_events(job, site))
+    return list(_make_events(job, site))
 
 
-def check(event: JobEvent, now_ms: int) -> bytes:
+def encode_checked_event(event: JobEvent, now_ms: int) -> bytes:
     """Return an event as JSON. Raises RecordError if the event API would refuse it.
 
     For example, it refuses a time ahead of the clock.
@@ -152,12 +152,12 @@ def check(event: JobEvent, now_ms: int) -> bytes:
     return raw
 
 
-def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
+def _make_events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
     name, attempt = site.prefix + job.id, job.attempt or 1
-    began = job.start_ms is not None and bool(job.nodes) and (job.holds or bool(job.ended))
+    began = job.start_ms is not None and bool(job.nodes) and (job.holds_nodes or bool(job.end_state))
     if job.submit_ms is not None:
         yield _make_submitted_event(job, site)
-        if not began and not job.ended:
+        if not began and not job.end_state:
             blocked = is_blocked(job.reason, job.states, is_held=job.priority == 0)
             yield Queued(
                 job=name,
@@ -168,42 +168,42 @@ def _events(job: SlurmJob, site: Site) -> Iterator[JobEvent]:
                 blocked=blocked,
             )
     if began and job.start_ms is not None:
-        ranks, nodes = _places(job, site)
+        ranks, nodes = _make_placements(job, site)
         yield Started(job=name, attempt=attempt, sequence=STARTED, time_ms=job.start_ms, ranks=ranks, nodes=nodes)
         if job.resize_ms is not None and job.resize_ms > job.start_ms:
             since = min((job.resize_ms - job.start_ms) // 1000, ENDED - RESIZED - 1)
             yield Resized(
                 job=name, attempt=attempt, sequence=RESIZED + since, time_ms=job.resize_ms, ranks=ranks, nodes=nodes
             )
-    if job.ended:
-        yield _end(job, name)
+    if job.end_state:
+        yield _make_end_event(job, name)
 
 
 def _make_submitted_event(job: SlurmJob, site: Site) -> Submitted:
-    gang, per_node, share = shape(job, site)
-    profile, model = mig_profile(job.gpu_kind), strip_mig_profile(job.gpu_kind)
-    partitions = tuple(dict.fromkeys(filter(None, map(label, job.partition.split(",")))))[:MAX_QUEUES]
+    gang, per_node, share = find_size(job, site)
+    profile, model = find_mig_profile(job.gpu_kind), strip_mig_profile(job.gpu_kind)
+    partitions = tuple(dict.fromkeys(filter(None, map(clean_name, job.partition.split(",")))))[:MAX_QUEUES]
     places = {*partitions, job.qos, job.account}
     classes = [site.classes[place] for place in (job.qos, *partitions, job.account) if place in site.classes]
-    labels = {"qos": label(job.qos)} if label(job.qos) else {}
+    labels = {"qos": clean_name(job.qos)} if clean_name(job.qos) else {}
     labels |= {"mig": profile} if profile else {}
     return Submitted(
         job=site.prefix + job.id,
         attempt=job.attempt or 1,
         sequence=SUBMITTED,
         time_ms=job.submit_ms or 0,
-        cluster=label(site.cluster or job.cluster),
-        tenant=label(job.account),
+        cluster=clean_name(site.cluster or job.cluster),
+        tenant=clean_name(job.account),
         queue=partitions[0] if partitions else "",
         queues=partitions if len(partitions) > 1 else (),
-        user=label(job.user),
-        group=label(job.group),
-        name=label(job.name),
+        user=clean_name(job.user),
+        group=clean_name(job.group),
+        name=clean_name(job.name),
         tasks=job.tasks,
         class_=classes[0] if classes else "training",
         gang=gang,
         gpus_per_node=per_node,
-        gpu_model=label(model_name(model)) if model else "",
+        gpu_model=clean_name(parse_model_name(model)) if model else "",
         gpu_share=share,
         priority=job.priority or 0,
         preemptible=bool(places & site.preemptible),
@@ -226,18 +226,18 @@ class AskedSize(NamedTuple):
     share: int | None = None
 
 
-def shape(job: SlurmJob, site: Site = SITE) -> AskedSize:
+def find_size(job: SlurmJob, site: Site = SITE) -> AskedSize:
     """Return the size that a job holds, or else requests."""
     gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
     total = sum(map(len, job.indices)) or job.gpus
     per_node = min(max(0, -(-total // gang) if total else job.gpus_per_node), MAX_GPUS)
     if not per_node and (job.shares or job.shares_per_node):
-        return _shared(job, gang, site)
+        return _find_shared_size(job, gang, site)
     milli = round(job.milli / job.of_gpus) if job.of_gpus else WHOLE_GPU
     return AskedSize(gang, per_node, milli if 0 < milli < WHOLE_GPU else None)
 
 
-def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
+def _find_shared_size(job: SlurmJob, gang: int, site: Site) -> AskedSize:
     """Return the size of a job that holds or requests shards. Shards of an unknown size count as one GPU."""
     shares = -(-job.shares // gang) if job.shares else job.shares_per_node
     size = next((part.size for row in job.parts for part in row), 0) or site.shares_of_gpu.get(job.unit, 0)
@@ -249,11 +249,13 @@ def _shared(job: SlurmJob, gang: int, site: Site) -> AskedSize:
     return AskedSize(gang, gpus, milli if milli < WHOLE_GPU else None)
 
 
-def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
+def _make_placements(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple[str, ...]]:
     """Return (ranks with their GPUs, ()) if the job's record numbers its GPUs, otherwise ((), its nodes)."""
     if len(job.parts) == len(job.nodes) and all(job.parts):
         held = [(node, part) for node, row in zip(job.nodes, job.parts, strict=True) for part in row]
-        return tuple(RankPlacement(at, node, (part.gpu,), _milli(part)) for at, (node, part) in enumerate(held)), ()
+        return tuple(
+            RankPlacement(at, node, (part.gpu,), _compute_milli(part)) for at, (node, part) in enumerate(held)
+        ), ()
     if len(job.indices) != len(job.nodes) or not all(job.indices):
         return (), job.nodes
     pairs = list(zip(job.nodes, job.indices, strict=True))
@@ -262,24 +264,24 @@ def _places(job: SlurmJob, site: Site) -> tuple[tuple[RankPlacement, ...], tuple
     return tuple(RankPlacement(rank, node, held) for rank, (node, held) in enumerate(pairs)), ()
 
 
-def _milli(part: HeldShards) -> int:
+def _compute_milli(part: HeldShards) -> int:
     return max(1, round(WHOLE_GPU * part.held / part.size))
 
 
-def _end(job: SlurmJob, name: str) -> JobEvent:
+def _make_end_event(job: SlurmJob, name: str) -> JobEvent:
     attempt = job.attempt or 1
     time_ms = job.end_ms if job.end_ms is not None else job.start_ms if job.start_ms is not None else job.submit_ms
     if time_ms is None:
-        raise RecordError("no_time", f"job {job.id} is {job.ended} and has no time")
-    if job.ended == "COMPLETED":
+        raise RecordError("no_time", f"job {job.id} is {job.end_state} and has no time")
+    if job.end_state == "COMPLETED":
         return Finished(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms)
-    words = [job.ended, *(part for part in (job.reason, job.comment) if label(part))]
+    words = [job.end_state, *(part for part in (job.reason, job.comment) if clean_name(part))]
     said = "; ".join(words)[:MESSAGE_LENGTH]
-    if job.ended == "PREEMPTED":
+    if job.end_state == "PREEMPTED":
         return Preempted(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, reason=said)
     code, signal = job.status
     said += f" (exit {code}, signal {signal})" if code or signal else ""
-    why = category(job.ended, job.reason, job.comment, job.status)
+    why = classify_end(job.end_state, job.reason, job.comment, job.status)
     return Failed(
         job=name,
         attempt=attempt,
@@ -299,7 +301,7 @@ def make_rest_finished_event(name: str, time_ms: int) -> Finished:
     return Finished(job=name, sequence=ENDED, time_ms=time_ms)
 
 
-def requeued(name: str, attempt: int, time_ms: int) -> Failed:
+def make_unexplained_end(name: str, attempt: int, time_ms: int) -> Failed:
     """Return a `failed` event for an attempt whose end no record states.
 
     Slurm knows only a later attempt, or none.
@@ -328,10 +330,10 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     return names
 
 
-def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int]) -> str:
+def format_job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int]) -> str:
     """Return the id of a job as Slurm prints it. array: (array's job, task). het: (first job, offset).
 
-    >>> job_id(12, (5, 7), (0, 0)), job_id(12, (0, None), (9, 1)), job_id(12, (0, None), (0, 0))
+    >>> format_job_id(12, (5, 7), (0, 0)), format_job_id(12, (0, None), (9, 1)), format_job_id(12, (0, None), (0, 0))
     ('5_7', '9+1', '12')
     """
     if array[0] and array[1] is not None:
@@ -339,7 +341,7 @@ def job_id(number: int | str, array: tuple[int, int | None], het: tuple[int, int
     return f"{het[0]}+{het[1]}" if het[0] else str(number)
 
 
-def each_task(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
+def split_array(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
     """Return one record for each waiting task of an array, and one for all further tasks.
 
     Slurm stores the waiting tasks as one record. If no task can be read, the result is the array itself as one

@@ -17,11 +17,17 @@ import msgspec
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.inbox.job_events import YEAR_2000_MS, make_malformed_error
-from fleetcast.ingest.slurm.fields import WaitingTasks, parse_size_gib, split_wait_status, tasks, tres
+from fleetcast.ingest.slurm.fields import (
+    WaitingTasks,
+    find_tres_amount,
+    parse_size_gib,
+    parse_waiting_tasks,
+    split_wait_status,
+)
 from fleetcast.ingest.slurm.gres import make_resource_fields, read_gres
-from fleetcast.ingest.slurm.jobs import SlurmJob, each_task, expand_node_list, job_id
+from fleetcast.ingest.slurm.jobs import SlurmJob, expand_node_list, format_job_id, split_array
 from fleetcast.ingest.slurm.nodes import SlurmNode
-from fleetcast.ingest.slurm.records import Read, replace_invalid_text
+from fleetcast.ingest.slurm.records import ReadRecords, replace_invalid_text
 from fleetcast.ingest.slurm.shapes import (
     Accounted,
     Amount,
@@ -36,7 +42,7 @@ from fleetcast.ingest.slurm.shapes import (
     Tres,
     Words,
 )
-from fleetcast.ingest.tally import unknown_fields
+from fleetcast.ingest.tally import count_unknown_fields
 
 MAX_SECONDS = 2**40
 MAX_NUMBER = 2**53
@@ -51,19 +57,21 @@ _node = msgspec.json.Decoder(NodeInfo).decode
 _group = msgspec.json.Decoder(NodeGroup).decode
 
 
-def decode_queued_jobs(body: bytes) -> Read[SlurmJob]:
+def decode_queued_jobs(body: bytes) -> ReadRecords[SlurmJob]:
     """Decode the jobs of `squeue --json`. A body of another form gives one error."""
-    return report_cut_arrays(_read(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_typed(_queued, raw))))
-
-
-def decode_accounted_jobs(body: bytes) -> Read[SlurmJob]:
-    """Decode the jobs of `sacct --json`, without their steps."""
     return report_cut_arrays(
-        _read(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_typed(_accounted, raw)))
+        _read_records(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_decode_or_refuse(_queued, raw)))
     )
 
 
-def report_cut_arrays(read: Read[SlurmJob]) -> Read[SlurmJob]:
+def decode_accounted_jobs(body: bytes) -> ReadRecords[SlurmJob]:
+    """Decode the jobs of `sacct --json`, without their steps."""
+    return report_cut_arrays(
+        _read_records(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_decode_or_refuse(_accounted, raw)))
+    )
+
+
+def report_cut_arrays(read: ReadRecords[SlurmJob]) -> ReadRecords[SlurmJob]:
     """Add an error for each array whose list of tasks is cut or unreadable, and return the records.
 
     Readable tasks count. An array without any readable task counts as one task.
@@ -77,17 +85,19 @@ def report_cut_arrays(read: Read[SlurmJob]) -> Read[SlurmJob]:
     return read
 
 
-def read_nodes(body: bytes) -> Read[SlurmNode]:
+def read_nodes(body: bytes) -> ReadRecords[SlurmNode]:
     """Decode the nodes of `sinfo --json` or `scontrol show nodes --json`."""
     if b'"sinfo"' in body[:100_000] or b'"sinfo"' in body[-100_000:]:
-        read = _read(body, "sinfo", NodeGroup, lambda raw: _convert_node_group(_typed(_group, raw)))
+        read = _read_records(body, "sinfo", NodeGroup, lambda raw: _convert_node_group(_decode_or_refuse(_group, raw)))
         if read.rows:
             return read
-    return _read(body, "nodes", NodeInfo, lambda raw: _of_node(_typed(_node, raw)))
+    return _read_records(body, "nodes", NodeInfo, lambda raw: _convert_node(_decode_or_refuse(_node, raw)))
 
 
-def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[bytes], Iterable[Parsed]]) -> Read[Parsed]:
-    read: Read[Parsed] = Read()
+def _read_records(
+    body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[bytes], Iterable[Parsed]]
+) -> ReadRecords[Parsed]:
+    read: ReadRecords[Parsed] = ReadRecords()
     try:
         answer = _answer(body)
     except (ValueError, RecursionError) as error:
@@ -95,7 +105,7 @@ def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[byt
         if mended is None:
             read.bad.append(make_malformed_error(error, body, _answer))
             return read
-        read = _read(mended, key, kind, make)
+        read = _read_records(mended, key, kind, make)
         read.replaced += 1
         return read
     records = getattr(answer, key)
@@ -105,18 +115,18 @@ def _read(body: bytes, key: str, kind: type[msgspec.Struct], make: Callable[[byt
         read.bad.append(RecordError("missing_field", f"the answer has no list `{key}`"))
     for raw in records or ():
         read.parse_json(bytes(raw), make)
-        read.unknown_fields += unknown_fields(bytes(raw), kind)
+        read.unknown_fields += count_unknown_fields(bytes(raw), kind)
     return read
 
 
-def _typed(decode: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
+def _decode_or_refuse(decode: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
     try:
         return decode(raw)
     except (ValueError, RecursionError) as error:
         raise make_malformed_error(error, raw, decode) from None
 
 
-def number(value: Number, most: float = MAX_NUMBER) -> int | None:
+def parse_number(value: Number, most: float = MAX_NUMBER) -> int | None:
     """Return a whole number of either form, or None if it is not set, infinite, or outside 0..most."""
     found = (value.number if value.set and not value.infinite else None) if isinstance(value, Amount) else value
     if isinstance(found, str):
@@ -124,56 +134,62 @@ def number(value: Number, most: float = MAX_NUMBER) -> int | None:
     return int(found) if found is not None and 0 <= found <= most else None
 
 
-def _ms(value: Number) -> int | None:
+def _parse_time_ms(value: Number) -> int | None:
     """Convert Unix s to Unix ms. Returns None if unknown, for which Slurm writes 0 or NO_VAL."""
-    seconds = number(value, MAX_SECONDS)
+    seconds = parse_number(value, MAX_SECONDS)
     return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
 
 
-def _words(value: Words) -> tuple[str, ...]:
+def _list_words(value: Words) -> tuple[str, ...]:
     return () if value is None else (value,) if isinstance(value, str) else tuple(value)
 
 
 def _uppercase_words(value: Words) -> tuple[str, ...]:
-    return tuple(word.upper() for word in _words(value))
+    return tuple(word.upper() for word in _list_words(value))
 
 
-def _status(value: int | Exit | None) -> tuple[int, int]:
+def _parse_status(value: int | Exit | None) -> tuple[int, int]:
     if not isinstance(value, Exit):
         return split_wait_status(value or 0)
     signal = value.signal
-    return number(value.return_code, 65_535) or 0, (
-        number(signal.id, 255) or number(signal.signal_id, 255) or 0 if signal else 0
+    return parse_number(value.return_code, 65_535) or 0, (
+        parse_number(signal.id, 255) or parse_number(signal.signal_id, 255) or 0 if signal else 0
     )
 
 
-def _limit_s(value: Number) -> float | None:
-    minutes = number(value, MAX_SECONDS)
+def _parse_limit_s(value: Number) -> float | None:
+    minutes = parse_number(value, MAX_SECONDS)
     return 60.0 * minutes if minutes else None
 
 
 def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
-    array, task, text = number(row.array_job_id) or 0, number(row.array_task_id), row.array_task_string or ""
-    waiting = WaitingTasks() if task is not None or not array else tasks(text)
+    array, task, text = (
+        parse_number(row.array_job_id) or 0,
+        parse_number(row.array_task_id),
+        row.array_task_string or "",
+    )
+    waiting = WaitingTasks() if task is not None or not array else parse_waiting_tasks(text)
     asked, had = row.tres_req_str or "", row.tres_alloc_str or ""
     comments = (row.state_description, row.comment, row.admin_comment, row.system_comment)
     job = SlurmJob(
-        id=job_id(row.job_id, (array, task), (number(row.het_job_id) or 0, number(row.het_job_offset) or 0)),
+        id=format_job_id(
+            row.job_id, (array, task), (parse_number(row.het_job_id) or 0, parse_number(row.het_job_offset) or 0)
+        ),
         states=_uppercase_words(row.job_state),
-        attempt=(number(row.restart_cnt, 1e6) or 0) + 1,
-        submit_ms=_ms(row.submit_time),
-        start_ms=_ms(row.start_time),
-        end_ms=_ms(row.end_time),
-        resize_ms=_ms(row.resize_time),
+        attempt=(parse_number(row.restart_cnt, 1e6) or 0) + 1,
+        submit_ms=_parse_time_ms(row.submit_time),
+        start_ms=_parse_time_ms(row.start_time),
+        end_ms=_parse_time_ms(row.end_time),
+        resize_ms=_parse_time_ms(row.resize_time),
         nodes=expand_node_list(row.nodes or ""),
-        node_count=number(row.node_count) or 0,
+        node_count=parse_number(row.node_count) or 0,
         **make_resource_fields(
             had,
             asked,
             per_node=row.tres_per_node or "",
             per_job=row.tres_per_job or "",
             per_task=row.tres_per_task or "",
-            tasks=number(row.tasks),
+            tasks=parse_number(row.tasks),
             details=row.gres_detail or (),
         ),
         user=row.user_name or "",
@@ -183,16 +199,16 @@ def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
         qos=row.qos or "",
         name=row.name or "",
         cluster=row.cluster or "",
-        priority=number(row.priority),
-        limit_s=_limit_s(row.time_limit),
-        cpus=number(row.cpus),
-        memory_gib=parse_size_gib(tres(asked or had, "mem")),
+        priority=parse_number(row.priority),
+        limit_s=_parse_limit_s(row.time_limit),
+        cpus=parse_number(row.cpus),
+        memory_gib=parse_size_gib(find_tres_amount(asked or had, "mem")),
         reason=row.state_reason or "",
         comment="; ".join(part for part in comments if part),
-        status=_status(row.exit_code),
+        status=_parse_status(row.exit_code),
         failed_node=row.failed_node or "",
     )
-    return each_task(job, array, waiting) if text and array and task is None else [job]
+    return split_array(job, array, waiting) if text and array and task is None else [job]
 
 
 def _format_gpu_tres(rows: list[Tres]) -> str:
@@ -209,18 +225,20 @@ def _convert_accounted_job(row: Accounted) -> list[SlurmJob]:
     memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
     stated = row.comment
     texts = (stated.administrator, stated.job, stated.system) if isinstance(stated, Comments) else (stated,)
-    restarts = number(row.restart_cnt, 1e6)
-    array, task, text = number(row.array.job_id) or 0, number(row.array.task_id), row.array.task or ""
-    waiting = WaitingTasks() if task is not None or not array else tasks(text)
+    restarts = parse_number(row.restart_cnt, 1e6)
+    array, task, text = parse_number(row.array.job_id) or 0, parse_number(row.array.task_id), row.array.task or ""
+    waiting = WaitingTasks() if task is not None or not array else parse_waiting_tasks(text)
     job = SlurmJob(
-        id=job_id(row.job_id, (array, task), (number(row.het.job_id) or 0, number(row.het.job_offset) or 0)),
+        id=format_job_id(
+            row.job_id, (array, task), (parse_number(row.het.job_id) or 0, parse_number(row.het.job_offset) or 0)
+        ),
         states=_uppercase_words(row.state.current),
         attempt=None if restarts is None else restarts + 1,
-        submit_ms=_ms(times.submission),
-        start_ms=_ms(times.start),
-        end_ms=_ms(times.end),
+        submit_ms=_parse_time_ms(times.submission),
+        start_ms=_parse_time_ms(times.start),
+        end_ms=_parse_time_ms(times.end),
         nodes=expand_node_list(row.nodes or ""),
-        node_count=number(row.allocation_nodes) or 0,
+        node_count=parse_number(row.allocation_nodes) or 0,
         **make_resource_fields(_format_gpu_tres(row.tres.allocated), _format_gpu_tres(row.tres.requested)),
         user=row.user or "",
         group=row.group or "",
@@ -229,20 +247,20 @@ def _convert_accounted_job(row: Accounted) -> list[SlurmJob]:
         qos=row.qos or "",
         name=row.name or "",
         cluster=row.cluster or "",
-        priority=number(row.priority),
-        limit_s=_limit_s(times.limit),
-        cpus=number(row.required.cpus),
+        priority=parse_number(row.priority),
+        limit_s=_parse_limit_s(times.limit),
+        cpus=parse_number(row.required.cpus),
         memory_gib=round(memory / 1024, 3) if memory and 0 < memory < 2**40 else None,
         reason=row.state.reason or "",
         comment="; ".join(part for part in texts if part),
-        status=_status(row.exit_code),
+        status=_parse_status(row.exit_code),
         failed_node=row.failed_node or "",
     )
-    return each_task(job, array, waiting) if text and array and task is None else [job]
+    return split_array(job, array, waiting) if text and array and task is None else [job]
 
 
-def _of_node(row: NodeInfo) -> list[SlurmNode]:
-    stated_ms = _ms(row.reason_changed_at)
+def _convert_node(row: NodeInfo) -> list[SlurmNode]:
+    stated_ms = _parse_time_ms(row.reason_changed_at)
     states = (*_uppercase_words(row.state), *_uppercase_words(row.state_flags))
     gres = read_gres(row.gres or "")
     one = SlurmNode(
@@ -253,8 +271,8 @@ def _of_node(row: NodeInfo) -> list[SlurmNode]:
         gres=gres,
         reservation=row.reservation or "",
         other_names=tuple(name for name in (row.hostname, row.address) if name),
-        cpus=number(row.cpus, MAX_CPUS) or 0,
-        memory_gib=round((number(row.real_memory) or 0) / 1024, 3),
+        cpus=parse_number(row.cpus, MAX_CPUS) or 0,
+        memory_gib=round((parse_number(row.real_memory) or 0) / 1024, 3),
     )
     names = expand_node_list(row.name)
     return [replace(one, name=name) for name in names] if len(names) == 1 else _copy_node_per_name(one, names)
@@ -268,7 +286,7 @@ def _copy_node_per_name(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]
 def _convert_node_group(group: NodeGroup) -> list[SlurmNode]:
     stated = group.reason
     reason = stated.description or "" if isinstance(stated, SlurmReason) else stated or ""
-    stated_ms = _ms(stated.time) if isinstance(stated, SlurmReason) else None
+    stated_ms = _parse_time_ms(stated.time) if isinstance(stated, SlurmReason) else None
     states = _uppercase_words(group.node.state)
     names, hosts, addresses = (
         [name for entry in entries for name in expand_node_list(entry)]

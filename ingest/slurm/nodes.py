@@ -15,7 +15,7 @@ from fleetcast.fleet.node_names import is_node_name
 from fleetcast.fleet.requests import WHOLE_GPU
 from fleetcast.fleet.topology import Level, NodeSpec
 from fleetcast.ingest.inbox.job_events import FUTURE_LIMIT_MS
-from fleetcast.ingest.slurm.fields import label, model_name
+from fleetcast.ingest.slurm.fields import clean_name, parse_model_name
 from fleetcast.ingest.slurm.gres import MAX_GPUS, NO_GRES, Gres, strip_mig_profile
 
 Conditions = dict[str, int]  # condition -> when it began, Unix ms
@@ -68,18 +68,18 @@ class SlurmNode:
         return max(round(self.gres.milli / WHOLE_GPU), min(1, self.gres.gpus))
 
     @property
-    def known(self) -> bool:
+    def has_reported(self) -> bool:
         """Whether the node has reported to slurmctld since slurmctld started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
-    def spec(self) -> NodeSpec:
+    def make_spec(self) -> NodeSpec:
         """Return the hardware of the node. Slurm knows no NVLink domain beyond the node itself."""
         kind = strip_mig_profile(self.gres.kind)
         others = (name for name in self.other_names if name != self.name and is_node_name(name))
         return NodeSpec(
             name=self.name,
             gpus=min(self.gpus, MAX_GPUS),
-            gpu_model=model_name(kind) if kind else "",
+            gpu_model=parse_model_name(kind) if kind else "",
             cpus=self.cpus,
             host_memory_gib=self.memory_gib,
             domains={Level.NVLINK_DOMAIN: self.name},
@@ -87,7 +87,7 @@ class SlurmNode:
             other_names=tuple(dict.fromkeys(others)),
         )
 
-    def conditions(self) -> list[str]:
+    def list_conditions(self) -> list[str]:
         """Return the conditions that apply to the node, in a fixed order.
 
         >>> SlurmNode("n1", ("IDLE", "DRAIN")).conditions(), SlurmNode("n1", ("MIXED",)).conditions()
@@ -101,10 +101,10 @@ class SlurmNode:
 
 def make_node_specs(nodes: Iterable[SlurmNode]) -> dict[str, NodeSpec]:
     """Return node → spec, for nodes with GPUs that are not in state FUTURE."""
-    return {node.name: node.spec() for node in nodes if node.gres.gpus and node.states[:1] != ("FUTURE",)}
+    return {node.name: node.make_spec() for node in nodes if node.gres.gpus and node.states[:1] != ("FUTURE",)}
 
 
-def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
+def count_numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
     """Return node → how many GPUs a job record can refer to by number.
 
     It is 0 for a node whose job records number MIG instances instead of GPUs.
@@ -112,7 +112,7 @@ def numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
     return {node.name: 0 if node.gres.has_mig else node.gres.gpus for node in nodes if node.gres.gpus}
 
 
-def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
+def find_shares_per_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
     """Return unit (shard or mps) → number of parts of one GPU, as most nodes have it."""
     found: dict[str, Counter[int]] = {}
     for node in nodes:
@@ -121,47 +121,47 @@ def shares_of_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
     return {unit: sizes.most_common(1)[0][0] for unit, sizes in found.items()}
 
 
-def changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:
+def find_changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:
     """Return the events from `before` to the node's current conditions, and these conditions.
 
     If the node has not reported since slurmctld started, its conditions stay. If it then has none, it counts as
     not responding.
     """
-    if not node.known:
+    if not node.has_reported:
         if before or node.states[:1] != ("UNKNOWN",):
             return [], before
-        return [_begin(node, source, now_ms, "not_responding")], {"not_responding": now_ms}
+        return [_make_begin_event(node, source, now_ms, "not_responding")], {"not_responding": now_ms}
     now: Conditions = {}
     events = []
-    for condition in node.conditions():
+    for condition in node.list_conditions():
         is_dated = condition in _FAULTS and node.reason_ms is not None
         stated_ms = node.reason_ms if is_dated and (node.reason_ms or 0) <= now_ms + FUTURE_LIMIT_MS else None
         since_ms = stated_ms or before.get(condition) or now_ms
         now[condition] = since_ms
         if before.get(condition) != since_ms:
-            events.append(_begin(node, source, since_ms, condition))
-    events += [_end(node.name, source, now_ms, condition) for condition in before if condition not in now]
+            events.append(_make_begin_event(node, source, since_ms, condition))
+    events += [_make_end_event(node.name, source, now_ms, condition) for condition in before if condition not in now]
     return events, now
 
 
-def _begin(node: SlurmNode, source: str, time_ms: int, condition: str) -> NodeEvent:
+def _make_begin_event(node: SlurmNode, source: str, time_ms: int, condition: str) -> NodeEvent:
     """Return the event for the beginning of a condition."""
-    states, said = "+".join(node.states).lower(), label(node.reason)
+    states, said = "+".join(node.states).lower(), clean_name(node.reason)
     if condition in _FAULTS:
-        return _event(node.name, source, time_ms, _FAULTS[condition][0], said or f"Slurm: {states}")
-    reservation = f"reservation {label(node.reservation)}" if label(node.reservation) else ""
+        return _make_event(node.name, source, time_ms, _FAULTS[condition][0], said or f"Slurm: {states}")
+    reservation = f"reservation {clean_name(node.reservation)}" if clean_name(node.reservation) else ""
     message = ": ".join(filter(None, (f"Slurm: {states}", reservation, said)))
-    return _event(node.name, source, time_ms, "withhold", message, condition)
+    return _make_event(node.name, source, time_ms, "withhold", message, condition)
 
 
-def _end(node: str, source: str, time_ms: int, condition: str) -> NodeEvent:
+def _make_end_event(node: str, source: str, time_ms: int, condition: str) -> NodeEvent:
     """Return the event for the end of a condition."""
     if condition in _FAULTS:
-        return _event(node, source, time_ms, _FAULTS[condition][1])
-    return _event(node, source, time_ms, "release", check=condition)
+        return _make_event(node, source, time_ms, _FAULTS[condition][1])
+    return _make_event(node, source, time_ms, "release", check=condition)
 
 
-def _event(node: str, source: str, time_ms: int, kind: Kind, message: str = "", check: str = "") -> NodeEvent:
+def _make_event(node: str, source: str, time_ms: int, kind: Kind, message: str = "", check: str = "") -> NodeEvent:
     number = _NUMBER[check or kind] + (kind == "release")
     return NodeEvent(
         node=node,

@@ -5,10 +5,10 @@ import re
 SPAN = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
-def numbers(text: str, most: int) -> list[int]:
+def expand_numbers(text: str, most: int) -> list[int]:
     """Expand a list of ranges into numbers, at most `most` of them. Returns [] for other text.
 
-    >>> numbers("1-3,7-11:2", 100), numbers("1-9", 4), numbers("x", 4)
+    >>> expand_numbers("1-3,7-11:2", 100), expand_numbers("1-9", 4), expand_numbers("x", 4)
     ([1, 2, 3, 7, 9, 11], [1, 2, 3, 4], [])
     """
     found: list[int] = []

@@ -15,7 +15,7 @@ from fleetcast.fleet.errors import RecordError
 Parsed = TypeVar("Parsed")
 
 
-class Read(Generic[Parsed]):
+class ReadRecords(Generic[Parsed]):
     """The good records of an answer, and its errors.
 
     doubled: ids that occurred more than once although each should occur once. replaced: the number of records
@@ -31,7 +31,7 @@ class Read(Generic[Parsed]):
         self.replaced = 0
         self.unknown_fields = 0
 
-    def take(self, make: Callable[[], Iterable[Parsed]]) -> None:
+    def add_rows(self, make: Callable[[], Iterable[Parsed]]) -> None:
         """Add the rows that `make` returns, or the error that it raises.
 
         A number that is out of range makes only its own record bad.
@@ -49,12 +49,12 @@ class Read(Generic[Parsed]):
         If the record is unreadable, it is parsed again with its invalid text replaced.
         """
         errors = len(self.bad)
-        self.take(lambda: make(record))
+        self.add_rows(lambda: make(record))
         if len(self.bad) == errors or (mended := replace_invalid_text(record)) is None:
             return
         first = self.bad.pop()
         rows = len(self.rows)
-        self.take(lambda: make(mended))
+        self.add_rows(lambda: make(mended))
         if len(self.rows) > rows:
             self.replaced += 1
         else:
@@ -67,7 +67,9 @@ def replace_invalid_text(record: bytes) -> bytes | None:
     Returns None if nothing had to be replaced, or if the result is still not JSON.
     """
     try:
-        found = json.loads(_escaped(record.decode("utf-8", "replace")), strict=False, parse_constant=_ignore_constant)
+        found = json.loads(
+            _escape_backslashes(record.decode("utf-8", "replace")), strict=False, parse_constant=_ignore_constant
+        )
         mended = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError):
         return None
@@ -77,7 +79,7 @@ def replace_invalid_text(record: bytes) -> bytes | None:
 _ODD_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}|())')
 
 
-def _escaped(text: str) -> str:
+def _escape_backslashes(text: str) -> str:
     """Escape each backslash that does not begin a JSON escape, so that it means a backslash."""
     return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
 

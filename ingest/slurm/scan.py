@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent
-from fleetcast.ingest.slurm.issued import IssuedJob, corrected, printed
-from fleetcast.ingest.slurm.jobs import Site, SlurmJob, check, job_events
+from fleetcast.ingest.slurm.issued import IssuedJob, make_checksums, resequence_corrections
+from fleetcast.ingest.slurm.jobs import Site, SlurmJob, encode_checked_event, make_job_events
 from fleetcast.ingest.tally import RecordTally, SkipRule
 
 Identity = tuple[str, int, int]
@@ -34,7 +34,7 @@ class JobScan:
         self.unknown_states: set[str] = set()
         self.read = self.repeated = 0  # records that made events, and those that another record decides
 
-    def take(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
+    def add_jobs(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
         """Add the new events of `jobs`, without those whose identities are in `issued`.
 
         `is_queue`: the records come from slurmctld, and correct what was issued before. The accounts write many facts
@@ -51,31 +51,31 @@ class JobScan:
                 if not (is_queue or job.has_known_state):
                     state = "+".join(job.states)[:80]
                     raise RecordError("unknown_state", f"job {job.id} is {state!r}: expected a state of sacct")
-                stated = job_events(job, self.site)
-                events = {identity(event): event for event in self._corrected(job, stated, is_queue)}
+                stated = make_job_events(job, self.site)
+                events = {identify_event(event): event for event in self._correct_events(job, stated, is_queue)}
                 fresh = [event for key, event in events.items() if key not in issued and key not in self.issued]
                 for event in fresh:
-                    check(event, self.now_ms)
+                    encode_checked_event(event, self.now_ms)
             except RecordError as error:
                 self.bad.append(error.with_traceback(None))
                 continue
             self.read += 1
-            self._record(job)
+            self._record_job(job)
             if not job.has_known_state:
                 self.unknown_states.add("+".join(job.states)[:80])
             self.fresh += fresh
-            self.issued.update(events, map(identity, stated))
+            self.issued.update(events, map(identify_event, stated))
 
-    def _corrected(self, job: SlurmJob, events: Sequence[JobEvent], is_queue: bool) -> Iterable[JobEvent]:
+    def _correct_events(self, job: SlurmJob, events: Sequence[JobEvent], is_queue: bool) -> Iterable[JobEvent]:
         """Return a record's events. An event whose facts changed since the last answer gets a later sequence."""
         name = self.site.prefix + job.id
-        before, now = self._last.get(name), printed(events)
-        if is_queue and now is not None and not job.ended:
+        before, now = self._last.get(name), make_checksums(events)
+        if is_queue and now is not None and not job.end_state:
             self.prints[name] = now
         names_queue = before is not None and before.has_several and now is not None and not now.has_several
-        return corrected(events, before, now, self.now_ms) if is_queue or names_queue else events
+        return resequence_corrections(events, before, now, self.now_ms) if is_queue or names_queue else events
 
-    def tally(self, nodes: int, refused: int) -> RecordTally:
+    def make_tally(self, nodes: int, refused: int) -> RecordTally:
         """Return the tally of all records of a poll. `nodes`: the number of node records that were read."""
         ignored = {SkipRule.NOT_USED: self.without_gpus, SkipRule.REPEATED: self.repeated}
         return RecordTally(self.read + nodes, refused, {rule: count for rule, count in ignored.items() if count})
@@ -86,7 +86,7 @@ class JobScan:
         self.without_gpus += other.without_gpus
         self.repeated += other.repeated
 
-    def keep(self, unclear: set[str], live: Mapping[str, int]) -> None:
+    def keep_unclear_attempts(self, unclear: set[str], live: Mapping[str, int]) -> None:
         """Leave live jobs in their attempts if the answer does not show their state clearly.
 
         unclear: names of such jobs. live: job → attempt before the answer.
@@ -94,13 +94,13 @@ class JobScan:
         for name in unclear & live.keys():
             self.live[name] = self.attempts[name] = live[name]
 
-    def _record(self, job: SlurmJob) -> None:
+    def _record_job(self, job: SlurmJob) -> None:
         name, attempt = self.site.prefix + job.id, job.attempt or 1
         if attempt >= self.attempts.get(name, 0):
             self.attempts[name] = attempt
             if job.submit_ms is not None:
                 self.submitted[name] = job.submit_ms
-        if job.ended:
+        if job.end_state:
             self.ended.add((name, attempt))
             if self.live.get(name, attempt + 1) <= attempt:
                 del self.live[name]
@@ -128,10 +128,10 @@ def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known:
             latest = scan.attempts[name] - behind
         for place, row in enumerate(rows):
             attempt = row.attempt or latest - (len(rows) - 1 - place)
-            if attempt >= 1 and not (row.ended and scan.live.get(name) == attempt):
+            if attempt >= 1 and not (row.end_state and scan.live.get(name) == attempt):
                 numbered.append(replace(row, attempt=attempt))
     return numbered
 
 
-def identity(event: JobEvent) -> Identity:
+def identify_event(event: JobEvent) -> Identity:
     return event.job, event.attempt, event.sequence

@@ -27,10 +27,17 @@ from fleetcast.ingest.slurm import json as slurm_json
 from fleetcast.ingest.slurm import text as slurm_text
 from fleetcast.ingest.slurm.issued import IssuedJob
 from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, parse_slurm_id
-from fleetcast.ingest.slurm.jobs import REST, Site, SlurmJob, make_rest_finished_event, requeued
-from fleetcast.ingest.slurm.nodes import Conditions, SlurmNode, changes, make_node_specs, numbered_gpus, shares_of_gpu
-from fleetcast.ingest.slurm.records import Read
-from fleetcast.ingest.slurm.scan import Identity, JobScan, identity, number_attempts
+from fleetcast.ingest.slurm.jobs import REST, Site, SlurmJob, make_rest_finished_event, make_unexplained_end
+from fleetcast.ingest.slurm.nodes import (
+    Conditions,
+    SlurmNode,
+    count_numbered_gpus,
+    find_changes,
+    find_shares_per_gpu,
+    make_node_specs,
+)
+from fleetcast.ingest.slurm.records import ReadRecords
+from fleetcast.ingest.slurm.scan import Identity, JobScan, identify_event, number_attempts
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally
 
@@ -102,7 +109,7 @@ def open_slurm_client(options: SlurmOptions) -> SlurmClient:
     return SlurmCommands(options.shell, options.timeout_s, {"json": True, "text": False}.get(options.form))
 
 
-def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
+def decode_jobs(body: bytes, accounting: bool = False) -> ReadRecords[SlurmJob]:
     """Decode jobs from JSON or text. The first byte decides which of the two it is.
 
     accounting: whether the body comes from the accounts.
@@ -112,7 +119,7 @@ def decode_jobs(body: bytes, accounting: bool = False) -> Read[SlurmJob]:
     return slurm_text.read_jobs(body)
 
 
-def decode_nodes(body: bytes) -> Read[SlurmNode]:
+def decode_nodes(body: bytes) -> ReadRecords[SlurmNode]:
     return slurm_json.read_nodes(body) if body.lstrip()[:1] == b"{" else slurm_text.read_nodes(body)
 
 
@@ -189,7 +196,7 @@ class SlurmSource(Source):
             self._bad += len(batch.bad)
             self._rates.append((self._clock.now_ms(), len(batch)))
             self._state = state  # no await until the batch is taken: a snapshot holds both or neither
-            self.pending = RecordTally.sum((self.pending, batch.counted()))
+            self.pending = RecordTally.sum((self.pending, batch.get_tally()))
             if len(batch) or batch.bad:
                 batch, self.pending = replace(batch, tally=self.pending), RecordTally()
                 return batch
@@ -246,22 +253,28 @@ class SlurmSource(Source):
         Raises SourceError. The caller must then discard `state`.
         """
         began_ms, now_ms = self._clock.steady_ms(), self._clock.now_ms()
-        queue_body, nodes_body = await self._client.queue(), await self._client.nodes()
+        queue_body, nodes_body = await self._client.read_queue(), await self._client.read_nodes()
         queue = _check_answer(await asyncio.to_thread(decode_jobs, queue_body), "the queue")
-        nodes = _check_answer(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes") if nodes_body else Read()
-        site = replace(self._site, shares_of_gpu=shares_of_gpu(nodes.rows), numbered_gpus=numbered_gpus(nodes.rows))
+        nodes = (
+            _check_answer(await asyncio.to_thread(decode_nodes, nodes_body), "the nodes")
+            if nodes_body
+            else ReadRecords()
+        )
+        site = replace(
+            self._site, shares_of_gpu=find_shares_per_gpu(nodes.rows), numbered_gpus=count_numbered_gpus(nodes.rows)
+        )
         scan = JobScan(site, now_ms, state.prints)
         numbers = JobNumbers(state.numbers)
-        await asyncio.to_thread(scan.take, numbers.placed(queue.rows), state.queued)
-        queue_unclear = {self._site.prefix + numbers.current(job) for job in queue.doubled}
-        scan.keep(queue_unclear, state.live)
+        await asyncio.to_thread(scan.add_jobs, numbers.name_all_jobs(queue.rows), state.queued)
+        queue_unclear = {self._site.prefix + numbers.find_newest_name(job) for job in queue.doubled}
+        scan.keep_unclear_attempts(queue_unclear, state.live)
         self._noted["jobs_without_gpus"] = scan.without_gpus
         _record_missing_attempts(state, scan)
         bad = [*queue.bad, *scan.bad]
-        events = [*scan.fresh, *_end_unlisted_rests(state, scan)] + await self._accounts(state, scan, bad)
+        events = [*scan.fresh, *_end_unlisted_rests(state, scan)] + await self._poll_accounts(state, scan, bad)
         if nodes_body and (specs := make_node_specs(nodes.rows)) != self._specs:
             self._specs = specs
-        node_events = _follow(state, nodes.rows, self.name, now_ms)
+        node_events = _update_nodes(state, nodes.rows, self.name, now_ms)
         bad += nodes.bad
         state.queued, state.live = scan.issued, scan.live
         missing = {job: row for job, row in state.prints.items() if job in state.gone or job in queue_unclear}
@@ -269,13 +282,13 @@ class SlurmSource(Source):
         self._polled_ms = now_ms
         self._took_ms = self._clock.steady_ms() - began_ms
         self._noted["text_replaced"] = queue.replaced + nodes.replaced
-        tally = scan.tally(len(nodes.rows), len(bad))
+        tally = scan.make_tally(len(nodes.rows), len(bad))
         names = tuple(f"state {state}" for state in sorted(scan.unknown_states))
         unknown_fields = queue.unknown_fields + nodes.unknown_fields + len(names)
         tally = replace(tally, names=names[:MAX_UNREAD_NAMES], unknown_fields=unknown_fields)
         return Batch(events=tuple(events), node_events=tuple(node_events), bad=tuple(bad), tally=tally)
 
-    async def _accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
+    async def _poll_accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
         """Poll the accounts for all jobs if that is due, and for missing jobs. Returns the new events."""
         events: list[JobEvent] = []
         try:
@@ -291,14 +304,14 @@ class SlurmSource(Source):
         except SourceError as error:
             self._noted["accounting_away"] += 1
             logger.warning("%s: accounts: %s, asking again with the next poll", self.name, error)
-        return events + self._give_up(state, scan)
+        return events + self._end_missing_jobs(state, scan)
 
     async def _poll_recent_accounts(self, state: PollState, scan: JobScan, bad: list[RecordError]) -> list[JobEvent]:
         if self._clock.steady_ms() < self._accounts_due_ms:
             return []
         since_ms = state.since_ms or scan.now_ms - round(self.options.lookback_s * 1000)
         found = await self._query_accounts((max(0, scan.now_ms - since_ms) // 1000 + OVERLAP_S, ()), state, scan, bad)
-        events = [event for event in found.fresh if identity(event) not in state.accounted]
+        events = [event for event in found.fresh if identify_event(event) not in state.accounted]
         state.accounted, state.since_ms = found.issued, scan.now_ms
         self._accounts_due_ms = self._clock.steady_ms() + round(self.options.accounting_s * 1000)
         return events
@@ -313,20 +326,20 @@ class SlurmSource(Source):
         found = JobScan(scan.site, scan.now_ms, state.prints)
         known = {**state.live, **{job: attempt for job, (attempt, _) in state.gone.items()}}
         issued = scan.issued | state.queued
-        for answer in await self._client.accounting(*which):
+        for answer in await self._client.read_accounting(*which):
             read = _check_answer(await asyncio.to_thread(decode_jobs, answer, True), "an answer")
             bad += read.bad
-            placed = JobNumbers(state.numbers).placed(sorted(read.rows, key=_submitted_ms))
+            placed = JobNumbers(state.numbers).name_all_jobs(sorted(read.rows, key=_get_submit_ms))
             asked = [row for row in placed if not which[1] or self._site.prefix + row.id in known]
             rows = number_attempts(asked, self._site.prefix, scan, known)
             found.repeated += len(read.rows) - len(rows)
-            await asyncio.to_thread(found.take, rows, issued, is_queue=False)
+            await asyncio.to_thread(found.add_jobs, rows, issued, is_queue=False)
         bad += found.bad
         scan.add_counts(found)
         state.gone = {job: row for job, row in state.gone.items() if (job, row[0]) not in found.ended}
         return found
 
-    def _give_up(self, state: PollState, scan: JobScan) -> list[JobEvent]:
+    def _end_missing_jobs(self, state: PollState, scan: JobScan) -> list[JobEvent]:
         """Return an end for each job that has been missing for too long to expect a record.
 
         These jobs are no longer missing.
@@ -336,10 +349,13 @@ class SlurmSource(Source):
         self._noted["ends_not_told"] += len(lost)
         for job in lost:
             del state.gone[job]
-        return [requeued(job, attempt, scan.submitted.get(job, since_ms)) for job, (attempt, since_ms) in lost.items()]
+        return [
+            make_unexplained_end(job, attempt, scan.submitted.get(job, since_ms))
+            for job, (attempt, since_ms) in lost.items()
+        ]
 
 
-def _check_answer(read: Read[Parsed], what: str) -> Read[Parsed]:
+def _check_answer(read: ReadRecords[Parsed], what: str) -> ReadRecords[Parsed]:
     """Return the answer unchanged. Raises SourceError if it has bad records and no good one.
 
     Such an answer counts as no answer, so it ends no job.
@@ -367,11 +383,11 @@ def _record_missing_attempts(state: PollState, scan: JobScan) -> None:
             del state.gone[job]
 
 
-def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: int) -> list[NodeEvent]:
+def _update_nodes(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: int) -> list[NodeEvent]:
     """Return the events of the nodes since the last poll, and update their conditions in `state`."""
     events: list[NodeEvent] = []
     for node in nodes:
-        fields, now = changes(node, state.nodes.get(node.name, {}), source, now_ms)
+        fields, now = find_changes(node, state.nodes.get(node.name, {}), source, now_ms)
         events += fields
         state.nodes[node.name] = now
         if not now:
@@ -379,5 +395,5 @@ def _follow(state: PollState, nodes: Sequence[SlurmNode], source: str, now_ms: i
     return events
 
 
-def _submitted_ms(job: SlurmJob) -> int:
+def _get_submit_ms(job: SlurmJob) -> int:
     return job.submit_ms or 0

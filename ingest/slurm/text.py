@@ -15,12 +15,20 @@ from typing import TypeVar
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.slurm.failures import ENDED
-from fleetcast.ingest.slurm.fields import exit_code, limit_s, parse_size_gib, split_wait_status, tasks, time_ms, tres
+from fleetcast.ingest.slurm.fields import (
+    find_tres_amount,
+    parse_exit_code,
+    parse_limit_s,
+    parse_size_gib,
+    parse_time_ms,
+    parse_waiting_tasks,
+    split_wait_status,
+)
 from fleetcast.ingest.slurm.gres import make_resource_fields, read_gres
-from fleetcast.ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, each_task, expand_node_list
+from fleetcast.ingest.slurm.jobs import HOLDS, WAITS, SlurmJob, expand_node_list, split_array
 from fleetcast.ingest.slurm.json import report_cut_arrays
 from fleetcast.ingest.slurm.nodes import SlurmNode
-from fleetcast.ingest.slurm.records import Read, count_invalid_lines
+from fleetcast.ingest.slurm.records import ReadRecords, count_invalid_lines
 
 MOST_LINES = 64  # of one record
 FREE_TEXT = ("JobName", "NAME", "REASON", "Comment")
@@ -45,18 +53,18 @@ Row = Mapping[str, str]
 Parsed = TypeVar("Parsed")
 
 
-def read_jobs(body: bytes, zone: tzinfo | None = None) -> Read[SlurmJob]:
+def read_jobs(body: bytes, zone: tzinfo | None = None) -> ReadRecords[SlurmJob]:
     """Read the jobs of `sacct -P` or `squeue -O` with a header.
 
     `zone`: the time zone of their local times.
     """
-    read = report_cut_arrays(_read(body, ("JobID", "JOBID"), lambda row: _job(row, zone)))
+    read = report_cut_arrays(_read_records(body, ("JobID", "JOBID"), lambda row: _make_jobs(row, zone)))
     if b"JOBID" in body[:4096].lstrip().partition(b"\n")[0]:  # of squeue; accounts have a line an attempt
         _drop_doubled_jobs(read)
     return read
 
 
-def _drop_doubled_jobs(read: Read[SlurmJob]) -> None:
+def _drop_doubled_jobs(read: ReadRecords[SlurmJob]) -> None:
     """Drop all records of each id that occurs more than once.
 
     One of them is the free text of a user, such as a job name, and nothing shows which one.
@@ -68,25 +76,25 @@ def _drop_doubled_jobs(read: Read[SlurmJob]) -> None:
         read.bad += [RecordError("doubled", f"job {name} is in {counts[name]} lines") for name in sorted(read.doubled)]
 
 
-def read_nodes(body: bytes, zone: tzinfo | None = None) -> Read[SlurmNode]:
+def read_nodes(body: bytes, zone: tzinfo | None = None) -> ReadRecords[SlurmNode]:
     """Read the nodes of `sinfo -N` with a header. A node in two partitions is returned once."""
-    read = _read(body, ("NODELIST", "HOSTNAMES"), lambda row: _nodes(row, zone))
+    read = _read_records(body, ("NODELIST", "HOSTNAMES"), lambda row: _make_nodes(row, zone))
     read.rows = list({node.name: node for node in reversed(read.rows)}.values())[::-1]
     return read
 
 
-def _read(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Parsed]]) -> Read[Parsed]:
-    read: Read[Parsed] = Read()
+def _read_records(body: bytes, keys: tuple[str, ...], make: Callable[[Row], list[Parsed]]) -> ReadRecords[Parsed]:
+    read: ReadRecords[Parsed] = ReadRecords()
     read.replaced = count_invalid_lines(body)
-    for row in _rows(body, keys):
+    for row in _split_rows(body, keys):
         if isinstance(row, RecordError):
             read.bad.append(row)
         else:
-            read.take(lambda row=row: make(row))  # type: ignore[misc]
+            read.add_rows(lambda row=row: make(row))  # type: ignore[misc]
     return read
 
 
-def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
+def _split_rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
     """Yield each record as column → text, or an error.
 
     A header without any of `keys` gives a single error.
@@ -100,10 +108,10 @@ def _rows(body: bytes, keys: tuple[str, ...]) -> Iterator[Row | RecordError]:
     if not set(keys) & set(names):
         yield RecordError("no_header", f"{lines[start][:80]!r} names no column {' or '.join(keys)}")
         return
-    yield from _records(lines[start + 1 :], names, separator)
+    yield from _join_lines(lines[start + 1 :], names, separator)
 
 
-def _records(lines: list[str], names: list[str], separator: str) -> Iterator[Row | RecordError]:
+def _join_lines(lines: list[str], names: list[str], separator: str) -> Iterator[Row | RecordError]:
     """Join lines until a record has as many columns as the header, and yield the records."""
     most, held, size = len(names) - 1, "", 0
     ends_free = next((name for name in reversed(names) if name), "") in FREE_TEXT
@@ -116,13 +124,13 @@ def _records(lines: list[str], names: list[str], separator: str) -> Iterator[Row
             continue
         held, size = (f"{held} {line}" if size else line), size + 1
         if held.count(separator) >= most:
-            yield _fields(held, names, separator)
+            yield _parse_fields(held, names, separator)
             held, size = "", 0
     if held.strip():
         yield RecordError("field_count", f"{held.count(separator) + 1} instead of {most + 1}: {held[:80]!r}")
 
 
-def _fields(line: str, names: list[str], separator: str) -> Row | RecordError:
+def _parse_fields(line: str, names: list[str], separator: str) -> Row | RecordError:
     values = line.split(separator)
     if names[-1] == "":  # `squeue -O` ends each line with a separator
         names, values = names[:-1], values[: -1 if values[-1] == "" else None]
@@ -135,73 +143,73 @@ def _fields(line: str, names: list[str], separator: str) -> Row | RecordError:
     return dict(zip(reversed(names), (value.strip() for value in reversed(values)), strict=True))
 
 
-def _first(row: Row, *names: str) -> str:
+def _find_first(row: Row, *names: str) -> str:
     return next((row[name] for name in names if row.get(name)), "")
 
 
-def _job(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
+def _make_jobs(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
     """Return the job of a line, or nothing for a step.
 
     A waiting array in one line gives a job for each task.
     """
-    name = _first(row, "JobID", "JOBID")
+    name = _find_first(row, "JobID", "JOBID")
     if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []
-    asked, had = _first(row, "ReqTRES"), _first(row, "AllocTRES", "TRES_ALLOC")
+    asked, had = _find_first(row, "ReqTRES"), _find_first(row, "AllocTRES", "TRES_ALLOC")
     resources = make_resource_fields(
-        had or _first(row, "AllocGRES"),
+        had or _find_first(row, "AllocGRES"),
         asked,
-        per_node=_first(row, "TRES_PER_NODE", "ReqGRES"),
-        per_job=_first(row, "TRES_PER_JOB"),
-        per_task=_first(row, "TRES_PER_TASK"),
-        tasks=_whole(_first(row, "TASKS")),
+        per_node=_find_first(row, "TRES_PER_NODE", "ReqGRES"),
+        per_job=_find_first(row, "TRES_PER_JOB"),
+        per_task=_find_first(row, "TRES_PER_TASK"),
+        tasks=_parse_whole_number(_find_first(row, "TASKS")),
     )
-    restarts = _whole(_first(row, "RESTART_COUNT", "Restarts"))
+    restarts = _parse_whole_number(_find_first(row, "RESTART_COUNT", "Restarts"))
     job = SlurmJob(
         id=name,
-        states=_states(_first(row, "State", "STATE")),
+        states=_parse_states(_find_first(row, "State", "STATE")),
         attempt=None if restarts is None else restarts + 1,
-        submit_ms=time_ms(_first(row, "Submit", "SUBMIT_TIME"), zone),
-        start_ms=time_ms(_first(row, "Start", "START_TIME"), zone),
-        end_ms=time_ms(_first(row, "End", "END_TIME"), zone),
-        resize_ms=time_ms(_first(row, "RESIZE_TIME"), zone),
-        nodes=expand_node_list(_first(row, "NodeList", "NODELIST")),
-        node_count=_whole(_first(row, "NNodes", "ReqNodes", "NODES")) or 0,
+        submit_ms=parse_time_ms(_find_first(row, "Submit", "SUBMIT_TIME"), zone),
+        start_ms=parse_time_ms(_find_first(row, "Start", "START_TIME"), zone),
+        end_ms=parse_time_ms(_find_first(row, "End", "END_TIME"), zone),
+        resize_ms=parse_time_ms(_find_first(row, "RESIZE_TIME"), zone),
+        nodes=expand_node_list(_find_first(row, "NodeList", "NODELIST")),
+        node_count=_parse_whole_number(_find_first(row, "NNodes", "ReqNodes", "NODES")) or 0,
         **resources,
-        user=_first(row, "User", "USER"),
-        group=_first(row, "Group", "GROUP"),
-        account=_first(row, "Account", "ACCOUNT"),
-        partition=_first(row, "Partition", "PARTITION"),
-        qos=_first(row, "QOS"),
-        name=_first(row, "JobName", "NAME"),
-        cluster=_first(row, "Cluster", "CLUSTER"),
-        priority=_whole(_first(row, "Priority", "PRIORITY")),
-        limit_s=limit_s(_first(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
-        cpus=_whole(_first(row, "ReqCPUS", "CPUS")),
-        memory_gib=parse_size_gib(tres(asked or had, "mem")),
-        reason=_first(row, "Reason", "REASON"),
+        user=_find_first(row, "User", "USER"),
+        group=_find_first(row, "Group", "GROUP"),
+        account=_find_first(row, "Account", "ACCOUNT"),
+        partition=_find_first(row, "Partition", "PARTITION"),
+        qos=_find_first(row, "QOS"),
+        name=_find_first(row, "JobName", "NAME"),
+        cluster=_find_first(row, "Cluster", "CLUSTER"),
+        priority=_parse_whole_number(_find_first(row, "Priority", "PRIORITY")),
+        limit_s=parse_limit_s(_find_first(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
+        cpus=_parse_whole_number(_find_first(row, "ReqCPUS", "CPUS")),
+        memory_gib=parse_size_gib(find_tres_amount(asked or had, "mem")),
+        reason=_find_first(row, "Reason", "REASON"),
         comment="; ".join(row[name] for name in ("Comment", "AdminComment", "SystemComment") if row.get(name)),
-        status=_status(_first(row, "ExitCode", "EXIT_CODE")),
+        status=_parse_status(_find_first(row, "ExitCode", "EXIT_CODE")),
     )
     array, _, waiting = name.partition("_")
     if waiting.startswith("[") and array.isdecimal() and len(array) < 16:
-        return each_task(job, int(array), tasks(waiting))
+        return split_array(job, int(array), parse_waiting_tasks(waiting))
     return [job]
 
 
-def _whole(text: str) -> int | None:
+def _parse_whole_number(text: str) -> int | None:
     return int(text) if text.isdecimal() and text.isascii() and len(text) < 16 else None
 
 
-def _status(text: str) -> tuple[int, int]:
-    return exit_code(text) if ":" in text else split_wait_status(_whole(text) or 0)
+def _parse_status(text: str) -> tuple[int, int]:
+    return parse_exit_code(text) if ":" in text else split_wait_status(_parse_whole_number(text) or 0)
 
 
-def _states(text: str) -> tuple[str, ...]:
+def _parse_states(text: str) -> tuple[str, ...]:
     """Return the states in a text, the base state first, then flags.
 
-    >>> _states("CANCELLED by 0"), _states("idle+drain"), _states("drng*"), _states("OUT_OF_ME+")
-    (('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'), ('OUT_OF_MEMORY',))
+    >>> [_parse_states(value) for value in ("CANCELLED by 0", "idle+drain", "drng*", "OUT_OF_ME+")]
+    [('CANCELLED',), ('IDLE', 'DRAIN'), ('DRAINING', 'NOT_RESPONDING'), ('OUT_OF_MEMORY',)]
     """
     words = text.partition(" ")[0].upper()
     if words.endswith("+"):  # sacct cuts a long word so
@@ -211,12 +219,12 @@ def _states(text: str) -> tuple[str, ...]:
     return (*(_SHORT.get(part, part) for part in bare.split("+") if part), *flags)
 
 
-def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
-    names = expand_node_list(_first(row, "NODELIST", "HOSTNAMES"))
-    states = _states(_first(row, "STATECOMPLETE", "STATE"))
-    reason = _first(row, "REASON")
-    stated_ms = time_ms(_first(row, "TIMESTAMP"), zone)
-    gres = read_gres(_first(row, "GRES"))
+def _make_nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
+    names = expand_node_list(_find_first(row, "NODELIST", "HOSTNAMES"))
+    states = _parse_states(_find_first(row, "STATECOMPLETE", "STATE"))
+    reason = _find_first(row, "REASON")
+    stated_ms = parse_time_ms(_find_first(row, "TIMESTAMP"), zone)
+    gres = read_gres(_find_first(row, "GRES"))
     others = [row[key] for key in ("HOSTNAMES", "NODE_ADDR") if row.get(key)] if len(names) == 1 else []
     return [
         SlurmNode(
@@ -226,8 +234,8 @@ def _nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
             reason_ms=stated_ms,
             gres=gres,
             other_names=tuple(others),
-            cpus=_whole(_first(row, "CPUS")) or 0,
-            memory_gib=round((_whole(_first(row, "MEMORY")) or 0) / 1024, 3),
+            cpus=_parse_whole_number(_find_first(row, "CPUS")) or 0,
+            memory_gib=round((_parse_whole_number(_find_first(row, "MEMORY")) or 0) / 1024, 3),
         )
         for name in names
     ]

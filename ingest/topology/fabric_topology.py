@@ -15,10 +15,10 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.decode_faults import find_first_fault
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Device, Level, NodeSpec
-from fleetcast.ingest.node_names import MAX_NODES, check_name, too_many
+from fleetcast.ingest.node_names import MAX_NODES, check_name, make_too_many_error
 from fleetcast.ingest.topology.ibnetdiscover import Fabric, list_cabled_devices
 
 
@@ -29,9 +29,9 @@ def make_fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
     for host, device, leaf, bytes_per_s in list_cabled_devices(fabric):
         leaves.setdefault(host, set()).add(leaf)
         devices.setdefault(host, {}).setdefault(device, Device(device, bytes_per_s=bytes_per_s))
-    above = _above(fabric, set().union(*leaves.values()))
+    above = _find_switches_above(fabric, set().union(*leaves.values()))
     names = dict(fabric.switches)
-    places = place(leaves, above, names)
+    places = find_domains(leaves, above, names)
     if not places:
         raise ConfigError("no adapter in this ibnetdiscover output names its host")
     return [
@@ -40,7 +40,7 @@ def make_fabric_nodes(fabric: Fabric) -> list[NodeSpec]:
     ]
 
 
-def _above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
+def _find_switches_above(fabric: Fabric, leaves: set[str]) -> dict[str, set[str]]:
     above: dict[str, set[str]] = {leaf: set() for leaf in leaves}
     for (guid, _), link in fabric.links.items():
         if guid in above and link.peer in fabric.switches and link.peer not in above:
@@ -64,15 +64,15 @@ def _make_natural_sort_key(name: str) -> tuple[str, int]:
     return (name[: digits.start()], int(digits.group())) if digits else (name, -1)
 
 
-def place(
+def find_domains(
     leaves: Mapping[str, set[str]], above: Mapping[str, set[str]], names: Mapping[str, str]
 ) -> dict[str, dict[Level, str]]:
     """Return node → its domains, by the switches to which the node is cabled.
 
     leaves: node → its switches. above: switch → the switches above it. names: switch → its name.
     """
-    groups = _alike([frozenset(found) for found in leaves.values()])
-    tops = _alike([frozenset(found) for found in above.values() if found])
+    groups = _group_similar_sets([frozenset(found) for found in leaves.values()])
+    tops = _group_similar_sets([frozenset(found) for found in above.values() if found])
     places: dict[str, dict[Level, str]] = {}
     for node, found in sorted(leaves.items()):
         group = groups[frozenset(found)]
@@ -84,11 +84,11 @@ def place(
             domains[Level.BLOCK] = _choose_group_name(tops.get(up) or up, names)
         places[node] = domains
         if len(places) > MAX_NODES:
-            raise too_many(node)
+            raise make_too_many_error(node)
     return places
 
 
-def _alike(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
+def _group_similar_sets(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
     """Return set → the set that represents its group.
 
     It is the most frequent set with which it shares more than half.
@@ -161,7 +161,7 @@ def make_netq_nodes(document: Any) -> list[NodeSpec]:
         graphs = msgspec.convert(document, list[_Graph])
     except msgspec.ValidationError as error:
         kind = list[_Compute] if "Name" in document[0] else list[_Graph]
-        raise ConfigError(f"NetQ: {explain(error, kind, document).sentence}") from None
+        raise ConfigError(f"NetQ: {find_first_fault(error, kind, document).sentence}") from None
     found = [node for graph in graphs for node in _make_graph_nodes(graph)]
     if not found:
         raise ConfigError("NetQ: no host of the graph is linked to a switch")
@@ -182,4 +182,4 @@ def _make_graph_nodes(graph: _Graph) -> list[NodeSpec]:
             elif low.tier < high.tier:
                 above.setdefault(one, set()).add(other)
     names = {key: member.name for key, member in members.items()}
-    return [NodeSpec(node, domains=domains) for node, domains in place(leaves, above, names).items()]
+    return [NodeSpec(node, domains=domains) for node, domains in find_domains(leaves, above, names).items()]

@@ -47,7 +47,7 @@ def parse_topo_matrix(text: str) -> tuple[Device, ...]:
     assert header is not None
     lines = [line for line in plain[header.start() :].splitlines() if line.strip()]
     split = _split_by_tabs if "\t" in lines[0] else str.split
-    names = _devices(split(lines[0]))
+    names = _list_device_columns(split(lines[0]))
     gpus = [name for name in names if re.fullmatch(r"GPU\d{1,3}", name)]
     nics = [name for name in names if name not in gpus]
     columns = {name: at for at, name in enumerate(names)}
@@ -71,7 +71,7 @@ def _split_by_tabs(line: str) -> list[str]:
     return cells if cells[0] else cells[1:]
 
 
-def _devices(header: Sequence[str]) -> list[str]:
+def _list_device_columns(header: Sequence[str]) -> list[str]:
     """Return the names of the device columns, which precede the columns of CPUs and NUMA nodes.
 
     Old drivers write the adapters' own names instead of NIC0, NIC1 and so on.
@@ -155,7 +155,7 @@ def parse_nccl_xml(text: str) -> tuple[Device, ...]:
     root, hosts = _read_xml(text)
     if root.kind == GRAPHS:
         return ()
-    wirings = {name: _wiring(host) for name, host in hosts.items()} or {"": _wiring(root)}
+    wirings = {name: _find_wiring(host) for name, host in hosts.items()} or {"": _find_wiring(root)}
     first, *others = wirings
     for other in others:
         if wirings[other] != wirings[first]:
@@ -171,7 +171,7 @@ def count_hosts(text: str) -> int:
     return max(1, len(_read_xml(text)[1]))
 
 
-def _wiring(root: _Bus) -> tuple[Device, ...]:
+def _find_wiring(root: _Bus) -> tuple[Device, ...]:
     buses = list(_list_buses(root))
     gpus = sorted((bus for bus in buses if bus.kind == "gpu"), key=lambda bus: bus.bus)
     nics = sorted((bus for bus in buses if bus.kind == "nic"), key=lambda bus: bus.bus)
@@ -179,7 +179,7 @@ def _wiring(root: _Bus) -> tuple[Device, ...]:
         raise ConfigError("this NCCL XML names no GPU and no adapter by its PCI class")
     index = {id(bus): bus.gpu if bus.gpu >= 0 else at for at, bus in enumerate(gpus)}
     near: dict[int, tuple[int, ...]] = {}
-    _pair(root, index, near)
+    _pair_adapters(root, index, near)
     found = [(name, near.get(id(nic), ())) for at, nic in enumerate(nics) for name in (nic.names or [f"mlx5_{at}"])]
     return _assign_rails(found)
 
@@ -193,7 +193,7 @@ def _list_buses(top: _Bus) -> list[_Bus]:
     return found
 
 
-def _pair(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
+def _pair_adapters(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
     """Assign to each adapter the GPUs below its lowest bridge that has any. The result is added to `near`.
 
     If the bridge has as many adapters as GPUs, each adapter gets one, in order.
@@ -227,7 +227,7 @@ def _read_xml(text: str) -> tuple[_Bus, dict[str, _Bus]]:
         elif tag == "cpu" and given.get("host_hash"):
             here = hosts.setdefault(given["host_hash"][:64], _Bus(HOST, ""))
         elif tag == "pci":
-            here = _Bus(_kind(given.get("class", "")), given.get("busid", ""))
+            here = _Bus(_classify_pci_device(given.get("class", "")), given.get("busid", ""))
             stack[-1].children.append(here)
         elif tag == "net" and given.get("name"):
             here.names.append(given["name"][:64])
@@ -252,7 +252,7 @@ def _read_xml(text: str) -> tuple[_Bus, dict[str, _Bus]]:
     return top, hosts
 
 
-def _kind(pci_class: str) -> str:
+def _classify_pci_device(pci_class: str) -> str:
     if not pci_class:
         return UNSAID
     if pci_class.startswith(_GPU_CLASSES):

@@ -146,12 +146,14 @@ def _add_lid(fabric: Fabric, guid: str, port: int, text: str) -> None:
 def _add_link(fabric: Fabric, guid: str, match: re.Match[str], line: str) -> None:
     port, peer = int(match.group(1)), match.group(2)[2:]
     speed = _SPEED.search(line)
-    fabric.links[guid, port] = Link(peer, int(match.group(3)), _speed(speed.group(1), speed.group(2)) if speed else 0.0)
+    fabric.links[guid, port] = Link(
+        peer, int(match.group(3)), _compute_speed(speed.group(1), speed.group(2)) if speed else 0.0
+    )
     if guid in fabric.adapters:
         _add_lid(fabric, guid, port, line.partition("#")[2].partition('"')[0])
 
 
-def _speed(lanes: str, name: str) -> float:
+def _compute_speed(lanes: str, name: str) -> float:
     return int(lanes) * LANE_BYTES_PER_S.get(name, 0.0)
 
 
@@ -163,7 +165,7 @@ def _add_report_line(fabric: Fabric, match: re.Match[str]) -> None:
         return
     for one, is_switch, description in ((guid, kind == "SW", mine), (peer, peer_kind == "SW", theirs)):
         _add_device(fabric, is_switch, one, description)
-    fabric.links[guid, int(port)] = Link(peer, int(peer_port), _speed(lanes, speed))
+    fabric.links[guid, int(port)] = Link(peer, int(peer_port), _compute_speed(lanes, speed))
 
 
 def list_cabled_devices(fabric: Fabric) -> Iterator[tuple[str, str, str, float]]:

@@ -1,6 +1,6 @@
 """A converter of Kubernetes nodes into `NodeSpec`.
 
-Labels give the domains, `physical_gpus` the GPUs, and the capacity gives CPUs and memory.
+Labels give the domains, `find_physical_gpus` the GPUs, and the capacity gives CPUs and memory.
 """
 
 from collections.abc import Mapping
@@ -8,12 +8,12 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.decode_faults import find_first_fault
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Level, NodeSpec
-from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.gpus import shorten_model
 from fleetcast.ingest.node_names import check_name
-from fleetcast.ingest.topology.physical_gpus import physical_gpus
+from fleetcast.ingest.topology.physical_gpus import find_physical_gpus
 
 MAX_CPUS = 1_000_000
 MAX_GIB = 10_000_000
@@ -38,7 +38,7 @@ LABEL_LEVELS: tuple[tuple[str, Level], ...] = (
 )
 
 
-def kubernetes_node(item: Any) -> NodeSpec:
+def make_kubernetes_node(item: Any) -> NodeSpec:
     """Convert one item of `kubectl get nodes -o json`. Raises ConfigError."""
     try:
         metadata = msgspec.convert(item["metadata"], dict[str, Any])
@@ -56,7 +56,7 @@ def make_label_table(value: Any, name: object) -> dict[str, str]:
     try:
         return msgspec.convert(value, dict[str, str])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"labels of {name!r}: {explain(error, dict[str, str], value).sentence}") from None
+        raise ConfigError(f"labels of {name!r}: {find_first_fault(error, dict[str, str], value).sentence}") from None
 
 
 def make_node_from_labels(
@@ -77,11 +77,11 @@ def make_node_from_labels(
         if labels.get(key):
             domains[level] = labels[key]
     capacity = capacity or {}
-    gpus = physical_gpus(name, labels, capacity, annotations or {})
+    gpus = find_physical_gpus(name, labels, capacity, annotations or {})
     return NodeSpec(
         name=name,
         gpus=gpus.boards,
-        gpu_model=short_model(gpus.product),
+        gpu_model=shorten_model(gpus.product),
         gpu_memory_gib=gpus.memory_gib,
         cpus=int(_parse_quantity(name, capacity.get("cpu", "0"), MAX_CPUS)),
         host_memory_gib=_parse_quantity(name, capacity.get("memory", "0"), MAX_GIB * 2**30) / 2**30,

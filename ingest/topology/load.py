@@ -17,14 +17,14 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.toml_lines import decode_toml
 from fleetcast.fleet.topology import Device, Level, NodeSpec, Topology
 from fleetcast.fleet.yaml_text import read_yaml
-from fleetcast.ingest.node_names import MAX_NODES, check_name_part, expand_nodes, too_many
+from fleetcast.ingest.node_names import MAX_NODES, check_name_part, expand_nodes, make_too_many_error
 from fleetcast.ingest.topology.fabric_topology import is_netq_document, make_fabric_nodes, make_netq_nodes
 from fleetcast.ingest.topology.host_wiring import is_nccl_xml, is_topo_matrix, parse_nccl_xml, parse_topo_matrix
 from fleetcast.ingest.topology.ibnetdiscover import is_ibnetdiscover, parse_ibnetdiscover
 from fleetcast.ingest.topology.kubernetes_nodes import (
     MAX_CPUS,
     MAX_GIB,
-    kubernetes_node,
+    make_kubernetes_node,
     make_label_table,
     make_node_from_labels,
 )
@@ -90,7 +90,7 @@ def load_topology(path: Path) -> Topology:
         except (ConfigError, ValueError) as error:
             raise ConfigError(f"topology {file}: {error}") from None
         for node in found:
-            nodes[node.name] = merged(nodes[node.name], node) if node.name in nodes else node
+            nodes[node.name] = merge_specs(nodes[node.name], node) if node.name in nodes else node
     named = {word for node in nodes.values() for word in (node.name, node.pool, node.gpu_model)}
     hosts = {stem if stem in named else "": wiring for stem, wiring in wirings.items()}
     return Topology.build(list(nodes.values()), hosts=hosts)
@@ -106,7 +106,7 @@ def parse_wiring(text: str) -> tuple[Device, ...] | None:
     return parse_topo_matrix(text) if is_topo_matrix(text) else None
 
 
-def merged(one: NodeSpec, other: NodeSpec) -> NodeSpec:
+def merge_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
     """Merge the specs of a node from two files. If both state a fact, the first one counts."""
     own = Level.NVLINK_DOMAIN
     domains = {**other.domains, **{level: name for level, name in one.domains.items() if name}}
@@ -135,7 +135,7 @@ def parse_topology(text: str) -> list[NodeSpec]:
 
     The formats are TOML, topology.conf, ibnetdiscover, JSON (labels, NetQ) and YAML (Slurm, Kubernetes).
     """
-    nodes = _nodes_of(text)
+    nodes = _parse_nodes(text)
     for word in {
         word for node in nodes for word in (node.pool, node.gpu_model, node.power_domain, *node.domains.values())
     }:
@@ -144,7 +144,7 @@ def parse_topology(text: str) -> list[NodeSpec]:
     return nodes
 
 
-def _nodes_of(text: str) -> list[NodeSpec]:
+def _parse_nodes(text: str) -> list[NodeSpec]:
     if _JSON.match(text):
         return parse_json(text)
     if is_ibnetdiscover(text):
@@ -188,7 +188,7 @@ def parse_toml_nodes(text: str) -> list[NodeSpec]:
     for rack in racks:
         nodes += _make_rack_nodes(rack)
         if len(nodes) > MAX_NODES:
-            raise too_many(rack.name)
+            raise make_too_many_error(rack.name)
     return nodes
 
 
@@ -198,7 +198,7 @@ def _make_rack_nodes(rack: Rack) -> list[NodeSpec]:
     for text in (rack.nodes,) if isinstance(rack.nodes, str) else rack.nodes:
         names += expand_nodes(text)
         if len(names) > MAX_NODES:
-            raise too_many(text)
+            raise make_too_many_error(text)
     shared = {
         Level.RACK: rack.name,
         Level.RAIL_GROUP: rack.rail_group,
@@ -253,7 +253,7 @@ def read_document_nodes(document: Any) -> list[NodeSpec]:
     if not isinstance(document, dict):
         raise ConfigError("expected an object of nodes and their labels, or a list as NetQ or Slurm writes it")
     if document.get("kind") == "Node":
-        return [kubernetes_node(document)]
+        return [make_kubernetes_node(document)]
     if not isinstance(document.get("items"), list):
         if "kind" in document and "apiVersion" in document:
             raise _make_wrong_kind_error(document)
@@ -263,7 +263,7 @@ def read_document_nodes(document: Any) -> list[NodeSpec]:
     for item in document["items"]:
         if isinstance(item, dict) and item.get("kind", "Node") != "Node":
             raise _make_wrong_kind_error(item)
-    return [kubernetes_node(item) for item in document["items"]]
+    return [make_kubernetes_node(item) for item in document["items"]]
 
 
 def _make_wrong_kind_error(thing: Mapping[str, Any]) -> ConfigError:

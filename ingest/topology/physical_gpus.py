@@ -53,7 +53,7 @@ class PhysicalGpus(NamedTuple):
     shares: int = 1
 
 
-def physical_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
+def find_physical_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
     """Return the boards of the vendor with the most boards in the node.
 
     Raises ConfigError if a number is bad.
@@ -68,9 +68,9 @@ def physical_gpus(name: str, labels: Table, resources: Table, annotations: Table
     return max(vendors, key=lambda found: (found.boards, bool(found.product)))
 
 
-def shares_of(name: str, labels: Table) -> int:
+def count_shares(name: str, labels: Table) -> int:
     """Return how many jobs may share a GPU of a node by time slicing or MPS. Raises ConfigError."""
-    return max([1, *(count(name, labels[key], MAX_GPUS) for key in _SHARES if labels.get(key))])
+    return max([1, *(parse_count(name, labels[key], MAX_GPUS) for key in _SHARES if labels.get(key))])
 
 
 def _read_nvidia_gpus(name: str, labels: Table, resources: Table, annotations: Table) -> PhysicalGpus:
@@ -78,24 +78,24 @@ def _read_nvidia_gpus(name: str, labels: Table, resources: Table, annotations: T
     found = _MIG_PRODUCT.search(product)
     profile = found[1] if found else labels.get("cloud.google.com/gke-gpu-partition-size", "")
     board = product[: found.start()] if found else product.removesuffix("-SHARED")
-    instances, shares = _count_instances_per_gpu(profile, board), shares_of(name, labels)
-    certain = [count(name, labels[key], MAX_GPUS) for key in _BOARD_LABELS if labels.get(key)]
+    instances, shares = _count_instances_per_gpu(profile, board), count_shares(name, labels)
+    certain = [parse_count(name, labels[key], MAX_GPUS) for key in _BOARD_LABELS if labels.get(key)]
     if labels.get("nvidia.com/gpu.count"):
         devices = instances if found else 1  # of a board: with one profile for all, instances are counted
-        certain.append(math.ceil(count(name, labels["nvidia.com/gpu.count"], MAX_GPUS * devices) / devices))
+        certain.append(math.ceil(parse_count(name, labels["nvidia.com/gpu.count"], MAX_GPUS * devices) / devices))
     certain += [boards for key in _REGISTERS if (boards := _count_registered_boards(annotations.get(key, "")))]
-    boards = min(certain) if certain else _from_resources(name, resources, instances, shares)
+    boards = min(certain) if certain else _count_resource_boards(name, resources, instances, shares)
     label = labels.get("nvidia.com/gpu.memory") or labels.get("karpenter.k8s.aws/instance-gpu-memory", "0")
-    memory = count(name, label, MAX_GIB * 1024) / 1024
+    memory = parse_count(name, label, MAX_GIB * 1024) / 1024
     if profile:  # the label is of an instance
         memory = float(_parse_nominal_gb(board))
     return PhysicalGpus(min(boards, MAX_GPUS), board, memory, bool(certain), shares)
 
 
-def _from_resources(name: str, resources: Table, instances: int, shares: int) -> int:
+def _count_resource_boards(name: str, resources: Table, instances: int, shares: int) -> int:
     whole, sevenths, named = 0, 0.0, 0.0
     for resource, text in resources.items():
-        amount = count(name, text, MAX_GPUS * MAX_GPUS) if resource.startswith("nvidia.com/") else 0
+        amount = parse_count(name, text, MAX_GPUS * MAX_GPUS) if resource.startswith("nvidia.com/") else 0
         if resource in ("nvidia.com/gpu", "nvidia.com/gpu.shared"):
             whole += amount
         elif found := _MIG_RESOURCE.fullmatch(resource):
@@ -148,20 +148,22 @@ def _read_amd_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus:
     for resource, text in resources.items():
         named = _AMD_PARTITION.fullmatch(resource)
         if resource in ("amd.com/gpu", "amd.com/gpu_pf", "amd.com/gpu_vf"):
-            boards += count(name, text, MAX_GPUS * 8) / (_AMD_PARTS[divided[1].lower()] if divided else 1)
+            boards += parse_count(name, text, MAX_GPUS * 8) / (_AMD_PARTS[divided[1].lower()] if divided else 1)
         elif named:
-            boards += count(name, text, MAX_GPUS * 8) / _AMD_PARTS[named[1].lower()]
+            boards += parse_count(name, text, MAX_GPUS * 8) / _AMD_PARTS[named[1].lower()]
     product = labels.get("amd.com/gpu.product-name") or labels.get("beta.amd.com/gpu.product-name", "")
     vram = labels.get("amd.com/gpu.vram") or labels.get("beta.amd.com/gpu.vram", "")
-    memory = count(name, vram.removesuffix("G"), MAX_GIB) if vram else 0
+    memory = parse_count(name, vram.removesuffix("G"), MAX_GIB) if vram else 0
     return PhysicalGpus(min(math.ceil(boards), MAX_GPUS), product, float(memory), bool(divided))
 
 
 def _read_intel_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus:
-    offered = sum(count(name, resources.get(key, "0"), MAX_GPUS) for key in ("gpu.intel.com/i915", "gpu.intel.com/xe"))
+    offered = sum(
+        parse_count(name, resources.get(key, "0"), MAX_GPUS) for key in ("gpu.intel.com/i915", "gpu.intel.com/xe")
+    )
     numbers = labels.get("gpu.intel.com/gpu-numbers", "")
     by_device = [
-        count(name, value, MAX_GPUS)
+        parse_count(name, value, MAX_GPUS)
         for key, value in labels.items()
         if key.startswith("gpu.intel.com/device-id.") and key.endswith(".count")
     ]
@@ -171,21 +173,21 @@ def _read_intel_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus
 
 
 def _read_gaudi_gpus(name: str, labels: Table, resources: Table) -> PhysicalGpus:
-    boards = count(name, resources.get("habana.ai/gaudi", "0"), MAX_GPUS)
+    boards = parse_count(name, resources.get("habana.ai/gaudi", "0"), MAX_GPUS)
     return PhysicalGpus(boards, labels.get("habana.ai/hpu_type", "") or "Gaudi") if boards else PhysicalGpus()
 
 
 def _read_other_gpus(name: str, resources: Table) -> PhysicalGpus:
     rows = (key for key in resources if key == "aliyun.com/gpu-count" or key.endswith("/gpu"))
     known = ("nvidia.com/gpu", "amd.com/gpu", "koordinator.sh/gpu")
-    boards = max((count(name, resources[key], MAX_GPUS) for key in rows if key not in known), default=0)
+    boards = max((parse_count(name, resources[key], MAX_GPUS) for key in rows if key not in known), default=0)
     return PhysicalGpus(boards)
 
 
-def count(name: str, text: str, most: int) -> int:
+def parse_count(name: str, text: str, most: int) -> int:
     """Parse a whole number in a node's label or resource. Raises ConfigError if it is larger than `most`.
 
-    >>> count("n1", "8", 16), count("n1", "1k", 2000)
+    >>> parse_count("n1", "8", 16), parse_count("n1", "1k", 2000)
     (8, 1000)
     """
     digits, factor = (text[:-1], 1000) if text.endswith("k") else (text, 1)

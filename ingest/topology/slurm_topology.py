@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.decode_faults import find_first_fault
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Level, NodeSpec
-from fleetcast.ingest.node_names import MAX_NODES, check_name_part, expand_nodes, too_many
+from fleetcast.ingest.node_names import MAX_NODES, check_name_part, expand_nodes, make_too_many_error
 
 MAX_LEVELS = 32
 
@@ -50,22 +50,22 @@ def parse_slurm_conf(text: str) -> list[NodeSpec]:
     switches: dict[str, _Switch] = {}
     blocks: dict[str, str] = {}
     named = 0
-    for number, line in _lines(text):
+    for number, line in _join_lines(text):
         pairs = _parse_pairs(number, line)
         if "blockname" in pairs:
             named += _add_block(blocks, number, pairs)
         elif "switchname" in pairs:
             named += _add_switches(switches, number, pairs)
         if named > MAX_NODES:
-            raise too_many(line)
+            raise make_too_many_error(line)
     if blocks and switches:
         raise ConfigError("SwitchName and BlockName in one file: Slurm takes one topology plugin")
     if blocks:
-        return [_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
+        return [_make_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
     return _make_tree_nodes(switches)
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
+def _join_lines(text: str) -> list[tuple[int, str]]:
     """Return (number, content) of the lines without comments and empty lines.
 
     A backslash at its end continues a line.
@@ -96,7 +96,7 @@ def _parse_pairs(number: int, line: str) -> dict[str, str]:
     return pairs
 
 
-def _need(pairs: dict[str, str], key: str, number: int) -> str:
+def _get_required(pairs: dict[str, str], key: str, number: int) -> str:
     if key not in pairs:
         raise ConfigError(f"line {number}: {key} is missing")
     return pairs[key]
@@ -104,9 +104,9 @@ def _need(pairs: dict[str, str], key: str, number: int) -> str:
 
 def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> int:
     """Add the nodes of a block's line, and return their number. Raises ConfigError."""
-    nodes = expand_nodes(_need(pairs, "nodes", number))
+    nodes = expand_nodes(_get_required(pairs, "nodes", number))
     for node in nodes:
-        _place(blocks, node, check_name_part(pairs["blockname"]))
+        _assign_domain(blocks, node, check_name_part(pairs["blockname"]))
     return len(nodes)
 
 
@@ -178,7 +178,7 @@ def parse_slurm_yaml(document: object) -> list[NodeSpec]:
     try:
         rows = msgspec.convert(document, list[_YamlTopology])
     except msgspec.ValidationError as error:
-        raise ConfigError(f"topology.yaml: {explain(error, list[_YamlTopology], document).sentence}") from None
+        raise ConfigError(f"topology.yaml: {find_first_fault(error, list[_YamlTopology], document).sentence}") from None
     found: dict[str, NodeSpec] = {}
     for row in sorted(rows, key=lambda row: not row.cluster_default):
         if row.tree is None and row.block is None and not row.flat:
@@ -186,7 +186,7 @@ def parse_slurm_yaml(document: object) -> list[NodeSpec]:
         for node in (*_read_yaml_tree(row), *_read_yaml_blocks(row)):
             found.setdefault(node.name, node)
         if len(found) > MAX_NODES:
-            raise too_many(row.topology)
+            raise make_too_many_error(row.topology)
     if not found:
         raise ConfigError("topology.yaml: it names no node; a flat topology says nothing of where nodes lie")
     return list(found.values())
@@ -212,11 +212,11 @@ def _read_yaml_blocks(row: _YamlTopology) -> list[NodeSpec]:
     blocks: dict[str, str] = {}
     for one in row.block.blocks if row.block else ():
         for node in expand_nodes(one.nodes) if one.nodes else ():
-            _place(blocks, node, check_name_part(one.block))
-    return [_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
+            _assign_domain(blocks, node, check_name_part(one.block))
+    return [_make_spec(node, {Level.BLOCK: block}) for node, block in blocks.items()]
 
 
-def _place(placed: dict[str, str], node: str, domain: str) -> None:
+def _assign_domain(placed: dict[str, str], node: str, domain: str) -> None:
     if node in placed:
         raise ConfigError(f"node {node!r} is in {placed[node]!r} and in {domain!r}")
     placed[node] = domain
@@ -228,16 +228,16 @@ def _make_tree_nodes(switches: dict[str, _Switch]) -> list[NodeSpec]:
         for child in switch.children:
             if child not in switches:
                 raise ConfigError(f"switch {switch.name!r} names {child!r}, which no line defines")
-            _place(parents, child, switch.name)
+            _assign_domain(parents, child, switch.name)
     leaf_of: dict[str, str] = {}
     for switch in switches.values():
         for node in switch.nodes:
-            _place(leaf_of, node, switch.name)
-    levels = {leaf: _levels(_path(leaf, parents)) for leaf in set(leaf_of.values())}
-    return [_spec(node, levels[leaf]) for node, leaf in leaf_of.items()]
+            _assign_domain(leaf_of, node, switch.name)
+    levels = {leaf: _map_levels(_find_path_to_root(leaf, parents)) for leaf in set(leaf_of.values())}
+    return [_make_spec(node, levels[leaf]) for node, leaf in leaf_of.items()]
 
 
-def _path(leaf: str, parents: dict[str, str]) -> list[str]:
+def _find_path_to_root(leaf: str, parents: dict[str, str]) -> list[str]:
     """Return the switches from a leaf up to its root. Raises ConfigError if there is a cycle."""
     path = [leaf]
     while path[-1] in parents:
@@ -249,7 +249,7 @@ def _path(leaf: str, parents: dict[str, str]) -> list[str]:
     return path
 
 
-def _levels(path: list[str]) -> dict[Level, str]:
+def _map_levels(path: list[str]) -> dict[Level, str]:
     levels = {Level.RACK: path[0]}
     if len(path) == 1:
         return levels
@@ -261,5 +261,5 @@ def _levels(path: list[str]) -> dict[Level, str]:
     return levels
 
 
-def _spec(node: str, levels: dict[Level, str]) -> NodeSpec:
+def _make_spec(node: str, levels: dict[Level, str]) -> NodeSpec:
     return NodeSpec(node, domains={Level.NVLINK_DOMAIN: node, **levels})

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.features import DAY_S, FEATURES, HOUR_S, PanelPast, Rows, features
+from fleetcast.models.demand.features import DAY_S, FEATURES, HOUR_S, PanelPast, Rows, compute_features
 from fleetcast.models.forecast import QUANTILES, Panel
 
 Array = NDArray[np.float64]
@@ -121,12 +121,12 @@ def _fit_quantile_boosters(
     """Fit one booster for each quantile. All of them share the binned columns."""
     import lightgbm
 
-    data = _data(x, z, by_change, parameters).construct()
+    data = _make_dataset(x, z, by_change, parameters).construct()
 
-    def fit(level: float) -> Any:
+    def fit_level(level: float) -> Any:
         return lightgbm.train({**parameters, "alpha": level}, data, trees)
 
-    return compute_each_level(fit, QUANTILES, threads)
+    return compute_each_level(fit_level, QUANTILES, threads)
 
 
 def compute_each_level(work: Callable[[Any], Any], levels: Iterable[Any], threads: int) -> list[Any]:
@@ -148,8 +148,8 @@ def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]
     """
     import lightgbm
 
-    early = _data(rows.x[rows.early], rows.z[rows.early], True, parameters)
-    late = _data(rows.x[rows.late], rows.z[rows.late], True, parameters, early)
+    early = _make_dataset(rows.x[rows.early], rows.z[rows.early], True, parameters)
+    late = _make_dataset(rows.x[rows.late], rows.z[rows.late], True, parameters, early)
     losses = np.zeros(most)
     for level in QUANTILES:
         found: dict[str, Any] = {}
@@ -160,7 +160,7 @@ def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]
     return int(np.flatnonzero(losses <= (1 + PARSIMONY) * losses.min())[0]) + 1
 
 
-def _data(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: Any = None) -> Any:
+def _make_dataset(x: Rows, z: Array, by_change: bool, parameters: dict[str, Any], like: Any = None) -> Any:
     import lightgbm
 
     unit = compute_usual_change(x) if by_change else None
@@ -220,12 +220,12 @@ def _draw_panel_rows(past: PanelPast, band: Band, most: int, rng: np.random.Gene
     sparse = -(-(last - first) * len(steps) * len(panel.names) // (2 * most))
     stride = max(dense, sparse)
     origins = np.arange(last - int(rng.integers(min(stride, last - first + 1))), first - 1, -stride)[::-1]
-    x = features(past, origins, steps)
-    z = (_find_outcomes(panel, origins, steps) - past.anchor(origins)) / past.scale(origins)
+    x = compute_features(past, origins, steps)
+    z = (_find_outcomes(panel, origins, steps) - past.compute_anchor(origins)) / past.compute_scale(origins)
     split = first + round((1 - LATE_SHARE) * (last - first))
     targets = np.broadcast_to((origins + np.array(steps)[:, None])[..., None], z.shape)
     late = np.broadcast_to((origins >= split)[:, None], z.shape)
-    known = np.isfinite(z) & serves(past, origins)
+    known = np.isfinite(z) & has_day_of_history(past, origins)
     return x[known], z[known], (targets < split)[known], late[known]
 
 
@@ -237,6 +237,6 @@ def _find_outcomes(panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]
     return np.asarray(found)
 
 
-def serves(past: PanelPast, origins: NDArray[np.intp]) -> NDArray[np.bool_]:
+def has_day_of_history(past: PanelPast, origins: NDArray[np.intp]) -> NDArray[np.bool_]:
     """Return (origin, series) whether the series has a day of history before the origin."""
-    return np.asarray(np.isfinite(past.at(origins, past.bins(DAY_S) - 1)))
+    return np.asarray(np.isfinite(past.find_values_before(origins, past.count_bins(DAY_S) - 1)))

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.models.demand.flows import cap_lone_spikes
-from fleetcast.models.demand.gate import Gate, Served
+from fleetcast.models.demand.gate import Gate, ServedForecasts
 from fleetcast.models.demand.units import are_whole_numbers
 from fleetcast.models.forecast import Forecaster, Panel
 
@@ -56,7 +56,7 @@ class Contest:
         """Return the number of the bin in column 0."""
         return panel.end_ms(-1) // (self.bin_s * 1000)
 
-    def _over(self, panel: Panel) -> NDArray[np.intp]:
+    def _list_ended_bins(self, panel: Panel) -> NDArray[np.intp]:
         """Return (bin,) the numbers of the bins that have ended and have not matured."""
         first_bin = self._compute_first_bin(panel)
         known = np.flatnonzero(np.isfinite(panel.values).any(axis=0))
@@ -69,39 +69,41 @@ class Contest:
 
         The passing of time alone adds fewer.
         """
-        return len(self._over(panel)) > 2 * self._origin_bins
+        return len(self._list_ended_bins(panel)) > 2 * self._origin_bins
 
-    def refresh(self, panel: Panel, tests: int | None = None) -> None:
+    def refresh_gate(self, panel: Panel, tests: int | None = None) -> None:
         """Issue and score the forecasts of the bins that have ended since the last call.
 
         It tests at most `tests` pairs of an origin and a series, but at least one origin. Later calls test
         the rest.
         """
         tests = TESTS_A_CALL if tests is None else tests
-        first_bin, bins = self._compute_first_bin(panel), self._over(panel)
-        self._fit(panel, self._done + 1 - first_bin)
+        first_bin, bins = self._compute_first_bin(panel), self._list_ended_bins(panel)
+        self._adapt_gate(panel, self._done + 1 - first_bin)
         most = max(1, tests // max(1, len(panel.names))) * self._origin_bins
         bins = bins[:most]
         origins = bins[(bins + 1) % self._origin_bins == 0] - first_bin
-        raw = self._raw(cap_lone_spikes(panel), origins) if len(origins) else np.zeros(0)
+        raw = self._make_raw_forecasts(cap_lone_spikes(panel), origins) if len(origins) else np.zeros(0)
         waiting = dict(zip((origins + first_bin).tolist(), range(len(origins)), strict=True))
         for bin in bins.tolist():
-            self._gate.mature(bin, panel.values[:, bin - first_bin])
+            self._gate.score_bin(bin, panel.values[:, bin - first_bin])
             if bin in waiting:
-                self._gate.issue(bin, raw[:, :, :, waiting[bin]])
+                self._gate.issue_forecast(bin, raw[:, :, :, waiting[bin]])
             self._done = bin
 
-    def serve(self, panel: Panel, back: int = 0) -> Served:
+    def make_served_forecasts(self, panel: Panel, back: int = 0) -> ServedForecasts:
         """Return the served forecasts as of `back` bins before the last one."""
         origin = panel.bins - 1 - back
-        self._fit(panel, origin + 1)
-        return self._gate.serve(self._raw(cap_lone_spikes(panel), np.array([origin]))[:, :, :, 0])
+        self._adapt_gate(panel, origin + 1)
+        return self._gate.make_served_forecast(
+            self._make_raw_forecasts(cap_lone_spikes(panel), np.array([origin]))[:, :, :, 0]
+        )
 
-    def _raw(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
+    def _make_raw_forecasts(self, panel: Panel, origins: NDArray[np.intp]) -> Array:
         """Return (forecaster, quantile, step, origin, series) the forecasts before calibration."""
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
-    def _fit(self, panel: Panel, seen: int) -> None:
+    def _adapt_gate(self, panel: Panel, seen: int) -> None:
         """Adapt the gate to the panel's series. Series that it already has keep their state.
 
         The first `seen` columns show which series have whole numbers only. No ceiling is below their
@@ -116,20 +118,20 @@ class Contest:
         highest = np.nan_to_num(values, nan=0.0).max(axis=1, initial=0.0)
         self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
 
-    def forget(self, name: str) -> None:
+    def drop_record(self, name: str) -> None:
         """Drop the gate's record of a forecaster, because it switches to another version."""
-        self._gate.forget(name)
+        self._gate.reset_forecaster(name)
 
-    def record(self) -> list[dict[str, float | int | None]]:
+    def list_accuracy(self) -> list[dict[str, float | int | None]]:
         """Return the accuracy of each series of the last panel, as `Gate.record` does."""
-        return self._gate.record()
+        return self._gate.list_accuracy()
 
-    def losses(self) -> dict[str, tuple[float, int]]:
+    def compute_mean_losses(self) -> dict[str, tuple[float, int]]:
         """Return forecaster -> (mean loss in units of persistence's, number of losses scored).
 
         The mean is over series and leads.
         """
-        return self._gate.losses()
+        return self._gate.compute_mean_losses()
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return copies of the state: a JSON-able part, and arrays by name."""

@@ -48,7 +48,7 @@ class RunningGpus:
     ten_minute: Array
 
 
-def demand_model(
+def make_demand_model(
     running: Mapping[Key, RunningGpus], records: Iterable[JobRecord], residency: Mapping[Key, tuple[float, float]]
 ) -> list[dict[str, Any]]:
     """Return the demand model: one row of the answer for each queue and class in `running`.
@@ -56,9 +56,9 @@ def demand_model(
     `running` has (queue, "all") for each queue. residency: (queue, class) -> the shares of held GPU
     time with a model loaded, and active.
     """
-    of = _by_key(records)
+    of = _group_by_key(records)
     stood = {key: _find_idle_bins(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
-    return [_row(key, running, of, residency.get(key), stood[key]) for key in running]
+    return [_make_row(key, running, of, residency.get(key), stood[key]) for key in running]
 
 
 def list_cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
@@ -67,14 +67,14 @@ def list_cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
     Keys with fewer than FEWEST_COLD known cold starts are left out.
     """
     found = {}
-    for key, rows in _by_key(records).items():
-        cold = _known(row.cold_s for row in rows)
+    for key, rows in _group_by_key(records).items():
+        cold = _list_known(row.cold_s for row in rows)
         if len(cold) >= FEWEST_COLD:
             found[key] = cold
     return found
 
 
-def _by_key(records: Iterable[JobRecord]) -> dict[Key, list[JobRecord]]:
+def _group_by_key(records: Iterable[JobRecord]) -> dict[Key, list[JobRecord]]:
     of = defaultdict(list)
     for row in records:
         for queue in {row.queue, EVERYTHING}:
@@ -83,7 +83,7 @@ def _by_key(records: Iterable[JobRecord]) -> dict[Key, list[JobRecord]]:
     return of
 
 
-def _row(
+def _make_row(
     key: Key,
     running: Mapping[Key, RunningGpus],
     of: Mapping[Key, list[JobRecord]],
@@ -91,18 +91,18 @@ def _row(
     stood_still: NDArray[np.bool_],
 ) -> dict[str, Any]:
     records, reasons = of.get(key, []), {}
-    starts = _known(row.cold_s for row in records)
+    starts = _list_known(row.cold_s for row in records)
     cold = starts if len(starts) >= FEWEST_COLD else None
     is_known = np.isfinite(running[key].ten_minute)
     known = running[key].ten_minute[is_known & ~stood_still]
     parts = {
-        "bands": _bands(known),
-        "burst": burst(running[key].minutes, cold),
+        "bands": _make_bands(known),
+        "burst": describe_bursts(running[key].minutes, cold),
         "mix": _compute_class_shares(key, running),
         "residency": "no GPU that such jobs held told its memory and its activity" if residency is None else residency,
-        "duration_s": _summarise_durations(_known(row.run_s for row in records)),
-        "tolerated_wait": tolerated_wait(records),
-        "cold_start_s": _cold(cold),
+        "duration_s": _summarise_durations(_list_known(row.run_s for row in records)),
+        "tolerated_wait": estimate_tolerated_wait(records),
+        "cold_start_s": _summarise_cold_starts(cold),
     }
     for name, part in parts.items():
         if isinstance(part, str):
@@ -112,7 +112,7 @@ def _row(
         answered["residency"] = {"loaded_share": round(residency[0], 3), "active_share": round(residency[1], 3)}
     if answered["burst"] is not None and answered["burst"]["shortest_s"] is None:
         reasons["burst.shortest_s"] = "no cold start was measured" if cold is None else "all was noise"
-    floor = held(known, FLOOR_SHARE) if "bands" not in reasons else None
+    floor = find_held_gpus(known, FLOOR_SHARE) if "bands" not in reasons else None
     if floor is None:
         reasons["floor_gpus"] = reasons["bands"]
     head = {
@@ -137,26 +137,26 @@ def _find_idle_bins(fleet: Array) -> NDArray[np.bool_]:
     return away if away.sum() <= MOST_AWAY * len(known) else np.zeros(len(fleet), bool)
 
 
-def _known(values: Iterable[float | None]) -> Array:
+def _list_known(values: Iterable[float | None]) -> Array:
     return np.array([value for value in values if value is not None], np.float64)
 
 
-def held(levels: Array, share: float) -> float:
+def find_held_gpus(levels: Array, share: float) -> float:
     """Return the largest number of GPUs that are in use for at least this share of the bins.
 
-    >>> held(np.array([1.0, 2.0, 3.0, 4.0]), 0.5)
+    >>> find_held_gpus(np.array([1.0, 2.0, 3.0, 4.0]), 0.5)
     3.0
     """
     return float(np.sort(levels)[::-1][max(0, int(np.ceil(share * len(levels) - 1e-9)) - 1)])
 
 
-def _bands(known: Array) -> list[dict[str, float]] | str:
+def _make_bands(known: Array) -> list[dict[str, float]] | str:
     if len(known) < FEWEST_BINS:
         return "less than an hour of history"
-    return [{"share_of_time": share, "gpus": held(known, share)} for share in BAND_SHARES]
+    return [{"share_of_time": share, "gpus": find_held_gpus(known, share)} for share in BAND_SHARES]
 
 
-def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
+def describe_bursts(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
     """Return facts about the bursts of the last day, or the reason why there are none.
 
     cold: (job,) cold starts in seconds. Without them no burst counts as noise.
@@ -167,7 +167,7 @@ def burst(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
     known = np.isfinite(minutes)
     if known.sum() < FEWEST_MINUTES:
         return "less than an hour of history"
-    base = held(minutes[known], BURST_SHARE)
+    base = find_held_gpus(minutes[known], BURST_SHARE)
     above = np.where(known, minutes, -np.inf) > base
     edges = np.flatnonzero(np.diff(np.concatenate([[False], above, [False]]).astype(np.int8)))
     runs = edges.reshape(-1, 2)  # (burst, [first, end))
@@ -207,20 +207,20 @@ def _summarise_durations(runs: Array) -> dict[str, float] | str:
     return {"p50": p50, "p90": p90, "p99": p99, "cv": round(float(runs.std()) / mean, 2) if mean > 0 else 0.0}
 
 
-def _cold(cold: Array | None) -> dict[str, float] | str:
+def _summarise_cold_starts(cold: Array | None) -> dict[str, float] | str:
     if cold is None:
         return f"fewer than {FEWEST_COLD} jobs whose start was heard as it happened told a step or their steady phase"
     p50, p90 = np.quantile(cold, (0.5, 0.9)).round(1).tolist()
     return {"p50": p50, "p90": p90}
 
 
-def tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
+def estimate_tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
     """Return the tolerated wait in seconds, and how many jobs can wait in the queue and start within it.
 
     That number follows from the rate at which such jobs have started. Returns the reason in words if
     the wait is unknown.
     """
-    known_s = _known(row.tolerated_s for row in records)
+    known_s = _list_known(row.tolerated_s for row in records)
     if len(known_s) >= FEWEST_CHECKPOINTS:
         wait_s: float | None = float(np.median(known_s))
     else:

@@ -34,7 +34,7 @@ class LeadRecord:
     origins: Array
 
     @classmethod
-    def of(cls, losses: Array, counts: Array, lead: float) -> "LeadRecord":
+    def from_sums(cls, losses: Array, counts: Array, lead: float) -> "LeadRecord":
         """Build the record from sums of losses by block of origins.
 
         losses: (block, candidate, series), persistence first. counts: (block, series) number of losses.

@@ -90,76 +90,80 @@ class PanelPast:
     started: Array | None
 
     @classmethod
-    def of(
+    def from_panel(
         cls, panel: Panel, survival: JobSurvival | None = None, origins: NDArray[np.intp] | None = None
     ) -> "PanelPast":
-        """Prepare a panel for `features`.
+        """Prepare a panel for `compute_features`.
 
         survival: how long jobs stay. Without it, or without starts and ends, its features are NaN. origins:
         the bins at which features are needed, None for all.
         """
         aged = np.arange(panel.bins) if origins is None else np.unique(origins)
         started = panel.covariates.get("started")
-        starts = None if started is None else _sums(np.nan_to_num(started))
-        filled = fill(panel.values)
+        starts = None if started is None else _compute_running_sums(np.nan_to_num(started))
+        filled = fill_gaps(panel.values)
         known = np.isfinite(filled)
         begin = np.argmax(known, axis=1) if panel.bins else np.zeros(len(panel.names), np.intp)
         centre = np.nan_to_num(filled[np.arange(len(filled)), begin]) if panel.bins else np.zeros(len(filled))
         first = max(0, int(aged.min(initial=panel.bins)) + 1 - max(1, round(WEEK_S / panel.bin_s)))
         around = np.nan_to_num(filled[:, first:] - centre[:, None])
-        sums = _sums(around), _sums(around**2), _sums(known[:, first:].astype(np.float64))
-        ages = _ages(panel, survival, aged)
+        sums = (
+            _compute_running_sums(around),
+            _compute_running_sums(around**2),
+            _compute_running_sums(known[:, first:].astype(np.float64)),
+        )
+        ages = _compute_ages(panel, survival, aged)
         return cls(panel, filled, first, *sums, centre, _compute_running_maximum(panel), survival, ages, aged, starts)
 
-    def bins(self, seconds: float) -> int:
+    def count_bins(self, seconds: float) -> int:
         return max(1, round(seconds / self.panel.bin_s))
 
-    def at(self, origins: NDArray[np.intp], back: int) -> Array:
+    def find_values_before(self, origins: NDArray[np.intp], back: int) -> Array:
         """Return (origin, series) the value `back` bins before each origin, NaN before the first value.
 
         No value after the origin is read.
         """
-        return at(self.filled, origins - back)
+        return find_values_at(self.filled, origins - back)
 
-    def moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
+    def compute_moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
         """Return the mean and the standard deviation, (origin, series) each, of the last `bins` bins.
 
         `bins` covers at most a week. If fewer bins are known, those count.
         """
         last = origins - self.first
-        total, square, count = (window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
+        total, square, count = (sum_window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
         mean = divide(total, count)
         spread = np.sqrt(np.maximum(divide(square, count) - mean**2, 0.0))
         return mean + self.centre, spread
 
-    def scale(self, origins: NDArray[np.intp]) -> Array:
+    def compute_scale(self, origins: NDArray[np.intp]) -> Array:
         """Return (origin, series) the scale: the capacity, or a substitute if it is unknown.
 
         The substitute is the most GPUs that ever ran. If that is unknown, it is the size of the last week.
         It is at least 1e-9.
         """
         if self.highest is not None:
-            own = np.maximum(at(self.highest, origins), 1.0)
+            own = np.maximum(find_values_at(self.highest, origins), 1.0)
         else:
-            mean, spread = self.moments(origins, self.bins(WEEK_S))
+            mean, spread = self.compute_moments(origins, self.count_bins(WEEK_S))
             own = np.maximum(np.abs(mean) + spread, 1e-9)
         return np.where(np.isfinite(self.panel.capacity) & (self.panel.capacity > 0), self.panel.capacity, own)
 
-    def anchor(self, origins: NDArray[np.intp]) -> Array:
+    def compute_anchor(self, origins: NDArray[np.intp]) -> Array:
         """Return (origin, series) the value to which forecast changes are added.
 
         It is the last value. For flows, it is the mean of the last week.
         """
         if self.panel.target in FLOW_TARGETS:
-            return self.moments(origins, self.bins(WEEK_S))[0]
-        return self.at(origins, 0)
+            return self.compute_moments(origins, self.count_bins(WEEK_S))[0]
+        return self.find_values_before(origins, 0)
 
-    def change(self, origins: NDArray[np.intp], step: int) -> Array:
+    def compute_mean_change(self, origins: NDArray[np.intp], step: int) -> Array:
         """Return (origin, series) the mean absolute change over `step` bins in the last two weeks.
 
         Only changes that are known at the origin count.
         """
-        bins = self.bins(CHANGE_WINDOW_S)
+        bins = self.count_bins(CHANGE_WINDOW_S)
         end = int(origins.max(initial=-1)) + 1
         first = max(0, int(origins.min(initial=self.panel.bins)) - step + 1 - bins)
         filled = self.filled[:, first:end]
@@ -168,21 +172,24 @@ class PanelPast:
         if len(origins) == 1 and moved.shape[1] and np.isfinite(moved[:, 0]).all():  # what is known stays known
             return np.asarray(moved.mean(axis=1)[None])
         known = np.isfinite(moved)
-        sums, counts = _sums(np.where(known, moved, 0.0)), _sums(known.astype(np.float64))
+        sums, counts = (
+            _compute_running_sums(np.where(known, moved, 0.0)),
+            _compute_running_sums(known.astype(np.float64)),
+        )
         last = origins - step - first
-        return divide(window(sums, last, bins), window(counts, last, bins))
+        return divide(sum_window(sums, last, bins), sum_window(counts, last, bins))
 
 
-def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
+def compute_features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -> Rows:
     """Return (step, origin, series, feature) the features in the order of FEATURES, NaN if unknown.
 
     >>> panel = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.array([1000.0]))
-    >>> rows = features(PanelPast.of(panel), np.array([299]), (6,))
+    >>> rows = compute_features(PanelPast.of(panel), np.array([299]), (6,))
     >>> rows.shape == (1, 1, 1, len(FEATURES)), float(rows[0, 0, 0, FEATURES.index("lag_1h")])
     (True, -0.006000000052154064)
     """
-    scale = past.scale(origins)
-    now = past.anchor(origins)
+    scale = past.compute_scale(origins)
+    now = past.compute_anchor(origins)
     shape = (len(steps), len(origins), len(past.filled), len(FEATURES))
     rows = np.empty(shape, np.float32)
     known = len(ORIGIN_FEATURES)
@@ -194,10 +201,10 @@ def features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence[int]) -
 
 def _compute_origin_features(past: PanelPast, origins: NDArray[np.intp], now: Array, scale: Array) -> Array:
     """Return (origin, series, feature) the features that are the same for every step."""
-    columns = [past.at(origins, 0) / scale]
-    lags = [*LAG_BINS, *(past.bins(lag) for lag in LAGS_S)]
-    columns += [(past.at(origins, lag) - now) / scale for lag in lags]
-    columns += [(past.moments(origins, past.bins(seconds))[0] - now) / scale for seconds in WINDOWS_S]
+    columns = [past.find_values_before(origins, 0) / scale]
+    lags = [*LAG_BINS, *(past.count_bins(lag) for lag in LAGS_S)]
+    columns += [(past.find_values_before(origins, lag) - now) / scale for lag in lags]
+    columns += [(past.compute_moments(origins, past.count_bins(seconds))[0] - now) / scale for seconds in WINDOWS_S]
     columns += _compute_level_columns(past, origins, scale)
     columns += _compute_flow_columns(past, origins, scale)
     columns += _compute_age_columns(past, origins, scale)
@@ -206,8 +213,10 @@ def _compute_origin_features(past: PanelPast, origins: NDArray[np.intp], now: Ar
 
 def _compute_level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
     unknown = np.full(scale.shape, np.nan)
-    found = {name: at(fill(rows), origins) for name, rows in past.panel.covariates.items() if name in LEVELS}
-    found.setdefault(past.panel.target, past.at(origins, 0))
+    found = {
+        name: find_values_at(fill_gaps(rows), origins) for name, rows in past.panel.covariates.items() if name in LEVELS
+    }
+    found.setdefault(past.panel.target, past.find_values_before(origins, 0))
     return [found.get(name, unknown) / scale for name in LEVELS]
 
 
@@ -223,14 +232,17 @@ def _compute_flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Arr
         if rows is None:
             recent += [unknown] * len(FLOW_WINDOWS_S)
             continue
-        week = past.bins(WEEK_S)
+        week = past.count_bins(WEEK_S)
         first = max(0, int(origins.min(initial=past.panel.bins)) + 1 - week)
         latest, last = rows[:, first:], origins - first
-        sums, counts = _sums(np.nan_to_num(latest)), _sums(np.isfinite(latest).astype(np.float64))
-        rate = window(sums, last, week) / np.maximum(window(counts, last, week), 1.0)
+        sums, counts = (
+            _compute_running_sums(np.nan_to_num(latest)),
+            _compute_running_sums(np.isfinite(latest).astype(np.float64)),
+        )
+        rate = sum_window(sums, last, week) / np.maximum(sum_window(counts, last, week), 1.0)
         for seconds in FLOW_WINDOWS_S:
-            bins = past.bins(seconds)
-            recent.append((window(sums, last, bins) - rate * bins) / scale)
+            bins = past.count_bins(seconds)
+            recent.append((sum_window(sums, last, bins) - rate * bins) / scale)
     return recent
 
 
@@ -252,17 +264,19 @@ def _compute_survival_columns(past: PanelPast, origins: NDArray[np.intp], step: 
     sums = past.started
     if past.ages is None or past.survival is None or sums is None:
         return [unknown] * 3
-    leaving = np.einsum("sok,k->os", past.ages[:, np.searchsorted(past.aged, origins)], past.survival.leaving(step))
-    day, week = past.bins(DAY_S), past.bins(WEEK_S)
+    leaving = np.einsum(
+        "sok,k->os", past.ages[:, np.searchsorted(past.aged, origins)], past.survival.compute_ending_share(step)
+    )
+    day, week = past.count_bins(DAY_S), past.count_bins(WEEK_S)
     first = -(-step // day)
-    days = [_span(sums, origins - day * (first + more), step) for more in range(DAYS)]
-    weeks = _span(sums, origins - week * -(-step // week), step)
+    days = [_sum_following_bins(sums, origins - day * (first + more), step) for more in range(DAYS)]
+    weeks = _sum_following_bins(sums, origins - week * -(-step // week), step)
     return [leaving / scale, compute_known_mean(days) / scale, weeks / scale]
 
 
-def _span(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
+def _sum_following_bins(sums: Array, bins: NDArray[np.intp], step: int) -> Array:
     """Return (bin, series) the sums over the `step` bins after each bin, NaN before the first bin."""
-    found = window(sums, np.maximum(bins, 0) + step, step)
+    found = sum_window(sums, np.maximum(bins, 0) + step, step)
     found[bins < 0] = np.nan
     return found
 
@@ -274,17 +288,17 @@ def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int
     less the anchor.
     """
     seconds = step * past.panel.bin_s
-    day, week = past.bins(DAY_S), past.bins(WEEK_S)
+    day, week = past.count_bins(DAY_S), past.count_bins(WEEK_S)
     days, weeks = -(-step // day), -(-step // week)
-    daily = [_back(past, origins, step, day * (days + more)) for more in range(DAYS)]
-    weekly = [_back(past, origins, step, week * (weeks + more)) for more in range(WEEKS)]
+    daily = [_find_values_at_lag(past, origins, step, day * (days + more)) for more in range(DAYS)]
+    weekly = [_find_values_at_lag(past, origins, step, week * (weeks + more)) for more in range(WEEKS)]
     target_s = (past.panel.first_ms // 1000 + (origins + 1) * past.panel.bin_s + seconds)[:, None]
     everywhere = np.ones(now.shape)
     columns = [
         everywhere * (seconds / HOUR_S),
         everywhere * (target_s % DAY_S / HOUR_S),
         everywhere * ((target_s // DAY_S + THURSDAY) % 7),
-        past.change(origins, step) / scale,
+        past.compute_mean_change(origins, step) / scale,
         (daily[0][1] - daily[0][0]) / scale,
         (weekly[0][1] - weekly[0][0]) / scale,
         compute_known_mean([after - before for before, after in daily]) / scale,
@@ -298,12 +312,12 @@ def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int
     return np.stack(columns, axis=-1)
 
 
-def _back(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
+def _find_values_at_lag(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
     """Return (origin, series) the values `back` bins before the origin, and `back` bins before the target.
 
     `back` is at least `step`, so both are known.
     """
-    return past.at(origins, back), past.at(origins, back - step)
+    return past.find_values_before(origins, back), past.find_values_before(origins, back - step)
 
 
 def _compute_running_maximum(panel: Panel) -> Array | None:
@@ -312,15 +326,15 @@ def _compute_running_maximum(panel: Panel) -> Array | None:
     return None if running is None else np.maximum.accumulate(np.nan_to_num(running), axis=1)
 
 
-def _ages(panel: Panel, survival: JobSurvival | None, bins: NDArray[np.intp]) -> NDArray[np.float32] | None:
+def _compute_ages(panel: Panel, survival: JobSurvival | None, bins: NDArray[np.intp]) -> NDArray[np.float32] | None:
     started, ended = panel.covariates.get("started"), panel.covariates.get("ended")
     running = panel.values if panel.target == "running" else panel.covariates.get("running")
     if survival is None or survival.bin_s != panel.bin_s or started is None or ended is None or running is None:
         return None
-    return survival.ages(started, ended, running, bins)
+    return survival.compute_ages(started, ended, running, bins)
 
 
-def fill(values: Array) -> Array:
+def fill_gaps(values: Array) -> Array:
     """Fill each unknown bin of (series, bin) with the last known value before it.
 
     Bins before the first known value stay NaN.
@@ -332,7 +346,7 @@ def fill(values: Array) -> Array:
     return np.take_along_axis(np.where(known, values, np.nan), last, axis=1)
 
 
-def at(values: Array, bins: NDArray[np.intp]) -> Array:
+def find_values_at(values: Array, bins: NDArray[np.intp]) -> Array:
     """Return (bin, series) the values at these bins, NaN for bins before the first one."""
     if not values.shape[1]:
         return np.full((len(bins), len(values)), np.nan)
@@ -341,7 +355,7 @@ def at(values: Array, bins: NDArray[np.intp]) -> Array:
     return found
 
 
-def window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
+def sum_window(sums: Array, origins: NDArray[np.intp], bins: int) -> Array:
     """Return (origin, series) the sums over the `bins` bins that end with each origin.
 
     sums: running sums, (series, bin + 1).
@@ -362,5 +376,5 @@ def compute_known_mean(parts: Sequence[Array]) -> Array:
     return divide(np.where(known, stack, 0.0).sum(axis=0), known.sum(axis=0))
 
 
-def _sums(values: Array) -> Array:
+def _compute_running_sums(values: Array) -> Array:
     return np.concatenate((np.zeros((len(values), 1)), np.cumsum(values, axis=1)), axis=1)

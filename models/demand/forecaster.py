@@ -26,7 +26,7 @@ from fleetcast.models.demand.contest import Contest
 from fleetcast.models.demand.hierarchy import reconcile_hierarchy
 from fleetcast.models.demand.naive import FORECASTERS, forward_fill
 from fleetcast.models.demand.rows import DemandRow
-from fleetcast.models.demand.smoothers import make_group_smoothers, smoothers
+from fleetcast.models.demand.smoothers import make_group_smoothers, make_smoothers
 from fleetcast.models.demand.units import are_whole_numbers
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 
@@ -90,7 +90,7 @@ class Histories:
     capacity: Array
     covariates: Mapping[str, Array] = field(default_factory=dict)
 
-    def panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
+    def make_panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
         """Return some of the series as a panel for forecasters. Its last bin contains `now_ms`."""
         values = self.minutes if bin_s == MINUTE_S else self.ten_minute
         names = tuple(self.keys[row].name for row in rows.tolist())
@@ -159,7 +159,7 @@ class DemandForecaster(Stateful):
         """Whether the last call left some history untested."""
         return self._behind > 0
 
-    def update(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
+    def forecast_all(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
         """Forecast all series, and return the rows of `/demand` in order.
 
         A series without a known value has no row.
@@ -169,7 +169,7 @@ class DemandForecaster(Stateful):
         self._behind, self._tests = 0, demand_contest.TESTS_A_CALL // max(1, among)
         known = {(key, inputs.target) for inputs in histories for key in inputs.keys}
         self._series = {key: series for key, series in self._series.items() if key in known}
-        return [row for inputs in histories for row in self._rows(inputs)]
+        return [row for inputs in histories for row in self._make_rows(inputs)]
 
     def _find_or_add_contest(self, target: str, which: str) -> Contest:
         if (target, which) not in self._contests:
@@ -183,35 +183,37 @@ class DemandForecaster(Stateful):
             self._contests[target, which] = made
         return self._contests[target, which]
 
-    def _rows(self, inputs: Histories) -> Iterator[DemandRow]:
+    def _make_rows(self, inputs: Histories) -> Iterator[DemandRow]:
         has_known = _has_known_value(inputs)
         self._drop_partial_history(inputs, has_known)
-        forecast = _Forecast.of(len(inputs.keys))
+        forecast = _TargetForecasts.empty(len(inputs.keys))
         old = np.full((len(QUANTILES), len(BIN_HORIZONS_S), len(inputs.keys)), np.nan)
         for which, rows in _group_series_by_contest(inputs).items():
             contest = self._find_or_add_contest(inputs.target, which)
-            panel = inputs.panel(rows, self._now_ms, contest.bin_s)
-            self._refresh(contest, panel)
-            forecast.take(rows, which == MINUTES, contest.serve(panel), contest.record())
+            panel = inputs.make_panel(rows, self._now_ms, contest.bin_s)
+            self._refresh_contest(contest, panel)
+            forecast.add_served(rows, which == MINUTES, contest.make_served_forecasts(panel), contest.list_accuracy())
             if which == POOLS and self._lacks_old_forecast(inputs, rows):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
-                    old[:, :, rows] = contest.serve(panel, back).values
-        reconcile_hierarchy(forecast.values, inputs.keys, has_known, _counts(inputs), _compute_ceilings(inputs))
+                    old[:, :, rows] = contest.make_served_forecasts(panel, back).values
+        reconcile_hierarchy(
+            forecast.values, inputs.keys, has_known, _has_whole_numbers_only(inputs), _compute_ceilings(inputs)
+        )
         for row in np.flatnonzero(has_known).tolist():
-            yield self._row(inputs, row, forecast, old[:, :, row])
+            yield self._make_row(inputs, row, forecast, old[:, :, row])
 
-    def _refresh(self, contest: Contest, panel: Panel) -> None:
+    def _refresh_contest(self, contest: Contest, panel: Panel) -> None:
         if not contest.is_behind(panel):
-            contest.refresh(panel)
+            contest.refresh_gate(panel)
             return
-        contest.refresh(panel, self._tests)
+        contest.refresh_gate(panel, self._tests)
         self._behind += contest.is_behind(panel)
 
     def _drop_partial_history(self, inputs: Histories, has_known: NDArray[np.bool_]) -> None:
         for row in np.flatnonzero(has_known).tolist() if inputs.target in LEVEL_TARGETS else ():
             if not inputs.keys[row].is_part:
-                series = self._of(inputs.keys[row], inputs.target)
+                series = self._find_or_add_series(inputs.keys[row], inputs.target)
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old_forecast(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
@@ -220,18 +222,18 @@ class DemandForecaster(Stateful):
         That is so after a start, or if events of that time arrived later.
         """
         now_bin = self._now_ms // BIN_MS
-        found = (self._of(inputs.keys[row], inputs.target) for row in rows.tolist())
+        found = (self._find_or_add_series(inputs.keys[row], inputs.target) for row in rows.tolist())
         return any(series.old is None and series.bin != now_bin for series in found)
 
-    def _of(self, key: SeriesKey, target: str) -> ForecastSeries:
+    def _find_or_add_series(self, key: SeriesKey, target: str) -> ForecastSeries:
         return self._series.setdefault((key, target), ForecastSeries())
 
-    def _row(self, inputs: Histories, row: int, forecast: "_Forecast", old: Array) -> DemandRow:
+    def _make_row(self, inputs: Histories, row: int, forecast: "_TargetForecasts", old: Array) -> DemandRow:
         key = inputs.keys[row]
-        series = self._of(key, inputs.target)
+        series = self._find_or_add_series(key, inputs.target)
         series.values = forecast.values[:, :, row]
         if not key.is_part:
-            self._keep(series, inputs.ten_minute[row], old)
+            self._store_chart_values(series, inputs.ten_minute[row], old)
         models = forecast.models[:, row].tolist()
         minutes = inputs.minutes[row]
         now = float(minutes[np.flatnonzero(np.isfinite(minutes))[-1]])
@@ -249,10 +251,10 @@ class DemandForecaster(Stateful):
             horizons_s=list(HORIZONS_S),
             quantiles=list(QUANTILES),
             values=np.round(series.values, digits).tolist(),
-            record=forecast.record(row),
+            record=forecast.find_record(row),
         )
 
-    def _keep(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
+    def _store_chart_values(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
         """Store the history and the forecast of an hour ago, which charts show.
 
         old: (quantile, horizon) a forecast computed as of an hour ago, NaN if none was computed.
@@ -266,10 +268,10 @@ class DemandForecaster(Stateful):
         if current:
             series.old = current[-1]
         elif np.isfinite(old).all() and np.isfinite(ten_minute[: len(ten_minute) - OLD_MS // BIN_MS]).any():
-            series.old = now_ms - OLD_MS, _points(old, now_ms - OLD_MS, BIN_HORIZONS_S, OLD_FAN)
-        series.issued.append((now_ms, _points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
+            series.old = now_ms - OLD_MS, _make_points(old, now_ms - OLD_MS, BIN_HORIZONS_S, OLD_FAN)
+        series.issued.append((now_ms, _make_points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
 
-    def use(self, name: str, version: str) -> None:
+    def switch_version(self, name: str, version: str) -> None:
         """Switch a forecaster to a version.
 
         If it is another one, the forecaster's record begins as persistence's.
@@ -279,16 +281,20 @@ class DemandForecaster(Stateful):
         self._versions[name] = version
         for (_, which), contest in self._contests.items():
             if any(forecaster.name == name for forecaster in self._forecasters[which]):
-                contest.forget(name)
+                contest.drop_record(name)
 
-    def losses(self) -> dict[str, dict[str, tuple[float, int]]]:
+    def compute_mean_losses(self) -> dict[str, dict[str, tuple[float, int]]]:
         """Return target -> forecaster -> (mean loss in persistence's units, number of losses).
 
         Only the forecasters of pools and classes are included.
         """
-        return {target: contest.losses() for (target, which), contest in self._contests.items() if which == POOLS}
+        return {
+            target: contest.compute_mean_losses()
+            for (target, which), contest in self._contests.items()
+            if which == POOLS
+        }
 
-    def record(self) -> dict[str, Any]:
+    def make_chart_record(self) -> dict[str, Any]:
         """Return series name -> its history, its forecast fan, and its forecast of an hour ago.
 
         It covers the DRAWN_SERIES largest series, and those of the whole fleet. A name is `queue|target`,
@@ -299,14 +305,14 @@ class DemandForecaster(Stateful):
         largest = sorted(drawn, key=lambda key: (-float(drawn[key].history[-1]), key))
         whole = [key for key in largest if key[0].queue == key[0].pool == EVERYTHING]
         shown = dict.fromkeys([*whole, *largest][: DRAWN_SERIES + len(whole)])
-        return {format_series_name(*key): self._fan(drawn[key]) for key in shown}
+        return {format_series_name(*key): self._make_fan(drawn[key]) for key in shown}
 
-    def _fan(self, series: ForecastSeries) -> dict[str, Any]:
+    def _make_fan(self, series: ForecastSeries) -> dict[str, Any]:
         history = series.history.tolist()
         times = [self._now_ms - BIN_MS * back for back in range(len(history) - 1, -1, -1)]
         return {
             "history": [[time_ms, round(value, 2)] for time_ms, value in zip(times, history, strict=True)],
-            "forecast": _points(series.values, self._now_ms, HORIZONS_S, FAN),
+            "forecast": _make_points(series.values, self._now_ms, HORIZONS_S, FAN),
             "old": series.old[1] if series.old else [],
             "old_issued_ms": series.old[0] if series.old else None,
         }
@@ -332,7 +338,7 @@ class DemandForecaster(Stateful):
         for row in about["issued"]:
             key = SeriesKey(*DemandScope.from_row(row))
             issued = [(int(issued_ms), points) for issued_ms, points in row["rows"]]
-            self._of(key, row["target"]).issued.extend(issued)
+            self._find_or_add_series(key, row["target"]).issued.extend(issued)
         for number, row in enumerate(about["contests"]):
             begins = f"{number} "
             parts = {name.removeprefix(begins): rows for name, rows in arrays.items() if name.startswith(begins)}
@@ -340,7 +346,7 @@ class DemandForecaster(Stateful):
 
 
 @dataclass(frozen=True, slots=True)
-class _Forecast:
+class _TargetForecasts:
     """The forecasts of all series of one target.
 
     values: (quantile, horizon, series). models: (horizon, series) the name of the serving model. records:
@@ -352,18 +358,18 @@ class _Forecast:
     records: dict[int, list[dict[str, float | int | None]]]
 
     @classmethod
-    def of(cls, series: int) -> "_Forecast":
+    def empty(cls, series: int) -> "_TargetForecasts":
         shape = (len(HORIZONS_S), series)
         return cls(np.full((len(QUANTILES), *shape), np.nan), np.full(shape, "", object), {})
 
-    def take(self, rows: NDArray[np.intp], nearest: bool, served: Any, records: list[dict[str, Any]]) -> None:
+    def add_served(self, rows: NDArray[np.intp], nearest: bool, served: Any, records: list[dict[str, Any]]) -> None:
         at = slice(0, len(MINUTE_HORIZONS_S)) if nearest else slice(len(MINUTE_HORIZONS_S), None)
         self.values[:, at, rows] = served.values
         self.models[at, rows] = served.model
         for row, record in zip(rows.tolist(), records, strict=True):
             self.records.setdefault(row, []).append(record)
 
-    def record(self, row: int) -> dict[str, float | int | None]:
+    def find_record(self, row: int) -> dict[str, float | int | None]:
         """Return the accuracy of a series by ten minutes, or by minutes until one of those has matured."""
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
@@ -374,7 +380,7 @@ def _list_builtin_forecasters(which: str) -> tuple[Forecaster, ...]:
 
     The contest by minutes has no smoother, because a day of minutes is too short for one.
     """
-    smoothing = {MINUTES: (), POOLS: smoothers(), GROUPS: make_group_smoothers()}
+    smoothing = {MINUTES: (), POOLS: make_smoothers(), GROUPS: make_group_smoothers()}
     return (*FORECASTERS, *smoothing[which])
 
 
@@ -390,7 +396,7 @@ def _group_series_by_contest(inputs: Histories) -> dict[str, NDArray[np.intp]]:
     return {which: np.flatnonzero(mask) for which, mask in chosen.items() if mask.any()}
 
 
-def _counts(inputs: Histories) -> NDArray[np.bool_]:
+def _has_whole_numbers_only(inputs: Histories) -> NDArray[np.bool_]:
     """Return (series,) whether all values of the series are whole numbers."""
     return np.asarray(are_whole_numbers(inputs.ten_minute).all(axis=1) & are_whole_numbers(inputs.minutes).all(axis=1))
 
@@ -435,7 +441,7 @@ def format_series_name(key: SeriesKey, target: str) -> str:
     return "|".join(parts if key.pool != EVERYTHING else parts[:3] if key.class_ != EVERYTHING else parts[:2])
 
 
-def _points(values: Array, issued_ms: int, horizons_s: Sequence[int], levels: tuple[int, ...]) -> Points:
+def _make_points(values: Array, issued_ms: int, horizons_s: Sequence[int], levels: tuple[int, ...]) -> Points:
     """Return [[time_ms, quantile...]...], one point for each horizon."""
     rows = np.round(values[list(levels)].T, 2).tolist()
     return [[issued_ms + horizon_s * 1000, *row] for horizon_s, row in zip(horizons_s, rows, strict=True)]

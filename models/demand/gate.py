@@ -40,7 +40,7 @@ from fleetcast.models.demand.evidence import LeadRecord, compute_daily_t_statist
 from fleetcast.models.demand.guards import DistanceRecord, PageTest
 from fleetcast.models.demand.loss_table import A_DAY, LossTable
 from fleetcast.models.demand.mean_weights import MeanWeights
-from fleetcast.models.demand.units import are_whole_numbers, pinball
+from fleetcast.models.demand.units import are_whole_numbers, compute_pinball_loss
 from fleetcast.models.forecast import QUANTILES
 
 Array = NDArray[np.float64]
@@ -50,10 +50,11 @@ BAND_ENDS_S = (3600, 21_600)
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class ServedForecasts:
     """The forecasts that the gate serves.
 
-    values: (quantile, step, series), calibrated and within the bounds. model: (step, series) names.
+    values: (quantile, step, series), calibrated and within the bounds. model: (step, series) names of
+    forecasters.
     """
 
     values: Array
@@ -61,7 +62,7 @@ class Served:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingForecast:
     """A forecast that waits for its outcome.
 
     raw: (candidate, quantile, series). served: (quantile, series).
@@ -102,7 +103,7 @@ class Gate:
         bands = np.searchsorted(BAND_ENDS_S, [step * bin_s for step in self.steps])
         self._bands = [np.flatnonzero(bands == band) for band in np.unique(bands)]
         candidates = len(self.names)
-        self.tracker = QuantileTracker.of(QUANTILES, candidates, self.steps, len(self.series), bin_s)
+        self.tracker = QuantileTracker.empty(QUANTILES, candidates, self.steps, len(self.series), bin_s)
         self._table = LossTable(self.names, len(self.steps), len(self.series), bin_s)
         self._weights = MeanWeights(names, self._shadow[:-1], self.tracker)
         self._page = PageTest(candidates, self.tracker)
@@ -111,26 +112,26 @@ class Gate:
         self._earned = np.full((candidates, len(self.steps), len(self.series)), np.inf)
         self._earned[0] = 1.0
         self._stamp = -1
-        self._pending: dict[int, list[Pending]] = {}
+        self._pending: dict[int, list[PendingForecast]] = {}
 
-    def issue(self, origin: int, raw: Array) -> Served:
-        """Serve a forecast, and keep it until its outcome is known.
+    def issue_forecast(self, origin: int, raw: Array) -> ServedForecasts:
+        """Return the forecast that serves, and store it until its outcome is known.
 
         raw: (forecaster, quantile, step, series), NaN where a forecaster cannot forecast.
         """
         candidates = self._make_candidates(raw)
-        served = self._serve(candidates)
+        served = self._choose_forecasts(candidates)
         for at, step in enumerate(self.steps):
-            row = Pending(origin, at, candidates[:, :, at].copy(), served.values[:, at].copy())
+            row = PendingForecast(origin, at, candidates[:, :, at].copy(), served.values[:, at].copy())
             self._pending.setdefault(origin + step, []).append(row)
         return served
 
-    def serve(self, raw: Array) -> Served:
-        """Return what would be served now. Stores nothing."""
-        return self._serve(self._make_candidates(raw))
+    def make_served_forecast(self, raw: Array) -> ServedForecasts:
+        """Return the forecast that would serve now, without storing it. raw: as in `issue_forecast`."""
+        return self._choose_forecasts(self._make_candidates(raw))
 
-    def mature(self, bin: int, outcomes: Array) -> None:
-        """End a bin, and score the forecasts of it.
+    def score_bin(self, bin: int, outcomes: Array) -> None:
+        """Score the forecasts of a bin that has ended.
 
         outcomes: (series,), NaN if unknown. An outcome above the ceiling raises the ceiling.
         """
@@ -138,23 +139,28 @@ class Gate:
         self.whole = self.whole & are_whole_numbers(outcomes)
         self._distance.add_outcomes(outcomes)
         for row in self._pending.pop(bin, ()):
-            self._score(row, outcomes)
+            self._score_forecast(row, outcomes)
         for late in [due for due in self._pending if due < bin]:
             del self._pending[late]
         stamp = bin // self._table.block
         if stamp != self._stamp:
             self._stamp = stamp
-            self._choose()
+            self._update_eligibility()
 
-    def record(self) -> list[dict[str, float | int | None]]:
-        """Return, for each series, the loss of served forecasts relative to that of the better naive one."""
+    def list_accuracy(self) -> list[dict[str, float | int | None]]:
+        """Return the past accuracy of each series, over four weeks and all leads.
+
+        wql_vs_best_naive: the loss of served forecasts divided by that of the better naive one.
+        coverage_80: the share of outcomes within the 80 % band over DAYS_OF_COVERAGE days, without
+        forecasts whose band is one value that came true. origins: the number of forecasts that matured.
+        """
         return self._table.list_records()
 
-    def losses(self) -> dict[str, tuple[float, int]]:
+    def compute_mean_losses(self) -> dict[str, tuple[float, int]]:
         """Return candidate -> (mean loss in units of persistence's, number of forecasts)."""
         return self._table.compute_scaled_losses()
 
-    def forget(self, name: str) -> None:
+    def reset_forecaster(self, name: str) -> None:
         """Replace a forecaster's record by persistence's, because it switches to another version.
 
         The mean keeps its own record, because its weights follow the outcomes of any forecaster.
@@ -166,10 +172,10 @@ class Gate:
         self.tracker.offset[at] = self.tracker.offset[0]
         for row in (row for rows in self._pending.values() for row in rows):
             row.raw[at] = row.raw[0]
-        self._choose()
+        self._update_eligibility()
 
     def _make_candidates(self, raw: Array) -> Array:
-        """Return (candidate, quantile, step, series), with the mean last.
+        """Return (candidate, quantile, step, series) the forecasters' quantiles, and their weighted mean last.
 
         Persistence replaces a forecaster that cannot forecast.
         """
@@ -180,14 +186,14 @@ class Gate:
         mean = np.einsum("kqts,kts->qts", known, weights / weights.sum(axis=0))
         return np.concatenate([known, mean[None]])
 
-    def _serve(self, candidates: Array) -> Served:
+    def _choose_forecasts(self, candidates: Array) -> ServedForecasts:
         is_held = self._page.find_fallen(np.isfinite(self._earned)) | self._distance.find_beyond(candidates)
         chosen = np.where(is_held, np.inf, self._earned).argmin(axis=0)
-        values = self._bounded(self.tracker.apply(candidates, chosen))
-        values = np.where(np.isfinite(values), values, self._bounded(candidates[0]))
-        return Served(values, np.array(self.names)[chosen])
+        values = self._limit_values(self.tracker.apply_offsets(candidates, chosen))
+        values = np.where(np.isfinite(values), values, self._limit_values(candidates[0]))
+        return ServedForecasts(values, np.array(self.names)[chosen])
 
-    def _bounded(self, values: Array) -> Array:
+    def _limit_values(self, values: Array) -> Array:
         """Limit values to 0 and the ceiling. Round them if the series has whole numbers only.
 
         Offsets of counts swing around a whole number, which is the quantile. So a rounded band covers no less
@@ -197,28 +203,33 @@ class Gate:
             values = np.where(self.whole, np.rint(values), values)
         return np.clip(values, 0.0, self.ceiling)
 
-    def _score(self, row: Pending, outcomes: Array) -> None:
-        """Add losses and hits to the block of the origin, and let the trackers learn from the raw forecast."""
+    def _score_forecast(self, row: PendingForecast, outcomes: Array) -> None:
+        """Score one forecast against its outcomes, and update the trackers with its raw quantiles.
+
+        Losses and hits are added to the block of the origin.
+        """
         at = row.step
         raw = row.raw
         known = np.isfinite(outcomes) & np.isfinite(raw[0]).all(axis=0)
         outcome = np.where(known, outcomes, 0.0)
         raw[:, :, ~known] = 0.0
         served = np.where(known, row.served, 0.0)
-        given = self._bounded(self.tracker.apply_step(raw, at))
-        losses = np.concatenate([pinball(given.transpose(1, 0, 2), outcome), pinball(served, outcome)[None]])
+        given = self._limit_values(self.tracker.apply_offsets_at_step(raw, at))
+        losses = np.concatenate(
+            [compute_pinball_loss(given.transpose(1, 0, 2), outcome), compute_pinball_loss(served, outcome)[None]]
+        )
         self._table.add(row.origin, at, losses, served, outcome, known)
         self._page.update(at, losses[:-1], known)
         self._distance.update(at, raw, losses[:-1], known)
-        self.tracker.learn(at, raw, outcome, known)
+        self.tracker.learn_outcome(at, raw, outcome, known)
         self._weights.update(at, raw, outcome, known)
 
-    def _choose(self) -> None:
-        """Compute, from the matured outcomes, which candidates may serve each lead and series."""
+    def _update_eligibility(self) -> None:
+        """Compute which candidates may serve each lead and series, from the matured outcomes."""
         for band in self._bands:
             leads = [max(1, self.steps[at]) / self._table.block for at in band]
             records = [
-                LeadRecord.of(self._table.losses[:, :-1, at], self._table.counts[:, at].astype(np.float64), lead)
+                LeadRecord.from_sums(self._table.losses[:, :-1, at], self._table.counts[:, at].astype(np.float64), lead)
                 for at, lead in zip(band, leads, strict=True)
             ]
             known = np.any([one.known for one in records], axis=0)
@@ -264,9 +275,9 @@ class Gate:
         }
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-        """Load a dump. Series may have been added or removed since.
+        """Restore what `dump` returned. Series may have been added or removed since then.
 
-        Returns False, and loads nothing, if the dump has other forecasters, steps or arrays.
+        Returns False, and restores nothing, if the dump has other forecasters, steps or arrays.
         """
         same = about["names"] == list(self.names) and about["steps"] == list(self.steps)
         if not same or not set(self._list_state_arrays()) <= set(arrays):
@@ -282,10 +293,10 @@ class Gate:
             raw = np.full((len(self.names), len(QUANTILES), len(self.series)), np.nan)
             served = np.full((len(QUANTILES), len(self.series)), np.nan)
             raw[..., to], served[..., to] = arrays["raw"][number][..., source], arrays["served"][number][..., source]
-            self._pending.setdefault(due, []).append(Pending(origin, step, raw, served))
+            self._pending.setdefault(due, []).append(PendingForecast(origin, step, raw, served))
         return True
 
 
 def _fill_ceilings(ceiling: Array | None, series: int) -> Array:
-    """Return (series,) the ceilings, inf for none."""
+    """Return (series,) the ceilings, inf where there is none."""
     return np.full(series, np.inf) if ceiling is None else np.where(np.isfinite(ceiling), ceiling, np.inf)

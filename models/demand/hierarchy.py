@@ -50,12 +50,12 @@ def reconcile_hierarchy(
     (series,) whether it is forecast in whole numbers. ceilings: (series,), inf for none.
     """
     at = {(key.queue, key.class_, key.group, key.pool): row for row, key in enumerate(keys) if is_known[row]}
-    for whole, rows in _families(list(at), at):
+    for whole, rows in _group_by_whole(list(at), at):
         parts = reconcile_parts(values[:, :, rows], values[MEDIAN, :, whole], ceilings[rows])
         values[:, :, rows] = round_parts(parts) if counts[[whole, *rows]].all() else parts
 
 
-def _families(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
+def _group_by_whole(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
     """Return the row of each whole with the rows of its parts.
 
     A whole that is also a part comes after its own whole.
@@ -94,18 +94,20 @@ def reconcile_parts(parts: Array, whole: Array, ceilings: Array | None = None) -
     weight = parts[HIGH_80] - parts[LOW_80] + TIE * (1 + median)
     room = np.maximum(limit - median, 0.0)
     room = np.where((room.sum(axis=1) < missing)[:, None], np.inf, room)
-    shift = divide(np.maximum(missing, 0.0), weight, room) - divide(np.maximum(-missing, 0.0), weight, median)
+    shift = divide_by_weight(np.maximum(missing, 0.0), weight, room) - divide_by_weight(
+        np.maximum(-missing, 0.0), weight, median
+    )
     moved = median + shift
     top = np.where(moved > limit, moved, limit)
     return np.asarray(np.clip(parts + shift, 0.0, np.maximum(top, moved)))
 
 
-def divide(amount: Array, weight: Array, room: Array) -> Array:
+def divide_by_weight(amount: Array, weight: Array, room: Array) -> Array:
     """Divide an amount in proportion to weights, at most `room` to each part. Returns (horizon, part).
 
     amount: (horizon,). weight, room: (horizon, part).
 
-    >>> divide(np.array([6.0]), np.array([[1.0, 1.0]]), np.array([[1.0, 9.0]])).tolist()
+    >>> divide_by_weight(np.array([6.0]), np.array([[1.0, 1.0]]), np.array([[1.0, 9.0]])).tolist()
     [[1.0, 5.0]]
     """
     given = np.zeros_like(weight)

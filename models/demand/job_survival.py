@@ -50,23 +50,23 @@ class JobSurvival:
         fit = cls(bin_s, np.minimum(1 / (FIRST_MEAN_S * widths), 0.5), np.full(len(AGES_S), 1 / len(AGES_S)))
         bins = np.arange(started.shape[1])
         for _ in range(ROUNDS):
-            ages, gone = fit._follow(started, ended, running, bins)
+            ages, gone = fit._simulate_ages(started, ended, running, bins)
             seen = ages.sum(axis=(0, 1), dtype=np.float64)
             hazard = np.clip(gone / np.maximum(seen + gone, 1e-9), SMALLEST_HAZARD, LARGEST_HAZARD)
             fit = cls(bin_s, hazard, seen / max(float(seen.sum()), 1e-9))
         return fit
 
-    def ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
+    def compute_ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
         """Return (series, len(bins), age) the expected GPUs by age at the end of these bins.
 
         The values at a bin depend only on that bin and earlier ones.
         """
-        return self._follow(started, ended, running, bins)[0]
+        return self._simulate_ages(started, ended, running, bins)[0]
 
-    def leaving(self, step: int) -> Array:
+    def compute_ending_share(self, step: int) -> Array:
         """Return (age,) the share of each age class that ends within `step` bins.
 
-        >>> JobSurvival(600, np.full(13, 0.5), np.full(13, 1 / 13)).leaving(2).round(2)[0].item()
+        >>> JobSurvival(600, np.full(13, 0.5), np.full(13, 1 / 13)).compute_ending_share(2).round(2)[0].item()
         0.75
         """
         pass_on = _compute_aging_share(self.bin_s)
@@ -74,7 +74,7 @@ class JobSurvival:
         move = np.diag((1 - pass_on) * stay) + np.diag(pass_on[:-1] * stay[1:], 1)
         return np.asarray(1 - np.linalg.matrix_power(move, step).sum(axis=1))
 
-    def _follow(
+    def _simulate_ages(
         self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
     ) -> tuple[NDArray[np.float32], Array]:
         """Return (series, len(bins), age) the GPUs at the end of these bins, and (age,) all that have ended.
@@ -88,7 +88,7 @@ class JobSurvival:
         wanted: dict[int, list[int]] = {}
         for row, bin in enumerate(bins.tolist()):
             wanted.setdefault(bin, []).append(row)
-        now = self.mix[:, None] * _before(running, begins - ends)  # (age, series)
+        now = self.mix[:, None] * _estimate_initial_gpus(running, begins - ends)  # (age, series)
         older = np.empty_like(now)
         for bin in range(max(wanted, default=-1) + 1):
             np.multiply(now, pass_on, out=older)
@@ -118,7 +118,7 @@ def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
     return gone
 
 
-def _before(running: Array, net: Array) -> Array:
+def _estimate_initial_gpus(running: Array, net: Array) -> Array:
     """Return (series,) the GPUs that ran before the first bin.
 
     That is the first known value less the net starts up to its bin. running: (series, bin). net:

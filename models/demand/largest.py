@@ -15,7 +15,7 @@ Array = NDArray[np.float64]
 SIZE_S = 7 * 86_400  # of which the mean is a series' size
 
 
-class Largest:
+class LargestSeriesForecaster:
     """A forecaster for the `most` largest series of each panel."""
 
     def __init__(self, forecaster: Forecaster, most: int) -> None:
@@ -24,7 +24,7 @@ class Largest:
         self._most = most
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        rows = largest(panel, self._most)
+        rows = find_largest_rows(panel, self._most)
         if len(rows) == len(panel.names):
             return self._forecaster.forecast(panel, origins, steps)
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
@@ -32,7 +32,7 @@ class Largest:
         return found
 
 
-def largest(panel: Panel, most: int) -> NDArray[np.intp]:
+def find_largest_rows(panel: Panel, most: int) -> NDArray[np.intp]:
     """Return the rows of the `most` series with the largest sums over the last week, in order."""
     if len(panel.names) <= most:
         return np.arange(len(panel.names))

@@ -37,7 +37,7 @@ NORMAL_QUANTILES = np.array([-1.6449, -1.2816, -0.6745, 0.0, 0.6745, 1.2816, 1.6
 CHUNK = 4_000_000  # values that are sorted at once
 
 
-class Bet(Protocol):
+class PointForecaster(Protocol):
     """A function that makes a point forecast at every bin."""
 
     def __call__(self, panel: Panel, filled: Array, step: int) -> Array:
@@ -62,7 +62,7 @@ def forward_fill(values: Array) -> Array:
     return np.asarray(np.take_along_axis(values, last, axis=-1))
 
 
-def shifted(values: Array, bins: int) -> Array:
+def shift_bins(values: Array, bins: int) -> Array:
     """Return (series, bin) the values moved to later bins, or to earlier ones if `bins` is negative.
 
     Bins that receive no value are NaN.
@@ -78,7 +78,7 @@ def shifted(values: Array, bins: int) -> Array:
     return moved
 
 
-def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: Bet) -> Array:
+def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: PointForecaster) -> Array:
     """Return (quantile, step, origin, series) a bet plus the quantiles of its past errors.
 
     Only outcomes up to the origin count. A series that changes again after a pause of a day uses only
@@ -86,18 +86,18 @@ def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: B
     """
     filled = forward_fill(panel.values)
     awake = find_awake_bins(filled, count_bins_per_day(panel.bin_s))
-    woken = WokenSeries.of(panel, filled, awake, origins)
+    woken = WokenSeries.from_panel(panel, filled, awake, origins)
     spread = compute_short_spread(panel, filled, origins)
     out = np.empty((len(QUANTILES), len(steps), len(origins), len(panel.names)))
     for at, step in enumerate(steps):
         bets = bet(panel, filled, step)
-        errors = panel.values - shifted(bets, step)
+        errors = panel.values - shift_bins(bets, step)
         alike = woken.find_similar_errors(awake, step)
         quantiles, counts = compute_window_quantiles(
             errors, origins, *compute_error_window(step, panel.bin_s), step, alike
         )
         lasts = 1 if is_flow(panel) else step  # bins over which moves add up
-        deviation = np.where(woken.mask, woken.deviation(lasts), spread * np.sqrt(lasts))
+        deviation = np.where(woken.mask, woken.estimate_deviation(lasts), spread * np.sqrt(lasts))
         guess = NORMAL_QUANTILES[:, None, None] * deviation
         out[:, at] = bets[:, origins].T + np.where(counts < FEWEST_ERRORS, guess, quantiles)
     return out
@@ -131,7 +131,7 @@ class WokenSeries:
     move: Array
 
     @classmethod
-    def of(cls, panel: Panel, filled: Array, awake: Mask, origins: Bins) -> "WokenSeries":
+    def from_panel(cls, panel: Panel, filled: Array, awake: Mask, origins: Bins) -> "WokenSeries":
         known_bins = np.isfinite(filled).cumsum(axis=1)
         slept = np.logical_or.accumulate(~awake & (known_bins > count_bins_per_day(panel.bin_s)), axis=1)
         days = ERRORS_DAYS * count_bins_per_day(panel.bin_s)
@@ -160,7 +160,7 @@ class WokenSeries:
         issued[:, step:] = awake[:, : max(0, awake.shape[1] - step)]
         return issued, self.mask
 
-    def deviation(self, step: int) -> Array:
+    def estimate_deviation(self, step: int) -> Array:
         """Return (origin, series) the standard deviation to assume at a lead without past errors.
 
         It is at least that of a Poisson count.
@@ -283,10 +283,10 @@ class SeasonalNaive:
     def forecast(self, panel: Panel, origins: Bins, steps: Sequence[int]) -> Array:
         day = count_bins_per_day(panel.bin_s)
 
-        def yesterday(panel: Panel, filled: Array, step: int) -> Array:
-            return shifted(filled, -(-step // day) * day - step)
+        def forecast_from_yesterday(panel: Panel, filled: Array, step: int) -> Array:
+            return shift_bins(filled, -(-step // day) * day - step)
 
-        return forecast_by_errors(panel, origins, steps, yesterday)
+        return forecast_by_errors(panel, origins, steps, forecast_from_yesterday)
 
 
 class RecentLevel:

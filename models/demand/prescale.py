@@ -10,7 +10,7 @@ Array = NDArray[np.float64]
 SURE = 0.9
 
 
-def prescale(row: DemandRow, instances: int, peak_per_instance: float | None, cold: Array | None) -> Prescale:
+def compute_prescale(row: DemandRow, instances: int, peak_per_instance: float | None, cold: Array | None) -> Prescale:
     """Return when to scale up a served model, for its `/demand` row of request_rate.
 
     cold: (start,) seconds of measured cold starts, None without any. In the result, serves_per_s is the

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.models.demand.flows import MEDIAN_S
-from fleetcast.models.demand.largest import Largest
+from fleetcast.models.demand.largest import LargestSeriesForecaster
 from fleetcast.models.demand.naive import count_bins_per_day, forecast_by_errors, forward_fill
 from fleetcast.models.demand.sparse import is_intermittent
 from fleetcast.models.demand.theta import Theta
@@ -27,14 +27,14 @@ class RollingMedian:
     name = "rolling_median"
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        medians = rolling_median(forward_fill(panel.values), max(1, MEDIAN_S // panel.bin_s))
+        medians = compute_rolling_median(forward_fill(panel.values), max(1, MEDIAN_S // panel.bin_s))
         return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: medians)
 
 
-def rolling_median(values: Array, window: int) -> Array:
+def compute_rolling_median(values: Array, window: int) -> Array:
     """Return (series, bin) the median of the last `window` bins, NaN until there are that many.
 
-    >>> rolling_median(np.array([[1.0, 9.0, 2.0, 3.0]]), 3).tolist()
+    >>> compute_rolling_median(np.array([[1.0, 9.0, 2.0, 3.0]]), 3).tolist()
     [[nan, nan, 2.0, 3.0]]
     """
     found = np.full_like(values, np.nan)
@@ -43,7 +43,7 @@ def rolling_median(values: Array, window: int) -> Array:
     return found
 
 
-class Steady:
+class SteadyForecaster:
     """A wrapper that leaves out series whose demand is intermittent.
 
     For those, `Sparse` is better, because a smoothed level misleads.
@@ -59,11 +59,11 @@ class Steady:
         return found
 
 
-def smoothers() -> tuple[Forecaster, ...]:
+def make_smoothers() -> tuple[Forecaster, ...]:
     """Return the smoothers that compete at ten minutes. The reports evaluate the same ones."""
-    return (Largest(Theta(), MOST_SMOOTHED),)
+    return (LargestSeriesForecaster(Theta(), MOST_SMOOTHED),)
 
 
 def make_group_smoothers() -> tuple[Forecaster, ...]:
     """Return the smoothers of user groups. They leave out intermittent series, which are common there."""
-    return tuple(Steady(one) for one in smoothers())
+    return tuple(SteadyForecaster(one) for one in make_smoothers())

@@ -40,7 +40,7 @@ RECENT = 2048
 LEVELS = np.array(QUANTILES)
 
 
-class Sparse:
+class SparseForecaster:
     """The forecaster of intermittent demand. It returns NaN for other series, and never negative values."""
 
     name = "sparse"
@@ -51,7 +51,7 @@ class Sparse:
         rows = np.flatnonzero(chosen.any(axis=1))
         if not len(rows):
             return out
-        past = _Past.of(panel.values[rows], origins, count_bins_per_day(panel.bin_s))
+        past = _SparsePast.from_values(panel.values[rows], origins, count_bins_per_day(panel.bin_s))
         for at, step in enumerate(steps):
             found = past.forecast(step)
             found[:, ~chosen[rows].T] = np.nan
@@ -91,7 +91,7 @@ def compute_prefix_sums(rows: NDArray[Any], origins: Bins) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class _Past:
+class _SparsePast:
     """The past of intermittent series at some origins.
 
     values, some (any demand), none: (series, bin). last, share (of bins with demand): (series, origin).
@@ -109,27 +109,27 @@ class _Past:
     sizes: Array
 
     @classmethod
-    def of(cls, values: Array, origins: Bins, day: int) -> "_Past":
+    def from_values(cls, values: Array, origins: Bins, day: int) -> "_SparsePast":
         some, none = values > 0, values == 0
         age = 2.0 ** (np.arange(values.shape[1]) / (HALF_LIFE_DAYS * day))
         seen = compute_prefix_sums(some * age, origins), compute_prefix_sums(none * age, origins)
         share = seen[0] / np.maximum(seen[0] + seen[1], 1.0)
         last = forward_fill(values)[:, origins]
-        return cls(values, some, none, age, origins, last, share, recent(values, some, origins))
+        return cls(values, some, none, age, origins, last, share, sample_recent(values, some, origins))
 
     def forecast(self, step: int) -> Array:
         """Return (quantile, origin, series) the forecast `step` bins after each origin."""
-        now, p_any = self.last > 0, self.p_any(step)
+        now, p_any = self.last > 0, self.estimate_p_any(step)
         values, some, ends = self.values[:, step:], self.some[:, step:], self.origins - step
-        began = recent(values, some & self.none[:, :-step], ends)
+        began = sample_recent(values, some & self.none[:, :-step], ends)
         began = np.where(_has_enough_values(began), began, self.sizes)
         both = some & self.some[:, :-step]
-        moved = np.maximum(self.last[..., None] + recent(values - self.values[:, :-step], both, ends), 0.0)
-        follows = _has_enough_values(moved) & (_width(moved) < _width(self.sizes))
+        moved = np.maximum(self.last[..., None] + sample_recent(values - self.values[:, :-step], both, ends), 0.0)
+        follows = _has_enough_values(moved) & (_compute_spread(moved) < _compute_spread(self.sizes))
         given = np.where(now[..., None], np.where(follows, moved, self.sizes), began)
         return compute_mixture_quantiles(p_any, np.sort(given, axis=-1)).transpose(0, 2, 1)
 
-    def p_any(self, step: int) -> Array:
+    def estimate_p_any(self, step: int) -> Array:
         """Return (series, origin) the probability of any demand `step` bins after the origin.
 
         It depends on whether there is demand at the origin.
@@ -144,12 +144,12 @@ class _Past:
         return np.where(self.last > 0, found[1], found[0])
 
 
-def recent(values: Array, mask: Mask, origins: Bins) -> Array:
+def sample_recent(values: Array, mask: Mask, origins: Bins) -> Array:
     """Return (series, origin, SIZES) a sample of the last RECENT masked values up to each origin.
 
     values, mask: (series, bin). If there are fewer than SIZES, the rest is NaN.
 
-    >>> recent(np.array([[1.0, 2.0, 3.0]]), np.array([[True, False, True]]), np.array([2]))[0, 0, :3].tolist()
+    >>> sample_recent(np.array([[1.0, 2.0, 3.0]]), np.array([[True, False, True]]), np.array([2]))[0, 0, :3].tolist()
     [3.0, 1.0, nan]
     """
     picked, counts = values[mask], np.count_nonzero(mask, axis=1)
@@ -169,7 +169,7 @@ def _has_enough_values(sample: Array) -> Mask:
     return np.asarray(np.isfinite(sample).sum(axis=-1, keepdims=True) >= FEWEST_SIZES)
 
 
-def _width(sample: Array) -> Array:
+def _compute_spread(sample: Array) -> Array:
     """Return (..., 1) the mean distance of a sample (..., value) from its mean."""
     known = np.isfinite(sample)
     count = np.maximum(known.sum(axis=-1, keepdims=True), 1)

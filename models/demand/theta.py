@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.naive import count_bins_per_day, forecast_by_errors, forward_fill, shifted
+from fleetcast.models.demand.naive import count_bins_per_day, forecast_by_errors, forward_fill, shift_bins
 from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
@@ -37,19 +37,19 @@ class Theta:
         filled = forward_fill(panel.values)
         day = count_bins_per_day(panel.bin_s)
         shape, edge = compute_daily_shape(filled, day, SMOOTH_S // panel.bin_s)
-        plain = filled - shifted(shape, day)
+        plain = filled - shift_bins(shape, day)
         levels = [smooth_series(plain, factor) for factor in FACTORS]
-        drift = slope(plain, SHAPE_DAYS * day) / 2
+        drift = compute_slope(plain, SHAPE_DAYS * day) / 2
         young = np.isfinite(filled).cumsum(axis=1) < WARM_DAYS * day
 
-        def bet(panel: Panel, filled: Array, step: int) -> Array:
+        def make_bet(panel: Panel, filled: Array, step: int) -> Array:
             level = choose_best_level(levels, plain, step, SHAPE_DAYS * day)
             back = -(-(step + edge) // day) * day - step
-            bets = level + drift * step + shifted(shape, back)
+            bets = level + drift * step + shift_bins(shape, back)
             bets[young] = np.nan
             return bets
 
-        return forecast_by_errors(panel, origins, steps, bet)
+        return forecast_by_errors(panel, origins, steps, make_bet)
 
 
 def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
@@ -59,13 +59,13 @@ def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, in
     """
     usual = compute_rolling_mean(filled, day)
     above = filled - usual
-    lagged = np.stack([shifted(above, number * day) for number in range(SHAPE_DAYS)])
+    lagged = np.stack([shift_bins(above, number * day) for number in range(SHAPE_DAYS)])
     known = np.isfinite(lagged)
     shape = np.where(known, lagged, 0.0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     if smooth:  # the mean of the bins around it, which are a day old when it is used
-        shape = shifted(compute_rolling_mean(shape, 2 * smooth + 1), -smooth)
+        shape = shift_bins(compute_rolling_mean(shape, 2 * smooth + 1), -smooth)
         shape = np.nan_to_num(shape)
-    past = shifted(shape, day)
+    past = shift_bins(shape, day)
     both = compute_rolling_mean(np.nan_to_num(above * past), SHAPE_DAYS * day)
     own = compute_rolling_mean(np.nan_to_num(past**2), SHAPE_DAYS * day)
     fit = np.divide(both, own, out=np.zeros_like(both), where=own > 0)
@@ -117,7 +117,7 @@ def choose_best_level(levels: Sequence[Array], plain: Array, step: int, window: 
     levels: (series, bin) each, one for each smoothing factor. All are known at the same bins, so sums
     of errors compare as their means do.
     """
-    known = np.isfinite(plain) & np.isfinite(shifted(levels[-1], step))
+    known = np.isfinite(plain) & np.isfinite(shift_bins(levels[-1], step))
     best = levels[-1].copy()
     least = np.full_like(best, np.inf)
     any_known = _sum_windows(known.astype(np.float64), window) > 0
@@ -138,7 +138,7 @@ def compute_rolling_mean(values: Array, window: int) -> Array:
     return np.divide(sums, counts, out=np.full_like(sums, np.nan), where=counts > 0)
 
 
-def slope(values: Array, window: int) -> Array:
+def compute_slope(values: Array, window: int) -> Array:
     """Return (series, bin) the slope of the least-squares line through the last `window` bins.
 
     It is 0 until there are that many.

@@ -36,9 +36,9 @@ from fleetcast.models.demand.boosting import (
     compute_each_level,
     compute_usual_change,
     fit_target,
-    serves,
+    has_day_of_history,
 )
-from fleetcast.models.demand.features import DAY_S, FEATURES, PanelPast, Rows, features
+from fleetcast.models.demand.features import DAY_S, FEATURES, PanelPast, Rows, compute_features
 from fleetcast.models.demand.flows import FLOW_TARGETS
 from fleetcast.models.demand.job_survival import JobSurvival
 from fleetcast.models.forecast import QUANTILES, Panel
@@ -69,7 +69,7 @@ class _SavedBand(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     files: list[tuple[str, str]]
 
 
-class _Saved(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _SavedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of model.json. bands: target -> name of a band -> the saved band."""
 
     layout: int
@@ -106,7 +106,7 @@ class DemandTrees:
         targets = dict.fromkeys(panel.target for panel in known)
         for done, target in enumerate(targets):
             say(f"fitting {target}: {done} of {len(targets)} targets done")
-            pasts = [PanelPast.of(panel, self.survival) for panel in known if panel.target == target]
+            pasts = [PanelPast.from_panel(panel, self.survival) for panel in known if panel.target == target]
             bands = fit_target(pasts, self.settings, self.seed)
             if bands:
                 self.models[target] = bands
@@ -121,19 +121,19 @@ class DemandTrees:
         They are NaN for series with less than a day of history, and without a model of the target.
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
-        bands = self._bands(panel.target)
+        bands = self._find_bands(panel.target)
         if bands is None or not len(panel.names):
             return found
-        past = PanelPast.of(panel, self.survival, origins)
-        for part in _chunks(origins, len(steps) * len(panel.names)):
-            x = features(past, origins[part], steps)
+        past = PanelPast.from_panel(panel, self.survival, origins)
+        for part in _split_into_chunks(origins, len(steps) * len(panel.names)):
+            x = compute_features(past, origins[part], steps)
             for band, rows in _split_by_band(steps, panel.bin_s):
                 if band.name in bands:
-                    found[:, rows, part] = _predict(bands[band.name], past, origins[part], x[rows], self.settings)
+                    found[:, rows, part] = _predict_band(bands[band.name], past, origins[part], x[rows], self.settings)
         found.sort(axis=0)
         return found
 
-    def _bands(self, target: str) -> Bands | None:
+    def _find_bands(self, target: str) -> Bands | None:
         if target in self.models or target in FLOW_TARGETS:
             return self.models.get(target)
         return next((self.models[other] for other in STAND_INS if other in self.models), None)
@@ -151,7 +151,7 @@ class DemandTrees:
         survival = None
         if jobs is not None:
             survival = _SavedSurvival(jobs.bin_s, tuple(jobs.hazard.tolist()), tuple(jobs.mix.tolist()))
-        saved = _Saved(
+        saved = _SavedModel(
             LAYOUT, self.seed, self.fitted_until_ms, FEATURES, QUANTILES, self.settings, survival, saved_bands
         )
         (folder / MODEL_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(saved)))
@@ -187,7 +187,7 @@ def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
     return JobSurvival.fit(started, ended, running, panel.bin_s)
 
 
-def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Rows, settings: Settings) -> Array:
+def _predict_band(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Rows, settings: Settings) -> Array:
     """Return (quantile, step, origin, series) the model's forecasts in the unit of the series.
 
     x: (step, origin, series, feature).
@@ -196,8 +196,8 @@ def _predict(model: BandModel, past: PanelPast, origins: NDArray[np.intp], x: Ro
     threads = settings.threads if len(flat) >= FEW_ROWS else 1
     levels = compute_each_level(lambda booster: booster.predict(flat, num_threads=1), model.boosters, threads)
     z = np.stack(levels).reshape(len(levels), *x.shape[:-1])
-    unit = past.scale(origins) * compute_usual_change(x) if model.by_change else past.scale(origins)
-    return np.asarray(np.where(serves(past, origins), past.anchor(origins), np.nan) + unit * z)
+    unit = past.compute_scale(origins) * compute_usual_change(x) if model.by_change else past.compute_scale(origins)
+    return np.asarray(np.where(has_day_of_history(past, origins), past.compute_anchor(origins), np.nan) + unit * z)
 
 
 def _split_by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, list[int]]]:
@@ -210,7 +210,7 @@ def _split_by_band(steps: Sequence[int], bin_s: int) -> Iterator[tuple[Band, lis
         start_s = band.end_s
 
 
-def _chunks(origins: NDArray[np.intp], rows_each: int) -> Iterator[slice]:
+def _split_into_chunks(origins: NDArray[np.intp], rows_each: int) -> Iterator[slice]:
     size = max(1, CHUNK_ROWS // max(rows_each, 1))
     for start in range(0, len(origins), size):
         yield slice(start, min(start + size, len(origins)))
@@ -222,17 +222,17 @@ def _write_boosters(boosters: Sequence[Any], folder: Path, stem: str) -> list[tu
     for level, booster in zip(QUANTILES, boosters, strict=True):
         name, text = f"{stem}-{round(100 * level):02d}.txt", booster.model_to_string().encode()
         (folder / name).write_bytes(text)
-        written.append((name, _digest(text)))
+        written.append((name, _compute_digest(text)))
     return written
 
 
-def _digest(text: bytes) -> str:
+def _compute_digest(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()
 
 
-def _read_saved_model(path: Path) -> _Saved:
+def _read_saved_model(path: Path) -> _SavedModel:
     try:
-        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
+        saved = msgspec.json.decode(path.read_bytes(), type=_SavedModel)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
     except msgspec.MsgspecError as error:
@@ -249,6 +249,6 @@ def _read_booster(path: Path, digest: str) -> Any:
         text = path.read_bytes()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
-    if _digest(text) != digest:
+    if _compute_digest(text) != digest:
         raise ModelError(f"{path}: damaged (its checksum is not the one in {MODEL_FILE}): train demand anew")
     return lightgbm.Booster(model_str=text.decode())

@@ -16,12 +16,12 @@ MEDIAN = QUANTILES.index(0.5)
 MOST_REGRET = 3.0  # one outcome counts as at most so many of persistence's usual errors
 
 
-def pinball(quantiles: Array, outcome: Array) -> Array:
-    """Return (..., series) the mean over the levels of 2 * pinball loss.
+def compute_pinball_loss(quantiles: Array, outcome: Array) -> Array:
+    """Return (..., series) twice the pinball loss, as the mean over the quantile levels.
 
     quantiles: (quantile, ..., series). outcome: (series,).
 
-    >>> pinball(np.full((7, 1), 3.0), np.array([5.0])).tolist()
+    >>> compute_pinball_loss(np.full((7, 1), 3.0), np.array([5.0])).tolist()
     [2.0]
     """
     gap = outcome - quantiles

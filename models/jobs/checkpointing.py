@@ -34,12 +34,12 @@ def compute_ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_
     return working * max(0.0, 1 - rate_per_day / DAY_S * (restart_s + interval_s / 2))
 
 
-def plan_of(cost_s: float, rate_per_day: float) -> CheckpointPlan:
+def make_checkpoint_plan(cost_s: float, rate_per_day: float) -> CheckpointPlan:
     """Return the best checkpoint interval and its ETTR. Both arguments must be above 0.
 
     The interval is never so short that more than half of the time goes to checkpoints.
 
-    >>> plan = plan_of(30.0, 512 * 0.0065)
+    >>> plan = make_checkpoint_plan(30.0, 512 * 0.0065)
     >>> round(plan.interval_s), round(plan.expected_ettr, 2)
     (1248, 0.94)
     """

@@ -42,7 +42,7 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The co-runs in the form that the service uses."""
         return [CoRun(row.share, row.keys, row.partner_keys, row.speed) for row in self.rows]
 
-    def load_of(self) -> dict[int, tuple[float, ...]]:
+    def make_load_table(self) -> dict[int, tuple[float, ...]]:
         """Return key of a job or kind -> its loads alone, NaN if unknown."""
         return {key: tuple(np.nan if value is None else value for value in row) for key, row in self.loads.items()}
 

@@ -55,11 +55,13 @@ class Pairs:
     def __len__(self) -> int:
         return len(self.load)
 
-    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Pairs":
+    def select_rows(self, rows: NDArray[np.intp] | NDArray[np.bool_] | slice) -> "Pairs":
         return Pairs(self.load[rows], self.partner_load[rows], self.keys[rows], self.partner_keys[rows])
 
     @classmethod
-    def of(cls, rows: Sequence[tuple[Sequence[float], Sequence[float], Sequence[int], Sequence[int]]]) -> "Pairs":
+    def from_rows(
+        cls, rows: Sequence[tuple[Sequence[float], Sequence[float], Sequence[int], Sequence[int]]]
+    ) -> "Pairs":
         """Build pairs from rows of (load, partner's load, keys, partner's keys)."""
         load, partner, keys, partner_keys = zip(*rows, strict=True) if rows else ((), (), (), ())
         n = len(rows)
@@ -84,18 +86,18 @@ class Residuals:
     errors: Array
     strange: Array
 
-    def correction(self, pairs: Pairs) -> Array:
+    def compute_correction(self, pairs: Pairs) -> Array:
         """Return (m,) the correction to add to the prior of these pairs."""
         if not len(self.pairs) or not len(pairs):
             return np.zeros(len(pairs))
-        return np.asarray(kernel(pairs, self.pairs) @ self.weight)
+        return np.asarray(compute_covariance(pairs, self.pairs) @ self.weight)
 
-    def observed(self, pairs: Pairs) -> NDArray[np.int64]:
+    def count_observed(self, pairs: Pairs) -> NDArray[np.int64]:
         """Return (m,) the number of observed co-runs of the job itself, or of its kind if there are none."""
         seen = [(_are_keys_equal(pairs.keys[:, n], self.pairs.keys[:, n])).sum(axis=1) for n in (0, 1)]
         return np.asarray(np.where(seen[0] > 0, seen[0], seen[1]), np.int64)
 
-    def slack(self, pairs: Pairs) -> Array:
+    def compute_slack(self, pairs: Pairs) -> Array:
         """Return (m,) the amount to add to a prediction to get its lower bound.
 
         If the job and its partner's kind are known well, it is based on leave-one-out errors. Otherwise it
@@ -103,9 +105,9 @@ class Residuals:
         """
         own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
         partner = _are_keys_equal(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
-        return np.where(own & partner, margin(self.errors), margin(self.strange))
+        return np.where(own & partner, compute_margin(self.errors), compute_margin(self.strange))
 
-    def met(self, pairs: Pairs) -> NDArray[np.bool_]:
+    def has_met_partner(self, pairs: Pairs) -> NDArray[np.bool_]:
         """Return (m,) whether the job was observed next to this very partner."""
         own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0])
         return np.asarray((own & _are_keys_equal(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
@@ -126,12 +128,12 @@ class Prediction:
     observed: NDArray[np.int64]
 
 
-def rule(load: Array, partner_load: Array) -> Array:
+def compute_published_rule(load: Array, partner_load: Array) -> Array:
     """Return (n,) the speed by the published rule min(1, 1 / (u_a + u_b)).
 
     It assumes that jobs share one GPU's compute time and waste none.
 
-    >>> rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
+    >>> compute_published_rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
     [0.5, 1.0]
     """
     both = np.asarray(load, np.float64) + np.asarray(partner_load, np.float64)
@@ -151,7 +153,7 @@ def compute_gpu_prior(pairs: Pairs) -> Array:
     return np.where(np.isnan(own) & np.isnan(other), np.nan, 1.0 - both / 2)
 
 
-def kernel(left: Pairs, right: Pairs) -> Array:
+def compute_covariance(left: Pairs, right: Pairs) -> Array:
     """Return (n, m) the covariance of the residuals of two sets of co-runs."""
     kinds = _are_keys_equal(left.keys[:, 1], right.keys[:, 1])
     partner_kinds = _are_keys_equal(left.partner_keys[:, 1], right.partner_keys[:, 1])
@@ -161,11 +163,11 @@ def kernel(left: Pairs, right: Pairs) -> Array:
         + PARTNER**2 * _are_keys_equal(left.partner_keys[:, 0], right.partner_keys[:, 0])
         + PARTNER_KIND**2 * partner_kinds
         + BOTH_KINDS**2 * (kinds & partner_kinds)
-        + ALIKE_LOAD**2 * _alike(left, right)
+        + ALIKE_LOAD**2 * _compute_load_similarity(left, right)
     )
 
 
-def _alike(left: Pairs, right: Pairs) -> Array:
+def _compute_load_similarity(left: Pairs, right: Pairs) -> Array:
     """Return (n, m) the similarity of the loads: 1 if all are the same, 0 if one is unknown."""
     x, y = (np.concatenate((rows.load, rows.partner_load), axis=1) / np.array(LOAD_SPAN * 2) for rows in (left, right))
     far = (x**2).sum(axis=1)[:, None] + (y**2).sum(axis=1)[None, :] - 2 * (x @ y.T)
@@ -177,14 +179,14 @@ def _are_keys_equal(left: NDArray[np.uint64], right: NDArray[np.uint64]) -> NDAr
     return np.asarray((left[:, None] == right[None, :]) & (left[:, None] != 0))
 
 
-def learn(pairs: Pairs, residual: Array) -> Residuals:
+def fit_residuals(pairs: Pairs, residual: Array) -> Residuals:
     """Fit the residuals of observed co-runs. The cost is n^3, and some hundred co-runs are enough.
 
     residual: (n,) speed less prior.
     """
     if not len(pairs):
         return Residuals(pairs, np.zeros(0), np.zeros(0), np.zeros(0))
-    inverse: Array = np.linalg.inv(kernel(pairs, pairs) + NOISE**2 * np.eye(len(pairs))).astype(np.float64)
+    inverse: Array = np.linalg.inv(compute_covariance(pairs, pairs) + NOISE**2 * np.eye(len(pairs))).astype(np.float64)
     weight = inverse @ residual
     return Residuals(pairs, weight, weight / np.diag(inverse), _compute_held_out_errors(pairs, inverse, weight))
 
@@ -202,13 +204,13 @@ def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Arr
     return np.concatenate(found) if found else np.zeros(0)
 
 
-def margin(errors: Array) -> float:
+def compute_margin(errors: Array) -> float:
     """Return the amount to add to a prediction so that the share BOUND of outcomes lies above it.
 
     It is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005). It is NaN
     with too few errors.
 
-    >>> margin(np.arange(-9.0, 0.0)), margin(np.arange(-8.0, 0.0))
+    >>> compute_margin(np.arange(-9.0, 0.0)), compute_margin(np.arange(-8.0, 0.0))
     (-9.0, nan)
     """
     k = int((len(errors) + 1) * (1 - BOUND) + 1e-9)
@@ -216,7 +218,7 @@ def margin(errors: Array) -> float:
 
 
 def compute_held_out_margins(errors: Array) -> Array:
-    """Return (n,) for each error the `margin` of all other errors.
+    """Return (n,) for each error the `compute_margin` of all other errors.
 
     A co-run's outcome is compared with the margin that does not know it.
 
@@ -230,16 +232,16 @@ def compute_held_out_margins(errors: Array) -> Array:
     return np.asarray(np.where(errors <= ordered[k - 1], ordered[k], ordered[k - 1]))
 
 
-def predict(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
+def predict_speeds(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
     """Predict the speeds of these pairs relative to running alone.
 
     prior: (n,), NaN for a pair without a prior. The speed of such a pair is known only if there are
     co-runs of its job or kind.
     """
-    observed, met = residuals.observed(pairs), residuals.met(pairs)
+    observed, met = residuals.count_observed(pairs), residuals.has_met_partner(pairs)
     known = np.isfinite(prior) | (observed > 0)
-    p50 = np.clip(np.nan_to_num(prior, nan=1.0) + residuals.correction(pairs), SLOWEST, FASTEST)
-    lower = np.clip(p50 + residuals.slack(pairs), 0.0, p50)
+    p50 = np.clip(np.nan_to_num(prior, nan=1.0) + residuals.compute_correction(pairs), SLOWEST, FASTEST)
+    lower = np.clip(p50 + residuals.compute_slack(pairs), 0.0, p50)
     basis: list[Basis] = []
     for seen, beside in zip(observed.tolist(), met.tolist(), strict=True):
         basis.append("observed" if beside else "residuals" if seen else "rule")

@@ -30,7 +30,7 @@ CELLS = 720  # of the circle
 
 
 @dataclass(frozen=True, slots=True)
-class Turns:
+class SendingTurns:
     """The use of a link by a job: every `period_s` it sends for `busy_share` of the time at `rate` of the capacity."""
 
     period_s: float
@@ -78,11 +78,11 @@ def find_turn_ratio(a_s: float, b_s: float) -> tuple[int, int] | None:
     return turns if near and min(turns) > 0 and math.lcm(*turns) <= MOST_TURNS else None
 
 
-def overlap(a: Turns, b: Turns) -> Overlap:
+def compute_overlap(a: SendingTurns, b: SendingTurns) -> Overlap:
     """Return the speeds of two jobs on one link, at every shift of one against the other.
 
-    >>> half = Turns(1.0, 0.5)
-    >>> both = overlap(half, half)
+    >>> half = SendingTurns(1.0, 0.5)
+    >>> both = compute_overlap(half, half)
     >>> round(float(both.speed_a[0]), 2), float(both.speed_a[180 // STEP_DEGREES])
     (0.67, 1.0)
     """
@@ -91,28 +91,28 @@ def overlap(a: Turns, b: Turns) -> Overlap:
     shifts = np.arange(0, 360, STEP_DEGREES)
     if turns is None:
         return Overlap(
-            np.full(len(shifts), _speed(a, beyond * b.busy_share)),
-            np.full(len(shifts), _speed(b, beyond * a.busy_share)),
+            np.full(len(shifts), _compute_speed(a, beyond * b.busy_share)),
+            np.full(len(shifts), _compute_speed(b, beyond * a.busy_share)),
             False,
         )
     sends_a, sends_b = _make_sending_mask(a.busy_share, turns[0]), _make_sending_mask(b.busy_share, turns[1])
     both = _compute_overlap_shares(sends_a, sends_b)[shifts * CELLS // 360]
     return Overlap(
-        _speed(a, beyond * both / max(sends_a.mean(), 1 / CELLS)),
-        _speed(b, beyond * both / max(sends_b.mean(), 1 / CELLS)),
+        _compute_speed(a, beyond * both / max(sends_a.mean(), 1 / CELLS)),
+        _compute_speed(b, beyond * both / max(sends_b.mean(), 1 / CELLS)),
         True,
     )
 
 
-def fit(jobs: Sequence[Turns]) -> LinkFit:
+def fit_link(jobs: Sequence[SendingTurns]) -> LinkFit:
     """Find shifts of the jobs at which they collide least on a link.
 
     Two jobs are fitted exactly, 5 degrees at a time. More jobs are fitted one after the other.
 
-    >>> fit([Turns(2.0, 0.5), Turns(2.0, 0.5)])
+    >>> fit_link([SendingTurns(2.0, 0.5), SendingTurns(2.0, 0.5)])
     LinkFit(compatibility=1.0, shifts_s=(0.0, 1.0))
     """
-    turns = _common(jobs)
+    turns = _count_common_turns(jobs)
     if turns is None:
         return LinkFit(1.0 - _compute_independent_excess(jobs), None)
     circle_s = turns[0] * jobs[0].period_s
@@ -128,7 +128,7 @@ def fit(jobs: Sequence[Turns]) -> LinkFit:
     return LinkFit(max(0.0, 1.0 - excess), tuple(shifts_s))
 
 
-def _common(jobs: Sequence[Turns]) -> list[int] | None:
+def _count_common_turns(jobs: Sequence[SendingTurns]) -> list[int] | None:
     """Return the number of turns of each job on their common circle.
 
     Returns None if there is no such circle, or if a job would have more than MOST_TURNS.
@@ -142,7 +142,7 @@ def _common(jobs: Sequence[Turns]) -> list[int] | None:
     return turns if max(turns) <= MOST_TURNS else None
 
 
-def _compute_independent_excess(jobs: Sequence[Turns]) -> float:
+def _compute_independent_excess(jobs: Sequence[SendingTurns]) -> float:
     """Return the mean demand beyond the link's capacity, as a share of it, if jobs send independently.
 
     It is exact in steps of 1 % of the capacity.
@@ -159,7 +159,7 @@ def _compute_independent_excess(jobs: Sequence[Turns]) -> float:
     return min(1.0, float(chance @ beyond))
 
 
-def _speed(job: Turns, overload: Array | float) -> Array:
+def _compute_speed(job: SendingTurns, overload: Array | float) -> Array:
     return np.asarray(1.0 / (1.0 + job.busy_share * np.asarray(overload)))
 
 

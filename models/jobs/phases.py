@@ -63,16 +63,16 @@ class PhaseRule:
 
     warmup_s: float = 30.0
 
-    def phases(self, levels: JobLevels) -> NDArray[np.int8]:
+    def classify_phases(self, levels: JobLevels) -> NDArray[np.int8]:
         """Return (sample,) the index of each sample's phase in PHASES."""
-        track = _Track(levels, self.warmup_s)
+        track = _PhaseTracker(levels, self.warmup_s)
         activity, exchange, host = (np.nan_to_num(row) for row in (levels.activity, levels.exchange, levels.host))
         columns = (activity, levels.memory_gib, exchange, host)
         samples = zip(*(column.tolist() for column in columns), strict=True)
-        return np.array([track.step(at, *sample) for at, sample in enumerate(samples)], np.int8)
+        return np.array([track.classify_sample(at, *sample) for at, sample in enumerate(samples)], np.int8)
 
 
-class _Usual:
+class _RunningMedian:
     """A running median of the last `many` values, 0 before the first."""
 
     def __init__(self, many: int) -> None:
@@ -91,20 +91,20 @@ class _Usual:
         return self._median
 
 
-class _Track:
+class _PhaseTracker:
     """The state of a job's classification after each sample."""
 
     def __init__(self, levels: JobLevels, warmup_s: float) -> None:
         self.interval_s, self.age_s = levels.interval_s, levels.age_s
         self.warmup_s = warmup_s
         many = max(3, round(USUAL_S / levels.interval_s))
-        self.activity, self.exchange, self.host = _Usual(many), _Usual(many), _Usual(many)
+        self.activity, self.exchange, self.host = _RunningMedian(many), _RunningMedian(many), _RunningMedian(many)
         self.most_gib = 0.0
         self.grew = 0  # the sample that last had more memory
         self.began: int | None = None  # the first sample that computed
         self.stopped: int | None = None  # since when it does not
 
-    def step(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
+    def classify_sample(self, at: int, activity: float, memory: float, exchange: float, host: float) -> int:
         """Classify the next sample, and return the index of its phase in PHASES. at: the sample's number."""
         memory = memory if math.isfinite(memory) else self.most_gib
         if memory > self.most_gib * 1.02:

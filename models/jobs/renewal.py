@@ -20,7 +20,7 @@ SOON_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Next:
+class NextBeginning:
     """Quantiles of when a job's next checkpoint or evaluation begins, in Unix ms.
 
     intervals: the number of intervals that the prediction is based on.
@@ -32,7 +32,7 @@ class Next:
     intervals: int
 
 
-def predict_next_beginning(begins_ms: NDArray[np.int64], now_ms: int) -> Next | None:
+def predict_next_beginning(begins_ms: NDArray[np.int64], now_ms: int) -> NextBeginning | None:
     """Predict the next beginning after `begins_ms` (n,), in Unix ms.
 
     Returns None if there are fewer than two beginnings, or if the next one is far overdue.
@@ -56,4 +56,4 @@ def predict_next_beginning(begins_ms: NDArray[np.int64], now_ms: int) -> Next | 
         left = np.array([elapsed + SOON_S * 1000.0])
     low, middle, high = np.quantile(left, LEVELS)
     last = int(begins[-1])
-    return Next(last + round(low), last + round(middle), last + round(high), len(begins) - 1)
+    return NextBeginning(last + round(low), last + round(middle), last + round(high), len(begins) - 1)

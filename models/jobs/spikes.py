@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.jobs.renewal import Next
+from fleetcast.models.jobs.renewal import NextBeginning
 
 Array = NDArray[np.float64]
 
@@ -39,7 +39,7 @@ QUANTITY = {"rack": ("power_w",), "power": ("power_w",), "rail": ("sent_bytes_pe
 class Burst:
     """The next checkpoint of a job: when it begins, how long it lasts, how fast and where it writes."""
 
-    begins: Next
+    begins: NextBeginning
     lasts_s: float
     bytes_per_s: float
     target: str
@@ -77,7 +77,7 @@ class Spike(msgspec.Struct):
     jobs: int
 
 
-def spikes(
+def predict_spikes(
     loads: Sequence[JobLoad], now_ms: int, capacity: Mapping[Domain, float], rng: np.random.Generator
 ) -> list[Spike]:
     """Predict the peak of each domain and quantity, sorted by domain.
@@ -93,9 +93,9 @@ def spikes(
     for load in loads:
         if load.burst is not None:
             key = (("storage", load.burst.target), "checkpoint_bytes_per_s")
-            sums[key] = sums.get(key, 0.0) + _burst(load.burst, now_ms, rng)
+            sums[key] = sums.get(key, 0.0) + _draw_burst(load.burst, now_ms, rng)
             jobs[key] = jobs.get(key, 0) + 1
-    return [_row(*key, sums[key], now_ms, capacity.get(key[0]), jobs[key]) for key in sorted(sums)]
+    return [_make_spike(*key, sums[key], now_ms, capacity.get(key[0]), jobs[key]) for key in sorted(sums)]
 
 
 def _add_readings(
@@ -106,7 +106,7 @@ def _add_readings(
     rng: np.random.Generator,
 ) -> None:
     """Add random draws of the jobs' readings to the sums of their domains, and count the jobs there."""
-    drawn = _drawn([load.readings[name] for load in loads], rng)
+    drawn = _draw_readings([load.readings[name] for load in loads], rng)
     domains: dict[Domain, list[tuple[int, float]]] = {}
     for at, load in enumerate(loads):
         for domain, share in load.shares.items():
@@ -123,7 +123,7 @@ def _add_readings(
         jobs[key] = jobs.get(key, 0) + len(parts)
 
 
-def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.float32]:
+def _draw_readings(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.float32]:
     """Draw (job, draw, minute) values at random from each job's own readings, with replacement."""
     many = np.array([len(values) for values in readings])
     padded = np.zeros((len(readings), int(many.max())), np.float32)
@@ -134,7 +134,7 @@ def _drawn(readings: Sequence[Array], rng: np.random.Generator) -> NDArray[np.fl
     return drawn.reshape(len(readings), DRAWS, MINUTES)
 
 
-def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
+def _draw_burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
     """Return (draw, minute) the bytes/s that a checkpoint writes.
 
     It counts in each minute that it touches.
@@ -148,7 +148,7 @@ def _burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
     return np.asarray(under_way * burst.bytes_per_s)
 
 
-def _row(
+def _make_spike(
     domain: Domain, quantity: str, drawn: Array, now_ms: int, capacity: float | None, jobs: int
 ) -> Spike:  # fmt: skip
     middle, high = np.quantile(drawn, (0.5, 0.9), axis=0)

@@ -28,7 +28,7 @@ LEAST_SPREAD = 1.0 / BINS  # of phase: no template is finer than its bins
 
 
 @dataclass(frozen=True, slots=True)
-class Locked:
+class PhaseLock:
     """The phase of each sample of the window, (sample,) from 0 to 1.
 
     period: in samples. strays: the standard deviation of the phase's shift per cycle.
@@ -39,7 +39,7 @@ class Locked:
     strays: float
 
 
-def locked(values: Array, period: float) -> Locked | None:
+def lock_phase(values: Array, period: float) -> PhaseLock | None:
     """Find the phase of each sample, or return None if there are fewer than FEWEST_CYCLES.
 
     values: (sample,), regular in time, NaN if unknown. period: in samples.
@@ -49,7 +49,7 @@ def locked(values: Array, period: float) -> Locked | None:
         return None
     time = np.arange(len(values), dtype=np.float64)
     began, length = len(values) - cycles * period, period
-    template = _folded(values, (time - began) / period % 1)
+    template = _fold_cycles(values, (time - began) / period % 1)
     phase, shifts = (time - began) / length % 1, []
     for _ in range(cycles):
         inside = (time >= began) & (time < began + length)
@@ -60,10 +60,12 @@ def locked(values: Array, period: float) -> Locked | None:
         rest = time >= began
         phase[rest] = (time[rest] - began) / length % 1
         began += length
-    return Locked(phase, length, float(np.std(shifts)))
+    return PhaseLock(phase, length, float(np.std(shifts)))
 
 
-def ahead(values: Array, lock: Locked, samples: float, interval_s: float, levels: tuple[float, ...]) -> list[float]:
+def predict_ahead(
+    values: Array, lock: PhaseLock, samples: float, interval_s: float, levels: tuple[float, ...]
+) -> list[float]:
     """Predict quantiles of the reading `samples` samples after the last one, at `levels`.
 
     Returns an empty list if no reading is known.
@@ -94,7 +96,7 @@ def compute_weighted_quantiles(values: Array, weights: Array, levels: tuple[floa
     return [float(np.interp(level, middles, values[order])) for level in levels]
 
 
-def _folded(values: Array, phase: Array) -> Array:
+def _fold_cycles(values: Array, phase: Array) -> Array:
     """Return (bin,) the mean of the readings at each phase, or the mean of all where a phase has none."""
     known = np.isfinite(values)
     at = (phase[known] * BINS).astype(int) % BINS

@@ -33,7 +33,7 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class JobGpuUse:
     """How a job uses its GPUs, over `span_s`, at most ten minutes. Unknown values are None.
 
     idle_s: for how many seconds, at least, none of the GPUs has computed.
@@ -59,7 +59,7 @@ class Mfu:
     reason: str = ""
 
 
-def use_of(
+def measure_use(
     interval_s: float,
     sm_active: Array,
     tensor_active: Array,
@@ -67,7 +67,7 @@ def use_of(
     memory_bytes: Array,
     steps: Sequence[Step],
     idle_before_s: float = 0.0,
-) -> Use:
+) -> JobGpuUse:
     """Return how a job uses its GPUs, from readings (slot, GPU), oldest first, NaN if unknown.
 
     idle_before_s: how long the GPUs were idle before the first slot, 0 if unknown.
@@ -75,17 +75,17 @@ def use_of(
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
     idle_s = _compute_idle_s(activity, interval_s, idle_before_s)
     lately = min(len(activity), max(1, round(LATELY_S / interval_s)))
-    newest = _newest(memory_bytes)
-    data, communication = shares_of(steps)
+    newest = _find_newest(memory_bytes)
+    data, communication = compute_step_shares(steps)
     measured = {
-        "sm": _mean(sm_active[-lately:]),
-        "tensor": _mean(tensor_active[-lately:]),
-        "busy": _mean(busy[-lately:]),
+        "sm": _compute_known_mean(sm_active[-lately:]),
+        "tensor": _compute_known_mean(tensor_active[-lately:]),
+        "busy": _compute_known_mean(busy[-lately:]),
     }
     held = float(np.nansum(newest) / GIB) if np.isfinite(newest).any() else None
-    loaded = _mean(np.where(np.isfinite(newest), newest > LOADED_GIB * GIB, np.nan))
-    verdict = _verdict(idle_s, loaded, measured["busy"], measured["sm"], data, communication)
-    return Use(
+    loaded = _compute_known_mean(np.where(np.isfinite(newest), newest > LOADED_GIB * GIB, np.nan))
+    verdict = _choose_verdict(idle_s, loaded, measured["busy"], measured["sm"], data, communication)
+    return JobGpuUse(
         lately * interval_s if idle_s is not None else None,
         loaded,
         measured["busy"],
@@ -99,7 +99,7 @@ def use_of(
     )
 
 
-def shares_of(steps: Sequence[Step]) -> tuple[float | None, float | None]:
+def compute_step_shares(steps: Sequence[Step]) -> tuple[float | None, float | None]:
     """Return the shares of step time that go to data loading and to communication, 0 to 1.
 
     Both are None if no step states its parts.
@@ -154,19 +154,19 @@ def _compute_idle_s(activity: Array, interval_s: float, before_s: float) -> floa
     return (len(activity) - 1 - last) * interval_s
 
 
-def _newest(values: Array) -> Array:
+def _find_newest(values: Array) -> Array:
     """Return (GPU,) the newest known value of each GPU, NaN if there is none."""
     known = np.isfinite(values)
     last = values.shape[0] - 1 - np.argmax(known[::-1], axis=0)
     return np.where(known.any(axis=0), values[last, np.arange(values.shape[1])], np.nan)
 
 
-def _mean(values: Array) -> float | None:
+def _compute_known_mean(values: Array) -> float | None:
     known = values[np.isfinite(values)]
     return float(known.mean()) if len(known) else None
 
 
-def _verdict(
+def _choose_verdict(
     idle_s: float | None, loaded: float | None, busy: float | None, sm: float | None, data: float | None,
     communication: float | None,
 ) -> Verdict:  # fmt: skip

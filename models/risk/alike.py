@@ -20,7 +20,9 @@ class AlikeDevices:
         self.trait = np.zeros(0)  # (device,) a number that stands for its trait in every process, 0 unknown
         self._made_of: tuple[int, ...] = ()
 
-    def refresh(self, names: Sequence[str], node: NDArray[np.int32], traits: Mapping[str, str], changes: int) -> None:
+    def refresh_groups(
+        self, names: Sequence[str], node: NDArray[np.int32], traits: Mapping[str, str], changes: int
+    ) -> None:
         """Assign numbers to the groups of devices that are on one node and have the same trait.
 
         names, node: (device,) names, and rows of the owners. traits: name → model or link layer. changes: a

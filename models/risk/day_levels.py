@@ -27,12 +27,12 @@ class DayLevels:
         self.values = np.zeros((0, len(RULES)), np.float32)
         self.time_ms = 0
 
-    def step(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
+    def record_levels(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
         """Record the levels (node, rule) of this moment. `names`: the nodes."""
-        self.values = np.maximum(self.at(names, now_ms), levels).astype(np.float32)
+        self.values = np.maximum(self.compute_levels(names, now_ms), levels).astype(np.float32)
         self.names, self.time_ms = tuple(names), max(now_ms, self.time_ms)
 
-    def at(self, names: Sequence[str], now_ms: int) -> Array:
+    def compute_levels(self, names: Sequence[str], now_ms: int) -> Array:
         """Return (node, rule) the levels of these nodes faded to `now_ms`, 0 for unknown nodes."""
         age_ms = max(0, now_ms - self.time_ms) if self.time_ms else 0
         faded = self.values * 0.5 ** (age_ms / HALF_MS)
@@ -61,6 +61,6 @@ class DayLevels:
             if rule.name in column:
                 self.values[:, row] = arrays["values"][:, column[rule.name]]
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         self.time_ms = self.time_ms and self.time_ms + by_ms

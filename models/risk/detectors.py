@@ -37,7 +37,7 @@ class FeatureColumns:
             self._read[name] = self.frame.values[:, self._find_column(name)].astype(np.float64)
         return self._read[name]
 
-    def since(self, name: str) -> Times:
+    def changed_ms(self, name: str) -> Times:
         """Return (entity,) when the signal behind a feature last changed, in Unix ms, 0 if unknown."""
         return self.frame.since_ms[:, self._find_column(name)]
 
@@ -75,7 +75,7 @@ class Detection:
     telling: Mask
 
     @classmethod
-    def of(
+    def make_detection(
         cls,
         on: Mask,
         value: Array,
@@ -104,7 +104,7 @@ DETECTORS: dict[str, Callable[[Any], Detection]] = {}  # by rule, of what sample
 REPORTERS: dict[str, Callable[..., object]] = {}  # by rule, of what is raised elsewhere
 
 
-def sees(rule: str) -> Callable[[Function], Function]:
+def register_detector(rule: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function as the detector of a rule.
 
     The function takes the view of the rule's kind, e.g. `GpuView`, and returns a Detection.
@@ -112,7 +112,7 @@ def sees(rule: str) -> Callable[[Function], Function]:
     return _register(DETECTORS, rule)
 
 
-def reports(*rules: str) -> Callable[[Function], Function]:
+def register_reporter(*rules: str) -> Callable[[Function], Function]:
     """Return a decorator that registers a function as the one that raises signals of these rules."""
     return _register(REPORTERS, *rules)
 
@@ -135,7 +135,7 @@ def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]
 
     A rule whose signals are raised elsewhere has an empty detection.
     """
-    nothing = Detection.of(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
+    nothing = Detection.make_detection(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
     detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]
     return [nothing if detector is None else detector(view) for detector in detectors]
 

@@ -55,7 +55,7 @@ class FaultLog:
         self._last: dict[str, LoggedFault] = {}
         self._common: set[str] = set()  # nodes that fell with many others and are not back yet
 
-    def record(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
+    def record_signals(self, hard: Mapping[str, tuple[int, bool]], nodes: int, now_ms: int) -> None:
         """Record the nodes that have firm hard signals now.
 
         hard: node name → (when the signals began, in Unix ms, 0 if unknown, and whether the cause is
@@ -72,7 +72,7 @@ class FaultLog:
                 known.seen_ms, known.hardware = now_ms, known.hardware or hardware
             elif name not in self._common:
                 begun.append(LoggedFault(name, start_ms, now_ms, hardware))
-        if begun and self._together(begun, nodes, now_ms):
+        if begun and self._have_failed_together(begun, nodes, now_ms):
             return
         self.faults += begun
         self._last |= {fault.node: fault for fault in begun}
@@ -80,7 +80,7 @@ class FaultLog:
             self.faults = [fault for fault in self.faults[-MOST:] if fault.seen_ms >= now_ms - RETENTION_MS]
             self._last = {fault.node: fault for fault in self.faults}
 
-    def _together(self, begun: Sequence[LoggedFault], nodes: int, now_ms: int) -> bool:
+    def _have_failed_together(self, begun: Sequence[LoggedFault], nodes: int, now_ms: int) -> bool:
         """Return whether too many nodes failed together. If so, drop the faults recorded within TOGETHER_MS."""
         recent = {fault.node for fault in self.faults if fault.start_ms > now_ms - TOGETHER_MS}
         if len(begun) + len(self._common | recent) <= max(COMMON_LEAST, COMMON * nodes):
@@ -107,11 +107,11 @@ class FaultLog:
         """Return the nodes that had a fault at a time, or had one less than SAME_MS before it."""
         return {fault.node for fault in self.faults if fault.start_ms <= at_ms <= fault.seen_ms + SAME_MS}
 
-    def begun(self, after_ms: int, until_ms: int) -> set[str]:
+    def find_new_faults(self, after_ms: int, until_ms: int) -> set[str]:
         """Return the nodes on which a fault began after `after_ms`, up to and including `until_ms`."""
         return {fault.node for fault in self.faults if after_ms < fault.start_ms <= until_ms}
 
-    def history(self, rows: Mapping[str, int]) -> FaultHistory:
+    def make_history(self, rows: Mapping[str, int]) -> FaultHistory:
         """Return the faults of the nodes in `rows`, in days since 1970. rows: node name → row."""
         own = [fault for fault in self.faults if fault.node in rows]
         seen = np.array([fault.seen_ms for fault in own], np.float64)
@@ -122,12 +122,12 @@ class FaultLog:
             hardware=np.array([fault.hardware for fault in own], bool),
         )
 
-    def hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
+    def compute_hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
         """Return (horizon, node) the expected number of faults of each node by its history alone."""
         now_day = now_ms / DAY_MS
         rows = {name: row for row, name in enumerate(names)}
-        columns = make_feature_columns(self.history(rows).until(now_day), now_day, len(names))
-        return (self.fit or self.prior).hazard(columns, horizons_s)
+        columns = make_feature_columns(self.make_history(rows).truncate(now_day), now_day, len(names))
+        return (self.fit or self.prior).compute_hazard(columns, horizons_s)
 
     def is_fit_due(self, now_ms: int) -> bool:
         """Return whether there is enough history of the site, and the last fit is older than a week."""
@@ -143,9 +143,9 @@ class FaultLog:
         since_ms = max(self.since_ms, now_ms - RETENTION_MS)
         if len(self.faults) >= MOST:
             since_ms = max(since_ms, self.faults[0].start_ms)
-        return self.history(rows), since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
+        return self.make_history(rows), since_ms // DAY_MS + 1, now_ms // DAY_MS, len(names)
 
-    def take(self, fit: HistoryFit, now_ms: int) -> None:
+    def set_fit(self, fit: HistoryFit, now_ms: int) -> None:
         """Set the site's own fit, which serves from now on."""
         self.fit, self.fitted_ms = fit, now_ms
 
@@ -163,7 +163,7 @@ class FaultLog:
         self.fit = None if about["fit"] is None else msgspec.convert(about["fit"], HistoryFit, str_keys=True)
         self.since_ms, self._now_ms, self.fitted_ms = (about[name] for name in ("since_ms", "now_ms", "fitted_ms"))
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         for fault in self.faults:
             fault.start_ms += by_ms

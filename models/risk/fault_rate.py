@@ -50,7 +50,7 @@ class FaultRate:
         self._warned_ms: dict[str, tuple[int, int]] = {}  # node → begin and last tick of its warning
         self._times_ms: dict[str, tuple[int, int]] = {}  # node → first and last tick of its present time with telemetry
 
-    def step(
+    def record_tick(
         self,
         day_hazard: Array,
         warned: NDArray[np.bool_],
@@ -80,11 +80,11 @@ class FaultRate:
             is_well = [not faults.has_current_fault(name) and not self._is_joining(name, now_ms) for name in names]
             is_counted = np.array(is_well, bool) & ~warned
             self.expected += float(day_hazard[is_counted].sum()) * elapsed_ms / DAY_MS
-        self._count(faults, before_ms - LAG_MS, now_ms - LAG_MS)
+        self._count_faults(faults, before_ms - LAG_MS, now_ms - LAG_MS)
         self._renew_warnings(warned, names, now_ms)
         self.times = compute_posterior_ratio(self.seen, self.expected)
 
-    def _count(self, faults: FaultLog, after_ms: int, until_ms: int) -> None:
+    def _count_faults(self, faults: FaultLog, after_ms: int, until_ms: int) -> None:
         after_ms = max(after_ms, self._watched_ms + TOGETHER_MS)  # a fault found at the start may be of any age
         begun = [fault for fault in faults.faults if after_ms < fault.start_ms <= until_ms]
         for fault in sorted(begun, key=lambda fault: fault.start_ms):
@@ -134,7 +134,7 @@ class FaultRate:
         self._times_ms = {name: (int(since), int(last)) for name, (since, last) in about.get("heard_ms", {}).items()}
         self.times = compute_posterior_ratio(self.seen, self.expected)
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         self._now_ms, self._watched_ms, self._counted_ms = (
             at_ms + by_ms if at_ms else 0 for at_ms in (self._now_ms, self._watched_ms, self._counted_ms)

@@ -59,7 +59,7 @@ class SharedDomain:
     share: float
 
 
-def gang_risk(
+def compute_gang_risk(
     risk: Array,
     domains: Sequence[tuple[str, Sequence[str]]],
     duration_s: float,
@@ -81,7 +81,7 @@ def gang_risk(
     found = [
         (level, name, len(inside), float(compute_shared_hazard(level, excess[inside].max(), duration_s)))
         for level, names in domains
-        for name, inside in sorted(_members(names).items())
+        for name, inside in sorted(_group_members(names).items())
         if len(inside) > 1
     ]
     total = float(interrupts.sum()) + sum(common for *_, common in found)
@@ -98,7 +98,7 @@ def gang_risk(
     )
 
 
-def _members(names: Sequence[str]) -> dict[str, list[int]]:
+def _group_members(names: Sequence[str]) -> dict[str, list[int]]:
     """Return domain -> the indices of its members.
 
     It needs one pass, because a gang of thousands of nodes has hundreds of racks.

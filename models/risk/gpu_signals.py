@@ -7,10 +7,10 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
 from fleetcast.fleet.xids import HARD, PART, SOFT
-from fleetcast.models.peers import MAD_TO_SIGMA, compute_p90, middle
+from fleetcast.models.peers import MAD_TO_SIGMA, compute_median, compute_p90
 from fleetcast.models.risk.alike import AlikeDevices
-from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, sees
-from fleetcast.models.risk.learned import Learned
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, register_detector
+from fleetcast.models.risk.learned import LearnedState
 from fleetcast.models.risk.signals import Array, Mask, Times
 
 LOW_CLOCK = 0.92  # of the usual clock
@@ -33,7 +33,7 @@ LOWERED_LIMIT = 0.95  # of what most of the fleet has: somebody set it
 USUAL_DECAY = 0.001  # of the gap, an observation: a changed clock limit is the new usual after some hours
 
 
-class UsualClocks(Learned):
+class UsualClocks(LearnedState):
     """The usual clock of each GPU under load, learned over time. usual: (gpu,) MHz, NaN if unknown."""
 
     arrays = ("usual",)
@@ -41,7 +41,7 @@ class UsualClocks(Learned):
     def __init__(self) -> None:
         self.usual = np.zeros(0)
 
-    def learn(self, clock: Array, ceiling: Array, healthy: Mask) -> Array:
+    def learn_clocks(self, clock: Array, ceiling: Array, healthy: Mask) -> Array:
         """Update the usual clocks with this observation, and return them: (gpu,) MHz.
 
         A usual clock rises at once. It falls slowly, and only if the GPU is `healthy`.
@@ -72,8 +72,8 @@ class GpuView:
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
 
-    def since(self, name: str) -> Times:
-        return self.columns.since(name)
+    def changed_ms(self, name: str) -> Times:
+        return self.columns.changed_ms(name)
 
     def has_working_value(self, values: Array) -> Mask:
         """Return (gpu,) whether the GPU works and its value is known.
@@ -88,11 +88,11 @@ class GpuView:
         Rules report only such changes, because an older one may have been handled.
         """
         first_ms = self.columns.now_ms - np.nan_to_num(self["first_seen_s"], nan=0.0) * 1000
-        return np.asarray(self.columns.since(feature) > first_ms + 1000)
+        return np.asarray(self.columns.changed_ms(feature) > first_ms + 1000)
 
     def compute_peer_median(self, values: Array) -> Array:
         """Return (gpu,) for each GPU the median of `values` over the GPUs of its node and model."""
-        return self.alike.groups.middle(values)
+        return self.alike.groups.compute_member_medians(values)
 
 
 def read_reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
@@ -102,7 +102,7 @@ def read_reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
     return np.where(has, np.nan_to_num(raw), 0).astype(np.int64), has
 
 
-def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mask]:
+def find_loaded_gpus(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mask]:
     """Return (gpu,) whether the GPU works, and (gpu,) whether it is certainly idle.
 
     It uses utilisation, activity, power or the idle bit, whichever are known.
@@ -114,7 +114,7 @@ def load_of(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mas
     return loaded, idle & ~(util >= 0.3)
 
 
-def at_limit(view: GpuView) -> Mask:
+def is_at_limit(view: GpuView) -> Mask:
     """Return (gpu,) whether the power draw has reached the stated power limit."""
     return np.asarray(view["power_w"] >= AT_LIMIT * view["power_limit_w"])
 
@@ -134,7 +134,7 @@ def compute_cap_evidence(view: GpuView) -> Array:
     bit = (view.bits & POWER_CAP) > 0
     far_below = np.fmax(view["power_w"], view["power_w_mean_2m"]) < FAR_BELOW_LIMIT * limit
     waits = bit & far_below & (limit < LOWERED_LIMIT * compute_p90(limit))
-    is_capped = bit | at_limit(view)
+    is_capped = bit | is_at_limit(view)
     untold = ~view.has_bits & np.isnan(limit) & ~(view["gpu_temp_c"] >= HOT_C)
     cases = (faulty, waits, far_below, is_capped, untold & is_on_plateau(view), untold)
     return np.select(cases, (DENIED, WAITS, DENIED, STATED, LIKELY, OPEN), DENIED)
@@ -157,7 +157,7 @@ def is_on_plateau(view: GpuView) -> Mask:
     return np.asarray(view.loaded & cool & lower & (clock > HALVED_CLOCK))
 
 
-@sees("thermal_throttle")
+@register_detector("thermal_throttle")
 def thermal_throttle(view: GpuView) -> Detection:
     """Detect a thermal or hardware slowdown bit together with a clock that fell.
 
@@ -168,7 +168,7 @@ def thermal_throttle(view: GpuView) -> Detection:
     return _detect_slowed_clock(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
 
 
-@sees("power_brake")
+@register_detector("power_brake")
 def power_brake(view: GpuView) -> Detection:
     return _detect_slowed_clock(view, (view.bits & BRAKE) > 0)
 
@@ -178,11 +178,11 @@ def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
     ratio = view.clock / view.usual_clock
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
-    since = np.where(bit, view.since("clock_event_reasons"), 0)
-    return Detection.of(on, view.clock, view.usual_clock, strength, since, view.has_bits & ~view.idle)
+    since = np.where(bit, view.changed_ms("clock_event_reasons"), 0)
+    return Detection.make_detection(on, view.clock, view.usual_clock, strength, since, view.has_bits & ~view.idle)
 
 
-@sees("clock_low")
+@register_detector("clock_low")
 def clock_low(view: GpuView) -> Detection:
     """Detect a clock far below the GPU's usual one and its node's working GPUs, without a stated reason.
 
@@ -191,14 +191,14 @@ def clock_low(view: GpuView) -> Detection:
     peers = view.compute_peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
     plain = ~view.has_bits | ((view.bits & (THERMAL | BRAKE | POWER_CAP | IDLE)) == 0)
-    plain &= ~at_limit(view) & (compute_cap_evidence(view) != LIKELY)
+    plain &= ~is_at_limit(view) & (compute_cap_evidence(view) != LIKELY)
     on = view.loaded & plain & (view.clock < LOW_CLOCK_WITHOUT_BITS * usual)
-    return Detection.of(
+    return Detection.make_detection(
         on, view.clock, usual, 0.2 + 1.2 * (1 - view.clock / usual), None, view.has_working_value(usual)
     )
 
 
-@sees("clock_halved")
+@register_detector("clock_halved")
 def clock_halved(view: GpuView) -> Detection:
     """Detect half the usual clock or less under load, if no reasons are exported.
 
@@ -207,18 +207,20 @@ def clock_halved(view: GpuView) -> Detection:
     """
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
-    return Detection.of(on, view.clock, view.usual_clock, strength, None, view.has_working_value(view.clock))
+    return Detection.make_detection(
+        on, view.clock, view.usual_clock, strength, None, view.has_working_value(view.clock)
+    )
 
 
-@sees("gpu_hot")
+@register_detector("gpu_hot")
 def gpu_hot(view: GpuView) -> Detection:
     temp = view["gpu_temp_c"]
     peers = view.compute_peer_median(temp)
     on = view.loaded & (temp >= HOT_C) & (temp - peers >= HOT_OVER_C)
-    return Detection.of(on, temp, peers, (temp - peers) / 40, None, view.has_working_value(temp))
+    return Detection.make_detection(on, temp, peers, (temp - peers) / 40, None, view.has_working_value(temp))
 
 
-@sees("gpu_hot_for_its_load")
+@register_detector("gpu_hot_for_its_load")
 def gpu_hot_for_its_load(view: GpuView) -> Detection:
     """Detect a GPU that has been warmer for minutes than GPUs in its slot usually are at that power.
 
@@ -226,100 +228,100 @@ def gpu_hot_for_its_load(view: GpuView) -> Detection:
     """
     above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
     known = above[np.isfinite(above)]
-    sigma = MAD_TO_SIGMA * middle(np.abs(known)) if len(known) else 0.0
+    sigma = MAD_TO_SIGMA * compute_median(np.abs(known)) if len(known) else 0.0
     on = view.loaded & (above >= max(HOT_FOR_LOAD_C, HOT_SIGMAS * sigma))
-    return Detection.of(on, temp, temp - above, 0.4 + above / 25, None, view.has_working_value(above))
+    return Detection.make_detection(on, temp, temp - above, 0.4 + above / 25, None, view.has_working_value(above))
 
 
-def _xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
+def _detect_xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
     code = view["xid"]
-    since = view.since("xid")
+    since = view.changed_ms("xid")
     listed = np.isin(np.nan_to_num(code), list(codes))
     ours = view.has_changed_since_discovery("xid") & (view.columns.now_ms - since < XID_FRESH_S * 1000)
     on = listed & (ours if fresh else ~ours)
-    return Detection.of(on, code, since=since if fresh else None)
+    return Detection.make_detection(on, code, since=since if fresh else None)
 
 
-@sees("xid_hard")
+@register_detector("xid_hard")
 def xid_hard(view: GpuView) -> Detection:
     """Detect a hardware XID that appeared after the GPU was first observed.
 
     The gauge keeps its last code, so an old code is no evidence about today.
     """
-    return _xid(view, frozenset(HARD) - PART, fresh=True)
+    return _detect_xid(view, frozenset(HARD) - PART, fresh=True)
 
 
-@sees("xid_part")
+@register_detector("xid_part")
 def xid_part(view: GpuView) -> Detection:
-    return _xid(view, PART, fresh=True)
+    return _detect_xid(view, PART, fresh=True)
 
 
-@sees("xid_soft")
+@register_detector("xid_soft")
 def xid_soft(view: GpuView) -> Detection:
-    return _xid(view, frozenset(SOFT), fresh=True)
+    return _detect_xid(view, frozenset(SOFT), fresh=True)
 
 
-@sees("xid_old")
+@register_detector("xid_old")
 def xid_old(view: GpuView) -> Detection:
-    return _xid(view, frozenset(HARD) | frozenset(SOFT), fresh=False)
+    return _detect_xid(view, frozenset(HARD) | frozenset(SOFT), fresh=False)
 
 
-@sees("ecc_uncorrectable")
+@register_detector("ecc_uncorrectable")
 def ecc_uncorrectable(view: GpuView) -> Detection:
     count = np.fmax(view["ecc_dbe_volatile_count_30m"], view["ecc_dbe_aggregate_count_30m"])
-    return Detection.of(count >= 1, count, np.nan, 0.7 + 0.1 * count)
+    return Detection.make_detection(count >= 1, count, np.nan, 0.7 + 0.1 * count)
 
 
-@sees("ecc_burst")
+@register_detector("ecc_burst")
 def ecc_burst(view: GpuView) -> Detection:
     count = np.fmax(view["ecc_sbe_volatile_count_10m"], view["ecc_sbe_aggregate_count_10m"])
-    return Detection.of(count >= SBE_10M, count, np.nan, np.log10(np.fmax(count, 1)) / 4)
+    return Detection.make_detection(count >= SBE_10M, count, np.nan, np.log10(np.fmax(count, 1)) / 4)
 
 
-@sees("ecc_corrected_few")
+@register_detector("ecc_corrected_few")
 def ecc_corrected_few(view: GpuView) -> Detection:
     """Detect repeated corrected errors, fewer than a burst, in a fleet whose other GPUs have hardly any."""
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
     usual = compute_p90(count)
     on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
-    return Detection.of(on, count, usual, 0.4 + np.log10(np.fmax(count, 1)) / 4)
+    return Detection.make_detection(on, count, usual, 0.4 + np.log10(np.fmax(count, 1)) / 4)
 
 
-@sees("row_remap_failure")
+@register_detector("row_remap_failure")
 def row_remap_failure(view: GpuView) -> Detection:
     flag = view["row_remap_failure"]
-    since = np.where(view.has_changed_since_discovery("row_remap_failure"), view.since("row_remap_failure"), 0)
-    return Detection.of(flag > 0, flag, since=since)
+    since = np.where(view.has_changed_since_discovery("row_remap_failure"), view.changed_ms("row_remap_failure"), 0)
+    return Detection.make_detection(flag > 0, flag, since=since)
 
 
-@sees("row_remapped")
+@register_detector("row_remapped")
 def row_remapped(view: GpuView) -> Detection:
     rows = view["remapped_rows_uncorrectable"]
-    since = view.since("remapped_rows_uncorrectable")
+    since = view.changed_ms("remapped_rows_uncorrectable")
     recent = view.has_changed_since_discovery("remapped_rows_uncorrectable") & (
         view.columns.now_ms - since < XID_FRESH_S * 1000
     )
-    return Detection.of((rows > 0) & recent, rows, np.nan, 0.4 + 0.1 * rows, since)
+    return Detection.make_detection((rows > 0) & recent, rows, np.nan, 0.4 + 0.1 * rows, since)
 
 
-@sees("page_retirement")
+@register_detector("page_retirement")
 def page_retirement(view: GpuView) -> Detection:
     flag = view["retired_pages_pending"]
-    return Detection.of(flag > 0, flag)
+    return Detection.make_detection(flag > 0, flag)
 
 
-@sees("pcie_width")
+@register_detector("pcie_width")
 def pcie_width(view: GpuView) -> Detection:
     """Detect a working GPU with fewer PCIe lanes than its maximum or than its node's GPUs."""
     width = view["pcie_link_width"]
     full = np.fmax(view["pcie_max_link_width"], view.compute_peer_median(width))
     on = view.loaded & (width < 0.9 * full)
-    return Detection.of(
-        on, width, full, 1.1 - width / full, view.since("pcie_link_width"), view.has_working_value(width)
+    return Detection.make_detection(
+        on, width, full, 1.1 - width / full, view.changed_ms("pcie_link_width"), view.has_working_value(width)
     )
 
 
-@sees("pcie_gen")
+@register_detector("pcie_gen")
 def pcie_gen(view: GpuView) -> Detection:
     """Detect a PCIe generation below the maximum or the node's other GPUs, under load.
 
@@ -328,24 +330,24 @@ def pcie_gen(view: GpuView) -> Detection:
     gen = view["pcie_link_gen"]
     full = np.fmax(view["pcie_max_link_gen"], view.compute_peer_median(np.where(view.loaded, gen, np.nan)))
     on = view.loaded & (gen < full - 0.5)
-    return Detection.of(
+    return Detection.make_detection(
         on,
         gen,
         full,
         1.1 - 2.0 ** np.minimum(gen - full, 0.0),
-        view.since("pcie_link_gen"),
+        view.changed_ms("pcie_link_gen"),
         view.has_working_value(gen),
     )
 
 
-@sees("pcie_replays")
+@register_detector("pcie_replays")
 def pcie_replays(view: GpuView) -> Detection:
     count = view["pcie_replays_count_10m"]
     least = np.where(np.isfinite(view["pcie_link_width"]), REPLAYS_10M, REPLAYS_10M_ALONE)
-    return Detection.of(count >= least, count, np.nan, np.log10(np.fmax(count, 1)) / 5)
+    return Detection.make_detection(count >= least, count, np.nan, np.log10(np.fmax(count, 1)) / 5)
 
 
-@sees("nvlink_errors")
+@register_detector("nvlink_errors")
 def nvlink_errors(view: GpuView) -> Detection:
     """Detect a faulty NVLink: many CRC errors, more than a few replays, or any recovery.
 
@@ -356,10 +358,10 @@ def nvlink_errors(view: GpuView) -> Detection:
     on = (crc >= CRC_10M) | (replay >= 5) | (recovery >= 1)
     total = np.nan_to_num(crc) + np.nan_to_num(replay) + np.nan_to_num(recovery)
     known = np.isfinite(crc) | np.isfinite(replay) | np.isfinite(recovery)
-    return Detection.of(on, total, np.nan, 0.4 + np.log10(np.fmax(total, 1)) / 8, telling=known)
+    return Detection.make_detection(on, total, np.nan, 0.4 + np.log10(np.fmax(total, 1)) / 8, telling=known)
 
 
-@sees("gpu_vanished")
+@register_detector("gpu_vanished")
 def gpu_vanished(view: GpuView) -> Detection:
     """Detect a GPU that is missing from an exporter's pages while the node's other GPUs are on them.
 
@@ -376,4 +378,4 @@ def gpu_vanished(view: GpuView) -> Detection:
     age_s = view["age_s"]
     newest_s = compute_newest_age_s(view.columns, view.nodes)
     listed = (silent <= 0) & (age_s <= np.where(node >= 0, newest_s[node], age_s) + 0.5 * view.interval_s)
-    return Detection.of(on, silent, since=since, telling=listed)
+    return Detection.make_detection(on, silent, since=since, telling=listed)

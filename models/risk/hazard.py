@@ -49,20 +49,20 @@ class FaultHistory:
     end_day: Array
     hardware: Mask
 
-    def until(self, at_day: float) -> "FaultHistory":
+    def truncate(self, at_day: float) -> "FaultHistory":
         """Return the history as known at a moment: faults that had begun, and returns that had happened."""
         begun = self.start_day <= at_day
         end_day = np.where(self.end_day <= at_day, self.end_day, np.nan)
         return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
 
-    def latest(self, times: Array, nodes: int) -> Array:
+    def find_latest(self, times: Array, nodes: int) -> Array:
         """Return (nodes,) the latest of the times (f,) on each node, -inf if it has none. NaN is no time."""
         found = np.full(nodes, -np.inf)
         is_finite = np.isfinite(times)
         np.maximum.at(found, self.node[is_finite], times[is_finite])
         return found
 
-    def counts(self, nodes: int) -> Array:
+    def count_faults(self, nodes: int) -> Array:
         """Return (nodes,) the number of faults of each node."""
         return np.bincount(self.node, minlength=nodes).astype(np.float64)
 
@@ -72,13 +72,13 @@ def is_in_repair(known: FaultHistory, nodes: int) -> Mask:
 
     known: the history as `until` returns it.
     """
-    last = known.latest(known.start_day, nodes)
+    last = known.find_latest(known.start_day, nodes)
     away = np.zeros(nodes, bool)
     away[known.node[np.isnan(known.end_day) & (known.start_day >= last[known.node])]] = True
     return away
 
 
-def features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
+def compute_features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
     """Return (n, feature) the values of FEATURES, from times in days since the last fault and return.
 
     since_fault, since_return: (n,) inf if it never happened. hardware: (n,) whether the last fault was
@@ -93,10 +93,10 @@ def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Arra
 
     known: the history as `until` returns it.
     """
-    last = known.latest(known.start_day, nodes)
+    last = known.find_latest(known.start_day, nodes)
     hardware = np.zeros(nodes, bool)
     hardware[known.node[known.hardware & (known.start_day == last[known.node])]] = True
-    return features(at_day - last, at_day - known.latest(known.end_day, nodes), hardware)
+    return compute_features(at_day - last, at_day - known.find_latest(known.end_day, nodes), hardware)
 
 
 def compute_fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
@@ -112,7 +112,7 @@ def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> A
     [0.0157, 0.0014]
     """
     fleet = compute_fleet_rate(known, watched_days, nodes)
-    return (known.counts(nodes) + fleet * PRIOR_DAYS) / (watched_days + PRIOR_DAYS)
+    return (known.count_faults(nodes) + fleet * PRIOR_DAYS) / (watched_days + PRIOR_DAYS)
 
 
 class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -124,7 +124,7 @@ class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     intercept: float
     weights: dict[str, float]
 
-    def predict(self, columns: Array, names: Sequence[str] = FEATURES) -> Array:
+    def predict_probability(self, columns: Array, names: Sequence[str] = FEATURES) -> Array:
         """Return (n,) the probability of a fault within the horizon.
 
         columns: (n, feature). names: the features of the columns.
@@ -139,15 +139,17 @@ class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     horizons: dict[int, HorizonFit]
     notes: dict[str, Any] = {}
 
-    def hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
+    def compute_hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
         """Return (horizon, node) the expected number of faults within each horizon. columns: (node, feature).
 
         Below a day, it grows linearly with the horizon. It never falls as the horizon grows.
         """
-        return hazard_of(np.stack([self.horizons[days].predict(columns) for days in HORIZONS_DAYS]), horizons_s)
+        return interpolate_fitted_hazard(
+            np.stack([self.horizons[days].predict_probability(columns) for days in HORIZONS_DAYS]), horizons_s
+        )
 
 
-def hazard_of(p: Array, horizons_s: Sequence[float]) -> Array:
+def interpolate_fitted_hazard(p: Array, horizons_s: Sequence[float]) -> Array:
     """Return (horizon, node) the expected number of faults, interpolated between the fitted horizons.
 
     p: (HORIZONS_DAYS, node) probabilities.
@@ -197,7 +199,7 @@ class PastDays:
     node: NDArray[np.int64]
     columns: Array
 
-    def begins(self, history: FaultHistory, horizon_days: int) -> Mask:
+    def has_new_fault(self, history: FaultHistory, horizon_days: int) -> Mask:
         """Return (n,) for each row whether a fault of the node begins after its day, within the horizon."""
         first, days = int(self.day.min()), int(np.ptp(self.day)) + 1
         nodes = max(int(self.node.max()), int(history.node.max(initial=0))) + 1
@@ -213,7 +215,7 @@ def make_past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
     """Return one row for each day and each node that was not in repair on it. days: at least one."""
     parts = []
     for day in days:
-        known = history.until(day)
+        known = history.truncate(day)
         works = np.flatnonzero(~is_in_repair(known, nodes))
         parts.append((np.full(len(works), day), works, make_feature_columns(known, day, nodes)[works]))
     return PastDays(*(np.concatenate(column) for column in zip(*parts, strict=True)))
@@ -225,7 +227,7 @@ def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: in
     first_day: when the record of faults starts. Raises ValueError if the days in between are not more
     than WARM_UP_DAYS and the longest horizon together.
     """
-    known = history.until(until_day)
+    known = history.truncate(until_day)
     begin = first_day + WARM_UP_DAYS
     if until_day - begin <= HORIZONS_DAYS[-1]:
         raise ValueError(f"{until_day - first_day} days of history are too few to fit on")
@@ -234,18 +236,18 @@ def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: in
     fits = {}
     for days in HORIZONS_DAYS:
         matured = rows.day + days <= until_day
-        fits[days] = fit_horizon(rows.columns[matured], rows.begins(known, days)[matured])
+        fits[days] = fit_horizon(rows.columns[matured], rows.has_new_fault(known, days)[matured])
     return HistoryFit(fits, {"faults": len(known.node), "nodes": nodes, "days": until_day - first_day})
 
 
 def fit_horizon(columns: Array, labels: Mask) -> HorizonFit:
     """Fit the logistic of one horizon. columns: (n, feature). labels: (n,) whether a fault followed."""
-    intercept, weights = logistic(columns, labels)
+    intercept, weights = fit_logistic(columns, labels)
     named = {name: round(float(weight), 5) for name, weight in zip(FEATURES, weights, strict=True)}
     return HorizonFit(round(intercept, 5), named)
 
 
-def logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[float, Array]:
+def fit_logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tuple[float, Array]:
     """Fit a logistic regression with a ridge penalty, and return the intercept and (feature,) weights.
 
     The weight of a constant feature is 0.
@@ -274,8 +276,8 @@ def _fit_by_newton(scaled: Array, labels: Mask, penalty: float) -> Array:
         slope = np.einsum("ni,n->i", rows, p - labels) + ridge * theta
         curve = np.einsum("ni,nj->ij", rows * (p * (1 - p))[:, None], rows) + np.diag(ridge + 1e-9)
         step = np.linalg.solve(curve, slope)
-        loss = _loss(rows, labels, ridge, theta)
-        while np.abs(step).max() > CLOSE and not _loss(rows, labels, ridge, theta - step) <= loss:
+        loss = _compute_loss(rows, labels, ridge, theta)
+        while np.abs(step).max() > CLOSE and not _compute_loss(rows, labels, ridge, theta - step) <= loss:
             step /= 2  # too far: the curve is another one there
         theta = theta - step
         if np.abs(step).max() < CLOSE:
@@ -283,7 +285,7 @@ def _fit_by_newton(scaled: Array, labels: Mask, penalty: float) -> Array:
     return np.asarray(theta)
 
 
-def _loss(rows: Array, labels: Mask, ridge: Array, theta: Array) -> float:
+def _compute_loss(rows: Array, labels: Mask, ridge: Array, theta: Array) -> float:
     """Return the negative log-likelihood plus the penalty."""
     logit = np.einsum("ni,i->n", rows, theta)
     return float(np.logaddexp(0.0, logit).sum() - logit[labels].sum() + (ridge * theta**2).sum() / 2)

@@ -30,7 +30,7 @@ Rows = NDArray[np.int64]
 
 
 @dataclass(slots=True)
-class Slots:
+class SlotTemperatures:
     """The usual temperature of each slot at each step of power, and the rounds of samples behind it.
 
     usual_c: (slot, step of power) °C, NaN if unknown.
@@ -43,21 +43,23 @@ class Slots:
     _made_of: tuple[int, int, int] = (-1, -1, -1)  # GPUs, topology generation, known models
     _of: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
-    def residual(self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows) -> Array:
+    def compute_residuals(
+        self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows
+    ) -> Array:
         """Return (gpu,) °C above the usual of its slot at its power, less the median of its node's GPUs.
 
         It is NaN if unknown. slot: (gpu,) as `of` returns it. temp_c, power_w: (gpu,) means over minutes,
         NaN where the GPU does not work.
         """
-        key, known = self._key(temp_c, power_w, slot)
+        key, known = self._find_cells(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
         above = temp_c - np.where(known, usual[key] if len(usual) else np.nan, np.nan)
         of_node = Groups(node, nodes)
-        room, count = of_node.median(above)
+        room, count = of_node.compute_medians(above)
         room = np.where(count >= LEAST_SIBLINGS, room, np.nan)
-        return above - of_node.spread(room)
+        return above - of_node.copy_to_members(room)
 
-    def learn(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
+    def learn_round(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
         """Update the usual temperatures with a round of samples: a running mean of the fleet's medians.
 
         At first it is the mean of all rounds. Later it follows the last two hours.
@@ -66,8 +68,8 @@ class Slots:
         if 0 <= elapsed_s < 0.9 * interval_s:
             return
         self.learned_ms = now_ms
-        key, known = self._key(temp_c, power_w, slot)
-        middle, count = Groups(np.where(known, key, -1), self.usual_c.size).median(temp_c)
+        key, known = self._find_cells(temp_c, power_w, slot)
+        middle, count = Groups(np.where(known, key, -1), self.usual_c.size).compute_medians(temp_c)
         seen = np.flatnonzero(count)
         rounds, usual = self.rounds.reshape(-1), self.usual_c.reshape(-1)
         ease = np.maximum(1 / (rounds[seen] + 1), interval_s / EASES_S)
@@ -75,7 +77,7 @@ class Slots:
         usual[seen] = before + ease * (middle[seen] - before)
         rounds[seen] += 1
 
-    def of(
+    def find_slots(
         self, gpus: Sequence[str], node: NDArray[np.int32], topology: Topology, models: Mapping[str, str] | None = None
     ) -> NDArray[np.int64]:
         """Return (gpu,) the row of each GPU's slot, -1 if its node is not in the topology.
@@ -114,11 +116,11 @@ class Slots:
         for slot, step, usual, rounds in about["rows"]:
             self.usual_c[slot, step], self.rounds[slot, step] = usual, rounds
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the time of the last round by `by_ms`, because the clock was set."""
         self.learned_ms += by_ms if self.learned_ms else 0
 
-    def _key(self, temp_c: Array, power_w: Array, slot: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    def _find_cells(self, temp_c: Array, power_w: Array, slot: Rows) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
         known = np.isfinite(temp_c) & (power_w >= LEAST_W) & (slot >= 0)
         step = np.clip(np.nan_to_num(power_w) / STEP_W, 0, STEPS - 1).astype(np.int64)
         return np.where(known, slot * STEPS + step, 0), known

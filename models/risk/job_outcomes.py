@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.detectors import register_reporter
 from fleetcast.models.risk.signals import Signal
 
 DAY_MS = 86_400_000
@@ -36,7 +36,7 @@ class JobOutcomes:
         self._counted: dict[tuple[str, int], int] = {}  # attempt → when it ended
         self._failed: dict[tuple[str, str], int] = {}  # job, node → when it last failed there, the oldest first
 
-    def record(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
+    def count_ended(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
         """Count each of these ended attempts once."""
         self._decay_sums(now_ms)
         for attempt in ended:
@@ -44,7 +44,7 @@ class JobOutcomes:
             if end_ms is None or key in self._counted or end_ms < now_ms - REMEMBERED_MS:
                 continue
             self._counted[key] = end_ms
-            self._count(attempt, end_ms)
+            self._count_attempt(attempt, end_ms)
         if len(self._counted) and min(self._counted.values()) < now_ms - REMEMBERED_MS:
             self._counted = {key: at_ms for key, at_ms in self._counted.items() if at_ms >= now_ms - REMEMBERED_MS}
         if len(self._failed) and min(self._failed.values()) < now_ms - REMEMBERED_MS:
@@ -52,7 +52,7 @@ class JobOutcomes:
         for oldest in list(self._failed)[: max(len(self._failed) - FAILED_AT_MOST, 0)]:
             del self._failed[oldest]
 
-    def _count(self, attempt: JobAttempt, end_ms: int) -> None:
+    def _count_attempt(self, attempt: JobAttempt, end_ms: int) -> None:
         failure = attempt.failure if attempt.outcome == "failed" else None
         if attempt.outcome not in ("finished", "failed") or (failure and failure.category in NOT_THE_NODE):
             return
@@ -62,13 +62,13 @@ class JobOutcomes:
             failed = jobs if attempt.outcome == "failed" else 0.0
             if failure and failure.node in hosts:
                 jobs, failed = (1.0, 1.0) if name == failure.node else (jobs, 0.0)
-            if failed and self._known(attempt.job, name, end_ms):
+            if failed and self._record_failure(attempt.job, name, end_ms):
                 continue
             own = self._sums.setdefault(name, [0.0, 0.0])
             own[0] += jobs
             own[1] += failed
 
-    def _known(self, job: str, name: str, end_ms: int) -> bool:
+    def _record_failure(self, job: str, name: str, end_ms: int) -> bool:
         """Return whether a failure of the job on that node was counted before, and record the present one."""
         before_ms = self._failed.pop((job, name), None)
         self._failed[job, name] = max(end_ms, before_ms or 0)
@@ -84,8 +84,8 @@ class JobOutcomes:
         }
         self._at_ms = now_ms
 
-    @reports("failed_jobs")
-    def signals(self, rows: Mapping[str, int]) -> list[Signal]:
+    @register_reporter("failed_jobs")
+    def make_signals(self, rows: Mapping[str, int]) -> list[Signal]:
         """Return a signal for each node on which jobs fail too often.
 
         The strength is 1 at MOST_TIMES the usual share of failures. rows: node name → row.
@@ -118,7 +118,7 @@ class JobOutcomes:
         self._counted = {(job, attempt): at_ms for job, attempt, at_ms in about["counted"]}
         self._failed = {(job, node): at_ms for job, node, at_ms in about["failed"]}
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`."""
         self._at_ms += by_ms if self._at_ms else 0
         self._counted = {key: at_ms + by_ms for key, at_ms in self._counted.items()}

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from numpy.typing import NDArray
 
 
-class Learned:
+class LearnedState:
     """A part of the state that saves the attributes named by `arrays` and `times`.
 
     When the clock is set, the times move with it. A time of 0 is unset and stays 0.
@@ -27,7 +27,7 @@ class Learned:
         for name in self.times:
             setattr(self, name, about[name])
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`."""
         for name in self.times:
             setattr(self, name, getattr(self, name) and getattr(self, name) + by_ms)

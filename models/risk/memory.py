@@ -32,7 +32,7 @@ Places = tuple[NDArray[np.intp], NDArray[np.intp]]  # (pair,) rule and entity, b
 
 
 @dataclass(frozen=True, slots=True)
-class Raised:
+class RaisedSignals:
     """The signals of one kind of entity that are shown now, sorted by rule and then by entity.
 
     Their evidence is that of their last observation. rule: (row,) as in OF_KIND. entity: (row,).
@@ -65,14 +65,14 @@ class RuleMemory:
         self._clears_s = np.array([rule.clears_s for rule in self.rules])
         self._hold_s = np.array([np.inf if rule.hard else HOLD_S for rule in self.rules])
 
-    def apply(
+    def apply_detections(
         self,
         found: Sequence[Detection],
         age_s: Array,
         now_ms: int,
         interval_s: float,
         answers: Mask | None = None,
-    ) -> Raised:
+    ) -> RaisedSignals:
         """Apply this tick's detections (in the order of OF_KIND), and return the signals that are shown.
 
         age_s: (entity,) seconds since the last sample, NaN for none. interval_s: seconds between samples.
@@ -82,17 +82,17 @@ class RuleMemory:
         Only pairs of a rule and an entity that are seen now, or were seen and are not cleared, can change.
         These are few.
         """
-        self._grow(len(age_s))
-        fresh, gap_s = self._fresh(age_s, now_ms)
+        self._grow_arrays(len(age_s))
+        fresh, gap_s = self._find_new_samples(age_s, now_ms)
         elapsed_s = min(max(now_ms - self.tick_ms, 0) / 1000, 10 * interval_s) if self.tick_ms else 0.0
         self.tick_ms = now_ms
         if answers is None:  # time counts by samples, so it does not where none arrives
             stated_s = read_s = np.where(fresh, np.minimum(gap_s, LONGEST_GAP * interval_s), 0.0)
         else:
             stated_s, read_s = np.full(len(age_s), elapsed_s), np.where(answers, elapsed_s, 0.0)
-        at = self._active(found)
+        at = self._find_active_pairs(found)
         rule, entity = at
-        on, telling = (_picked(found, name, at, bool) for name in ("on", "telling"))
+        on, telling = (_pick_column(found, name, at, bool) for name in ("on", "telling"))
         streak, firm = self.streak[at], self.firm[at]
         began = on & (streak == 0) & ~firm
         streak = np.where(fresh[entity], np.where(on, streak + 1, np.where(telling, 0, streak)), streak)
@@ -104,11 +104,11 @@ class RuleMemory:
         firm = (firm & ~gone) | (on & (streak >= need[rule]))
         streak = np.where(gone, 0, streak)
         self.streak[at], self.firm[at], self.against_s[at], self.untold_s[at] = streak, firm, against_s, untold_s
-        self._keep(found, at, on, began, now_ms)
+        self._store_evidence(found, at, on, began, now_ms)
         shown = firm | (on & (streak >= shown_after[rule]))
         return self._make_raised_signals((rule[shown], entity[shown]), now_ms)
 
-    def _active(self, found: Sequence[Detection]) -> Places:
+    def _find_active_pairs(self, found: Sequence[Detection]) -> Places:
         """Return the pairs of a rule and an entity that are seen now, or were seen and are not cleared."""
         active = (self.streak > 0) | self.firm
         for row, seen in enumerate(found):
@@ -116,14 +116,14 @@ class RuleMemory:
         rule, entity = np.nonzero(active)
         return rule, entity
 
-    def _grow(self, entities: int) -> None:
+    def _grow_arrays(self, entities: int) -> None:
         more = entities - len(self.sample_ms)
         if more > 0:
             for name in EVIDENCE:
                 setattr(self, name, np.pad(getattr(self, name), ((0, 0), (0, more))))
             self.sample_ms = np.pad(self.sample_ms, (0, more))
 
-    def _fresh(self, age_s: Array, now_ms: int) -> tuple[Mask, Array]:
+    def _find_new_samples(self, age_s: Array, now_ms: int) -> tuple[Mask, Array]:
         """Return (entity,) whether a sample arrived since the last call, and seconds since the one before.
 
         Ages leave out our own downtime. So in the first call after a restart all samples look new, and none
@@ -137,19 +137,19 @@ class RuleMemory:
             fresh, self._restored = np.zeros(len(fresh), bool), False
         return fresh, gap_s
 
-    def _keep(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
+    def _store_evidence(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
         """Store the evidence of the signals whose condition holds now.
 
         A signal without a known start starts when it is first seen. on, began: (pair,) for the pairs `at`.
         """
         here = at[0][on], at[1][on]
         for name in ("value", "usual", "strength"):
-            getattr(self, name)[here] = _picked(found, name, here, np.float64)
-        known = _picked(found, "since_ms", here, np.int64)
+            getattr(self, name)[here] = _pick_column(found, name, here, np.float64)
+        known = _pick_column(found, "since_ms", here, np.int64)
         self.since_ms[here] = np.where(known > 0, known, np.where(began[on], now_ms, self.since_ms[here]))
         self.seen_ms[here] = now_ms
 
-    def _make_raised_signals(self, at: Places, now_ms: int) -> Raised:
+    def _make_raised_signals(self, at: Places, now_ms: int) -> RaisedSignals:
         """Return the signals of these pairs of a rule and an entity.
 
         The value of a hard rule in seconds is an age. It keeps growing while the signal is not observed.
@@ -158,7 +158,7 @@ class RuleMemory:
         ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[at[0]]
         lately = ages & (since_ms > 0) & (seen_ms < now_ms)
         value = np.where(lately, (now_ms - since_ms) / 1000, value)
-        return Raised(*at, self.firm[at], value, self.usual[at], self.strength[at], since_ms, seen_ms)
+        return RaisedSignals(*at, self.firm[at], value, self.usual[at], self.strength[at], since_ms, seen_ms)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the evidence of the pairs that were seen. The other pairs have no effect.
@@ -174,7 +174,7 @@ class RuleMemory:
         """Restore what `dump` returned, into an empty object. Leaves out rules that no longer exist."""
         here = {rule.name: at for at, rule in enumerate(self.rules)}
         rows = np.array([here.get(name, -1) for name in about["rules"]], np.intp)
-        self._grow(len(arrays["sample_ms"]))
+        self._grow_arrays(len(arrays["sample_ms"]))
         self.sample_ms[:], self.tick_ms, self._restored = arrays["sample_ms"], about["tick_ms"], True
         rule, entity = rows[arrays["rule"]], arrays["entity"]
         known = (rule >= 0) & (entity < len(self.sample_ms))
@@ -182,7 +182,7 @@ class RuleMemory:
             if name in arrays:  # a snapshot of an older version lacks the newest
                 getattr(self, name)[rule[known], entity[known]] = arrays[name][known]
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         for times in (self.since_ms, self.seen_ms, self.sample_ms):
             times[times > 0] += by_ms
@@ -197,7 +197,7 @@ def _count_samples_per_evidence(rule: Rule, interval_s: float) -> float:
     return max(1.0, EARLY_EVERY_S / interval_s) if rule.early else 1.0
 
 
-def _picked(found: Sequence[Detection], name: str, at: Places, dtype: type) -> NDArray[Any]:
+def _pick_column(found: Sequence[Detection], name: str, at: Places, dtype: type) -> NDArray[Any]:
     """Return (pair,) the field `name` of the detections at these pairs of a rule and an entity."""
     rule, entity = at
     picked: NDArray[Any] = np.empty(len(rule), dtype)

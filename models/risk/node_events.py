@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeRecord
 from fleetcast.fleet.xids import classify_severity
-from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.detectors import register_reporter
 from fleetcast.models.risk.signals import Signal, Signals
 
 FRESH_MS = 86_400_000
@@ -16,8 +16,8 @@ MESSAGE_SHOWN = 300
 PORT = re.compile(r"[A-Za-z]\w*/\d+")
 
 
-@reports("recent_fault")
-def event_signals(
+@register_reporter("recent_fault")
+def make_event_signals(
     nodes: Mapping[str, NodeRecord], rows: Mapping[str, int], faults: Mapping[str, int], now_ms: int
 ) -> Signals:
     """Return the signals of node events, and of faults that ended recently.
@@ -41,58 +41,58 @@ def event_signals(
         for node, at in last.items()
         if node in rows and 0 <= now_ms - at < REPEAT_MS
     ]
-    return Signals.of(found)
+    return Signals.from_signals(found)
 
 
-@reports("node_lost", "drain_requested")
+@register_reporter("node_lost", "drain_requested")
 def _make_record_signals(record: NodeRecord, row: int, now_ms: int) -> list[Signal]:
     found = []
     if record.lost:
-        found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_last(record, "lost")))
+        found.append(Signal("node_lost", row, record.node, 1.0, since_ms=_find_last_ms(record, "lost")))
     if record.drained:
-        since_ms, said = _last(record, "drain"), record.drain_message[:MESSAGE_SHOWN]
+        since_ms, said = _find_last_ms(record, "drain"), record.drain_message[:MESSAGE_SHOWN]
         found.append(Signal("drain_requested", row, record.node, 1.0, since_ms=since_ms, words=said))
     over = [event for event in record.standing.values() if event.severity == "ok"]
     for event in record.standing.values():
-        if any(ok.takes_back(event) for ok in over):
+        if any(ok.withdraws(event) for ok in over):
             continue
         if now_ms - event.time_ms < (FRESH_MS if event.type == "xid" else STANDS_MS):
-            signal = _of_xid(event, row) if event.type == "xid" else _make_health_signal(event, row)
+            signal = _make_xid_signal(event, row) if event.type == "xid" else _make_health_signal(event, row)
             if signal is not None:
                 found.append(signal)
     return found
 
 
-@reports("xid_reported", "xid_noted")
-def _of_xid(event: NodeEvent, row: int) -> Signal | None:
+@register_reporter("xid_reported", "xid_noted")
+def _make_xid_signal(event: NodeEvent, row: int) -> Signal | None:
     grave = classify_severity(event)
     if grave not in ("fatal", "warning"):
         return None
     rule = "xid_reported" if grave == "fatal" else "xid_noted"
     unplaced = event.device if event.gpu is None else ""  # which GPU that is, no exporter has told
-    return Signal(rule, row, _where(event), float(event.code or 0), since_ms=event.time_ms, words=unplaced)
+    return Signal(rule, row, _name_entity(event), float(event.code or 0), since_ms=event.time_ms, words=unplaced)
 
 
-@reports("health_failed", "health_degraded", "link_predicted")
+@register_reporter("health_failed", "health_degraded", "link_predicted")
 def _make_health_signal(event: NodeEvent, row: int) -> Signal | None:
-    grave, since, said = classify_severity(event), event.time_ms, _words(event)
+    grave, since, said = classify_severity(event), event.time_ms, _describe_event(event)
     if grave not in ("fatal", "warning"):
         return None
     if event.probability is not None:
         p = event.probability
-        return Signal("link_predicted", row, _where(event), p, strength=p, since_ms=since, words=said)
+        return Signal("link_predicted", row, _name_entity(event), p, strength=p, since_ms=since, words=said)
     rule = "health_failed" if grave == "fatal" else "health_degraded"
-    return Signal(rule, row, _where(event), 1.0, since_ms=since, words=said)
+    return Signal(rule, row, _name_entity(event), 1.0, since_ms=since, words=said)
 
 
-def _where(event: NodeEvent) -> str:
+def _name_entity(event: NodeEvent) -> str:
     """Return the entity that an event concerns: a GPU, a port such as mlx5_0/1, or else the node."""
     if event.gpu is not None:
         return f"{event.node}/{event.gpu}"
     return f"{event.node}/{event.device}" if PORT.fullmatch(event.device) else event.node
 
 
-def _words(event: NodeEvent) -> str:
+def _describe_event(event: NodeEvent) -> str:
     """Describe a health event in one line: its source, check, message and advice."""
     said = [text for text in (event.check, event.message[:MESSAGE_SHOWN]) if text]
     about = f"{event.source}: {': '.join(said)}" if said else event.source
@@ -117,5 +117,5 @@ def _is_fault(event: NodeEvent, record: NodeRecord) -> bool:
     return event.type in ("xid", "health") and classify_severity(event) == "fatal"
 
 
-def _last(record: NodeRecord, type: str) -> int:
+def _find_last_ms(record: NodeRecord, type: str) -> int:
     return max((event.time_ms for event in record.events if event.type == type), default=0)

@@ -24,17 +24,17 @@ from numpy.typing import NDArray
 from fleetcast.features.sums import divide
 from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.fleet.printable import printable
+from fleetcast.fleet.printable import escape_unprintable
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
-from fleetcast.fleet.xids import advice
+from fleetcast.fleet.xids import find_advice
 from fleetcast.models.calibrate import apply_isotonic
 from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
 from fleetcast.models.risk.job_outcomes import MOST_TIMES
 from fleetcast.models.risk.part_risk import compute_part_risks
 from fleetcast.models.risk.rules import ACTION_WORDS, ACTIONS, ROW, RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, Action, HardReason, Reason, RiskScores
-from fleetcast.models.risk.signals import Array, Mask, Signals, sentence
+from fleetcast.models.risk.signals import Array, Mask, Signals, describe_signal
 from fleetcast.models.risk.site_risk import SiteHazard
 
 # Share of the base rate by kind: every fault ends in a repair; 23 % of InfiniteHBD's are of classes that slow a node
@@ -97,7 +97,7 @@ def load_risk_fit(folder: Path) -> RiskFit:
 
 
 @dataclass(frozen=True, slots=True)
-class Excess:
+class ExcessHazard:
     """The hazard of the next hour that signals add to the base hazard.
 
     total: (kind, node). parts: (kind, node, rule), which sum to it.
@@ -112,7 +112,7 @@ def compute_base_hazard(horizon_s: float) -> Array:
     return FAULTS_PER_NODE_DAY * BASE_SHARE * horizon_s / 86_400
 
 
-def usual_risk(risk: Array) -> Array:
+def compute_usual_risk(risk: Array) -> Array:
     """Return (kind, horizon) the probabilities of an ordinary node: the median of the known nodes.
 
     risk: (kind, horizon, node), NaN if unknown. No result is NaN: if no node is known, it is the
@@ -132,7 +132,7 @@ def compute_published_risk() -> Array:
     return 1 - np.exp(-np.stack([compute_base_hazard(horizon_s) for horizon_s in RISK_HORIZONS_S], axis=1))
 
 
-def compute_prior_excess(levels: Array) -> Excess:
+def compute_prior_excess(levels: Array) -> ExcessHazard:
     """Return the excess hazard by the rules' priors, each scaled by its signal's strength.
 
     The priors count as independent hazards. levels: (node, rule).
@@ -152,12 +152,12 @@ def _find_rows_with_signals(levels: Array) -> NDArray[np.intp]:
     return np.flatnonzero(levels.any(axis=1))
 
 
-def _make_zero_excess(levels: Array) -> Excess:
+def _make_zero_excess(levels: Array) -> ExcessHazard:
     shape = (len(RISK_KINDS), *levels.shape)
-    return Excess(np.zeros(shape[:2]), np.zeros(shape))
+    return ExcessHazard(np.zeros(shape[:2]), np.zeros(shape))
 
 
-def compute_fitted_excess(levels: Array, fit: RiskFit) -> Excess:
+def compute_fitted_excess(levels: Array, fit: RiskFit) -> ExcessHazard:
     """Return the excess hazard by the fitted logistic, divided among the rules by their parts of the logit.
 
     levels: (node, rule).
@@ -179,7 +179,7 @@ def compute_fitted_excess(levels: Array, fit: RiskFit) -> Excess:
     return found
 
 
-def compute_excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
+def compute_excess_hazard(levels: Array, fit: RiskFit | None) -> ExcessHazard:
     """Return, for each kind and node, the greater of the excess hazards by the priors and by the fit.
 
     Both are based on the same evidence, so they are not added. levels: (node, rule).
@@ -195,7 +195,7 @@ def compute_excess_hazard(levels: Array, fit: RiskFit | None) -> Excess:
 
 def compute_published_hazard(nodes: int) -> Array:
     """Return (horizon, node) the published history hazard of nodes that never had a fault."""
-    return PUBLISHED.hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
+    return PUBLISHED.compute_hazard(np.zeros((nodes, len(FEATURES))), RISK_HORIZONS_S)
 
 
 def compute_outcome_factor(levels: Array) -> Array:
@@ -206,7 +206,7 @@ def compute_outcome_factor(levels: Array) -> Array:
     return 1 + (MOST_TIMES - 1) * levels[:, OUTCOME_ROW]
 
 
-def compute_hazards(excess: Excess, history: Array, site: SiteHazard | None = None) -> Array:
+def compute_hazards(excess: ExcessHazard, history: Array, site: SiteHazard | None = None) -> Array:
     """Return (kind, horizon, node) the hazards of signals and history together.
 
     history: (horizon, node) hazard by history alone. For a day and more, a site's fit gives the hazard,
@@ -220,18 +220,18 @@ def compute_hazards(excess: Excess, history: Array, site: SiteHazard | None = No
     return np.where(np.isnan(site.hazard), shipped, np.concatenate((short, combined[:, DAY:]), axis=1))
 
 
-def probabilities(excess: Excess, history: Array, known: Mask, site: SiteHazard | None = None) -> Array:
+def compute_probabilities(excess: ExcessHazard, history: Array, known: Mask, site: SiteHazard | None = None) -> Array:
     """Return (kind, horizon, node) probabilities, NaN if unknown. history, site: as in `compute_hazards`."""
     return np.where(known[None, None, :], 1 - np.exp(-compute_hazards(excess, history, site)), np.nan)
 
 
-def explained(excess: Excess, site: SiteHazard | None) -> Excess:
+def find_explained_excess(excess: ExcessHazard, site: SiteHazard | None) -> ExcessHazard:
     """Return the hazard that the reasons explain: the excess, with the parts of a site's fit."""
     if site is None:
         return excess
     own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
     parts = np.where(own, site.parts, excess.parts)
-    return Excess(parts.sum(axis=2), parts)
+    return ExcessHazard(parts.sum(axis=2), parts)
 
 
 def score_nodes(
@@ -250,22 +250,24 @@ def score_nodes(
     out. site: the hazard that a site's own fit expects.
     """
     nodes = len(known)
-    levels = signals.levels(nodes)
+    levels = signals.compute_levels(nodes)
     excess = compute_excess_hazard(levels, fit)
     history = (compute_published_hazard(nodes) if history is None else history) * compute_outcome_factor(levels)
-    values = probabilities(excess, history, known, site)
+    values = compute_probabilities(excess, history, known, site)
     hard_rule = np.array([rule.hard for rule in RULES])
     hard = np.zeros(nodes, bool)
     hard[signals.node[hard_rule[signals.rule] & signals.firm]] = True
-    hazard, total = compute_signal_hazards(signals, levels, explained(excess, site), history[DAY])
-    reasons = _reasons(signals, hazard / total[signals.node], now_ms)
+    hazard, total = compute_signal_hazards(signals, levels, find_explained_excess(excess, site), history[DAY])
+    reasons = _list_reasons(signals, hazard / total[signals.node], now_ms)
     gravest = _find_gravest_signals(signals)
     actions = {node: _choose_action(signals, gravest.get(node), rows[0].sentence) for node, rows in reasons.items()}
     parts = {} if topology is None else compute_part_risks(signals, hazard, topology)
     return RiskScores(values, reasons, actions, hard, fit.name if fit else "rules", parts)
 
 
-def compute_signal_hazards(signals: Signals, levels: Array, excess: Excess, history: Array) -> tuple[Array, Array]:
+def compute_signal_hazards(
+    signals: Signals, levels: Array, excess: ExcessHazard, history: Array
+) -> tuple[Array, Array]:
     """Return (signal,) each signal's part of its node's hazard within a day, and (node,) that hazard.
 
     The hazard is that of the node's worst kind. The signals of a rule divide its part. history: (node,)
@@ -298,7 +300,7 @@ def _find_least_hazard(own: Array, levels: Array) -> float:
     return float((quiet if len(quiet) else own).min(initial=np.inf))
 
 
-def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
+def _list_reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Reason, ...]]:
     """Return node row -> at most MAX_REASONS reasons, firm evidence first, then by share.
 
     shares: (signal,).
@@ -308,16 +310,16 @@ def _reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tuple[Re
     for at in order.tolist():
         kept = reasons.setdefault(int(signals.node[at]), [])
         if len(kept) < MAX_REASONS:
-            kept.append(_reason(signals, at, float(shares[at]), now_ms))
+            kept.append(_make_reason(signals, at, float(shares[at]), now_ms))
     return {node: tuple(rows) for node, rows in reasons.items()}
 
 
-def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
+def _make_reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
     rule = RULES[signals.rule[at]]
     value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
     entity = signals.entity[at]
-    text = sentence(rule.name, entity, value, usual, since_ms, now_ms)
-    words = printable(signals.words[at]) if signals.words else ""
+    text = describe_signal(rule.name, entity, value, usual, since_ms, now_ms)
+    words = escape_unprintable(signals.words[at]) if signals.words else ""
     kind = HardReason if rule.hard else Reason
     return kind(
         feature=rule.feature,
@@ -327,14 +329,14 @@ def _reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason:
         unit=rule.unit,
         share=round(share, 3),
         since_ms=since_ms or None,
-        sentence=_with(text, words, rule.kind is EntityKind.PORT) if words else text,
+        sentence=_add_words(text, words, rule.kind is EntityKind.PORT) if words else text,
     )
 
 
-def _with(text: str, words: str, places: bool) -> str:
+def _add_words(text: str, words: str, places: bool) -> str:
     """Add `words` to a sentence: after it, or if `places` in brackets after the port that it names.
 
-    >>> _with("port mlx5_3: link down", "rail 3, GPU 3", True)
+    >>> _add_words("port mlx5_3: link down", "rail 3, GPU 3", True)
     'port mlx5_3 (rail 3, GPU 3): link down'
     """
     head, colon, rest = text.partition(": ")
@@ -356,14 +358,14 @@ def _choose_action(signals: Signals, gravest: int | None, first: str) -> Action:
     """
     code = "watch" if gravest is None else RULES[signals.rule[gravest]].action
     words = ACTION_WORDS[code]
-    then = "" if gravest is None else _advice(signals, gravest)
+    then = "" if gravest is None else _find_xid_advice(signals, gravest)
     return Action(code, f"{words[0].upper()}{words[1:]}: {first}.{then}")
 
 
-def _advice(signals: Signals, at: int) -> str:
+def _find_xid_advice(signals: Signals, at: int) -> str:
     """Return NVIDIA's advice about an XID as a sentence, or "" if the signal is of no XID."""
     code = signals.value[at]
     if RULES[signals.rule[at]].feature != "xid" or not np.isfinite(code):
         return ""
-    words = advice(round(float(code)))
+    words = find_advice(round(float(code)))
     return f" NVIDIA's advice for XID {code:.0f}: {words}." if words else ""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetcast.features.sums import divide
-from fleetcast.models.peers import MAD_TO_SIGMA, compute_p90, middle
-from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, sees
-from fleetcast.models.risk.learned import Learned
+from fleetcast.models.peers import MAD_TO_SIGMA, compute_median, compute_p90
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, register_detector
+from fleetcast.models.risk.learned import LearnedState
 from fleetcast.models.risk.signals import Array, Mask, Times
 
 LATE_RATIO, LATE_LEAST_S, LATE_SIGMAS = 1.5, 0.05, 4.0  # over its usual; over that and above what nodes differ by
@@ -27,7 +27,7 @@ MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 
 
 @dataclass(frozen=True, slots=True)
-class Quiet:
+class SilentTimes:
     """The seconds (node,) since a node's GPUs, ports and host last sent anything, NaN if they never did.
 
     They count up to our last scrape, as the node's own samples show. So when we are late, no node is
@@ -39,9 +39,9 @@ class Quiet:
     host_s: Array  # since a value of the host changed last
 
     @classmethod
-    def of(cls, gpu: FeatureColumns, port: FeatureColumns, node: FeatureColumns) -> "Quiet":
+    def from_columns(cls, gpu: FeatureColumns, port: FeatureColumns, node: FeatureColumns) -> "SilentTimes":
         looked_s = np.nan_to_num(node["age_s"])
-        changed_ms = np.max([node.since(name) for name in HOST_CHANGES], axis=0)
+        changed_ms = np.max([node.changed_ms(name) for name in HOST_CHANGES], axis=0)
         host_s = np.where(changed_ms > 0, (node.now_ms - changed_ms) / 1000, np.nan)
         newest = (*(compute_newest_age_s(part, node.rows) for part in (gpu, port)), host_s)
         return cls(*(np.maximum(age_s - looked_s, 0.0) for age_s in newest))
@@ -51,7 +51,7 @@ class Quiet:
         return np.fmin(np.fmin(self.gpu_s, self.port_s), self.host_s)
 
 
-class ScrapeTimes(Learned):
+class ScrapeTimes(LearnedState):
     """The usual duration of each node's scrapes, learned over time.
 
     usual_s: (node,) seconds, NaN if unknown. known_s: (node,) for how many seconds it has been learned.
@@ -63,7 +63,7 @@ class ScrapeTimes(Learned):
         self.usual_s, self.known_s = np.zeros(0), np.zeros(0)
         self.learned_ms = 0
 
-    def learn(self, took_s: Array, now_ms: int, interval_s: float) -> Array:
+    def learn_durations(self, took_s: Array, now_ms: int, interval_s: float) -> Array:
         """Update the usual durations, and return them: (node,) seconds, NaN until known.
 
         took_s: (node,) the present durations. A usual duration falls within minutes and rises within hours.
@@ -88,7 +88,7 @@ class NodeView:
 
     columns: FeatureColumns
     gpu: FeatureColumns
-    quiet: Quiet
+    quiet: SilentTimes
     silent: Mask
     stated_gpus: Array  # what the topology says, 0 where it does not
     usual_scrape_s: Array  # NaN until known
@@ -98,26 +98,26 @@ class NodeView:
         return self.columns[name]
 
     @classmethod
-    def of(
+    def from_columns(
         cls,
         node: FeatureColumns,
         gpu: FeatureColumns,
-        quiet: Quiet,
+        quiet: SilentTimes,
         stated_gpus: Array,
         scrapes: ScrapeTimes,
         interval_s: float,
     ) -> "NodeView":
         """Build the view of the nodes. Updates `scrapes`."""
-        usual_s = scrapes.learn(node["scrape_duration_s_mean_2m"], node.now_ms, interval_s)
-        return cls(node, gpu, quiet, _silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
+        usual_s = scrapes.learn_durations(node["scrape_duration_s_mean_2m"], node.now_ms, interval_s)
+        return cls(node, gpu, quiet, _is_silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
 
-    def ago(self, seconds: Array) -> Times:
+    def find_past_ms(self, seconds: Array) -> Times:
         """Return (node,) the time that lies `seconds` in the past, in Unix ms, 0 where these are NaN."""
         now_ms = self.columns.now_ms
         return np.where(np.isfinite(seconds), now_ms - np.nan_to_num(seconds) * 1000, 0).astype(np.int64)
 
 
-def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
+def _is_silent(node: FeatureColumns, quiet: SilentTimes, interval_s: float) -> Mask:
     """Return (node,) whether the node is silent: its scrapes fail or are not made, and it sends nothing.
 
     If most nodes are silent at once, the cause is on our side. Then only nodes count that fell silent
@@ -128,29 +128,29 @@ def _silent(node: FeatureColumns, quiet: Quiet, interval_s: float) -> Mask:
     common = silent.sum() > max(MOST * np.isfinite(quiet.any_s).sum(), 1) and node.rows > 1
     if not common:
         return silent
-    return np.asarray(silent & (quiet.any_s > middle(quiet.any_s[silent]) + TOGETHER_S))
+    return np.asarray(silent & (quiet.any_s > compute_median(quiet.any_s[silent]) + TOGETHER_S))
 
 
-@sees("node_silent")
+@register_detector("node_silent")
 def node_silent(view: NodeView) -> Detection:
-    return Detection.of(view.silent, view.quiet.any_s, since=view.ago(view.quiet.any_s))
+    return Detection.make_detection(view.silent, view.quiet.any_s, since=view.find_past_ms(view.quiet.any_s))
 
 
-@sees("exporter_silent")
+@register_detector("exporter_silent")
 def exporter_silent(view: NodeView) -> Detection:
     gpu_s = view.quiet.gpu_s
     others_s = np.fmin(view.quiet.port_s, view.quiet.host_s)
     on = (gpu_s >= EXPORTER_SILENT_S) & ~view.silent & (others_s < NODE_SILENT_S)
-    return Detection.of(on, gpu_s, since=view.ago(gpu_s))
+    return Detection.make_detection(on, gpu_s, since=view.find_past_ms(gpu_s))
 
 
-@sees("exporter_frozen")
+@register_detector("exporter_frozen")
 def exporter_frozen(view: NodeView) -> Detection:
-    frozen_s = _frozen(view.gpu, view.columns.rows)
-    return Detection.of(frozen_s >= FROZEN_S, frozen_s, since=view.ago(frozen_s))
+    frozen_s = _measure_frozen_s(view.gpu, view.columns.rows)
+    return Detection.make_detection(frozen_s >= FROZEN_S, frozen_s, since=view.find_past_ms(frozen_s))
 
 
-@sees("gpus_missing")
+@register_detector("gpus_missing")
 def gpus_missing(view: NodeView) -> Detection:
     """Detect fewer GPUs than before or than the topology states.
 
@@ -159,17 +159,17 @@ def gpus_missing(view: NodeView) -> Detection:
     reported, most = view["gpus_reported"], np.fmax(view["max_gpus_reported"], view.stated_gpus)
     vanished = np.bincount(view.gpu.node[np.nan_to_num(view.gpu["silent_s"]) > 0], minlength=view.columns.rows) > 0
     on = (reported < most) & (reported > 0) & ~vanished
-    return Detection.of(on, reported, most, 0.5 + 0.5 * (1 - reported / most))
+    return Detection.make_detection(on, reported, most, 0.5 + 0.5 * (1 - reported / most))
 
 
-@sees("scrape_slow")
+@register_detector("scrape_slow")
 def scrape_slow(view: NodeView) -> Detection:
     took, usual = view["scrape_duration_s"], view["scrape_duration_s_mean_30m"]
     noise = np.nan_to_num(view["scrape_duration_s_std_30m"])
-    return Detection.of((took > 1.0) & (took > 5 * usual) & (took > usual + 6 * noise), took, usual, 0.5)
+    return Detection.make_detection((took > 1.0) & (took > 5 * usual) & (took > usual + 6 * noise), took, usual, 0.5)
 
 
-@sees("scrapes_late")
+@register_detector("scrapes_late")
 def scrapes_late(view: NodeView) -> Detection:
     """Detect nodes whose pages have taken longer than usual for minutes, compared with the fleet's median.
 
@@ -179,14 +179,14 @@ def scrapes_late(view: NodeView) -> Detection:
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
     ratio = divide(took, usual)
     known = ratio[np.isfinite(ratio)]
-    fleet = middle(known) if len(known) else 1.0
-    sigma = MAD_TO_SIGMA * middle(np.abs(known - fleet)) if len(known) else 0.0
+    fleet = compute_median(known) if len(known) else 1.0
+    sigma = MAD_TO_SIGMA * compute_median(np.abs(known - fleet)) if len(known) else 0.0
     over = max(LATE_RATIO * max(fleet, 1.0), fleet + LATE_SIGMAS * sigma)
     on = (ratio >= over) & (took - usual >= LATE_LEAST_S)
-    return Detection.of(on, took, usual, 0.4 + np.log10(np.fmax(ratio, 1)) / 2)
+    return Detection.make_detection(on, took, usual, 0.4 + np.log10(np.fmax(ratio, 1)) / 2)
 
 
-@sees("scrapes_lost")
+@register_detector("scrapes_lost")
 def scrapes_lost(view: NodeView) -> Detection:
     """Detect scrapes that are lost now and then, both in the last ten minutes and before.
 
@@ -196,29 +196,29 @@ def scrapes_lost(view: NodeView) -> Detection:
     share = all_lost * view.interval_s / 1800.0
     usual = compute_p90(share)
     again = (late >= 1) & (all_lost - late >= 1) & (all_lost >= LOST_30M)
-    back = view.columns.since("scrape_up")
+    back = view.columns.changed_ms("scrape_up")
     back_s = np.where(back > 0, (view.columns.now_ms - back) / 1000, np.nan)
     in_a_row = late * view.interval_s >= IN_A_ROW * (600.0 - back_s)  # one outage that began before these ten minutes
     rare = (share >= LOST_LEAST) & (share > LOST_TIMES * usual) & (share <= LOST_MOST)
-    return Detection.of(again & ~in_a_row & rare & ~view.silent, share, usual, 0.5 + share)
+    return Detection.make_detection(again & ~in_a_row & rare & ~view.silent, share, usual, 0.5 + share)
 
 
-@sees("cpu_stolen")
+@register_detector("cpu_stolen")
 def cpu_stolen(view: NodeView) -> Detection:
     stolen = view["cpu_steal_share_mean_2m"]
     known = np.sort(stolen[np.isfinite(stolen)])
     usual = float(known[(len(known) - 1) // 4]) if len(known) else 0.0  # three of four nodes lose at least so much
     on = (stolen >= max(STOLEN, STOLEN_RATIO * usual)) & (stolen <= 1)
-    return Detection.of(on, stolen, usual, 0.2 + 2 * stolen)
+    return Detection.make_detection(on, stolen, usual, 0.2 + 2 * stolen)
 
 
-@sees("memory_short")
+@register_detector("memory_short")
 def memory_short(view: NodeView) -> Detection:
     short = view["memory_pressure_share"]
-    return Detection.of(short >= SHORT, short, np.nan, short)
+    return Detection.make_detection(short >= SHORT, short, np.nan, short)
 
 
-def _frozen(gpu: FeatureColumns, nodes: int) -> Array:
+def _measure_frozen_s(gpu: FeatureColumns, nodes: int) -> Array:
     """Return (node,) for how many seconds no value of its GPUs has changed although scrapes arrive.
 
     It is NaN for a page that has hardly ever changed, because it may be a static file instead of an

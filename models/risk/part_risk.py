@@ -55,7 +55,7 @@ def compute_part_risks(signals: Signals, hazard: Array, topology: Topology) -> d
     for at in np.flatnonzero(hazard > 0).tolist():
         row, entity, rule = int(signals.node[at]), signals.entity[at], RULES[signals.rule[at]]
         own = found.setdefault(row, {})
-        for key in _parts(entity, rule, topology, row):
+        for key in _list_parts(entity, rule, topology, row):
             if row < len(names):
                 own[key] = own.get(key, 0.0) + float(hazard[at])
     return {
@@ -68,7 +68,7 @@ def compute_part_risks(signals: Signals, hazard: Array, topology: Topology) -> d
     }
 
 
-def _parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tuple[str, str]]:
+def _list_parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tuple[str, str]]:
     """Return (part, name) of each part that a signal of this entity concerns, or none if it is a node.
 
     GPUs are named like `n1/3`, ports like `n1/mlx5_0/1`.
@@ -79,7 +79,7 @@ def _parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tu
     if rule.kind is not PORT and rest.count("/") != 1:
         return []
     device = rest.partition("/")[0]
-    rail = next((known.rail for known in topology.devices(row) if known.name == device), -1)
+    rail = next((known.rail for known in topology.find_devices(row) if known.name == device), -1)
     return [("port", entity), *([("rail", f"{node}/rail{rail}")] if rail >= 0 else [])]
 
 

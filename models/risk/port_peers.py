@@ -33,7 +33,7 @@ class PortPeers:
     stated: Array
 
     @classmethod
-    def of(
+    def from_ports(
         cls,
         names: Sequence[str],
         node: NDArray[np.int32],
@@ -61,13 +61,13 @@ class PortPeers:
                     (topology.nodes[row].gpu_model, place, layers.get(name, "")), len(groups)
                 )
                 if row not in devices:
-                    devices[row] = {device.name: device for device in topology.devices(row)}
+                    devices[row] = {device.name: device for device in topology.find_devices(row)}
                 found = devices[row].get(place.rpartition("/")[0])
                 if found is not None and found.bytes_per_s > 0:
                     stated[port] = found.bytes_per_s
         return cls(key, group, stated)
 
-    def expected(self, speed: Array) -> Array:
+    def estimate_speed(self, speed: Array) -> Array:
         """Return (port,) the expected speed in bytes/s, NaN if unknown.
 
         speed: (port,) the best observed speed of each port in bytes/s, NaN if unknown.

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.topology import Topology
 from fleetcast.models.peers import compute_p90
-from fleetcast.models.risk.detectors import Detection, FeatureColumns, sees
-from fleetcast.models.risk.learned import Learned
+from fleetcast.models.risk.detectors import Detection, FeatureColumns, register_detector
+from fleetcast.models.risk.learned import LearnedState
 from fleetcast.models.risk.port_peers import PortPeers
 from fleetcast.models.risk.signals import Array, Mask
 
@@ -20,7 +20,7 @@ SYMBOLS_FEW_10M, SYMBOLS_TIMES = 5, 3.0  # above what nine of ten ports of the f
 ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, on a path that loses none
 
 
-class PortLinks(Learned):
+class PortLinks(LearnedState):
     """What is known of the past of each port's link.
 
     was_up: (port,) whether it was ever active. was_speed: (port,) its best speed so far in bytes/s.
@@ -32,7 +32,7 @@ class PortLinks(Learned):
         self.was_up, self.was_speed = np.zeros(0, bool), np.zeros(0)
         self._peers: PortPeers | None = None  # made anew when it does not fit, so no snapshot keeps it
 
-    def learn(self, up: Mask, speed: Array) -> None:
+    def record_links(self, up: Mask, speed: Array) -> None:
         """Record the present state of the links.
 
         up: (port,) whether the link is active. speed: (port,) bytes/s. There may be more ports than before.
@@ -41,11 +41,11 @@ class PortLinks(Learned):
         self.was_up = np.pad(self.was_up, (0, more)) | up
         self.was_speed = np.fmax(np.pad(self.was_speed, (0, more), constant_values=np.nan), speed)
 
-    def peers(
+    def find_peers(
         self, names: Sequence[str], node: NDArray[np.int32], topology: Topology, layers: Mapping[str, str]
     ) -> PortPeers:
         """Return the groups of peers of the ports, as `PortPeers.of` builds them."""
-        self._peers = PortPeers.of(names, node, topology, self._peers, layers)
+        self._peers = PortPeers.from_ports(names, node, topology, self._peers, layers)
         return self._peers
 
 
@@ -62,36 +62,36 @@ class PortView:
         return self.columns[name]
 
     @classmethod
-    def of(cls, port: FeatureColumns, links: PortLinks, peers: PortPeers) -> "PortView":
+    def from_columns(cls, port: FeatureColumns, links: PortLinks, peers: PortPeers) -> "PortView":
         """Build the view of the ports. Updates `links`."""
         speed, stated = port["speed_bytes_per_s"], port["max_speed_bytes_per_s"]
-        links.learn(port["state"] == ACTIVE, speed)
+        links.record_links(port["state"] == ACTIVE, speed)
         was_up, was_speed = links.was_up, links.was_speed
         own = np.fmax(stated, was_speed)
-        best = np.fmax(own, peers.expected(np.where(was_up, own, np.nan)))
+        best = np.fmax(own, peers.estimate_speed(np.where(was_up, own, np.nan)))
         return cls(port, was_up, best, np.fmax(port["link_downed_count_30m"], port["link_recoveries_count_30m"]))
 
 
-@sees("link_down")
+@register_detector("link_down")
 def link_down(view: PortView) -> Detection:
     """Detect a port that was up and is down now. A port that its administrator disabled does not count."""
     state = view["state"]
     on = np.isfinite(state) & (state != ACTIVE) & view.was_up & ~(view["physical_state"] == DISABLED)
-    return Detection.of(on, state, float(ACTIVE), since=view.columns.since("state"))
+    return Detection.make_detection(on, state, float(ACTIVE), since=view.columns.changed_ms("state"))
 
 
-@sees("link_flap")
+@register_detector("link_flap")
 def link_flap(view: PortView) -> Detection:
-    return Detection.of(view.flaps >= 1, view.flaps, np.nan, 0.4 + 0.1 * view.flaps)
+    return Detection.make_detection(view.flaps >= 1, view.flaps, np.nan, 0.4 + 0.1 * view.flaps)
 
 
-@sees("link_errors")
+@register_detector("link_errors")
 def link_errors(view: PortView) -> Detection:
     symbols = view["symbol_errors_count_10m"]
-    return Detection.of(symbols >= SYMBOL_ERRORS_10M, symbols, np.nan, np.log10(np.fmax(symbols, 1)) / 5)
+    return Detection.make_detection(symbols >= SYMBOL_ERRORS_10M, symbols, np.nan, np.log10(np.fmax(symbols, 1)) / 5)
 
 
-@sees("link_errors_few")
+@register_detector("link_errors_few")
 def link_errors_few(view: PortView) -> Detection:
     """Detect some symbol errors on a link that stays up, in a fleet whose other ports have hardly any.
 
@@ -100,17 +100,17 @@ def link_errors_few(view: PortView) -> Detection:
     few, late = view["symbol_errors_count_30m"], view["symbol_errors_count_10m"]
     usual = compute_p90(few)
     on = (late >= SYMBOLS_FEW_10M) & (late < SYMBOL_ERRORS_10M) & (few > SYMBOLS_TIMES * usual) & ~(view.flaps >= 1)
-    return Detection.of(on, few, usual, 0.2 + np.log10(np.fmax(few, 1)) / 4)
+    return Detection.make_detection(on, few, usual, 0.2 + np.log10(np.fmax(few, 1)) / 4)
 
 
-@sees("link_speed")
+@register_detector("link_speed")
 def link_speed(view: PortView) -> Detection:
     speed = view["speed_bytes_per_s"]
     on = (speed > 0) & (speed < 0.95 * view.best) & (view["state"] == ACTIVE)
-    return Detection.of(on, speed, view.best, 1.2 - speed / view.best)
+    return Detection.make_detection(on, speed, view.best, 1.2 - speed / view.best)
 
 
-@sees("link_timeouts")
+@register_detector("link_timeouts")
 def link_timeouts(view: PortView) -> Detection:
     timeouts = view["ack_timeouts_count_10m"]
-    return Detection.of(timeouts >= ACK_TIMEOUTS, timeouts, np.nan, np.log10(np.fmax(timeouts, 1)) / 4)
+    return Detection.make_detection(timeouts >= ACK_TIMEOUTS, timeouts, np.nan, np.log10(np.fmax(timeouts, 1)) / 4)

@@ -32,7 +32,7 @@ SUMS = ("count", "told", "seen")
 
 
 @dataclass(slots=True)
-class Issue:
+class IssuedRisk:
     """The probabilities issued at one moment for one horizon, which wait for their outcomes.
 
     p: (node,) in the rows of the record, NaN where none was issued.
@@ -58,12 +58,12 @@ class RiskRecord:
     squares: Array = field(default_factory=lambda: np.zeros(len(RISK_HORIZONS_S)))
     since_ms: int = 0
     names: list[str] = field(default_factory=list)
-    waiting: list[Issue] = field(default_factory=list)
+    waiting: list[IssuedRisk] = field(default_factory=list)
     rows: dict[str, int] = field(default_factory=dict)
     now_ms: int = 0
     model: str = ""  # whose probabilities these are, where it is not what serves
 
-    def step(self, values: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
+    def record_tick(self, values: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
         """Score the forecasts that are due, and store new ones.
 
         values: (kind, horizon, node), NaN if unknown. `faults` must already have this tick's faults.
@@ -78,15 +78,15 @@ class RiskRecord:
         due = [issue for issue in self.waiting if now_ms - issue.issued_ms >= 1000 * RISK_HORIZONS_S[issue.horizon]]
         for issue in due:
             self.waiting.remove(issue)
-            self._score(issue, faults)
+            self._score_forecast(issue, faults)
         newest = {issue.horizon: issue.issued_ms for issue in self.waiting}
         for horizon, horizon_s in enumerate(RISK_HORIZONS_S):
             if now_ms - newest.get(horizon, 0) >= 1000 * horizon_s // A_HORIZON:
-                self._issue(horizon, values[FAIL, horizon], names, faults, now_ms)
+                self._store_forecast(horizon, values[FAIL, horizon], names, faults, now_ms)
 
-    def _issue(self, horizon: int, p: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
+    def _store_forecast(self, horizon: int, p: Array, names: Sequence[str], faults: FaultLog, now_ms: int) -> None:
         if len(self.names) > 2 * len(names) + SPARE:
-            self._forget(names)
+            self._drop_missing_nodes(names)
         for name in names:
             if name not in self.rows:
                 self.rows[name] = len(self.names)
@@ -95,9 +95,9 @@ class RiskRecord:
         told = np.full(len(self.names), np.nan, np.float32)
         told[[self.rows[name] for name in names]] = np.where(away, np.nan, p)
         if np.isfinite(told).any():
-            self.waiting.append(Issue(horizon, now_ms, told))
+            self.waiting.append(IssuedRisk(horizon, now_ms, told))
 
-    def _forget(self, names: Sequence[str]) -> None:
+    def _drop_missing_nodes(self, names: Sequence[str]) -> None:
         """Drop the nodes that are not in `names`."""
         here = set(names)
         rows_here = [row for row, name in enumerate(self.names) if name in here]
@@ -108,12 +108,12 @@ class RiskRecord:
         self.names = [self.names[row] for row in rows_here]
         self.rows = {name: row for row, name in enumerate(self.names)}
 
-    def _score(self, issue: Issue, faults: FaultLog) -> None:
+    def _score_forecast(self, issue: IssuedRisk, faults: FaultLog) -> None:
         span_ms = 1000 * RISK_HORIZONS_S[issue.horizon]
         if issue.missed_ms > UNWATCHED_SHARE * span_ms:
             return
         came = np.zeros(len(issue.p))
-        for name in faults.begun(issue.issued_ms, issue.issued_ms + span_ms):
+        for name in faults.find_new_faults(issue.issued_ms, issue.issued_ms + span_ms):
             row = self.rows.get(name, len(came))
             if row < len(came):
                 came[row] = 1.0
@@ -128,11 +128,11 @@ class RiskRecord:
             sums[issue.horizon] += np.bincount(place, weights, BINS)
         self.squares[issue.horizon] += ((p - came) ** 2).sum()
 
-    def summary(self) -> list["Calibration"]:
+    def list_calibrations(self) -> list["Calibration"]:
         """Return the calibration of each horizon."""
-        return [self._summary(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
+        return [self._make_calibration(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
 
-    def _summary(self, at: int, horizon_s: int) -> "Calibration":
+    def _make_calibration(self, at: int, horizon_s: int) -> "Calibration":
         count, told, seen = self.count[at], self.told[at], self.seen[at]
         total, came = float(count.sum()), float(seen.sum())
         base = total and came / total * (1 - came / total)
@@ -178,12 +178,12 @@ class RiskRecord:
         self.model = about["model"]
         self.rows = {name: row for row, name in enumerate(self.names)}
         rows = zip(about["waiting"], arrays["p"], strict=True)
-        self.waiting = [Issue(horizon, issued, p.copy(), missed) for (horizon, issued, missed), p in rows]
+        self.waiting = [IssuedRisk(horizon, issued, p.copy(), missed) for (horizon, issued, missed), p in rows]
         if arrays["count"].shape == self.count.shape:
             for name in (*SUMS, "squares"):
                 setattr(self, name, arrays[name].copy())
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`. A time of 0 is unset and stays 0."""
         for issue in self.waiting:
             issue.issued_ms += by_ms

@@ -72,7 +72,7 @@ class RepairLog:
             node = name.partition("/")[0]
             if node in rows:
                 self._pardon_old_evidence(signals, name, rows[node], back_ms)
-                streaks.forget(node)
+                streaks.drop_node(node)
         oldest_ms = now_ms - int(NEW_FOR_S * 1000)
         self._back_ms = {name: ms for name, ms in (self._back_ms | found).items() if ms > oldest_ms}
         self._pardon_late_evidence(signals, rows, now_ms)
@@ -83,9 +83,9 @@ class RepairLog:
         for at in np.flatnonzero(PARDONED[signals.rule]).tolist():
             if self._is_pardoned(signals, at, now_ms):
                 keep[at] = False
-                void.add(_key(signals, at))
+                void.add(_make_key(signals, at))
         self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms or key in void}
-        return signals.where(keep)
+        return signals.select(keep)
 
     def _find_new_returns(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
         """Return node or GPU -> when it returned from repair, in Unix ms, if reported since the last call."""
@@ -99,7 +99,7 @@ class RepairLog:
                 continue
             self._looked[name] = looked
             healthy = _find_healthy_times(record)
-            healthy[name] = max(healthy.get(name, 0), _back_ms(record))
+            healthy[name] = max(healthy.get(name, 0), _find_return_ms(record))
             for entity, back_ms in healthy.items():
                 if back_ms > self._honoured_ms.get(entity, 0):
                     self._honoured_ms[entity] = found[entity] = back_ms
@@ -116,7 +116,7 @@ class RepairLog:
         }
         for at in np.flatnonzero((signals.node == row) & PARDONED[signals.rule]).tolist():
             if 0 < signals.since_ms[at] <= back_ms and (is_node or signals.entity[at] == name):
-                self._pardons[_key(signals, at)] = _make_pardon(signals, at, back_ms)
+                self._pardons[_make_key(signals, at)] = _make_pardon(signals, at, back_ms)
 
     def _pardon_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
         """Make void codes and counts from before a repair that show only now.
@@ -133,14 +133,14 @@ class RepairLog:
         for at in np.flatnonzero(old).tolist():
             pardon = _make_pardon(signals, at, int(back_ms[signals.node[at]]))
             if now_ms < pardon.until_ms:
-                self._pardons.setdefault(_key(signals, at), pardon)
+                self._pardons.setdefault(_make_key(signals, at), pardon)
 
     def _is_pardoned(self, signals: Signals, at: int, now_ms: int) -> bool:
         """Return whether a repair has made this signal void.
 
         A count that has grown is not void. If a value falls, the pardon stores the lower one.
         """
-        key = _key(signals, at)
+        key = _make_key(signals, at)
         pardon = self._pardons.get(key)
         if pardon is None:
             return False
@@ -170,7 +170,7 @@ class RepairLog:
             (rule, entity): msgspec.convert(row, Pardon) for rule, entity, row in about["pardons"] if rule in ROW
         }
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the times by our clock. Times that events state do not change."""
         self._back_ms = {node: time_ms + by_ms for node, time_ms in self._back_ms.items()}
         self._pardons = {
@@ -179,7 +179,7 @@ class RepairLog:
         }
 
 
-def _back_ms(record: NodeRecord) -> int:
+def _find_return_ms(record: NodeRecord) -> int:
     """Return when the node last returned from repair, in Unix ms.
 
     Returns 0 if it never did, or if it is drained or lost now.
@@ -215,7 +215,7 @@ def _find_healthy_times(record: NodeRecord) -> dict[str, int]:
     return found
 
 
-def _key(signals: Signals, at: int) -> tuple[str, str]:
+def _make_key(signals: Signals, at: int) -> tuple[str, str]:
     return RULES[signals.rule[at]].name, signals.entity[at]
 
 

@@ -19,8 +19,8 @@ from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
 from fleetcast.models.risk.detectors import check_rules_have_detectors
 from fleetcast.models.risk.fault_rate import has_warning
-from fleetcast.models.risk.local import Local
-from fleetcast.models.risk.node_events import event_signals, was_drained_before
+from fleetcast.models.risk.local import LocalEvidence
+from fleetcast.models.risk.node_events import make_event_signals, was_drained_before
 from fleetcast.models.risk.node_risk import RiskFit, load_shipped_fit, score_nodes
 from fleetcast.models.risk.record import RiskRecord
 from fleetcast.models.risk.rules import RULES, STOPPED
@@ -29,7 +29,7 @@ from fleetcast.models.risk.signals import Signals
 from fleetcast.models.risk.site_risk import SiteHazard, SiteRisk
 from fleetcast.models.risk.state import RiskState
 from fleetcast.models.stragglers.gang import GangColumns, GangMembers
-from fleetcast.models.stragglers.gang_signals import gang_signals
+from fleetcast.models.stragglers.gang_signals import make_gang_signals
 from fleetcast.models.stragglers.straggler import find_stragglers
 
 GPU, PORT, NODE = EntityKind.GPU, EntityKind.PORT, EntityKind.NODE
@@ -71,7 +71,7 @@ class FleetMoment:
 
     now_ms: int
     topology: Topology
-    locals: Sequence[Local]
+    locals: Sequence[LocalEvidence]
     events: FoldedEvents
 
 
@@ -100,21 +100,21 @@ def score_fleet(
     names = topology.names
     seen = update_fleet_evidence(moment, state)
 
-    def hazard_of(risk: SiteRisk | None) -> SiteHazard | None:
-        return None if risk is None else risk.hazard(state.faults, state.days, nodes, names, now_ms)
+    def compute_hazard(risk: SiteRisk | None) -> SiteHazard | None:
+        return None if risk is None else risk.compute_hazard(state.faults, state.days, nodes, names, now_ms)
 
-    expected = state.faults.hazard(names, RISK_HORIZONS_S, now_ms)
+    expected = state.faults.compute_hazard(names, RISK_HORIZONS_S, now_ms)
     history = expected * (state.rate.times if state.faults.fit is None else 1.0)  # a site's own fit has its rate
     given = seen.signals, seen.known, now_ms, fit or load_shipped_fit(), history
-    risk = score_nodes(*given, topology, hazard_of(site))
+    risk = score_nodes(*given, topology, compute_hazard(site))
     if site is not None:
         risk = replace(risk, model=site.name)
     warned = has_warning(risk.values[FAIL, HOUR], history[HOUR])
-    state.rate.step(expected[DAY], warned, names, state.faults, now_ms, seen.known)
-    state.record.step(risk.values, names, state.faults, now_ms)
+    state.rate.record_tick(expected[DAY], warned, names, state.faults, now_ms, seen.known)
+    state.record.record_tick(risk.values, names, state.faults, now_ms)
     if shadow is not None:
         state.shadow = state.shadow if state.shadow.model == shadow.name else RiskRecord(model=shadow.name)
-        state.shadow.step(score_nodes(*given, None, hazard_of(shadow)).values, names, state.faults, now_ms)
+        state.shadow.record_tick(score_nodes(*given, None, compute_hazard(shadow)).values, names, state.faults, now_ms)
     return ScoredFleet(risk, find_stragglers(seen.gangs, seen.signals, seen.gpu, seen.port, state.paces, now_ms))
 
 
@@ -125,8 +125,8 @@ def update_fleet_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
     """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
     seen = collect_fleet_evidence(moment, state)
-    state.faults.record(_find_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
-    state.days.step(seen.signals.levels(len(names)), names, now_ms)
+    state.faults.record_signals(_find_hard_faults(seen.signals, names, nodes, state.interval_s), len(names), now_ms)
+    state.days.record_levels(seen.signals.compute_levels(len(names)), names, now_ms)
     return seen
 
 
@@ -148,21 +148,21 @@ def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     `state`.
     """
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
-    state.outcomes.record(moment.events.ended, now_ms)
+    state.outcomes.count_ended(moment.events.ended, now_ms)
     rows = {name: row for row, name in enumerate(names)}
-    signals, gpu, port, known = _joined(moment.locals, rows)
-    gangs = state.gangs.of(moment.events.running, moment.events.placements, gpu, port, names)
-    events = event_signals(nodes, rows, state.faults.find_last_fault_times(), now_ms)
+    signals, gpu, port, known = _join_locals(moment.locals, rows)
+    gangs = state.gangs.find_members(moment.events.running, moment.events.placements, gpu, port, names)
+    events = make_event_signals(nodes, rows, state.faults.find_last_fault_times(), now_ms)
     known[events.node] = True
     signals = state.repairs.drop_repaired_signals(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)
-    signals = state.witnesses.confirm(signals, names, gangs, gpu, moment.events.ended, now_ms)
-    lemons = Signals.of(state.outcomes.signals(rows))
-    signals = Signals.concat([signals, gang_signals(gangs, signals, gpu, port, state.streaks, now_ms), lemons])
+    signals = state.witnesses.confirm_vanished(signals, names, gangs, gpu, moment.events.ended, now_ms)
+    lemons = Signals.from_signals(state.outcomes.make_signals(rows))
+    signals = Signals.concat([signals, make_gang_signals(gangs, signals, gpu, port, state.streaks, now_ms), lemons])
     return Evidence(signals, known, gangs, gpu, port)
 
 
-def _joined(
-    locals: Sequence[Local], rows: Mapping[str, int]
+def _join_locals(
+    locals: Sequence[LocalEvidence], rows: Mapping[str, int]
 ) -> tuple[Signals, GangColumns, GangColumns, NDArray[np.bool_]]:
     """Join the pipelines' signals and gang columns, with node rows of the topology.
 
@@ -170,19 +170,19 @@ def _joined(
     """
     known = np.zeros(len(rows), bool)
     signals, gpus, ports = [], [], []
-    for local, to in zip(locals, _places(locals, rows), strict=True):
+    for local, to in zip(locals, _map_node_rows(locals, rows), strict=True):
         inside = to[NODE_AT] >= 0
         known[to[NODE_AT, inside]] |= local.known[inside]
         node = to[KIND_AT[local.signals.rule], local.signals.node]
-        signals.append(replace(local.signals, node=node).where(node >= 0))
-        gpus.append(local.gpu.on_nodes(to[GPU_AT]))
-        ports.append(local.port.on_nodes(to[PORT_AT]))
+        signals.append(replace(local.signals, node=node).select(node >= 0))
+        gpus.append(local.gpu.translate_nodes(to[GPU_AT]))
+        ports.append(local.port.translate_nodes(to[PORT_AT]))
     if not locals:
-        return Signals.of(()), GangColumns.none(), GangColumns.none(), known
+        return Signals.from_signals(()), GangColumns.make_empty(), GangColumns.make_empty(), known
     return Signals.concat(signals), GangColumns.concat(gpus), GangColumns.concat(ports), known
 
 
-def _places(locals: Sequence[Local], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
+def _map_node_rows(locals: Sequence[LocalEvidence], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
     """Return for each pipeline (KINDS, node) the row of each of its nodes in the topology.
 
     A row is -1 if the node is not in the topology, or if another pipeline has newer telemetry of it.

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.xids import meaning
+from fleetcast.fleet.xids import describe_code
 from fleetcast.models.risk.rules import BY_NAME, ROW, RULES
-from fleetcast.models.words import age, format_clock_time, number, rate
+from fleetcast.models.words import format_age, format_clock_time, format_number, format_rate
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
@@ -48,7 +48,7 @@ class Signals:
         return len(self.rule)
 
     @classmethod
-    def of(cls, rows: Sequence["Signal"]) -> "Signals":
+    def from_signals(cls, rows: Sequence["Signal"]) -> "Signals":
         """Build columns from single signals. It is for the few signals that are not built as arrays."""
         columns: dict[str, Any] = {
             name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in COLUMNS.items()
@@ -59,18 +59,18 @@ class Signals:
     @classmethod
     def concat(cls, parts: Sequence["Signals"]) -> "Signals":
         if not parts:
-            return cls.of(())
+            return cls.from_signals(())
         columns: dict[str, Any] = {
             name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rule", *COLUMNS)
         }
         words = tuple(text for part in parts for text in part.words or ("",) * len(part))
         return cls(entity=tuple(name for part in parts for name in part.entity), words=words, **columns)
 
-    def on_nodes(self, rows: NDArray[np.int32]) -> "Signals":
+    def translate_nodes(self, rows: NDArray[np.int32]) -> "Signals":
         """Return the same signals with new node rows. rows: (old row,) -> new row."""
         return replace(self, node=rows[self.node] if len(self) else self.node)
 
-    def where(self, mask: Mask) -> "Signals":
+    def select(self, mask: Mask) -> "Signals":
         """Return only the rows that `mask` (k,) selects."""
         if mask.all():
             return self
@@ -79,7 +79,7 @@ class Signals:
         words = tuple(self.words[row] for row in rows) if self.words else ()
         return Signals(entity=tuple(self.entity[row] for row in rows), words=words, **columns)
 
-    def levels(self, nodes: int) -> Array:
+    def compute_levels(self, nodes: int) -> Array:
         """Return (node, rule) the greatest strength of each rule on each node, 0 without a signal."""
         levels = np.zeros((nodes, len(RULES)))
         np.maximum.at(levels, (self.node, self.rule), self.strength)
@@ -102,10 +102,10 @@ class Signal:
     words: str = ""
 
 
-def sentence(rule: str, entity: str, value: float, usual: float, since_ms: int, now_ms: int) -> str:
+def describe_signal(rule: str, entity: str, value: float, usual: float, since_ms: int, now_ms: int) -> str:
     """Describe a signal in words, with the time at which it began if that is known.
 
-    >>> sentence("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
+    >>> describe_signal("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
     'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
     """
     since = f" since {format_clock_time(since_ms, now_ms)}" if since_ms > 0 else ""
@@ -126,40 +126,40 @@ def _format_place_prefix(entity: str) -> str:
     return ""
 
 
-def _clock(value: float, usual: float, since: str) -> str:
+def _describe_clock(value: float, usual: float, since: str) -> str:
     """Describe the SM clock and its usual value, or return "" if the clock is unknown."""
     if not np.isfinite(value):
         return ""
-    usually = f", usual {number(usual)}" if np.isfinite(usual) else ""
-    return f"SM clock {number(value)} MHz{usually}; "
+    usually = f", usual {format_number(usual)}" if np.isfinite(usual) else ""
+    return f"SM clock {format_number(value)} MHz{usually}; "
 
 
-def _xid(value: float, usual: float, since: str) -> str:
-    words = meaning(round(value))
+def _describe_xid(value: float, usual: float, since: str) -> str:
+    words = describe_code(round(value))
     return f"XID {round(value)}{': ' + words if words else ''}"
 
 
 def _format_gbit(bytes_per_s: float) -> str:
-    return f"{number(bytes_per_s * 8 / 1e9)} Gbit/s"
+    return f"{format_number(bytes_per_s * 8 / 1e9)} Gbit/s"
 
 
 # What a template of a rule may contain: value, usual and " since 14:02 UTC" (empty where unknown) -> words.
 WORDS: dict[str, Callable[[float, float, str], str]] = {
-    "value": lambda v, u, since: number(v),
-    "usual": lambda v, u, since: number(u),
+    "value": lambda v, u, since: format_number(v),
+    "usual": lambda v, u, since: format_number(u),
     "since": lambda v, u, since: since,
     "at": lambda v, u, since: since.replace("since", "at"),
-    "age": lambda v, u, since: age(v),
-    "times": lambda v, u, since: "once" if round(v) == 1 else f"{number(v)} times",
+    "age": lambda v, u, since: format_age(v),
+    "times": lambda v, u, since: "once" if round(v) == 1 else f"{format_number(v)} times",
     "percent": lambda v, u, since: f"{100 * v:.0f}",
-    "usual_percent": lambda v, u, since: number(100 * u),
+    "usual_percent": lambda v, u, since: format_number(100 * u),
     "of_all": lambda v, u, since: f", of all {100 * u:.0f} %" if np.isfinite(u) else "",
-    "rate": lambda v, u, since: rate(v),
-    "usual_rate": lambda v, u, since: rate(u),
+    "rate": lambda v, u, since: format_rate(v),
+    "usual_rate": lambda v, u, since: format_rate(u),
     "speed": lambda v, u, since: _format_gbit(v),
     "usual_speed": lambda v, u, since: _format_gbit(u),
-    "clock": _clock,
-    "xid": _xid,
+    "clock": _describe_clock,
+    "xid": _describe_xid,
 }
 
 

@@ -27,7 +27,13 @@ from fleetcast.fleet.nodes import NodeRecord
 from fleetcast.fleet.xids import classify_severity
 from fleetcast.models.risk.day_levels import DayLevels
 from fleetcast.models.risk.fault_log import FaultLog
-from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, HorizonFit, hazard_of, make_feature_columns
+from fleetcast.models.risk.hazard import (
+    FEATURES,
+    HORIZONS_DAYS,
+    HorizonFit,
+    interpolate_fitted_hazard,
+    make_feature_columns,
+)
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
@@ -54,7 +60,7 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     notes: dict[str, Any] = {}
 
     @property
-    def seen(self) -> NDArray[np.bool_]:
+    def fitted_rules(self) -> NDArray[np.bool_]:
         """(rule,) whether the rule is a feature of the fit."""
         names = {name for fits in self.kinds.values() for fit in fits.values() for name in fit.weights}
         return np.array([rule.name in names for rule in RULES])
@@ -84,10 +90,10 @@ def make_event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], name
     """
     now_day, nodes = now_ms / DAY_MS, len(names)
     rows = {name: row for row, name in enumerate(names)}
-    known = faults.history(rows).until(now_day)
+    known = faults.make_history(rows).truncate(now_day)
     recent = np.bincount(known.node[known.start_day > now_day - 90], minlength=nodes)
     predicted = np.zeros((nodes, 2))
-    back_day = known.latest(known.end_day, nodes)
+    back_day = known.find_latest(known.end_day, nodes)
     for name, record in records.items():
         row = rows.get(name)
         if row is None:
@@ -132,7 +138,7 @@ class SiteRisk:
         self._events = np.zeros((0, len(PAST_FEATURES)))
         self._made_of: tuple[Sequence[str], int] = ((), -1)
 
-    def hazard(
+    def compute_hazard(
         self, faults: FaultLog, days: DayLevels, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int
     ) -> SiteHazard:
         """Return the present hazard of every node by the site's fit.
@@ -142,7 +148,7 @@ class SiteRisk:
         made_of = names, now_ms // EVENTS_MS
         if made_of != self._made_of:
             self._events, self._made_of = make_event_columns(faults, records, names, now_ms), made_of
-        return compute_site_hazard(self.fit, np.concatenate((self._events, days.at(names, now_ms)), axis=1))
+        return compute_site_hazard(self.fit, np.concatenate((self._events, days.compute_levels(names, now_ms)), axis=1))
 
 
 def compute_site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
@@ -157,12 +163,14 @@ def compute_site_hazard(fit: SiteFit, columns: Array) -> SiteHazard:
         fits = fit.kinds.get(kind)
         if fits is None:
             continue
-        p, alone = ([fits[days].predict(rows, SITE_FEATURES) for days in HORIZONS_DAYS] for rows in (columns, quiet))
-        hazard[k] = hazard_of(np.stack(p), RISK_HORIZONS_S)
-        past[k] = hazard_of(np.stack(alone), RISK_HORIZONS_S)[RISK_HORIZONS_S.index(86_400)]
+        p, alone = (
+            [fits[days].predict_probability(rows, SITE_FEATURES) for days in HORIZONS_DAYS] for rows in (columns, quiet)
+        )
+        hazard[k] = interpolate_fitted_hazard(np.stack(p), RISK_HORIZONS_S)
+        past[k] = interpolate_fitted_hazard(np.stack(alone), RISK_HORIZONS_S)[RISK_HORIZONS_S.index(86_400)]
         weights = np.array([fits[HORIZONS_DAYS[day]].weights.get(rule.name, 0.0) for rule in RULES])
         pull = np.maximum(columns[:, len(PAST_FEATURES) :] * weights, 0.0)
         total = pull.sum(axis=1)
         more = np.maximum(hazard[k, RISK_HORIZONS_S.index(86_400)] - past[k], 0.0)
         parts[k] = more[:, None] * divide(pull, total[:, None], 0.0)
-    return SiteHazard(hazard, past, parts, fit.seen)
+    return SiteHazard(hazard, past, parts, fit.fitted_rules)

@@ -21,7 +21,7 @@ from fleetcast.models.risk.day_levels import DayLevels
 from fleetcast.models.risk.fault_log import FaultLog
 from fleetcast.models.risk.fault_rate import FaultRate
 from fleetcast.models.risk.gpu_signals import UsualClocks
-from fleetcast.models.risk.heat import Slots
+from fleetcast.models.risk.heat import SlotTemperatures
 from fleetcast.models.risk.job_outcomes import JobOutcomes
 from fleetcast.models.risk.memory import RuleMemory
 from fleetcast.models.risk.node_signals import ScrapeTimes
@@ -30,7 +30,7 @@ from fleetcast.models.risk.record import RiskRecord
 from fleetcast.models.risk.repairs import RepairLog
 from fleetcast.models.risk.rules import OF_KIND
 from fleetcast.models.risk.witnesses import Witnesses
-from fleetcast.models.stragglers.gang import GangMemory
+from fleetcast.models.stragglers.gang import GangMemberCache
 from fleetcast.models.stragglers.gang_signals import GangStreaks
 from fleetcast.models.stragglers.paces import Paces
 
@@ -47,9 +47,9 @@ class RiskState(Stateful):
         self.interval_s = interval_s
         self.rules = {kind: RuleMemory(kind) for kind in OF_KIND}
         self.clocks = UsualClocks()
-        self.slots = Slots()
+        self.slots = SlotTemperatures()
         self.alike = AlikeDevices()  # made of entities at each start, so no snapshot keeps it
-        self.gangs = GangMemory()  # made of placements, so no snapshot keeps it
+        self.gangs = GangMemberCache()  # made of placements, so no snapshot keeps it
         self.links = PortLinks()
         self.scrapes = ScrapeTimes()
         self.faults = FaultLog()
@@ -86,7 +86,7 @@ class RiskState(Stateful):
             if name in about or name not in NEWEST:
                 part.load(about[name], own[name])
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the times of all observations by `by_ms`, because our clock was set. Events keep their times."""
         for part in self._list_stateful_parts().values():
-            part.move(by_ms)
+            part.shift_times(by_ms)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Self
 
 from fleetcast.features.ended_jobs import EndedJobs
-from fleetcast.features.extract import Frames, extract
+from fleetcast.features.extract import Frames, extract_frames
 from fleetcast.features.job_fold import JobFold
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
@@ -20,7 +20,7 @@ from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.samples import SampleBatch
 from fleetcast.fleet.topology import Topology
-from fleetcast.models.risk.local import Local, score_own_nodes
+from fleetcast.models.risk.local import LocalEvidence, score_own_nodes
 from fleetcast.models.risk.node_risk import RiskFit
 from fleetcast.models.risk.score import (
     Evidence,
@@ -54,7 +54,7 @@ class FleetWatch:
         self.shadow: SiteRisk | None = None
 
     @classmethod
-    def of(cls, topology: Topology, interval_s: float = 15.0) -> Self:
+    def from_topology(cls, topology: Topology, interval_s: float = 15.0) -> Self:
         """Build an empty watch with the node rows of `topology`. interval_s: seconds between scrapes."""
         entities = Entities()
         for name in topology.names:
@@ -65,7 +65,7 @@ class FleetWatch:
     def entities(self) -> Entities:
         return self.store.entities
 
-    def take(
+    def apply_batch(
         self,
         samples: Iterable[SampleBatch],
         events: Iterable[JobEvent],
@@ -76,7 +76,7 @@ class FleetWatch:
 
         Their entities must already be named in `entities`.
         """
-        for batch in SampleBatch.by_kind(samples):
+        for batch in SampleBatch.merge_by_kind(samples):
             self.store.write(batch, now_ms)
         for event in events:
             self.apply_event(event, now_ms)
@@ -89,35 +89,39 @@ class FleetWatch:
         self.ended.record(changed, now_ms)
         return changed
 
-    def placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
+    def find_placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
         """Return where these attempts run.
 
         If none has started, ended or moved, it is the same object as in the last call.
         """
-        self._placements = RunningPlaces.of(running, self._placements)
+        self._placements = RunningPlaces.from_running(running, self._placements)
         return self._placements
 
-    def frames(self, topology: Topology, now_ms: int) -> Frames:
+    def extract_frames(self, topology: Topology, now_ms: int) -> Frames:
         """Return the features of every entity at `now_ms`."""
-        return extract(self.store, now_ms, topology.generation)
+        return extract_frames(self.store, now_ms, topology.generation)
 
-    def events(self, now_ms: int) -> FoldedEvents:
+    def make_folded_events(self, now_ms: int) -> FoldedEvents:
         """Return the present state of jobs and nodes by their events. The next event changes it."""
-        running, ended = self.fold.jobs.running(), self.ended.lately(now_ms)
-        return FoldedEvents(running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.placements(running))
+        running, ended = self.fold.jobs.running(), self.ended.list_recent(now_ms)
+        return FoldedEvents(
+            running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.find_placements(running)
+        )
 
-    def local(self, frames: Frames, topology: Topology, now_ms: int) -> Local:
+    def score_local(self, frames: Frames, topology: Topology, now_ms: int) -> LocalEvidence:
         """Return this process's evidence about the nodes that it has telemetry of.
 
         Call it once for each `frames`, because it updates the state of the rules.
         """
         return score_own_nodes(frames, self.entities, topology, self.memory, now_ms)
 
-    def moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
+    def make_moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
         """Return the input for the scores at `now_ms`, if this process has the telemetry of all nodes."""
-        return FleetMoment(now_ms, topology, [self.local(frames, topology, now_ms)], self.events(now_ms))
+        return FleetMoment(
+            now_ms, topology, [self.score_local(frames, topology, now_ms)], self.make_folded_events(now_ms)
+        )
 
-    def evidence(self, moment: FleetMoment) -> Evidence:
+    def collect_evidence(self, moment: FleetMoment) -> Evidence:
         """Return the evidence for or against every node. Call either this or `score`, never both."""
         return collect_fleet_evidence(moment, self.memory)
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.risk.detectors import reports
+from fleetcast.models.risk.detectors import register_reporter
 from fleetcast.models.risk.rules import GPU, ROW, RULES
 from fleetcast.models.risk.signals import Signal, Signals
 from fleetcast.models.stragglers.gang import GangColumns, GangMembers
@@ -42,8 +42,8 @@ class Witnesses:
     def __init__(self) -> None:
         self._confirmed: set[str] = set()
 
-    @reports("exporter_partial")
-    def confirm(
+    @register_reporter("exporter_partial")
+    def confirm_vanished(
         self,
         signals: Signals,
         names: Sequence[str],
@@ -61,7 +61,7 @@ class Witnesses:
         if not len(gone):
             self._confirmed.clear()
             return signals
-        said = self._said(signals) | _stopped(gangs, gpu, now_ms)
+        said = self._find_reported(signals) | _find_stopped_gpus(gangs, gpu, now_ms)
         failed = _find_failure_times(ended)
         unseen: dict[int, list[int]] = {}
         confirmed = set()
@@ -76,12 +76,14 @@ class Witnesses:
         self._confirmed = confirmed
         keep = ~np.isin(np.arange(len(signals)), [at for rows in unseen.values() for at in rows])
         of_confirmed = np.array([entity in confirmed for entity in signals.entity], bool)
-        remaining = signals.where(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
+        remaining = signals.select(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
         totals = np.bincount(gpu.node[gpu.node >= 0], minlength=len(names)).tolist()
-        partial = [_partial(signals, names[node], node, rows, totals[node]) for node, rows in unseen.items()]
-        return Signals.concat([remaining, Signals.of(partial)]) if partial else remaining
+        partial = [
+            _make_exporter_signal(signals, names[node], node, rows, totals[node]) for node, rows in unseen.items()
+        ]
+        return Signals.concat([remaining, Signals.from_signals(partial)]) if partial else remaining
 
-    def _said(self, signals: Signals) -> set[str]:
+    def _find_reported(self, signals: Signals) -> set[str]:
         """Return the GPUs that an XID or a health check reports as failed, or the node if it names no GPU."""
         found = {signals.entity[at] for at in np.flatnonzero(XIDS[signals.rule]).tolist()}
         for at in np.flatnonzero(signals.rule == HEALTH).tolist():
@@ -98,11 +100,11 @@ class Witnesses:
         """Restore what `dump` returned, into an empty object."""
         self._confirmed = set(about["confirmed"])
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Do nothing, because this state has no times."""
 
 
-def _partial(signals: Signals, name: str, node: int, rows: list[int], total: int) -> Signal:
+def _make_exporter_signal(signals: Signals, name: str, node: int, rows: list[int], total: int) -> Signal:
     since_ms = min(int(signals.since_ms[at]) for at in rows)
     seen_ms = max(int(signals.seen_ms[at]) for at in rows)
     firm = bool(signals.firm[rows].any())
@@ -126,7 +128,7 @@ def _find_failure_times(ended: Sequence[JobAttempt]) -> dict[str, int]:
     return found
 
 
-def _stopped(gangs: GangMembers, gpu: GangColumns, now_ms: int) -> set[str]:
+def _find_stopped_gpus(gangs: GangMembers, gpu: GangColumns, now_ms: int) -> set[str]:
     """Return the GPUs of running jobs that have stopped.
 
     A job has stopped if its steps are overdue, or if at least half of its loaded GPUs only wait.

@@ -20,7 +20,7 @@ from fleetcast.features.past_runs import COLUMN, EMPIRICAL, FEATURES
 from fleetcast.features.run_past import LEVELS
 from fleetcast.fleet.errors import ModelError
 from fleetcast.models.run_times.boosted_quantiles import BoostedQuantiles
-from fleetcast.models.run_times.remaining import RemainingModel, _between
+from fleetcast.models.run_times.remaining import RemainingModel, _interpolate_level
 from fleetcast.models.run_times.rows import FitRows, RunRows, make_fit_rows
 
 Array = NDArray[np.float64]
@@ -58,19 +58,19 @@ class DurationModel:
         Outcomes after `until_s` do not count: a job that still runs then is right-censored. With fewer than
         FEWEST_ROWS ended jobs nothing is fitted.
         """
-        known = rows.until(until_s)
+        known = rows.truncate(until_s)
         first = known.elapsed_s == 0
-        everyone = known.take(first)
+        everyone = known.select_rows(first)
         submissions = self._sample_rows(everyone)
         outcomes, _ = make_fit_rows(submissions, until_s)
         if int((outcomes.weight == 1).sum()) < FEWEST_ROWS:
             return self
         boundary_s = float(np.quantile(submissions.at_s, 1 - HELD_OUT))
-        before = self._sample_rows(submissions.until(boundary_s), ROWS_TRIED)
-        self._boosted = self._boost(before, make_fit_rows(before, boundary_s)[0])
-        self._measure_offset(submissions.take(submissions.at_s > boundary_s), until_s)
-        self._boosted = self._boost(submissions, outcomes)
-        self._remaining.fit(self._sample_rows(known.take(~first)), until_s, everyone)
+        before = self._sample_rows(submissions.truncate(boundary_s), ROWS_TRIED)
+        self._boosted = self._fit_trees(before, make_fit_rows(before, boundary_s)[0])
+        self._measure_offset(submissions.select_rows(submissions.at_s > boundary_s), until_s)
+        self._boosted = self._fit_trees(submissions, outcomes)
+        self._remaining.fit(self._sample_rows(known.select_rows(~first)), until_s, everyone)
         self.fitted_until_ms = int(until_s * 1000)
         return self
 
@@ -78,9 +78,9 @@ class DurationModel:
         if len(rows) <= most:
             return rows
         chosen = np.random.default_rng(self.seed).choice(len(rows), most, replace=False)
-        return rows.take(np.sort(chosen))
+        return rows.select_rows(np.sort(chosen))
 
-    def _boost(self, rows: RunRows, outcomes: FitRows) -> BoostedQuantiles | None:
+    def _fit_trees(self, rows: RunRows, outcomes: FitRows) -> BoostedQuantiles | None:
         if len(outcomes.row) < FEWEST_ROWS:
             return None
         model = BoostedQuantiles(LEVELS, seed=self.seed, threads=self.threads)
@@ -97,36 +97,36 @@ class DurationModel:
         actual, features = np.log(outcomes.run_s), rows.features[outcomes.row]
         boosted = self._boosted.predict(features)
         for at, level in enumerate(LEVELS):
-            offset = _quantile(actual - boosted[at], outcomes.weight, level) / 2
+            offset = _compute_quantile(actual - boosted[at], outcomes.weight, level) / 2
             self._offset[at] = np.clip(offset, -LARGEST_OFFSET, LARGEST_OFFSET)
 
-    def log_run(self, features: Features) -> Array:
+    def predict_log_run(self, features: Features) -> Array:
         """Return (row, level) log seconds of the run time at LEVELS, without the job's time limit."""
         if self._boosted is None or not len(features):
             return self._estimate_from_similar_jobs(features)
         known = self._boosted.predict(features).T + self._offset
         return np.sort(known, axis=1)
 
-    def run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
+    def predict_run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
         """Return (row, level) the run time in seconds from the start, at most the job's time limit."""
-        known = capped(self.log_run(features), features)
-        return np.exp(np.stack([_between(known, LEVELS, level) for level in levels], axis=1))
+        known = cap_by_limit(self.predict_log_run(features), features)
+        return np.exp(np.stack([_interpolate_level(known, LEVELS, level) for level in levels], axis=1))
 
-    def predict(self, features: Features) -> Array:
+    def predict_median_s(self, features: Features) -> Array:
         """Return (row,) the median run time in seconds."""
-        return np.asarray(self.run_s(features, (0.5,))[:, 0])
+        return np.asarray(self.predict_run_s(features, (0.5,))[:, 0])
 
-    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...] = LEVELS) -> Array:
+    def predict_remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...] = LEVELS) -> Array:
         """Return (row, level) the remaining seconds of jobs that have run for `elapsed_s` (row,).
 
         They are at most what the job's time limit leaves.
         """
-        left = self._remaining.remaining_s(self._filled(features), elapsed_s, levels)
+        left = self._remaining.predict_remaining_s(self._fill_similar_quantiles(features), elapsed_s, levels)
         limit_s = np.exp(features[:, _LIMIT].astype(np.float64)) * LIMIT_GRACE - elapsed_s
         limit_s = np.where(limit_s > 0, limit_s, np.nan)[:, None]  # past its limit: the limit says nothing
         return np.fmin(left, np.maximum(limit_s, 1.0))
 
-    def _filled(self, features: Features) -> Features:
+    def _fill_similar_quantiles(self, features: Features) -> Features:
         """Return the features with unknown quantiles of similar jobs replaced by usual values.
 
         Other gaps stay.
@@ -178,13 +178,13 @@ class DurationModel:
         return made
 
 
-def capped(log_run: Array, features: Features) -> Array:
+def cap_by_limit(log_run: Array, features: Features) -> Array:
     """Return (row, level) log seconds, at most the job's time limit."""
     limit = features[:, _LIMIT].astype(np.float64)[:, None] + math.log(LIMIT_GRACE)
     return np.fmin(log_run, limit)
 
 
-def _quantile(values: Array, weight: Array, level: float) -> float:
+def _compute_quantile(values: Array, weight: Array, level: float) -> float:
     """Return the quantile of weighted values at `level`."""
     order = np.argsort(values)
     share = np.cumsum(weight[order]) / weight.sum()

@@ -52,81 +52,83 @@ class RemainingModel:
 
         rows: moments at which jobs ran. submissions: the submissions of all jobs.
         """
-        known = rows.until(until_s)
+        known = rows.truncate(until_s)
         if len(known) >= FEWEST_ROWS:
             bounds = [*np.quantile(known.at_s, TRIED).tolist(), until_s]
             tried = [self._fit_and_test(known, submissions, *window, until_s) for window in pairwise(bounds)]
             self._blend = _choose_best_blend([one for one in tried if one is not None])
-        self._survival = make_fit_rows(submissions.until(until_s), until_s)[1]
-        self._boosted = self._boost(known, until_s) if len(known) >= FEWEST_ROWS else None
+        self._survival = make_fit_rows(submissions.truncate(until_s), until_s)[1]
+        self._boosted = self._fit_trees(known, until_s) if len(known) >= FEWEST_ROWS else None
         return self
 
     def _fit_and_test(
         self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
-    ) -> "_Tried | None":
+    ) -> "_BackTest | None":
         """Fit on what was known at `fit_s`, and measure the errors on the rows from then to `end_s`.
 
         The outcomes of these rows are those known at `until_s`. Returns None if there are too few rows.
         """
-        self._survival = make_fit_rows(submissions.until(fit_s), fit_s)[1]
-        boosted = self._boost(rows.until(fit_s), fit_s, (0.5,))
-        later = rows.take((rows.at_s > fit_s) & (rows.at_s <= end_s))
+        self._survival = make_fit_rows(submissions.truncate(fit_s), fit_s)[1]
+        boosted = self._fit_trees(rows.truncate(fit_s), fit_s, (0.5,))
+        later = rows.select_rows((rows.at_s > fit_s) & (rows.at_s <= end_s))
         outcomes, _ = make_fit_rows(later, until_s)
         if boosted is None or not len(outcomes.row):
             return None
-        later = later.take(outcomes.row)
+        later = later.select_rows(outcomes.row)
         elapsed_s, features = later.elapsed_s, later.features
-        base = self._base(elapsed_s, (0.5,))[:, 0]
-        correction = boosted.predict(self._inputs(features, elapsed_s))[0]
-        similar = _compute_log_left_s(beyond(features[:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
+        base = self._compute_base(elapsed_s, (0.5,))[:, 0]
+        correction = boosted.predict(self._make_inputs(features, elapsed_s))[0]
+        similar = _compute_log_left_s(estimate_left_s(features[:, _EMPIRICAL].astype(np.float64), elapsed_s, 0.5), base)
         actual = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))
         trust, near = BLENDS.T[:, :, None]
         errors = np.abs(actual - (1 - near) * (base + trust * correction) - near * similar)
-        return _Tried(elapsed_s, later.begin_s, outcomes.weight, errors)
+        return _BackTest(elapsed_s, later.begin_s, outcomes.weight, errors)
 
-    def _boost(
+    def _fit_trees(
         self, rows: RunRows, until_s: float, levels: tuple[float, ...] = REMAINING_LEVELS
     ) -> BoostedQuantiles | None:
         outcomes, _ = make_fit_rows(rows, until_s)
         if len(outcomes.row) < FEWEST_ROWS:
             return None
         elapsed_s = rows.elapsed_s[outcomes.row]
-        target = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))[:, None] - self._base(elapsed_s, levels)
+        target = np.log(np.maximum(SHORTEST_S, outcomes.run_s - elapsed_s))[:, None] - self._compute_base(
+            elapsed_s, levels
+        )
         model = BoostedQuantiles(levels, **self._options)
-        return model.fit(self._inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
+        return model.fit(self._make_inputs(rows.features[outcomes.row], elapsed_s), target, outcomes.weight)
 
-    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+    def predict_remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         """Return (row, level) the remaining seconds of jobs that have run for `elapsed_s` (row,)."""
         if not len(self._survival.time_s):
             return self._estimate_left_from_similar(features, elapsed_s, levels)
-        known = self._base(elapsed_s)
+        known = self._compute_base(elapsed_s)
         at = np.log(np.maximum(elapsed_s, 1.0))
         trust, near = (np.interp(at, np.log(KNOTS_S), row)[:, None] for row in self._blend.T)
         if self._boosted is not None:
-            known = known + trust * self._boosted.predict(self._inputs(features, elapsed_s)).T
+            known = known + trust * self._boosted.predict(self._make_inputs(features, elapsed_s)).T
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
-        similar = np.stack([beyond(quantiles, elapsed_s, level) for level in REMAINING_LEVELS], axis=1)
+        similar = np.stack([estimate_left_s(quantiles, elapsed_s, level) for level in REMAINING_LEVELS], axis=1)
         known = (1 - near) * known + near * _compute_log_left_s(similar, known)
         known = np.sort(known, axis=1)
-        return np.exp(np.stack([_between(known, REMAINING_LEVELS, level) for level in levels], axis=1))
+        return np.exp(np.stack([_interpolate_level(known, REMAINING_LEVELS, level) for level in levels], axis=1))
 
     def _estimate_left_from_similar(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
-        return np.stack([beyond(quantiles, elapsed_s, level) for level in levels], axis=1)
+        return np.stack([estimate_left_s(quantiles, elapsed_s, level) for level in levels], axis=1)
 
-    def _base(self, elapsed_s: Array, levels: tuple[float, ...] = REMAINING_LEVELS) -> Array:
+    def _compute_base(self, elapsed_s: Array, levels: tuple[float, ...] = REMAINING_LEVELS) -> Array:
         """Return (row, level) log remaining seconds by the survival curve of all jobs."""
-        columns = [self._survival.beyond(elapsed_s, level) - elapsed_s for level in levels]
+        columns = [self._survival.estimate_run_s(elapsed_s, level) - elapsed_s for level in levels]
         return np.log(np.maximum(SHORTEST_S, np.stack(columns, axis=1)))
 
-    def _inputs(self, features: Features, elapsed_s: Array) -> Features:
+    def _make_inputs(self, features: Features, elapsed_s: Array) -> Features:
         """Return (row, feature) the inputs of the trees.
 
         They are the features, the elapsed time, the remaining times of similar jobs that ran longer, and
         what the time limit leaves.
         """
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
-        left = [np.log(np.maximum(SHORTEST_S, beyond(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
+        left = [np.log(np.maximum(SHORTEST_S, estimate_left_s(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
         limit_s = np.exp(features[:, COLUMN["log_limit"]].astype(np.float64)) - elapsed_s
         columns = (np.log(np.maximum(elapsed_s, 1.0)), *left, np.log(np.maximum(SHORTEST_S, limit_s)))
         return np.column_stack([features, *columns]).astype(np.float32)
@@ -149,7 +151,7 @@ class RemainingModel:
         return made
 
 
-class _Tried(NamedTuple):
+class _BackTest(NamedTuple):
     """Moments of a back-test, and the errors of each blend on them.
 
     elapsed_s: (row,). begin_s: (row,) the starts of their jobs. weight: (row,). errors: (blend, row) of
@@ -167,7 +169,7 @@ def _make_usual_blend() -> Array:
     return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
 
 
-def _choose_best_blend(tried: Sequence[_Tried]) -> Array:
+def _choose_best_blend(tried: Sequence[_BackTest]) -> Array:
     """Return (knot, 2) the trust and near with the smallest errors of the median near each elapsed time."""
     found = _make_usual_blend()
     if not tried:
@@ -188,7 +190,7 @@ def _compute_log_left_s(left_s: Array, otherwise: Array) -> Array:
     return np.where(np.isnan(left_s), otherwise, np.log(np.maximum(SHORTEST_S, left_s)))
 
 
-def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
+def estimate_left_s(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
     """Return (row,) the remaining seconds at a level, from quantiles of the whole run time.
 
     log_quantiles: (row, LEVELS) log seconds. The result is NaN where these are unknown, and linear in
@@ -211,7 +213,7 @@ def beyond(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
     return np.where(np.isnan(log_quantiles[:, 0]), np.nan, found)
 
 
-def survived(left_s: Array, since_s: Array, age_s: Array) -> Array:
+def condition_on_survival(left_s: Array, since_s: Array, age_s: Array) -> Array:
     """Return (row, LEVELS) the remaining seconds of jobs that ran on for `since_s` after a forecast.
 
     left_s: (row, LEVELS) the remaining seconds in that forecast. The result is conditional on having
@@ -248,7 +250,7 @@ def blend_with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) ->
     return np.asarray(np.where(np.isnan(mixed), np.where(np.isnan(left_s), everybody_s, left_s), mixed))
 
 
-def _between(known: Array, levels: tuple[float, ...], level: float) -> Array:
+def _interpolate_level(known: Array, levels: tuple[float, ...], level: float) -> Array:
     """Return (row,) the value at a level, interpolated linearly between the known levels.
 
     Outside them, it is the value at the outermost level. known: (row, levels).

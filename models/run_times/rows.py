@@ -33,7 +33,7 @@ class RunRows:
     def __len__(self) -> int:
         return len(self.at_s)
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RunRows":
+    def select_rows(self, rows: NDArray[np.bool_] | NDArray[np.int64]) -> "RunRows":
         """Return only the rows that `rows` selects, by mask or by index."""
         return RunRows(self.features[rows], self.at_s[rows], self.begin_s[rows], self.end_s[rows])
 
@@ -42,9 +42,9 @@ class RunRows:
         """(row,) the seconds that the job had run at that moment, 0 at its submission."""
         return np.where(np.isfinite(self.begin_s), np.maximum(0.0, self.at_s - self.begin_s), 0.0)
 
-    def until(self, now_s: float) -> "RunRows":
+    def truncate(self, now_s: float) -> "RunRows":
         """Return the rows as known at `now_s`: without later moments, ends and starts."""
-        rows = self.take(self.at_s <= now_s)
+        rows = self.select_rows(self.at_s <= now_s)
         begin_s = np.where(rows.begin_s <= now_s, rows.begin_s, np.inf)
         return RunRows(rows.features, rows.at_s, begin_s, np.where(rows.end_s <= now_s, rows.end_s, np.nan))
 
@@ -73,7 +73,7 @@ class Survival:
     alive: Array
 
     @classmethod
-    def of(cls, run_s: Array, ended: NDArray[np.bool_]) -> "Survival":
+    def from_run_times(cls, run_s: Array, ended: NDArray[np.bool_]) -> "Survival":
         """Estimate the curve from run times. Jobs that still run count with their time so far.
 
         run_s: (job,). ended: (job,).
@@ -90,7 +90,7 @@ class Survival:
             times, alive = times[at], alive[at]
         return cls(times, alive)
 
-    def beyond(self, elapsed_s: Array, level: float) -> Array:
+    def estimate_run_s(self, elapsed_s: Array, level: float) -> Array:
         """Return (row,) the whole run time in seconds at a level, among jobs that run longer than `elapsed_s`."""
         if not len(self.time_s):
             return np.asarray(elapsed_s + np.maximum(elapsed_s, 60.0) * ((1 - level) ** -PARETO - 1))
@@ -112,9 +112,11 @@ def make_fit_rows(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
     ended = np.isfinite(rows.end_s[begun])
     run_s = np.maximum(1.0, np.where(ended, rows.end_s[begun], now_s) - rows.begin_s[begun])
     first = rows.elapsed_s[begun] == 0
-    survival = Survival.of(run_s[first], ended[first]) if first.any() else Survival.of(run_s, ended)
+    survival = (
+        Survival.from_run_times(run_s[first], ended[first]) if first.any() else Survival.from_run_times(run_s, ended)
+    )
     open_ = np.flatnonzero(~ended)
-    copies = [survival.beyond(run_s[open_], level) for level in COPIES]
+    copies = [survival.estimate_run_s(run_s[open_], level) for level in COPIES]
     row = np.concatenate([begun[ended], *([begun[open_]] * len(COPIES))])
     whole = np.concatenate([run_s[ended], *copies])
     weight = np.concatenate([np.ones(int(ended.sum())), np.full(len(open_) * len(COPIES), 1 / len(COPIES))])

@@ -52,7 +52,7 @@ class RunTracker:
         self._jobs = 0
         self._since_s: float | None = None
 
-    def served(self, log_run: Array, similar: Array, kinds: Sequence[Kind]) -> Array:
+    def correct_quantiles(self, log_run: Array, similar: Array, kinds: Sequence[Kind]) -> Array:
         """Return (job, level) the corrected log quantiles, in ascending order.
 
         log_run: (job, level) the model's. similar: (job, level) those of similar jobs, NaN if unknown.
@@ -61,7 +61,7 @@ class RunTracker:
         apart = np.nan_to_num(similar - log_run).clip(-MOST_APART, MOST_APART)
         return np.sort(log_run + weight * apart + self.offset, axis=-1)
 
-    def learn(self, issued: Array, similar: Array, kind: Kind, log_run: float, now_s: float) -> None:
+    def learn_outcome(self, issued: Array, similar: Array, kind: Kind, log_run: float, now_s: float) -> None:
         """Update the corrections with the outcome, at `now_s`, of a job. Call it once for each job.
 
         issued: (level,) the log quantiles that were issued for it. log_run: its log run time.

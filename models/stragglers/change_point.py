@@ -22,7 +22,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.peers import middle
+from fleetcast.models.peers import compute_median
 
 Array = NDArray[np.float64]
 
@@ -50,23 +50,23 @@ class Scale:
     ratio: float
     sigmas: float
 
-    def of(self, windows: Array) -> Array:
+    def compute_statistic(self, windows: Array) -> Array:
         """Return (...,) the statistic of windows of logarithms (..., steps).
 
         It is the minimum, the median or the trimmed mean, depending on the number of steps.
         """
         if self.steps <= LONGEST_OF_FEW:
             return np.asarray(windows.min(axis=-1))
-        return _median(windows) if self.steps <= LONGEST_OF_MEDIAN else _compute_trimmed_mean(windows)
+        return _compute_medians(windows) if self.steps <= LONGEST_OF_MEDIAN else _compute_trimmed_mean(windows)
 
-    def past(self, log: Array) -> Array:
+    def compute_past_statistics(self, log: Array) -> Array:
         """Return (window,) the statistic of every window in the logarithms (step,)."""
         if self.steps <= LONGEST_OF_FEW:  # few steps: a row a shift takes a tenth of the time
             windows = len(log) - self.steps + 1
             return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
-        return self.of(np.lib.stride_tricks.sliding_window_view(log, self.steps))
+        return self.compute_statistic(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
-    def usual(self, before: Array) -> tuple[float, float]:
+    def estimate_usual(self, before: Array) -> tuple[float, float]:
         """Return the usual value of logarithms `before` (step,), and how far windows deviate (one sigma)."""
         if self.steps > LONGEST_OF_MEDIAN:
             cut = int(TRIMMED * len(before))
@@ -74,9 +74,9 @@ class Scale:
             deviation = float(ordered.clip(ordered[cut], ordered[-1 - cut]).std())
             usual = float(ordered[cut : len(ordered) - cut].mean())
             return usual, deviation / (1 - 2 * TRIMMED) * math.sqrt(1 / self.steps + 1 / len(before))
-        median = middle(before)
-        sigma = MAD_TO_SIGMA * middle(np.abs(before - median))
-        return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _spread(self.steps)
+        median = compute_median(before)
+        sigma = MAD_TO_SIGMA * compute_median(np.abs(before - median))
+        return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _compute_median_spread(self.steps)
 
     def may_show_slowdown(self, before: Array, last: Array) -> bool:
         """Return whether the last window is above the least possible limit.
@@ -84,8 +84,8 @@ class Scale:
         Few windows are, so this check saves the computation of the exact limit.
         """
         if self.steps > LONGEST_OF_MEDIAN:
-            return middle(last) > middle(before) + math.log(self.ratio) / 2 - ROUNDING
-        return float(self.of(last)) > middle(before) + math.log(self.ratio) - ROUNDING
+            return compute_median(last) > compute_median(before) + math.log(self.ratio) / 2 - ROUNDING
+        return float(self.compute_statistic(last)) > compute_median(before) + math.log(self.ratio) - ROUNDING
 
 
 SCALES = (
@@ -98,7 +98,7 @@ SCALES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Measure:
+class StepReference:
     """The reference with which the last steps of a job are compared.
 
     limit_s: the last steps are slow if they take longer. steps: the number of last steps that are
@@ -110,7 +110,7 @@ class Measure:
     steps: int
 
 
-def measure_last_steps(duration: Array, scale: Scale) -> Measure | None:
+def measure_last_steps(duration: Array, scale: Scale) -> StepReference | None:
     """Return the reference for the last steps of `duration` (seconds) at one scale.
 
     Returns None if there are too few steps.
@@ -122,23 +122,23 @@ def measure_last_steps(duration: Array, scale: Scale) -> Measure | None:
     before = log[: -scale.steps]
     if len(before) < max(scale.steps, FEWEST_BEFORE if scale.steps <= LONGEST_OF_MEDIAN else FEWEST_BEFORE_MEAN):
         return None
-    usual, noise = scale.usual(before)
+    usual, noise = scale.estimate_usual(before)
     limit = usual + max(math.log(scale.ratio), scale.sigmas * noise)
     if len(before) >= max(16, 2 * scale.steps):
-        limit = max(limit, _peak(scale.past(before)) + PEAK_MARGIN)
-    return Measure(round(float(np.exp(usual)), 9), round(float(np.exp(limit)), 9), scale.steps)
+        limit = max(limit, _compute_peak_quantile(scale.compute_past_statistics(before)) + PEAK_MARGIN)
+    return StepReference(round(float(np.exp(usual)), 9), round(float(np.exp(limit)), 9), scale.steps)
 
 
-def slowed(duration: Array) -> Measure | None:
+def find_slowdown(duration: Array) -> StepReference | None:
     """Return the reference of the shortest scale at which the last steps are slow, or None.
 
     duration: (step,) seconds.
 
-    >>> slowed(np.array([2.0] * 30 + [2.4] * 3)).steps
+    >>> find_slowdown(np.array([2.0] * 30 + [2.4] * 3)).steps
     3
-    >>> slowed(np.array([2.0] * 30 + [2.2] * 8)).steps
+    >>> find_slowdown(np.array([2.0] * 30 + [2.2] * 8)).steps
     8
-    >>> slowed(np.array([2.0] * 30 + [9.0] * 2)) is None
+    >>> find_slowdown(np.array([2.0] * 30 + [9.0] * 2)) is None
     True
     """
     log = np.log(np.maximum(duration, 1e-9))
@@ -149,7 +149,7 @@ def slowed(duration: Array) -> Measure | None:
         if not scale.may_show_slowdown(before, last):
             continue
         measure = measure_last_steps(duration, scale)
-        if measure is not None and math.exp(float(scale.of(last))) > measure.limit_s:
+        if measure is not None and math.exp(float(scale.compute_statistic(last))) > measure.limit_s:
             return measure
     return None
 
@@ -169,34 +169,34 @@ def find_best_pace(duration: Array, before_s: float | None = None) -> float | No
     windows = np.array([duration[at : at + BEST] for at in range(0, len(duration) - BEST + 1, BEST // 4)])
     upper_s = np.partition(windows, BEST // 2, axis=-1)[:, BEST // 2]  # of a window of two kinds of work never a mix
     found_s = [*upper_s.tolist(), *([] if before_s is None else [before_s])]
-    least_s = middle(duration) / OTHER_WORK
+    least_s = compute_median(duration) / OTHER_WORK
     return min((best_s for best_s in found_s if best_s >= least_s), default=None)
 
 
-def measure_slow_creep(duration: Array, best_s: float | None) -> Measure | None:
+def measure_slow_creep(duration: Array, best_s: float | None) -> StepReference | None:
     """Return the reference if the last steps are slow compared with the job's best ones, else None.
 
     It finds slowdowns that came so gradually that windows do not show them.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
-    >>> slowed(after) is None, measure_slow_creep(after, 1.0) is None
+    >>> find_slowdown(after) is None, measure_slow_creep(after, 1.0) is None
     (True, False)
     """
     if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
         return None
     log = np.log(np.maximum(duration, 1e-9))
-    recent = middle(log[-CREPT:])
+    recent = compute_median(log[-CREPT:])
     if recent <= math.log(best_s) + math.log(CREPT_RATIO) - ROUNDING:
         return None  # below the least limit that there is, as in most ticks
     moves = np.abs(np.diff(log))  # noise without the drift: of differences, sqrt(2) sigma
-    sigma = MAD_TO_SIGMA * middle(moves) / np.sqrt(2)
-    limit = float(np.log(best_s)) + float(np.log(CREPT_RATIO)) + CREPT_SIGMAS * sigma * _spread(CREPT)
+    sigma = MAD_TO_SIGMA * compute_median(moves) / np.sqrt(2)
+    limit = float(np.log(best_s)) + float(np.log(CREPT_RATIO)) + CREPT_SIGMAS * sigma * _compute_median_spread(CREPT)
     if recent <= limit:
         return None
-    return Measure(round(best_s, 9), round(float(np.exp(limit)), 9), CREPT)
+    return StepReference(round(best_s, 9), round(float(np.exp(limit)), 9), CREPT)
 
 
-def is_still_slow(duration: Array, measure: Measure) -> bool:
+def is_still_slow(duration: Array, measure: StepReference) -> bool:
     """Return whether the slowdown continues: the last steps are nearer to the limit than to the usual.
 
     For a short window, the longer of the last two steps decides. For a longer one, the median of the
@@ -205,7 +205,7 @@ def is_still_slow(duration: Array, measure: Measure) -> bool:
     ends_s = (measure.usual_s * measure.limit_s) ** 0.5
     if measure.steps <= LONGEST_OF_FEW:
         return bool(duration[-2:].max() > ends_s)
-    return bool(middle(duration[-8:]) > ends_s)
+    return bool(compute_median(duration[-8:]) > ends_s)
 
 
 def is_other_work(duration: Array, usual_s: float) -> bool:
@@ -222,16 +222,16 @@ def is_other_work(duration: Array, usual_s: float) -> bool:
     return bool(shortest_s > OTHER_WORK * usual_s and longest_s < EVEN_RATIO * shortest_s)
 
 
-def _median(windows: Array) -> Array:
+def _compute_medians(windows: Array) -> Array:
     half = windows.shape[-1] // 2
     parts = np.partition(windows, (half - 1, half), axis=-1)
     return np.asarray((parts[..., half - 1] + parts[..., half]) / 2)
 
 
-def _peak(values: Array) -> float:
+def _compute_peak_quantile(values: Array) -> float:
     """Return the quantile PEAK_QUANTILE, interpolated linearly as numpy does.
 
-    >>> _peak(np.arange(11.0))
+    >>> _compute_peak_quantile(np.arange(11.0))
     9.5
     """
     place = PEAK_QUANTILE * (len(values) - 1)
@@ -247,5 +247,5 @@ def _compute_trimmed_mean(windows: Array) -> Array:
 
 
 @lru_cache
-def _spread(steps: int) -> float:
+def _compute_median_spread(steps: int) -> float:
     return float(MEDIAN_SPREAD / np.sqrt(steps))

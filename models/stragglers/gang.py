@@ -35,13 +35,13 @@ class GangColumns:
     mean: dict[str, Array]
 
     @classmethod
-    def none(cls) -> "GangColumns":
+    def make_empty(cls) -> "GangColumns":
         last = dict.fromkeys((*GPU_CHANNELS, "bytes_per_s"), np.zeros(0))
         mean = dict.fromkeys(("sm_clock_mhz", "sent_bytes_per_s", "bytes_per_s", BEFORE), np.zeros(0))
         return cls((), np.zeros(0, np.int32), last, mean)
 
     @classmethod
-    def of_gpus(cls, columns: FeatureColumns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
+    def from_gpus(cls, columns: FeatureColumns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
         """Build the columns of GPUs.
 
         Clocks count only while the GPU works, because an idle one lowers its clock.
@@ -60,7 +60,7 @@ class GangColumns:
         return cls(names, columns.node, last, {"sm_clock_mhz": mean, "sent_bytes_per_s": sent, BEFORE: before})
 
     @classmethod
-    def of_ports(cls, columns: FeatureColumns, names: tuple[str, ...], best: Array | None = None) -> "GangColumns":
+    def from_ports(cls, columns: FeatureColumns, names: tuple[str, ...], best: Array | None = None) -> "GangColumns":
         """Build the columns of ports.
 
         best: (port,) the best speed that each ever had, in bytes/s. Only ports of one speed are siblings.
@@ -73,7 +73,7 @@ class GangColumns:
         waited = columns["tx_wait_per_s_mean_2m"]
         return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": waited, BEFORE: before})
 
-    def on_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
+    def translate_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
         """Return the entities with new node rows. rows: (old row,) -> new row, -1 to leave its entities out."""
         if not len(self.node):
             return self
@@ -95,12 +95,12 @@ class GangColumns:
         return cls(
             tuple(name for part in parts for name in part.names),
             np.concatenate([part.node for part in parts]),
-            {name: np.concatenate([part.last[name] for part in parts]) for name in _shared(parts)},
+            {name: np.concatenate([part.last[name] for part in parts]) for name in _list_common_metrics(parts)},
             {name: np.concatenate([part.mean[name] for part in parts]) for name in parts[0].mean},
         )
 
 
-def _shared(parts: Sequence[GangColumns]) -> list[str]:
+def _list_common_metrics(parts: Sequence[GangColumns]) -> list[str]:
     """Return the metrics that all pipelines have. A pipeline of an older version may lack the newest ones."""
     return [name for name in parts[0].last if all(name in part.last for part in parts)]
 
@@ -120,7 +120,7 @@ class GangMembers:
     together: NDArray[np.bool_]
     nodes: tuple[str, ...]
 
-    def settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
+    def is_settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
         """Return (entity,) whether its attempt is older than half an hour, so its means cover no other job.
 
         of: (entity,) index of the attempt, -1 for none.
@@ -128,21 +128,21 @@ class GangMembers:
         old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
         return np.array([*old, False], bool)[of]
 
-    def jobs_on(self, node: str) -> Sequence[int]:
+    def find_jobs_on(self, node: str) -> Sequence[int]:
         """Return the indices of the attempts on a node."""
         return self.placements.jobs_on.get(node, ())
 
-    def hosts(self, index: int) -> int:
+    def count_hosts(self, index: int) -> int:
         """Return the number of nodes that an attempt runs on. index: of the attempt."""
         return len(self.placements.hosts[index])
 
     @property
-    def spans(self) -> NDArray[np.bool_]:
+    def spans_nodes(self) -> NDArray[np.bool_]:
         """(attempt,) whether it runs on several nodes."""
         return np.array([len(hosts) >= FEWEST_NODES for hosts in self.placements.hosts], bool)
 
 
-class GangMemory:
+class GangMemberCache:
     """A cache of the members of gangs.
 
     It is valid until the placements, the entities or their owners change.
@@ -153,7 +153,7 @@ class GangMemory:
         self._names: tuple[tuple[str, ...], ...] = ()
         self._owners: tuple[NDArray[np.int32], ...] = ()
 
-    def of(
+    def find_members(
         self,
         attempts: Sequence[JobAttempt],
         placements: RunningPlaces,
@@ -236,8 +236,8 @@ def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangCol
     gpus, ports = np.bincount(gpu.node, minlength=nodes), np.bincount(port.node, minlength=nodes)
     paired = (gpus == ports)[port.node]
     # Place of each entity within its node, then the GPU in the same place.
-    gpu_order = np.lexsort((places(gpu.names), gpu.node))
-    port_order = np.lexsort((places(port.names), port.node))
+    gpu_order = np.lexsort((parse_places(gpu.names), gpu.node))
+    port_order = np.lexsort((parse_places(port.names), port.node))
     first_gpu, first_port = np.cumsum(gpus) - gpus, np.cumsum(ports) - ports
     place = np.empty(len(port.node), np.int64)
     place[port_order] = np.arange(len(port.node)) - first_port[port.node[port_order]]
@@ -246,14 +246,14 @@ def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangCol
 
 
 @lru_cache(maxsize=8)
-def places(names: tuple[str, ...]) -> NDArray[np.int64]:
+def parse_places(names: tuple[str, ...]) -> NDArray[np.int64]:
     """Return (entity,) int64 its number on its node: the last number in its name before the port.
 
     For example, it is 3 for n1/3, and 10 for n1/mlx5_10/1.
     """
-    return np.array([_place(name) for name in names], np.int64)
+    return np.array([_parse_place(name) for name in names], np.int64)
 
 
-def _place(name: str) -> int:
+def _parse_place(name: str) -> int:
     digits = _NUMBER.findall(name.split("/")[1]) if "/" in name else []
     return int(digits[-1]) if digits else 0

@@ -8,14 +8,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.peers import Array, Groups, codes, compute_robust_z
-from fleetcast.models.risk.detectors import reports
+from fleetcast.models.peers import Array, Groups, compute_robust_z, encode_values
+from fleetcast.models.risk.detectors import register_reporter
 from fleetcast.models.risk.rules import BY_NAME, COMPUTE, COUNT, ROW, RULES
 from fleetcast.models.risk.signals import Mask, Signal, Signals
 from fleetcast.models.stragglers.gang import GangColumns, GangMembers
 from fleetcast.models.stragglers.power_caps import find_capped_nodes
 from fleetcast.models.stragglers.siblings import find_slow_siblings
-from fleetcast.models.stragglers.untold_links import untold_links
+from fleetcast.models.stragglers.untold_links import find_unexported_links
 
 OUTLIER_Z = -6.0
 OUTLIER_RATIO = 0.88
@@ -40,7 +40,7 @@ class GangStreaks:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
+    def filter_sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
         """Record the signals found now, and return those that have lasted long enough without a pause.
 
         Signals of an intended condition, and counted ones, need not last. All are returned for their rule's
@@ -61,7 +61,7 @@ class GangStreaks:
                 signals_left.append(replace(signal, since_ms=first_ms))
         return signals_left
 
-    def lately(self, rule: str, now_ms: int) -> list[Signal]:
+    def find_recent(self, rule: str, now_ms: int) -> list[Signal]:
         """Return the signals of a rule that were found within its `clears_s`.
 
         They are needed while a gang stalls, because then none of its members draws any power.
@@ -73,7 +73,7 @@ class GangStreaks:
             if name == rule and now_ms - last_ms <= clears_ms
         ]
 
-    def forget(self, node: str) -> None:
+    def drop_node(self, node: str) -> None:
         """Drop all signals of a node, and the drops of its links."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1].split("/")[0] != node}
         self.drops = {name: times for name, times in self.drops.items() if name.split("/")[0] != node}
@@ -89,13 +89,13 @@ class GangStreaks:
         self._seen = {(seen.rule, seen.entity): (first, last, seen) for first, last, seen in rows if seen.rule in ROW}
         self.drops = {name: list(times) for name, times in about.get("drops", {}).items()}
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift all times by `by_ms`."""
         self._seen = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self._seen.items()}
         self.drops = {name: [time_ms + by_ms for time_ms in times] for name, times in self.drops.items()}
 
 
-def gang_signals(
+def make_gang_signals(
     gangs: GangMembers, signals: Signals, gpu: GangColumns, port: GangColumns, streaks: GangStreaks, now_ms: int
 ) -> Signals:
     """Return the signals that only a comparison within a gang shows: slow clocks, and slow ports.
@@ -103,16 +103,16 @@ def gang_signals(
     Updates `streaks`.
     """
     caps = find_capped_nodes(gangs, gpu)
-    explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.lately("power_cap", now_ms) + caps}
+    explained = {cap.node: OUTLIER_RATIO * cap.value for cap in streaks.find_recent("power_cap", now_ms) + caps}
     explained |= dict.fromkeys(signals.node[COMPUTE_RULES[signals.rule]].tolist(), 0.0)
     clocks = [one for one in _find_slow_clocks(gangs, gpu) if one.value < explained.get(one.node, np.inf)]
-    slow, dropping = untold_links(gangs, gpu, port, streaks.drops, now_ms)
+    slow, dropping = find_unexported_links(gangs, gpu, port, streaks.drops, now_ms)
     dropped = {signal.entity for signal in dropping}
     links = _compare_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in dropped]
-    return Signals.of(streaks.sustained(caps + clocks + links + dropping, now_ms))
+    return Signals.from_signals(streaks.filter_sustained(caps + clocks + links + dropping, now_ms))
 
 
-@reports("gang_outlier")
+@register_reporter("gang_outlier")
 def _find_slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     """Return a signal for each node whose working GPUs have far lower clocks than their gang's.
 
@@ -120,7 +120,7 @@ def _find_slow_clocks(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
     """
     if not len(gangs.attempts):
         return []
-    models, model = codes(gpu.last.get("model", np.zeros(len(gpu.names))))
+    models, model = encode_values(gpu.last.get("model", np.zeros(len(gpu.names))))
     together = gangs.together[gangs.of_gpu] & (gangs.of_gpu >= 0)
     group = np.where(together, gangs.of_gpu * len(models) + model, -1)
     groups = Groups(group, len(gangs.attempts) * len(models))
@@ -143,12 +143,12 @@ def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[S
     if not len(port.names) or not len(gangs.attempts):
         return []
     together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
-    settled = gangs.settled(gangs.of_port, now_ms)
+    settled = gangs.is_settled(gangs.of_port, now_ms)
     slow, usual, waits = find_slow_siblings(port, together, gangs.of_port, len(gangs.attempts), settled)
     return _report_slow_ports(port, slow, usual) + _report_waiting_ports(port, waits)
 
 
-@reports("slow_nic")
+@register_reporter("slow_nic")
 def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
     """Return a signal for each port whose share of the traffic fell.
 
@@ -168,7 +168,7 @@ def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Sign
     ]
 
 
-@reports("port_waits")
+@register_reporter("port_waits")
 def _report_waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
     """Return a signal for each port whose data waits far longer than that of its siblings.
 

@@ -23,16 +23,20 @@ HIDES = {  # what cannot be said without it
 }
 
 
-def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Sequence[int]) -> list[tuple[str, ...]]:
+def find_missing_measurements(
+    gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Sequence[int]
+) -> list[tuple[str, ...]]:
     """Return the missing measurements of each attempt in `of`, as keys of HIDES.
 
     of: indices of attempts.
     """
     count = len(gangs.attempts)
-    gpus = _any(gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count)
-    open_why = _any(gangs.of_gpu, np.isin(gpu.last["cap"], (OPEN, LIKELY)), count)
-    ports = _any(gangs.of_port, (port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0), count)
-    spans, found = gangs.spans.tolist(), []
+    gpus = _has_any_member(
+        gangs.of_gpu, np.isfinite(gpu.last["power_w"]) | np.isfinite(gpu.last["sm_clock_mhz"]), count
+    )
+    open_why = _has_any_member(gangs.of_gpu, np.isin(gpu.last["cap"], (OPEN, LIKELY)), count)
+    ports = _has_any_member(gangs.of_port, (port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0), count)
+    spans, found = gangs.spans_nodes.tolist(), []
     for at in of:
         attempt = gangs.attempts[at]
         missing = {
@@ -46,7 +50,7 @@ def not_observed(gangs: GangMembers, gpu: GangColumns, port: GangColumns, of: Se
     return found
 
 
-def _any(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
+def _has_any_member(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
     """Return (attempt,) whether the mask is True for any of its members.
 
     of: (entity,) index of the attempt.

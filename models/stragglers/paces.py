@@ -21,7 +21,7 @@ class Paces:
     def __len__(self) -> int:
         return len(self._paces)
 
-    def of(self, attempt: JobAttempt) -> StepPace:
+    def find_pace(self, attempt: JobAttempt) -> StepPace:
         """Return the attempt's pace by the steps so far, from the cache if no step has arrived."""
         if not attempt.steps:
             return StepPace(0)
@@ -34,7 +34,7 @@ class Paces:
         self._paces[attempt.job] = (stamp, pace)
         return pace
 
-    def keep(self, running: Collection[str]) -> None:
+    def drop_ended(self, running: Collection[str]) -> None:
         """Drop the paces of all jobs that are not in `running`."""
         self._paces = {job: known for job, known in self._paces.items() if job in running}
 
@@ -46,5 +46,5 @@ class Paces:
         """Restore what `dump` returned."""
         self._paces = {job: (tuple(stamp), msgspec.convert(pace, StepPace)) for job, (stamp, pace) in about.items()}
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Do nothing, because the times of steps are those of their events."""

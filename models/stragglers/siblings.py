@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.sums import divide
-from fleetcast.models.peers import Array, Groups, codes, numbered
+from fleetcast.models.peers import Array, Groups, encode_values, number_groups
 from fleetcast.models.risk.signals import Mask
 from fleetcast.models.stragglers.gang import BEFORE, GangColumns
 
@@ -39,10 +39,10 @@ def find_slow_siblings(
     gang: (port,) number of its gang, below `gangs`. together: (port,) whether it works with other ports
     of the gang. settled: (port,) whether its job has run for half an hour.
     """
-    speeds, speed = codes(port.last.get("best_bytes_per_s", np.zeros(len(port.names))))
+    speeds, speed = encode_values(port.last.get("best_bytes_per_s", np.zeros(len(port.names))))
     of_speed = gang.astype(np.int64) * len(speeds) + speed
     key = port.node.astype(np.int64) * gangs * len(speeds) + of_speed
-    by_node, by_gang = (Groups(*numbered(np.where(together, keys, -1))) for keys in (key, of_speed))
+    by_node, by_gang = (Groups(*number_groups(np.where(together, keys, -1))) for keys in (key, of_speed))
     before = port.mean[BEFORE]
     before = np.where(before > UNUSED_PORT_RATIO * _find_group_maximum(before, by_node), before, np.nan)
     share_before = divide(before, _compute_sibling_median(before, by_node, by_gang)[0], np.nan)
@@ -57,7 +57,7 @@ def find_slow_siblings(
         waiting = waited > WAITING_RATIO * waits
         untold = np.isnan(waited)
         if untold.any():
-            waiting |= untold & _alike(moved, by_node, by_gang)
+            waiting |= untold & _has_even_rates(moved, by_node, by_gang)
         busy = siblings & (usual > BUSY_PORT_BYTES_PER_S)
         far, somewhat = 1 - depth * (1 - SLOW_PORT_RATIO), 1 - depth * (1 - SLOWISH_PORT_RATIO)
         share = divide(moved, usual * share_before, np.nan)
@@ -67,7 +67,7 @@ def find_slow_siblings(
     return fell | dead, np.where(dead, others, usual), np.where(stuck, waits, np.nan)
 
 
-def _alike(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
+def _has_even_rates(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
     """Return (port,) whether most used ports of its node carry similar rates.
 
     If a node uses too few ports, the ports of its gang count.
@@ -82,10 +82,10 @@ def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mas
 
     Near means within ALIKE of it. A group is large enough if it has at least `fewest` known members.
     """
-    median, count = groups.median(moved)
-    at_member = groups.spread(median)
-    even = groups.middle(np.abs(moved - at_member)) <= ALIKE * at_member
-    return even, groups.spread(count.astype(np.float64)) >= fewest
+    median, count = groups.compute_medians(moved)
+    at_member = groups.copy_to_members(median)
+    even = groups.compute_member_medians(np.abs(moved - at_member)) <= ALIKE * at_member
+    return even, groups.copy_to_members(count.astype(np.float64)) >= fewest
 
 
 def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
@@ -95,10 +95,14 @@ def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tupl
     other ports still retry.
     """
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]
-    now, count = by_node.median(np.where(last > 0, last, np.nan))
-    before = by_node.middle(np.where(mean > 0, mean, np.nan))
-    others = by_node.spread(now)
-    known = together & (by_node.spread(count.astype(np.float64)) >= FEWEST_SIBLINGS) & (others > STALLED_BYTES_PER_S)
+    now, count = by_node.compute_medians(np.where(last > 0, last, np.nan))
+    before = by_node.compute_member_medians(np.where(mean > 0, mean, np.nan))
+    others = by_node.copy_to_members(now)
+    known = (
+        together
+        & (by_node.copy_to_members(count.astype(np.float64)) >= FEWEST_SIBLINGS)
+        & (others > STALLED_BYTES_PER_S)
+    )
     used = (mean > 0.5 * before) & (before > BUSY_PORT_BYTES_PER_S)
     return known & used & (last < UNUSED_PORT_RATIO * others), others
 
@@ -108,11 +112,11 @@ def _compute_sibling_median(values: Array, by_node: Groups, by_gang: Groups) -> 
 
     Siblings are the ports of the node, or those of the gang if the node has too few.
     """
-    near, near_count = by_node.median(values)
-    far, far_count = by_gang.median(values)
-    enough = by_node.spread(near_count.astype(np.float64)) >= FEWEST_SIBLINGS
-    known = enough | (by_gang.spread(far_count.astype(np.float64)) >= FEWEST_IN_GANG)
-    return np.where(enough, by_node.spread(near), by_gang.spread(far)), known
+    near, near_count = by_node.compute_medians(values)
+    far, far_count = by_gang.compute_medians(values)
+    enough = by_node.copy_to_members(near_count.astype(np.float64)) >= FEWEST_SIBLINGS
+    known = enough | (by_gang.copy_to_members(far_count.astype(np.float64)) >= FEWEST_IN_GANG)
+    return np.where(enough, by_node.copy_to_members(near), by_gang.copy_to_members(far)), known
 
 
 def _find_group_maximum(values: Array, groups: Groups) -> Array:
@@ -120,4 +124,4 @@ def _find_group_maximum(values: Array, groups: Groups) -> Array:
     greatest = np.zeros(groups.count)
     inside = groups.of >= 0
     np.maximum.at(greatest, groups.of[inside], np.nan_to_num(values[inside]))
-    return groups.spread(greatest)
+    return groups.copy_to_members(greatest)

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.events import Step
-from fleetcast.models.peers import middle
+from fleetcast.models.peers import compute_median
 
 Array = NDArray[np.float64]
 
@@ -29,7 +29,7 @@ class StepModel:
     attention_s: float
     fixed_s: float
 
-    def predict(self, work: Array) -> Array:
+    def predict_s(self, work: Array) -> Array:
         """Return (step,) the predicted seconds for `work` (step, 2), as `compute_step_work` returns it."""
         return np.asarray(work @ np.array([self.token_s, self.attention_s]) + self.fixed_s)
 
@@ -62,8 +62,8 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
     """
     if len(duration) < FEWEST or float((work.std(axis=0) / work.mean(axis=0)).max()) < VARIED:
         return None
-    off = np.abs(duration - middle(duration))
-    usual = off <= 10 * (middle(off) + 1e-9)
+    off = np.abs(duration - compute_median(duration))
+    usual = off <= 10 * (compute_median(off) + 1e-9)
     scale = work.mean(axis=0)
     table = np.column_stack((work / scale, np.ones(len(work))))
     cost = _fit_nonnegative_costs(table[usual], duration[usual])
@@ -97,14 +97,14 @@ def _fit_nonnegative_costs(table: Array, seconds: Array) -> Array:
 
 
 @dataclass(frozen=True, slots=True)
-class Explained:
+class ExplainedTimes:
     """The seconds of each step: as predicted, and as measured without the part that unusual work explains."""
 
     predicted_s: Array
     duration: Array
 
 
-def explained(steps: list[Step], duration: Array, last: int) -> Explained | None:
+def explain_times(steps: list[Step], duration: Array, last: int) -> ExplainedTimes | None:
     """Explain the times of steps by their work. Returns None if the work does not explain them.
 
     The model is fitted on all steps except the `last` ones.
@@ -113,6 +113,6 @@ def explained(steps: list[Step], duration: Array, last: int) -> Explained | None
     model = fit_steps(work[:-last], duration[:-last]) if work is not None and len(work) > last else None
     if work is None or model is None:
         return None
-    predicted = model.predict(work)
-    usual_s = middle(predicted[:-last])
-    return Explained(predicted, duration * usual_s / np.maximum(predicted, 1e-9))
+    predicted = model.predict_s(work)
+    usual_s = compute_median(predicted[:-last])
+    return ExplainedTimes(predicted, duration * usual_s / np.maximum(predicted, 1e-9))

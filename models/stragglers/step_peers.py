@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fleetcast.features.sums import divide
 from fleetcast.fleet.events import Step
 from fleetcast.fleet.job_steps import GangStep, RankSteps
-from fleetcast.models.peers import middle
+from fleetcast.models.peers import compute_median
 from fleetcast.models.stragglers.change_point import MAD_TO_SIGMA
 
 Array = NDArray[np.float64]
@@ -89,7 +89,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class _Peers:
+class _PeerGroup:
     """The ranks of one stage in one step. own: (rank, part) seconds of their own work."""
 
     stage: int | None
@@ -98,24 +98,24 @@ class _Peers:
     length: Array  # (rank,) of its sequences, 0 untold
 
 
-def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] | None = None) -> Blame:
+def find_blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] | None = None) -> Blame:
     """Find the ranks or the stage that hold the gang back, in its newest steps since `since_ms`.
 
     least: stage -> its least share so far.
     """
-    whole_steps = _whole({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
+    whole_steps = _list_whole_steps({number: gang for number, gang in rank_steps.items() if gang.ended_ms >= since_ms})
     if not whole_steps:
         return Blame()
     whole_steps = whole_steps[-FEWEST_STEPS:]
-    peers = [_peers(gang.ranks.values()) for gang in whole_steps]
-    slow = [_slow(groups) for groups in peers]
+    peers = [_group_peers(gang.ranks.values()) for gang in whole_steps]
+    slow = [_find_slow_ranks(groups) for groups in peers]
     found = _find_persistent_ranks(slow[-WINDOW:])
     if found:
         firm = sum(found[0].rank in step for step in slow[-WINDOW:]) >= VOTES
-        return Blame(tuple(found), firm, begun_ms=_began_ms(whole_steps, slow, found[0].rank))
+        return Blame(tuple(found), firm, begun_ms=_find_begin_ms(whole_steps, slow, found[0].rank))
     stages, table = _tabulate_by_stage(peers)
     if not stages:
-        return Blame(pauses=_are_slow_in_turns(slow), begun_ms=_start_ms(whole_steps[0]))
+        return Blame(pauses=_are_slow_in_turns(slow), begun_ms=_compute_start_ms(whole_steps[0]))
     shares = divide(table, table.mean(axis=1, keepdims=True), 1.0)
     usual = dict(zip(stages, _compute_column_medians(shares).tolist(), strict=True))
     stage = _find_slow_stage(stages, table, usual, least or {})
@@ -125,12 +125,12 @@ def blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, float] |
     return Blame(
         stage=stage,
         pauses=stage is None and _are_slow_in_turns(slow),
-        begun_ms=_start_ms(whole_steps[int(grown.argmax())]),
+        begun_ms=_compute_start_ms(whole_steps[int(grown.argmax())]),
         stages=usual,
     )
 
 
-def _whole(rank_steps: RankSteps) -> list[GangStep]:
+def _list_whole_steps(rank_steps: RankSteps) -> list[GangStep]:
     """Return the steps that most of the ranks reported, in the order of their ends.
 
     Returns none if there are too few ranks.
@@ -140,7 +140,7 @@ def _whole(rank_steps: RankSteps) -> list[GangStep]:
     return [rank_steps[number] for _, number in sorted(rows)] if most >= FEWEST_PEERS else []
 
 
-def _peers(steps: Iterable[Step]) -> list[_Peers]:
+def _group_peers(steps: Iterable[Step]) -> list[_PeerGroup]:
     stages: dict[int | None, list[Step]] = {}
     for step in steps:
         if step.parts is not None and step.parts.compute > 0:
@@ -149,11 +149,11 @@ def _peers(steps: Iterable[Step]) -> list[_Peers]:
     for stage, members in stages.items():
         own = np.array([(row.parts.compute, row.parts.data) for row in members if row.parts], np.float64)
         length = np.array([row.sequence_length or 0.0 for row in members])
-        found.append(_Peers(stage, tuple(row.rank or 0 for row in members), own, length))
+        found.append(_PeerGroup(stage, tuple(row.rank or 0 for row in members), own, length))
     return found
 
 
-def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
+def _find_slow_ranks(groups: list[_PeerGroup]) -> dict[int, SlowRank]:
     """Return rank -> how slow it is, for the ranks that are slower than their peers in one step."""
     found: dict[int, SlowRank] = {}
     for group in groups:
@@ -170,7 +170,7 @@ def _slow(groups: list[_Peers]) -> dict[int, SlowRank]:
             continue
         if (group.length > 0).all():
             rate = group.own[:, 0] / group.length
-            over[:, 0] &= rate >= SLOW_RATIO * middle(rate)
+            over[:, 0] &= rate >= SLOW_RATIO * compute_median(rate)
         for row, part in np.argwhere(over).tolist():
             rank = group.ranks[row]
             if rank not in found or excess[row, part] > found[rank].excess_s:
@@ -201,13 +201,13 @@ def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     return sorted(usual, key=lambda row: (-row.excess_s, row.rank))
 
 
-def _began_ms(whole_steps: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
+def _find_begin_ms(whole_steps: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
     """Return when the first step in which the rank is slow began, in Unix ms."""
     first = next(at for at, step in enumerate(slow) if rank in step)
-    return _start_ms(whole_steps[first])
+    return _compute_start_ms(whole_steps[first])
 
 
-def _start_ms(gang: GangStep) -> int:
+def _compute_start_ms(gang: GangStep) -> int:
     return min(step.time_ms - round(step.duration_s * 1000) for step in gang.ranks.values())
 
 
@@ -221,13 +221,13 @@ def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
     return len(slow) >= FEWEST_STEPS and 2 * struck > len(slow) and 2 * max(count.values(), default=0) <= struck
 
 
-def _tabulate_by_stage(peers: list[list[_Peers]]) -> tuple[list[int], Array]:
+def _tabulate_by_stage(peers: list[list[_PeerGroup]]) -> tuple[list[int], Array]:
     """Return the stages, and (step, stage) the median seconds of their ranks' own work.
 
     Returns no stages if a step does not state them.
     """
     stages = sorted({group.stage for groups in peers for group in groups if group.stage is not None})
-    tables = [{group.stage: middle(group.own.sum(axis=1)) for group in groups} for groups in peers]
+    tables = [{group.stage: compute_median(group.own.sum(axis=1)) for group in groups} for groups in peers]
     table = np.array([[row.get(stage, np.nan) for stage in stages] for row in tables])
     if len(stages) < 2 or len(peers) < FEWEST_STEPS or not np.isfinite(table).all():
         return [], table
@@ -250,5 +250,5 @@ def _find_slow_stage(
         return None
     others = table.sum(axis=1) - table[:, at]
     before_s = others * least_ratio / (len(stages) - least_ratio)
-    grown_s = middle(table[:, at] - before_s) if ratio >= SLOW_RATIO * least_ratio else 0.0
-    return SlowStage(stage, ratio, middle(table[:, at] - table.mean(axis=1)), grown_s)
+    grown_s = compute_median(table[:, at] - before_s) if ratio >= SLOW_RATIO * least_ratio else 0.0
+    return SlowStage(stage, ratio, compute_median(table[:, at] - table.mean(axis=1)), grown_s)

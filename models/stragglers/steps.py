@@ -20,21 +20,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.events import Step
-from fleetcast.fleet.job_steps import MAX_RANK_STEPS, own_s
+from fleetcast.fleet.job_steps import MAX_RANK_STEPS, compute_own_s
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.peers import middle
+from fleetcast.models.peers import compute_median
 from fleetcast.models.stragglers.change_point import (
     SCALES,
-    Measure,
+    StepReference,
     find_best_pace,
+    find_slowdown,
     is_other_work,
     is_still_slow,
     measure_last_steps,
     measure_slow_creep,
-    slowed,
 )
-from fleetcast.models.stragglers.step_model import explained
-from fleetcast.models.stragglers.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, blame
+from fleetcast.models.stragglers.step_model import explain_times
+from fleetcast.models.stragglers.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, find_blame
 
 Array = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPac
     if disturbed[-1] and pace.limit_s is not None and duration[-1] > pace.limit_s and not pace.slow:
         pace = replace(pace, observed_s=float(duration[-1]), cause="checkpoint")
     since_ms = max(steps[-MAX_RANK_STEPS:][0].time_ms, attempt.placed_ms or 0)
-    found = blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
+    found = find_blame(attempt.rank_steps, since_ms, dict(before.stages) if before else None)
     pace, found = _drop_old_offenders(pace, attempt, found, before)
     return _judge_pace_by_peers(pace, attempt, found, usual, before)
 
@@ -114,13 +114,13 @@ def _judge_pace_by_past(
     """Return the pace of a job compared with its own past steps only."""
     if not len(duration):
         return StepPace(0)
-    observed_s = middle(duration[-LAST:])
+    observed_s = compute_median(duration[-LAST:])
     best_s = find_best_pace(duration, before.best_s if before else None)
-    plain = explained(steps, duration, WINDOW)
-    shown = _shown(duration if plain is None else plain.duration, before, best_s if plain is None else None)
+    plain = explain_times(steps, duration, WINDOW)
+    shown = _choose_measure(duration if plain is None else plain.duration, before, best_s if plain is None else None)
     by_work = False
     if shown is None and plain is not None:
-        shown = slowed(duration)
+        shown = find_slowdown(duration)
         by_work = shown is not None
     measure = shown or measure_last_steps(duration, SCALES[0])
     if measure is None or measure.usual_s <= SHORTEST_S:
@@ -128,7 +128,7 @@ def _judge_pace_by_past(
     over = duration >= measure.limit_s
     runs = attempt.phase not in PAUSES
     slow = runs and shown is not None
-    expected_s = measure.usual_s if plain is None else middle(plain.predicted_s[-LAST:])
+    expected_s = measure.usual_s if plain is None else compute_median(plain.predicted_s[-LAST:])
     return StepPace(
         steps=len(duration),
         observed_s=observed_s,
@@ -138,7 +138,7 @@ def _judge_pace_by_past(
         ratio=observed_s / (min(expected_s, measure.usual_s) if slow and expected_s > 0 else measure.usual_s),
         slow=slow,
         lately=bool(runs and over[-2:].all()),
-        since_ms=_began(over, duration, end_ms, measure, before) if over[-1] or shown else None,
+        since_ms=_find_slow_begin_ms(over, duration, end_ms, measure, before) if over[-1] or shown else None,
         cause=("sequence_length" if by_work else _find_grown_part(steps)) if slow else "unknown",
         first_ms=int(end_ms[0]),
         window=measure.steps if shown and not by_work else 0,
@@ -146,17 +146,17 @@ def _judge_pace_by_past(
     )
 
 
-def _shown(duration: Array, before: StepPace | None, best_s: float | None) -> Measure | None:
+def _choose_measure(duration: Array, before: StepPace | None, best_s: float | None) -> StepReference | None:
     """Return the reference by which the job is slow, or None if it is not slow.
 
     It is the previous reference while the slowdown lasts, else that of a new slowdown.
     """
     if before is not None and before.window and before.usual_s and before.limit_s:
-        held = Measure(before.usual_s, before.limit_s, before.window)
+        held = StepReference(before.usual_s, before.limit_s, before.window)
         alone = not before.ranks and before.stage is None
         if is_still_slow(duration, held) and not (alone and is_other_work(duration, held.usual_s)):
             return held
-    return slowed(duration) or measure_slow_creep(duration, best_s)
+    return find_slowdown(duration) or measure_slow_creep(duration, best_s)
 
 
 def _drop_old_offenders(
@@ -218,7 +218,7 @@ def _judge_pace_by_peers(
     if not pace.slow and not costly:
         if found.stage is not None:
             pace = replace(pace, longest=found.stage.stage, even_s=max(0.0, observed_s - found.stage.excess_s))
-        return pace if not found.pauses and not _pauses(steps) else replace(pace, cause="garbage_collection")
+        return pace if not found.pauses and not _has_lone_pauses(steps) else replace(pace, cause="garbage_collection")
     stage = found.stage.stage if found.stage and costly else None
     if not ranks and stage is None:
         paused = found.pauses and pace.cause in ("unknown", "compute")
@@ -240,7 +240,7 @@ def _judge_pace_by_peers(
     return replace(pace, slow=True, by_peers=True, since_ms=begun_ms, expected_s=expected_s, ratio=ratio)
 
 
-def _pauses(steps: list[Step]) -> bool:
+def _has_lone_pauses(steps: list[Step]) -> bool:
     """Return whether single long steps occur in which one rank after another computed longer.
 
     Such a job is not slow, but loses time.
@@ -249,12 +249,12 @@ def _pauses(steps: list[Step]) -> bool:
     if len(looked) < FEWEST:
         return False
     duration = np.array([step.duration_s for step in looked])
-    usual_s = middle(duration)
+    usual_s = compute_median(duration)
     long = duration >= LONG_RATIO * usual_s
     if np.count_nonzero(long) < FEWEST_PAUSES:
         return False
-    own = np.array([own_s(step) for step in looked])
-    own_usual_s = middle(own)
+    own = np.array([compute_own_s(step) for step in looked])
+    own_usual_s = compute_median(own)
     lone = long & ~np.roll(long, 1) & ~np.roll(long, -1) & (own - own_usual_s >= (duration - usual_s) / 2)
     struck = [looked[at].rank for at in np.flatnonzero(lone).tolist()]
     return len(struck) >= FEWEST_PAUSES and 2 * max(map(struck.count, struck)) <= len(struck) + 1
@@ -309,8 +309,8 @@ def _is_checkpoint_running(attempt: JobAttempt, began_ms: int) -> bool:
     return edges[0].time_ms > began_ms - LONGEST_CHECKPOINT_MS or any(edge.edge == "end" for edge in edges)
 
 
-def _began(
-    over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64], measure: Measure, before: StepPace | None
+def _find_slow_begin_ms(
+    over: NDArray[np.bool_], duration: Array, end_ms: NDArray[np.int64], measure: StepReference, before: StepPace | None
 ) -> int:
     """Return when the first of the slow steps began, in Unix ms.
 
@@ -345,6 +345,6 @@ def _find_grown_part(steps: list[Step]) -> str:
     for part in PARTS:
         seconds = np.array([getattr(step.parts, part) for step in timed])
         reference = find_reference_pace(seconds[:-WINDOW])
-        growth[part] = middle(seconds[-LAST:]) - (reference[0] if reference else 0.0)
+        growth[part] = compute_median(seconds[-LAST:]) - (reference[0] if reference else 0.0)
     part = max(growth, key=lambda name: growth[name])
     return part if growth[part] > 0 and part != "other" else "unknown"

@@ -14,13 +14,13 @@ import numpy as np
 
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.risk.rules import COMPUTE, LINK, PORT, RULES, STOPPED, Rule
-from fleetcast.models.risk.signals import Signals, sentence
+from fleetcast.models.risk.signals import Signals, describe_signal
 from fleetcast.models.stragglers.gang import GangColumns, GangMembers
-from fleetcast.models.stragglers.not_observed import describe_missing_measurements, not_observed
+from fleetcast.models.stragglers.not_observed import describe_missing_measurements, find_missing_measurements
 from fleetcast.models.stragglers.paces import Paces
 from fleetcast.models.stragglers.step_peers import SLOW_RATIO
 from fleetcast.models.stragglers.steps import PAUSES, StepPace
-from fleetcast.models.words import age, number
+from fleetcast.models.words import format_age, format_number
 
 CLEAR_CUT = 0.5  # a culprit's severity must exceed this share of every other's to be the one named
 GRAVE = 0.15  # a reason that costs at least this share of a step
@@ -55,13 +55,13 @@ def find_stragglers(
     together = zip(gangs.attempts, gangs.together.tolist(), strict=True)
     judged = [index for index, (attempt, is_together) in enumerate(together) if is_together or attempt.steps]
     answers = {}
-    for index, missing in zip(judged, not_observed(gangs, gpu, port, judged), strict=True):
+    for index, missing in zip(judged, find_missing_measurements(gangs, gpu, port, judged), strict=True):
         attempt, own = gangs.attempts[index], suspects.get(index, [])
-        body = _judge(index, gangs, paces.of(attempt), own, now_ms)
+        body = _make_answer(index, gangs, paces.find_pace(attempt), own, now_ms)
         if body["slow"] and not own and body["culprit"]["kind"] == "nobody" and body["cause"] not in NOBODYS:
             body["sentence"] += describe_missing_measurements(missing)
         answers[attempt.job] = body | {"not_observed": list(missing)}
-    paces.keep({attempt.job for attempt in gangs.attempts})
+    paces.drop_ended({attempt.job for attempt in gangs.attempts})
     return answers
 
 
@@ -83,7 +83,7 @@ def _find_suspects(
         elif entity in port_row and gangs.of_port[port_row[entity]] >= 0:
             members = [int(gangs.of_port[port_row[entity]])]
         else:
-            members = list(gangs.jobs_on(suspect.node))
+            members = list(gangs.find_jobs_on(suspect.node))
         for index in members:
             if index >= 0:
                 found.setdefault(index, []).append(suspect)
@@ -93,13 +93,13 @@ def _find_suspects(
 def _make_suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
     rule = RULES[signals.rule[at]]
     value, usual, since_ms = float(signals.value[at]), float(signals.usual[at]), int(signals.since_ms[at])
-    words = sentence(rule.name, signals.entity[at], value, usual, since_ms, now_ms)
+    words = describe_signal(rule.name, signals.entity[at], value, usual, since_ms, now_ms)
     words += f": {signals.words[at]}" if rule.intended and signals.words else ""
-    severity = _severity(rule, value, usual)
+    severity = _estimate_severity(rule, value, usual)
     return Suspect(rule, signals.entity[at], node, severity, bool(signals.firm[at]), since_ms, words)
 
 
-def _severity(rule: Rule, value: float, usual: float) -> float:
+def _estimate_severity(rule: Rule, value: float, usual: float) -> float:
     """Return the extra time that this member would cost alone, as a share of the step.
 
     If the cost is unknown, it is a constant.
@@ -111,8 +111,10 @@ def _severity(rule: Rule, value: float, usual: float) -> float:
     return 0.05
 
 
-def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspect], now_ms: int) -> dict[str, Any]:
-    culprit = _culprit(index, gangs, suspects)
+def _make_answer(
+    index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspect], now_ms: int
+) -> dict[str, Any]:
+    culprit = _choose_culprit(index, gangs, suspects)
     attempt = gangs.attempts[index]
     slow, by_steps = _judge_slowness(pace, culprit, attempt)
     since_ms = (pace.since_ms if by_steps else None) or (culprit.since_ms if culprit else None) or None
@@ -121,28 +123,34 @@ def _judge(index: int, gangs: GangMembers, pace: StepPace, suspects: list[Suspec
     body: dict[str, Any] = {
         "slow": slow,
         "since_ms": since_ms if slow else None,
-        "observed_step_s": _round(pace.observed_s),
-        "expected_step_s": _round(pace.expected_s),
-        "ratio": _round(pace.ratio, 3),
+        "observed_step_s": _round_if_known(pace.observed_s),
+        "expected_step_s": _round_if_known(pace.expected_s),
+        "ratio": _round_if_known(pace.ratio, 3),
         "culprit": {"kind": "nobody", "name": None, "share": 0.0},
         "cause": pace.cause,
     }
     if not slow:
         body["cause"] = "checkpoint" if attempt.phase == "checkpoint" else pace.cause
-        return body | {"sentence": _steady(pace, attempt.phase) + _describe_longest_part(pace, attempt.phase)}
+        return body | {
+            "sentence": _describe_steady_pace(pace, attempt.phase) + _describe_longest_part(pace, attempt.phase)
+        }
     excess = (pace.ratio or 1.0) - 1
     if _are_steps_stronger_evidence(pace, culprit, attempt):
         return body | _describe_step_culprit(pace, attempt, suspects, excess)
     if culprit is not None:
-        kind, name = _name(culprit, suspects)
+        kind, name = _identify_culprit(culprit, suspects)
         share = min(1.0, culprit.severity / excess) if excess > 0 and culprit.severity > 0.05 else 1.0
-        how = _slower(pace) if by_steps or culprit.rule.blames is not STOPPED else _stopped(attempt, now_ms)
+        how = (
+            _describe_slowness(pace)
+            if by_steps or culprit.rule.blames is not STOPPED
+            else _describe_stop(attempt, now_ms)
+        )
         return body | {
             "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
             "cause": _name_cause(culprit),
             "sentence": f"{how}; {name} holds the gang back: {culprit.sentence}",
         }
-    return body | {"sentence": f"{_slower(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
+    return body | {"sentence": f"{_describe_slowness(pace)}; {NOBODYS.get(pace.cause, 'no member stands out')}"}
 
 
 def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
@@ -154,7 +162,7 @@ def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attemp
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)
     cost = pace.excess_s / pace.observed_s if pace.observed_s else 0.0
-    return culprit.severity < cost or culprit.node == _worker(pace.ranks, attempt)[2]
+    return culprit.severity < cost or culprit.node == _name_slow_ranks(pace.ranks, attempt)[2]
 
 
 NOBODYS = {
@@ -182,21 +190,22 @@ def _describe_step_culprit(
     cost_s = excess * (pace.usual_s if pace.usual_s and not pace.by_peers else pace.expected_s or 1.0)
     share = min(1.0, pace.excess_s / cost_s) if cost_s > 0 else 1.0
     if pace.ranks:
-        kind, name, node = _worker(pace.ranks, attempt)
+        kind, name, node = _name_slow_ranks(pace.ranks, attempt)
         reason = next((row for row in suspects if row.node == node), None)
         why = f"its {WORK[pace.cause]} takes longer than its peers'" if reason is None else reason.sentence
         cause = reason.rule.name if reason and reason.rule.intended and pace.cause == "compute" else pace.cause
     else:
         kind, name, cause = "stage", str(pace.stage), pace.cause
         why = "its ranks compute longer than the other stages' in every step"
+    stage = "stage " if kind == "stage" else ""
     return {
         "cause": cause,
         "culprit": {"kind": kind, "name": name, "share": round(share, 2)},
-        "sentence": f"{_slower(pace)}; {'stage ' if kind == 'stage' else ''}{name} holds the gang back: {why}",
+        "sentence": f"{_describe_slowness(pace)}; {stage}{name} holds the gang back: {why}",
     }
 
 
-def _worker(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]:
+def _name_slow_ranks(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, str, str]:
     """Return the kind, the name and the node of slow ranks, for an answer.
 
     Several ranks of one node are named by the node. Otherwise the worst rank is named.
@@ -232,13 +241,13 @@ def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt
     return pace.ratio is None or culprit.since_ms < pace.first_ms + STALLED_MS, False
 
 
-def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
+def _choose_culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
     """Return the gravest suspect, or None if no member stands out.
 
     None stands out if most nodes of a gang have the same reason. If that reason is intended, as a power
     cap is, the next reason is considered.
     """
-    hosts = gangs.hosts(index)
+    hosts = gangs.count_hosts(index)
     while suspects:
         first = suspects[0]
         alike = {row.node for row in suspects if row.rule is first.rule and row.severity >= CLEAR_CUT * first.severity}
@@ -250,7 +259,7 @@ def _culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect
     return None
 
 
-def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
+def _identify_culprit(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
     """Return the kind and the name of a culprit, for an answer.
 
     One GPU is a worker, several GPUs of a node are the node, and a port is a link.
@@ -263,22 +272,28 @@ def _name(culprit: Suspect, suspects: list[Suspect]) -> tuple[str, str]:
     return ("link" if culprit.rule.blames is LINK else "worker"), culprit.entity
 
 
-def _stopped(attempt: JobAttempt, now_ms: int) -> str:
-    return f"no step for {age((now_ms - attempt.steps[-1].time_ms) / 1000)}" if attempt.steps else "it cannot proceed"
+def _describe_stop(attempt: JobAttempt, now_ms: int) -> str:
+    return (
+        f"no step for {format_age((now_ms - attempt.steps[-1].time_ms) / 1000)}"
+        if attempt.steps
+        else "it cannot proceed"
+    )
 
 
-def _slower(pace: StepPace) -> str:
+def _describe_slowness(pace: StepPace) -> str:
     """Describe in words how slow the job is, compared with its reference if there is one."""
     if pace.observed_s is None or pace.expected_s is None:
         return "slower than it should be"
     if pace.by_peers:
-        return f"steps take {number(pace.observed_s)} s, and would take {number(pace.expected_s)} if all were alike"
-    return f"steps take {number(pace.observed_s)} s, usually {number(pace.usual_s or pace.expected_s)}"
+        expected = format_number(pace.expected_s)
+        return f"steps take {format_number(pace.observed_s)} s, and would take {expected} if all were alike"
+    return f"steps take {format_number(pace.observed_s)} s, usually {format_number(pace.usual_s or pace.expected_s)}"
 
 
-def _steady(pace: StepPace, phase: str) -> str:
+def _describe_steady_pace(pace: StepPace, phase: str) -> str:
     if pace.cause == "checkpoint" and pace.observed_s is not None:
-        return f"a step of {number(pace.observed_s)} s beside {number(pace.usual_s or 0)} usually: a checkpoint ran"
+        usual = format_number(pace.usual_s or 0)
+        return f"a step of {format_number(pace.observed_s)} s beside {usual} usually: a checkpoint ran"
     if phase in PAUSES:
         return f"in {phase}: its steps are not compared"
     if pace.observed_s is None and pace.steps:
@@ -286,11 +301,11 @@ def _steady(pace: StepPace, phase: str) -> str:
     if pace.observed_s is None:
         return "no step times reported, and no member stands out"
     if pace.expected_s is None:
-        return f"steps take {number(pace.observed_s)} s; too few for a comparison yet"
+        return f"steps take {format_number(pace.observed_s)} s; too few for a comparison yet"
     usual = ", as usual"
     if (pace.ratio or 1.0) >= SLOW_RATIO:
-        usual = f", usually {number(pace.usual_s or pace.expected_s)}"
-    takes = f"steps take {number(pace.observed_s)} s{usual}"
+        usual = f", usually {format_number(pace.usual_s or pace.expected_s)}"
+    takes = f"steps take {format_number(pace.observed_s)} s{usual}"
     if pace.cause == "garbage_collection":
         return f"{takes}, but now and then one rank after another pauses, as garbage collection does"
     if usual == ", as usual":
@@ -308,8 +323,8 @@ def _describe_longest_part(pace: StepPace, phase: str) -> str:
         return ""
     if pace.longest is None:
         return f"; {len(pace.uneven)} ranks take longer than the rest since their first steps, as those of a stage do"
-    return f"; stage {pace.longest} computes longest; even stages would take {number(pace.even_s)} s"
+    return f"; stage {pace.longest} computes longest; even stages would take {format_number(pace.even_s)} s"
 
 
-def _round(value: float | None, digits: int = 6) -> float | None:
+def _round_if_known(value: float | None, digits: int = 6) -> float | None:
     return None if value is None else round(value, digits)

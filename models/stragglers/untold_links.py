@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.sums import divide
-from fleetcast.models.peers import Array, Groups, numbered
-from fleetcast.models.risk.detectors import reports
+from fleetcast.models.peers import Array, Groups, number_groups
+from fleetcast.models.risk.detectors import register_reporter
 from fleetcast.models.risk.signals import Mask, Signal
-from fleetcast.models.stragglers.gang import BEFORE, GangColumns, GangMembers, places
+from fleetcast.models.stragglers.gang import BEFORE, GangColumns, GangMembers, parse_places
 from fleetcast.models.stragglers.siblings import (
     BUSY_PORT_BYTES_PER_S,
     FEWEST_SIBLINGS,
@@ -50,11 +50,11 @@ class SendingGpus:
     gangs: int
 
     @classmethod
-    def of_gangs(cls, gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> "SendingGpus":
+    def from_gangs(cls, gangs: GangMembers, gpu: GangColumns, port: GangColumns) -> "SendingGpus":
         moves_bytes = np.isin(gpu.node, port.node[(port.last["bytes_per_s"] > 0) | (port.mean["bytes_per_s"] > 0)])
-        spans = gangs.spans
+        spans = gangs.spans_nodes
         of = np.where((gangs.of_gpu >= 0) & spans[gangs.of_gpu] & ~moves_bytes, gangs.of_gpu, -1).astype(np.int32)
-        by_node = Groups(*numbered(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1)))
+        by_node = Groups(*number_groups(np.where(of >= 0, gpu.node.astype(np.int64) * len(spans) + of, -1)))
         unknown = np.full(len(gpu.names), np.nan)
         last, mean = (
             {"bytes_per_s": np.nan_to_num(window[SENT]), "tx_wait_per_s": unknown} for window in (gpu.last, gpu.mean)
@@ -63,7 +63,7 @@ class SendingGpus:
         return cls(gpu.names, GangColumns(gpu.names, gpu.node, last, mean), of, by_node, len(spans))
 
 
-def untold_links(
+def find_unexported_links(
     gangs: GangMembers, gpu: GangColumns, port: GangColumns, drops: dict[str, list[int]], now_ms: int
 ) -> tuple[list[Signal], list[Signal]]:
     """Return the signals of slow links, and those of links that drop repeatedly.
@@ -72,15 +72,15 @@ def untold_links(
     """
     if not len(gpu.names) or not len(gangs.attempts):
         return [], []
-    sending = SendingGpus.of_gangs(gangs, gpu, port)
+    sending = SendingGpus.from_gangs(gangs, gpu, port)
     if not (sending.of >= 0).any():
         return [], _find_repeated_drops({}, drops, now_ms)
-    return _find_slow_links(sending, gangs.settled(sending.of, now_ms)), _find_repeated_drops(
-        _dropped(sending), drops, now_ms
+    return _find_slow_links(sending, gangs.is_settled(sending.of, now_ms)), _find_repeated_drops(
+        _find_dropped_links(sending), drops, now_ms
     )
 
 
-@reports("slow_link")
+@register_reporter("slow_link")
 def _find_slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
     columns = sending.columns
     slow, usual, _ = find_slow_siblings(columns, sending.of >= 0, sending.of, sending.gangs, settled)
@@ -99,8 +99,8 @@ def _is_low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
 
     Some jobs send unevenly on purpose. ratio: (gpu,) its traffic divided by that of its siblings.
     """
-    place = places(sending.names)
-    key, keys = numbered(
+    place = parse_places(sending.names)
+    key, keys = number_groups(
         np.where(sending.of >= 0, sending.of.astype(np.int64) * (place.max(initial=0) + 1) + place, -1)
     )
     most = np.zeros(max(keys, 1))
@@ -109,7 +109,7 @@ def _is_low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
     return most[np.maximum(key, 0)] < AS_OTHERS
 
 
-def _dropped(sending: SendingGpus) -> Mapping[str, int]:
+def _find_dropped_links(sending: SendingGpus) -> Mapping[str, int]:
     """Return GPU -> node row, for each GPU that alone sends next to nothing while its gang stalls.
 
     Before the stall it sent as much as the others.
@@ -117,18 +117,18 @@ def _dropped(sending: SendingGpus) -> Mapping[str, int]:
     columns = sending.columns
     last, mean = columns.last["bytes_per_s"], columns.mean["bytes_per_s"]
     by_node = sending.by_node
-    now, count = by_node.median(np.where(last > 0, last, np.nan))
-    before, others = by_node.middle(mean), by_node.spread(now)
-    siblings = by_node.spread(count.astype(np.float64)) >= FEWEST_SIBLINGS
+    now, count = by_node.compute_medians(np.where(last > 0, last, np.nan))
+    before, others = by_node.compute_member_medians(mean), by_node.copy_to_members(now)
+    siblings = by_node.copy_to_members(count.astype(np.float64)) >= FEWEST_SIBLINGS
     stalled = (others > STALLED_BYTES_PER_S) & (others < STALL_RATIO * before) & (before > BUSY_PORT_BYTES_PER_S)
     silent = siblings & stalled & (last < SILENT_RATIO * others) & (mean > STALL_RATIO * before)
     silent_of = np.bincount(by_node.of[silent], minlength=by_node.count)
-    alone = by_node.spread(silent_of.astype(np.float64)) == 1
+    alone = by_node.copy_to_members(silent_of.astype(np.float64)) == 1
     rows = np.flatnonzero(silent & alone).tolist()
     return {columns.names[row]: int(columns.node[row]) for row in rows}
 
 
-@reports("link_drops")
+@register_reporter("link_drops")
 def _find_repeated_drops(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
     """Return a signal for each GPU whose link is down now and dropped repeatedly in the last half hour.
 

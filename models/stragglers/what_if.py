@@ -73,7 +73,7 @@ def simulate_step_time(seconds: Array, order: Order, transfer_s: float = 0.0) ->
     return np.asarray(free.max(axis=(1, 2)))
 
 
-def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribution:
+def attribute_slowdown(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribution:
     """Divide the slowdown over all steps among replicas, stages, operation types and workers.
 
     seconds: (step, replica, stage, type, micro-batch). Raises ValueError if operations of the order
@@ -83,15 +83,15 @@ def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribut
     typical = np.nanmean(seconds, axis=(0, 1, 2, 4))
     ideal = np.broadcast_to(typical[:, None], seconds.shape)
 
-    def total(mixed: Array) -> float:
+    def sum_step_times(mixed: Array) -> float:
         return float(simulate_step_time(mixed, order, transfer_s).sum())
 
-    def kept(where: tuple[int | slice, ...]) -> float:
+    def compute_slowdown_of(where: tuple[int | slice, ...]) -> float:
         mixed = ideal.copy()
         mixed[where] = seconds[where]
-        return total(mixed) / least
+        return sum_step_times(mixed) / least
 
-    least, most = total(ideal), total(seconds)
+    least, most = sum_step_times(ideal), sum_step_times(seconds)
     if least <= 0:
         raise ValueError("no operation takes any time")
     every = slice(None)
@@ -99,15 +99,15 @@ def attribute(seconds: Array, order: Order, transfer_s: float = 0.0) -> Attribut
     for replica in range(replicas):
         for stage in range(stages):
             where = (every, replica, stage)
-            by_worker[replica, stage] = kept(where)
+            by_worker[replica, stage] = compute_slowdown_of(where)
             mixed = seconds.copy()
             mixed[where] = ideal[where]
-            share[replica, stage] = (most - total(mixed)) / (most - least) if most > least else 0.0
+            share[replica, stage] = (most - sum_step_times(mixed)) / (most - least) if most > least else 0.0
     return Attribution(
         slowdown=most / least,
-        by_replica=np.array([kept((every, row)) for row in range(replicas)]),
-        by_stage=np.array([kept((every, every, row)) for row in range(stages)]),
-        by_type=np.array([kept((every, every, every, row)) for row in range(types)]),
+        by_replica=np.array([compute_slowdown_of((every, row)) for row in range(replicas)]),
+        by_stage=np.array([compute_slowdown_of((every, every, row)) for row in range(stages)]),
+        by_type=np.array([compute_slowdown_of((every, every, every, row)) for row in range(types)]),
         by_worker=by_worker,
         share=share,
     )

@@ -87,7 +87,7 @@ class GateVerdict(msgspec.Struct, frozen=True):
     targets: tuple[TargetVerdict, ...] = ()
 
     @property
-    def withheld(self) -> frozenset[str]:
+    def withheld_targets(self) -> frozenset[str]:
         """The targets that a promoted version does not serve. A version that was promoted by force serves all."""
         return frozenset(one.target for one in self.targets if not one.won) if self.won else frozenset()
 
@@ -130,7 +130,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
         return "won" if self.gate.won else "lost"
 
 
-def metrics_of(rows: Iterable[object]) -> tuple[CardMetric, ...]:
+def make_card_metrics(rows: Iterable[object]) -> tuple[CardMetric, ...]:
     """Return the rows of an evaluation in the form in which a card stores them."""
     return tuple(msgspec.convert(row, CardMetric, from_attributes=True) for row in rows)
 

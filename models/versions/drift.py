@@ -46,7 +46,7 @@ class DriftLimits(msgspec.Struct, frozen=True):
     fewest: int = 200
 
 
-class Recent(msgspec.Struct, frozen=True):
+class RecentAccuracy(msgspec.Struct, frozen=True):
     """The recent accuracy of a model's forecasts. A value is None if unknown.
 
     loss_ratio: WQL divided by the best naive forecast's. For run times, it is the pinball loss of log
@@ -71,11 +71,11 @@ class Drift(msgspec.Struct, frozen=True):
     fitted_until_ms: int
     age_days: float
     card_coverage_80: float
-    recent: Recent
+    recent: RecentAccuracy
     reasons: dict[str, str]
 
 
-class Moved(msgspec.Struct, frozen=True):
+class FeatureShift(msgspec.Struct, frozen=True):
     """How the distribution of one feature has changed.
 
     ks: the largest gap between the distribution functions. n: the number of later values. independent:
@@ -94,7 +94,7 @@ class Moved(msgspec.Struct, frozen=True):
     verdict: Verdict
 
 
-def judge(card: Card, recent: Recent, now_ms: int, limits: DriftLimits | None = None) -> Drift:
+def judge_drift(card: Card, recent: RecentAccuracy, now_ms: int, limits: DriftLimits | None = None) -> Drift:
     """Compare a version's recent outcomes with its own card, and return the reasons to refit."""
     limits = limits or DriftLimits()
     expected, reasons = read_card_coverage(card), {}
@@ -121,7 +121,7 @@ def read_card_coverage(card: Card) -> float:
     return sum(row.observed * row.n for row in rows) / total if total else NOMINAL
 
 
-def merge_records(records: Iterable[Mapping[str, Any] | None]) -> Recent:
+def merge_records(records: Iterable[Mapping[str, Any] | None]) -> RecentAccuracy:
     """Combine the accuracy of many series, weighted by the number of forecasts that matured.
 
     records: the `record` of each row of `/v1/demand`.
@@ -132,15 +132,15 @@ def merge_records(records: Iterable[Mapping[str, Any] | None]) -> Recent:
     known = [row for row in records if row and row.get("origins")]
     n = sum(int(row["origins"]) for row in known)
 
-    def mean(name: str) -> float | None:
+    def compute_mean(name: str) -> float | None:
         scores = [(float(row[name]), int(row["origins"])) for row in known if row.get(name) is not None]
         weight = sum(origins for _, origins in scores)
         return sum(value * origins for value, origins in scores) / weight if weight else None
 
-    return Recent(mean("coverage_80"), mean("wql_vs_best_naive"), n)
+    return RecentAccuracy(compute_mean("coverage_80"), compute_mean("wql_vs_best_naive"), n)
 
 
-def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
+def compare_features(names: Sequence[str], before: Array, now: Array) -> list[FeatureShift]:
     """Compare the distributions of features, and return those known on both sides, the most changed first.
 
     before, now: (row, feature), or (row, series, feature) for several series. Rows are in order of
@@ -152,17 +152,19 @@ def moved(names: Sequence[str], before: Array, now: Array) -> list[Moved]:
         then, later = (values[np.isfinite(values)] for values in sides)
         if len(then) and len(later):
             rows = count_independent_rows(sides[0]), count_independent_rows(sides[1])
-            found.append(_moved(name, then, later, rows))
+            found.append(_compare_feature(name, then, later, rows))
     return sorted(found, key=lambda row: -row.psi)
 
 
-def _moved(name: str, then: Array, later: Array, rows: tuple[float, float]) -> Moved:
-    far, chance = psi(then, later), by_chance(*rows)
+def _compare_feature(name: str, then: Array, later: Array, rows: tuple[float, float]) -> FeatureShift:
+    far, chance = compute_psi(then, later), compute_chance_psi(*rows)
     verdict: Verdict = "same"
     if far > PSI_MOVED:
         verdict = "drifted" if min(rows) >= FEWEST_ROWS and far > chance else "too_few"
     medians = float(np.median(then)), float(np.median(later))
-    return Moved(name, far, ks(then, later), *medians, len(later), int(min(rows)), round(chance, 3), verdict)
+    return FeatureShift(
+        name, far, compute_ks(then, later), *medians, len(later), int(min(rows)), round(chance, 3), verdict
+    )
 
 
 def count_independent_rows(values: Array) -> float:
@@ -184,12 +186,12 @@ def count_independent_rows(values: Array) -> float:
     return float(np.maximum(count * (1 - r) / (1 + r), np.minimum(count, 1)).sum())
 
 
-def by_chance(rows: float, others: float) -> float:
+def compute_chance_psi(rows: float, others: float) -> float:
     """Return the PSI that two samples of one population exceed once in a thousand.
 
     rows, others: the numbers of independent rows. It uses Wilson and Hilferty's chi-squared quantile.
 
-    >>> round(by_chance(1000, 1000), 3), round(by_chance(1e9, 30), 1)
+    >>> round(compute_chance_psi(1000, 1000), 3), round(compute_chance_psi(1e9, 30), 1)
     (0.056, 0.9)
     """
     k = PSI_BINS - 1
@@ -197,28 +199,31 @@ def by_chance(rows: float, others: float) -> float:
     return float(quantile * (1 / rows + 1 / others))
 
 
-def psi(before: Array, now: Array) -> float:
+def compute_psi(before: Array, now: Array) -> float:
     """Return the population stability index of `now`, over bins that `before` fills equally.
 
     0: the same distribution. Above 0.25: another population.
 
-    >>> round(psi(np.arange(100.0), np.arange(100.0)), 6), psi(np.arange(100.0), np.arange(100.0) + 60) > 0.25
+    >>> values = np.arange(100.0)
+    >>> round(compute_psi(values, values), 6), compute_psi(values, values + 60) > 0.25
     (0.0, True)
     """
     edges = np.unique(np.quantile(before, np.linspace(0, 1, PSI_BINS + 1)[1:-1]))
-    then, later = (_shares(np.searchsorted(edges, values, side="right"), len(edges) + 1) for values in (before, now))
+    then, later = (
+        _compute_shares(np.searchsorted(edges, values, side="right"), len(edges) + 1) for values in (before, now)
+    )
     return float(((later - then) * np.log(later / then)).sum())
 
 
-def _shares(at: NDArray[np.intp], bins: int) -> Array:
+def _compute_shares(at: NDArray[np.intp], bins: int) -> Array:
     shares = np.bincount(at, minlength=bins) / len(at)
     return np.maximum(shares, SMALLEST_SHARE)
 
 
-def ks(before: Array, now: Array) -> float:
+def compute_ks(before: Array, now: Array) -> float:
     """Return the Kolmogorov-Smirnov statistic: the largest gap between the two distribution functions.
 
-    >>> ks(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
+    >>> compute_ks(np.array([1.0, 2.0]), np.array([3.0, 4.0]))
     1.0
     """
     points = np.concatenate((before, now))

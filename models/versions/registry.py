@@ -71,41 +71,41 @@ class Registry:
 
         It reads one small file, so a caller may call it every tick.
         """
-        served = self._served(kind)
+        served = self._read_served(kind)
         return served[0] if served else None
 
-    def current(self, kind: str) -> Path | None:
+    def find_serving_folder(self, kind: str) -> Path | None:
         """Return the folder of the version that serves, after checking its files, or None if none serves.
 
         If it is damaged, the version that served before it serves, with a warning. Raises ModelError if all
         are damaged.
         """
-        served = self._served(kind)
+        served = self._read_served(kind)
         reasons: list[str] = []
         for version in dict.fromkeys(served):
-            damage = self.damage(kind, version)
+            damage = self.find_damage(kind, version)
             if damage is None:
                 if reasons:
                     logger.warning("%s: %s serves in its place", "; ".join(reasons), version)
-                return self.path(kind, version)
+                return self.find_folder(kind, version)
             reasons.append(f"{kind} {version} is damaged: {damage}")
         if reasons:
             raise ModelError("; ".join(reasons))
         return None
 
-    def challenger(self, kind: str) -> str | None:
+    def find_challenger(self, kind: str) -> str | None:
         """Return the name of the version to run in the shadow, or None for none.
 
         It is the chosen version unless that serves, else the newest one if it is newer than the serving
         one. It may be damaged. The call is as cheap as `current_version`.
         """
-        chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.names(kind)
+        chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.list_names(kind)
         if chosen not in (NEWEST, serving):
             return None if chosen == OFF else chosen
         return names[-1] if names and (serving is None or int(names[-1]) > int(serving)) else None
 
     def _read_shadow_choice(self, kind: str) -> str:
-        path = self._folder(kind) / SHADOW
+        path = self._make_kind_path(kind) / SHADOW
         try:
             word = path.read_text(encoding="ascii").strip()
         except FileNotFoundError:
@@ -116,42 +116,42 @@ class Registry:
             raise ModelError(f"{path} says {word[:40]!r}: expected a version, {OFF} or {NEWEST}")
         return word
 
-    def versions(self, kind: str) -> list[Card]:
+    def list_cards(self, kind: str) -> list[Card]:
         """Return the cards of all versions with a readable card, oldest first."""
         cards = []
-        for version in self.names(kind):
+        for version in self.list_names(kind):
             try:
-                cards.append(self.card(kind, version))
+                cards.append(self.read_version_card(kind, version))
             except ModelError as error:
                 logger.warning("%s: the version is passed over", error)
         return cards
 
-    def names(self, kind: str) -> list[str]:
+    def list_names(self, kind: str) -> list[str]:
         """Return the names of all versions, including damaged ones, oldest first."""
-        folder = self._folder(kind)
+        folder = self._make_kind_path(kind)
         if not folder.is_dir():
             return []
         return sorted((path.name for path in folder.iterdir() if VERSION_NAME.fullmatch(path.name)), key=int)
 
-    def path(self, kind: str, version: str) -> Path:
+    def find_folder(self, kind: str, version: str) -> Path:
         """Return the folder of a version. "3" means 0003. Raises UnknownEntity if there is none."""
         name = version.zfill(4)
-        folder = self._folder(kind) / name
+        folder = self._make_kind_path(kind) / name
         if not VERSION_NAME.fullmatch(name) or not folder.is_dir():
-            known = ", ".join(self.names(kind)[-5:]) or "none"
+            known = ", ".join(self.list_names(kind)[-5:]) or "none"
             raise UnknownEntity(f"no version {version} of {kind} in {self.root}; the newest are: {known}")
         return folder
 
-    def card(self, kind: str, version: str) -> Card:
-        return read_card(self.path(kind, version))
+    def read_version_card(self, kind: str, version: str) -> Card:
+        return read_card(self.find_folder(kind, version))
 
-    def damage(self, kind: str, version: str) -> str | None:
+    def find_damage(self, kind: str, version: str) -> str | None:
         """Describe what is wrong with a version, or return None if nothing is.
 
         A file may be missing or have another checksum.
         """
         try:
-            folder = self.path(kind, version)
+            folder = self.find_folder(kind, version)
             for file in read_card(folder).files:
                 if _compute_checksum(folder / file.path) != file.sha256:
                     return f"{file.path} has another sha256 than its card says"
@@ -161,9 +161,9 @@ class Registry:
             return f"{error.filename}: {error.strerror}"
         return None
 
-    def promotions(self, kind: str) -> list[Promotion]:
+    def list_promotions(self, kind: str) -> list[Promotion]:
         """Return all promotions and rollbacks, oldest first. Skips a line that a crash cut short."""
-        path = self._folder(kind) / LOG
+        path = self._make_kind_path(kind) / LOG
         lines = path.read_bytes().splitlines() if path.exists() else []
         left = []
         for line in lines:
@@ -171,17 +171,17 @@ class Registry:
                 left.append(msgspec.json.decode(line, type=Promotion))
         return left
 
-    def _served(self, kind: str) -> list[str]:
+    def _read_served(self, kind: str) -> list[str]:
         """Return the names of the version that serves and of those that served before it, newest first."""
         try:
-            lines = (self._folder(kind) / CURRENT).read_text(encoding="ascii").split()
+            lines = (self._make_kind_path(kind) / CURRENT).read_text(encoding="ascii").split()
         except FileNotFoundError:
             return []
         except (OSError, ValueError) as error:
-            raise ModelError(f"{self._folder(kind) / CURRENT} cannot be read: {error}") from None
+            raise ModelError(f"{self._make_kind_path(kind) / CURRENT} cannot be read: {error}") from None
         return [line for line in lines if VERSION_NAME.fullmatch(line)]
 
-    def _folder(self, kind: str) -> Path:
+    def _make_kind_path(self, kind: str) -> Path:
         if not KIND_NAME.fullmatch(kind):
             raise UnknownEntity(f"kind {kind!r}: expected one of {', '.join(KINDS)}")
         return self.root / kind
@@ -196,12 +196,12 @@ class Registry:
         `write` fills an empty folder. The card receives the number and the checksums of the files. `page`
         renders card.html. If `write` raises, nothing is left. An OSError (full disk) becomes a ModelError.
         """
-        folder = self._folder(kind)
+        folder = self._make_kind_path(kind)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with self._make_locked_folder(folder) as new:
                 write(new)
-                sums = _sums(new)
+                sums = _list_file_sums(new)
                 with self._hold_lock(folder):
                     version = f"{self._find_last_version_number(kind) + 1:04d}"
                     card = msgspec.structs.replace(card, kind=kind, version=version, files=sums)
@@ -218,7 +218,7 @@ class Registry:
 
     def _find_last_version_number(self, kind: str) -> int:
         """Return the greatest number ever used, so that the number of a deleted version is not used again."""
-        return max(map(int, [*self.names(kind), *self._served(kind), "0"]))
+        return max(map(int, [*self.list_names(kind), *self._read_served(kind), "0"]))
 
     @contextlib.contextmanager
     def _make_locked_folder(self, folder: Path) -> Iterator[Path]:
@@ -244,8 +244,8 @@ class Registry:
 
         force: promote it despite the gate's objection, which is recorded.
         """
-        folder = self.path(kind, version)
-        damage = self.damage(kind, folder.name)
+        folder = self.find_folder(kind, version)
+        damage = self.find_damage(kind, folder.name)
         if damage is not None:
             raise ModelError(f"{kind} {folder.name} is not promoted: it is damaged: {damage}")
         card = read_card(folder)
@@ -253,12 +253,12 @@ class Registry:
         if objection is not None and not force:
             raise ModelError(f"{kind} {folder.name} is not promoted: {objection}")
         with self._hold_lock(folder.parent):
-            served = self._served(kind)
+            served = self._read_served(kind)
             if served[:1] == [folder.name]:
                 return
-            self._serve(kind, [folder.name, *served])
+            self._write_served(kind, [folder.name, *served])
             sentence = objection or (card.gate.sentence if card.gate else "")
-            self._record(kind, "promote", served, sentence, forced=objection is not None)
+            self._record_promotion(kind, "promote", served, sentence, forced=objection is not None)
 
     def rollback(self, kind: str) -> str:
         """Make the last undamaged version that served before the current one serve again.
@@ -267,60 +267,60 @@ class Registry:
         served. It serves again if all earlier versions are damaged. Raises ModelError if no version serves.
         """
         with self._hold_lock_if_exists(kind):
-            served = self._served(kind)
+            served = self._read_served(kind)
             if served:
                 whole = (at for at in range(1, len(served)) if served[at] != served[0])
-                back = next((at for at in whole if self.damage(kind, served[at]) is None), len(served))
-                self._serve(kind, served[back:])
-                self._record(kind, "rollback", served, f"back from {served[0]}")
+                back = next((at for at in whole if self.find_damage(kind, served[at]) is None), len(served))
+                self._write_served(kind, served[back:])
+                self._record_promotion(kind, "rollback", served, f"back from {served[0]}")
                 return served[back] if back < len(served) else SHIPPED
         raise ModelError(f"no version of {kind} to go back from: none serves, what ships does")
 
-    def shadow(self, kind: str, version: str) -> None:
+    def choose_shadow(self, kind: str, version: str) -> None:
         """Choose the version to run in the shadow: a version, `off` or `newest`.
 
         Raises ModelError if the version serves or is damaged.
         """
         if version not in (OFF, NEWEST):
-            version = self.path(kind, version).name
+            version = self.find_folder(kind, version).name
             if version == self.current_version(kind):
                 raise ModelError(f"{kind} {version} serves: only another version can run in its shadow")
-            damage = self.damage(kind, version)
+            damage = self.find_damage(kind, version)
             if damage is not None:
                 raise ModelError(f"{kind} {version} cannot run in the shadow: it is damaged: {damage}")
-        with self._hold_lock(self._folder(kind)):
-            self._replace(kind, SHADOW, [version])
+        with self._hold_lock(self._make_kind_path(kind)):
+            self._replace_lines(kind, SHADOW, [version])
 
-    def old(self, kind: str, keep: int) -> list[str]:
+    def list_old(self, kind: str, keep: int) -> list[str]:
         """Return the names of the versions that `prune` would delete.
 
         It spares the newest `keep`, the version that serves, the one that served before it, and the shadow.
         """
-        left = {*list(dict.fromkeys(self._served(kind)))[:2], self.challenger(kind)}
-        names = self.names(kind)
+        left = {*list(dict.fromkeys(self._read_served(kind)))[:2], self.find_challenger(kind)}
+        names = self.list_names(kind)
         return [name for name in names[: max(0, len(names) - keep)] if name not in left]
 
     def prune(self, kind: str, keep: int) -> list[str]:
         """Delete old versions, and return their names."""
         with self._hold_lock_if_exists(kind):
-            old = self.old(kind, keep)
+            old = self.list_old(kind, keep)
             for name in old:
-                gone = self._folder(kind) / f"{NEW}{name}"
-                (self._folder(kind) / name).rename(gone)  # first out of sight at once, then file by file
+                gone = self._make_kind_path(kind) / f"{NEW}{name}"
+                (self._make_kind_path(kind) / name).rename(gone)  # first out of sight at once, then file by file
                 shutil.rmtree(gone)
         return old
 
-    def _serve(self, kind: str, served: list[str]) -> None:
-        self._replace(kind, CURRENT, served[:REMEMBERED])
+    def _write_served(self, kind: str, served: list[str]) -> None:
+        self._replace_lines(kind, CURRENT, served[:REMEMBERED])
 
-    def _replace(self, kind: str, name: str, lines: list[str]) -> None:
-        folder = self._folder(kind)
+    def _replace_lines(self, kind: str, name: str, lines: list[str]) -> None:
+        folder = self._make_kind_path(kind)
         files.replace_file(folder / name, ["".join(f"{line}\n" for line in lines).encode("ascii")], "models")
 
-    def _record(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
+    def _record_promotion(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
         version, previous = self.current_version(kind) or SHIPPED, before[0] if before else None
         line = Promotion(self._clock.now_ms(), action, version, previous, forced, sentence)
-        with (self._folder(kind) / LOG).open("ab") as file:
+        with (self._make_kind_path(kind) / LOG).open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")
 
     @contextlib.contextmanager
@@ -337,7 +337,7 @@ class Registry:
             raise ModelError(f"cannot change {folder}: {error.strerror or error}") from error
 
     def _hold_lock_if_exists(self, kind: str) -> contextlib.AbstractContextManager[None]:
-        folder = self._folder(kind)
+        folder = self._make_kind_path(kind)
         return self._hold_lock(folder) if folder.is_dir() else contextlib.nullcontext()
 
 
@@ -370,7 +370,7 @@ def _delete_unfinished_versions(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def _sums(folder: Path) -> tuple[FileSum, ...]:
+def _list_file_sums(folder: Path) -> tuple[FileSum, ...]:
     """Return the path, size and checksum of every file below a folder, except the card's own files."""
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [(path, path.relative_to(folder).as_posix()) for path in paths]

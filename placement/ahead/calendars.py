@@ -47,7 +47,7 @@ class Calendar:
 
 
 @dataclass(slots=True)
-class Rooms:
+class RoomCache:
     """A cache of how many members of a request each empty node can host.
 
     The key is the request's fit key, because many requests are alike.
@@ -58,7 +58,7 @@ class Rooms:
     known: dict[FitKey, NDArray[np.int64]] = field(default_factory=dict)
     blocks: dict[Level | None, NDArray[np.int64]] = field(default_factory=dict)
 
-    def of(self, request: PlacementRequest) -> NDArray[np.int64]:
+    def count_members_per_node(self, request: PlacementRequest) -> NDArray[np.int64]:
         """Return (n,) int64, the members of a request that each node could host if nothing ran."""
         key = make_fit_key(request, has_plugins=bool(self.options.filters))
         room = self.known.get(key)
@@ -69,7 +69,7 @@ class Rooms:
             self.known[key] = room
         return room
 
-    def block(self, level: Level | None) -> NDArray[np.int64]:
+    def find_domain_rows(self, level: Level | None) -> NDArray[np.int64]:
         """Return (domain, k) int64, the node rows of each domain, where k is the size of the largest domain.
 
         Smaller domains are padded with -1. For level None, all nodes are one domain.
@@ -91,7 +91,7 @@ def _group_rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Bars:
+class StartRestrictions:
     """The restrictions that keep a gang from free GPUs.
 
     run_s: seconds that the gang is planned to run. allowed_s: (path,) seconds until its queue's quota allows the
@@ -102,7 +102,7 @@ class Bars:
     allowed_s: Array
     closures: tuple[Closure, ...] = ()
 
-    def opened(self, ready: Array) -> Array:
+    def delay_ready_times(self, ready: Array) -> Array:
         """Return (path, node, gpu) seconds until each GPU may be used, delayed by quota and closures.
 
         ready: (path, node, gpu) seconds until each GPU is free. The times stay ascending along a node.
@@ -114,7 +114,7 @@ class Bars:
             ready[:, one.nodes] = np.where(barred, np.float32(one.to_s), mine)
         return ready
 
-    def later(self, place: Place) -> Array | None:
+    def find_next_allowed_s(self, place: Place) -> Array | None:
         """Return (path,) the next `allowed_s` to try if a closure bars the gang from `place`.
 
         Returns None if no closure bars it.
@@ -127,7 +127,11 @@ class Bars:
 
 
 def find_earliest_start(
-    request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None = None
+    request: PlacementRequest,
+    calendar: Calendar,
+    rooms: RoomCache,
+    planned_s: float | None,
+    bars: StartRestrictions | None = None,
 ) -> Place:
     """Return the earliest place of the gang on each path, and its start time.
 
@@ -136,7 +140,7 @@ def find_earliest_start(
     place = _find_earliest_place(request, calendar, rooms, planned_s, bars)
     for _ in bars.closures if bars is not None else ():
         assert bars is not None
-        allowed_s = bars.later(place)
+        allowed_s = bars.find_next_allowed_s(place)
         if allowed_s is None:
             break
         bars = replace(bars, allowed_s=allowed_s)
@@ -145,36 +149,40 @@ def find_earliest_start(
 
 
 def _find_earliest_place(
-    request: PlacementRequest, calendar: Calendar, rooms: Rooms, planned_s: float | None, bars: Bars | None
+    request: PlacementRequest,
+    calendar: Calendar,
+    rooms: RoomCache,
+    planned_s: float | None,
+    bars: StartRestrictions | None,
 ) -> Place:
-    room = rooms.of(request)
-    free_s = calendar.free_s if bars is None else bars.opened(calendar.free_s)
+    room = rooms.count_members_per_node(request)
+    free_s = calendar.free_s if bars is None else bars.delay_ready_times(calendar.free_s)
     if planned_s is None:
-        return _earliest(request, free_s, None, room, rooms)
+        return _search_slot_times(request, free_s, None, room, rooms)
     fits = (calendar.until_s - calendar.gap_s >= planned_s) & (room > 0)[:, None]
     if not fits.any():
-        return _earliest(request, free_s, None, room, rooms)
-    gap_s = calendar.gap_s if bars is None else bars.opened(calendar.gap_s)
+        return _search_slot_times(request, free_s, None, room, rooms)
+    gap_s = calendar.gap_s if bars is None else bars.delay_ready_times(calendar.gap_s)
     for _ in range(ROUNDS):
         ready = np.where(fits, gap_s, free_s)
         order = np.argsort(ready, axis=-1, kind="stable")
-        place = _earliest(request, np.take_along_axis(ready, order, -1), order, room, rooms)
+        place = _search_slot_times(request, np.take_along_axis(ready, order, -1), order, room, rooms)
         start_s = np.where(np.isfinite(place.start_s), place.start_s, 0.0)[:, None, None]
         late = fits & (calendar.until_s < start_s + planned_s)
         if not late.any():
             break
         fits &= ~late
     else:
-        return _earliest(request, free_s, None, room, rooms)
+        return _search_slot_times(request, free_s, None, room, rooms)
     return place
 
 
-def _earliest(
+def _search_slot_times(
     request: PlacementRequest,
     ready: Array,
     order: NDArray[np.int64] | None,
     room: NDArray[np.int64],
-    rooms: Rooms,
+    rooms: RoomCache,
 ) -> Place:
     """Return the earliest place on GPUs that are ready at these times.
 
@@ -182,8 +190,8 @@ def _earliest(
     the positions are the same.
     """
     shape = GangShape.of(request, room)
-    times = SlotTimes.of(ready, shape, rooms.block(shape.level), is_followed=False)
-    return times.earliest(shape.members, order)
+    times = SlotTimes.of(ready, shape, rooms.find_domain_rows(shape.level), is_followed=False)
+    return times.find_earliest_place(shape.members, order)
 
 
 @dataclass(slots=True)
@@ -194,16 +202,16 @@ class PlaceFinder:
     reservations are not used.
     """
 
-    rooms: Rooms
+    rooms: RoomCache
     _times: dict[tuple[Level | None, int, bool, bytes], SlotTimes] = field(default_factory=dict)
 
-    def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
+    def find_place(self, request: PlacementRequest, calendar: Calendar) -> Place:
         """Return the earliest place of a gang, as `find_earliest_start` does without gaps and bars."""
-        shape = GangShape.of(request, self.rooms.of(request))
+        shape = GangShape.of(request, self.rooms.count_members_per_node(request))
         key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
         times = self._times.get(key)
         if times is None or times.is_outdated:
-            block = self.rooms.block(shape.level)
+            block = self.rooms.find_domain_rows(shape.level)
             self._times.pop(key, None)
             times = SlotTimes.of(calendar.free_s, shape, block, is_followed=True)
             followed_bytes = sum(one.times_s.nbytes for one in self._times.values()) + times.times_s.nbytes
@@ -211,16 +219,16 @@ class PlaceFinder:
                 self._times.clear()
             if times.times_s.nbytes <= MAX_FOLLOWED_BYTES:
                 self._times[key] = times
-        times.follow(calendar.free_s)
-        return times.earliest(shape.members)
+        times.read_changed_nodes(calendar.free_s)
+        return times.find_earliest_place(shape.members)
 
-    def mark(self, nodes: NDArray[np.int64]) -> None:
+    def record_changes(self, nodes: NDArray[np.int64]) -> None:
         """Record changes of the calendar. nodes: (k,) path × n + node."""
         for times in self._times.values():
-            times.mark(nodes)
+            times.record_changes(nodes)
 
 
-def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
+def record_gang_hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
     """Record in the calendar that a gang holds its GPUs for `run_s` (path,), as `job`.
 
     Returns (k,) the nodes that change, as path × n + node.
@@ -232,15 +240,17 @@ def hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np
     nodes: NDArray[np.int64] = rows.ravel()
     start_s, end_s = place.start_s[fits], place.start_s[fits] + run_s[fits]
     if each == g:  # whole nodes stay in order
-        _write(calendar, (-1, g), nodes, start_s.repeat(members)[:, None], end_s.repeat(members)[:, None], job)
+        _write_job_times(
+            calendar, (-1, g), nodes, start_s.repeat(members)[:, None], end_s.repeat(members)[:, None], job
+        )
     else:
         gpus = (rows[:, :, None] * g + place.gpus[fits]).ravel()
-        _write(calendar, (-1,), gpus, start_s.repeat(members * each), end_s.repeat(members * each), job)
+        _write_job_times(calendar, (-1,), gpus, start_s.repeat(members * each), end_s.repeat(members * each), job)
         _sort_gpus(calendar, nodes)
     return nodes
 
 
-def _write(
+def _write_job_times(
     calendar: Calendar, shape: tuple[int, ...], at: NDArray[np.int64], start_s: Array, end_s: Array, job: int
 ) -> None:
     """Record that a job holds GPUs from start_s to end_s.

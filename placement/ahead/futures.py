@@ -12,11 +12,11 @@ from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.sampled_future import Arrival, Future
 from fleetcast.placement.machines.fit import get_widest_level
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
-from fleetcast.placement.machines.slots import WHOLE, held
+from fleetcast.placement.machines.slots import WHOLE, list_held_parts
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
-from fleetcast.placement.plan.turns import Places, QueueTurns
+from fleetcast.placement.plan.turns import QueueTurns, SortKeys
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold, QueuesAhead
 from fleetcast.placement.queues.tree import ANY
 
@@ -44,9 +44,9 @@ class ArrivalForecast:
     sizes: Ints
     weights: Floats
 
-    def drawn(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
+    def draw_jobs(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
         """Draw the jobs that arrive within MOST_BINS bins. Yields (seconds from now, GPUs), in order of time."""
-        sizes, left = self._sizes(rng), 0.0
+        sizes, left = self._draw_sizes(rng), 0.0
         for at, gpus in enumerate(self._draw_gpus_per_bin(rng)):
             left += gpus
             coming = []
@@ -71,14 +71,14 @@ class ArrivalForecast:
         found: list[float] = np.maximum(gpus, 0.0).tolist()
         return found
 
-    def _sizes(self, rng: np.random.Generator) -> Iterator[int]:
+    def _draw_sizes(self, rng: np.random.Generator) -> Iterator[int]:
         share = self.weights / self.weights.sum()
         while True:
             yield from rng.choice(self.sizes, SIZES, p=share).tolist()
 
 
 @dataclass(slots=True)
-class Drawn:
+class FutureSampler:
     """The data that all sampled paths of a queue share, and the sampled run times of each path.
 
     left_s: running job → (path,) seconds until it ends. planned_end_s: running job → seconds until it ends by the
@@ -88,7 +88,7 @@ class Drawn:
     view: ClusterView
     left_s: Mapping[str, Array]
     planned_end_s: Mapping[str, float]
-    queue: Sequence[Waiting]
+    queue: Sequence[WaitingEntry]
     room: Sequence[Ints]  # of each entry (n,)
     run_s: Array  # (entry, path)
     run_times: RunTimeQuantiles
@@ -99,20 +99,24 @@ class Drawn:
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
     _asks: dict[tuple[object, ...], GangAsk] = field(default_factory=dict)
-    places: Places = field(init=False)
+    places: SortKeys = field(init=False)
 
     def __post_init__(self) -> None:
-        self.places = self.turns.places(self.queue)
+        self.places = self.turns.make_sort_keys(self.queue)
 
-    def starts(self, paths: int) -> tuple[Array, Array]:
+    def play_paths(self, paths: int) -> tuple[Array, Array]:
         """Return (entry, path) seconds until each entry starts, and (path,) seconds that were played.
 
         An entry that had not started by then is NaN.
         """
-        gangs = self._held()
-        ready_s = self._ready(gangs)
-        waiting = self._waiting()
-        come, queues, reopen = self._make_arrival_generator(), self._queues(list(gangs), waiting), self._reopen(waiting)
+        gangs = self._list_job_releases()
+        ready_s = self._compute_ready_times(gangs)
+        waiting = self._list_startable_entries()
+        come, queues, reopen = (
+            self._make_arrival_generator(),
+            self._make_queues_ahead(list(gangs), waiting),
+            self._list_reopenings(waiting),
+        )
         found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
         free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
         fleet = Fleet(free, ready_s, self._slots)
@@ -127,10 +131,10 @@ class Drawn:
             until_s[path] = future.now_s
         return found, until_s
 
-    def _held(self) -> dict[str, tuple[Ints, Ints]]:
+    def _list_job_releases(self) -> dict[str, tuple[Ints, Ints]]:
         """Return running job → (node rows, thousandths of GPUs that it releases on each)."""
         view, found = self.view, {}
-        parts = held(view.holders, view.parts)
+        parts = list_held_parts(view.holders, view.parts)
         milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
         edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
         for index, job in enumerate(view.jobs):
@@ -141,7 +145,9 @@ class Drawn:
                 found[job] = (nodes, count[nodes])
         return found
 
-    def _queues(self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]) -> QueuesAhead | None:
+    def _make_queues_ahead(
+        self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]
+    ) -> QueuesAhead | None:
         """Return the state of the queues, with the hold of each running job under the number of its end.
 
         Returns None without a tree of queues.
@@ -152,28 +158,28 @@ class Drawn:
         wanted = [ask.hold for _, _, ask in waiting if ask.hold is not None]
         return QueuesAhead.of(self.turns.standing, holds, wanted)
 
-    def _reopen(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
+    def _list_reopenings(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
         """Return the times at which closed nodes open again, as ends of jobs that release nothing."""
         none = np.zeros(0, np.int64)
         times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
         return [(to_s, -1 - len(self.view.jobs) - at, none, none) for at, to_s in enumerate(sorted(times))]
 
-    def _ready(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> Floats:
+    def _compute_ready_times(self, gangs: Mapping[str, tuple[Ints, Ints]]) -> Floats:
         ready_s = np.zeros(len(self.view))
         for job, (nodes, _) in gangs.items():
             ready_s[nodes] = np.maximum(ready_s[nodes], self.planned_end_s.get(job, 0.0))
         return ready_s
 
-    def _waiting(self) -> list[tuple[int, tuple[float, float], GangAsk]]:
+    def _list_startable_entries(self) -> list[tuple[int, tuple[float, float], GangAsk]]:
         """Return the entries that can ever start, in the queue's order."""
         found = []
         for number, (entry, room) in enumerate(zip(self.queue, self.room, strict=True)):
-            ask = self._ask(entry.request, room)
+            ask = self._make_ask(entry.request, room)
             if ask is not None:
                 found.append((number, self.places.orders[number], ask))
         return found
 
-    def _ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
+    def _make_ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
         level, members = get_widest_level(request), request.members.min
         each = request.gpus_per_node * request.milli
         if level is Level.NODE:
@@ -183,16 +189,18 @@ class Drawn:
         domain = None
         if level is not None and level is not Level.NODE:
             domain = self.view.topology.domain[level].astype(np.int64)
-        slot = self._slot(each, room, level, domain)
+        slot = self._find_or_add_slot(each, room, level, domain)
         most = self._slots[slot].most
         sums = most.sum() if domain is None else np.bincount(np.maximum(domain, 0), most * (domain >= 0)).max(initial=0)
         gpus = request.members.desired * request.gpus_per_node
-        planned_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        planned_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
         if sums < members:
             return None
-        return self._one(slot, members, planned_s, self.turns.hold_of(request), self.turns.closures(request))
+        return self._find_or_add_ask(
+            slot, members, planned_s, self.turns.find_hold(request), self.turns.find_closures(request)
+        )
 
-    def _one(
+    def _find_or_add_ask(
         self,
         slot: int,
         members: int,
@@ -205,7 +213,7 @@ class Drawn:
             self._asks[key] = GangAsk(slot, members, planned_s, hold, closures)
         return self._asks[key]
 
-    def _slot(self, each: int, room: Ints, level: Level | None, domain: Ints | None) -> int:
+    def _find_or_add_slot(self, each: int, room: Ints, level: Level | None, domain: Ints | None) -> int:
         key = (each, room.tobytes(), level)
         if key not in self._found:
             self._found[key] = len(self._slots)
@@ -231,33 +239,35 @@ class Drawn:
         levels = (np.arange(RUNS) + 0.5) / RUNS
         runs_s = {size: self.run_times.draw(size, levels, 0.0, None).tolist() for size in forecast.sizes.tolist()}
 
-        def come(path: int) -> Iterator[Arrival]:
+        def draw_arrivals(path: int) -> Iterator[Arrival]:
             rng = np.random.default_rng((1, path))
             runs, ranks = _draw_integers(rng, RUNS), _draw_integers(rng, len(places))
-            for (at_s, size), run, rank in zip(forecast.drawn(rng), runs, ranks, strict=False):
+            for (at_s, size), run, rank in zip(forecast.draw_jobs(rng), runs, ranks, strict=False):
                 if (ask := asks[size]) is not None:
                     yield Arrival(
                         at_s, (places[rank], now_s + at_s), self._assign_queue(ask, size, rank), runs_s[size][run]
                     )
 
-        return come
+        return draw_arrivals
 
     def _assign_queue(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
         """Return the ask of an arriving job, in the queue of the entry that it stands behind."""
         request = self.queue[rank].request if self.queue else None
-        hold = self.turns.hold_of(request) if request is not None else None
+        hold = self.turns.find_hold(request) if request is not None else None
         if request is None or hold is None:
             return ask
-        closures = self.turns.closures(request)
-        return self._one(ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures)
+        closures = self.turns.find_closures(request)
+        return self._find_or_add_ask(
+            ask.slot, ask.members, ask.planned_s, QueueHold(hold.leaf, {ANY: float(gpus)}), closures
+        )
 
     def _make_arriving_ask(self, gpus: int) -> GangAsk | None:
         """Return the ask of a job with this number of GPUs, on any nodes. None if there are too few GPUs."""
         members, each = split_into_equal_members(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members
-        slot = self._slot(WHOLE * each, room, None, None)
-        return self._one(slot, members, self.run_times.run_s(gpus, 0.9)) if fits else None
+        slot = self._find_or_add_slot(WHOLE * each, room, None, None)
+        return self._find_or_add_ask(slot, members, self.run_times.estimate_run_s(gpus, 0.9)) if fits else None
 
 
 def _draw_integers(rng: np.random.Generator, below: int) -> Iterator[int]:

@@ -18,16 +18,24 @@ from dataclasses import dataclass
 import numpy as np
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ahead.calendars import Array, Bars, Calendar, PlaceFinder, Rooms, find_earliest_start, hold
-from fleetcast.placement.ahead.futures import ArrivalForecast, Drawn
+from fleetcast.placement.ahead.calendars import (
+    Array,
+    Calendar,
+    PlaceFinder,
+    RoomCache,
+    StartRestrictions,
+    find_earliest_start,
+    record_gang_hold,
+)
+from fleetcast.placement.ahead.futures import ArrivalForecast, FutureSampler
 from fleetcast.placement.ahead.run_draws import PATHS, RunTimeSample, RunTimeSource
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import held
+from fleetcast.placement.machines.slots import list_held_parts
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import ONE_LINE, Plan, Waiting, plan
-from fleetcast.placement.plan.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, releases
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, WaitingEntry, plan
+from fleetcast.placement.plan.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, estimate_releases
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.placement.queues.queues_ahead import find_allowed_delay_s
 
@@ -64,15 +72,15 @@ class Timelines:
     holders: Mapping[str, int]  # request_id of what waits and starts → its holder
     waits: Mapping[str, str]  # job → request_id of what waits
     hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
-    rooms: "Rooms"
+    rooms: "RoomCache"
     gpus: Mapping[str, int]  # request_id → how many it waits for
-    entries: tuple[Waiting, ...]  # that wait, in order
+    entries: tuple[WaitingEntry, ...]  # that wait, in order
     now: Plan
     turns: QueueTurns  # after that plan
     basis: Mapping[str, Basis]  # job that runs or waits → what its run time is known by
 
     @property
-    def unknown(self) -> tuple[str, ...]:
+    def unknown_jobs(self) -> tuple[str, ...]:
         """The jobs without any estimate of their run time, the running ones first.
 
         They never end in these paths.
@@ -80,7 +88,7 @@ class Timelines:
         return tuple(job for job, basis in self.basis.items() if basis == "prior")
 
     @property
-    def by(self) -> Basis:
+    def start_basis(self) -> Basis:
         """The basis of all later start times: "limit" if any job's run time is known by its limit alone.
 
         Otherwise "runs".
@@ -96,30 +104,32 @@ class Timelines:
         running = self.jobs[: len(self.now.view.jobs)]
         return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
 
-    def before(self, request: PlacementRequest) -> Calendar:
+    def choose_calendar(self, request: PlacementRequest) -> Calendar:
         """Return the calendar that a request finds if it comes now."""
         level: float = request.priority
         if self.turns is not ONE_LINE:
-            mine = Waiting(request, self.now_ms)
-            level = -self.turns.in_order([*self.entries, mine]).index(mine)
+            mine = WaitingEntry(request, self.now_ms)
+            level = -self.turns.sort_entries([*self.entries, mine]).index(mine)
         return [calendar for highest, calendar in self.calendars if highest >= level][-1]
 
-    def bars(self, request: PlacementRequest) -> Bars:
+    def make_restrictions(self, request: PlacementRequest) -> StartRestrictions:
         """Return the restrictions that keep a request that comes now from free GPUs."""
-        return Bars(
-            planned(request, self.run_times), self._compute_seconds_until_allowed(request), self.turns.closures(request)
+        return StartRestrictions(
+            compute_planned_s(request, self.run_times),
+            self._compute_seconds_until_allowed(request),
+            self.turns.find_closures(request),
         )
 
     def _compute_seconds_until_allowed(self, request: PlacementRequest) -> Array:
         """Return (path,) seconds until the quota of its queue allows the request. They are 0 if it does now."""
-        mine, standing = self.turns.hold_of(request), self.turns.standing
+        mine, standing = self.turns.find_hold(request), self.turns.standing
         if mine is None or standing is None or standing.find_refusing_queue(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
         begun = np.full(PATHS, -1.0)
         running_s = self.list_running_ends()
         spans = [(begun, running_s[job], one) for job, one in self.turns.holds.items() if job in running_s]
         for entry in self.entries:
-            request_id, other = entry.request.request_id, self.turns.hold_of(entry.request)
+            request_id, other = entry.request.request_id, self.turns.find_hold(entry.request)
             if other is not None and request_id in self.holders:
                 spans.append((self.starts_s[request_id], self.ends_s[self.holders[request_id]], other))
         paths = [
@@ -132,14 +142,14 @@ class Timelines:
 
     def fits_now(self, request: PlacementRequest) -> bool:
         """Return whether the plan would start a request that comes now, behind all waiting requests."""
-        allowed, head = self.turns.allow(request), self.now.reservation
+        allowed, head = self.turns.limit_to_quota(request), self.now.reservation
         if isinstance(allowed, str):
             return False
-        in_time = head is None or self.now_ms + 1000 * planned(request, self.run_times) <= head.shadow_ms
-        view = self.now.view if head is None or in_time else head.spare(self.now.view)
+        in_time = head is None or self.now_ms + 1000 * compute_planned_s(request, self.run_times) <= head.shadow_ms
+        view = self.now.view if head is None or in_time else head.subtract_from_view(self.now.view)
         return fits_now(allowed, view, self.options)
 
-    def waiting(self, request: PlacementRequest) -> str | None:
+    def find_waiting_id(self, request: PlacementRequest) -> str | None:
         """Return the id under which the request, or its job, waits already.
 
         Returns None if the request is hypothetical.
@@ -147,8 +157,8 @@ class Timelines:
         return request.request_id if request.request_id in self.starts_s else self.waits.get(request.job_name)
 
 
-def timelines(
-    queue: Sequence[Waiting],
+def sample_timelines(
+    queue: Sequence[WaitingEntry],
     view: ClusterView,
     running: Mapping[str, RunningJob],
     run_times: RunTimeQuantiles,
@@ -163,13 +173,13 @@ def timelines(
     """
     draw = RunTimeSample(np.random.default_rng(0), run_times)
     rooms = _make_rooms(view, running, run_times, options)
-    line = [entry for entry in turns.in_order(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
-    turns = turns.rebuilt()  # who starts now is told so, and nobody else
+    line = [entry for entry in turns.sort_entries(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
+    turns = turns.make_fresh_copy()  # who starts now is told so, and nobody else
     now = plan(queue, view, running, run_times, options, turns)
     begun = [entry.request for entry, _ in now.placed if entry.request.gpus_per_node]
-    sources = [_source(one, run_quantiles) for one in begun]
-    begun_s = dict(zip((one.job_name for one in begun), draw.runs(sources), strict=True))
-    calendar, left_s = _holding(now.view, now.running, draw, options.now_ms, begun_s)
+    sources = [_make_run_time_source(one, run_quantiles) for one in begun]
+    begun_s = dict(zip((one.job_name for one in begun), draw.draw_run_times(sources), strict=True))
+    calendar, left_s = _make_initial_calendar(now.view, now.running, draw, options.now_ms, begun_s)
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
     ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
@@ -179,42 +189,46 @@ def timelines(
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
-    levels = turns.places(entries).levels
+    levels = turns.make_sort_keys(entries).levels
     finder = PlaceFinder(rooms)
     kept = choose_saved_entries(levels, _compute_max_calendars(calendar))
-    sources = [_source(one, run_quantiles) for one in requests]
-    runs_s = draw.runs(sources)
+    sources = [_make_run_time_source(one, run_quantiles) for one in requests]
+    runs_s = draw.draw_run_times(sources)
     for number, (request, run_s, source) in enumerate(zip(requests, runs_s, sources, strict=True)):
         if number in kept:
             calendar = calendar.copy()
             calendars.append((levels[number], calendar))
         if number < BACKFILLED:
-            place = find_earliest_start(request, calendar, rooms, planned(request, run_times))
+            place = find_earliest_start(request, calendar, rooms, compute_planned_s(request, run_times))
         else:
-            place = finder.earliest(request, calendar)
+            place = finder.find_place(request, calendar)
         starts_s[request.request_id] = place.start_s
-        basis.setdefault(request.job_name, source.basis(run_times))
+        basis.setdefault(request.job_name, source.find_basis(run_times))
         if np.isfinite(place.start_s).any():
             hindrances[request.request_id] = find_hindrances(place, calendar)
-            finder.mark(hold(calendar, place, run_s, len(jobs)))
+            finder.record_changes(record_gang_hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
-    planned_s = compute_planned_ends(releases(now.view, now.running, run_times, options.now_ms), options.now_ms)
-    first = entries[:PLAYED], [rooms.of(one) for one in requests[:PLAYED]], runs_s
-    drawn = Drawn(now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
+    planned_s = compute_planned_ends(
+        estimate_releases(now.view, now.running, run_times, options.now_ms), options.now_ms
+    )
+    first = entries[:PLAYED], [rooms.count_members_per_node(one) for one in requests[:PLAYED]], runs_s
+    drawn = FutureSampler(
+        now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now)
+    )
     _replace_with_played_starts(drawn, starts_s, holders, ends_s)
-    gpus = {one.request_id: gpus_of(one) for one in (*begun, *requests)}
+    gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
     return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
 
 
 def _make_rooms(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, options: Options
-) -> Rooms:
+) -> RoomCache:
     """Return the rooms of the nodes once every running job has ended."""
-    ahead = Timeline(view, releases(view, running, run_times, options.now_ms))
-    return Rooms(ahead.at(len(ahead.ahead)), options)
+    ahead = Timeline(view, estimate_releases(view, running, run_times, options.now_ms))
+    return RoomCache(ahead.make_view_after(len(ahead.ahead)), options)
 
 
 def _list_bases(
@@ -225,15 +239,15 @@ def _list_bases(
     now_ms: int,
 ) -> dict[str, Basis]:
     """Return job → what its end is estimated from, for jobs that run or start now."""
-    basis = {name: _running(running, name, now_ms).basis(run_times, now_ms) for name in left_s}
-    return basis | {one.job_name: source.basis(run_times) for one, source in begun.items()}
+    basis = {name: _find_running_job(running, name, now_ms).find_basis(run_times, now_ms) for name in left_s}
+    return basis | {one.job_name: source.find_basis(run_times) for one, source in begun.items()}
 
 
 def _replace_with_played_starts(
-    drawn: Drawn, starts_s: dict[str, Array], holders: Mapping[str, int], ends_s: dict[int, Array]
+    drawn: FutureSampler, starts_s: dict[str, Array], holders: Mapping[str, int], ends_s: dict[int, Array]
 ) -> None:
     """Replace the starts and ends of the first entries by those of the played paths, as far as these were played."""
-    played_s, until_s = drawn.starts(PATHS)
+    played_s, until_s = drawn.play_paths(PATHS)
     for entry, run_s, start_s in zip(drawn.queue, drawn.run_s, played_s, strict=False):
         request_id = entry.request.request_id
         later_s = np.maximum(starts_s[request_id], until_s)
@@ -242,15 +256,15 @@ def _replace_with_played_starts(
             ends_s[holders[request_id]] = answer_s + run_s
 
 
-def _source(
+def _make_run_time_source(
     request: PlacementRequest, run_quantiles: Callable[[PlacementRequest], Sequence[float] | None]
 ) -> RunTimeSource:
     """Return the source of a waiting request's run time."""
     known = run_quantiles(request)
-    return RunTimeSource(gpus_of(request), request.limit_s, None if known is None else tuple(known))
+    return RunTimeSource(count_gpus(request), request.limit_s, None if known is None else tuple(known))
 
 
-def _running(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
+def _find_running_job(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
     """Return the running job of that name. A holder that no event names counts as begun now."""
     return running.get(name) or RunningJob(now_ms, 1)
 
@@ -306,16 +320,16 @@ def compute_planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, flo
     return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
 
 
-def gpus_of(request: PlacementRequest) -> int:
+def count_gpus(request: PlacementRequest) -> int:
     return request.members.desired * request.gpus_per_node
 
 
-def planned(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
+def compute_planned_s(request: PlacementRequest, run_times: RunTimeQuantiles) -> float:
     """Return the seconds that the queue plans for the job's run."""
-    return run_times.run_s(gpus_of(request), 0.9, limit_s=request.limit_s)
+    return run_times.estimate_run_s(count_gpus(request), 0.9, limit_s=request.limit_s)
 
 
-def _holding(
+def _make_initial_calendar(
     view: ClusterView,
     running: Mapping[str, RunningJob],
     draw: RunTimeSample,
@@ -331,10 +345,12 @@ def _holding(
     n, g = view.free.shape
     left_s = {}
     table = np.zeros((len(view.jobs) + 1, PATHS), np.float32)  # the last row stands for nobody
-    for index in np.unique(held(view.holders, view.parts).job).tolist():
+    for index in np.unique(list_held_parts(view.holders, view.parts).job).tolist():
         name = view.jobs[index]
         own_s = begun_s.get(name)
-        table[index] = left_s[name] = draw.left(_running(running, name, now_ms), now_ms) if own_s is None else own_s
+        table[index] = left_s[name] = (
+            draw.draw_remaining_times(_find_running_job(running, name, now_ms), now_ms) if own_s is None else own_s
+        )
     free_s = np.ascontiguousarray(np.moveaxis(table[view.holders], -1, 0))
     for job, gpu in zip(view.parts.job.tolist(), view.parts.gpu.tolist(), strict=True):  # free when the last has ended
         row = divmod(gpu, g)

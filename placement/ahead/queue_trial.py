@@ -14,17 +14,17 @@ import numpy as np
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import MAX_AMOUNT, MAX_COUNT, PlacementRequest
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.placement.ahead.paths import timelines
-from fleetcast.placement.ahead.start_time import estimate_start, start_times
+from fleetcast.placement.ahead.paths import sample_timelines
+from fleetcast.placement.ahead.start_time import compute_start_times, estimate_start
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
-from fleetcast.placement.queues.charges import Charge, HeldGpus, PastUse, use_of
+from fleetcast.placement.queues.charges import Charge, HeldGpus, PastUse, compute_leaf_use
 from fleetcast.placement.queues.credits import compute_banks
-from fleetcast.placement.queues.showback import sums
+from fleetcast.placement.queues.showback import sum_charges
 from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree
 
 NOW_MS = 1_600_000_000_000
@@ -53,7 +53,7 @@ def try_tree(tree: QueueTree) -> None:
 
 def _choose_extreme_leaves(tree: QueueTree) -> list[QueueNode]:
     """Return the leaves with the smallest and largest numbers, then the first few others."""
-    leaves = list(tree.leaves())
+    leaves = list(tree.list_leaves())
     numbers = [
         lambda node: node.weight,
         lambda node: node.priority,
@@ -69,7 +69,7 @@ def _choose_extreme_leaves(tree: QueueTree) -> list[QueueNode]:
 
 def _extract_subtree(tree: QueueTree, leaves: list[QueueNode]) -> QueueTree:
     """Return the tree of these leaves and the queues above them."""
-    rows_of_leaves = sorted({tree.row[node.name] for leaf in leaves for node in tree.path(leaf.name)})
+    rows_of_leaves = sorted({tree.row[node.name] for leaf in leaves for node in tree.list_path(leaf.name)})
     row = {old: new for new, old in enumerate(rows_of_leaves)}
     nodes = [
         replace(
@@ -91,7 +91,7 @@ def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple
         if charge.ended_ms is not None:
             past.add(charge)
     opened = [charge for charge in charges if charge.ended_ms is None]
-    use = use_of(opened, past, NOW_MS)
+    use = compute_leaf_use(opened, past, NOW_MS)
     banks = compute_banks(tree, compute_banks(tree, {}, opened, NOW_MS - YEAR_MS), opened, NOW_MS)
     idle = compute_banks(tree, compute_banks(tree, {}, [], NOW_MS - YEAR_MS), [], NOW_MS)
     for name, bank in (*banks.items(), *compute_banks(tree, idle, opened, NOW_MS + YEAR_MS).items()):
@@ -99,18 +99,18 @@ def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple
     banked = {name: bank.banked for name, bank in idle.items()}
     run_times, options = RunTimeQuantiles({}), Options(now_ms=NOW_MS)
     turns = TreeTurns(tree, use, view, run_times, NOW_MS, banked)
-    queue = [Waiting(request, NOW_MS - 3_600_000) for request in _requests(leaves, view)]
-    paths = timelines(queue, view, {}, run_times, options, turns=turns)
-    for start_ms in start_times(paths).values():
+    queue = [WaitingEntry(request, NOW_MS - 3_600_000) for request in _make_requests(leaves, view)]
+    paths = sample_timelines(queue, view, {}, run_times, options, turns=turns)
+    for start_ms in compute_start_times(paths).values():
         yield from (("start time", float(value)) for value in start_ms)
     estimate = estimate_start(queue[0].request, paths)
     yield from (("start time", float(value)) for value in (estimate.start_ms or {}).values())
     for stand in turns.standing.stands.values():
-        yield f"share of {stand.name!r}", turns.standing.share(stand)
+        yield f"share of {stand.name!r}", turns.standing.compute_share(stand)
         yield f"use of {stand.name!r}", stand.decayed_gpu_s
         yield from ((f"guarantee of {stand.name!r}", gpus) for gpus in stand.guaranteed.values())
         yield from ((f"reserve of {stand.name!r}", gpus) for gpus in stand.reserve.values())
-    for row in sums(charges, "queue", 0, NOW_MS, tree.prices).values():
+    for row in sum_charges(charges, "queue", 0, NOW_MS, tree.prices).values():
         yield from (("showback", value) for value in (row.granted, row.promised, row.waited, row.money or 0.0))
 
 
@@ -150,7 +150,7 @@ def _make_charges(leaves: list[QueueNode], view: ClusterView) -> list[Charge]:
     return found
 
 
-def _requests(leaves: list[QueueNode], view: ClusterView) -> list[PlacementRequest]:
+def _make_requests(leaves: list[QueueNode], view: ClusterView) -> list[PlacementRequest]:
     """Return requests of each leaf: ordinary ones, and the most extreme that a caller may send."""
     shapes: list[Mapping[str, object]] = [
         {"gpus_per_node": GPUS},

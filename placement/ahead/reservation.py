@@ -12,9 +12,9 @@ from fleetcast.placement.ahead.start_time import (
     Quantiles,
     StartBasis,
     choose_start_basis,
+    compute_quantiles_ms,
     describe_unknown_jobs,
     is_behind_unknown,
-    quantiles_ms,
 )
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Reservation
@@ -51,7 +51,7 @@ class JobRelease:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeadReservation:
     """The head's reservation, for people to read.
 
     idle_gpus: GPUs that are free already, and reserved for the head. holds_p: the probability that the head starts
@@ -71,10 +71,10 @@ class Held:
     reason: str = ""
 
 
-def held(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> Held:
+def describe_reservation(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> HeadReservation:
     """Return the reservation with its probability and the basis of its times, for people to read."""
-    known = holds_p(reservation, timelines) if timelines is not None else None
-    return Held(
+    known = compute_hold_probability(reservation, timelines) if timelines is not None else None
+    return HeadReservation(
         request_id=reservation.entry.request.request_id,
         shadow_ms=reservation.shadow_ms,
         waits_for=reservation.blocker,
@@ -83,11 +83,11 @@ def held(reservation: Reservation, view: ClusterView, timelines: Timelines | Non
         holds_p=known,
         by=_find_start_basis(reservation, timelines) if timelines is not None and known is not None else None,
         basis=_find_shadow_basis(reservation, timelines) if timelines is not None else "prior",
-        reason="" if known is not None else _reason(reservation, timelines),
+        reason="" if known is not None else _explain_unknown_probability(reservation, timelines),
     )
 
 
-def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
+def _explain_unknown_probability(reservation: Reservation, timelines: Timelines | None) -> str:
     """Return the reason why the probability of a reservation is unknown."""
     if timelines is None or reservation.entry.request.request_id not in timelines.starts_s:
         return "no futures with this request have been sampled yet"
@@ -96,16 +96,16 @@ def _reason(reservation: Reservation, timelines: Timelines | None) -> str:
 
 def _find_start_basis(reservation: Reservation, timelines: Timelines) -> StartBasis:
     start_s = timelines.starts_s[reservation.entry.request.request_id]
-    return choose_start_basis(quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
+    return choose_start_basis(compute_quantiles_ms(start_s, timelines.now_ms), timelines, timelines.now_ms)
 
 
 def _find_shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
     """Return the basis of the planned end of the job that the head waits for."""
     row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
-    return timelines.run_times.basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
+    return timelines.run_times.find_basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
 
 
-def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
+def compute_hold_probability(reservation: Reservation, timelines: Timelines) -> float | None:
     """Return the share of futures in which the head starts by its shadow time.
 
     Returns None if the head is not in them yet, or is behind jobs whose run time is unknown.
@@ -117,7 +117,7 @@ def holds_p(reservation: Reservation, timelines: Timelines) -> float | None:
     return float((start_s <= by_s + ROUNDING_S).mean())
 
 
-def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
+def find_free_windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
     """Return the free windows: the unreserved GPUs, then the head's, which are free until its shadow time.
 
     A window without GPUs is left out.
@@ -132,7 +132,7 @@ def windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWin
     return tuple(found)
 
 
-def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
+def estimate_job_releases(timelines: Timelines) -> tuple[JobRelease, ...]:
     """Estimate when running jobs end, the smallest median first. Returns at most `MOST_RELEASES`."""
     view, ends_s = timelines.view, timelines.list_running_ends()
     running = [job for job in view.jobs if job in ends_s]
@@ -142,6 +142,6 @@ def releases(timelines: Timelines) -> tuple[JobRelease, ...]:
     for job in soonest:
         by_node = np.count_nonzero(view.holders == index[job], axis=1)
         basis = timelines.basis.get(job, "prior")
-        ends_ms = None if basis == "prior" else quantiles_ms(ends_s[job], timelines.now_ms, timelines.now_ms)
+        ends_ms = None if basis == "prior" else compute_quantiles_ms(ends_s[job], timelines.now_ms, timelines.now_ms)
         found.append(JobRelease(job, int(by_node.sum()), int(np.count_nonzero(by_node)), ends_ms, basis))
     return tuple(found)

@@ -32,9 +32,9 @@ class RunTimeSource(NamedTuple):
     limit_s: float | None
     quantiles_s: tuple[float, ...] | None
 
-    def basis(self, run_times: RunTimeQuantiles) -> Basis:
+    def find_basis(self, run_times: RunTimeQuantiles) -> Basis:
         """Return the basis of the run time: "runs" if its quantiles are known, otherwise that of `run_times`."""
-        return "runs" if self.quantiles_s is not None else run_times.basis(self.gpus, self.limit_s)
+        return "runs" if self.quantiles_s is not None else run_times.find_basis(self.gpus, self.limit_s)
 
 
 @dataclass(slots=True)
@@ -43,35 +43,35 @@ class RunTimeSample:
 
     rng: np.random.Generator
     run_times: RunTimeQuantiles
-    shared: NDArray[np.float64] = field(default_factory=lambda: spread(PATHS))
+    shared: NDArray[np.float64] = field(default_factory=lambda: compute_normal_quantiles(PATHS))
 
-    def levels(self, jobs: int) -> Levels:
+    def draw_levels(self, jobs: int) -> Levels:
         """Draw (job, path) levels in (0, 1)."""
         own = self.rng.standard_normal((jobs, PATHS))
         mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
         return np.array([NORMAL.cdf(z) for z in mixed.ravel().tolist()]).reshape(mixed.shape)
 
-    def runs(self, jobs: Sequence[RunTimeSource]) -> Array:
+    def draw_run_times(self, jobs: Sequence[RunTimeSource]) -> Array:
         """Draw (job, path) run times in seconds of jobs that have not started, inf if unknown.
 
         Jobs with equal sources are computed together.
         """
-        levels = self.levels(len(jobs))
+        levels = self.draw_levels(len(jobs))
         runs_s = np.full(levels.shape, np.inf, np.float32)
         alike: dict[RunTimeSource, list[int]] = {}
         for at, job in enumerate(jobs):
             alike.setdefault(job, []).append(at)
         for job, rows in alike.items():
-            if job.basis(self.run_times) != "prior":
+            if job.find_basis(self.run_times) != "prior":
                 drawn = self.run_times.draw(job.gpus, levels[rows].ravel(), 0.0, job.limit_s, job.quantiles_s)
                 runs_s[rows] = drawn.reshape(-1, PATHS)
         return runs_s
 
-    def left(self, row: RunningJob, now_ms: int) -> Array:
+    def draw_remaining_times(self, row: RunningJob, now_ms: int) -> Array:
         """Draw (path,) remaining seconds of a running job, inf if unknown."""
         age_s = row.age_s(now_ms)
-        levels = self.levels(1)[0]
-        if row.basis(self.run_times, now_ms) == "prior":
+        levels = self.draw_levels(1)[0]
+        if row.find_basis(self.run_times, now_ms) == "prior":
             return np.full(PATHS, np.inf, np.float32)
         if row.left_s is not None:
             return interpolate_remaining_s(row.left_s, levels).astype(np.float32)
@@ -93,5 +93,5 @@ def interpolate_remaining_s(quantiles_s: Sequence[float], levels: Levels) -> Lev
     return np.asarray(np.maximum(np.exp(log_s), 1.0))
 
 
-def spread(paths: int) -> NDArray[np.float64]:
+def compute_normal_quantiles(paths: int) -> NDArray[np.float64]:
     return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

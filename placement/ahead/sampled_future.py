@@ -54,13 +54,13 @@ class AskLine:
     group: list[Row]
     jobs: deque[Arrival] = field(default_factory=deque)
 
-    def enter(self) -> Row:
+    def insert_row(self) -> Row:
         """Insert the line's row into the group, and return it."""
         row = self.jobs[0].order, self.number, self.ask
         insort(self.group, row)
         return row
 
-    def leave(self) -> None:
+    def remove_row(self) -> None:
         """Remove the line's row from the group, before its first job changes."""
         if self.jobs:
             del self.group[bisect_left(self.group, (self.jobs[0].order, self.number))]
@@ -92,55 +92,55 @@ class Future:
         """
         most = MOST_EVENTS + 2 * len(waiting)
         for one in waiting:
-            self._line(one.ask).jobs.append(one)
+            self._find_or_add_line(one.ask).jobs.append(one)
         for line in self._lines.values():
-            line.enter()
+            line.insert_row()
         heapq.heapify(self.ends)
         following, events = next(self.arrivals, None), 0
         if not self.is_settled:
-            self._pass()
+            self._run_pass()
         while len(self._started) < len(waiting) and events < most:
             events += 1
             end_s = self.ends[0][0] if self.ends else np.inf
             if following is not None and following.at_s < end_s:
                 self.now_s = following.at_s
-                self._arrive(following)
+                self._add_arrival(following)
                 if self.fleet.fits(following.ask):  # else nobody starts who could not before
-                    self._pass()
+                    self._run_pass()
                 following = next(self.arrivals, None)
             elif self.ends:
                 self.now_s = end_s
-                self._end()
-                self._pass()
+                self._end_jobs()
+                self._run_pass()
             else:
                 break
         return self._started
 
-    def _line(self, ask: GangAsk) -> AskLine:
+    def _find_or_add_line(self, ask: GangAsk) -> AskLine:
         """Return the line of the jobs with this ask. Adds the line if it is missing."""
         if ask not in self._lines:
             group = self._groups.setdefault((ask.slot, ask.members), [])
             self._lines[ask] = AskLine(len(self._lines), ask, group)
         return self._lines[ask]
 
-    def _arrive(self, one: Arrival) -> None:
-        line = self._line(one.ask)
-        line.leave()
+    def _add_arrival(self, one: Arrival) -> None:
+        line = self._find_or_add_line(one.ask)
+        line.remove_row()
         if line.jobs and line.jobs[-1].order > one.order:
             line.jobs = deque(sorted([*line.jobs, one], key=lambda other: other.order))
         else:
             line.jobs.append(one)
-        line.enter()
+        line.insert_row()
 
-    def _end(self) -> None:
+    def _end_jobs(self) -> None:
         """End all jobs that end by now."""
         while self.ends and self.ends[0][0] <= self.now_s:
             _, number, nodes, gpus = heapq.heappop(self.ends)
-            self.fleet.change(nodes, gpus)
+            self.fleet.change_free_gpus(nodes, gpus)
             if self.queues is not None:
-                self.queues.end(number)
+                self.queues.end_job(number)
 
-    def _pass(self) -> None:
+    def _run_pass(self) -> None:
         """Start all jobs that may start now."""
         ready, full = self._find_ready_and_full()
         if not ready:
@@ -151,7 +151,7 @@ class Future:
         reserved, shadow_s = None, np.inf
         while ready:
             order, _, ask = heapq.heappop(ready)
-            head = head or self._first(full, order)
+            head = head or self._find_first_full_ask(full, order)
             if not self._is_allowed_by_queue(ask):
                 continue
             if not self.fleet.fits(ask):
@@ -160,17 +160,19 @@ class Future:
                 heapq.heapify(ready)
                 continue
             if head is not None and reserved is None:
-                reserved, shadow_s = self.fleet.soonest(head, self.now_s)
+                reserved, shadow_s = self.fleet.find_soonest_nodes(head, self.now_s)
             in_time = self.now_s + ask.planned_s <= shadow_s
-            place = self.fleet.choose(ask, _without(None if in_time else reserved, ask.closed(self.now_s)))
+            place = self.fleet.choose_gang_nodes(
+                ask, _merge_excluded_nodes(None if in_time else reserved, ask.mask_closed_nodes(self.now_s))
+            )
             if place is None:
                 head = head or ask
                 continue
             line = self._lines[ask]
-            line.leave()
-            self._start(line.jobs.popleft(), place)
+            line.remove_row()
+            self._start_job(line.jobs.popleft(), place)
             if line.jobs:
-                heapq.heappush(ready, line.enter())
+                heapq.heappush(ready, line.insert_row())
 
     def _find_ready_and_full(self) -> tuple[list[Row], list[FullGroup]]:
         """Return the rows whose first job may start now, and the groups for which the fleet has no room."""
@@ -185,7 +187,7 @@ class Future:
                 full.append((group[0], 0, group))
         return ready, full
 
-    def _first(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
+    def _find_first_full_ask(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
         """Return the first ask before this place that its queue allows but that the fleet has no room for.
 
         Returns None if there is none. full: a heap of the groups without room, which this call advances.
@@ -204,20 +206,20 @@ class Future:
         """Return whether the gang's queue allows it to start now."""
         return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
 
-    def _start(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
+    def _start_job(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
         nodes, gpus = place
-        self.fleet.change(nodes, -gpus)
+        self.fleet.change_free_gpus(nodes, -gpus)
         self.fleet.ready_s[nodes] = np.maximum(self.fleet.ready_s[nodes], self.now_s + one.ask.planned_s)
         self._count += 1
         if one.run_s < np.inf:
             heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
         if self.queues is not None and one.ask.hold is not None:
-            self.queues.start(self._count, one.ask.hold, one.number >= 0)
+            self.queues.start_job(self._count, one.ask.hold, one.number >= 0)
         if one.number >= 0:
             self._started[one.number] = self.now_s
 
 
-def _without(reserved: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
+def _merge_excluded_nodes(reserved: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
     """Return the rows of the nodes that are reserved for the head or closed, or None if there are none."""
     if closed is None:
         return reserved

@@ -89,7 +89,7 @@ class SlotTimes:
             times_s = np.array(times_s, order="C")
         return cls(shape, rows, slots, times_s.reshape(len(free_s), len(rows), -1))
 
-    def mark(self, nodes: Ints) -> None:
+    def record_changes(self, nodes: Ints) -> None:
         """Record changes of the calendar. nodes: (k,) path × n + node."""
         if self.is_outdated:
             return
@@ -99,7 +99,7 @@ class SlotTimes:
             self._stale.clear()
             self.is_outdated = True
 
-    def follow(self, free_s: Array) -> None:
+    def read_changed_nodes(self, free_s: Array) -> None:
         """Read the changed nodes of the calendar."""
         if not self._stale or not self.slots:  # no node has as many GPUs as a member needs
             return
@@ -123,7 +123,7 @@ class SlotTimes:
         at[:, self.rows.ravel()[known]] = self.rows.size * np.arange(paths)[:, None] + known
         return at.ravel()
 
-    def earliest(self, members: int, order: Ints | None = None) -> Place:
+    def find_earliest_place(self, members: int, order: Ints | None = None) -> Place:
         """Return the place and time at which a gang of this many members starts.
 
         order: (path, node, gpu) the positions in the calendar of the GPUs that these times belong to. None if the

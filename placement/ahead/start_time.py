@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.ahead.calendars import Array, Bars, find_earliest_start
+from fleetcast.placement.ahead.calendars import Array, StartRestrictions, find_earliest_start
 from fleetcast.placement.ahead.paths import MIDDLE, Hindrance, Timelines, find_hindrances
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
-from fleetcast.placement.machines.words import explain_shortage, format_count, needs
+from fleetcast.placement.machines.words import describe_needs, explain_shortage, format_count
 
 WORTH_S = 60.0  # a constraint that costs less is not the one that it waits for
 LEVELS = {"p10": 0.1, "p50": 0.5, "p90": 0.9}
@@ -55,7 +55,7 @@ class StartEstimate(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Relaxed:
+class Relaxation:
     """A constraint, and the same request without it."""
 
     constraint: str
@@ -99,32 +99,32 @@ def estimate_start(
     now_ms = max(timelines.now_ms, now_ms or 0)
     if not request.gpus_per_node:
         return _estimate_without_gpus(request, timelines, now_ms)
-    place = _earliest(request, timelines)
-    loosest = _tightest(request, timelines, place)
+    place = _find_request_place(request, timelines)
+    loosest = _find_tightest_constraint(request, timelines, place)
     constraint = loosest.constraint if loosest else "gpus"
     if is_behind_unknown(request, place.start_s, timelines) or _has_unknown_ahead(request, timelines):
         return StartEstimate(None, (), constraint, describe_unknown_jobs(timelines), timelines.now_ms)
-    if not _starts(place):
+    if not _is_likely_to_start(place):
         return StartEstimate(None, (), constraint, _explain_no_start(request, timelines), timelines.now_ms)
-    start_s, hindrances = place.start_s, find_hindrances(place, timelines.before(request))
-    waiting = timelines.waiting(request)
+    start_s, hindrances = place.start_s, find_hindrances(place, timelines.choose_calendar(request))
+    waiting = timelines.find_waiting_id(request)
     if waiting is not None and waiting in timelines.hindrances:
         start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
         if is_behind_unknown(request, start_s, timelines):
-            own = request.job_name if request.job_name in timelines.unknown else ""
+            own = request.job_name if request.job_name in timelines.unknown_jobs else ""
             said = describe_unknown_jobs(timelines, own)
             return StartEstimate(None, (), constraint, said, timelines.now_ms)
-    awaits = _awaited(start_s, timelines.bars(request)) or (NEXT_JOB if hindrances else "")
-    start_ms = clip_to_now(now_ms, adjust(waiting, quantiles_ms(start_s, timelines.now_ms, now_ms)))
+    awaits = _find_awaited_window(start_s, timelines.make_restrictions(request)) or (NEXT_JOB if hindrances else "")
+    start_ms = clip_to_now(now_ms, adjust(waiting, compute_quantiles_ms(start_s, timelines.now_ms, now_ms)))
     ends = BlockerEnds(start_s, start_ms, lambda ends_ms: adjust(None, ends_ms))
     blockers = _find_blockers(request, hindrances, timelines, now_ms, ends)
     job = f"job {blockers[0].job}" if blockers else ""
-    sentence = _sentence(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
+    sentence = _describe_start(request, timelines, start_ms, job if awaits == NEXT_JOB else awaits, now_ms)
     basis = choose_start_basis(start_ms, timelines, now_ms)
     return StartEstimate(start_ms, blockers, constraint, sentence, timelines.now_ms, basis, awaits)
 
 
-def _awaited(start_s: Array, bars: Bars) -> str:
+def _find_awaited_window(start_s: Array, bars: StartRestrictions) -> str:
     """Return the name of the window that ends when the request starts on the median path.
 
     Returns "" if there is no such window.
@@ -150,19 +150,19 @@ def choose_start_basis(start_ms: Quantiles, timelines: Timelines, now_ms: int) -
     """Return the basis of a start time: free room, predicted run times, or time limits alone."""
     if start_ms["p90"] - now_ms < 1000 * WORTH_S:
         return "room"
-    return "limit" if timelines.by == "limit" else "runs"
+    return "limit" if timelines.start_basis == "limit" else "runs"
 
 
 def is_behind_unknown(request: PlacementRequest, start_s: Array, timelines: Timelines) -> bool:
     """Return whether a request has no start time only because of jobs whose run time is unknown."""
-    if not timelines.unknown or np.isfinite(start_s).mean() >= KNOWN_SHARE:
+    if not timelines.unknown_jobs or np.isfinite(start_s).mean() >= KNOWN_SHARE:
         return False
     return fits_now(request, timelines.rooms.empty, timelines.options)
 
 
 def _has_unknown_ahead(request: PlacementRequest, timelines: Timelines) -> bool:
     """Return whether a newcomer has to wait behind requests whose own start times are unknown."""
-    if not timelines.unknown or timelines.waiting(request) is not None or timelines.fits_now(request):
+    if not timelines.unknown_jobs or timelines.find_waiting_id(request) is not None or timelines.fits_now(request):
         return False
     before = (entry.request for entry in timelines.entries)
     return any(is_behind_unknown(one, timelines.starts_s[one.request_id], timelines) for one in before)
@@ -176,10 +176,10 @@ def describe_unknown_jobs(timelines: Timelines, own: str = "") -> str:
     `behind 2 jobs whose run time is not known ('a', 'b'): too few jobs have ended yet, and they have no
     time limit`.
     """
-    if len(timelines.unknown) == 1:
+    if len(timelines.unknown_jobs) == 1:
         own = ""
-    count = len(timelines.unknown) - bool(own)
-    jobs = islice((job for job in timelines.unknown if job != own), NAMED)
+    count = len(timelines.unknown_jobs) - bool(own)
+    jobs = islice((job for job in timelines.unknown_jobs if job != own), NAMED)
     names = ", ".join(map(repr, jobs)) + (", …" if count > NAMED else "")
     have = "it has" if count == 1 else "they have"
     return (
@@ -196,18 +196,18 @@ def _estimate_without_gpus(request: PlacementRequest, timelines: Timelines, now_
     constraint = "cpus" if request.cpus is not None else "memory"
     if fits_now(request, timelines.view, timelines.options):
         start_ms = dict.fromkeys(LEVELS, now_ms)
-        sentence = f"needs {needs(request)}; there is room now"
+        sentence = f"needs {describe_needs(request)}; there is room now"
         return StartEstimate(start_ms, (), constraint, sentence, timelines.now_ms, "room")
     lack = explain_shortage(request, timelines.view, screen(request, timelines.view, timelines.options))
     return StartEstimate(None, (), constraint, f"{lack}; when more comes free is not known", timelines.now_ms)
 
 
-def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
+def compute_start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
     """Return request_id → start_ms at p10, p50 and p90 for all waiting requests.
 
     Requests that never fit, or whose start is unknown, are left out.
     """
-    least = KNOWN_SHARE if timelines.unknown else np.nextafter(NEVER_SHARE, 1.0)
+    least = KNOWN_SHARE if timelines.unknown_jobs else np.nextafter(NEVER_SHARE, 1.0)
     ids = [name for name, start_s in timelines.starts_s.items() if np.isfinite(start_s).mean() >= least]
     if not ids:
         return {}
@@ -216,7 +216,9 @@ def start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]:
     return {name: (low, middle, high) for name, (low, middle, high) in zip(ids, rows, strict=True)}
 
 
-def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate) -> RoomForecast:
+def forecast_room(
+    timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate
+) -> RoomForecast:
     """Forecast the room behind all waiting requests.
 
     starts_ms: the start times of the waiting requests. newcomer: the estimate for one GPU behind them.
@@ -224,12 +226,12 @@ def room(timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], ne
     free = int(np.count_nonzero(timelines.view.free[timelines.view.is_open]))
     waiting_gpus = sum(timelines.gpus[name] for name in timelines.starts_s)  # of starts that are not known, too
     as_of_ms = timelines.now_ms
-    if timelines.unknown and len(starts_ms) < len(timelines.starts_s):
+    if timelines.unknown_jobs and len(starts_ms) < len(timelines.starts_s):
         return RoomForecast(
             free, waiting_gpus, None, f"not known: requests wait {describe_unknown_jobs(timelines)}", as_of_ms
         )
     if newcomer.start_ms is None:
-        word = "not known" if timelines.unknown else "no room"
+        word = "not known" if timelines.unknown_jobs else "no room"
         return RoomForecast(free, waiting_gpus, None, f"{word}: {newcomer.sentence}", as_of_ms)
     rows = [*starts_ms.values(), tuple(newcomer.start_ms.values())]
     opens_ms = {name: max(row[at] for row in rows) for at, name in enumerate(LEVELS)}
@@ -251,7 +253,7 @@ def _describe_room(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
         if not free:
             return f"room within a minute{ending}"
         return f"room now: {format_count(free, 'GPU')} {'is' if free == 1 else 'are'} free"
-    lead = f"in {_lead(opens_ms['p50'] - now_ms)} (p90 {_lead(opens_ms['p90'] - now_ms)})"
+    lead = f"in {_format_lead(opens_ms['p50'] - now_ms)} (p90 {_format_lead(opens_ms['p90'] - now_ms)})"
     if not waiting:
         return f"room {lead}{ending}"
     who = "the request that waits has" if waiting == 1 else f"the {waiting:,} requests that wait have"
@@ -266,7 +268,7 @@ def clip_to_now(now_ms: int, times_ms: Quantiles) -> Quantiles:
     return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
 
-def quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
+def compute_quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quantiles:
     """Return {"p10", "p50", "p90"} in Unix ms of (path,) seconds after `since_ms`.
 
     No time is earlier than `now_ms`.
@@ -285,58 +287,60 @@ def _compute_start_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.asarray(np.quantile(rows, list(LEVELS.values()), axis=1).T)
 
 
-def _earliest(request: PlacementRequest, timelines: Timelines) -> Place:
-    bars = timelines.bars(request)
-    place = find_earliest_start(request, timelines.before(request), timelines.rooms, bars.run_s, bars)
-    if request.gpu_share and _starts(place) and timelines.fits_now(request):
+def _find_request_place(request: PlacementRequest, timelines: Timelines) -> Place:
+    bars = timelines.make_restrictions(request)
+    place = find_earliest_start(request, timelines.choose_calendar(request), timelines.rooms, bars.run_s, bars)
+    if request.gpu_share and _is_likely_to_start(place) and timelines.fits_now(request):
         return replace(place, start_s=np.zeros_like(place.start_s))
     return place
 
 
-def _starts(place: Place) -> bool:
+def _is_likely_to_start(place: Place) -> bool:
     return bool(np.isfinite(place.start_s).mean() > NEVER_SHARE)
 
 
-def _tightest(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxed | None:
+def _find_tightest_constraint(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxation | None:
     """Return the constraint without which the request would start soonest.
 
     Returns None if only plain GPUs are missing.
     """
-    started, best = _median(place), None
+    started, best = _compute_median_start(place), None
     soonest = started - WORTH_S
-    allowed_s = float(np.sort(timelines.bars(request).allowed_s)[MIDDLE])
+    allowed_s = float(np.sort(timelines.make_restrictions(request).allowed_s)[MIDDLE])
     if allowed_s > max(soonest, 0.0):
-        return Relaxed("quota", request)
-    room = timelines.rooms.of(request)
+        return Relaxation("quota", request)
+    room = timelines.rooms.count_members_per_node(request)
     for relaxed in _list_relaxations(request):
-        if relaxed.constraint != "topology" and np.array_equal(timelines.rooms.of(relaxed.request), room):
+        if relaxed.constraint != "topology" and np.array_equal(
+            timelines.rooms.count_members_per_node(relaxed.request), room
+        ):
             continue  # no node is lost to it
-        start_s = _median(_earliest(relaxed.request, timelines))
+        start_s = _compute_median_start(_find_request_place(relaxed.request, timelines))
         if start_s < soonest:
             soonest, best = start_s, relaxed
     return best
 
 
-def _median(place: Place) -> float:
+def _compute_median_start(place: Place) -> float:
     return float(np.sort(place.start_s)[MIDDLE])
 
 
-def _list_relaxations(request: PlacementRequest) -> list[Relaxed]:
-    def without(**changed: Any) -> PlacementRequest:
+def _list_relaxations(request: PlacementRequest) -> list[Relaxation]:
+    def relax(**changed: Any) -> PlacementRequest:
         return msgspec.structs.replace(request, **changed)
 
     found = []
     if request.required is not None or request.spread:
-        found.append(Relaxed("topology", without(topology=TopologyConstraint(), spread=False)))
+        found.append(Relaxation("topology", relax(topology=TopologyConstraint(), spread=False)))
     if request.models:
-        found.append(Relaxed("gpu_model", without(gpu_model="", gpu_models=())))
+        found.append(Relaxation("gpu_model", relax(gpu_model="", gpu_models=())))
     if request.pool:
-        found.append(Relaxed("pool", without(pool="")))
+        found.append(Relaxation("pool", relax(pool="")))
     if request.gpu_memory_gib is not None or request.host_memory_gib is not None:
-        found.append(Relaxed("memory", without(gpu_memory_gib=None, host_memory_gib=None)))
+        found.append(Relaxation("memory", relax(gpu_memory_gib=None, host_memory_gib=None)))
     if request.cpus is not None:
-        found.append(Relaxed("cpus", without(cpus=None)))
-    found.append(Relaxed("risk", without(max_risk=1.0)))
+        found.append(Relaxation("cpus", relax(cpus=None)))
+    found.append(Relaxation("risk", relax(max_risk=1.0)))
     return found
 
 
@@ -356,12 +360,12 @@ class BlockerEnds:
         """Return whether the request starts after a job's end in at least half of the futures."""
         return bool((ends_s <= self.start_s + ROUNDING_S).mean() >= NEVER_SHARE)
 
-    def issued(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:
+    def compute_end_quantiles(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:
         """Return the quantiles of when a job releases its GPUs to the request.
 
         They are never later than the request's start.
         """
-        ends_ms = self.corrected(quantiles_ms(np.minimum(ends_s, self.start_s), since_ms, now_ms))
+        ends_ms = self.corrected(compute_quantiles_ms(np.minimum(ends_s, self.start_s), since_ms, now_ms))
         if self.start_ms is None:
             return ends_ms
         return {name: min(end_ms, self.start_ms[name]) for name, end_ms in ends_ms.items()}
@@ -378,21 +382,29 @@ def _find_blockers(
     for one in hindrances:
         job, ends_s = timelines.jobs[one.job], timelines.ends_s[one.job]
         if job != request.job_name and ends.blocks(ends_s):
-            found.append(Blocker(job, nodes[one.node].name, ends.issued(ends_s, timelines.now_ms, now_ms)))
+            found.append(
+                Blocker(job, nodes[one.node].name, ends.compute_end_quantiles(ends_s, timelines.now_ms, now_ms))
+            )
     return tuple(found)
 
 
-def _sentence(request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, awaited: str, now_ms: int) -> str:
+def _describe_start(
+    request: PlacementRequest, timelines: Timelines, start_ms: Quantiles, awaited: str, now_ms: int
+) -> str:
     """Return a sentence on what a request needs and when it starts.
 
     `needs 8 GPUs with fast intra-node links in pool train; the earliest such block is in 40 min (p90 65 min), …`.
     awaited: the job or window whose end it waits for, or an empty text.
     """
-    text = f"needs {_wanted(request)}{_pool(request, timelines)}"
+    text = f"needs {_describe_request(request)}{_describe_pool(request, timelines)}"
     if start_ms["p50"] - now_ms < 1000 * WORTH_S:
         text += "; such a block is free now"
-        return text if start_ms["p90"] - now_ms < 1000 * WORTH_S else f"{text} (p90 {_lead(start_ms['p90'] - now_ms)})"
-    lead = f"in {_lead(start_ms['p50'] - now_ms)} (p90 {_lead(start_ms['p90'] - now_ms)})"
+        return (
+            text
+            if start_ms["p90"] - now_ms < 1000 * WORTH_S
+            else f"{text} (p90 {_format_lead(start_ms['p90'] - now_ms)})"
+        )
+    lead = f"in {_format_lead(start_ms['p50'] - now_ms)} (p90 {_format_lead(start_ms['p90'] - now_ms)})"
     text += f"; the earliest such block is {lead}"
     return f"{text}, when {awaited} ends" if awaited else text
 
@@ -407,8 +419,8 @@ def format_time_until(times_ms: Quantiles, now_ms: int) -> str:
     soon, late = times_ms["p50"] - now_ms, times_ms["p90"] - now_ms
     if late < 1000 * WORTH_S:
         return "within a minute"
-    middle = "within a minute" if soon < 1000 * WORTH_S else f"in {_lead(soon)}"
-    return f"{middle} (p90 {_lead(late)})"
+    middle = "within a minute" if soon < 1000 * WORTH_S else f"in {_format_lead(soon)}"
+    return f"{middle} (p90 {_format_lead(late)})"
 
 
 def list_blockers(
@@ -422,36 +434,36 @@ def list_blockers(
 
     start_ms: the start quantiles that were issued for the request.
     """
-    waiting = timelines.waiting(request)
+    waiting = timelines.find_waiting_id(request)
     if waiting is None or waiting not in timelines.starts_s:
         return ()
     ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: adjust(None, ends_ms))
     return _find_blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
 
 
-def _wanted(request: PlacementRequest) -> str:
+def _describe_request(request: PlacementRequest) -> str:
     if request.required not in (Level.NODE, Level.NVLINK_DOMAIN):
-        return needs(request)
-    plain = needs(msgspec.structs.replace(request, topology=TopologyConstraint()))
+        return describe_needs(request)
+    plain = describe_needs(msgspec.structs.replace(request, topology=TopologyConstraint()))
     links = "with fast intra-node links" if request.required is Level.NODE else "with NVLink between all of them"
     return f"{plain} {links}"
 
 
-def _pool(request: PlacementRequest, timelines: Timelines) -> str:
+def _describe_pool(request: PlacementRequest, timelines: Timelines) -> str:
     """Return the pool if all nodes that could host the request belong to one named pool.
 
     Otherwise returns an empty text.
     """
     nodes = timelines.view.topology.nodes
-    pools = {nodes[row].pool for row in np.flatnonzero(timelines.rooms.of(request) > 0).tolist()}
+    pools = {nodes[row].pool for row in np.flatnonzero(timelines.rooms.count_members_per_node(request) > 0).tolist()}
     pool = next(iter(pools)) if len(pools) == 1 else "default"
     return f" in pool {pool}" if pool != "default" else ""
 
 
-def _lead(ms: int) -> str:
+def _format_lead(ms: int) -> str:
     """Return a duration in its natural unit.
 
-    >>> _lead(40 * 60_000), _lead(5 * 3_600_000), _lead(4 * 86_400_000)
+    >>> _format_lead(40 * 60_000), _format_lead(5 * 3_600_000), _format_lead(4 * 86_400_000)
     ('40 min', '5 h', '4 days')
     """
     minutes = max(1, round(ms / 60_000))

@@ -14,9 +14,14 @@ import msgspec
 
 from fleetcast.fleet import failpoints, files
 from fleetcast.placement.ledger.chain import ChainHead, encode
-from fleetcast.placement.ledger.migrate import begin, migrate
-from fleetcast.placement.ledger.rows import LedgerAway, LedgerError
-from fleetcast.placement.ledger.schema import SCHEMA_VERSION, missing, shape, strange
+from fleetcast.placement.ledger.migrate import create_tables_if_empty, migrate
+from fleetcast.placement.ledger.rows import LedgerError, LedgerUnavailable
+from fleetcast.placement.ledger.schema import (
+    SCHEMA_VERSION,
+    explain_schema_mismatch,
+    find_missing_statements,
+    read_schema,
+)
 
 LAST_NUMBER = {  # ever given, whatever was deleted since
     table: f"SELECT max(coalesce((SELECT max(seq) FROM sqlite_sequence WHERE name = '{table}'), 0), "
@@ -43,13 +48,13 @@ class LedgerFile:
         try:
             self._db = files.connect(path)
         except sqlite3.OperationalError as error:
-            raise LedgerAway(f"{path} cannot be opened: {error}") from None
+            raise LedgerUnavailable(f"{path} cannot be opened: {error}") from None
         try:
-            self._open()
-            self._start()
+            self._open_database()
+            self._load_state()
         except sqlite3.OperationalError as error:
             self._db.close()
-            raise LedgerAway(f"{path} cannot be opened: {error}") from None
+            raise LedgerUnavailable(f"{path} cannot be opened: {error}") from None
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             self._db.close()
             raise self._make_damage_error(error) from None
@@ -57,16 +62,16 @@ class LedgerFile:
             self._db.close()
             raise
 
-    def _start(self) -> None:
+    def _load_state(self) -> None:
         """Load the state into memory after the file was opened."""
-        with self.readable():
+        with self.translate_decode_errors():
             self._state = {
                 key: msgspec.json.decode(value) for key, value in self._db.execute("SELECT key, value FROM state")
             }
         if not isinstance(self.identity, str):
             raise self._make_damage_error(f"its identity is {self.identity!r}")
 
-    def _undo(self) -> None:
+    def _drop_cache(self) -> None:
         """Drop the rows that a subclass caches, because they may be ahead of the file after a rollback.
 
         This class caches none.
@@ -75,7 +80,7 @@ class LedgerFile:
     def _make_damage_error(self, why: object) -> LedgerError:
         return LedgerError(f"{self.path} is damaged ({why}): move it away, or restore a copy")
 
-    def _open(self) -> None:
+    def _open_database(self) -> None:
         self._db.text_factory = bytes.decode  # text that is no UTF-8 is damage, not a disk that is away
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
@@ -88,16 +93,16 @@ class LedgerFile:
             raise LedgerError(f"{self.path} has version {version}, this program writes {SCHEMA_VERSION}")
         self.was_new = version == 0
         if version == 0:
-            self._begin()
-        elif why := strange(shape(self._db), version):
+            self._create_tables()
+        elif why := explain_schema_mismatch(read_schema(self._db), version):
             raise self._make_damage_error(why)
         elif version < SCHEMA_VERSION:
             self._migrate_file(version)
         self._restore_missing_schema()
 
-    def _begin(self) -> None:
+    def _create_tables(self) -> None:
         with self.transaction():
-            if why := begin(self._db):
+            if why := create_tables_if_empty(self._db):
                 raise self._make_damage_error(why)
 
     def _migrate_file(self, version: int) -> None:
@@ -114,7 +119,7 @@ class LedgerFile:
             files.rename(part, copy, "migration")
             files.sync_folder(copy.parent, "migration")
         except OSError as error:
-            raise LedgerAway(f"{self.path} cannot be copied to {copy}: {error.strerror}") from None
+            raise LedgerUnavailable(f"{self.path} cannot be copied to {copy}: {error.strerror}") from None
         with self.transaction():
             migrate(self._db, version)
         logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
@@ -124,7 +129,7 @@ class LedgerFile:
 
         The hash chain shows changes that were made while they were missing.
         """
-        for name, statement in missing(shape(self._db)).items():
+        for name, statement in find_missing_statements(read_schema(self._db)).items():
             logger.error(
                 "%s had lost its %s: `fleetcast audit verify` tells whether anything was changed", self.path, name
             )
@@ -163,7 +168,7 @@ class LedgerFile:
                 failpoints.reach("ledger.after_commit")
             self._unwritten = {}
         except BaseException:
-            self._undo()
+            self._drop_cache()
             with self._translate_errors():
                 self._db.rollback()
             raise
@@ -181,7 +186,7 @@ class LedgerFile:
             raise self._make_damage_error(error) from None
 
     @contextmanager
-    def readable(self) -> Iterator[None]:
+    def translate_decode_errors(self) -> Iterator[None]:
         """Turn errors from decoding a damaged value inside the context into a LedgerError.
 
         SQLite does not detect a value that does not fit its column.
@@ -191,15 +196,15 @@ class LedgerFile:
         except (ValueError, TypeError, RecursionError) as error:
             raise self._make_damage_error(error) from None
 
-    def rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    def read_rows(self, query: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._translate_errors():
             return self._db.execute(query, values).fetchall()
 
-    def write(self, statement: str, values: Sequence[Any]) -> None:
+    def execute_in_transaction(self, statement: str, values: Sequence[Any]) -> None:
         """Execute a statement inside the caller's transaction."""
         self._db.execute(statement, values)
 
-    def unchanged(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
+    def check_row(self, what: str, row: Sequence[Any], checksum: Callable[[Sequence[Any]], str]) -> Sequence[Any]:
         """Return a row without its checksum, the last column.
 
         Raises LedgerError if the row is not what was written.
@@ -227,27 +232,27 @@ class LedgerFile:
         if self.identity not in ("", identity) and not rebuilt:
             raise LedgerError(f"{self.path} belongs to the state {self.identity}, not to {identity}")
         with self.transaction():
-            self._keep({IDENTITY: identity})
+            self._record_facts({IDENTITY: identity})
 
-    def remember(self, **marks: Any) -> None:
+    def record_marks(self, **marks: Any) -> None:
         """Record marks of other parts (JSON values by name) for the next transaction or the close.
 
         This needs no extra fsync. Unchanged marks cost nothing. Call it in `with ledger.transaction():` for a
         mark that must be on disk at once.
         """
-        self._keep({MARK + name: value for name, value in marks.items()})
+        self._record_facts({MARK + name: value for name, value in marks.items()})
 
-    def _keep(self, facts: dict[str, Any]) -> None:
+    def _record_facts(self, facts: dict[str, Any]) -> None:
         """Record facts for the next transaction. After a rollback they remain for the transaction after it."""
         changed = {key: value for key, value in facts.items() if key not in self._state or self._state[key] != value}
         self._state |= changed
         self._unwritten |= changed
 
-    def marks(self) -> dict[str, Any]:
+    def list_marks(self) -> dict[str, Any]:
         """Return the newest marks by name, including those that are not on disk yet."""
         return {key.removeprefix(MARK): value for key, value in self._state.items() if key.startswith(MARK)}
 
-    def mark(self, name: str) -> Any:
+    def find_mark(self, name: str) -> Any:
         """Return the newest mark of this name, or None if there is none."""
         return self._state.get(MARK + name)
 

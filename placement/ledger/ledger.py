@@ -36,19 +36,19 @@ from fleetcast.placement.ledger.charges import ChargeTable
 from fleetcast.placement.ledger.file import LAST_NUMBER, LedgerFile
 from fleetcast.placement.ledger.rows import (
     SETTLED_WORDS,
-    Committed,
+    CommittedDecision,
     Intent,
     IntentState,
-    LedgerAway,
     LedgerError,
+    LedgerUnavailable,
     QueueEntry,
     check_bytes,
-    typed,
+    convert_row,
 )
 from fleetcast.placement.ledger.schema import AUDIT_COLUMNS
 from fleetcast.placement.queues.charges import Charge
 
-__all__ = ["Committed", "Intent", "IntentState", "Ledger", "LedgerAway", "LedgerError", "QueueEntry"]
+__all__ = ["CommittedDecision", "Intent", "IntentState", "Ledger", "LedgerError", "LedgerUnavailable", "QueueEntry"]
 
 INSERT_LINE = f"INSERT INTO audit VALUES ({','.join('?' * len(AUDIT_COLUMNS))})"
 logger = logging.getLogger(__name__)
@@ -62,7 +62,7 @@ _decode_models = msgspec.json.Decoder(dict[str, str]).decode
 
 
 @dataclass(slots=True)
-class _Memory:
+class _CachedRows:
     """The rows that are cached in memory. Between two transactions they are equal to the file."""
 
     intents: dict[str, Intent]
@@ -81,14 +81,14 @@ class Ledger(LedgerFile):
     def __init__(self, path: Path) -> None:
         self.version = 0
         self.on_change: Callable[[], None] = lambda: None
-        self._cached: _Memory | None = None
+        self._cached: _CachedRows | None = None
         self.charges = ChargeTable(self)
         super().__init__(path)
 
-    def _start(self) -> None:
-        super()._start()
-        kept = self._cached = self._load()
-        self.charges.load()
+    def _load_state(self) -> None:
+        super()._load_state()
+        kept = self._cached = self._read_rows()
+        self.charges.reload_rows()
         if kept.position > kept.head.audit_id:
             logger.error(
                 "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` tells more",
@@ -99,13 +99,13 @@ class Ledger(LedgerFile):
         self.version += 1
         self.on_change()
 
-    def _undo(self) -> None:
+    def _drop_cache(self) -> None:
         self._cached = None
-        self.charges.forget()
+        self.charges.clear_cache()
 
-    def _load(self) -> _Memory:
-        with self.readable():
-            return _Memory(
+    def _read_rows(self) -> _CachedRows:
+        with self.translate_decode_errors():
+            return _CachedRows(
                 {intent.request_id: intent for intent in self._load_intents()},
                 {entry.request.request_id: entry for entry in self._load_queue()},
                 self._load_head(),
@@ -114,15 +114,15 @@ class Ledger(LedgerFile):
             )
 
     @property
-    def _memory(self) -> _Memory:
+    def _cached_rows(self) -> _CachedRows:
         if self._cached is None:
             with self._translate_errors():
-                self._cached = self._load()
+                self._cached = self._read_rows()
         return self._cached
 
     @property
     def position(self) -> int:
-        return self._memory.position
+        return self._cached_rows.position
 
     @property
     def head(self) -> ChainHead:
@@ -130,14 +130,14 @@ class Ledger(LedgerFile):
 
         A copy stored elsewhere shows later that nothing up to this line was changed.
         """
-        return self._memory.head
+        return self._cached_rows.head
 
-    def hashes(self, audit_id: int) -> tuple[str | None, ChainHead]:
+    def find_hash_and_head(self, audit_id: int) -> tuple[str | None, ChainHead]:
         """Return the hash of a line of the audit trail, and the head of the trail.
 
         The hash is None if there is no such line.
         """
-        found = self.rows("SELECT hash FROM audit WHERE audit_id = ?", [audit_id])
+        found = self.read_rows("SELECT hash FROM audit WHERE audit_id = ?", [audit_id])
         return found[0][0] if found else None, self.head
 
     # -- decisions
@@ -147,9 +147,9 @@ class Ledger(LedgerFile):
 
         Raises RequestError if its id was used with another body.
         """
-        found = self._stored(request.request_id)
+        found = self._find_body_and_reply(request.request_id)
         if found is None:
-            entry = self._memory.queue.get(request.request_id)
+            entry = self._cached_rows.queue.get(request.request_id)
             if entry is None:
                 return None
             found = encode(entry.request), entry.reply
@@ -160,50 +160,50 @@ class Ledger(LedgerFile):
             )
         return reply
 
-    def find(self, request_id: str) -> bytes | None:
+    def find_reply(self, request_id: str) -> bytes | None:
         """Return the reply of a request, queued or decided. Returns None if the request is unknown."""
-        found = self._stored(request_id)
+        found = self._find_body_and_reply(request_id)
         if found is not None:
             return found[1]
-        entry = self._memory.queue.get(request_id)
+        entry = self._cached_rows.queue.get(request_id)
         return entry.reply if entry else None
 
-    def _stored(self, request_id: str) -> tuple[bytes, bytes] | None:
+    def _find_body_and_reply(self, request_id: str) -> tuple[bytes, bytes] | None:
         """Return body and reply of a decided request, or None."""
-        rows = self.rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
+        rows = self.read_rows(f"{DECISIONS} WHERE request_id = ?", [request_id])
         if not rows:
             return None
-        with self.readable():
+        with self.translate_decode_errors():
             _, _, body, reply, *_ = self._check_decision_row(rows[0])
             return check_bytes(body), check_bytes(reply)
 
-    def request(self, request_id: str) -> PlacementRequest | None:
+    def find_request_by_id(self, request_id: str) -> PlacementRequest | None:
         """Return a decided or waiting request. Returns None if it is unknown."""
-        stored, waiting = self._stored(request_id), self._memory.queue.get(request_id)
+        stored, waiting = self._find_body_and_reply(request_id), self._cached_rows.queue.get(request_id)
         if stored is None:
             return waiting.request if waiting else None
-        with self.readable():
+        with self.translate_decode_errors():
             return _decode_request(stored[0])
 
     def find_request(self, job: str, attempt: int) -> PlacementRequest | None:
         """Return the request by which an attempt was placed, or None."""
         where = "WHERE job = ? AND attempt = ? AND outcome = 'placed' ORDER BY cursor DESC LIMIT 1"
-        rows = self.rows(f"{DECISIONS} {where}", [job, attempt])
+        rows = self.read_rows(f"{DECISIONS} {where}", [job, attempt])
         if not rows:
             return None
-        with self.readable():
+        with self.translate_decode_errors():
             return _decode_request(check_bytes(self._check_decision_row(rows[0])[2]))
 
     def _check_decision_row(self, row: Sequence[Any]) -> Sequence[Any]:
-        return self.unchanged(f"the decision of request {row[1]!r}", row, compute_decision_checksum)
+        return self.check_row(f"the decision of request {row[1]!r}", row, compute_decision_checksum)
 
-    def _decision(self, request_id: str) -> Decision | None:
+    def _find_decision(self, request_id: str) -> Decision | None:
         """Return the stored decision, for the audit line about its end."""
-        reply = self.find(request_id)
-        with self.readable():
+        reply = self.find_reply(request_id)
+        with self.translate_decode_errors():
             return _decode_decision(reply) if reply is not None else None
 
-    def commit(
+    def commit_decision(
         self,
         request: PlacementRequest,
         decision: Decision,
@@ -215,51 +215,51 @@ class Ledger(LedgerFile):
         """Store a final decision with its intent, charge and audit line. Returns the reply's bytes."""
         reply = encode(decision)
         with self.transaction():
-            self._memory.cursor += 1
+            self._cached_rows.cursor += 1
             row = (
-                *(self._memory.cursor, request.request_id, encode(request), reply, decision.outcome),
+                *(self._cached_rows.cursor, request.request_id, encode(request), reply, decision.outcome),
                 *(request.job_name, request.attempt, now_ms),
             )
             checksum = compute_decision_checksum(row)
             self._db.execute("INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", [*row, checksum])
             if decision.outcome == "placed":
-                self._hold(request, decision, now_ms)
+                self._add_intent(request, decision, now_ms)
                 if charge is not None:
-                    self.charges.open(charge)
-            if request.request_id in self._memory.queue:
+                    self.charges.open_charge(charge)
+            if request.request_id in self._cached_rows.queue:
                 self._db.execute("DELETE FROM queue WHERE request_id = ?", [request.request_id])
-                del self._memory.queue[request.request_id]
-            self.record(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
+                del self._cached_rows.queue[request.request_id]
+            self.record_audit_line(request.request_id, now_ms, caller, action, decision.sentence, decision, checksum)
         self._count_change()
         return reply
 
     @property
     def cursor(self) -> int:
         """The cursor of the last decision ever written."""
-        return self._memory.cursor
+        return self._cached_rows.cursor
 
-    def decisions_after(self, cursor: int, limit: int) -> list[Committed]:
+    def read_decisions_after(self, cursor: int, limit: int) -> list[CommittedDecision]:
         """Return up to `limit` stored decisions after a cursor, in the order of their commit."""
-        rows = self.rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
-        with self.readable():
-            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
+        rows = self.read_rows(f"{DECISIONS} WHERE cursor > ? ORDER BY cursor LIMIT ?", [cursor, limit])
+        with self.translate_decode_errors():
+            return [convert_row(CommittedDecision, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
 
-    def read_decisions(self, cursors: Sequence[int]) -> list[Committed]:
+    def read_decisions(self, cursors: Sequence[int]) -> list[CommittedDecision]:
         """Return stored decisions with these cursors, in the order of their commit."""
         marks = ",".join("?" * len(cursors))
-        rows = self.rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
-        with self.readable():
-            return [typed(Committed, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
+        rows = self.read_rows(f"{DECISIONS} WHERE cursor IN ({marks}) ORDER BY cursor", cursors)
+        with self.translate_decode_errors():
+            return [convert_row(CommittedDecision, (*row[:2], *row[3:])) for row in map(self._check_decision_row, rows)]
 
     def read_newest_requests(self, limit: int) -> list[PlacementRequest]:
         """Return the most recently decided requests, the oldest of them first."""
-        rows = self.rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
-        with self.readable():
+        rows = self.read_rows(f"{DECISIONS} ORDER BY cursor DESC LIMIT ?", [limit])
+        with self.translate_decode_errors():
             return [_decode_request(self._check_decision_row(row)[2]) for row in reversed(rows)]
 
     # -- intents
 
-    def _hold(self, request: PlacementRequest, decision: Decision, now_ms: int) -> None:
+    def _add_intent(self, request: PlacementRequest, decision: Decision, now_ms: int) -> None:
         intent = Intent(
             request_id=request.request_id,
             job=request.job_name,
@@ -271,36 +271,38 @@ class Ledger(LedgerFile):
             created_ms=now_ms,
             expires_ms=decision.expires_ms,
         )
-        row = intent.row(IntentState.ACTIVE)
+        row = intent.make_row(IntentState.ACTIVE)
         self._db.execute("INSERT INTO intents VALUES (?,?,?,?,?,?,?,?,?,?,?)", [*row, compute_intent_checksum(row)])
-        self._memory.intents[intent.request_id] = intent
+        self._cached_rows.intents[intent.request_id] = intent
 
     def list_active_intents(self) -> list[Intent]:
         """Return the intents whose jobs have not been seen running or ended, oldest first."""
-        return list(self._memory.intents.values())
+        return list(self._cached_rows.intents.values())
 
     def read_intent_state(self, request_id: str) -> IntentState | None:
-        rows = self.rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
-        with self.readable():
+        rows = self.read_rows("SELECT * FROM intents WHERE request_id = ?", [request_id])
+        with self.translate_decode_errors():
             return IntentState(self._check_intent_row(rows[0])[-1]) if rows else None
 
     def _check_intent_row(self, row: Sequence[Any]) -> Sequence[Any]:
-        return self.unchanged(f"the intent of request {row[0]!r}", row, compute_intent_checksum)
+        return self.check_row(f"the intent of request {row[0]!r}", row, compute_intent_checksum)
 
     def finish_intents(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
         """Move active intents to their final state. Returns how many there were."""
-        rows = [(request_id, state) for request_id, state in states if request_id in self._memory.intents]
+        rows = [(request_id, state) for request_id, state in states if request_id in self._cached_rows.intents]
         if not rows:
             return 0
         with self.transaction():
             for request_id, state in rows:
-                intent = self._memory.intents.pop(request_id)
-                changed = [state.value, compute_intent_checksum(intent.row(state)), request_id]
+                intent = self._cached_rows.intents.pop(request_id)
+                changed = [state.value, compute_intent_checksum(intent.make_row(state)), request_id]
                 self._db.execute("UPDATE intents SET state = ?, checksum = ? WHERE request_id = ?", changed)
                 if state in SETTLED_WORDS:
-                    self.charges.close(intent.job, intent.attempt, now_ms, state.value)
+                    self.charges.close_charge(intent.job, intent.attempt, now_ms, state.value)
                     sentence = f"{intent.job} {SETTLED_WORDS[state]}"
-                    self.record(request_id, now_ms, caller, state.value, sentence, self._decision(request_id))
+                    self.record_audit_line(
+                        request_id, now_ms, caller, state.value, sentence, self._find_decision(request_id)
+                    )
         self._count_change()
         return len(rows)
 
@@ -313,7 +315,8 @@ class Ledger(LedgerFile):
             raise self._make_damage_error(f"the intent of request {odd[0]!r} is {odd[1]!r}")
         rows = self._db.execute("SELECT * FROM intents WHERE state = 'active' ORDER BY created_ms, rowid")
         return [
-            typed(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1])) for row in map(self._check_intent_row, rows)
+            convert_row(Intent, (*row[:3], _decode_ranks(row[3]), *row[4:-1]))
+            for row in map(self._check_intent_row, rows)
         ]
 
     # -- queue
@@ -325,29 +328,29 @@ class Ledger(LedgerFile):
             row = (request.request_id, encode(request), reply, now_ms)
             checksum = compute_queue_checksum(row)
             self._db.execute("INSERT INTO queue VALUES (?,?,?,?,?)", [*row, checksum])
-            self._memory.queue[request.request_id] = QueueEntry(request, reply, now_ms)
-            self.record(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
+            self._cached_rows.queue[request.request_id] = QueueEntry(request, reply, now_ms)
+            self.record_audit_line(request.request_id, now_ms, caller, QUEUED, decision.sentence, decision, checksum)
         self._count_change()
         return reply
 
-    def queued(self) -> list[QueueEntry]:
+    def list_queue_entries(self) -> list[QueueEntry]:
         """Return waiting entries in order of arrival."""
-        return list(self._memory.queue.values())
+        return list(self._cached_rows.queue.values())
 
     def is_queued(self, request_id: str) -> bool:
-        return request_id in self._memory.queue
+        return request_id in self._cached_rows.queue
 
     def _load_queue(self) -> list[QueueEntry]:
         rows = self._db.execute("SELECT * FROM queue ORDER BY queued_ms, rowid")
         entries = []
         for row in rows:
-            _, body, reply, queued_ms = self.unchanged(f"the queue's entry {row[0]!r}", row, compute_queue_checksum)
-            entries.append(typed(QueueEntry, (_decode_request(body), reply, queued_ms)))
+            _, body, reply, queued_ms = self.check_row(f"the queue's entry {row[0]!r}", row, compute_queue_checksum)
+            entries.append(convert_row(QueueEntry, (_decode_request(body), reply, queued_ms)))
         return entries
 
     # -- audit
 
-    def record(
+    def record_audit_line(
         self,
         request_id: str,
         now_ms: int,
@@ -360,7 +363,7 @@ class Ledger(LedgerFile):
         """Append one line to the audit trail. `stored` is the checksum of the row that is written with it."""
         said = decision or Decision(request_id=request_id, decision_id="", outcome="refused", sentence=sentence)
         with self.transaction():
-            memory = self._memory
+            memory = self._cached_rows
             memory.position += 1
             line = (
                 *(memory.position, now_ms, caller, action, request_id, said.decision_id, said.board_as_of_ms),
@@ -369,14 +372,16 @@ class Ledger(LedgerFile):
             memory.head = ChainHead(memory.position, hash_line(line))
             self._db.execute(INSERT_LINE, [*line, memory.head.hash])
 
-    def accept(self, sentence: str, now_ms: int, caller: str) -> None:
+    def record_acceptance(self, sentence: str, now_ms: int, caller: str) -> None:
         """Record in the audit trail that `caller` accepted a loss or a change of the state.
 
         `sentence` says which.
         """
-        self.record("", now_ms, caller, "accept", sentence)
+        self.record_audit_line("", now_ms, caller, "accept", sentence)
 
-    def audit(self, limit: int, after: int | None = None, request_id: str | None = None) -> list[dict[str, Any]]:
+    def read_audit_trail(
+        self, limit: int, after: int | None = None, request_id: str | None = None
+    ) -> list[dict[str, Any]]:
         """Return lines of the audit trail: the newest first, or those after an `audit_id` in order."""
         where, values = ["1 = 1"], list[Any]()
         if after is not None:
@@ -384,26 +389,26 @@ class Ledger(LedgerFile):
         if request_id is not None:
             where, values = [*where, "request_id = ?"], [*values, request_id]
         order = "ASC" if after is not None else "DESC"
-        found = self._lines(f"{' AND '.join(where)} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
+        found = self._read_lines(f"{' AND '.join(where)} ORDER BY audit_id {order} LIMIT ?", [*values, limit])
         if request_id is None:
-            with self.readable():
+            with self.translate_decode_errors():
                 self._check_links(found if after is not None else found[::-1])
         return self._decode_audit_rows(found)
 
     def read_audit_lines(self, audit_ids: Sequence[int]) -> list[dict[str, Any]]:
         """Return the lines of the audit trail with these numbers, the oldest first."""
         marks = ",".join("?" * len(audit_ids))
-        return self._decode_audit_rows(self._lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
+        return self._decode_audit_rows(self._read_lines(f"audit_id IN ({marks}) ORDER BY audit_id", audit_ids))
 
-    def _lines(self, where: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
-        found = self.rows(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {where}", values)
-        with self.readable():
+    def _read_lines(self, where: str, values: Sequence[Any]) -> list[tuple[Any, ...]]:
+        found = self.read_rows(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit WHERE {where}", values)
+        with self.translate_decode_errors():
             for line in found:
-                self.unchanged(f"line {line[0]!r} of the audit trail", line, hash_line)
+                self.check_row(f"line {line[0]!r} of the audit trail", line, hash_line)
         return found
 
     def _decode_audit_rows(self, found: Sequence[Sequence[Any]]) -> list[dict[str, Any]]:
-        with self.readable():
+        with self.translate_decode_errors():
             rows = [dict(zip(AUDIT_COLUMNS, line, strict=True)) for line in found]
             for row in rows:
                 row["models"] = _decode_models(row["models"])
@@ -421,4 +426,4 @@ class Ledger(LedgerFile):
         `fleetcast audit verify` reports such a change. Later lines are checked against the hash of this line.
         """
         rows = self._db.execute("SELECT audit_id, hash FROM audit ORDER BY audit_id DESC LIMIT 1").fetchall()
-        return typed(ChainHead, rows[0]) if rows else ChainHead(0, NO_HASH)
+        return convert_row(ChainHead, rows[0]) if rows else ChainHead(0, NO_HASH)

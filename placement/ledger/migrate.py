@@ -10,25 +10,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetcast.placement.ledger.chain import CHECKSUMS, NO_HASH, QUEUED, encode, hash_line
-from fleetcast.placement.ledger.schema import CHARGES, SCHEMA_VERSION, TABLES, create, shape, shape_of, split_statements
+from fleetcast.placement.ledger.schema import (
+    CHARGES,
+    SCHEMA_VERSION,
+    TABLES,
+    create_tables,
+    make_expected_schema,
+    read_schema,
+    split_statements,
+)
 
 MIGRATED = "migrated"
 
 
-def begin(db: sqlite3.Connection) -> str:
+def create_tables_if_empty(db: sqlite3.Connection) -> str:
     """Create the tables of a file of version 0 if it is empty. Otherwise return why it is not.
 
     Returns "" on success. Version 1 created its tables one by one, so such a file may already have some.
     """
-    found = shape(db)
+    found = read_schema(db)
     tables = [name for name, sql in found.items() if sql.startswith("CREATE TABLE")]
-    if found.keys() - shape_of(1).keys() or any(
+    if found.keys() - make_expected_schema(1).keys() or any(
         db.execute(f'SELECT EXISTS (SELECT 1 FROM "{name}")').fetchone()[0] for name in tables
     ):
         return f"it has version 0 and {', '.join(sorted(found))}: it is no ledger"
     for name in tables:
         db.execute(f"DROP TABLE {name}")
-    create(db)
+    create_tables(db)
     return ""
 
 
@@ -45,15 +53,15 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
 def _copy_first_version(db: sqlite3.Connection) -> None:
     """Copy everything of version 1 into tables of this version."""
     counted = dict(db.execute("SELECT name, seq FROM sqlite_sequence"))
-    for name, sql in shape(db).items():
+    for name, sql in read_schema(db).items():
         if not sql.startswith("CREATE TABLE"):
             db.execute(f"DROP {sql.split()[1]} {name}")
     for table in TABLES:
         db.execute(f"ALTER TABLE {table} RENAME TO {table}_1")
-    create(db)
+    create_tables(db)
     for table, checksum in CHECKSUMS.items():
-        _copy(db, table, lambda row, checksum=checksum: [*row, checksum(row)])  # type: ignore[misc]
-    _copy(db, "audit", _Chain(db))
+        _copy_table(db, table, lambda row, checksum=checksum: [*row, checksum(row)])  # type: ignore[misc]
+    _copy_table(db, "audit", _LineConverter(db))
     for table in TABLES:
         db.execute(f"DROP TABLE {table}_1")
     for table in counted:  # the last numbers ever given, whatever rows there are
@@ -63,14 +71,14 @@ def _copy_first_version(db: sqlite3.Connection) -> None:
     db.execute("INSERT INTO state VALUES (?, ?)", [MIGRATED, encode({"version": 1, "lines": lines}).decode()])
 
 
-def _copy(db: sqlite3.Connection, table: str, made: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
+def _copy_table(db: sqlite3.Connection, table: str, made: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
     """Copy a table in the order of its row ids, so that the oldest active intent stays the first."""
     rows = (made(row) for row in db.execute(f"SELECT * FROM {table}_1 ORDER BY rowid"))
     width = len(db.execute(f"SELECT * FROM {table} LIMIT 0").description)
     db.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * width)})", rows)
 
 
-class _Chain:
+class _LineConverter:
     """A converter that adds the columns `stored`, `previous` and `hash` to lines of version 1."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
@@ -78,11 +86,11 @@ class _Chain:
         self._hash = NO_HASH
 
     def __call__(self, row: Sequence[Any]) -> Sequence[Any]:
-        line = [*row, self._stored(row[4], row[3]), self._hash]
+        line = [*row, self._find_stored_checksum(row[4], row[3]), self._hash]
         self._hash = hash_line(line)
         return [*line, self._hash]
 
-    def _stored(self, request_id: Any, action: Any) -> str:
+    def _find_stored_checksum(self, request_id: Any, action: Any) -> str:
         table = {QUEUED: "queue", "place": "decisions", "refuse": "decisions", "withdraw": "decisions"}.get(action)
         if table is None:
             return ""

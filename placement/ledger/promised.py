@@ -90,40 +90,40 @@ class PromiseReader:
         self._queues = ""  # the file of queues that has these windows, as JSON
         self.unreadable = ""
 
-    def find(self, job: str, attempt: int) -> Promise | None:
+    def find_promise(self, job: str, attempt: int) -> Promise | None:
         """Return the newest promise to an attempt.
 
         Returns None if there is none, or if the ledger is unreadable.
         """
-        rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
+        rows = self._read_ledger(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
         return Promise(str(rows[0][0]), IntentState(rows[0][1])) if rows else None
 
-    def ranks_of(self, job: str, attempt: int) -> tuple[RankPlacement, ...]:
+    def find_ranks(self, job: str, attempt: int) -> tuple[RankPlacement, ...]:
         """Return the GPUs that an attempt holds by a promise.
 
         Empty without a promise, or if the ledger is unreadable.
         """
-        rows = self._read(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
+        rows = self._read_ledger(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
         if not rows or IntentState(rows[0][1]) not in HELD:
             return ()
         return _decode_ranks(rows[0][2])
 
-    def open(self) -> Sequence[OpenRequest]:
+    def list_open_requests(self) -> Sequence[OpenRequest]:
         """Return the requests that wait, in order of arrival, and those whose promise is still active.
 
         While the ledger is unreadable, these are the requests that were read last.
         """
-        found = self._read(self._read_open_requests)
+        found = self._read_ledger(self._read_open_requests)
         if not self.unreadable:
             self._open = found or ()
         return self._open
 
-    def windows(self) -> Sequence[Window]:
+    def read_windows(self) -> Sequence[Window]:
         """Return the reservations and maintenance windows of the queue file that the placer serves.
 
         While the ledger is unreadable, return those that were read last.
         """
-        rows = self._read(lambda db: db.execute(MARKED, [QUEUES_TEXT]).fetchall())
+        rows = self._read_ledger(lambda db: db.execute(MARKED, [QUEUES_TEXT]).fetchall())
         if rows and rows[0][0] != self._queues:
             self._queues = rows[0][0]
             try:
@@ -138,7 +138,7 @@ class PromiseReader:
 
         It must be if it holds a promise, or if the ledger is unreadable and cannot say whether it does.
         """
-        promise = self.find(job, attempt)
+        promise = self.find_promise(job, attempt)
         return bool(self.unreadable) if promise is None else promise.is_held
 
     def close(self) -> None:
@@ -147,7 +147,7 @@ class PromiseReader:
                 self._db.close()
             self._db, self._stand = None, ()
 
-    def _read(self, read: Callable[[sqlite3.Connection], _Rows]) -> _Rows | None:
+    def _read_ledger(self, read: Callable[[sqlite3.Connection], _Rows]) -> _Rows | None:
         """Return the result of `read`. Returns None if there is no ledger, or if it is unreadable."""
         for is_last_try in (False, True):
             try:

@@ -20,7 +20,7 @@ class LedgerError(FleetcastError):
     retry_after_s = 2.0
 
 
-class LedgerAway(LedgerError):
+class LedgerUnavailable(LedgerError):
     """An error about a ledger that cannot be opened now. A later try may succeed.
 
     The file is locked, or on a full or read-only disk.
@@ -55,7 +55,7 @@ class Intent:
     created_ms: int
     expires_ms: int
 
-    def row(self, state: IntentState) -> tuple[Any, ...]:
+    def make_row(self, state: IntentState) -> tuple[Any, ...]:
         """Return the columns in the file, without the checksum. SQLite returns a negative zero as zero."""
         amounts = (
             None if amount is None else amount + 0.0 for amount in (self.cpus, self.host_memory_gib, self.limit_s)
@@ -82,7 +82,7 @@ class QueueEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class CommittedDecision:
     """A stored decision. `reply` is what the caller received, and receives again on a retry."""
 
     cursor: int
@@ -94,7 +94,7 @@ class Committed:
     time_ms: int
 
 
-def typed(kind: type[_Row], row: Sequence[Any]) -> _Row:
+def convert_row(kind: type[_Row], row: Sequence[Any]) -> _Row:
     """Convert a row into a dataclass. Raises ValueError for a value of another type."""
     return msgspec.convert(dict(zip(kind.__annotations__, row, strict=True)), kind, builtin_types=(bytes,))
 

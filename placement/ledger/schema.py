@@ -77,25 +77,25 @@ AUDIT_COLUMNS = (
 Shape = dict[str, str]  # name of a table, index or trigger → its statement, white space aside
 
 
-def shape(db: sqlite3.Connection) -> Shape:
+def read_schema(db: sqlite3.Connection) -> Shape:
     """Return the tables, indexes and triggers of a file, without those that SQLite makes itself."""
     rows = db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     return {name: " ".join(str(sql).split()).replace("IF NOT EXISTS ", "") for name, sql in rows}
 
 
-def shape_of(version: int) -> Shape:
+def make_expected_schema(version: int) -> Shape:
     """Return the tables, indexes and triggers that a file of this version must have."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMAS[version])
-        return shape(db)
+        return read_schema(db)
 
 
-def strange(found: Shape, version: int) -> str:
+def explain_schema_mismatch(found: Shape, version: int) -> str:
     """Return why a file does not have that version, or "" if it does.
 
     Missing indexes and triggers do not count, because the ledger creates them again.
     """
-    wanted = shape_of(version)
+    wanted = make_expected_schema(version)
     for name, sql in wanted.items():
         if name not in found and sql.startswith("CREATE TABLE"):
             return f"it has version {version}, but no table {name}"
@@ -107,12 +107,12 @@ def strange(found: Shape, version: int) -> str:
     return ""
 
 
-def missing(found: Shape) -> dict[str, str]:
+def find_missing_statements(found: Shape) -> dict[str, str]:
     """Return triggers and indexes that a file of this version lacks, with the statements that make them."""
-    return {name: sql for name, sql in shape_of(SCHEMA_VERSION).items() if name not in found}
+    return {name: sql for name, sql in make_expected_schema(SCHEMA_VERSION).items() if name not in found}
 
 
-def create(db: sqlite3.Connection) -> None:
+def create_tables(db: sqlite3.Connection) -> None:
     """Create all tables, indexes and triggers of this version, inside the caller's transaction."""
     for statement in split_statements(SCHEMAS[SCHEMA_VERSION]):
         db.execute(statement)

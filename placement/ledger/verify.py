@@ -29,7 +29,13 @@ from fleetcast.placement.ledger.chain import (
 from fleetcast.placement.ledger.file import LAST_NUMBER
 from fleetcast.placement.ledger.migrate import MIGRATED
 from fleetcast.placement.ledger.rows import SETTLED_WORDS, LedgerError
-from fleetcast.placement.ledger.schema import AUDIT_COLUMNS, SCHEMA_VERSION, missing, shape, strange
+from fleetcast.placement.ledger.schema import (
+    AUDIT_COLUMNS,
+    SCHEMA_VERSION,
+    explain_schema_mismatch,
+    find_missing_statements,
+    read_schema,
+)
 
 MOST_FINDINGS = 100
 
@@ -49,7 +55,7 @@ class LedgerFinding:
 
 @dataclass(slots=True)
 class LedgerVerdict:
-    """The counts and findings of `verify`."""
+    """The counts and findings of `verify_ledger`."""
 
     head: ChainHead = field(default_factory=ChainHead)
     held: int | None = None  # the line with the head to look for; None: not there, or no head
@@ -62,10 +68,10 @@ class LedgerVerdict:
     left_out: int = 0  # findings beyond `MOST_FINDINGS`
 
     @property
-    def ok(self) -> bool:
+    def is_intact(self) -> bool:
         return not self.findings
 
-    def find(self, kind: str, sentence: str, audit_id: int | None = None, request_id: Any = None) -> None:
+    def add_finding(self, kind: str, sentence: str, audit_id: int | None = None, request_id: Any = None) -> None:
         if len(self.findings) == MOST_FINDINGS:
             self.left_out += 1
             return
@@ -73,7 +79,7 @@ class LedgerVerdict:
         self.findings.append(LedgerFinding(kind, sentence, audit_id, name))
 
 
-def verify(path: Path, head: str = "") -> LedgerVerdict:
+def verify_ledger(path: Path, head: str = "") -> LedgerVerdict:
     """Check the whole ledger.
 
     head: a hash that the chain must contain. Raises LedgerError if the file does not exist, is no ledger or
@@ -90,28 +96,30 @@ def verify(path: Path, head: str = "") -> LedgerVerdict:
                     f"{path} has version {version}, a chain has version {SCHEMA_VERSION}: "
                     "the placer migrates an earlier one when it starts"
                 )
-            return _check(db, head)
+            return _check_ledger(db, head)
     except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
         raise LedgerError(f"{path} cannot be read: {error}") from None
 
 
-def _check(db: sqlite3.Connection, head: str) -> LedgerVerdict:
+def _check_ledger(db: sqlite3.Connection, head: str) -> LedgerVerdict:
     verdict = LedgerVerdict()
-    found = shape(db)
-    if why := strange(found, SCHEMA_VERSION):
-        verdict.find("file", why)
+    found = read_schema(db)
+    if why := explain_schema_mismatch(found, SCHEMA_VERSION):
+        verdict.add_finding("file", why)
         return verdict
-    for name in missing(found):
-        verdict.find("file", f"{name} was removed from the file: what it kept from being done may have been done")
+    for name in find_missing_statements(found):
+        verdict.add_finding(
+            "file", f"{name} was removed from the file: what it kept from being done may have been done"
+        )
     for (said,) in db.execute(f"PRAGMA integrity_check({MOST_FINDINGS})"):
         if said != "ok":
-            verdict.find("file", f"SQLite says: {said}")
+            verdict.add_finding("file", f"SQLite says: {said}")
     trail = _Trail(db, verdict, head)
     for check in (
-        trail.check,
-        lambda: _promises(db, verdict),
-        lambda: _waiting(db, verdict),
-        lambda: _verify_charges(db, verdict),
+        trail.check_trail,
+        lambda: _check_intents(db, verdict),
+        lambda: _check_queue(db, verdict),
+        lambda: _check_charges(db, verdict),
     ):
         with _report_damage(verdict):
             check()
@@ -124,7 +132,7 @@ def _report_damage(verdict: LedgerVerdict) -> Iterator[None]:
     try:
         yield
     except (sqlite3.DatabaseError, ValueError, TypeError, RecursionError) as error:
-        verdict.find("file", f"the rest cannot be read: {error}")
+        verdict.add_finding("file", f"the rest cannot be read: {error}")
 
 
 class _Trail:
@@ -138,43 +146,47 @@ class _Trail:
         self.waiting = 0
         self.settled: Counter[str] = Counter()
 
-    def check(self) -> None:
+    def check_trail(self) -> None:
         verdict = self.verdict
         for row in self.db.execute(f"SELECT {', '.join(AUDIT_COLUMNS)} FROM audit ORDER BY audit_id"):
-            self._line(row)
-            self._reply(row)
-        self._end()
+            self._check_line(row)
+            self._check_written_row(row)
+        self._check_end()
         for row in self.db.execute("SELECT * FROM decisions ORDER BY cursor"):
             verdict.replies += 1
-            _checked(verdict, "reply", f"the decision of request {row[1]!r}", "decisions", row, row[1])
+            _check_checksum(verdict, "reply", f"the decision of request {row[1]!r}", "decisions", row, row[1])
         if verdict.replies != self.decided:
-            verdict.find("reply", f"{verdict.replies:,} replies are stored, the trail speaks of {self.decided:,}")
+            verdict.add_finding(
+                "reply", f"{verdict.replies:,} replies are stored, the trail speaks of {self.decided:,}"
+            )
         for state in SETTLED_WORDS:
             (count,) = self.db.execute("SELECT count(*) FROM intents WHERE state = ?", [state.value]).fetchone()
             if count != self.settled[state]:
                 spoken = self.settled[state]
-                verdict.find("intent", f"{count:,} intents are {state}, the trail speaks of {spoken:,}")
+                verdict.add_finding("intent", f"{count:,} intents are {state}, the trail speaks of {spoken:,}")
         (waiting,) = self.db.execute("SELECT count(*) FROM queue").fetchone()
         if waiting != self.waiting:
-            verdict.find("queue", f"{waiting:,} requests wait, the trail speaks of {self.waiting:,}")
+            verdict.add_finding("queue", f"{waiting:,} requests wait, the trail speaks of {self.waiting:,}")
 
-    def _line(self, row: tuple[Any, ...]) -> None:
+    def _check_line(self, row: tuple[Any, ...]) -> None:
         verdict, before = self.verdict, self.verdict.head
         audit_id, previous, written = row[0], row[-2], row[-1]
         verdict.lines += 1
         if audit_id != before.audit_id + 1:
             first, last = before.audit_id + 1, audit_id - 1
-            verdict.find("missing", f"lines {first}..{last} are missing before line {audit_id}", audit_id)
+            verdict.add_finding("missing", f"lines {first}..{last} are missing before line {audit_id}", audit_id)
         elif previous != before.hash:
-            verdict.find("line", f"the chain breaks at line {audit_id}: it does not follow on the one before", audit_id)
+            verdict.add_finding(
+                "line", f"the chain breaks at line {audit_id}: it does not follow on the one before", audit_id
+            )
         if hash_line(row[:-1]) != written:
-            verdict.find("line", f"the chain breaks at line {audit_id}: it is not what was written", audit_id)
+            verdict.add_finding("line", f"the chain breaks at line {audit_id}: it is not what was written", audit_id)
         if written == self.expected_head:
             verdict.held = audit_id
         self.settled[row[3]] += 1
         verdict.head = ChainHead(audit_id, str(written))
 
-    def _reply(self, row: tuple[Any, ...]) -> None:
+    def _check_written_row(self, row: tuple[Any, ...]) -> None:
         """Check that the row written together with an audit line still exists and is unchanged."""
         audit_id, action, request_id, stored = row[0], row[3], row[4], row[9]
         if not stored:
@@ -190,30 +202,30 @@ class _Trail:
             kind, what, found = "reply", "the decision", decision
         if found != stored:
             how = "is gone" if found is None else f"is not what line {audit_id} speaks for"
-            self.verdict.find(kind, f"{what} of request {request_id!r} {how}", None, request_id)
+            self.verdict.add_finding(kind, f"{what} of request {request_id!r} {how}", None, request_id)
 
     def _read_checksum(self, table: str, request_id: Any) -> Any:
         found = self.db.execute(f"SELECT checksum FROM {table} WHERE request_id = ?", [request_id]).fetchone()
         return found[0] if found else None
 
-    def _end(self) -> None:
+    def _check_end(self) -> None:
         verdict = self.verdict
         (last,) = self.db.execute(LAST_NUMBER["audit"]).fetchone()
         if last > verdict.head.audit_id:
             sentence = f"lines {verdict.head.audit_id + 1}..{last} are missing at the end"
-            verdict.find("tail", sentence, verdict.head.audit_id + 1)
+            verdict.add_finding("tail", sentence, verdict.head.audit_id + 1)
         if self.expected_head == NO_HASH:
             verdict.held = 0
         elif self.expected_head and verdict.held is None:
             sentence = (
                 "that head is not in the chain: lines up to it were cut off or rewritten, or it is another ledger's"
             )
-            verdict.find("head", sentence)
+            verdict.add_finding("head", sentence)
         rows = self.db.execute("SELECT value FROM state WHERE key = ?", [MIGRATED]).fetchall()
         verdict.unchained = int(msgspec.json.decode(rows[0][0])["lines"]) if rows else 0
 
 
-def _promises(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+def _check_intents(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     """Check that each intent is unchanged and holds the GPUs that its decision gave.
 
     Each placement must have an intent.
@@ -224,35 +236,35 @@ def _promises(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     for *row, outcome, reply in rows:
         verdict.intents += 1
         what = f"the intent of request {row[0]!r}"
-        if not _checked(verdict, "intent", what, "intents", row, row[0]):
+        if not _check_checksum(verdict, "intent", what, "intents", row, row[0]):
             continue
         if outcome != "placed" or encode(msgspec.json.decode(reply, type=Decision).ranks) != row[3]:
-            verdict.find("intent", f"{what} holds other GPUs than its decision gave", None, row[0])
+            verdict.add_finding("intent", f"{what} holds other GPUs than its decision gave", None, row[0])
     without = db.execute(
         "SELECT request_id FROM decisions WHERE outcome = 'placed' "
         "AND NOT EXISTS (SELECT 1 FROM intents WHERE intents.request_id = decisions.request_id)"
     )
     for (request_id,) in without:
-        verdict.find("intent", f"the intent of request {request_id!r} is gone", None, request_id)
+        verdict.add_finding("intent", f"the intent of request {request_id!r} is gone", None, request_id)
 
 
-def _waiting(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+def _check_queue(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     for row in db.execute("SELECT * FROM queue ORDER BY rowid"):
         verdict.waiting += 1
-        _checked(verdict, "queue", f"the queue's entry {row[0]!r}", "queue", row, row[0])
+        _check_checksum(verdict, "queue", f"the queue's entry {row[0]!r}", "queue", row, row[0])
 
 
-def _verify_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
+def _check_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
     """Check that charges and credits are unchanged."""
     for table, checksum in CHARGE_TABLE_CHECKSUMS.items():
         for row in db.execute(f"SELECT * FROM {table}"):
             if checksum(row[:-1]) != row[-1]:
-                verdict.find("charge", f"row {row[0]!r} of {table} is not what was written")
+                verdict.add_finding("charge", f"row {row[0]!r} of {table} is not what was written")
 
 
-def _checked(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
+def _check_checksum(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:
     *values, written = row
     if CHECKSUMS[table](values) == written:
         return True
-    verdict.find(kind, f"{what} is not what was written", None, request_id)
+    verdict.add_finding(kind, f"{what} is not what was written", None, request_id)
     return False

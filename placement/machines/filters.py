@@ -35,10 +35,10 @@ class Screen:
     by_reason: dict[str, Mask]
 
     @property
-    def rejected(self) -> dict[str, int]:
+    def rejected_counts(self) -> dict[str, int]:
         return {reason: int(np.count_nonzero(mask)) for reason, mask in self.by_reason.items()}
 
-    def only(self, rows: NDArray[np.int64]) -> "Screen":
+    def restrict_to_rows(self, rows: NDArray[np.int64]) -> "Screen":
         """Return the same screen with only `rows` as candidates."""
         passes = np.zeros_like(self.passes)
         passes[rows] = True
@@ -63,12 +63,12 @@ def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Sc
         mask = rejects(request, view, options)
         if mask is not None:
             reject(reason, mask)
-    room = room_on_gpus(request, view)
+    room = count_room_on_gpus(request, view)
     reject("busy", room < 1)
-    return Screen(passes, _room(request, view, room) * passes, view.free_gpus, by_reason)
+    return Screen(passes, _count_member_room(request, view, room) * passes, view.free_gpus, by_reason)
 
 
-def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
+def count_room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int64]:
     """Return (n,) members that fit on the free GPUs, or free parts of GPUs, of each node."""
     if request.milli < WHOLE:
         return np.asarray((view.milli // request.milli).sum(axis=1, dtype=np.int64))
@@ -77,7 +77,7 @@ def room_on_gpus(request: PlacementRequest, view: ClusterView) -> NDArray[np.int
     return view.free_gpus // request.gpus_per_node if request.gpus_per_node else np.full(len(view), MAX_MEMBERS)
 
 
-def _room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64]) -> NDArray[np.int64]:
+def _count_member_room(request: PlacementRequest, view: ClusterView, room: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return (n,) members that fit on each node. CPUs and host memory are per member.
 
     room: (n,) members that fit by GPUs alone.
@@ -153,7 +153,7 @@ def _make_state_filter(state: NodeState) -> Filter:
     """Make a filter that rejects nodes in this state."""
 
     def in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-        by_state: dict[int, Mask] = view.memo.of("states", (view.state,), lambda: _mask_by_state(view))
+        by_state: dict[int, Mask] = view.memo.get_or_compute("states", (view.state,), lambda: _mask_by_state(view))
         return by_state.get(state)
 
     return in_state
@@ -234,13 +234,13 @@ def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) 
     if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
         return None
     taken = count_true_per_row(view.unknown_use)
-    short: Mask = (room_on_gpus(request, view) < 1) & (view.free_gpus + taken >= request.gpus_per_node)
+    short: Mask = (count_room_on_gpus(request, view) < 1) & (view.free_gpus + taken >= request.gpus_per_node)
     return short
 
 
 def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
     """Reject nodes with too few free GPUs, or too small free parts of GPUs, for one member."""
-    return room_on_gpus(request, view) < 1
+    return count_room_on_gpus(request, view) < 1
 
 
 FILTERS: tuple[tuple[str, Filter], ...] = (

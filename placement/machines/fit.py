@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
-from fleetcast.placement.columns import begins, in_order, sort_rows_descending
+from fleetcast.placement.columns import find_run_begins, sort_rows_by_keys, sort_rows_descending
 from fleetcast.placement.machines.scorers import LEVEL_SCORE, LEVELS, NodeScores
 
 SCORE_BINS = 20
@@ -62,7 +62,7 @@ class Room:
     members: NDArray[np.int64]  # (domains,)
 
     @property
-    def most(self) -> int:
+    def most_members(self) -> int:
         return int(self.members.max(initial=0))
 
 
@@ -75,10 +75,10 @@ def sum_room_by_domain(
     if level is Level.NODE:
         return Room(level, np.arange(len(rows)), room)
     domain, count = topology.domain[level][rows], len(topology.domain_names[level])
-    return Room(level, domain, _sums(domain, room, max(count, 1)))
+    return Room(level, domain, _sum_per_domain(domain, room, max(count, 1)))
 
 
-def _sums(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def _sum_per_domain(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Return (count,) sums by domain. Nodes without a domain (-1) do not count."""
     each = room[0] if len(room) else 0
     alike = bool((room == each).all())  # as for whole nodes: then it is enough to count
@@ -123,17 +123,17 @@ def find_best_fits(request: PlacementRequest, topology: Topology, scores: NodeSc
     for level in [Level.NODE] if size == 1 else list_allowed_levels(request):
         offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
         can_lose = scores.has_score_bounds and len(found) == MOST_FITS
-        if offer.most < size or (can_lose and search.bound(offer) < found[-1].score):
+        if offer.most_members < size or (can_lose and search.bound_level_score(offer) < found[-1].score):
             continue
-        found += search.fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
+        found += search.find_level_fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
         found.sort(key=lambda fit: -fit.score)  # stable: the tighter level, the earlier domain wins a tie
-        found = list(_distinct(found))[:MOST_FITS]
+        found = list(_drop_duplicates(found))[:MOST_FITS]
         if request.preferred:
             break
     return found
 
 
-def _distinct(fits: list[Fit]) -> Iterator[Fit]:
+def _drop_duplicates(fits: list[Fit]) -> Iterator[Fit]:
     seen: set[bytes] = set()
     for fit in fits:
         key = np.sort(fit.rows).tobytes()
@@ -165,19 +165,21 @@ class GangSearch:
     @cached_property
     def _best_chances(self) -> tuple[float, float]:
         """The highest possible chances of survival and of a steady pace: those of the best nodes."""
-        span = self.scores.span(self.size)
+        span = self.scores.count_fewest_nodes(self.size)
         survives, keeps_pace = (
             float(np.exp(np.partition(logs, -span)[-span:].sum()))
             for logs in (self.scores.survives, self.scores.keeps_pace)
         )
         return survives, keeps_pace
 
-    def bound(self, offer: Room) -> float:
+    def bound_level_score(self, offer: Room) -> float:
         """Return a score that no gang of a level exceeds, so that a level that cannot win is not filled."""
         survives, keeps_pace = self._best_chances
-        return float(self._bound_score(offer.level, survives, keeps_pace, self._tightest(offer)))
+        return float(self._bound_score(offer.level, survives, keeps_pace, self._find_largest_share(offer)))
 
-    def bounds(self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf) -> NDArray[np.float64]:
+    def bound_domain_scores(
+        self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf
+    ) -> NDArray[np.float64]:
         """Return (feasible domains,) scores that no gang of a domain exceeds.
 
         They are mostly lower than the bound of the whole level, and cost more work.
@@ -190,10 +192,10 @@ class GangSearch:
         risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
         tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
 
-        def highest(logs: Floats) -> Floats:
-            return _bound_highest_sums(logs, self.scores.span(self.size), offer.domain, feasible)
+        def bound_sums(logs: Floats) -> Floats:
+            return _bound_highest_sums(logs, self.scores.count_fewest_nodes(self.size), offer.domain, feasible)
 
-        def scores(survives: Floats, keeps_pace: Floats) -> Floats:
+        def bound_scores(survives: Floats, keeps_pace: Floats) -> Floats:
             ends = (
                 (survives, np.minimum(keeps_pace, (both - risk * survives) / slow)),
                 (np.minimum(survives, (both - slow * keeps_pace) / risk), keeps_pace),
@@ -201,12 +203,12 @@ class GangSearch:
             first, second = (self._bound_score(offer.level, np.exp(s), np.exp(p), tight) for s, p in ends)
             return np.asarray(np.maximum(first, second))
 
-        both = highest(risk * self.scores.survives + slow * self.scores.keeps_pace)
+        both = bound_sums(risk * self.scores.survives + slow * self.scores.keeps_pace)
         none = np.zeros_like(both)
-        found = scores(none, none)
+        found = bound_scores(none, none)
         if (found < above).all():
             return found
-        return scores(highest(self.scores.survives), highest(self.scores.keeps_pace))
+        return bound_scores(bound_sums(self.scores.survives), bound_sums(self.scores.keeps_pace))
 
     def _bound_score(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
         """Return the score of a gang with these chances and this share of its domain.
@@ -226,12 +228,12 @@ class GangSearch:
         full = float(self.scores.compute_node_parts(self.size)["fit"].max())
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
-    def _tightest(self, offer: Room) -> float:
+    def _find_largest_share(self, offer: Room) -> float:
         """Return the largest share of its domain's room that any gang takes, 1 for parts of GPUs."""
         least = int(offer.members[offer.members >= self.size].min())
         return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
-    def fits(self, offer: Room, above: float = -np.inf) -> list[Fit]:
+    def find_level_fits(self, offer: Room, above: float = -np.inf) -> list[Fit]:
         """Return the best three domains of a level, each with its gang.
 
         Domains that score less than `above` may be missing.
@@ -242,7 +244,7 @@ class GangSearch:
         n = int(np.count_nonzero(feasible))
         if not self.scores.is_gang_score_independent or (n <= FEW and not np.isfinite(above)):
             return self._fill_wanted_domains(np.ones(n, bool), offer, feasible)
-        bounds = self.bounds(offer, feasible, above)
+        bounds = self.bound_domain_scores(offer, feasible, above)
         likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
         found = self._fill_wanted_domains(likely, offer, feasible) if likely.any() else []
         needed = bounds >= max(above, found[-1].score if len(found) == MOST_FITS else -np.inf)
@@ -259,11 +261,11 @@ class GangSearch:
         number[chosen] = np.arange(len(chosen))
         domain = number[offer.domain[at]]
         if len(chosen) == len(wanted):
-            return self._fill(offer.level, at, domain, sub_domain)
+            return self._fill_domains(offer.level, at, domain, sub_domain)
         mine = domain >= 0
-        return self._fill(offer.level, at[mine], domain[mine], sub_domain[mine])
+        return self._fill_domains(offer.level, at[mine], domain[mine], sub_domain[mine])
 
-    def _fill(
+    def _fill_domains(
         self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> list[Fit]:
         """Return the best three domains with their gangs.
@@ -271,24 +273,24 @@ class GangSearch:
         at, domain, sub_domain: (k,) each. Domains are 0 to n - 1. Sub-domains are ranks.
         """
         scores, size = self.scores, self.size
-        at, domain = self._order(at, domain, sub_domain)
-        first = np.flatnonzero(begins(domain))
+        at, domain = self._sort_candidates(at, domain, sub_domain)
+        first = np.flatnonzero(find_run_begins(domain))
         take = _fill_in_order(scores.room[at], domain, first, size)
         used = take > 0
-        parts = scores.of_gangs(at[used], take[used], domain[used], level, len(first))
+        parts = scores.score_gangs(at[used], take[used], domain[used], level, len(first))
         tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
         parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
-        total = scores.total(parts)
+        total = scores.compute_total(parts)
         ends = np.append(first[1:], len(at))
         fits = []
-        for best in _best(total, MOST_FITS):
+        for best in _find_highest_scores(total, MOST_FITS):
             whole = slice(first[best], ends[best])
             mine = used[whole]
             rows, takes = _replace_last_node(scores, at[whole], at[whole][mine], take[whole][mine])
-            fits.append(Fit(level, scores.rows[rows], takes, float(total[best]), scores.points(parts, best)))
+            fits.append(Fit(level, scores.rows[rows], takes, float(total[best]), scores.compute_points(parts, best)))
         return fits
 
-    def _order(
+    def _sort_candidates(
         self, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return (k,) candidates and their domains in fill order.
@@ -298,9 +300,9 @@ class GangSearch:
         coarse = SCORE_BINS - np.floor(self.scores.compute_node_scores(self.size)[at] * SCORE_BINS).astype(np.int64)
         filled = domain * (SCORE_BINS + 1) + coarse
         if (sub_domain[1:] > sub_domain[:-1]).all():
-            order = in_order(filled)  # the sort keeps the order of equals, so the other keys change nothing
+            order = sort_rows_by_keys(filled)  # the sort keeps the order of equals, so the other keys change nothing
         else:
-            order = in_order(self.rank[at], sub_domain, filled)
+            order = sort_rows_by_keys(self.rank[at], sub_domain, filled)
         return at[order], domain[order]
 
 
@@ -310,9 +312,9 @@ def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> li
     at: (k,) candidates that can hold it.
     """
     parts, total = scores.compute_node_parts(size), scores.compute_node_scores(size)
-    found = at[_best(total[at], MOST_FITS)].tolist()
+    found = at[_find_highest_scores(total[at], MOST_FITS)].tolist()
     return [
-        Fit(Level.NODE, scores.rows[[node]], np.array([size]), float(total[node]), scores.points(parts, node))
+        Fit(Level.NODE, scores.rows[[node]], np.array([size]), float(total[node]), scores.compute_points(parts, node))
         for node in found
     ]
 
@@ -335,7 +337,7 @@ def _bound_highest_sums(
     return np.asarray(np.minimum(count * level + excess[feasible], 0.0))
 
 
-def _best(total: NDArray[np.float64], count: int) -> list[int]:
+def _find_highest_scores(total: NDArray[np.float64], count: int) -> list[int]:
     """Return the indices of the highest scores, the first of equal scores first."""
     if len(total) > 4 * count:
         edge = np.partition(total, -count)[-count]
@@ -358,11 +360,11 @@ def _rank_sub_domains(
         assert sub is not None
         inner = topology.domain[sub][scores.rows[at]].astype(np.int64)
         if (inner >= 0).any():
-            members = _sums(inner, scores.room[at], len(topology.domain_names[sub]))
+            members = _sum_per_domain(inner, scores.room[at], len(topology.domain_names[sub]))
             if inner.min() >= 0 and (members[inner] == members[inner[0]]).all():
                 return inner
             rank = np.full(len(members) + 1, len(members))
-            rank[in_order(members.max() - members)] = np.arange(len(members))
+            rank[sort_rows_by_keys(members.max() - members)] = np.arange(len(members))
             return rank[inner]
     return np.zeros(len(at), np.int64)
 

@@ -9,7 +9,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.fit import sum_room_by_domain
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.potential import count_fragmented_milli, stranded
+from fleetcast.placement.machines.potential import count_fragmented_milli, count_stranded_milli
 from fleetcast.placement.machines.scorers import LEVELS
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.placement.machines.view import ClusterView
@@ -32,28 +32,29 @@ class PoolFragments(msgspec.Struct, frozen=True):
     largest_gang: dict[str, int]
 
 
-def fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
+def measure_fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
     """Return the fragmentation of each pool, in order of the pools' names."""
-    return list(_rows(view, options))
+    return list(_make_rows(view, options))
 
 
-def _rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
+def _make_rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
     for code, pool in sorted(enumerate(view.inventory.pools), key=lambda item: item[1]):
         rows = np.flatnonzero((view.inventory.pool == code) & view.is_open)
         milli, lost, idle = view.milli[rows], None, None
         if options.demand is not None:
             cpus, model = view.free_cpus[rows], view.inventory.gpu_model[rows].astype(np.int64)
             lost = round(float(count_fragmented_milli(options.demand, milli, cpus, model).sum()) / WHOLE, 3)
-            idle = round(float(stranded(options.demand, milli, cpus).sum()) / WHOLE, 3)
+            idle = round(float(count_stranded_milli(options.demand, milli, cpus).sum()) / WHOLE, 3)
         free = int(milli.sum(dtype=np.int64)) / WHOLE
-        yield PoolFragments(pool, free, lost, idle, _largest(pool, view, options))
+        yield PoolFragments(pool, free, lost, idle, _find_largest_gangs(pool, view, options))
 
 
-def _largest(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
+def _find_largest_gangs(pool: str, view: ClusterView, options: Options) -> dict[str, int]:
     """Return level → GPUs of the largest gang that fits into one of its domains now."""
     screened = screen(PlacementRequest(request_id="largest", pool=pool), view, options)
     rows = np.flatnonzero(screened.passes & view.is_open)
     found = {
-        level or ANYWHERE: sum_room_by_domain(level, view.topology, rows, screened.room[rows]).most for level in LEVELS
+        level or ANYWHERE: sum_room_by_domain(level, view.topology, rows, screened.room[rows]).most_members
+        for level in LEVELS
     }
     return {str(level): gpus for level, gpus in found.items()}

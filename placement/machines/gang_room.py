@@ -33,17 +33,17 @@ class Slot:
     domain: Ints | None = None
 
     @cached_property
-    def least(self) -> int:
+    def fewest_members(self) -> int:
         """The smallest number of members that an empty node hosts, among nodes that host any."""
         return int(self.most[self.most > 0].min(initial=np.iinfo(np.int64).max))
 
     @cached_property
     def is_uniform(self) -> bool:
         """Whether all nodes that host any members host equally many."""
-        return bool((self.most[self.most > 0] == self.least).all())
+        return bool((self.most[self.most > 0] == self.fewest_members).all())
 
     @cached_property
-    def domains(self) -> int:
+    def domain_count(self) -> int:
         """The number of domains. Without domains, all nodes count as one."""
         return 1 if self.domain is None else int(self.domain.max(initial=0)) + 1
 
@@ -58,8 +58,8 @@ class Slot:
         assert self.domain is not None
         known = np.flatnonzero(self.domain >= 0)
         known = known[np.argsort(self.domain[known], kind="stable")]
-        counts = np.bincount(self.domain[known], minlength=self.domains)
-        rows = np.full((self.domains, max(1, int(counts.max(initial=0)))), len(self.most), np.int64)
+        counts = np.bincount(self.domain[known], minlength=self.domain_count)
+        rows = np.full((self.domain_count, max(1, int(counts.max(initial=0)))), len(self.most), np.int64)
         rows[np.arange(rows.shape[1]) < counts[:, None]] = known
         return rows
 
@@ -83,7 +83,7 @@ class GangAsk:
     hold: QueueHold | None = None
     closures: tuple[Closure, ...] = ()
 
-    def closed(self, now_s: float) -> NDArray[np.bool_] | None:
+    def mask_closed_nodes(self, now_s: float) -> NDArray[np.bool_] | None:
         """Return (n,) whether a node is closed to it now. None if it may start on all nodes."""
         masks = [one.nodes for one in self.closures if one.bars(now_s, self.planned_s)]
         return np.any(masks, axis=0) if masks else None
@@ -112,13 +112,13 @@ class Fleet:
         self._each = np.array([slot.each for slot in self.slots], np.int64)[:, None]
         self._most = np.array([slot.most for slot in self.slots], np.int64).reshape(len(self.slots), len(self.free))
         self._room = np.minimum(self._most, self.free // self._each)
-        self._first = np.cumsum([0, *(slot.domains for slot in self.slots)])
+        self._first = np.cumsum([0, *(slot.domain_count for slot in self.slots)])
         self._at = np.full(self._room.shape, self._first[-1], np.int64)
         for at, slot in enumerate(self.slots):
             domain = np.zeros(len(self.free), np.int64) if slot.domain is None else slot.domain
             self._at[at, domain >= 0] = self._first[at] + domain[domain >= 0]
         self._total = np.zeros(self._first[-1] + 1, np.int64)
-        self._count(self._at, self._room)
+        self._add_room(self._at, self._room)
 
     def copy(self) -> "Fleet":
         """Return a copy that can be changed independently."""
@@ -127,16 +127,16 @@ class Fleet:
         other._total = self._total.copy()
         return other
 
-    def change(self, nodes: Ints, gpus: Ints) -> None:
+    def change_free_gpus(self, nodes: Ints, gpus: Ints) -> None:
         """Release GPUs, or take them if the number is negative. Each node may occur only once."""
         free = self.free.take(nodes) + gpus
         self.free[nodes] = free
         room = np.minimum(self._most.take(nodes, 1), free // self._each)
         more = room - self._room.take(nodes, 1)
         self._room[:, nodes] = room
-        self._count(self._at.take(nodes, 1), more)
+        self._add_room(self._at.take(nodes, 1), more)
 
-    def _count(self, at: Ints, more: Ints) -> None:
+    def _add_room(self, at: Ints, more: Ints) -> None:
         """Add room to domains, and update the best domain of each slot.
 
         at, more: (slot, node) indices of `_total`, and the members to add there.
@@ -152,7 +152,7 @@ class Fleet:
         """Return whether there is room for a gang now."""
         return self._best[ask.slot] >= ask.members
 
-    def choose(self, ask: GangAsk, reserved: Ints | None) -> tuple[Ints, Ints] | None:
+    def choose_gang_nodes(self, ask: GangAsk, reserved: Ints | None) -> tuple[Ints, Ints] | None:
         """Return (nodes, GPUs of each) for a gang, the fullest first. Returns None if there is no room.
 
         The nodes `reserved` are left out.
@@ -166,12 +166,12 @@ class Fleet:
             nodes = _choose_fullest_domain(slot.domain[nodes], room[nodes], nodes, ask.members)
         return _choose_nodes(room, self.free, nodes, ask.members, slot.each)
 
-    def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
+    def find_soonest_nodes(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
         """Return the nodes that should be free for a gang first, and the time when the last of them is.
 
         The time is inf if it is unknown. The nodes have no meaning then.
         """
-        slot, closed = self.slots[ask.slot], ask.closed(now_s)
+        slot, closed = self.slots[ask.slot], ask.mask_closed_nodes(now_s)
         ready_s = np.where(self._room[ask.slot] == slot.most, 0.0, self.ready_s)
         if len(slot.nodes_without_members):
             ready_s[slot.nodes_without_members] = np.inf
@@ -217,7 +217,7 @@ def _choose_first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
 
     ready_s: (n,). Only as many nodes are sorted as would be enough if each had the least room.
     """
-    most = min(-(-members // slot.least), len(ready_s)) - 1
+    most = min(-(-members // slot.fewest_members), len(ready_s)) - 1
     nodes = (ready_s <= np.partition(ready_s, most)[most]).nonzero()[0]
     nodes = nodes[ready_s[nodes].argsort(kind="stable")]
     return np.asarray(nodes[: int(slot.most[nodes].cumsum().searchsorted(members)) + 1])
@@ -228,7 +228,7 @@ def _choose_first_domain(slot: Slot, ready_s: Floats, members: int) -> Ints:
     rows, most = slot.rows, slot.max_members_in_rows
     each_s = np.concatenate((ready_s, NEVER_S)).take(rows)
     if slot.is_uniform:  # all domains need equally many nodes, so that few of them have to be sorted
-        nth = -(-members // slot.least) - 1
+        nth = -(-members // slot.fewest_members) - 1
         last_s = np.partition(each_s, nth, axis=1)[:, nth]
         first = (last_s == last_s.min()).nonzero()[0]
         if len(first) == 1:

@@ -39,11 +39,11 @@ class GangSize:
     risky: bool = False
 
 
-def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
+def compute_gang_size(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
     """Return the size that a gang gets, and the candidates that it may use, before it is placed."""
     gang, level = request.members, get_widest_level(request)
     offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
-    most = compute_largest_size(gang, offer.most)
+    most = compute_largest_size(gang, offer.most_members)
     everyone = np.ones(len(scores.rows), bool)
     if most <= gang.min:
         return GangSize(most, everyone)
@@ -53,7 +53,7 @@ def grown(request: PlacementRequest, topology: Topology, scores: NodeScores) -> 
     if size <= gang.min:
         size, keeps = gang.min, everyone
     out = scores.advice[~healthy & (scores.room > 0)] if size < most else np.zeros(0, np.int8)
-    held = compute_largest_size(gang, sum_room_by_domain(level, topology, scores.rows, room).most)
+    held = compute_largest_size(gang, sum_room_by_domain(level, topology, scores.rows, room).most_members)
     return GangSize(size, keeps, frozenset(map(Advice, out.tolist())), risky=size < held)
 
 

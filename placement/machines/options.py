@@ -62,16 +62,18 @@ def compute_worst_risk(view: ClusterView, options: Options) -> NDArray[np.float6
     A node of unknown risk gets the prior, because a single hot node would raise the mean too far.
     """
 
-    def worst() -> Floats:
+    def compute() -> Floats:
         known = np.fmax(view.p_fail, view.p_slow)
         return np.where(np.isnan(known), options.prior_risk, known)
 
-    found: NDArray[np.float64] = view.memo.of(("worst", options.prior_risk), (view.p_fail, view.p_slow), worst)
+    found: NDArray[np.float64] = view.memo.get_or_compute(
+        ("worst", options.prior_risk), (view.p_fail, view.p_slow), compute
+    )
     return found
 
 
 def find_highest_risk(view: ClusterView, options: Options) -> float:
     """Return the highest `compute_worst_risk` of all nodes, 0 if there are none."""
     worst = compute_worst_risk(view, options)
-    found: float = view.memo.of("highest", (worst,), lambda: float(worst.max(initial=0.0)))
+    found: float = view.memo.get_or_compute("highest", (worst,), lambda: float(worst.max(initial=0.0)))
     return found

@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 Slots = NDArray[np.int64] | NDArray[np.int16]
 
 
-def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+def count_usable_milli(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
     """Return (k,) thousandths of GPUs that a random shape of the demand could use on each node."""
     enough = milli[:, None, :] >= demand.levels[None, :, None]
     count = np.count_nonzero(enough, axis=2)
@@ -44,10 +44,10 @@ def usable(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floa
 
 def count_fragmented_milli(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
     """Return (k,) thousandths of free GPUs that are of no use to a random shape of the demand."""
-    return np.asarray(milli.sum(axis=1, dtype=np.int64) - usable(demand, milli, cpus, model))
+    return np.asarray(milli.sum(axis=1, dtype=np.int64) - count_usable_milli(demand, milli, cpus, model))
 
 
-def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
+def count_stranded_milli(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
     """Return (k,) free thousandths of GPUs that the free CPUs cannot feed.
 
     A softplus replaces the kink at zero, so the result is smooth.
@@ -58,9 +58,9 @@ def stranded(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
     return np.asarray(WHOLE * np.logaddexp(0.0, over))
 
 
-def potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
+def compute_potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
     """Return (k,) the potential of each node in thousandths of GPUs: fragmented plus stranded ones."""
-    return count_fragmented_milli(demand, milli, cpus, model) + stranded(demand, milli, cpus)
+    return count_fragmented_milli(demand, milli, cpus, model) + count_stranded_milli(demand, milli, cpus)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Ways:
     milli: Ints
 
 
-def ways(shape: MemberShape, milli: Slots) -> Ways:
+def list_ways(shape: MemberShape, milli: Slots) -> Ways:
     """Return the ways to place one member of this shape.
 
     For a part of a GPU, these are the slots that it fits on, the first of equal ones. Whole GPUs take the
@@ -89,7 +89,7 @@ def ways(shape: MemberShape, milli: Slots) -> Ways:
         after[np.arange(len(at)), slot] -= shape.milli
         return Ways(at, slot, after)
     at = np.flatnonzero(np.count_nonzero(milli >= WHOLE, axis=1) >= shape.gpus)
-    return Ways(at, np.full(len(at), -1), taken(milli[at], np.full(len(at), shape.gpus)))
+    return Ways(at, np.full(len(at), -1), remove_whole_gpus(milli[at], np.full(len(at), shape.gpus)))
 
 
 def score_potential_growth(growth: Floats) -> Floats:
@@ -124,9 +124,9 @@ class PotentialGrowth:
         self._demand, self._shape = demand, make_member_shape(request)
         self._milli, self._cpus = view.milli[rows], view.free_cpus[rows]
         self._model = view.inventory.gpu_model[rows].astype(np.int64)
-        self._before = potential(demand, self._milli, self._cpus, self._model)
+        self._before = compute_potential(demand, self._milli, self._cpus, self._model)
 
-    def fit(self, at: Ints, members: Ints) -> Floats:
+    def score_members(self, at: Ints, members: Ints) -> Floats:
         """Return (k,) scores in [0, 1] of placing members on candidates. A half means no growth.
 
         The score is higher where the potential grows less, in whole bins. at: (k,) candidates. If a node gets
@@ -134,19 +134,23 @@ class PotentialGrowth:
         """
         shape = self._shape
         if 0 < shape.milli < WHOLE:
-            found = ways(shape, self._milli[at])
-            good, _ = find_best_slots(found, self._good(at[found.at], found.milli, np.ones(len(found.at))), len(at))
+            found = list_ways(shape, self._milli[at])
+            good, _ = find_best_slots(
+                found, self._score_growth(at[found.at], found.milli, np.ones(len(found.at))), len(at)
+            )
             good = np.where(np.isfinite(good), good * members, 0.0)
         else:
-            good = self._good(at, taken(self._milli[at], shape.gpus * members), members.astype(np.float64))
+            good = self._score_growth(
+                at, remove_whole_gpus(self._milli[at], shape.gpus * members), members.astype(np.float64)
+            )
         return np.asarray(1 / (1 + np.exp(-good * BIN / WHOLE)))
 
-    def _good(self, at: Ints, milli: Ints, members: Floats) -> Floats:
+    def _score_growth(self, at: Ints, milli: Ints, members: Floats) -> Floats:
         cpus = self._cpus[at] - members * self._shape.cpus
-        return score_potential_growth(potential(self._demand, milli, cpus, self._model[at]) - self._before[at])
+        return score_potential_growth(compute_potential(self._demand, milli, cpus, self._model[at]) - self._before[at])
 
 
-def taken(milli: Slots, gpus: Ints) -> Ints:
+def remove_whole_gpus(milli: Slots, gpus: Ints) -> Ints:
     """Return (k, g) thousandths that stay free once the first `gpus` whole GPUs of a node are taken."""
     enough = milli >= WHOLE
     first = enough & (np.cumsum(enough, axis=1) <= gpus[:, None])

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.shared_domains import compute_carried_heat, compute_shared_hazard, interpolate_hazard
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.columns import begins, in_order, is_ascending, median
+from fleetcast.placement.columns import find_run_begins, is_ascending, median, sort_rows_by_keys
 from fleetcast.placement.machines.filters import Screen
 from fleetcast.placement.machines.options import Options, fill_unknown_risk
 from fleetcast.placement.machines.potential import PotentialGrowth
@@ -43,10 +43,10 @@ SHORTEST_S, LONGEST_S = 600.0, 86_400.0
 
 
 @lru_cache(maxsize=64)
-def fragments(gpus: int) -> NDArray[np.float64]:
+def compute_fragments(gpus: int) -> NDArray[np.float64]:
     """Return (gpus + 1,) expected GPUs that a random shape leaves unused, by free GPUs of a node.
 
-    >>> fragments(4).round(2).tolist()  # shapes 1, 2, 4: one free GPU serves only the first of them
+    >>> compute_fragments(4).round(2).tolist()  # shapes 1, 2, 4: one free GPU serves only the first of them
     [0.0, 0.67, 0.67, 1.33, 0.0]
     """
     shapes = 2 ** np.arange(int(np.log2(max(gpus, 1))) + 1)
@@ -64,7 +64,7 @@ def compute_node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: ND
     most, left = int(free.max()), free - taken
     if most <= MOST_IN_TABLE and (gpus == gpus[0]).all():
         return _make_fit_table(most, int(gpus[0]))[free * (most + 1) + left]
-    return _compute_fit_score(fragments(most), free, left, gpus)
+    return _compute_fit_score(compute_fragments(most), free, left, gpus)
 
 
 def _compute_fit_score(
@@ -79,7 +79,7 @@ def _compute_fit_score(
 def _make_fit_table(most: int, gpus: int) -> NDArray[np.float64]:
     """Return ((most + 1) ** 2,) `compute_node_fit` of nodes of one size, at index free * (most + 1) + left."""
     free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
-    return _compute_fit_score(fragments(most), free, left, np.full(len(free), gpus))
+    return _compute_fit_score(compute_fragments(most), free, left, np.full(len(free), gpus))
 
 
 def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
@@ -89,7 +89,7 @@ def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
     return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
 
 
-def run_s(request: PlacementRequest, view: ClusterView) -> float:
+def estimate_run_s(request: PlacementRequest, view: ClusterView) -> float:
     """Return the seconds over which risk counts for a request.
 
     That is the usual run time, at most the limit or a day (the job restarts then). If it is unknown, it is
@@ -120,13 +120,13 @@ def interpolate_risks(view: ClusterView, duration_s: float) -> tuple[NDArray[np.
 def compute_log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
     """Return (n,) log probabilities of not failing and of not slowing down within the time."""
 
-    def chances() -> Chances:
+    def compute() -> Chances:
         known = [fill_unknown_risk(p, options.prior_risk) for p in interpolate_risks(view, duration_s)]
         return tuple(np.log1p(-np.clip(p, 0, HIGHEST_RISK)) for p in known)
 
     ahead = () if view.risk is None else (view.risk.p_fail, view.risk.p_slow, view.risk.gpu_temp_c)
     parts = (view.p_fail, view.p_slow, view.risk, *ahead)
-    found: Chances = view.memo.of(("chances", duration_s, options.prior_risk, len(parts)), parts, chances)
+    found: Chances = view.memo.get_or_compute(("chances", duration_s, options.prior_risk, len(parts)), parts, compute)
     return found
 
 
@@ -146,7 +146,7 @@ class NodeScores:
         self.free = screened.free_gpus[rows]
         self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
         self.gpus = view.topology.gpus[rows].astype(np.int64)
-        self.horizon_s = run_s(request, view)
+        self.horizon_s = estimate_run_s(request, view)
         self.survives, self.keeps_pace = (
             chances[rows] for chances in compute_log_chances(view, options, self.horizon_s)
         )
@@ -180,15 +180,17 @@ class NodeScores:
         if not self.has_score_bounds or self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())
-        return max(least, 1).bit_length() == max(most, 1).bit_length()  # `fragments` has the same shapes for both
+        return (
+            max(least, 1).bit_length() == max(most, 1).bit_length()
+        )  # `compute_fragments` has the same shapes for both
 
     @cached_property
-    def parts(self) -> NDArray[np.int64]:
+    def free_part_counts(self) -> NDArray[np.int64]:
         """(c,) parts of the requested size that still fit on partly taken GPUs of each candidate."""
         return count_free_parts(self._view, self.request.milli)[self.rows]
 
     @cached_property
-    def shared(self) -> dict[str, NDArray[np.int32]]:
+    def domain_by_level(self) -> dict[str, NDArray[np.int32]]:
         """Level → (c,) number of the domain of each candidate, -1 unknown."""
         domain = self._view.topology.domain
         return {
@@ -200,43 +202,43 @@ class NodeScores:
     def compute_node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
         """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
         if size not in self._parts:
-            self._parts[size] = self._compute_parts(size)
+            self._parts[size] = self._compute_uncached_parts(size)
         return self._parts[size]
 
-    def _compute_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
-        span = self.span(size)
+    def _compute_uncached_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
+        span = self.count_fewest_nodes(size)
         return {
             "risk": np.exp(span * self.survives),
             "slow": np.exp(span * self.keeps_pace),
-            "fit": self.fit(np.arange(len(self.rows)), np.minimum(self.room, size)),
+            "fit": self.score_fit(np.arange(len(self.rows)), np.minimum(self.room, size)),
             "packing": np.minimum(self.room, size) / size,
             **self.extra,
         }
 
-    def fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score_fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return (k,) scores in [0, 1], higher if `members` on the candidates `at` break less usable room."""
         if self.growth is not None:
-            return self.growth.fit(at, members)
-        return compute_node_fit(self.free[at], self._whole(at, members), self.gpus[at])
+            return self.growth.score_members(at, members)
+        return compute_node_fit(self.free[at], self._count_whole_gpus(at, members), self.gpus[at])
 
-    def _whole(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _count_whole_gpus(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (k,) the wholly free GPUs of the candidates `at` that these members would take or break."""
         if self.request.milli == WHOLE:
             return members * self.request.gpus_per_node
         on_whole = WHOLE // self.request.milli
-        return np.asarray(-(-np.maximum(members - self.parts[at], 0) // on_whole))
+        return np.asarray(-(-np.maximum(members - self.free_part_counts[at], 0) // on_whole))
 
     def compute_node_scores(self, size: int) -> NDArray[np.float64]:
         """Return (c,) the weighted mean of `compute_node_parts`, in [0, 1]."""
         if size not in self._of_nodes:
-            self._of_nodes[size] = self.total(self.compute_node_parts(size))
+            self._of_nodes[size] = self.compute_total(self.compute_node_parts(size))
         return self._of_nodes[size]
 
-    def span(self, size: int) -> int:
+    def count_fewest_nodes(self, size: int) -> int:
         """Return the fewest candidates that could hold `size` members if all were as roomy as the roomiest."""
         return -(-size // self.most_room)
 
-    def of_gangs(
+    def score_gangs(
         self, at: NDArray[np.int64], take: NDArray[np.int64], domain: NDArray[np.int64], level: Level | None, n: int
     ) -> dict[str, NDArray[np.float64]]:
         """Return the parts of the scores of gangs, one gang in each domain: name → (n,), unweighted.
@@ -245,7 +247,7 @@ class NodeScores:
         """
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
-        span, node = self.span(size), self.fit(at, take)
+        span, node = self.count_fewest_nodes(size), self.score_fit(at, take)
         return {
             "risk": np.exp(np.bincount(domain, self.survives[at], n) - self.compute_shared_risk(at, domain, n)),
             "slow": np.exp(np.bincount(domain, self.keeps_pace[at], n)),
@@ -265,7 +267,7 @@ class NodeScores:
         at, domain: (k,) each: candidates, and domains 0..n-1.
         """
         found, excess = np.zeros(n), self.excess[at]
-        for level, numbers in self.shared.items():
+        for level, numbers in self.domain_by_level.items():
             own = numbers[at]
             lowest, highest = int(own.min(initial=0)), int(own.max(initial=-1))
             if highest < 0:
@@ -276,22 +278,22 @@ class NodeScores:
                 own, gang, hazard = own[known], domain[known], excess[known]
             keys = gang * (highest + 1) + own
             if not is_ascending(keys):
-                order = in_order(keys)
+                order = sort_rows_by_keys(keys)
                 keys, gang, hazard = keys[order], gang[order], hazard[order]
-            first = np.flatnonzero(begins(keys))
+            first = np.flatnonzero(find_run_begins(keys))
             more = np.append(first[1:], len(keys)) - first > 1
             worst = np.maximum.reduceat(hazard, first)[more]
             found += np.bincount(gang[first[more]], compute_shared_hazard(level, worst, self.horizon_s), n)
         return found
 
-    def total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
+    def compute_total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return (n,) the weighted mean of the parts."""
         score = np.zeros(len(parts["risk"]))
         for name, part in parts.items():
             score += self.weights[name] * part
         return score / self.total_weight
 
-    def points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
+    def compute_points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
         """Return the contribution of each part to the score of one domain. They sum to the score."""
         return {
             name: round(self.weights[name] * float(part[domain]) / self.total_weight, 4) for name, part in parts.items()

@@ -107,6 +107,6 @@ class RecentShapes:
     def __len__(self) -> int:
         return len(self._newest)
 
-    def counted(self) -> Counter[MemberShape]:
+    def count_members(self) -> Counter[MemberShape]:
         """Return shape → number of members in the newest requests."""
         return +self._members

@@ -52,7 +52,7 @@ class HeldParts:
 NO_PARTS = HeldParts(*(np.zeros(0, np.int64),) * 3)
 
 
-def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
+def list_held_parts(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
     """Return the whole GPUs and the parts of GPUs that jobs hold, in order of job.
 
     holders: (n, g) index of the job that holds the GPU, -1 for none.
@@ -67,13 +67,13 @@ def held(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
     return HeldParts(job[order], gpu[order], milli[order])
 
 
-def fullest(free: Milli, share: int, members: int) -> list[int]:
+def choose_fullest_slots(free: Milli, share: int, members: int) -> list[int]:
     """Choose a slot for each of several equal parts of GPUs, and return the indices of the slots.
 
     Each part gets the fullest slot that has room for it, the first of equals. free: (g,) free thousandths.
     share: thousandths of one part.
 
-    >>> fullest(np.array([1000, 300, 500], np.int16), 250, 3)
+    >>> choose_fullest_slots(np.array([1000, 300, 500], np.int16), 250, 3)
     [1, 2, 2]
     """
     left, found = free.astype(np.int64), []

@@ -37,9 +37,9 @@ class Inventory:
         return cls(
             gpu_model=np.array([models.setdefault(node.gpu_model, len(models) - 1) for node in nodes], np.int32),
             gpu_models=tuple(models)[1:],
-            gpu_memory_gib=_known([node.gpu_memory_gib for node in nodes]),
-            cpus=_known([node.cpus for node in nodes]),
-            host_memory_gib=_known([node.host_memory_gib for node in nodes]),
+            gpu_memory_gib=_mask_unknown([node.gpu_memory_gib for node in nodes]),
+            cpus=_mask_unknown([node.cpus for node in nodes]),
+            host_memory_gib=_mask_unknown([node.host_memory_gib for node in nodes]),
             row={node.name: row for row, node in enumerate(nodes)},
             power=np.array([powers.setdefault(node.power_domain, len(powers) - 1) for node in nodes], np.int32),
             pool=pool,
@@ -47,7 +47,7 @@ class Inventory:
         )
 
 
-def _known(values: list[float] | list[int]) -> NDArray[np.float64]:
+def _mask_unknown(values: list[float] | list[int]) -> NDArray[np.float64]:
     """Return the values as a column in which zero and NaN, which both mean unknown, become NaN."""
     column = np.array(values, np.float64)
     return np.where(column > 0, column, np.nan)
@@ -113,7 +113,7 @@ class ViewMemo:
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
 
-    def of(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
+    def get_or_compute(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
         """Return the result of `make` for these parts, computed now or earlier.
 
         key: names the result and any other value that it depends on. Arrays among the parts become read-only.

@@ -62,18 +62,18 @@ def format_count(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def shape(request: PlacementRequest, members: int) -> str:
+def describe_gang(request: PlacementRequest, members: int) -> str:
     """Describe a gang by its number of members and the GPUs of each.
 
-    >>> shape(PlacementRequest(request_id="a", gang=4, gpus_per_node=8), 4)
+    >>> describe_gang(PlacementRequest(request_id="a", gang=4, gpus_per_node=8), 4)
     '4 x 8 GPUs'
-    >>> shape(PlacementRequest(request_id="a", gpu_share=460), 2)
+    >>> describe_gang(PlacementRequest(request_id="a", gpu_share=460), 2)
     '2 x 0.46 GPU'
     """
-    return member(request) if members == 1 else f"{members:,} x {member(request)}"
+    return describe_member(request) if members == 1 else f"{members:,} x {describe_member(request)}"
 
 
-def member(request: PlacementRequest) -> str:
+def describe_member(request: PlacementRequest) -> str:
     """Describe the resources of one member: `8 GPUs`, `0.46 GPU` or `16 CPUs and 64 GiB of memory`."""
     if request.milli < WHOLE:
         return f"{request.milli / WHOLE:g} GPU"
@@ -84,10 +84,10 @@ def member(request: PlacementRequest) -> str:
     return " and ".join(filter(None, wanted))
 
 
-def fitting(request: PlacementRequest, members: int) -> str:
+def describe_fitting_room(request: PlacementRequest, members: int) -> str:
     """Describe the room for this number of members: `16 free GPUs fit`, `room for 3 x 0.46 GPU`."""
     if request.milli < WHOLE or not request.gpus_per_node:
-        return f"room for {shape(request, members)}" if members else f"no room for {member(request)}"
+        return f"room for {describe_gang(request, members)}" if members else f"no room for {describe_member(request)}"
     gpus = members * request.gpus_per_node
     return f"{format_count(gpus, 'free GPU')} {'fits' if gpus == 1 else 'fit'}"
 
@@ -102,7 +102,7 @@ def describe_placement(
     growth: GangSize,
 ) -> str:
     members = int(fit.takes.sum())
-    sentence = f"placed {shape(request, members)} {_describe_place(view, fit.rows, level)}"
+    sentence = f"placed {describe_gang(request, members)} {_describe_place(view, fit.rows, level)}"
     if members < request.members.desired:
         sentence += f" ({members:,} of {request.members.desired:,} members wanted{_explain_smaller_gang(growth)})"
     wide = level is None or (request.preferred is not None and _is_wider(level, request.preferred))
@@ -111,7 +111,7 @@ def describe_placement(
     avoided = find_avoided_rows(request, view, options, screened, fit.rows)
     if avoided:
         sentence += f"; avoided {_describe_risky_nodes(view, options, avoided)}"
-    return sentence + _unknown_use(view, screened) + _describe_unconfirmed(request, view, fit.rows)
+    return sentence + _describe_unknown_use(view, screened) + _describe_unconfirmed(request, view, fit.rows)
 
 
 def _describe_unconfirmed(request: PlacementRequest, view: ClusterView, rows: NDArray[np.int64]) -> str:
@@ -124,7 +124,7 @@ def _describe_unconfirmed(request: PlacementRequest, view: ClusterView, rows: ND
     return "; no telemetry confirmed that these GPUs are free"
 
 
-def _unknown_use(view: ClusterView, screened: Screen) -> str:
+def _describe_unknown_use(view: ClusterView, screened: Screen) -> str:
     """Name the nodes that were passed over for work that no job event reports, the fullest first.
 
     Returns an empty text if there are none.
@@ -196,12 +196,12 @@ def _describe_risky_nodes(view: ClusterView, options: Options, rows: Sequence[in
     return "; ".join(named) + (f"; and {more:,} more" if more > 0 else "")
 
 
-def needs(request: PlacementRequest) -> str:
+def describe_needs(request: PlacementRequest) -> str:
     """Describe a request in a phrase: `64 GPUs inside one rack`."""
     total, members = request.members.min * request.gpus_per_node, request.members.min
-    text = format_count(total, "GPU") if total and request.milli == WHOLE else shape(request, members)
+    text = format_count(total, "GPU") if total and request.milli == WHOLE else describe_gang(request, members)
     if request.gpus_per_node > 1 and members > 1:
-        text += f" ({shape(request, members)})"
+        text += f" ({describe_gang(request, members)})"
     if models := request.gpu_models or ((request.gpu_model,) if request.gpu_model else ()):
         text = f"{text} of model {' or '.join(models)}"
     if request.pool:
@@ -214,13 +214,13 @@ def needs(request: PlacementRequest) -> str:
 
 
 def describe_refusal(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
-    return f"refused: {explain_shortage(request, view, screened)}{_unknown_use(view, screened)}"
+    return f"refused: {explain_shortage(request, view, screened)}{_describe_unknown_use(view, screened)}"
 
 
 def explain_shortage(request: PlacementRequest, view: ClusterView, screened: Screen) -> str:
     """Explain why a gang does not fit: its needs, the room there is, and why nodes are rejected."""
-    text = f"needs {needs(request)}"
-    rejected = screened.rejected
+    text = f"needs {describe_needs(request)}"
+    rejected = screened.rejected_counts
     if not len(view):
         return f"{text}; no node is known yet"
     rows = np.flatnonzero(screened.passes)
@@ -230,14 +230,20 @@ def explain_shortage(request: PlacementRequest, view: ClusterView, screened: Scr
     level = request.required
     if level is not None and members >= request.members.min:
         return f"{text}; {_describe_scattered_room(request, view, screened, level, rows)}"
-    text += f"; {fitting(request, members)}"
+    text += f"; {describe_fitting_room(request, members)}"
     if len(rows):
         text += f", on {format_count(len(rows), 'node')}"
-    out = [part for name, count in rejected.items() for part in _rejected(request, view, screened, name, count)]
+    out = [
+        part
+        for name, count in rejected.items()
+        for part in _describe_rejected_nodes(request, view, screened, name, count)
+    ]
     return f"{text}; of {format_count(len(view), 'node')}: {', '.join(out)}" if out else text
 
 
-def _rejected(request: PlacementRequest, view: ClusterView, screened: Screen, reason: str, count: int) -> list[str]:
+def _describe_rejected_nodes(
+    request: PlacementRequest, view: ClusterView, screened: Screen, reason: str, count: int
+) -> list[str]:
     """Describe the nodes that are rejected for one reason, in phrases.
 
     `4 kept by reservation 'mlperf' for queue 'production' until …`. A node in two windows counts for the
@@ -268,8 +274,8 @@ def _describe_scattered_room(
     total = int(screened.room.sum())
     if request.milli < WHOLE or not request.gpus_per_node:
         return (
-            f"the best {word} {name} has {fitting(request, room.most)}; "
-            f"{fitting(request, total)} is scattered over {domains:,} {word}s"
+            f"the best {word} {name} has {describe_fitting_room(request, room.most_members)}; "
+            f"{describe_fitting_room(request, total)} is scattered over {domains:,} {word}s"
         )
-    most, free = room.most * request.gpus_per_node, total * request.gpus_per_node
+    most, free = room.most_members * request.gpus_per_node, total * request.gpus_per_node
     return f"the best {word} {name} has {most:,} free; {free:,} free GPUs are scattered over {domains:,} {word}s"

@@ -27,17 +27,19 @@ def make_placement_charge(
         leaf=leaf,
         user=request.user,
         class_=request.class_,
-        held=summed((node.pool, node.gpu_model, gpus) for node, gpus in list_placed_gpus(decision, view)),
-        expected_s=run_times.run_s(sum(len(rank.gpus) for rank in decision.ranks), 0.5, limit_s=request.limit_s),
+        held=sum_held_gpus((node.pool, node.gpu_model, gpus) for node, gpus in list_placed_gpus(decision, view)),
+        expected_s=run_times.estimate_run_s(
+            sum(len(rank.gpus) for rank in decision.ranks), 0.5, limit_s=request.limit_s
+        ),
         queued_ms=now_ms if queued_ms is None else queued_ms,
         held_ms=now_ms,
     )
 
 
-def summed(rows: Iterable[tuple[str, str, float]]) -> tuple[HeldGpus, ...]:
+def sum_held_gpus(rows: Iterable[tuple[str, str, float]]) -> tuple[HeldGpus, ...]:
     """Sum GPUs by pool and model.
 
-    >>> summed([("a", "H100", 8.0), ("a", "H100", 8.0)])
+    >>> sum_held_gpus([("a", "H100", 8.0), ("a", "H100", 8.0)])
     (HeldGpus(pool='a', model='H100', gpus=16.0),)
     """
     found: dict[tuple[str, str], float] = {}

@@ -26,7 +26,7 @@ class Claims:
         """
         self._doubted = request_id if holds_p is not None and holds_p < LEAST_P else ""
 
-    def dropped(self, waiting: Iterable[str]) -> str:
+    def choose_dropped_claim(self, waiting: Iterable[str]) -> str:
         """Return the id of the request whose claim is dropped in the next pass, or "" if there is none.
 
         A claim is dropped at most once for each call of `observe`. waiting: ids of the waiting requests.

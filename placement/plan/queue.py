@@ -23,13 +23,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import Decision, PlacementRequest
-from fleetcast.placement.engine import claimed, decided, fits_now, has_room_for_gang
+from fleetcast.placement.engine import decide_screened, find_claimed_gpus, fits_now, has_room_for_gang
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import explain_shortage
-from fleetcast.placement.plan.reasons import AfterPass, WaitCode, WaitReason
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
+from fleetcast.placement.plan.reasons import StateAfterPass, WaitCode, WaitReason
+from fleetcast.placement.plan.timeline import (
+    RunningJob,
+    RunTimeQuantiles,
+    Timeline,
+    add_request_placement,
+    estimate_releases,
+)
 from fleetcast.placement.plan.turns import OneLine, QueueTurns
 from fleetcast.placement.queues.asks import FitKey, QueueAsk, make_fit_key, make_queue_ask
 
@@ -38,7 +44,7 @@ FitKeys = tuple[FitKey, FitKey]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class WaitingEntry:
     """An entry of the queue."""
 
     request: PlacementRequest
@@ -51,7 +57,7 @@ class Wait(msgspec.Struct, gc=False):
     `position` counts from 1. `start_ms`: the head's shadow time, None for all other entries.
     """
 
-    entry: Waiting
+    entry: WaitingEntry
     position: int
     reason: WaitReason
     start_ms: int | None = None
@@ -70,7 +76,7 @@ class Plan:
     reservation: that of the head.
     """
 
-    placed: tuple[tuple[Waiting, Decision], ...]
+    placed: tuple[tuple[WaitingEntry, Decision], ...]
     waiting: tuple[Wait, ...]
     view: ClusterView
     running: Mapping[str, RunningJob]
@@ -85,19 +91,19 @@ class Reservation:
     use then. blocker: the job that it waits for.
     """
 
-    entry: Waiting
+    entry: WaitingEntry
     shadow_ms: int
     blocker: str
     gpus: NDArray[np.bool_]
     cpus: NDArray[np.float64]
     host_memory_gib: NDArray[np.float64]
 
-    def dropped(self) -> "Reservation":
+    def copy_without_resources(self) -> "Reservation":
         """Return the same reservation without any resources."""
         nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
         return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
 
-    def spare(self, view: ClusterView) -> ClusterView:
+    def subtract_from_view(self, view: ClusterView) -> ClusterView:
         """Return the view without the resources that the head has reserved."""
         return replace(
             view,
@@ -107,7 +113,7 @@ class Reservation:
         )
 
 
-def make_order_key(entry: Waiting) -> tuple[int, int, str]:
+def make_order_key(entry: WaitingEntry) -> tuple[int, int, str]:
     """Return the sort key: higher priority first, then the longer wait, then the request's id."""
     return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
@@ -116,7 +122,7 @@ ONE_LINE = OneLine(make_order_key)
 
 
 def plan(
-    queue: Sequence[Waiting],
+    queue: Sequence[WaitingEntry],
     view: ClusterView,
     running: Mapping[str, RunningJob],
     run_times: RunTimeQuantiles,
@@ -129,14 +135,14 @@ def plan(
     running: the jobs that hold GPUs in the view. dropped: a request that gets no reservation in this pass if
     it becomes the head (`fleetcast.placement.plan.claims`).
     """
-    after = AfterPass(options, view, turns or ONE_LINE)
-    cycle = Cycle(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
-    ordered = iter(cycle.turns.in_order(queue))
+    after = StateAfterPass(options, view, turns or ONE_LINE)
+    cycle = QueuePass(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
+    ordered = iter(cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
         if cycle.reservation is not None:
             break
-    for entry in cycle.turns.behind(list(ordered)):
+    for entry in cycle.turns.sort_behind_head(list(ordered)):
         cycle.try_entry(entry)
     cycle.after.view = cycle.view
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
@@ -160,7 +166,7 @@ class AskInPass(msgspec.Struct, gc=False):
 
 
 @dataclass(slots=True)
-class Cycle:
+class QueuePass:
     """The state of one pass over the queue."""
 
     view: ClusterView
@@ -168,9 +174,9 @@ class Cycle:
     run_times: RunTimeQuantiles
     options: Options
     turns: QueueTurns
-    after: AfterPass
+    after: StateAfterPass
     dropped: str
-    placed: list[tuple[Waiting, Decision]] = field(default_factory=list)
+    placed: list[tuple[WaitingEntry, Decision]] = field(default_factory=list)
     waiting: list[Wait] = field(default_factory=list)
     reservation: Reservation | None = None
     tries: int = 0
@@ -204,7 +210,7 @@ class Cycle:
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
         return make_fit_key(request, has_plugins=by_plugin)
 
-    def try_entry(self, entry: Waiting) -> None:
+    def try_entry(self, entry: WaitingEntry) -> None:
         """Place an entry if it fits and its queue's quota allows it. Otherwise record why it waits."""
         ask = make_queue_ask(entry.request)
         if self.in_line and ask.in_line is not None:
@@ -216,27 +222,27 @@ class Cycle:
         if reason is not None and reason is row.reason:
             self.waiting.append(Wait(entry, len(self.waiting) + 1, reason))  # of thousands nothing else is asked
         elif reason is not None:
-            self._refuse(entry, row, reason)
+            self._refuse_entry(entry, row, reason)
         elif self._try_to_place(entry, row):
             return
         if row.wants and row.refused is None:
-            row.wants = self.waiting[-1].reason.code != "never" and self.turns.want(entry.request)
+            row.wants = self.waiting[-1].reason.code != "never" and self.turns.count_waiting(entry.request)
 
-    def _refuse(self, entry: Waiting, row: AskInPass, reason: WaitReason) -> None:
+    def _refuse_entry(self, entry: WaitingEntry, row: AskInPass, reason: WaitReason) -> None:
         """Let an entry wait. It becomes the head if its queue lacks only GPUs that jobs hold."""
         may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
-        later = self.turns.later(entry.request) if may_be_head else None
+        later = self.turns.make_later_request(entry.request) if may_be_head else None
         if later is None or self._find_final_reason(later) is not None or fits_now(later, self.view, self.options):
             row.final = reason
-            self._wait(entry, reason)
+            self._add_wait(entry, reason)
         else:
-            self._reserve(entry, later)
+            self._reserve_for_head(entry, later)
 
     def _find_final_reason(self, request: PlacementRequest) -> WaitReason | None:
         wide, narrow = self.list_fit_keys(request)
         return self.final.get(wide) or self.final.get(narrow)
 
-    def _find_skip_reason(self, row: AskInPass, entry: Waiting) -> WaitReason | None:
+    def _find_skip_reason(self, row: AskInPass, entry: WaitingEntry) -> WaitReason | None:
         """Return why an entry is skipped, or None to try it."""
         wide, narrow = row.ask.wide, row.ask.narrow
         final = self.final.get(wide) or self.final.get(narrow)
@@ -244,7 +250,10 @@ class Cycle:
             row.reason, row.refused = final, None
             return row.reason
         if self.tries >= BACKFILL_TRIES:
-            row.reason, row.wants = self._behind("untried", entry.request), False  # nobody is placed any more
+            row.reason, row.wants = (
+                self._make_behind_reason("untried", entry.request),
+                False,
+            )  # nobody is placed any more
             return row.reason
         if row.version != self.turns.version:
             self._record_allowance(row, entry.request)
@@ -257,26 +266,26 @@ class Cycle:
 
     def _record_allowance(self, row: AskInPass, request: PlacementRequest) -> None:
         """Record whether the queue's quota allows this ask now."""
-        allowed, row.version = self.turns.allow(request), self.turns.version
+        allowed, row.version = self.turns.limit_to_quota(request), self.turns.version
         row.is_whole = allowed is request
         row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
 
-    def _try_to_place(self, entry: Waiting, row: AskInPass) -> bool:
+    def _try_to_place(self, entry: WaitingEntry, row: AskInPass) -> bool:
         """Place the entry if it fits. Otherwise it waits. Returns whether it was placed."""
-        allowed = self.turns.allow(entry.request)
+        allowed = self.turns.limit_to_quota(entry.request)
         assert not isinstance(allowed, str), allowed
         final = None if allowed is entry.request else self._find_final_reason(allowed)
         if final is not None:
-            self._wait(entry, final)
+            self._add_wait(entry, final)
         elif self.reservation is not None:
-            return self._backfill(entry, allowed, self.reservation)
-        elif self._place(entry, allowed, self.view):
+            return self._backfill_entry(entry, allowed, self.reservation)
+        elif self._place_entry(entry, allowed, self.view):
             return True
         else:
-            self._reserve(entry, allowed)
+            self._reserve_for_head(entry, allowed)
         return False
 
-    def _place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
+    def _place_entry(self, entry: WaitingEntry, request: PlacementRequest, view: ClusterView) -> bool:
         """Place an entry if its request fits within `view`. Returns whether it was placed.
 
         request: the entry's request, limited to its quota. view: the view of this pass, or its unreserved part.
@@ -284,58 +293,60 @@ class Cycle:
         screened = screen(request, view, self.options)
         if not has_room_for_gang(request, view, screened):
             return False
-        decision = decided(request, view, self.options, screened)
+        decision = decide_screened(request, view, self.options, screened)
         assert decision.outcome == "placed", decision.sentence
-        self.view = place(self.view, request, decision.ranks)
+        self.view = add_request_placement(self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
         self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
         self.placed.append((entry, decision))
-        self.turns.take(entry.request, decision)
+        self.turns.record_placement(entry.request, decision)
         return True
 
-    def _reserve(self, entry: Waiting, request: PlacementRequest) -> None:
+    def _reserve_for_head(self, entry: WaitingEntry, request: PlacementRequest) -> None:
         """Claim GPUs for the head.
 
         A request that never fits, or whose start time nothing can predict, waits without a reservation.
         """
-        timeline = self._timeline()
+        timeline = self._get_timeline()
         step = timeline.find_first_fit(request, self.options)
         if step is None and not request.gpus_per_node:
             reason = WaitReason("unknown", request, self.after)
             self.final[self.make_failure_key(request, self.view)] = reason
         elif step is None:
-            empty = timeline.at(len(timeline.ahead))
+            empty = timeline.make_view_after(len(timeline.ahead))
             lack = explain_shortage(request, empty, screen(request, empty, self.options))
             said = f"does not fit even when all running jobs have ended: {lack}"
             reason = WaitReason("never", request, self.after, said=said)
             self.final[self.make_failure_key(request, empty)] = reason
         else:
-            last, head = timeline.ahead[step - 1], Waiting(request, entry.queued_ms)
-            reserved = claim(head, timeline.at(step), last.end_ms, last.job, self.options)
-            self.reservation = reserved.dropped() if entry.request.request_id == self.dropped else reserved
-            self._wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
+            last, head = timeline.ahead[step - 1], WaitingEntry(request, entry.queued_ms)
+            reserved = make_reservation(head, timeline.make_view_after(step), last.end_ms, last.job, self.options)
+            self.reservation = (
+                reserved.copy_without_resources() if entry.request.request_id == self.dropped else reserved
+            )
+            self._add_wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
             return
-        self._wait(entry, reason)
+        self._add_wait(entry, reason)
 
-    def _backfill(self, entry: Waiting, request: PlacementRequest, head: Reservation) -> bool:
+    def _backfill_entry(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> bool:
         in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)
         wide, narrow = self.list_fit_keys(request)
         late = self.late.get(wide) or self.late.get(narrow)
         if late is not None and not in_time:
-            self._wait(entry, late)
+            self._add_wait(entry, late)
             return False
         self.tries += 1
-        view = self.view if in_time else self._beside(head)
-        if self._place(entry, request, view):
+        view = self.view if in_time else self._get_unreserved_view(head)
+        if self._place_entry(entry, request, view):
             return True
         if in_time:
-            reason = self._behind("room", request)
+            reason = self._make_behind_reason("room", request)
         else:
             code: WaitCode = "kept" if fits_now(request, self.view, self.options) else "room"
-            reason = self._behind(code, request)
+            reason = self._make_behind_reason(code, request)
         failed = self.final if in_time else self.late
         failed[self.make_failure_key(request, view)] = reason
-        self._wait(entry, reason)
+        self._add_wait(entry, reason)
         return False
 
     def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
@@ -348,39 +359,41 @@ class Cycle:
         in_time = self._ends.get((gpus, limit_s))
         if in_time is None:
             promised = self.turns.is_overdue(self.reservation.entry.request)
-            likely_s = self.run_times.run_s(gpus, 0.9, limit_s=limit_s)
+            likely_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=limit_s)
             run_s = limit_s if promised and limit_s is not None else likely_s
             in_time = self.options.now_ms + 1000 * run_s <= self.reservation.shadow_ms
             self._ends[gpus, limit_s] = in_time
         return in_time
 
-    def _timeline(self) -> Timeline:
+    def _get_timeline(self) -> Timeline:
         """Return the timeline of releases ahead, computed again if the view has changed."""
         if self._ahead is None or self._ahead.view is not self.view:
-            ahead = releases(self.view, self.running, self.run_times, self.options.now_ms)
+            ahead = estimate_releases(self.view, self.running, self.run_times, self.options.now_ms)
             self._ahead = Timeline(self.view, ahead)
         return self._ahead
 
-    def _beside(self, head: Reservation) -> ClusterView:
+    def _get_unreserved_view(self, head: Reservation) -> ClusterView:
         """Return the view without the resources that the head has reserved."""
         if self._spare is None or self._spare[0] is not self.view:
-            self._spare = self.view, head.spare(self.view)
+            self._spare = self.view, head.subtract_from_view(self.view)
         return self._spare[1]
 
-    def _behind(self, code: WaitCode, request: PlacementRequest) -> WaitReason:
+    def _make_behind_reason(self, code: WaitCode, request: PlacementRequest) -> WaitReason:
         assert self.reservation is not None
         return WaitReason(code, request, self.after, self.reservation.entry.request.job_name)
 
-    def _wait(self, entry: Waiting, reason: WaitReason, start_ms: int | None = None) -> None:
+    def _add_wait(self, entry: WaitingEntry, reason: WaitReason, start_ms: int | None = None) -> None:
         self.waiting.append(Wait(entry, len(self.waiting) + 1, reason, start_ms))
 
 
-def claim(entry: Waiting, view: ClusterView, shadow_ms: int, blocker: str, options: Options) -> Reservation:
+def make_reservation(
+    entry: WaitingEntry, view: ClusterView, shadow_ms: int, blocker: str, options: Options
+) -> Reservation:
     """Return the reservation of the head.
 
     view: the fleet at `shadow_ms`. blocker: the job that ends then.
     """
-    gpus, members = claimed(entry.request, view, options)
+    gpus, members = find_claimed_gpus(entry.request, view, options)
     cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)
     memory_gib = np.multiply(members, entry.request.host_memory_gib or 0.0, dtype=np.float64)
     return Reservation(entry, shadow_ms, blocker, gpus, cpus, memory_gib)

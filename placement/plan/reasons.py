@@ -13,7 +13,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.machines.words import fitting, needs
+from fleetcast.placement.machines.words import describe_fitting_room, describe_needs
 from fleetcast.placement.plan.turns import QueueTurns
 
 WaitCode = Literal["queue", "never", "next", "room", "kept", "untried", "unknown", "gone"]
@@ -23,16 +23,16 @@ CPUs and host memory come free; gone: the file of queues does not name its queue
 
 
 @dataclass(slots=True)
-class AfterPass:
+class StateAfterPass:
     """The free GPUs after a pass, and the state of the queues then."""
 
     options: Options
     view: ClusterView
     turns: QueueTurns
 
-    def room(self, request: PlacementRequest) -> str:
+    def describe_room(self, request: PlacementRequest) -> str:
         """Describe the free room for a request: `16 free GPUs fit`."""
-        return fitting(request, int(screen(request, self.view, self.options).room.sum()))
+        return describe_fitting_room(request, int(screen(request, self.view, self.options).room.sum()))
 
 
 class WaitReason(msgspec.Struct, gc=False):
@@ -44,7 +44,7 @@ class WaitReason(msgspec.Struct, gc=False):
 
     code: WaitCode
     request: PlacementRequest
-    after: AfterPass
+    after: StateAfterPass
     job: str = ""
     said: str = ""
     at_limit: bool | None = None
@@ -52,22 +52,22 @@ class WaitReason(msgspec.Struct, gc=False):
     @property
     def sentence(self) -> str:
         if not self.said:
-            self.said = self._sentence()
+            self.said = self._make_sentence()
         return self.said
 
-    def _sentence(self) -> str:
+    def _make_sentence(self) -> str:
         if self.code == "kept":
-            return f"would fit, but on GPUs kept free: {self._behind}, and should start before this job ends"
-        what = f"waits for {needs(self.request)}"
+            return f"would fit, but on GPUs kept free: {self._head_phrase}, and should start before this job ends"
+        what = f"waits for {describe_needs(self.request)}"
         if self.code == "untried":
-            allowed = self.after.turns.allow(self.request)
+            allowed = self.after.turns.limit_to_quota(self.request)
             if isinstance(allowed, str):
                 return allowed
-            return f"{what}; not tried in this pass; {self._behind}"
-        text = f"{what}; {self.after.room(self.request)}"
+            return f"{what}; not tried in this pass; {self._head_phrase}"
+        text = f"{what}; {self.after.describe_room(self.request)}"
         if self.code == "next":
             return f"{text}; it is next, when {self.job} has ended"
-        return f"{text}; when more comes is not known" if self.code == "unknown" else f"{text}; {self._behind}"
+        return f"{text}; when more comes is not known" if self.code == "unknown" else f"{text}; {self._head_phrase}"
 
     @property
     def is_over_quota(self) -> bool:
@@ -77,5 +77,5 @@ class WaitReason(msgspec.Struct, gc=False):
         return self.at_limit
 
     @property
-    def _behind(self) -> str:
+    def _head_phrase(self) -> str:
         return f"{self.job} is next"

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.slots import WHOLE, HeldParts, count_true_per_row, held
+from fleetcast.placement.machines.slots import WHOLE, HeldParts, count_true_per_row, list_held_parts
 from fleetcast.placement.machines.view import ClusterView
 
 FALLBACK_S = 86_400.0
@@ -64,7 +64,7 @@ class RunTimeQuantiles:
         """Return GPU count → median run time in seconds. The count 0 stands for all counts."""
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
 
-    def basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
+    def find_basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
         """Return the basis of the run time of a job of `gpus` GPUs that has run for `age_s`.
 
         >>> RunTimeQuantiles({}).basis(8, None), RunTimeQuantiles({}).basis(8, 60.0)
@@ -74,7 +74,7 @@ class RunTimeQuantiles:
             return "runs"
         return "limit" if limit_s is not None and age_s < limit_s else "prior"
 
-    def run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
+    def estimate_run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
         """Return quantile `q` of the run time of a job of `gpus` GPUs that has run for `age_s`.
 
         Its p90 comes from finished jobs of the same count, else from all jobs, else it is the limit, else a day.
@@ -83,9 +83,11 @@ class RunTimeQuantiles:
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
         600.0
         """
-        return self._run_s_at_levels(gpus, [q], age_s, limit_s)[0]
+        return self._estimate_at_levels(gpus, [q], age_s, limit_s)[0]
 
-    def _run_s_at_levels(self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None) -> list[float]:
+    def _estimate_at_levels(
+        self, gpus: int, levels: Sequence[float], age_s: float, limit_s: float | None
+    ) -> list[float]:
         """Return the run time in seconds at each of these quantile levels."""
         mu, sigma = self._fit_log_normal(gpus, limit_s)
         passed = self._compute_ended_share(gpus, age_s, limit_s)
@@ -118,7 +120,7 @@ class RunTimeQuantiles:
             known = np.maximum.accumulate(np.log(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
             run_s = np.exp(np.interp(levels, RUN_LEVELS, known))
         else:
-            run_s = np.array(self._run_s_at_levels(gpus, levels.tolist(), age_s, limit_s))
+            run_s = np.array(self._estimate_at_levels(gpus, levels.tolist(), age_s, limit_s))
             passed = self._compute_ended_share(gpus, age_s, limit_s)
             if passed > RARE:
                 faded = min(1.0, (passed - RARE) / (1 - RARE) * 2)
@@ -157,12 +159,12 @@ class RunningJob:
         """Return the seconds that the job has run, at least 0."""
         return max(0.0, (now_ms - self.started_ms) / 1000)
 
-    def basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
+    def find_basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
         """Return the basis of the job's remaining time: "runs" if a model knows its quantiles.
 
         Otherwise it is the basis of similar jobs' run times.
         """
-        return "runs" if self.left_s is not None else run_times.basis(self.gpus, self.limit_s, self.age_s(now_ms))
+        return "runs" if self.left_s is not None else run_times.find_basis(self.gpus, self.limit_s, self.age_s(now_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,14 +180,14 @@ class Release:
     milli: NDArray[np.int64]
 
 
-def releases(
+def estimate_releases(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
 ) -> list[Release]:
     """Estimate when each holder of GPUs ends, soonest first.
 
     The estimate is the p90 of its run time given its age.
     """
-    parts = held(view.holders, view.parts)
+    parts = list_held_parts(view.holders, view.parts)
     edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
     found = []
     for index, job in enumerate(view.jobs):
@@ -194,7 +196,7 @@ def releases(
         if len(gpus):
             row = running.get(job) or RunningJob(now_ms, len(gpus))
             age_s = max(0.0, (now_ms - row.started_ms) / 1000)
-            run_s = run_times.run_s(row.gpus, 0.9, age_s=age_s, limit_s=row.limit_s)
+            run_s = run_times.estimate_run_s(row.gpus, 0.9, age_s=age_s, limit_s=row.limit_s)
             found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus, parts.milli[own]))
     return sorted(found, key=lambda release: (release.end_ms, release.job))
 
@@ -266,7 +268,7 @@ def remove_jobs(view: ClusterView, jobs: Collection[str]) -> ClusterView:
     return replace(view, milli=milli, holders=holders, jobs=names, parts=left)
 
 
-def place(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
+def add_request_placement(view: ClusterView, request: PlacementRequest, ranks: Sequence[RankPlacement]) -> ClusterView:
     """Return the view with the placement of a request added."""
     return add_placements(
         view, [Hold(request.job_name, ranks, float(request.cpus or 0), request.host_memory_gib or 0.0)]
@@ -285,7 +287,7 @@ class Timeline:
         self._held = view.holders >= 0
         self._busy = np.maximum(count_true_per_row(self._held), 1)
 
-    def at(self, step: int) -> ClusterView:
+    def make_view_after(self, step: int) -> ClusterView:
         """Return the view after `step` releases.
 
         CPUs and host memory become free in proportion to a node's GPUs.
@@ -313,11 +315,11 @@ class Timeline:
         Bisection works because room only grows.
         """
         low, high = 0, len(self.ahead)
-        if not fits_now(request, self.at(high), options):
+        if not fits_now(request, self.make_view_after(high), options):
             return None
         while low < high:
             middle = (low + high) // 2
-            if fits_now(request, self.at(middle), options):
+            if fits_now(request, self.make_view_after(middle), options):
                 high = middle
             else:
                 low = middle + 1

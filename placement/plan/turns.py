@@ -21,14 +21,14 @@ from fleetcast.placement.queues.closed import (
     ClosedNodes,
     ClosedReason,
     choose_window_reason,
+    close_nodes,
     describe_closing_window,
-    limit,
     mask_window_nodes,
 )
 from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold
-from fleetcast.placement.queues.standing import LENDERS, QueueStanding, amounts_of
-from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, words_of
+from fleetcast.placement.queues.standing import LENDERS, QueueStanding, compute_needed_gpus
+from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, describe_window
 
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
 
@@ -36,9 +36,9 @@ SLACK = 0.1  # of a run time: how long before its latest start a request with a 
 class QueueTurns(Protocol):
     """Queue order and quota: which entry is next, and how much of its request may start."""
 
-    def in_order(self, queue: Sequence[Any]) -> list[Any]: ...
+    def sort_entries(self, queue: Sequence[Any]) -> list[Any]: ...
 
-    def behind(self, queue: Sequence[Any]) -> list[Any]:
+    def sort_behind_head(self, queue: Sequence[Any]) -> list[Any]:
         """Return entries in the order in which they may pass the head of the queue.
 
         Waits do not count (`fleetcast.placement.play.backfill`).
@@ -47,40 +47,40 @@ class QueueTurns(Protocol):
     def is_overdue(self, request: PlacementRequest) -> bool:
         """Return whether a request of the last ordering has waited as long as it may."""
 
-    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+    def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
         """Return a refused request, limited to the nodes that it may use once jobs have ended.
 
         Returns None if other queues keep the GPUs that it lacks.
         """
 
-    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+    def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         """Return the request limited to its quota and to open nodes, or the reason why it cannot start."""
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
         """Return whether the request's queue, or a queue above it, has reached its limit."""
 
-    def places(self, entries: Sequence[Any]) -> "Places":
+    def make_sort_keys(self, entries: Sequence[Any]) -> "SortKeys":
         """Return the keys by which a sampled future sorts these entries and the newcomers."""
 
-    def take(self, request: PlacementRequest, decision: Decision) -> None:
+    def record_placement(self, request: PlacementRequest, decision: Decision) -> None:
         """Count a placement's GPUs against its queue's quota, for the rest of this pass."""
 
-    def want(self, request: PlacementRequest) -> bool:
+    def count_waiting(self, request: PlacementRequest) -> bool:
         """Count a request that waits for GPUs.
 
         Returns False if further requests of its queue need not be counted.
         """
 
-    def rebuilt(self) -> "QueueTurns":
+    def make_fresh_copy(self) -> "QueueTurns":
         """Return the same turns, as if nothing had been placed in this pass."""
 
-    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+    def find_hold(self, request: PlacementRequest) -> QueueHold | None:
         """Return the GPUs that a request of its smallest size counts against its queue.
 
         Returns None if the request belongs to no queue.
         """
 
-    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+    def find_closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
         """Return the nodes that are closed to a request, and from when to when."""
 
     @property
@@ -97,7 +97,7 @@ class QueueTurns(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class SortKeys:
     """The keys by which a sampled future sorts entries and newcomers.
 
     orders: the key of each entry. The smallest is next. levels: the precedence of each entry, in descending order.
@@ -115,42 +115,42 @@ class OneLine:
     def __init__(self, key: Callable[[Any], Any]) -> None:
         self._key = key
 
-    def in_order(self, queue: Sequence[Any]) -> list[Any]:
+    def sort_entries(self, queue: Sequence[Any]) -> list[Any]:
         return sorted(queue, key=self._key)
 
-    def behind(self, queue: Sequence[Any]) -> list[Any]:
+    def sort_behind_head(self, queue: Sequence[Any]) -> list[Any]:
         return list(queue)
 
     def is_overdue(self, request: PlacementRequest) -> bool:
         return False
 
-    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+    def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
         return None
 
-    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+    def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         return request
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
         return False
 
-    def places(self, entries: Sequence[Any]) -> Places:
+    def make_sort_keys(self, entries: Sequence[Any]) -> SortKeys:
         orders = [(-float(entry.request.priority), entry.queued_ms / 1000) for entry in entries]
         levels = [entry.request.priority for entry in entries]
-        return Places(orders, levels, [order for order, _ in orders] or [0.0])
+        return SortKeys(orders, levels, [order for order, _ in orders] or [0.0])
 
-    def take(self, request: PlacementRequest, decision: Decision) -> None:
+    def record_placement(self, request: PlacementRequest, decision: Decision) -> None:
         pass
 
-    def want(self, request: PlacementRequest) -> bool:
+    def count_waiting(self, request: PlacementRequest) -> bool:
         return False
 
-    def rebuilt(self) -> "OneLine":
+    def make_fresh_copy(self) -> "OneLine":
         return self
 
-    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+    def find_hold(self, request: PlacementRequest) -> QueueHold | None:
         return None
 
-    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+    def find_closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
         return ()
 
     @property
@@ -187,7 +187,7 @@ class TreeTurns:
         self.view = view
         self.run_times = run_times
         self.now_ms = now_ms
-        self.standing = QueueStanding(tree, use, capacity_of(view, use.get(""), jobs), banked or {})
+        self.standing = QueueStanding(tree, use, compute_capacity(view, use.get(""), jobs), banked or {})
         self._windows = [
             (window, mask_window_nodes(window, view.topology)) for window in tree.windows if window.to_ms > now_ms
         ]
@@ -195,17 +195,17 @@ class TreeTurns:
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
         self._closures = [
-            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000, words_of(window))
+            Closure(nodes, (window.from_ms - now_ms) / 1000, (window.to_ms - now_ms) / 1000, describe_window(window))
             for window, nodes in self._windows
         ]
         self.holds = dict(jobs or {})
 
-    def rebuilt(self) -> "TreeTurns":
+    def make_fresh_copy(self) -> "TreeTurns":
         use, banked, jobs = self._state
         return TreeTurns(self.tree, use, self.view, self.run_times, self.now_ms, banked, jobs)
 
-    def in_order(self, queue: Sequence[Any]) -> list[Any]:
-        return self.standing.in_order(queue, self.ranks) if len(queue) > 1 else list(queue)
+    def sort_entries(self, queue: Sequence[Any]) -> list[Any]:
+        return self.standing.sort_entries(queue, self.rank_entries) if len(queue) > 1 else list(queue)
 
     def compute_deciding_shares(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
         """Return the shares that decided the order, by request.
@@ -213,68 +213,70 @@ class TreeTurns:
         The form is request_id → its queue at each level, from the root → share.
         """
         found: dict[str, dict[str, float]] = {}
-        self.standing.in_order(queue, self.ranks, found)
+        self.standing.sort_entries(queue, self.rank_entries, found)
         return found
 
-    def behind(self, queue: Sequence[Any]) -> list[Any]:
-        return self.standing.in_order(queue, self.rank_without_overdue) if self._overdue else list(queue)
+    def sort_behind_head(self, queue: Sequence[Any]) -> list[Any]:
+        return self.standing.sort_entries(queue, self.rank_without_overdue) if self._overdue else list(queue)
 
     def is_overdue(self, request: PlacementRequest) -> bool:
         return request.request_id in self._overdue
 
-    def ranks(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+    def rank_entries(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
         """Return (k,) the place of each entry within its leaf.
 
         Overdue entries come first. Then the higher priority, the smaller area and the longer wait decide.
         queues: the queue of each ask.
         """
-        on_time = ~(self.now_ms >= self.due_ms(waiters, queues))
+        on_time = ~(self.now_ms >= self.compute_due_ms(waiters, queues))
         self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
-        return self._ranks(waiters, queues, on_time)
+        return self._compute_ranks(waiters, queues, on_time)
 
     def rank_without_overdue(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
         """Return (k,) the place of each entry within its leaf as if no entry were overdue."""
-        return self._ranks(waiters, queues, np.ones(len(waiters.entries), bool))
+        return self._compute_ranks(waiters, queues, np.ones(len(waiters.entries), bool))
 
-    def _ranks(self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]) -> NDArray[np.int64]:
-        priority = np.array([self.tree.priority_of(request) for request in waiters.first], np.int64)[waiters.ask]
+    def _compute_ranks(
+        self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        priority = np.array([self.tree.compute_priority(request) for request in waiters.first], np.int64)[waiters.ask]
         gpus = np.array([ask.wished for ask in waiters.asks], np.int64) / WHOLE_GPU
         counts = [queue.order == "shortest" for queue in queues]
-        area = np.where(counts, gpus, 0.0)[waiters.ask] * waiters.times("limit_s", DAY_S)
-        return waiters.ranks(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
+        area = np.where(counts, gpus, 0.0)[waiters.ask] * waiters.list_times("limit_s", DAY_S)
+        return waiters.rank_rows(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
 
-    def due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
+    def compute_due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
         """Return (k,) the time from which each entry goes before all others of its leaf.
 
         That is the end of its longest wait, or the latest start that meets its deadline if that is earlier.
         """
         longest_s = np.array([queue.max_wait_s for queue in queues])[waiters.ask]
-        due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.times("tolerated_wait_s", np.inf))
-        deadline_ms = waiters.times("deadline_ms", np.inf)
+        due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.list_times("tolerated_wait_s", np.inf))
+        deadline_ms = waiters.list_times("deadline_ms", np.inf)
         for at in np.flatnonzero(np.isfinite(deadline_ms)).tolist():
-            latest_ms = deadline_ms[at] - 1000 * (1 + SLACK) * self._run_s(waiters.entries[at].request)
+            latest_ms = deadline_ms[at] - 1000 * (1 + SLACK) * self._estimate_run_s(waiters.entries[at].request)
             due_ms[at] = min(due_ms[at], latest_ms)
         return np.asarray(due_ms)
 
-    def _run_s(self, request: PlacementRequest) -> float:
+    def _estimate_run_s(self, request: PlacementRequest) -> float:
         gpus = request.members.desired * request.gpus_per_node
-        return self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        return self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
 
-    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
-        allowed = self.standing.allow(request) if self._is_in_tree(request) else request
+    def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
+        allowed = self.standing.limit_to_quota(request) if self._is_in_tree(request) else request
         return allowed if isinstance(allowed, str) else self._exclude_closed_nodes(allowed)
 
-    def later(self, request: PlacementRequest) -> PlacementRequest | None:
+    def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
         return self._exclude_closed_nodes(request) if self.standing.can_fit_later(request) else None
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
         if not self._is_in_tree(request):
             return False
-        least = self.standing.wanted(request, request.members.min)
-        return self.standing.find_refusing_queue(self.tree.leaf_of(request), least) not in (None, LENDERS)
+        least = self.standing.compute_amounts(request, request.members.min)
+        return self.standing.find_refusing_queue(self.tree.find_request_leaf(request), least) not in (None, LENDERS)
 
     def _exclude_closed_nodes(self, request: PlacementRequest) -> PlacementRequest:
-        return limit(request, self._find_closed_nodes(request))
+        return close_nodes(request, self._find_closed_nodes(request))
 
     def _is_in_tree(self, request: PlacementRequest) -> bool:
         """Return whether the request belongs to a queue of the tree.
@@ -311,7 +313,7 @@ class TreeTurns:
         """Return the windows that keep their nodes for others before the request would end."""
         if not self._windows:
             return []
-        end_ms, leaf = self.now_ms + 1000 * self._run_s(request), self.tree.find_known_leaf(request)
+        end_ms, leaf = self.now_ms + 1000 * self._estimate_run_s(request), self.tree.find_known_leaf(request)
         windows = enumerate(self._windows)
         return [
             number for number, (window, _) in windows if window.from_ms < end_ms and not is_reserved_for(window, leaf)
@@ -333,7 +335,7 @@ class TreeTurns:
         found = []
         for name in self.tree.resources:
             asked = msgspec.structs.replace(request, gpu_model=name, gpu_models=())
-            if name != ANY and isinstance(self.standing.allow(asked), str):
+            if name != ANY and isinstance(self.standing.limit_to_quota(asked), str):
                 found.append(name)
         return found
 
@@ -341,7 +343,7 @@ class TreeTurns:
         codes = [code for code, name in enumerate(self.view.inventory.gpu_models) if name == model]
         return np.isin(self.view.inventory.gpu_model, codes)
 
-    def places(self, entries: Sequence[Any]) -> Places:
+    def make_sort_keys(self, entries: Sequence[Any]) -> SortKeys:
         """Return the keys of the entries in their present order.
 
         A newcomer stands behind the last entry of a leaf. Each entry's leaf is drawn with the same chance.
@@ -351,30 +353,32 @@ class TreeTurns:
         for number, leaf in enumerate(leaves):
             last[leaf] = float(number)
         orders = [(float(number), 0.0) for number in range(len(entries))]
-        return Places(orders, [-number for number in range(len(entries))], [last[leaf] for leaf in leaves] or [0.0])
+        return SortKeys(orders, [-number for number in range(len(entries))], [last[leaf] for leaf in leaves] or [0.0])
 
-    def take(self, request: PlacementRequest, decision: Decision) -> None:
+    def record_placement(self, request: PlacementRequest, decision: Decision) -> None:
         if not self._is_in_tree(request):
             return
         amounts = sum_placed_amounts(decision, self.view)
-        self.holds[request.job_name] = QueueHold(self.tree.leaf_of(request), amounts)
-        self.standing.take(request, amounts)
+        self.holds[request.job_name] = QueueHold(self.tree.find_request_leaf(request), amounts)
+        self.standing.record_placement(request, amounts)
 
-    def hold_of(self, request: PlacementRequest) -> QueueHold | None:
+    def find_hold(self, request: PlacementRequest) -> QueueHold | None:
         if not self._is_in_tree(request):
             return None
-        return QueueHold(self.tree.leaf_of(request), self.standing.wanted(request, request.members.min))
+        return QueueHold(
+            self.tree.find_request_leaf(request), self.standing.compute_amounts(request, request.members.min)
+        )
 
-    def closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
+    def find_closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
         leaf = self.tree.find_known_leaf(request)
         pairs = zip(self._windows, self._closures, strict=True)
         return tuple(closure for (window, _), closure in pairs if not is_reserved_for(window, leaf))
 
-    def want(self, request: PlacementRequest) -> bool:
+    def count_waiting(self, request: PlacementRequest) -> bool:
         leaf = self.tree.find_known_leaf(request)
         if not leaf or leaf in self._sated:
             return False
-        if not self.standing.want(request):
+        if not self.standing.count_waiting(request):
             self._sated.add(leaf)
             return False
         return True
@@ -393,26 +397,26 @@ def is_reserved_for(window: Window, leaf: str) -> bool:
     return window.queue is not None and is_below(leaf, window.queue)
 
 
-def capacity_of(
+def compute_capacity(
     view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
 ) -> dict[str, float]:
     """Return resource → usable GPUs, less those that jobs without a queue hold in the fleet.
 
     outside: the GPUs that these jobs hold, including nodes outside the fleet. jobs: all jobs that have a queue.
     """
-    found = _amounts(view, view.usable)
+    found = _count_gpus_by_resource(view, view.usable)
     if outside is None:
         return found
     of_fleet = outside.held
     if jobs is not None:
         is_outside = np.array([*(name not in jobs for name in view.jobs), False])  # the last is of -1: nobody
-        of_fleet = _amounts(view, view.usable & is_outside[view.holders])
+        of_fleet = _count_gpus_by_resource(view, view.usable & is_outside[view.holders])
     for name, gpus in outside.held.items():
         found[name] = max(0.0, found.get(name, 0.0) - min(gpus, of_fleet.get(name, 0.0)))
     return found
 
 
-def _amounts(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
+def _count_gpus_by_resource(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
     """Return resource → GPUs of a mask (node, GPU)."""
     counts, models = np.count_nonzero(mask, axis=1), view.inventory.gpu_models
     by_model = np.bincount(view.inventory.gpu_model + 1, counts, len(models) + 1)[1:].tolist()
@@ -438,4 +442,4 @@ def list_placed_gpus(decision: Decision, view: ClusterView) -> Iterable[tuple[An
     ]
 
 
-__all__ = ["OneLine", "QueueTurns", "TreeTurns", "amounts_of"]
+__all__ = ["OneLine", "QueueTurns", "TreeTurns", "compute_needed_gpus"]

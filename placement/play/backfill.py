@@ -17,7 +17,7 @@ import heapq
 from collections.abc import Hashable
 from typing import Protocol, TypeVar
 
-from fleetcast.placement.play.rows import NEVER, A, Item, Rank, Rows, WaitingRow
+from fleetcast.placement.play.rows import NEVER, A, Rank, RowEntry, Rows, WaitingRow
 
 B_contra = TypeVar("B_contra", bound=Hashable, contravariant=True)
 
@@ -28,53 +28,53 @@ class Machine(Protocol[B_contra]):
     def fits(self, ask: B_contra) -> bool:
         """Return whether there is room now, claimed or not. False is final within a pass."""
 
-    def start(self, ask: B_contra, item: Item) -> bool:
+    def start(self, ask: B_contra, item: RowEntry) -> bool:
         """Start an entry now if that does not delay the head's reservation. Returns False otherwise."""
 
-    def claim(self, ask: B_contra, item: Item) -> bool:
+    def claim(self, ask: B_contra, item: RowEntry) -> bool:
         """Reserve room for an entry, the head, from the earliest time at which there should be room.
 
         Returns False if there will never be room.
         """
 
 
-Ranked = tuple[Rank, Item, WaitingRow[A]]
+Ranked = tuple[Rank, RowEntry, WaitingRow[A]]
 UNBOUND_S = -NEVER  # a moment at which nobody has waited too long
 
 
-def backfill(rows: Rows[A], machine: Machine[A], now_s: float) -> None:
+def run_backfill_pass(rows: Rows[A], machine: Machine[A], now_s: float) -> None:
     """Start the entries that may start now, and remove them from their rows."""
-    if _head(rows, machine, now_s):
-        _beside(rows, machine)
+    if _start_until_head(rows, machine, now_s):
+        _start_behind_head(rows, machine)
 
 
-def _head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
+def _start_until_head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
     """Start entries by rank until one does not fit, and reserve room for that one.
 
     Returns False if no entry is left waiting for room.
     """
-    ranked: list[Ranked[A]] = [(*row.first(now_s), row) for row in rows]
+    ranked: list[Ranked[A]] = [(*row.find_next_entry(now_s), row) for row in rows]
     heapq.heapify(ranked)
     while ranked:
         _, item, row = heapq.heappop(ranked)
-        if _starts(row, item, machine):
+        if _try_to_start(row, item, machine):
             _push_next_entry(ranked, row, now_s)
         elif machine.claim(row.ask, item):
             return True
     return False
 
 
-def _beside(rows: Rows[A], machine: Machine[A]) -> None:
+def _start_behind_head(rows: Rows[A], machine: Machine[A]) -> None:
     """Start entries by key that do not delay the head."""
-    ranked: list[Ranked[A]] = [(*row.first(UNBOUND_S), row) for row in rows if machine.fits(row.ask)]
+    ranked: list[Ranked[A]] = [(*row.find_next_entry(UNBOUND_S), row) for row in rows if machine.fits(row.ask)]
     heapq.heapify(ranked)
     while ranked:
         _, item, row = heapq.heappop(ranked)
-        if _starts(row, item, machine):
+        if _try_to_start(row, item, machine):
             _push_next_entry(ranked, row, UNBOUND_S)
 
 
-def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
+def _try_to_start(row: WaitingRow[A], item: RowEntry, machine: Machine[A]) -> bool:
     started = machine.start(row.ask, item)
     if started:
         row.remove(item)
@@ -84,4 +84,4 @@ def _starts(row: WaitingRow[A], item: Item, machine: Machine[A]) -> bool:
 def _push_next_entry(ranked: list[Ranked[A]], row: WaitingRow[A], now_s: float) -> None:
     """Add the next entry of a row to the ranked entries."""
     if row.size:
-        heapq.heappush(ranked, (*row.first(now_s), row))
+        heapq.heappush(ranked, (*row.find_next_entry(now_s), row))

@@ -9,7 +9,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable
 from typing import NamedTuple
 
-from fleetcast.placement.play.rows import Item
+from fleetcast.placement.play.rows import RowEntry
 
 
 class CountAsk(NamedTuple):
@@ -33,21 +33,21 @@ class Capacity:
         """Create an idle machine. backfills: False lets no job pass the head."""
         self.gpus = gpus
         self.free = gpus
-        self.started: list[Item] = []  # since `at`
+        self.started: list[RowEntry] = []  # since `at`
         self._planned, self._backfills = planned, backfills
         self._now_s = 0.0
         self._ends: list[tuple[float, int]] = []  # planned end, number of the job
         self._held: dict[int, tuple[CountAsk, float, float]] = {}  # ask, start, planned end
         self._shadow: tuple[float, int] | None = None  # when the head should start, GPUs that it leaves then
 
-    def at(self, now_s: float) -> None:
+    def set_clock(self, now_s: float) -> None:
         self._now_s, self._shadow = now_s, None
         self.started.clear()
 
     def fits(self, ask: CountAsk) -> bool:
         return ask.gpus <= self.free
 
-    def start(self, ask: CountAsk, item: Item) -> bool:
+    def start(self, ask: CountAsk, item: RowEntry) -> bool:
         end_s = self._now_s + self._planned(ask, 0.0)
         if ask.gpus > self.free or not self._claim_without_delaying_head(ask.gpus, end_s):
             return False
@@ -67,7 +67,7 @@ class Capacity:
             self._shadow = shadow_s, spare - gpus
         return True
 
-    def claim(self, ask: CountAsk, item: Item) -> bool:
+    def claim(self, ask: CountAsk, item: RowEntry) -> bool:
         if ask.gpus > self.gpus:
             return False
         self._extend_overdue_jobs()
@@ -88,7 +88,7 @@ class Capacity:
             self._held[number] = ask, begun_s, end_s
             insort(self._ends, (end_s, number))
 
-    def end(self, number: int) -> None:
+    def end_job(self, number: int) -> None:
         """Release the GPUs of a job."""
         ask, _, end_s = self._held.pop(number)
         del self._ends[bisect_left(self._ends, (end_s, number))]

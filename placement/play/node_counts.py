@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Ints, Slot
 from fleetcast.placement.play.capacity import CountAsk
-from fleetcast.placement.play.rows import Item
+from fleetcast.placement.play.rows import RowEntry
 
 
 def split_job_by_node(gpus: int, each: int) -> tuple[int, int]:
@@ -33,7 +33,7 @@ class NodeCounts:
     ) -> None:
         slots = [Slot(size, np.full(nodes, each // size, np.int64)) for size in range(1, each + 1)]
         self.gpus = nodes * each
-        self.started: list[Item] = []  # since `at`
+        self.started: list[RowEntry] = []  # since `at`
         self._fleet = Fleet(np.full(nodes, each, np.int64), np.zeros(nodes), slots)
         self._each, self._nodes, self._planned, self._backfills = each, nodes, planned, backfills
         self._now_s = 0.0
@@ -44,27 +44,27 @@ class NodeCounts:
         members, size = split_job_by_node(ask.gpus, self._each)
         return GangAsk(size - 1, members, 0.0)
 
-    def at(self, now_s: float) -> None:
+    def set_clock(self, now_s: float) -> None:
         self._now_s, self._reserved = now_s, None
         self.started.clear()
 
     def fits(self, ask: CountAsk) -> bool:
         return self._fleet.fits(self._make_gang_ask(ask))
 
-    def start(self, ask: CountAsk, item: Item) -> bool:
+    def start(self, ask: CountAsk, item: RowEntry) -> bool:
         end_s = self._now_s + self._planned(ask, 0.0)
         nodes = None
         if self._reserved is not None and (end_s > self._reserved[1] or not self._backfills):
             nodes = self._reserved[0]
-        place = self._fleet.choose(self._make_gang_ask(ask), nodes)
+        place = self._fleet.choose_gang_nodes(self._make_gang_ask(ask), nodes)
         if place is None:
             return False
-        self._fleet.change(place[0], -place[1])
+        self._fleet.change_free_gpus(place[0], -place[1])
         self._held[item.number] = ask, self._now_s, end_s, *place
         self.started.append(item)
         return True
 
-    def claim(self, ask: CountAsk, item: Item) -> bool:
+    def claim(self, ask: CountAsk, item: RowEntry) -> bool:
         if self._make_gang_ask(ask).members * split_job_by_node(ask.gpus, self._each)[1] > self.gpus:
             return False
         if not self._backfills:
@@ -75,7 +75,7 @@ class NodeCounts:
             nodes = held[3]
             ready_s[nodes] = np.maximum(ready_s[nodes], self._estimate_end_s(*held[:3]))
         self._fleet.ready_s = ready_s
-        self._reserved = self._fleet.soonest(self._make_gang_ask(ask))
+        self._reserved = self._fleet.find_soonest_nodes(self._make_gang_ask(ask))
         return True
 
     def _estimate_end_s(self, ask: CountAsk, begun_s: float, end_s: float) -> float:
@@ -85,7 +85,7 @@ class NodeCounts:
         age_s = self._now_s - begun_s
         return begun_s + max(self._planned(ask, age_s), age_s + 1)
 
-    def end(self, number: int) -> None:
+    def end_job(self, number: int) -> None:
         """Release the GPUs of a job."""
         *_, nodes, gpus = self._held.pop(number)
-        self._fleet.change(nodes, gpus)
+        self._fleet.change_free_gpus(nodes, gpus)

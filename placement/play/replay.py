@@ -13,8 +13,8 @@ from typing import Generic, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.placement.play.backfill import B_contra, Machine, backfill
-from fleetcast.placement.play.rows import NEVER, A, Item, Rows
+from fleetcast.placement.play.backfill import B_contra, Machine, run_backfill_pass
+from fleetcast.placement.play.rows import NEVER, A, RowEntry, Rows
 
 Floats = NDArray[np.float64]
 REFUSED_S = 300.0  # what the placer calls intent_expires_s
@@ -43,13 +43,13 @@ class Trace:
 class PlayedScheduler(Protocol):
     """A scheduler in a play. Jobs are rows of the trace. Jobs that it can never start are left out."""
 
-    def wait(self, job: int, now_s: float) -> None:
+    def add_waiting_job(self, job: int, now_s: float) -> None:
         """Add a job that waits from now on, or again after a refused start."""
 
-    def end(self, job: int, now_s: float, refused: bool) -> None:
+    def end_job(self, job: int, now_s: float, refused: bool) -> None:
         """Release the GPUs of a job that ends now. refused: the cluster refused its start."""
 
-    def go(self, now_s: float) -> Sequence[int] | None:
+    def start_jobs(self, now_s: float) -> Sequence[int] | None:
         """Return the jobs that start now. Returns None if no pass was needed."""
 
 
@@ -73,28 +73,28 @@ class Replay:
 
     def play(self) -> Floats:
         """Play to the end of the last job. Returns (job,) start times in seconds."""
-        for _ in self.steps():
+        for _ in self.play_steps():
             pass
         return self.start_s
 
-    def steps(self) -> Iterator[float]:
+    def play_steps(self) -> Iterator[float]:
         """Yield each moment at which something happened, after the scheduler's pass."""
         submit_s, job = self.trace.submit_s, 0
         while job < len(submit_s) or self._ends:
             now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
             while self._ends and self._ends[0][0] <= now_s:
                 _, ended, refused = heapq.heappop(self._ends)
-                self.scheduler.end(ended, now_s, refused)
+                self.scheduler.end_job(ended, now_s, refused)
                 if refused:
-                    self.scheduler.wait(ended, now_s)
+                    self.scheduler.add_waiting_job(ended, now_s)
             while job < len(submit_s) and submit_s[job] <= now_s:
-                self.scheduler.wait(job, now_s)
+                self.scheduler.add_waiting_job(job, now_s)
                 job += 1
             self._run_pass(now_s)
             yield now_s
 
     def _run_pass(self, now_s: float) -> None:
-        started = self.scheduler.go(now_s)
+        started = self.scheduler.start_jobs(now_s)
         self.passes += started is not None
         for job in started or ():
             tried = self._tries.get(job, 0)
@@ -109,21 +109,21 @@ class Replay:
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
     """A machine with a clock. started: the entries that the present pass has started."""
 
-    started: list[Item]
+    started: list[RowEntry]
 
-    def at(self, now_s: float) -> None: ...
+    def set_clock(self, now_s: float) -> None: ...
 
-    def end(self, number: int) -> None: ...
+    def end_job(self, number: int) -> None: ...
 
 
 class QueuePolicy(Protocol):
     """A rule that orders jobs by the facts known of them at that time. Jobs are rows of the trace."""
 
-    def key(self, job: int, now_s: float) -> float: ...
+    def compute_key(self, job: int, now_s: float) -> float: ...
 
-    def started(self, job: int, now_s: float) -> None: ...
+    def record_start(self, job: int, now_s: float) -> None: ...
 
-    def ended(self, job: int, now_s: float) -> None: ...
+    def record_end(self, job: int, now_s: float) -> None: ...
 
 
 @dataclass(slots=True)
@@ -141,26 +141,26 @@ class RowScheduler(Generic[A]):
     _rows: Rows[A] = field(default_factory=Rows)
     _tries: dict[int, int] = field(default_factory=dict)
 
-    def wait(self, job: int, now_s: float) -> None:
+    def add_waiting_job(self, job: int, now_s: float) -> None:
         ask = self.ask(job)
         if ask is not None:
             name = f"{job:09}.{self._tries.get(job, 0)}"
-            item = Item(name, self.policy.key(job, now_s), self.submit_s[job], job)
+            item = RowEntry(name, self.policy.compute_key(job, now_s), self.submit_s[job], job)
             self._rows.add(ask, item, bound_s=self.bound_s)
 
-    def end(self, job: int, now_s: float, refused: bool) -> None:
-        self.machine.end(job)
+    def end_job(self, job: int, now_s: float, refused: bool) -> None:
+        self.machine.end_job(job)
         if refused:
             self._tries[job] = self._tries.get(job, 0) + 1
         else:
-            self.policy.ended(job, now_s)
+            self.policy.record_end(job, now_s)
 
-    def go(self, now_s: float) -> Sequence[int] | None:
-        self.machine.at(now_s)
+    def start_jobs(self, now_s: float) -> Sequence[int] | None:
+        self.machine.set_clock(now_s)
         if not any(self.machine.fits(row.ask) for row in self._rows):
             return None
-        backfill(self._rows, self.machine, now_s)
+        run_backfill_pass(self._rows, self.machine, now_s)
         jobs = [item.number for item in self.machine.started]
         for job in jobs:
-            self.policy.started(job, now_s)
+            self.policy.record_start(job, now_s)
         return jobs

@@ -17,7 +17,7 @@ NEVER = float("inf")
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class RowEntry:
     """One entry of a row.
 
     key: the smallest is next. queued_s: its arrival. name: unique. number: the caller's number.
@@ -38,10 +38,10 @@ class WaitingRow(Generic[A]):
     priority: int = 0
     bound_s: float = NEVER
     size: int = 0
-    _by_key: list[tuple[float, float, str, Item]] = field(default_factory=list)
-    _by_arrival: list[tuple[float, str, Item]] = field(default_factory=list)
+    _by_key: list[tuple[float, float, str, RowEntry]] = field(default_factory=list)
+    _by_arrival: list[tuple[float, str, RowEntry]] = field(default_factory=list)
 
-    def first(self, now_s: float) -> tuple[Rank, Item]:
+    def find_next_entry(self, now_s: float) -> tuple[Rank, RowEntry]:
         """Return the next entry of a row that is not empty, and its rank among all rows."""
         if self.bound_s < NEVER:
             while not self._by_arrival[0][2].waits:
@@ -54,21 +54,21 @@ class WaitingRow(Generic[A]):
         key, queued_s, name, item = self._by_key[0]
         return (-self.priority, 1, key, queued_s, name), item
 
-    def ranked(self, now_s: float) -> Iterator[tuple[Rank, Item]]:
+    def list_ranked_entries(self, now_s: float) -> Iterator[tuple[Rank, RowEntry]]:
         """Yield all waiting entries with their ranks, in no particular order."""
         for key, queued_s, name, item in self._by_key:
             if item.waits:
                 starved = now_s - queued_s >= self.bound_s
                 yield (-self.priority, 0 if starved else 1, 0.0 if starved else key, queued_s, name), item
 
-    def add(self, item: Item) -> None:
+    def add(self, item: RowEntry) -> None:
         item.waits = True
         self.size += 1
         heapq.heappush(self._by_key, (item.key, item.queued_s, item.name, item))
         if self.bound_s < NEVER:
             heapq.heappush(self._by_arrival, (item.queued_s, item.name, item))
 
-    def remove(self, item: Item) -> None:
+    def remove(self, item: RowEntry) -> None:
         item.waits = False
         self.size -= 1
 
@@ -83,7 +83,7 @@ class Rows(Generic[A]):
         """Yield the rows that are not empty."""
         return (row for row in self._rows.values() if row.size)
 
-    def add(self, ask: A, item: Item, priority: int = 0, bound_s: float = NEVER) -> None:
+    def add(self, ask: A, item: RowEntry, priority: int = 0, bound_s: float = NEVER) -> None:
         """Add an entry to its row."""
         key = (ask, priority, bound_s)
         row = self._rows.get(key)

@@ -24,27 +24,27 @@ class SeenRuns:
         self._rows: dict[int, dict[str, object]] = {}
         self.times = RunTimeQuantiles({})
 
-    def ended(self, gpus: int, run_s: float) -> None:
+    def record_end(self, gpus: int, run_s: float) -> None:
         learnt = False
         for count in (gpus, 0):
             runs = self._runs.setdefault(count, deque(maxlen=MAX_RUNS))
             runs.append(run_s)
             self._new[count] = self._new.get(count, 0) + 1
             if self._new[count] > RELEARN * len(runs):
-                self._rows[count], self._new[count], learnt = _row(runs), 0, True
+                self._rows[count], self._new[count], learnt = _make_row(runs), 0, True
         if learnt:
             self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
 
-    def planned(self, ask: CountAsk, age_s: float) -> float:
+    def plan_run_s(self, ask: CountAsk, age_s: float) -> float:
         """Return the seconds that a job is planned to run in all.
 
         This is its time limit. Without a limit, it is the p90 of similar jobs that ran longer than `age_s`.
         """
         if ask.limit_s is not None:
             return ask.limit_s
-        return self.times.run_s(ask.gpus, 0.9, age_s=age_s)
+        return self.times.estimate_run_s(ask.gpus, 0.9, age_s=age_s)
 
 
-def _row(runs: Sequence[float]) -> dict[str, object]:
+def _make_row(runs: Sequence[float]) -> dict[str, object]:
     levels = np.quantile(runs, RUN_LEVELS)
     return {"n": len(runs), "p50": levels[RUN_LEVELS.index(0.5)], "p90": levels[RUN_LEVELS.index(0.9)]}

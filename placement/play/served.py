@@ -17,11 +17,11 @@ from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.charged import make_placement_charge
-from fleetcast.placement.plan.queue import ONE_LINE, Wait, Waiting, plan
+from fleetcast.placement.plan.queue import ONE_LINE, Wait, WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, remove_jobs
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.play.seen_runs import SeenRuns
-from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, use_of
+from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, compute_leaf_use
 from fleetcast.placement.queues.credits import Bank, compute_banks
 from fleetcast.placement.queues.tree import QueueTree
 
@@ -68,14 +68,14 @@ class PlayedCharges:
         """Update the banks to now, before anything that they depend on changes."""
         self.banks |= compute_banks(self.tree, self.banks, self.opened.values(), now_ms)
 
-    def close(self, job: int, now_ms: int, outcome: str) -> None:
+    def close_charge(self, job: int, now_ms: int, outcome: str) -> None:
         self.update_banks(now_ms)
         charge = replace(self.opened.pop(job), ended_ms=now_ms, outcome=outcome)
         self._past.add(charge)
         self.closed.append(charge)
 
-    def use(self, now_ms: int) -> dict[str, LeafUse]:
-        return use_of(self.opened.values(), self._past, now_ms)
+    def compute_use(self, now_ms: int) -> dict[str, LeafUse]:
+        return compute_leaf_use(self.opened.values(), self._past, now_ms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class ServedPlan:
     played: PlayedCharges | None = field(init=False)
     waits: tuple[Wait, ...] = ()
     holds: dict[int, JobHold] = field(default_factory=dict)
-    _waiting: dict[str, Waiting] = field(default_factory=dict)
+    _waiting: dict[str, WaitingEntry] = field(default_factory=dict)
     _jobs: dict[str, int] = field(default_factory=dict)  # request id → job, while it waits or runs
     _running: dict[str, RunningJob] = field(default_factory=dict)
     _gone: set[str] = field(default_factory=set)
@@ -114,28 +114,30 @@ class ServedPlan:
     def __post_init__(self) -> None:
         self.played = PlayedCharges(self.tree) if self.tree is not None else None
 
-    def wait(self, job: int, now_s: float) -> None:
+    def add_waiting_job(self, job: int, now_s: float) -> None:
         request = self.ask(job)
         if request is None:
             return
         queued_ms = self._queued_ms.setdefault(job, round(now_s * 1000))
-        self._waiting[request.request_id] = Waiting(request, queued_ms)
+        self._waiting[request.request_id] = WaitingEntry(request, queued_ms)
         self._jobs[request.request_id] = job
         self._shapes.add(make_member_shape(request), request.members.desired)
         if self._shapes.version % min(max(len(self._shapes) // 4, 10), SHAPES_BETWEEN_REBUILDS) == 0:
-            self._demand = make_shape_demand(self._shapes.counted(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
+            self._demand = (
+                make_shape_demand(self._shapes.count_members(), ()) if len(self._shapes) >= FEWEST_SHAPES else None
+            )
 
-    def end(self, job: int, now_s: float, refused: bool) -> None:
+    def end_job(self, job: int, now_s: float, refused: bool) -> None:
         hold, now_ms = self.holds.pop(job), round(now_s * 1000)
         mine = self._running.pop(hold.request.job_name)
         if self.played is not None:
-            self.played.close(job, now_ms, "expired" if refused else "finished")
+            self.played.close_charge(job, now_ms, "expired" if refused else "finished")
         self._gone.add(hold.request.job_name)
         if not refused:
-            self.runs.ended(mine.gpus, (now_ms - mine.started_ms) / 1000)
+            self.runs.record_end(mine.gpus, (now_ms - mine.started_ms) / 1000)
             del self._queued_ms[job]
 
-    def go(self, now_s: float) -> Sequence[int] | None:
+    def start_jobs(self, now_s: float) -> Sequence[int] | None:
         if not self._waiting:
             self.waits = ()
             return None
@@ -153,7 +155,7 @@ class ServedPlan:
             del self._waiting[entry.request.request_id]
             self.holds[job] = JobHold(entry.request, decision.ranks)
             if self.played is not None:
-                leaf = self.played.tree.leaf_of(entry.request)
+                leaf = self.played.tree.find_request_leaf(entry.request)
                 charge = make_placement_charge(
                     entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms
                 )
@@ -165,7 +167,7 @@ class ServedPlan:
         if self.played is None:
             return ONE_LINE
         self.played.update_banks(now_ms)
-        use = self.played.use(now_ms)
+        use = self.played.compute_use(now_ms)
         if self.forgets:
             use = {leaf: LeafUse(mine.held, 0.0) for leaf, mine in use.items()}
         banked = {name: bank.banked for name, bank in self.played.banks.items()}

@@ -61,12 +61,12 @@ class QueueAsk:
 @lru_cache(MAX_REMEMBERED)
 def make_queue_ask(request: PlacementRequest) -> QueueAsk:
     """Return the ask of a request."""
-    return _ask(_without(request, IDS_AND_TIMES))
+    return _make_ask(_reset_fields(request, IDS_AND_TIMES))
 
 
 @lru_cache(MAX_REMEMBERED)
-def _ask(request: PlacementRequest) -> QueueAsk:
-    in_line = _make_line_ask(_without(request, QUEUE_FIELDS))
+def _make_ask(request: PlacementRequest) -> QueueAsk:
+    in_line = _make_line_ask(_reset_fields(request, QUEUE_FIELDS))
     return replace(in_line, narrow=_intern_fit_key(request), in_line=in_line)
 
 
@@ -87,9 +87,9 @@ def make_fit_key(request: PlacementRequest, has_plugins: bool) -> FitKey:
     and times are left out.
     """
     if has_plugins:
-        return _intern_fit_key(_without(request, IDS_AND_TIMES))
+        return _intern_fit_key(_reset_fields(request, IDS_AND_TIMES))
     smallest = msgspec.structs.replace(
-        _without(request, UNREAD_BY_FILTERS),
+        _reset_fields(request, UNREAD_BY_FILTERS),
         gang=request.members.min,
         topology=TopologyConstraint(request.topology.required),
     )
@@ -101,7 +101,7 @@ def _intern_fit_key(_: PlacementRequest) -> FitKey:
     return FitKey()
 
 
-def _without(request: PlacementRequest, names: frozenset[str]) -> PlacementRequest:
+def _reset_fields(request: PlacementRequest, names: frozenset[str]) -> PlacementRequest:
     """Return the request with these fields set to their defaults. names: one of the sets above."""
     return msgspec.structs.replace(request, **_DEFAULTS_OF[names])
 
@@ -122,7 +122,7 @@ class Waiters:
         first[self.ask[::-1]] = np.arange(len(found))[::-1]
         self.first = [self._requests[at] for at in first.tolist()]
 
-    def times(self, name: str, otherwise: float) -> NDArray[np.float64]:
+    def list_times(self, name: str, otherwise: float) -> NDArray[np.float64]:
         """Return (k,) the values of an optional time field of the requests.
 
         Requests that do not set the field have `otherwise`.
@@ -132,7 +132,7 @@ class Waiters:
             return np.full(len(values), otherwise)
         return np.array([otherwise if value is None else value for value in values], np.float64)
 
-    def ranks(self, *columns: NDArray[Any]) -> Ints:
+    def rank_rows(self, *columns: NDArray[Any]) -> Ints:
         """Return (k,) places by the columns, the first of which counts most.
 
         Ties are broken by arrival, then by the request's id.

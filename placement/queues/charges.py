@@ -71,7 +71,7 @@ class Charge:
         """Return the GPU-seconds held between two times."""
         return self.gpus * compute_overlap_s(self.held_ms, self.ended_ms, from_ms, to_ms)
 
-    def granted_gpu_s(self, from_ms: int, to_ms: int) -> float:
+    def compute_granted_gpu_s(self, from_ms: int, to_ms: int) -> float:
         """Return the GPU-seconds between two times while the job ran."""
         return self.gpus * compute_overlap_s(self.started_ms, self.ended_ms, from_ms, to_ms) if self.started_ms else 0.0
 
@@ -97,10 +97,10 @@ def compute_overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to
     return max(0, end - begin) / 1000
 
 
-def decayed(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> float:
+def decay_use(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> float:
     """Return the decayed use `after_s` seconds later, if `gpus` were held all that time.
 
-    >>> round(decayed(100.0, 0.0, 50.0, 50.0), 6)
+    >>> round(decay_use(100.0, 0.0, 50.0, 50.0), 6)
     50.0
     """
     if after_s <= 0:
@@ -119,16 +119,16 @@ class PastUse:
     def add(self, charge: Charge) -> None:
         """Add a closed charge."""
         assert charge.ended_ms is not None
-        mine = decayed(0.0, charge.gpus, (charge.ended_ms - charge.held_ms) / 1000, self.half_life_s)
+        mine = decay_use(0.0, charge.gpus, (charge.ended_ms - charge.held_ms) / 1000, self.half_life_s)
         gpu_s, as_of_ms = self._known.get(charge.leaf, (0.0, charge.ended_ms))
         later_ms = max(as_of_ms, charge.ended_ms)
-        gpu_s = decayed(gpu_s, 0.0, (later_ms - as_of_ms) / 1000, self.half_life_s)
-        mine = decayed(mine, 0.0, (later_ms - charge.ended_ms) / 1000, self.half_life_s)
+        gpu_s = decay_use(gpu_s, 0.0, (later_ms - as_of_ms) / 1000, self.half_life_s)
+        mine = decay_use(mine, 0.0, (later_ms - charge.ended_ms) / 1000, self.half_life_s)
         self._known[charge.leaf] = (gpu_s + mine, later_ms)
 
-    def at(self, now_ms: int) -> dict[str, float]:
+    def compute_use_at(self, now_ms: int) -> dict[str, float]:
         return {
-            leaf: decayed(gpu_s, 0.0, (now_ms - as_of_ms) / 1000, self.half_life_s)
+            leaf: decay_use(gpu_s, 0.0, (now_ms - as_of_ms) / 1000, self.half_life_s)
             for leaf, (gpu_s, as_of_ms) in self._known.items()
         }
 
@@ -144,13 +144,13 @@ class LeafUse:
     decayed_gpu_s: float
 
 
-def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, LeafUse]:
+def compute_leaf_use(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, LeafUse]:
     """Return the use of every leaf from open and closed charges.
 
     Entry penalty: until a job has run as long as similar jobs, the expected rest counts as used. So after a
     burst of jobs a queue ranks behind others at once.
     """
-    used, held = past.at(now_ms), dict[str, dict[str, float]]()
+    used, held = past.compute_use_at(now_ms), dict[str, dict[str, float]]()
     rate, most_s = -1 / (1000 * past.half_life_s), past.half_life_s / LN2
     for charge in charges:
         mine, total = held.setdefault(charge.leaf, {ANY: 0.0}), 0.0
@@ -161,6 +161,6 @@ def use_of(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, L
         mine[ANY] += total
         age_ms = max(0, now_ms - charge.held_ms)
         ahead_s = max(0.0, (charge.expected_s or 0.0) - age_ms / 1000)
-        used_s = most_s * (1 - math.exp2(rate * age_ms))  # `decayed` of one GPU
+        used_s = most_s * (1 - math.exp2(rate * age_ms))  # `decay_use` of one GPU
         used[charge.leaf] = used.get(charge.leaf, 0.0) + total * (used_s + ahead_s)
     return {leaf: LeafUse(held.get(leaf, {}), used.get(leaf, 0.0)) for leaf in used.keys() | held.keys()}

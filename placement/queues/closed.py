@@ -40,7 +40,7 @@ class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=
     closed: tuple[ClosedNodes, ...] = ()
 
 
-def limit(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> PlacementRequest:
+def close_nodes(request: PlacementRequest, closed: tuple[ClosedNodes, ...]) -> PlacementRequest:
     """Return the request with these nodes closed to it."""
     if not closed:
         return request
@@ -81,12 +81,12 @@ def describe_closing_window(window: Window) -> str:
     >>> describe_closing_window(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
     "kept by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
     """
-    end = f"until {date_of(window.to_ms)} UTC"
+    end = f"until {format_date(window.to_ms)} UTC"
     if window.queue is None:
         return f"kept free by maintenance {window.name!r} {end}"
     return f"kept by reservation {window.name!r} for queue {window.queue!r} {end}"
 
 
-def date_of(time_ms: int) -> str:
+def format_date(time_ms: int) -> str:
     """Return a time in UTC, to the minute."""
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M}"

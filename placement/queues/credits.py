@@ -30,7 +30,7 @@ class Bank:
     def banked(self) -> float:
         return max(0.0, self.earned - self.spent - self.expired)
 
-    def at(self, now_ms: int, held: float, guaranteed: float, credits: Credits, half_life_s: float) -> "Bank":
+    def advance_to(self, now_ms: int, held: float, guaranteed: float, credits: Credits, half_life_s: float) -> "Bank":
         """Return the bank at a later time, if `held` GPUs were held all that time.
 
         A clock that was set back changes nothing.
@@ -39,10 +39,12 @@ class Bank:
         if after_s <= 0:
             return self
         if held <= guaranteed:
-            return self._earning(now_ms, after_s, credits.rate * (guaranteed - held), credits.cap_gpu_s, half_life_s)
+            return self._earn_credits(
+                now_ms, after_s, credits.rate * (guaranteed - held), credits.cap_gpu_s, half_life_s
+            )
         return self._spend_credits(now_ms, after_s, held - guaranteed, half_life_s)
 
-    def _earning(self, now_ms: int, after_s: float, rate: float, cap: float, half_life_s: float) -> "Bank":
+    def _earn_credits(self, now_ms: int, after_s: float, rate: float, cap: float, half_life_s: float) -> "Bank":
         left = math.exp2(-after_s / half_life_s)
         most = rate * half_life_s / LN2
         banked = min(cap, (self.banked - most) * left + most)
@@ -81,5 +83,5 @@ def compute_banks(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[C
         bank, guaranteed = known.get(node.name) or Bank(now_ms), node.guaranteed.get(ANY, 0.0)
         assert node.credits is not None
         mine = held.get(node.name, 0.0)
-        found[node.name] = bank.at(now_ms, mine, guaranteed, node.credits, tree.policy.half_life_s)
+        found[node.name] = bank.advance_to(now_ms, mine, guaranteed, node.credits, tree.policy.half_life_s)
     return found

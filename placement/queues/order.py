@@ -17,10 +17,10 @@ The run time in the area is the user's limit, or a day without one. Then GPUs al
 DAY_S = 86_400.0
 
 
-def area(gpus: float, limit_s: float | None) -> float:
+def compute_area(gpus: float, limit_s: float | None) -> float:
     """Return the GPU-seconds that a request may take.
 
-    >>> area(8, 60.0), area(8, None)
+    >>> compute_area(8, 60.0), compute_area(8, None)
     (480.0, 691200.0)
     """
     return gpus * (DAY_S if limit_s is None else limit_s)

@@ -89,14 +89,14 @@ def make_nodes(
     Raises RequestError if tables do not agree.
     """
     for name, table in tables.items():
-        _check(name, table, classes, refuse)
-    paths = _paths(tables, refuse)
+        _check_table(name, table, classes, refuse)
+    paths = _find_paths(tables, refuse)
     rows = {ROOT: 0}
     children: dict[int, list[int]] = {}
     nodes = [QueueNode(ROOT, max_wait_s=policy.max_wait_s, order=policy.order)]
     for key, path in sorted(paths.items(), key=lambda item: (item[1].count("/"), item[1])):
         parent = rows[path.rpartition("/")[0]]
-        node = _node(path, parent, nodes[parent], tables[key], policy, classes)
+        node = _convert_table(path, parent, nodes[parent], tables[key], policy, classes)
         if nodes[parent].per_user:
             raise refuse(("queue", key), f"{nodes[parent].name!r} is per_user, so no queue can be below it")
         rows[path] = len(nodes)
@@ -107,7 +107,7 @@ def make_nodes(
     return _add_parent_guarantees(nodes, {path: key for key, path in paths.items()}, refuse)
 
 
-def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
+def _check_table(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
     """Raise RequestError if a table has an error of its own."""
     here = ("queue", name)
     if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in name.split("/")):
@@ -134,7 +134,7 @@ def _check(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refu
         check("credits", table.credits.cap_gpu_h, 0, 1e12, "GPU-hours", "cap_gpu_h")
 
 
-def _paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
+def _find_paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
     """Return table → the queue's path.
 
     Raises RequestError for cycles, missing parents and queues that occur twice.
@@ -165,15 +165,15 @@ def _paths(tables: Mapping[str, QueueTable], refuse: Refuse) -> dict[str, str]:
     for name, path in found.items():
         above = path.rpartition("/")[0]
         if above and above not in known:
-            raise refuse(("queue", name), f"has no parent: write [queue.{_quoted(above)}] as well")
+            raise refuse(("queue", name), f"has no parent: write [queue.{_quote_path(above)}] as well")
     return found
 
 
-def _quoted(name: str) -> str:
+def _quote_path(name: str) -> str:
     return f'"{name}"' if "/" in name else name
 
 
-def _node(
+def _convert_table(
     path: str, parent: int, above: QueueNode, table: QueueTable, policy: TreePolicy, classes: Mapping[str, QueueClass]
 ) -> QueueNode:
     own = path.rpartition("/")[2]
@@ -205,7 +205,7 @@ def _add_parent_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refu
     """
     for row in range(len(nodes) - 1, 0, -1):
         node = nodes[row]
-        below = _sum(nodes, node)
+        below = _sum_child_guarantees(nodes, node)
         here = ("queue", keys[node.name])
         for resource, promised in below.items():
             own, most = node.guaranteed.get(resource), node.limit.get(resource, math.inf)
@@ -226,7 +226,7 @@ def _add_parent_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refu
     return tuple(nodes)
 
 
-def _sum(nodes: list[QueueNode], node: QueueNode) -> dict[str, float]:
+def _sum_child_guarantees(nodes: list[QueueNode], node: QueueNode) -> dict[str, float]:
     children: list[Amounts] = [nodes[child].guaranteed for child in node.children]
     resources = {name for amounts in children for name in amounts}
     return {name: math.fsum(amounts.get(name, 0.0) for amounts in children) for name in sorted(resources)}

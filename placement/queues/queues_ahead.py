@@ -31,7 +31,7 @@ class QueueHold:
         return self.leaf, *sorted(self.amounts)
 
     @cached_property
-    def most(self) -> float:
+    def largest_amount(self) -> float:
         return max(self.amounts.values())
 
 
@@ -70,7 +70,7 @@ class QueuesAhead:
         standing = standing.copy()
         standing.clear_waiting_counts()
         for hold in waiting:
-            standing.wait(hold.leaf, hold.amounts)
+            standing.add_waiting(hold.leaf, hold.amounts)
         return cls(standing, holds)
 
     def copy(self) -> "QueuesAhead":
@@ -80,31 +80,31 @@ class QueuesAhead:
     def allows(self, hold: QueueHold) -> bool:
         """Return whether the queue's quota allows a job with this hold to start now."""
         least, _ = self._refused.get(hold.kind, (np.inf, ""))
-        if hold.most >= least:
+        if hold.largest_amount >= least:
             return False
-        if hold.most <= self._allowed.get(hold.kind, -1.0):
+        if hold.largest_amount <= self._allowed.get(hold.kind, -1.0):
             return True
         by = self._standing.find_refusing_queue(hold.leaf, hold.amounts)
         if by is not None:
-            self._refused[hold.kind] = hold.most, by
+            self._refused[hold.kind] = hold.largest_amount, by
         else:
-            self._allowed[hold.kind] = hold.most
+            self._allowed[hold.kind] = hold.largest_amount
         return by is None
 
-    def start(self, number: int, hold: QueueHold, waited: bool) -> None:
+    def start_job(self, number: int, hold: QueueHold, waited: bool) -> None:
         """Count a job that starts. waited: it was among the requests that wanted GPUs."""
         self._allowed.clear()
         if waited:
-            self._standing.wait(hold.leaf, hold.amounts, -1.0)
-        self._standing.hold(hold.leaf, hold.amounts)
+            self._standing.add_waiting(hold.leaf, hold.amounts, -1.0)
+        self._standing.add_held(hold.leaf, hold.amounts)
         self._holds[number] = hold
 
-    def end(self, number: int) -> None:
+    def end_job(self, number: int) -> None:
         hold = self._holds.pop(number, None)
         if hold is not None:
             self._allowed.clear()
-            self._standing.hold(hold.leaf, hold.amounts, -1.0)
-            freed = {LENDERS, *self._standing.path(hold.leaf)}
+            self._standing.add_held(hold.leaf, hold.amounts, -1.0)
+            freed = {LENDERS, *self._standing.list_path(hold.leaf)}
             self._refused = {kind: row for kind, row in self._refused.items() if row[1] not in freed}
 
 
@@ -126,9 +126,9 @@ def find_allowed_delay_s(
     for now_s, together in groupby(sorted(events), key=lambda event: event[0]):
         for _, starts, number in together:
             if starts:
-                queues.start(number, coming[number], waited=False)
+                queues.start_job(number, coming[number], waited=False)
             else:
-                queues.end(number)
+                queues.end_job(number)
         if queues.allows(hold):
             return float(now_s)
     return float("inf")

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import Path, explain, field_of, suggest_key
+from fleetcast.fleet.decode_faults import Path, find_first_fault, format_path, suggest_key
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
 from fleetcast.fleet.requests import MAX_COUNT
@@ -75,7 +75,7 @@ class ReservationTable(_Table, frozen=True, kw_only=True):
     to: datetime
 
 
-class Refuse:
+class FaultBuilder:
     """A builder of errors that name a place in the file."""
 
     def __init__(self, text: str) -> None:
@@ -83,7 +83,7 @@ class Refuse:
 
     def __call__(self, path: Path, why: str) -> RequestError:
         """Return the error about a place. Its message names the line and the field."""
-        field = field_of(path)
+        field = format_path(path)
         return RequestError(f"line {find_nearest_line(find_key_lines(self._text), path)}: {field}: {why}", field)
 
 
@@ -99,25 +99,25 @@ def read_queues(text: str) -> QueueTree:
         document = read_toml(text)
     except ValueError as error:
         raise RequestError(f"no valid TOML: {error}", None) from None
-    refuse = Refuse(text)
+    refuse = FaultBuilder(text)
     for name in document:
         if name in LATER:
             raise refuse((name,), f"{LATER[name]} are not honoured yet; leave the table out")
         if name not in HERE:
             raise refuse((name,), f"no such table{suggest_key(name, HERE)}")
-    return _tree(document, refuse, hashlib.sha256(text.encode()).hexdigest())
+    return _make_tree(document, refuse, hashlib.sha256(text.encode()).hexdigest())
 
 
-def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree:
-    policy = _policy(_convert_table(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
-    class_tables = _dict(document, "class", refuse)
+def _make_tree(document: Mapping[str, Any], refuse: FaultBuilder, digest: str) -> QueueTree:
+    policy = _make_policy(_convert_table(document.get("policy", {}), PolicyTable, ("policy",), refuse), refuse)
+    class_tables = _get_tables(document, "class", refuse)
     if len(class_tables) > MOST_CLASSES:
         raise refuse(("class",), f"there are {len(class_tables):,} classes, at most {MOST_CLASSES:,}")
     classes = {
-        name: _class(name, _convert_table(table, ClassTable, ("class", name), refuse), refuse)
+        name: _make_class(name, _convert_table(table, ClassTable, ("class", name), refuse), refuse)
         for name, table in class_tables.items()
     }
-    tables = _dict(document, "queue", refuse)
+    tables = _get_tables(document, "queue", refuse)
     if not tables:
         raise refuse(("queue",), "there is none: write at least one [queue.NAME]")
     if len(tables) > MOST_QUEUES:
@@ -129,7 +129,9 @@ def _tree(document: Mapping[str, Any], refuse: Refuse, digest: str) -> QueueTree
         counts = f"{len(nodes) - 1:,} queues times {len(tree.resources) - 1:,} GPU models"
         raise refuse(("queue",), f"{counts}, at most {MOST_AMOUNTS:,} amounts: name fewer models, or fewer queues")
     _check_names(tree, refuse)
-    windows = _windows(document, "reservation", tree, refuse) + _windows(document, "maintenance", tree, refuse)
+    windows = _parse_windows(document, "reservation", tree, refuse) + _parse_windows(
+        document, "maintenance", tree, refuse
+    )
     return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
 
 
@@ -156,29 +158,29 @@ def check_capacity(tree: QueueTree, capacity: Mapping[str, float], text: str = "
         if promised > capacity.get(resource, 0.0):
             what = "GPUs" if resource == ANY else f"GPUs of model {resource}"
             first = next(node for row in root.children if resource in (node := tree.nodes[row]).guaranteed)
-            raise Refuse(text)(
+            raise FaultBuilder(text)(
                 ("queue", first.name, "guaranteed"),
                 f"the queues are guaranteed {promised:g} {what}, the fleet has {capacity.get(resource, 0.0):g}: "
                 "guarantee less, or set overcommit = true in [policy]",
             )
 
 
-def _convert_table(value: Any, kind: type[_AnyTable], path: Path, refuse: Refuse) -> _AnyTable:
+def _convert_table(value: Any, kind: type[_AnyTable], path: Path, refuse: FaultBuilder) -> _AnyTable:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        fault = explain(error, kind, value, toml=True)
+        fault = find_first_fault(error, kind, value, toml=True)
         raise refuse((*path, *fault.path), fault.why) from None
 
 
-def _dict(document: Mapping[str, Any], name: str, refuse: Refuse) -> dict[str, Any]:
+def _get_tables(document: Mapping[str, Any], name: str, refuse: FaultBuilder) -> dict[str, Any]:
     value = document.get(name, {})
     if not isinstance(value, dict):
         raise refuse((name,), f"is a {type(value).__name__}; write [{name}.NAME]")
     return value
 
 
-def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
+def _make_policy(table: PolicyTable, refuse: FaultBuilder) -> TreePolicy:
     check = NumberCheck(("policy",), refuse)
     check("half_life_h", table.half_life_h, 0.001, 1e6, "hours")
     check("max_wait_h", table.max_wait_h, 0.001, 1e6, "hours")
@@ -192,15 +194,15 @@ def _policy(table: PolicyTable, refuse: Refuse) -> TreePolicy:
     )
 
 
-def _class(name: str, table: ClassTable, refuse: Refuse) -> QueueClass:
+def _make_class(name: str, table: ClassTable, refuse: FaultBuilder) -> QueueClass:
     check_text(name, ("class", name), refuse)
     NumberCheck(("class", name), refuse)("priority", table.priority, -MAX_COUNT, MAX_COUNT)
     return QueueClass(table.priority, table.preempts)
 
 
-def _check_names(tree: QueueTree, refuse: Refuse) -> None:
+def _check_names(tree: QueueTree, refuse: FaultBuilder) -> None:
     """Raise RequestError if a table refers to a queue or class that does not exist."""
-    unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.leaves()}
+    unknown, leaves = tree.policy.unknown_queue, {node.name: None for node in tree.list_leaves()}
     if unknown and unknown not in leaves:
         why = f"{unknown!r} is no queue without queues below it{suggest_key(unknown, [*leaves])}"
         raise refuse(("policy", "unknown_queue"), why)
@@ -211,7 +213,7 @@ def _check_names(tree: QueueTree, refuse: Refuse) -> None:
                 raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
 
 
-def _parse_prices(value: Any, refuse: Refuse) -> Prices:
+def _parse_prices(value: Any, refuse: FaultBuilder) -> Prices:
     if not isinstance(value, dict):
         raise refuse(("prices",), f"is {value!r}, must be a table of prices of a GPU-hour by model")
     rest = dict(value)
@@ -226,7 +228,7 @@ def _parse_prices(value: Any, refuse: Refuse) -> Prices:
     return Prices({model: float(price) for model, price in rest.items()}, currency)
 
 
-def _windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: Refuse) -> tuple[Window, ...]:
+def _parse_windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: FaultBuilder) -> tuple[Window, ...]:
     tables = document.get(kind, [])
     if not isinstance(tables, list):
         raise refuse((kind,), f"is no list of tables; write [[{kind}]]")
@@ -235,11 +237,11 @@ def _windows(document: Mapping[str, Any], kind: str, tree: QueueTree, refuse: Re
     found = []
     for at, value in enumerate(tables):
         table = _convert_table(value, ReservationTable, (kind, at), refuse)
-        found.append(_window(table, kind, (kind, at), tree, refuse))
+        found.append(_convert_window(table, kind, (kind, at), tree, refuse))
     return tuple(found)
 
 
-def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, refuse: Refuse) -> Window:
+def _convert_window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, refuse: FaultBuilder) -> Window:
     if kind == "reservation" and (table.queue not in tree.row or not table.queue):
         raise refuse((*path, "queue"), f"{table.queue!r} is no queue{suggest_key(table.queue, list(tree.row)[1:])}")
     if kind == "maintenance" and table.queue:
@@ -249,7 +251,7 @@ def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, ref
     names = table.nodes.values() if isinstance(table.nodes, dict) else table.nodes
     for text in (table.name, *names):
         check_text(text or "unnamed", path, refuse)
-    from_ms, to_ms = _ms(table.from_), _ms(table.to)
+    from_ms, to_ms = _convert_to_ms(table.from_), _convert_to_ms(table.to)
     for key, ms in (("from", from_ms), ("to", to_ms)):
         if not 0 <= ms <= LATEST_MS:
             raise refuse((*path, key), "must lie between 1970 and 9999-12-31")
@@ -265,7 +267,7 @@ def _window(table: ReservationTable, kind: str, path: Path, tree: QueueTree, ref
     return Window(name, queue, table.nodes, (), from_ms, to_ms)
 
 
-def _ms(time: datetime) -> int:
+def _convert_to_ms(time: datetime) -> int:
     """Return a time in Unix ms. A time without a zone is UTC."""
     known = time if time.tzinfo else time.replace(tzinfo=UTC)
     return round(known.timestamp() * 1000)

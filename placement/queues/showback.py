@@ -30,27 +30,29 @@ class ChargeSum:
     money: float | None = None
 
 
-def sums(charges: Iterable[Charge], by: By, from_ms: int, to_ms: int, prices: Prices) -> dict[str, ChargeSum]:
+def sum_charges(charges: Iterable[Charge], by: By, from_ms: int, to_ms: int, prices: Prices) -> dict[str, ChargeSum]:
     """Return name → the sum of its charges within [from, to).
 
     Used time counts in proportion to the granted time in that span. Lost time counts where the charge ends.
     """
     found: dict[str, ChargeSum] = {}
     for charge in charges:
-        for name, held in _parts(charge, by).items():
+        for name, held in _group_held_gpus(charge, by).items():
             row = found.setdefault(name, ChargeSum())
-            _add(row, charge, held, from_ms, to_ms, prices)
+            _add_charge(row, charge, held, from_ms, to_ms, prices)
     return dict(sorted(found.items()))
 
 
-def _parts(charge: Charge, by: By) -> Mapping[str, tuple[HeldGpus, ...]]:
+def _group_held_gpus(charge: Charge, by: By) -> Mapping[str, tuple[HeldGpus, ...]]:
     if by == "pool":
         pools = {row.pool for row in charge.held}
         return {pool: tuple(row for row in charge.held if row.pool == pool) for pool in pools}
     return {{"queue": charge.leaf, "user": charge.user, "class": charge.class_}[by]: charge.held}
 
 
-def _add(row: ChargeSum, charge: Charge, held: tuple[HeldGpus, ...], from_ms: int, to_ms: int, prices: Prices) -> None:
+def _add_charge(
+    row: ChargeSum, charge: Charge, held: tuple[HeldGpus, ...], from_ms: int, to_ms: int, prices: Prices
+) -> None:
     gpus = sum(part.gpus for part in held)
     part_of = gpus / charge.gpus if charge.gpus else 0.0
     begun_ms = charge.started_ms if charge.started_ms is not None else charge.ended_ms
@@ -74,6 +76,6 @@ def _add(row: ChargeSum, charge: Charge, held: tuple[HeldGpus, ...], from_ms: in
     if charge.outcome == PREEMPTED:
         row.preempted += gpus * granted_s
     for part in held:
-        price = prices.of(part.model)
+        price = prices.find_price(part.model)
         if price is not None:
             row.money = (row.money or 0.0) + price * part.gpus * granted_s / 3600

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
-from fleetcast.placement.columns import in_order
+from fleetcast.placement.columns import sort_rows_by_keys
 from fleetcast.placement.queues.asks import Waiters
 from fleetcast.placement.queues.charges import LN2, LeafUse
 from fleetcast.placement.queues.tree import ANY, ROOT, QueueNode, QueueTree
@@ -43,7 +43,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Stand:
+class QueueTotals:
     """The state of one queue, or of a user in it.
 
     reserve: resource → the part of the fleet that no other queue may take.
@@ -51,26 +51,26 @@ class Stand:
 
     name: str
     node: QueueNode | None  # None: a user
-    parent: "Stand | None"
+    parent: "QueueTotals | None"
     weight: float
     guaranteed: Amounts = field(default_factory=dict)
     held: dict[str, float] = field(default_factory=dict)
     wanted: dict[str, float] = field(default_factory=dict)
     decayed_gpu_s: float = 0.0
-    children: list["Stand"] = field(default_factory=list)
+    children: list["QueueTotals"] = field(default_factory=list)
     reserve: dict[str, float] = field(default_factory=dict)
     below: dict[str, float] = field(default_factory=dict)  # `reserve` of its children, in all
 
-    def path(self) -> Iterable["Stand"]:
-        stand: Stand | None = self
+    def list_path(self) -> Iterable["QueueTotals"]:
+        stand: QueueTotals | None = self
         while stand is not None:
             yield stand
             stand = stand.parent
 
-    def most(self, resource: str) -> float:
-        return self.node.most(resource) if self.node is not None else float("inf")
+    def find_limit(self, resource: str) -> float:
+        return self.node.find_limit(resource) if self.node is not None else float("inf")
 
-    def lacks(self) -> bool:
+    def lacks_guarantee(self) -> bool:
         """Return whether some part of the queue's guarantee is neither held nor waited for."""
         return any(
             self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
@@ -86,14 +86,14 @@ class Stand:
             if name in self.guaranteed
         ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
 
-    def least(self, resource: str) -> float:
+    def compute_own_amount(self, resource: str) -> float:
         """Return the GPUs of a resource that no other queue may take.
 
         This is the largest of three numbers: the GPUs that the queue holds, those of its guarantee that it never
         lends, and those within its guarantee that it holds or waits for.
         """
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
-        kept = self.node.kept(resource) if self.node is not None else 0.0
+        kept = self.node.find_unlent_guarantee(resource) if self.node is not None else 0.0
         return max(held, kept, min(guaranteed, held + self.wanted.get(resource, 0.0)))
 
 
@@ -109,15 +109,17 @@ class QueueStanding:
         self.tree = tree
         self.capacity = capacity
         self.version = 0  # of what is held and wanted
-        self.stands: dict[str, Stand] = {}
+        self.stands: dict[str, QueueTotals] = {}
         for node in tree.nodes:
             parent = self.stands[tree.nodes[node.parent].name] if node.parent >= 0 else None
-            self._add(Stand(node.name, node, parent, node.weight, self._add_credits_to_guarantee(node, banked)))
+            self._add_stand(
+                QueueTotals(node.name, node, parent, node.weight, self._add_credits_to_guarantee(node, banked))
+            )
         for leaf, mine in use.items():
             if leaf:
-                self._add_leaf_use(self.leaf(leaf), mine)
+                self._add_leaf_use(self.find_or_add_leaf(leaf), mine)
         for stand in reversed(self.stands.values()):
-            self._reserve(stand)
+            self._update_reserve(stand)
         self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
 
     def _add_credits_to_guarantee(self, node: QueueNode, banked: Amounts) -> Amounts:
@@ -128,13 +130,13 @@ class QueueStanding:
         credit = banked.get(node.name, 0.0) / self.tree.policy.half_life_s
         return {name: gpus + (credit if name == ANY else 0.0) for name, gpus in node.guaranteed.items()}
 
-    def _add(self, stand: Stand) -> Stand:
+    def _add_stand(self, stand: QueueTotals) -> QueueTotals:
         self.stands[stand.name] = stand
         if stand.parent is not None:
             stand.parent.children.append(stand)
         return stand
 
-    def leaf(self, name: str) -> Stand:
+    def find_or_add_leaf(self, name: str) -> QueueTotals:
         """Return a leaf by name, and create it if it is missing.
 
         A user's leaf is created by the first call, and so is the leaf of a removed queue that still drains.
@@ -143,24 +145,24 @@ class QueueStanding:
         if stand is None:
             above = name.rpartition("/")[0]
             parent = self.stands[above if above in self.stands else ROOT]
-            stand = self._add(Stand(name, None, parent, 1.0))
+            stand = self._add_stand(QueueTotals(name, None, parent, 1.0))
         return stand
 
     @staticmethod
-    def _add_leaf_use(leaf: Stand, use: LeafUse) -> None:
-        for stand in leaf.path():
+    def _add_leaf_use(leaf: QueueTotals, use: LeafUse) -> None:
+        for stand in leaf.list_path():
             stand.decayed_gpu_s += use.decayed_gpu_s
             for name, gpus in use.held.items():
                 stand.held[name] = stand.held.get(name, 0.0) + gpus
 
-    def _reserve(self, stand: Stand) -> None:
+    def _update_reserve(self, stand: QueueTotals) -> None:
         for name in self.tree.resources:
             stand.below[name] = sum(child.reserve.get(name, 0.0) for child in stand.children)
-            stand.reserve[name] = max(stand.least(name), stand.below[name])
+            stand.reserve[name] = max(stand.compute_own_amount(name), stand.below[name])
 
     # -- who is next
 
-    def share(self, stand: Stand, more: Amounts = NOTHING) -> float:
+    def compute_share(self, stand: QueueTotals, more: Amounts = NOTHING) -> float:
         """Return a queue's weighted share of the fleet with `more` added. It is 0 within the guarantee."""
         if more and stand.is_within_guarantee(more):
             return 0.0
@@ -168,7 +170,7 @@ class QueueStanding:
         used = stand.decayed_gpu_s / (fleet * self.tree.policy.half_life_s / LN2)
         return (self._compute_dominant_share(stand, more) + used) / stand.weight
 
-    def _compute_dominant_share(self, stand: Stand, more: Amounts) -> float:
+    def _compute_dominant_share(self, stand: QueueTotals, more: Amounts) -> float:
         held = {name: stand.held.get(name, 0.0) + more.get(name, 0.0) for name in {*stand.held, *more}}
         total = held.get(ANY, 0.0)
         over = max(0.0, total - stand.guaranteed.get(ANY, 0.0))
@@ -180,7 +182,7 @@ class QueueStanding:
                 shares.append(beyond * scale / max(1.0, self.capacity.get(name, 0.0)))
         return max(shares, default=0.0)
 
-    def in_order(
+    def sort_entries(
         self, queue: Sequence[Any], ranks: LeafRanks, decided_by: dict[str, dict[str, float]] | None = None
     ) -> list[Any]:
         """Return the entries in the order in which they would start if each of them fitted.
@@ -191,7 +193,7 @@ class QueueStanding:
         """
         waiters = Waiters(queue)
         leaves = [self.tree.find_known_leaf(request) for request in waiters.first]
-        own = {leaf: self.tree.path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in set(leaves)}
+        own = {leaf: self.tree.list_path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in set(leaves)}
         nodes = [own[leaf] for leaf in leaves]
         places = ranks(waiters, nodes)
         classes = np.array([node.priority for node in nodes], np.int64)
@@ -215,38 +217,38 @@ class QueueStanding:
 
         Each call continues after all entries that were ordered before. leaves: the leaf of each ask.
         """
-        names = {leaf: self.leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
+        names = {leaf: self.find_or_add_leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
         number = {name: at for at, name in enumerate(self.stands)}
         spelt = {model: self._spelt.get(model.casefold(), model) for model in {ask.model for ask in waiters.asks}}
         models = [spelt[ask.model] for ask in waiters.asks]
         stands = list(number)
-        walk = TreeWalk(self._lines(number), self.capacity, self.tree.policy.half_life_s, spelt.values())
+        walk = TreeWalk(self._make_walk_lines(number), self.capacity, self.tree.policy.half_life_s, spelt.values())
         line = np.array([number[names[leaf]] for leaf in leaves], np.int64)[waiters.ask]
         milli = np.array([ask.milli for ask in waiters.asks], np.int64)[waiters.ask]
         model = np.array([walk.resources.index(name) for name in models], np.int64)[waiters.ask]
 
-        def merged(mine: NDArray[np.int64]) -> NDArray[np.int64]:
-            mine = mine[in_order(places[mine], line[mine])]
+        def merge_entries(mine: NDArray[np.int64]) -> NDArray[np.int64]:
+            mine = mine[sort_rows_by_keys(places[mine], line[mine])]
             asks = line[mine], milli[mine], model[mine], waiters.queued_ms[mine]
             if decided_by is None:
-                return mine[walk.merged(*asks)]
+                return mine[walk.merge_entries(*asks)]
             table = np.zeros((len(mine), walk.deepest + 1))
-            order = walk.merged(*asks, table)
+            order = walk.merge_entries(*asks, table)
             for at, row in zip(mine.tolist(), table.tolist(), strict=True):
-                levels = self.path(stands[line[at]])[-2::-1]
+                levels = self.list_path(stands[line[at]])[-2::-1]
                 decided_by[waiters.entries[at].request.request_id] = dict(zip(levels, row[1:], strict=False))
             return mine[order]
 
-        return merged
+        return merge_entries
 
-    def _lines(self, number: Mapping[str, int]) -> list[WalkLine]:
+    def _make_walk_lines(self, number: Mapping[str, int]) -> list[WalkLine]:
         found: list[WalkLine] = []
         for stand in self.stands.values():
             parent = number[stand.parent.name] if stand.parent else -1
             room = {
                 name: most - stand.held.get(name, 0.0)
                 for name in self.tree.resources
-                if (most := stand.most(name)) < float("inf")
+                if (most := stand.find_limit(name)) < float("inf")
             }
             depth = found[parent].depth + 1 if stand.parent else 0
             own = stand.weight, stand.held, stand.guaranteed, stand.decayed_gpu_s
@@ -255,19 +257,19 @@ class QueueStanding:
 
     # -- how much more each may take
 
-    def allow(self, request: PlacementRequest) -> PlacementRequest | str:
+    def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         """Return the request limited to its queue's quota, or the reason why it cannot start.
 
         An elastic request may get a smaller gang.
         """
-        leaf, gang = self.leaf(self.tree.leaf_of(request)), request.members
-        if not (why := self._refused(leaf, self.wanted(request, gang.desired))):
+        leaf, gang = self.find_or_add_leaf(self.tree.find_request_leaf(request)), request.members
+        if not (why := self._explain_refusal(leaf, self.compute_amounts(request, gang.desired))):
             return request
         steps = (gang.desired - gang.min) // gang.step
         low, high = -1, steps
         while low < high:
             middle = (low + high + 1) // 2
-            if said := self._refused(leaf, self.wanted(request, gang.min + middle * gang.step)):
+            if said := self._explain_refusal(leaf, self.compute_amounts(request, gang.min + middle * gang.step)):
                 why, high = said, middle - 1
             else:
                 low = middle
@@ -275,40 +277,43 @@ class QueueStanding:
             return why
         return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
 
-    def wanted(self, request: PlacementRequest, members: int) -> dict[str, float]:
+    def compute_amounts(self, request: PlacementRequest, members: int) -> dict[str, float]:
         """Return resource → GPUs of this number of members, with models spelt as in the fleet and the file."""
-        found = amounts_of(request, members)
+        found = compute_needed_gpus(request, members)
         return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
 
-    def never(self, request: PlacementRequest) -> str:
+    def explain_permanent_refusal(self, request: PlacementRequest) -> str:
         """Return why the limits of the file never let the request's queue hold as many GPUs as it needs.
 
         Returns "" if they do.
         """
-        return explain_never_fits(self.tree, self.tree.leaf_of(request), request)
+        return explain_never_fits(self.tree, self.tree.find_request_leaf(request), request)
 
     def find_refusing_queue(self, name: str, amounts: Amounts) -> str | None:
         """Return the queue whose limit keeps these additional amounts from a leaf now.
 
         Returns LENDERS if the other queues do not lend enough. Returns None if the leaf may have the amounts.
         """
-        leaf = self.leaf(name)
-        limit = self._limit(leaf, amounts)
+        leaf = self.find_or_add_leaf(name)
+        limit = self._find_exceeded_limit(leaf, amounts)
         if limit is not None:
             return limit[0].name
         return LENDERS if self._explain_borrow_refusal(leaf, amounts) else None
 
-    def path(self, leaf: str) -> list[str]:
+    def list_path(self, leaf: str) -> list[str]:
         """Return a leaf and the queues above it."""
-        return [stand.name for stand in self.leaf(leaf).path()]
+        return [stand.name for stand in self.find_or_add_leaf(leaf).list_path()]
 
     def can_fit_later(self, request: PlacementRequest) -> bool:
         """Return whether a refused request could get all the GPUs that it needs once jobs have ended.
 
         GPUs that other queues reserve do not count as available.
         """
-        leaf, amounts = self.leaf(self.tree.leaf_of(request)), self.wanted(request, request.members.min)
-        if self._limit(leaf, amounts) is not None:
+        leaf, amounts = (
+            self.find_or_add_leaf(self.tree.find_request_leaf(request)),
+            self.compute_amounts(request, request.members.min),
+        )
+        if self._find_exceeded_limit(leaf, amounts) is not None:
             return False
         for name, gpus in amounts.items():
             held = self.stands[ROOT].held.get(name, 0.0) + gpus
@@ -317,30 +322,31 @@ class QueueStanding:
                 return False
         return True
 
-    def _refused(self, leaf: Stand, amounts: Amounts) -> str:
-        limit = self._limit(leaf, amounts)
+    def _explain_refusal(self, leaf: QueueTotals, amounts: Amounts) -> str:
+        limit = self._find_exceeded_limit(leaf, amounts)
         if limit is None:
             return self._explain_borrow_refusal(leaf, amounts)
         stand, name = limit
-        said = f"{stand.held.get(name, 0.0):g} of {gpus_of(name, stand.most(name))} held, {amounts[name]:g} wanted"
+        most = format_gpus(name, stand.find_limit(name))
+        said = f"{stand.held.get(name, 0.0):g} of {most} held, {amounts[name]:g} wanted"
         return f"queue {stand.name!r} is at its limit: {said}"
 
     @staticmethod
-    def _limit(leaf: Stand, amounts: Amounts) -> tuple[Stand, str] | None:
+    def _find_exceeded_limit(leaf: QueueTotals, amounts: Amounts) -> tuple[QueueTotals, str] | None:
         """Return the queue whose limit these amounts would exceed, and the resource. None if there is none."""
-        for stand in leaf.path():
+        for stand in leaf.list_path():
             for name, gpus in amounts.items():
-                if stand.held.get(name, 0.0) + gpus > stand.most(name):
+                if stand.held.get(name, 0.0) + gpus > stand.find_limit(name):
                     return stand, name
         return None
 
-    def _explain_borrow_refusal(self, leaf: Stand, amounts: Amounts) -> str:
+    def _explain_borrow_refusal(self, leaf: QueueTotals, amounts: Amounts) -> str:
         """Return why a leaf cannot borrow these amounts. Returns "" if it can, or need not borrow.
 
         Other queues do not lend GPUs that they reserve, or that they wait for within their guarantee.
         """
         if not any(
-            stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.path()
+            stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.list_path()
         ):
             return ""
         for name, gpus in amounts.items():
@@ -349,54 +355,54 @@ class QueueStanding:
             room = self.capacity.get(name, 0.0) - self._compute_new_reserve(leaf, name, gpus)
             if room < 0:
                 free = max(0.0, room + gpus)
-                return f"queue {leaf.name!r} would borrow {gpus_of(name, gpus)}, and others lend {free:g} now"
+                return f"queue {leaf.name!r} would borrow {format_gpus(name, gpus)}, and others lend {free:g} now"
         return ""
 
-    def _compute_new_reserve(self, leaf: Stand, name: str, gpus: float) -> float:
+    def _compute_new_reserve(self, leaf: QueueTotals, name: str, gpus: float) -> float:
         """Return the GPUs of the resource `name` that are reserved in the fleet if a leaf holds `gpus` more."""
         more = 0.0
-        for stand in leaf.path():
+        for stand in leaf.list_path():
             held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
-            more = max(stand.least(name), held, below) - stand.reserve.get(name, 0.0)
+            more = max(stand.compute_own_amount(name), held, below) - stand.reserve.get(name, 0.0)
         return self.stands[ROOT].reserve.get(name, 0.0) + more
 
-    def take(self, request: PlacementRequest, amounts: Amounts) -> None:
+    def record_placement(self, request: PlacementRequest, amounts: Amounts) -> None:
         """Count the GPUs of a placement against the request's queue."""
         self.version += 1
-        self.hold(self.tree.leaf_of(request), amounts)
+        self.add_held(self.tree.find_request_leaf(request), amounts)
 
-    def hold(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
+    def add_held(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
         """Add amounts to the GPUs that a leaf holds, or subtract them with sign −1."""
-        for stand in self.leaf(leaf).path():
+        for stand in self.find_or_add_leaf(leaf).list_path():
             for name, gpus in amounts.items():
                 stand.held[name] = stand.held.get(name, 0.0) + sign * gpus
-            self._reserve(stand)
+            self._update_reserve(stand)
 
-    def want(self, request: PlacementRequest) -> bool:
+    def count_waiting(self, request: PlacementRequest) -> bool:
         """Count a request that waits for GPUs, so that its queue's guarantee is not lent meanwhile.
 
         Returns False if no queue on the request's path lacks GPUs. Further requests of this leaf need not be counted
         then.
         """
-        leaf = self.tree.leaf_of(request)
-        if not any(stand.lacks() for stand in self.leaf(leaf).path()):
+        leaf = self.tree.find_request_leaf(request)
+        if not any(stand.lacks_guarantee() for stand in self.find_or_add_leaf(leaf).list_path()):
             return False
         self.version += 1
-        self.wait(leaf, self.wanted(request, request.members.min))
+        self.add_waiting(leaf, self.compute_amounts(request, request.members.min))
         return True
 
-    def wait(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
+    def add_waiting(self, leaf: str, amounts: Amounts, sign: float = 1.0) -> None:
         """Add amounts to the GPUs that a leaf waits for, or subtract them with sign −1."""
-        for stand in self.leaf(leaf).path():
+        for stand in self.find_or_add_leaf(leaf).list_path():
             for name, gpus in amounts.items():
                 stand.wanted[name] = stand.wanted.get(name, 0.0) + sign * gpus
-            self._reserve(stand)
+            self._update_reserve(stand)
 
     def clear_waiting_counts(self) -> None:
         """Drop all counts of waiting requests."""
         for stand in reversed(self.stands.values()):
             stand.wanted.clear()
-            self._reserve(stand)
+            self._update_reserve(stand)
 
     def copy(self) -> "QueueStanding":
         """Return an independent copy."""
@@ -406,7 +412,7 @@ class QueueStanding:
             parent = other.stands[stand.parent.name] if stand.parent is not None else None
             mine = replace(stand, parent=parent, children=[], reserve=dict(stand.reserve))
             mine.held, mine.wanted, mine.below = dict(stand.held), dict(stand.wanted), dict(stand.below)
-            other._add(mine)
+            other._add_stand(mine)
         return other
 
 
@@ -416,16 +422,19 @@ def explain_never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) ->
     Returns "" if they do.
     """
     spelt = {name.casefold(): name for name in tree.resources}
-    wanted = {spelt.get(name.casefold(), name): gpus for name, gpus in amounts_of(request, request.members.min).items()}
-    for node in tree.path(leaf):
+    wanted = {
+        spelt.get(name.casefold(), name): gpus
+        for name, gpus in compute_needed_gpus(request, request.members.min).items()
+    }
+    for node in tree.list_path(leaf):
         for name, gpus in wanted.items():
-            if gpus > node.most(name):
-                needs = gpus_of(name, gpus)
-                return f"needs {needs}, and queue {node.name!r} may hold {node.most(name):g} at most"
+            if gpus > node.find_limit(name):
+                needs = format_gpus(name, gpus)
+                return f"needs {needs}, and queue {node.name!r} may hold {node.find_limit(name):g} at most"
     return ""
 
 
-def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
+def compute_needed_gpus(request: PlacementRequest, members: int) -> dict[str, float]:
     """Return resource → GPUs that this number of members needs.
 
     A request for any of several models counts as `gpu` only.
@@ -435,10 +444,10 @@ def amounts_of(request: PlacementRequest, members: int) -> dict[str, float]:
     return {ANY: gpus, models[0]: gpus} if len(models) == 1 else {ANY: gpus}
 
 
-def gpus_of(resource: str, gpus: float) -> str:
+def format_gpus(resource: str, gpus: float) -> str:
     """Return a number of GPUs in words.
 
-    >>> gpus_of("gpu", 1.0), gpus_of("H100", 8.0)
+    >>> format_gpus("gpu", 1.0), format_gpus("H100", 8.0)
     ('1 GPU', '8 H100s')
     """
     noun = "GPU" if resource == ANY else resource

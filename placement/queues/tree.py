@@ -14,7 +14,7 @@ from typing import Literal
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.fleet.spelling import nearest
+from fleetcast.fleet.spelling import find_nearest_names
 from fleetcast.fleet.topology import Level
 
 ANY = "gpu"  # GPUs of any model
@@ -91,7 +91,7 @@ class QueueNode:
     per_user: bool = False
     credits: Credits | None = None
 
-    def most(self, resource: str) -> float:
+    def find_limit(self, resource: str) -> float:
         """Return the most GPUs of a resource that the queue may ever hold, inf if unlimited.
 
         This is its limit, or its guarantee plus the amount that it may borrow if that is less.
@@ -100,7 +100,7 @@ class QueueNode:
         highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
         return min(self.limit.get(resource, float("inf")), highest)
 
-    def kept(self, resource: str) -> float:
+    def find_unlent_guarantee(self, resource: str) -> float:
         """Return the part of its guarantee that it lends to no queue, even while that part is idle."""
         guaranteed = self.guaranteed.get(resource, 0.0)
         return max(0.0, guaranteed - self.lend.get(resource, guaranteed))
@@ -118,7 +118,7 @@ class Window:
     to_ms: int
 
 
-def words_of(window: Window) -> str:
+def describe_window(window: Window) -> str:
     """Return a window's name for people: `reservation 'mlperf'`, `maintenance 'firmware'`."""
     return f"{'maintenance' if window.queue is None else 'reservation'} {window.name!r}"
 
@@ -130,7 +130,7 @@ class Prices:
     gpu_h: Amounts = field(default_factory=dict)
     currency: str = ""
 
-    def of(self, model: str) -> float | None:
+    def find_price(self, model: str) -> float | None:
         return self.gpu_h.get(model, self.gpu_h.get(ANY))
 
 
@@ -155,13 +155,13 @@ class QueueTree:
     @cached_property
     def resources(self) -> tuple[str, ...]:
         """`gpu`, and the models that any queue names."""
-        named = {name for node in self.nodes for kind in amounts_of(node) for name in kind}
+        named = {name for node in self.nodes for kind in list_amounts(node) for name in kind}
         return (ANY, *sorted(named - {ANY}))
 
-    def node(self, name: str) -> QueueNode:
+    def find_node(self, name: str) -> QueueNode:
         return self.nodes[self.row[name]]
 
-    def path(self, name: str) -> list[QueueNode]:
+    def list_path(self, name: str) -> list[QueueNode]:
         """Return a queue and the queues above it, with the root last.
 
         The path of a user's leaf begins with the user's queue.
@@ -175,10 +175,10 @@ class QueueTree:
             row = self.nodes[row].parent
         return found
 
-    def leaves(self) -> Iterator[QueueNode]:
+    def list_leaves(self) -> Iterator[QueueNode]:
         return (node for node in self.nodes if not node.children and node.name != ROOT)
 
-    def priority_of(self, request: PlacementRequest) -> int:
+    def compute_priority(self, request: PlacementRequest) -> int:
         """Return a request's own priority, raised by its class if the file has one of that name."""
         named = self.classes.get(request.class_)
         return request.priority + (named.priority if named else 0)
@@ -188,26 +188,26 @@ class QueueTree:
 
         Raises RequestError that names the wrong field if there is no such queue.
         """
-        name = self._named(request)
-        node = self._find(name)
+        name = self._find_named_path(request)
+        node = self._find_queue(name)
         if node is None:
-            raise RequestError(self._unknown(name), "tenant" if name != request.queue else "queue")
+            raise RequestError(self._explain_unknown_queue(name), "tenant" if name != request.queue else "queue")
         if node.children:
             below = format_some_names([self.nodes[child].name for child in node.children])
             raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
-        if request.tenant and not _inside(node.name, request.tenant):
+        if request.tenant and not _is_inside(node.name, request.tenant):
             raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
         return node
 
     @staticmethod
-    def _named(request: PlacementRequest) -> str:
+    def _find_named_path(request: PlacementRequest) -> str:
         """Return the path of the queue that a request names, below its tenant."""
         name = request.queue
-        if request.tenant and not _inside(name, request.tenant):
+        if request.tenant and not _is_inside(name, request.tenant):
             return f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
         return name
 
-    def _find(self, name: str) -> QueueNode | None:
+    def _find_queue(self, name: str) -> QueueNode | None:
         """Return the queue of a path, or the queue for unknown ones. None if there is neither."""
         row = self.row.get(name) if name != ROOT else None
         if row is None and self.policy.unknown_queue:
@@ -219,7 +219,7 @@ class QueueTree:
 
         Returns "" otherwise.
         """
-        name = self._named(request)
+        name = self._find_named_path(request)
         return "" if name in self.row and name != ROOT else name
 
     @cached_property
@@ -227,7 +227,7 @@ class QueueTree:
         """A cache of the leaves of earlier requests."""
         return {}
 
-    def leaf_of(self, request: PlacementRequest) -> str:
+    def find_request_leaf(self, request: PlacementRequest) -> str:
         """Return the leaf that a request waits in: its queue, or its user below that queue.
 
         Raises RequestError in the same cases as `find_waiting_queue`.
@@ -254,17 +254,17 @@ class QueueTree:
         Another scheduler's job, for example, has no queue.
         """
         if self._leaf_cache.get((request.queue, request.tenant, request.user)) is None:
-            node = self._find(self._named(request))
+            node = self._find_queue(self._find_named_path(request))
             if node is None or node.children:
                 return ""
         try:
-            return self.leaf_of(request)
+            return self.find_request_leaf(request)
         except RequestError:
             return ""
 
-    def _unknown(self, name: str) -> str:
-        names = [node.name for node in self.leaves()]
-        near = nearest(name, names, NAMED, 0.5) or [one for one in names if one.rpartition("/")[2] == name]
+    def _explain_unknown_queue(self, name: str) -> str:
+        names = [node.name for node in self.list_leaves()]
+        near = find_nearest_names(name, names, NAMED, 0.5) or [one for one in names if one.rpartition("/")[2] == name]
         if near:
             return f"no queue {name!r}; the nearest are {format_some_names(near)}"
         return f"no queue {name!r}; there are {format_some_names(names)}"
@@ -279,7 +279,7 @@ def make_user_leaf(queue: str, user: str) -> str:
     return f"{queue}/{user.replace('/', '|')}"
 
 
-def notes_of(tree: QueueTree) -> list[str]:
+def list_unused_settings(tree: QueueTree) -> list[str]:
     """Return the settings of a file that have no effect yet."""
     notes = []
     if tree.policy.claims != TreePolicy().claims:
@@ -295,7 +295,7 @@ def notes_of(tree: QueueTree) -> list[str]:
     return notes
 
 
-def amounts_of(node: QueueNode) -> tuple[Amounts, ...]:
+def list_amounts(node: QueueNode) -> tuple[Amounts, ...]:
     return node.guaranteed, node.limit, node.lend, node.borrow
 
 
@@ -309,5 +309,5 @@ def format_some_names(names: list[str]) -> str:
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED:,} more"
 
 
-def _inside(name: str, above: str) -> bool:
+def _is_inside(name: str, above: str) -> bool:
     return name == above or name.startswith(f"{above}/")

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import WHOLE_GPU
-from fleetcast.placement.columns import begins, in_order
+from fleetcast.placement.columns import find_run_begins, sort_rows_by_keys
 from fleetcast.placement.queues.charges import LN2
 from fleetcast.placement.queues.tree import ANY, Amounts
 
@@ -60,9 +60,9 @@ class TreeWalk:
         self.deepest = int(self._depth.max(initial=0))
         self._by_name = np.argsort(np.argsort([line.name for line in lines]))
         self._weight = np.array([line.weight for line in lines])
-        self._held, self._holds = self._columns([line.held for line in lines], 0.0)
-        self._own, self._has_own = self._columns([line.guaranteed for line in lines], 0.0)
-        self._room, _ = self._columns([line.room for line in lines], np.inf)
+        self._held, self._holds = self._make_columns([line.held for line in lines], 0.0)
+        self._own, self._has_own = self._make_columns([line.guaranteed for line in lines], 0.0)
+        self._room, _ = self._make_columns([line.room for line in lines], np.inf)
         for at in range(1, len(lines)):
             self._room[at] = np.minimum(self._room[at], self._room[lines[at].parent])
         self._fleet = np.array([max(1.0, capacity.get(name, 0.0)) for name in self.resources])
@@ -71,12 +71,14 @@ class TreeWalk:
         self._given = np.zeros(self._held.shape, np.int64)  # thousandths of GPUs
         self._gives = np.zeros(self._held.shape, bool)
 
-    def _columns(self, amounts: Sequence[Amounts], otherwise: float) -> tuple[Floats, Mask]:
+    def _make_columns(self, amounts: Sequence[Amounts], otherwise: float) -> tuple[Floats, Mask]:
         """Return (lines, r) amounts, and (lines, r) whether each is named."""
         values = np.array([[one.get(name, otherwise) for name in self.resources] for one in amounts])
         return values, np.array([[name in one for name in self.resources] for one in amounts])
 
-    def merged(self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints, decided_by: Floats | None = None) -> Ints:
+    def merge_entries(
+        self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints, decided_by: Floats | None = None
+    ) -> Ints:
         """Return (k,) indices of entries in the order in which they take turns.
 
         Entries are given by leaf (an index into the lines), each leaf's entries in their own order. milli:
@@ -95,33 +97,37 @@ class TreeWalk:
         for depth in range(int(self._depth[leaf].max(initial=0)), 0, -1):
             own = np.flatnonzero(self._depth[leaf] == depth)
             order = np.concatenate([order, own])
-            order = order[in_order(line[order])]
-            place, shares = self._places(line[order], asked[order], names[order], takes[order], queued_ms[order])
+            order = order[sort_rows_by_keys(line[order])]
+            place, shares = self._compute_places(
+                line[order], asked[order], names[order], takes[order], queued_ms[order]
+            )
             if decided_by is not None:
                 decided_by[order, depth] = _compute_running_max(shares, line[order])
             line[order] = self._parent[line[order]]
-            order = order[in_order(place, line[order])]
+            order = order[sort_rows_by_keys(place, line[order])]
         return order
 
-    def _places(self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints) -> tuple[Ints, Floats]:
+    def _compute_places(
+        self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints
+    ) -> tuple[Ints, Floats]:
         """Return (k,) the place of each entry within its level, and (k,) the share of its line with the entry.
 
         Entries are sorted by line. This call counts their GPUs as received.
         """
-        new = begins(line)
+        new = find_run_begins(line)
         first, group = np.flatnonzero(new), np.cumsum(new) - 1
         given = np.where(takes[:, None], asked, 0)
         named = names & takes[:, None]
         before = _cumsum_before_rows(given, first, group) + self._given[line]
         seen = np.asarray(_cumsum_before_rows(named.astype(np.int64), first, group) > 0) | self._gives[line]
-        shares = self._shares(line, (before + asked) / WHOLE_GPU, seen | names)
+        shares = self._compute_shares(line, (before + asked) / WHOLE_GPU, seen | names)
         self._given[line[first]] += np.add.reduceat(given, first, axis=0)
         self._gives[line[first]] |= np.add.reduceat(named, first, axis=0, dtype=np.int64) > 0
         place = np.empty(len(line), np.int64)
         place[np.lexsort((self._by_name[line], queued_ms, shares))] = np.arange(len(line))
         return np.asarray(np.maximum.accumulate(place + group * len(line)) - group * len(line)), shares
 
-    def _shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
+    def _compute_shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
         """Return (k,) the weighted shares of the lines with `more` added, for the resources `seen`.
 
         A share has the same meaning as in `fleetcast.placement.queues.standing`.
@@ -143,7 +149,7 @@ class TreeWalk:
 
 def _compute_running_max(shares: Floats, line: Ints) -> Floats:
     """Return (k,) the highest share of each entry's line up to the entry. Entries are sorted by line."""
-    ends = [*np.flatnonzero(begins(line))[1:].tolist(), len(line)]
+    ends = [*np.flatnonzero(find_run_begins(line))[1:].tolist(), len(line)]
     found, begin = np.empty_like(shares), 0
     for end in ends:
         found[begin:end] = np.maximum.accumulate(shares[begin:end])

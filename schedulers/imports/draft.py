@@ -34,14 +34,14 @@ class SourceLine:
     def __str__(self) -> str:
         return f"{self.file}, line {self.line}" if self.line else self.file
 
-    def refuse(self, why: str) -> ConfigError:
+    def make_error(self, why: str) -> ConfigError:
         """Return a ConfigError that names this line."""
         return ConfigError(f"{self}: {why}")
 
-    def amount(self, what: str, value: float, most: float = MOST_GPUS) -> float:
+    def check_amount(self, what: str, value: float, most: float = MOST_GPUS) -> float:
         """Return `value` if it lies between 0 and `most`. Raises ConfigError otherwise."""
         if not 0 <= value <= most:
-            raise self.refuse(f"{what} is {value:g}, must lie in 0..{most:g}")
+            raise self.make_error(f"{what} is {value:g}, must lie in 0..{most:g}")
         return value
 
 
@@ -85,38 +85,40 @@ class Draft:
     notes: dict[str, list[str]] = field(default_factory=dict)
     below: dict[str, list[str]] = field(default_factory=dict)  # path → its children's
 
-    def record(self, what: str, whose: str = "") -> None:
+    def add_note(self, what: str, whose: str = "") -> None:
         found = self.notes.setdefault(what, [])
         if whose:
             found.append(whose)
 
-    def add(self, path: str, queue: DraftQueue) -> DraftQueue:
+    def add_queue(self, path: str, queue: DraftQueue) -> DraftQueue:
         """Add a queue, and return it. Raises ConfigError for an invalid name, or for too many queues."""
         if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in path.split("/")):
-            raise queue.line.refuse(f"{path[:60]!r} is no name of a queue: its parts must be printable, and not empty")
+            raise queue.line.make_error(
+                f"{path[:60]!r} is no name of a queue: its parts must be printable, and not empty"
+            )
         if path.count("/") >= DEEPEST:
-            raise queue.line.refuse(f"queue {path!r} is {path.count('/') + 1} levels deep, at most {DEEPEST}")
+            raise queue.line.make_error(f"queue {path!r} is {path.count('/') + 1} levels deep, at most {DEEPEST}")
         if path in self.queues:
-            raise queue.line.refuse(f"queue {path!r} is there twice, first in {self.queues[path].line}")
+            raise queue.line.make_error(f"queue {path!r} is there twice, first in {self.queues[path].line}")
         if len(self.queues) >= MOST_QUEUES:
-            raise queue.line.refuse(f"there are more than {MOST_QUEUES:,} queues")
+            raise queue.line.make_error(f"there are more than {MOST_QUEUES:,} queues")
         self.queues[path] = queue
         self.below.setdefault(path.rpartition("/")[0], []).append(path)
         return queue
 
-    def children(self, path: str) -> list[str]:
+    def list_children(self, path: str) -> list[str]:
         return self.below.get(path, [])
 
     def list_descendants(self, path: str) -> Iterator[str]:
-        for child in self.children(path):
+        for child in self.list_children(path):
             yield child
             yield from self.list_descendants(child)
 
 
-def part_of(name: str) -> str:
+def make_path_part(name: str) -> str:
     """Return a name in the form of one level of a path.
 
-    >>> part_of("team/nlp")
+    >>> make_path_part("team/nlp")
     'team|nlp'
     """
     return name.replace("/", "|")
@@ -135,18 +137,18 @@ def make_queue_paths(parents: Mapping[str, str], lines: Mapping[str, SourceLine]
         chain = [name]
         while (above := parents[chain[-1]]) and above not in found:
             if above in chain:
-                raise lines[above].refuse(f"is a cycle: {' → '.join([*chain[chain.index(above) :], above])}")
+                raise lines[above].make_error(f"is a cycle: {' → '.join([*chain[chain.index(above) :], above])}")
             chain.append(above)
         for one in reversed(chain):
             above = parents[one]
-            found[one] = f"{found[above]}/{part_of(one)}" if above else part_of(one)
+            found[one] = f"{found[above]}/{make_path_part(one)}" if above else make_path_part(one)
     return dict(sorted(found.items(), key=lambda item: item[1].count("/")))
 
 
-def number_of(text: str) -> float:
+def parse_number(text: str) -> float:
     """Parse a plain number. Returns NaN for any other text.
 
-    >>> number_of("1.5"), number_of("1_0")
+    >>> parse_number("1.5"), parse_number("1_0")
     (1.5, nan)
     """
     return float(text) if re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d{1,3})?", text, re.ASCII) else math.nan

@@ -30,21 +30,21 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
     """Make a draft from these files (name → text). Raises ConfigError."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
-    draft.record(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
-    things = queues_of(draft, files, GROUP)
+    draft.add_note(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    things = read_queue_things(draft, files, GROUP)
     paths = make_queue_paths(
-        check_parents(things, {name: thing.spec.text("parentQueue") for name, thing in things.items()}),
+        check_parents(things, {name: thing.spec.pop_text("parentQueue") for name, thing in things.items()}),
         {name: thing.line for name, thing in things.items()},
     )
     for name, path in paths.items():
-        _fill(draft, path, draft.add(path, DraftQueue(things[name].line)), things[name].spec)
+        _fill_queue(draft, path, draft.add_queue(path, DraftQueue(things[name].line)), things[name].spec)
     add_priority_classes(draft, {paths[name]: thing for name, thing in things.items()}, USUAL_PRIORITY)
     for thing in things.values():
         record_unread_settings(draft, thing)
     return draft
 
 
-def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thing]:
+def read_queue_things(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thing]:
     """Return name → object, for objects of the kind Queue, and note the others.
 
     Raises ConfigError if there is none.
@@ -53,13 +53,13 @@ def queues_of(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thin
     for file, text in files.items():
         for thing in read_things(file, text):
             if thing.kind != "Queue" or not thing.version.startswith(group):
-                draft.record(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
+                draft.add_note(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
             elif thing.name in found:
-                raise thing.line.refuse(f"{thing.top.name} is there twice, first in {found[thing.name].line}")
+                raise thing.line.make_error(f"{thing.top.name} is there twice, first in {found[thing.name].line}")
             else:
                 found[thing.name] = thing
     if not found:
-        raise SourceLine(next(iter(files))).refuse(f"there is no Queue of {group}… among the files")
+        raise SourceLine(next(iter(files))).make_error(f"there is no Queue of {group}… among the files")
     return found
 
 
@@ -67,44 +67,44 @@ def check_parents(things: dict[str, Thing], parents: dict[str, str]) -> dict[str
     """Return `parents` unchanged. Raises ConfigError if a parent is in none of the files."""
     for name, above in parents.items():
         if above and above not in things:
-            raise things[name].line.refuse(f"Queue {name} is below {above!r}, which is in none of the files")
+            raise things[name].line.make_error(f"Queue {name} is below {above!r}, which is in none of the files")
     return parents
 
 
-def _fill(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
-    if not spec.has("resources"):
-        draft.record("queues without resources: no guarantee, no limit", path)
+def _fill_queue(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
+    if not spec.has_value("resources"):
+        draft.add_note("queues without resources: no guarantee, no limit", path)
         return
-    resources = spec.table("resources")
+    resources = spec.pop_table("resources")
     for other in ("cpu", "memory"):
-        declared = resources.table(other)
-        declared.usual("quota", "-1", "0")
-        declared.usual("limit", "-1")
-        declared.drop("overQuotaWeight")
-    gpu = resources.table("gpu")
-    quota, limit = _bound(gpu, "quota"), _bound(gpu, "limit")
-    queue.weight = gpu.amount("overQuotaWeight", 0.0, MOST_WEIGHT)
+        declared = resources.pop_table(other)
+        declared.drop_if_usual("quota", "-1", "0")
+        declared.drop_if_usual("limit", "-1")
+        declared.drop_fields("overQuotaWeight")
+    gpu = resources.pop_table("gpu")
+    quota, limit = _read_bound(gpu, "quota"), _read_bound(gpu, "limit")
+    queue.weight = gpu.pop_amount("overQuotaWeight", 0.0, MOST_WEIGHT)
     if queue.weight == 0:
         queue.weight = 1.0
         if quota is not None:
             queue.borrow = {ANY: 0.0}
-            draft.record("overQuotaWeight 0: nothing is borrowed", path)
+            draft.add_note("overQuotaWeight 0: nothing is borrowed", path)
     if quota is None:
-        draft.record("a quota of -1: no guarantee is without bound here, so it has none", path)
+        draft.add_note("a quota of -1: no guarantee is without bound here, so it has none", path)
     elif quota:
         queue.guaranteed = {ANY: quota}
     if limit is not None:
         queue.limit = {ANY: max(limit, quota or 0.0)}
-    if gpu.has("lendingLimit") and queue.guaranteed:
-        queue.lend = {ANY: gpu.amount("lendingLimit", 0.0, MOST_GPUS)}
+    if gpu.has_value("lendingLimit") and queue.guaranteed:
+        queue.lend = {ANY: gpu.pop_amount("lendingLimit", 0.0, MOST_GPUS)}
 
 
-def _bound(gpu: Fields, key: str) -> float | None:
+def _read_bound(gpu: Fields, key: str) -> float | None:
     """Return a bound in GPUs, or None for -1 (no bound)."""
-    if gpu.held.get(key) and gpu.held[key].words() == "-1":
-        gpu.drop(key)
+    if gpu.held.get(key) and gpu.held[key].format_value() == "-1":
+        gpu.drop_fields(key)
         return None
-    return gpu.amount(key, 0.0, MOST_GPUS)
+    return gpu.pop_amount(key, 0.0, MOST_GPUS)
 
 
 def add_priority_classes(draft: Draft, things: dict[str, Thing], usual: float) -> None:
@@ -112,13 +112,13 @@ def add_priority_classes(draft: Draft, things: dict[str, Thing], usual: float) -
 
     usual: the priority of a queue that states none.
     """
-    found = {path: thing.spec.number("priority", usual) for path, thing in things.items()}
+    found = {path: thing.spec.pop_number("priority", usual) for path, thing in things.items()}
     for path, priority in found.items():
         if priority != int(priority) or abs(priority) > MOST_PRIORITY:
-            raise things[path].line.refuse(f"priority {priority:g} of {path!r} is no priority")
+            raise things[path].line.make_error(f"priority {priority:g} of {path!r} is no priority")
     if len(set(found.values())) < 2:
         return
-    draft.record("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
+    draft.add_note("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
     for priority in sorted(set(found.values()), reverse=True):
         draft.classes[f"priority-{priority:.0f}"] = DraftClass(int(priority))
     for path, priority in found.items():

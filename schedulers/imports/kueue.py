@@ -28,8 +28,8 @@ from fleetcast.schedulers.imports.draft import (
     DraftQueue,
     SourceLine,
     Spell,
+    make_path_part,
     make_queue_paths,
-    part_of,
 )
 from fleetcast.schedulers.imports.things import Fields, Thing, read_things
 
@@ -57,84 +57,84 @@ class FlavorQuota:
 
 
 @dataclass(slots=True)
-class _Kueue:
+class _KueueObjects:
     """The objects in the files, by kind and name, and what was derived from them."""
 
     things: dict[str, dict[str, Thing]] = field(default_factory=dict)
     quotas: dict[str, list[FlavorQuota]] = field(default_factory=dict)  # by path
     by_use: dict[str, str] = field(default_factory=dict)  # ClusterQueues whose LocalQueues share → path
 
-    def of(self, kind: str) -> dict[str, Thing]:
+    def get_things(self, kind: str) -> dict[str, Thing]:
         return self.things.get(kind, {})
 
 
 def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
     """Make a draft from these files (name → text). Raises ConfigError."""
-    draft, found = Draft("Kueue"), _Kueue()
+    draft, found = Draft("Kueue"), _KueueObjects()
     for file, text in files.items():
         for thing in read_things(file, text):
-            _add(draft, found, thing)
-    if not found.of("ClusterQueue"):
-        raise SourceLine(next(iter(files))).refuse("there is no ClusterQueue among the files")
-    models = {name: _model(draft, thing, spell) for name, thing in found.of("ResourceFlavor").items()}
+            _add_thing(draft, found, thing)
+    if not found.get_things("ClusterQueue"):
+        raise SourceLine(next(iter(files))).make_error("there is no ClusterQueue among the files")
+    models = {name: _read_gpu_model(draft, thing, spell) for name, thing in found.get_things("ResourceFlavor").items()}
     _add_queues(draft, found, models)
     _set_amounts(draft, found, set(models.values()) - {""})
     _add_local_queues(draft, found)
-    for thing in found.of("WorkloadPriorityClass").values():
-        value = thing.top.number("value", 0)
+    for thing in found.get_things("WorkloadPriorityClass").values():
+        value = thing.top.pop_number("value", 0)
         if value != int(value) or abs(value) > MOST_PRIORITY:
-            raise thing.line.refuse(f"{thing.top.name}: value {value:g} is no priority")
-        thing.top.drop("description")
+            raise thing.line.make_error(f"{thing.top.name}: value {value:g} is no priority")
+        thing.top.drop_fields("description")
         draft.classes[thing.name] = DraftClass(int(value))
-    _policy(draft, found)
+    _set_policy(draft, found)
     for kind in KINDS:
-        for thing in found.of(kind).values():
+        for thing in found.get_things(kind).values():
             record_unread_settings(draft, thing)
     return draft
 
 
-def _add(draft: Draft, found: _Kueue, thing: Thing) -> None:
+def _add_thing(draft: Draft, found: _KueueObjects, thing: Thing) -> None:
     ours = thing.version.startswith(GROUP) or (thing.kind == "Configuration" and thing.version.startswith(CONFIG))
     if not ours or thing.kind not in KINDS:
-        draft.record(f"objects of the kind {thing.kind}", thing.name)
+        draft.add_note(f"objects of the kind {thing.kind}", thing.name)
         return
     if thing.version.rpartition("/")[2] not in VERSIONS:
-        raise thing.line.refuse(f"{thing.top.name} is of {thing.version}; read are {', '.join(VERSIONS)}")
+        raise thing.line.make_error(f"{thing.top.name} is of {thing.version}; read are {', '.join(VERSIONS)}")
     key = f"{thing.namespace}/{thing.name}" if thing.kind == "LocalQueue" else thing.name
     known = found.things.setdefault(thing.kind, {})
     if key in known:
-        raise thing.line.refuse(f"{thing.top.name} is there twice, first in {known[key].line}")
+        raise thing.line.make_error(f"{thing.top.name} is there twice, first in {known[key].line}")
     known[key] = thing
 
 
 def record_unread_settings(draft: Draft, thing: Thing) -> None:
     """Note the settings of an object that have no counterpart here."""
-    thing.top.drop("status")
-    for key, value in thing.top.unread():
+    thing.top.drop_fields("status")
+    for key, value in thing.top.list_unread():
         if not key.startswith("metadata."):
-            draft.record(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
+            draft.add_note(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
 
 
-def _model(draft: Draft, flavor: Thing, spell: Spell) -> str:
-    labels = flavor.spec.table("nodeLabels")
+def _read_gpu_model(draft: Draft, flavor: Thing, spell: Spell) -> str:
+    labels = flavor.spec.pop_table("nodeLabels")
     for label in MODEL_LABELS:
-        if model := labels.text(label):
+        if model := labels.pop_text(label):
             return spell(model)
-    draft.record("ResourceFlavors whose node labels tell no GPU model: their quotas count GPUs of any", flavor.name)
+    draft.add_note("ResourceFlavors whose node labels tell no GPU model: their quotas count GPUs of any", flavor.name)
     return ""
 
 
-def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
+def _add_queues(draft: Draft, found: _KueueObjects, models: dict[str, str]) -> None:
     """Add the Cohorts, also those that are only mentioned, and then the ClusterQueues."""
     parents, lines = {}, {}
-    for name, thing in found.of("Cohort").items():
-        parents[name] = thing.spec.text("parentName") or thing.spec.text("parent")
+    for name, thing in found.get_things("Cohort").items():
+        parents[name] = thing.spec.pop_text("parentName") or thing.spec.pop_text("parent")
         lines[name] = thing.line
     joins = {
-        name: thing.spec.text("cohortName") or thing.spec.text("cohort")
-        for name, thing in found.of("ClusterQueue").items()
+        name: thing.spec.pop_text("cohortName") or thing.spec.pop_text("cohort")
+        for name, thing in found.get_things("ClusterQueue").items()
     }
-    for name, thing in found.of("ClusterQueue").items():
+    for name, thing in found.get_things("ClusterQueue").items():
         lines.setdefault(joins[name], thing.line)
     for above in [*parents.values(), *joins.values()]:
         if above:
@@ -142,43 +142,54 @@ def _add_queues(draft: Draft, found: _Kueue, models: dict[str, str]) -> None:
             lines.setdefault(above, SourceLine("Cohorts"))
     paths = make_queue_paths(parents, lines)
     for name, path in paths.items():
-        queue = draft.add(path, DraftQueue(lines[name], says=f"Cohort {name}"))
-        if name in found.of("Cohort"):
-            _fill(draft, found, path, queue, found.of("Cohort")[name], models)
-    for name, thing in found.of("ClusterQueue").items():
-        path = f"{paths[joins[name]]}/{part_of(name)}" if joins[name] else part_of(name)
+        queue = draft.add_queue(path, DraftQueue(lines[name], says=f"Cohort {name}"))
+        if name in found.get_things("Cohort"):
+            _fill_queue(draft, found, path, queue, found.get_things("Cohort")[name], models)
+    for name, thing in found.get_things("ClusterQueue").items():
+        path = f"{paths[joins[name]]}/{make_path_part(name)}" if joins[name] else make_path_part(name)
         while path in draft.queues:
-            draft.record("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
+            draft.add_note("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
             path += "-queue"
-        _fill(draft, found, path, draft.add(path, DraftQueue(thing.line, says=f"ClusterQueue {name}")), thing, models)
+        _fill_queue(
+            draft,
+            found,
+            path,
+            draft.add_queue(path, DraftQueue(thing.line, says=f"ClusterQueue {name}")),
+            thing,
+            models,
+        )
         _set_queue_policy(draft, found, path, thing)
 
 
-def _fill(draft: Draft, found: _Kueue, path: str, queue: DraftQueue, thing: Thing, models: dict[str, str]) -> None:
-    queue.weight = thing.spec.table("fairSharing").amount("weight", 1.0, MOST_WEIGHT)
+def _fill_queue(
+    draft: Draft, found: _KueueObjects, path: str, queue: DraftQueue, thing: Thing, models: dict[str, str]
+) -> None:
+    queue.weight = thing.spec.pop_table("fairSharing").pop_amount("weight", 1.0, MOST_WEIGHT)
     found.quotas[path] = [
         quota
-        for group in thing.spec.rows("resourceGroups")
-        for flavor in group.rows("flavors")
+        for group in thing.spec.pop_rows("resourceGroups")
+        for flavor in group.pop_rows("flavors")
         for quota in _read_flavor_quotas(draft, path, flavor, models)
     ]
     for group in thing.spec.below:
-        group.drop("coveredResources")
+        group.drop_fields("coveredResources")
 
 
 def _read_flavor_quotas(draft: Draft, path: str, flavor: Fields, models: dict[str, str]) -> list[FlavorQuota]:
-    name, quotas = flavor.text("name"), []
-    for row in flavor.rows("resources"):
-        resource = row.text("name")
+    name, quotas = flavor.pop_text("name"), []
+    for row in flavor.pop_rows("resources"):
+        resource = row.pop_text("name")
         if not is_gpu(resource):
-            draft.record("quotas of other than GPUs", f"{path} ({resource} {row.text('nominalQuota', '0')} of {name})")
-            row.drop("borrowingLimit", "lendingLimit")
+            draft.add_note(
+                "quotas of other than GPUs", f"{path} ({resource} {row.pop_text('nominalQuota', '0')} of {name})"
+            )
+            row.drop_fields("borrowingLimit", "lendingLimit")
             continue
         if name not in models:
-            draft.record("flavors without their ResourceFlavor among the files: GPUs of any model", name)
-        nominal = row.amount("nominalQuota", 0.0, MOST_GPUS)
-        borrowing = row.amount("borrowingLimit", 0.0, MOST_GPUS) if row.has("borrowingLimit") else None
-        lending = row.amount("lendingLimit", 0.0, MOST_GPUS) if row.has("lendingLimit") else None
+            draft.add_note("flavors without their ResourceFlavor among the files: GPUs of any model", name)
+        nominal = row.pop_amount("nominalQuota", 0.0, MOST_GPUS)
+        borrowing = row.pop_amount("borrowingLimit", 0.0, MOST_GPUS) if row.has_value("borrowingLimit") else None
+        lending = row.pop_amount("lendingLimit", 0.0, MOST_GPUS) if row.has_value("lendingLimit") else None
         quotas.append(FlavorQuota(models.get(name, ""), nominal, borrowing, lending))
     return quotas
 
@@ -192,26 +203,26 @@ def is_gpu(resource: str) -> bool:
     return resource.endswith("/gpu") or is_gpu_resource(resource)
 
 
-def _set_queue_policy(draft: Draft, found: _Kueue, path: str, thing: Thing) -> None:
+def _set_queue_policy(draft: Draft, found: _KueueObjects, path: str, thing: Thing) -> None:
     """Import the order and the stop policy of a ClusterQueue. Usual values need no note."""
     spec = thing.spec
-    if spec.text("queueingStrategy") == "StrictFIFO":
-        draft.record("StrictFIFO: who does not fit lets others of his queue pass here", path)
-    if (policy := spec.text("stopPolicy", "None")) != "None":
+    if spec.pop_text("queueingStrategy") == "StrictFIFO":
+        draft.add_note("StrictFIFO: who does not fit lets others of his queue pass here", path)
+    if (policy := spec.pop_text("stopPolicy", "None")) != "None":
         draft.queues[path].is_closed = True
-        draft.record("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
-    if spec.table("admissionScope").text("admissionMode") == BY_USE:
+        draft.add_note("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
+    if spec.pop_table("admissionScope").pop_text("admissionMode") == BY_USE:
         found.by_use[thing.name] = path
-    preemption = spec.table("preemption")
-    preemption.usual("reclaimWithinCohort", "Never")
-    preemption.usual("withinClusterQueue", "Never")
-    preemption.usual("borrowWithinCohort", "{policy: Never}")
-    fungibility = spec.table("flavorFungibility")
-    fungibility.usual("whenCanBorrow", "Borrow", "MayStopSearch")
-    fungibility.usual("whenCanPreempt", "TryNextFlavor")
+    preemption = spec.pop_table("preemption")
+    preemption.drop_if_usual("reclaimWithinCohort", "Never")
+    preemption.drop_if_usual("withinClusterQueue", "Never")
+    preemption.drop_if_usual("borrowWithinCohort", "{policy: Never}")
+    fungibility = spec.pop_table("flavorFungibility")
+    fungibility.drop_if_usual("whenCanBorrow", "Borrow", "MayStopSearch")
+    fungibility.drop_if_usual("whenCanPreempt", "TryNextFlavor")
 
 
-def _set_amounts(draft: Draft, found: _Kueue, named: set[str]) -> None:
+def _set_amounts(draft: Draft, found: _KueueObjects, named: set[str]) -> None:
     """Set guarantees and limits by model, and for any model if some flavor names no model."""
     every = [quota for quotas in found.quotas.values() for quota in quotas]
     models = sorted(named)
@@ -219,19 +230,19 @@ def _set_amounts(draft: Draft, found: _Kueue, named: set[str]) -> None:
     totals: dict[str, dict[str, float]] = {}
     for path in reversed(draft.queues):
         quotas, queue = found.quotas.get(path, []), draft.queues[path]
-        own = {name: math.fsum(one.nominal for one in _of(quotas, name)) for name in resources}
-        below = [totals[child] for child in draft.children(path)]
+        own = {name: math.fsum(one.nominal for one in _filter_quotas(quotas, name)) for name in resources}
+        below = [totals[child] for child in draft.list_children(path)]
         totals[path] = {name: own[name] + math.fsum(total[name] for total in below) for name in resources}
         queue.guaranteed = {name: totals[path][name] for name in resources if own[name]}
         for name in resources:
-            _bounds(queue, name, _of(quotas, name), is_leaf=not below)
+            _set_bounds(queue, name, _filter_quotas(quotas, name), is_leaf=not below)
         if "/" not in path:
             whole = totals[path].get(ANY, math.fsum(totals[path].values()))
-            queue.limit = {**totals[path], ANY: queue.line.amount("the quota of the whole tree", whole)}
+            queue.limit = {**totals[path], ANY: queue.line.check_amount("the quota of the whole tree", whole)}
             queue.borrow, queue.lend = {}, {}
 
 
-def _bounds(queue: DraftQueue, resource: str, quotas: list[FlavorQuota], is_leaf: bool) -> None:
+def _set_bounds(queue: DraftQueue, resource: str, quotas: list[FlavorQuota], is_leaf: bool) -> None:
     if not quotas:
         if is_leaf:
             queue.limit[resource] = 0.0  # a ClusterQueue has nothing of a flavor that it does not name
@@ -243,57 +254,59 @@ def _bounds(queue: DraftQueue, resource: str, quotas: list[FlavorQuota], is_leaf
         queue.lend[resource] = math.fsum(one.nominal if one.lending is None else one.lending for one in quotas)
 
 
-def _of(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota]:
+def _filter_quotas(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota]:
     return [one for one in quotas if resource in (ANY, one.model)]
 
 
-def _add_local_queues(draft: Draft, found: _Kueue) -> None:
+def _add_local_queues(draft: Draft, found: _KueueObjects) -> None:
     """Add LocalQueues as queues if they share by use. Otherwise they are only names of their ClusterQueue."""
     paths = {
         draft.queues[path].says.removeprefix("ClusterQueue "): path
         for path in draft.queues
         if "ClusterQueue " in draft.queues[path].says
     }
-    for key, thing in found.of("LocalQueue").items():
-        target = thing.spec.text("clusterQueue")
+    for key, thing in found.get_things("LocalQueue").items():
+        target = thing.spec.pop_text("clusterQueue")
         if target not in paths:
-            draft.record("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
+            draft.add_note("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
             continue
-        thing.spec.usual("stopPolicy", "None")
-        weight = thing.spec.table("fairSharing").amount("weight", 1.0, MOST_WEIGHT)
+        thing.spec.drop_if_usual("stopPolicy", "None")
+        weight = thing.spec.pop_table("fairSharing").pop_amount("weight", 1.0, MOST_WEIGHT)
         if target in found.by_use:
-            path = f"{paths[target]}/{part_of(key).replace('|', '.', 1)}"
-            draft.add(path, DraftQueue(thing.line, weight, says=f"LocalQueue {key}"))
+            path = f"{paths[target]}/{make_path_part(key).replace('|', '.', 1)}"
+            draft.add_queue(path, DraftQueue(thing.line, weight, says=f"LocalQueue {key}"))
         else:
-            draft.record(
+            draft.add_note(
                 "LocalQueues are no queues of their own: requests name the ClusterQueue's", f"{key} is {paths[target]}"
             )
 
 
-def _policy(draft: Draft, found: _Kueue) -> None:
+def _set_policy(draft: Draft, found: _KueueObjects) -> None:
     half_life_h = 0.0
-    for thing in found.of("Configuration").values():
-        sharing = thing.top.table("admissionFairSharing")
-        if sharing.has("usageHalfLifeTime"):
-            half_life_h = _hours(sharing.at("usageHalfLifeTime"), sharing.text("usageHalfLifeTime"))
-        if not thing.top.has("fairSharing"):
-            draft.record("the Configuration has no fairSharing: Kueue goes by borrowing and arrival, here shares count")
+    for thing in found.get_things("Configuration").values():
+        sharing = thing.top.pop_table("admissionFairSharing")
+        if sharing.has_value("usageHalfLifeTime"):
+            half_life_h = _parse_hours(sharing.find_line("usageHalfLifeTime"), sharing.pop_text("usageHalfLifeTime"))
+        if not thing.top.has_value("fairSharing"):
+            draft.add_note(
+                "the Configuration has no fairSharing: Kueue goes by borrowing and arrival, here shares count"
+            )
         thing.top.held.clear()
         thing.top.below.clear()
     draft.policy["half_life_h"] = LONGEST_H
     if found.by_use and half_life_h:
         draft.policy["half_life_h"] = min(half_life_h, LONGEST_H)
     elif found.by_use:
-        draft.record(
+        draft.add_note(
             "admission fair sharing by use: add Kueue's Configuration to the files, its half-life is not known"
         )
     else:
-        draft.record(f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+        draft.add_note(f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
 
 
-def _hours(line: SourceLine, text: str) -> float:
+def _parse_hours(line: SourceLine, text: str) -> float:
     found = _DURATION.fullmatch(text)
     if not text or found is None:
-        raise line.refuse(f"usageHalfLifeTime is {text[:40]!r}, must be a time such as 168h")
+        raise line.make_error(f"usageHalfLifeTime is {text[:40]!r}, must be a time such as 168h")
     hours, minutes, seconds = (float(part or 0) for part in found.groups())
     return hours + minutes / 60 + seconds / 3600

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fleetcast.schedulers.imports.draft import ANY, SourceLine, Spell, number_of
+from fleetcast.schedulers.imports.draft import ANY, SourceLine, Spell, parse_number
 
 ASSOCIATIONS = ("cluster", "account", "parentname", "user", "share", "grptres", "grptresmins", "maxtres", "qos")
 QOS = ("name", "priority", "preempt", "gracetime", "grptres", "maxtrespu", "usagefactor", "flags")
@@ -28,11 +28,11 @@ class SlurmFiles:
     settings: dict[str, tuple[SourceLine, str]] = field(default_factory=dict)
     has_settings: bool = False
 
-    def read(self, file: str, text: str) -> None:
+    def add_file(self, file: str, text: str) -> None:
         """Add one file. Its headings or the number of its columns identify it. Raises ConfigError."""
         rows = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
         if not rows:
-            raise SourceLine(file).refuse(f"is empty; expected what one of these prints:\n{EXPORTS}")
+            raise SourceLine(file).make_error(f"is empty; expected what one of these prints:\n{EXPORTS}")
         if "|" not in rows[0][1]:
             self._read_settings(file, rows)
             return
@@ -43,31 +43,33 @@ class SlurmFiles:
             columns = {len(ASSOCIATIONS): ASSOCIATIONS, len(QOS): QOS}.get(len(names), ())
         if not set(ASSOCIATIONS) <= set(columns) and not set(QOS) <= set(columns):
             why = f"has {len(names)} columns, none of the tables that are read; they are what these print"
-            raise SourceLine(file, rows[0][0] if rows else 1).refuse(f"{why}:\n{EXPORTS}")
+            raise SourceLine(file, rows[0][0] if rows else 1).make_error(f"{why}:\n{EXPORTS}")
         table = self.associations if "account" in columns else self.qos
-        table += _rows(file, rows, columns)
+        table += _parse_rows(file, rows, columns)
 
     def _read_settings(self, file: str, rows: list[tuple[int, str]]) -> None:
         self.has_settings = True
-        for line, text in _joined(file, rows):
+        for line, text in _join_continued_lines(file, rows):
             key, equals, value = text.partition("=")
             if not equals and key.split()[0].lower() != "include":
-                raise line.refuse(f"{text[:60]!r} is neither Key=value nor a table of sacctmgr; there are\n{EXPORTS}")
+                raise line.make_error(
+                    f"{text[:60]!r} is neither Key=value nor a table of sacctmgr; there are\n{EXPORTS}"
+                )
             self.settings[key.strip().lower() if equals else "include"] = (line, value.strip())
 
 
-def _rows(
+def _parse_rows(
     file: str, rows: list[tuple[int, str]], columns: tuple[str, ...]
 ) -> Iterator[tuple[SourceLine, dict[str, str]]]:
     for number, text in rows:
         values = [value.strip() for value in text.split("|")]
         if len(values) != len(columns):
             why = f"has {len(values)} columns, the others have {len(columns)}: {','.join(columns)}"
-            raise SourceLine(file, number).refuse(why)
+            raise SourceLine(file, number).make_error(why)
         yield SourceLine(file, number), dict(zip(columns, values, strict=True))
 
 
-def _joined(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine, str]]:
+def _join_continued_lines(file: str, rows: list[tuple[int, str]]) -> Iterator[tuple[SourceLine, str]]:
     """Yield the lines of slurm.conf without comments. A backslash at the end joins a line with the next."""
     before, begun = "", 0
     for number, text in rows:
@@ -97,20 +99,20 @@ def parse_tres_gpus(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str
         if gpu is None:
             rest.append(part)
             continue
-        amount = number_of(value.strip())
-        found[spell(gpu[1]) if gpu[1] else ANY] = line.amount(f"{name.strip()} ({value.strip()})", amount, 1e15)
+        amount = parse_number(value.strip())
+        found[spell(gpu[1]) if gpu[1] else ANY] = line.check_amount(f"{name.strip()} ({value.strip()})", amount, 1e15)
     return found, ",".join(rest)
 
 
-def seconds_of(line: SourceLine, text: str) -> float:
+def parse_seconds(line: SourceLine, text: str) -> float:
     """Parse a time of slurm.conf into seconds: min, min:s, h:min:s, days-h, days-h:min, days-h:min:s.
 
-    >>> seconds_of(SourceLine("a"), "7-0"), seconds_of(SourceLine("a"), "30"), seconds_of(SourceLine("a"), "12:30:00")
-    (604800.0, 1800.0, 45000.0)
+    >>> [parse_seconds(SourceLine("a"), text) for text in ("7-0", "30", "12:30:00")]
+    [604800.0, 1800.0, 45000.0]
     """
     found = re.fullmatch(r"(?:(\d{1,6})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?", text.strip(), re.ASCII)
     if found is None:
-        raise line.refuse(f"{text[:40]!r} is no time such as 30, 12:30:00 or 7-0")
+        raise line.make_error(f"{text[:40]!r} is no time such as 30, 12:30:00 or 7-0")
     days, *parts = found.groups()
     values = [float(part) for part in parts if part]
     scale = (60.0, 1.0, 0.0) if days is None and len(values) < 3 else (3600.0, 60.0, 1.0)

@@ -10,74 +10,81 @@ WIDTH = 110
 MOST_NAMED = 1000  # of one note: the file must not grow beyond what is read
 
 
-def text_of(draft: Draft, files: list[str]) -> str:
+def format_draft(draft: Draft, files: list[str]) -> str:
     """Return the text of the file. The same draft gives the same text."""
-    lines = [*_comment(f"Queues of {draft.source}, from {', '.join(files)}: written by `fleetcast queues import`.")]
+    lines = [
+        *_format_comment(f"Queues of {draft.source}, from {', '.join(files)}: written by `fleetcast queues import`.")
+    ]
     if draft.notes:
         lines += ["#", "# What has no counterpart, or differs, here:"]
     for what, whose in draft.notes.items():
         more = [f"and {len(whose) - MOST_NAMED:,} more"] if len(whose) > MOST_NAMED else []
-        lines += _comment(f"{what}: {', '.join([*whose[:MOST_NAMED], *more])}" if whose else what, "- ")
-    lines += ["", "[policy]", *(f"{key} = {_value(value)}" for key, value in draft.policy.items())]
+        lines += _format_comment(f"{what}: {', '.join([*whose[:MOST_NAMED], *more])}" if whose else what, "- ")
+    lines += ["", "[policy]", *(f"{key} = {_format_value(value)}" for key, value in draft.policy.items())]
     for name, found in draft.classes.items():
-        lines += ["", f"[class.{_key(name)}]", *_format_class(found)]
+        lines += ["", f"[class.{_format_key(name)}]", *_format_class(found)]
     for path in draft.list_descendants(""):
         queue = draft.queues[path]
-        lines += ["", *(_comment(queue.says) if queue.says else []), f"[queue.{_key(path)}]", *_format_queue(queue)]
+        lines += [
+            "",
+            *(_format_comment(queue.says) if queue.says else []),
+            f"[queue.{_format_key(path)}]",
+            *_format_queue(queue),
+        ]
     return "\n".join(lines) + "\n"
 
 
 def _format_class(found: DraftClass) -> Iterator[str]:
     yield f"priority = {found.priority}"
     if found.preempts:
-        yield f"preempts = [{', '.join(_quoted(name) for name in found.preempts)}]"
+        yield f"preempts = [{', '.join(_quote(name) for name in found.preempts)}]"
 
 
 def _format_queue(queue: DraftQueue) -> Iterator[str]:
-    yield f"weight = {_value(queue.weight)}"
+    yield f"weight = {_format_value(queue.weight)}"
     for key in ("guaranteed", "limit", "lend", "borrow"):
         if amounts := getattr(queue, key):
-            yield f"{key} = {_amounts(amounts)}"
+            yield f"{key} = {_format_amounts(amounts)}"
     if queue.class_name:
-        yield f"class = {_quoted(queue.class_name)}"
+        yield f"class = {_quote(queue.class_name)}"
     if queue.per_user:
         yield "per_user = true"
     if queue.is_closed:
         yield "max_waiting = 0"
     if queue.credits:
-        yield f"credits = {{rate = {_value(queue.credits[0])}, cap_gpu_h = {_value(queue.credits[1])}}}"
+        yield f"credits = {{rate = {_format_value(queue.credits[0])}, cap_gpu_h = {_format_value(queue.credits[1])}}}"
 
 
-def _amounts(amounts: Mapping[str, float]) -> str:
-    return "{" + ", ".join(f"{_key(name)} = {_value(gpus)}" for name, gpus in amounts.items()) + "}"
+def _format_amounts(amounts: Mapping[str, float]) -> str:
+    return "{" + ", ".join(f"{_format_key(name)} = {_format_value(gpus)}" for name, gpus in amounts.items()) + "}"
 
 
-def _key(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quoted(name)
+def _format_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else _quote(name)
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     r"""Quote a text as a TOML string.
 
-    >>> print(_quoted('a"b\x07'))
+    >>> print(_quote('a"b\x07'))
     "a\"b\U00000007"
     """
     known = text.encode("utf-8", "replace").decode("utf-8").replace("\\", "\\\\").replace('"', '\\"')
     return '"' + "".join(one if one.isprintable() else f"\\U{ord(one):08X}" for one in known) + '"'
 
 
-def _value(value: float | str) -> str:
+def _format_value(value: float | str) -> str:
     """Format a value as TOML.
 
-    >>> _value(64.0), _value(0.5), _value("fifo")
+    >>> _format_value(64.0), _format_value(0.5), _format_value("fifo")
     ('64', '0.5', '"fifo"')
     """
     if isinstance(value, str):
-        return _quoted(value)
+        return _quote(value)
     return str(int(value)) if float(value).is_integer() else repr(float(value))
 
 
-def _comment(text: str, begin: str = "") -> list[str]:
+def _format_comment(text: str, begin: str = "") -> list[str]:
     """Return the lines of a comment, which no text from another file can end."""
     plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     later = "#" + " " * (1 + len(begin))

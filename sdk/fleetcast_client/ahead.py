@@ -134,10 +134,10 @@ class DemandAhead:
             except Exception as error:  # the loop of a thread: whatever was answered, it asks again
                 why = f"{type(error).__name__}: {error}"
             if not self._stopped.is_set():  # an answer that comes after `stop` is no news
-                self._say(why)
+                self._log_failure(why)
             self._stopped.wait(self._asked.every_s)
 
-    def _say(self, why: str) -> None:
+    def _log_failure(self, why: str) -> None:
         """Log why polling fails, if the reason is new. Log once when it works again."""
         if why != self._said and why:
             logger.warning("no forecast of demand from %s: %s", self._asked.url, why[:500])
@@ -159,14 +159,14 @@ def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: f
     if not 0 <= horizon_s <= times[-1]:
         raise ValueError(f"horizon_s is {horizon_s!r}: forecasts reach 0 to {times[-1]:g} s")
     by_horizon = [[row["now"]] * len(quantiles), *zip(*row["values"], strict=True)]
-    at_quantile = [_along(quantiles, values, quantile) for values in by_horizon]
-    found = _along(times, at_quantile, min(horizon_s + age_s, times[-1]))
+    at_quantile = [_interpolate(quantiles, values, quantile) for values in by_horizon]
+    found = _interpolate(times, at_quantile, min(horizon_s + age_s, times[-1]))
     if found is None or not math.isfinite(found):
         raise ValueError(f"there is no forecast {horizon_s:g} s ahead yet")
     return max(0.0, float(found))
 
 
-def _along(places: Sequence[float], values: Sequence[float | None], at: float) -> float | None:
+def _interpolate(places: Sequence[float], values: Sequence[float | None], at: float) -> float | None:
     """Return the value at `at`, interpolated linearly between the two nearest places.
 
     At a place, return exactly its value. Returns None if a value is None.

@@ -127,7 +127,7 @@ class DemandSeries(_Class, total=False):
     capacity: float | None
 
 
-class _Noted(TypedDict, total=False):
+class _NotedAnswer(TypedDict, total=False):
     """An answer with a note.
 
     note: how to correct the query, if it used `pool` for the name of a queue.
@@ -136,7 +136,7 @@ class _Noted(TypedDict, total=False):
     note: str
 
 
-class Demand(_Noted):
+class Demand(_NotedAnswer):
     as_of_ms: int
     series: list[DemandSeries]
 
@@ -175,7 +175,7 @@ class DemandModelRow(_Class, total=False):
     reasons: dict[str, str]
 
 
-class DemandModel(_Noted):
+class DemandModel(_NotedAnswer):
     as_of_ms: int
     rows: list[DemandModelRow]
 

@@ -79,7 +79,7 @@ class Client:
 
     def node(self, name: str) -> Node:
         """Return one node: its risks, their reasons, and the advised action. Raises NotFound."""
-        return cast(Node, self._get(f"/v1/nodes/{_part(name)}"))
+        return cast(Node, self._get(f"/v1/nodes/{_quote_path_part(name)}"))
 
     def fleet(self) -> dict[str, Any]:
         """Return totals of the fleet, and a row for each node."""
@@ -144,7 +144,7 @@ class Client:
 
         Nothing is placed or queued.
         """
-        return cast(Estimate, self._again("POST", "/v1/jobs/estimate", dict(request)))
+        return cast(Estimate, self._send_with_retries("POST", "/v1/jobs/estimate", dict(request)))
 
     def queue(self) -> Queue:
         """Return the requests in the placement engine's queue, why they wait, and when each will start."""
@@ -156,7 +156,7 @@ class Client:
 
     def why(self, request_id: str) -> WhyWaiting:
         """Return why a request waits. Raises NotFound."""
-        return cast(WhyWaiting, self._get(f"/v1/queue/{_part(request_id)}/why"))
+        return cast(WhyWaiting, self._get(f"/v1/queue/{_quote_path_part(request_id)}/why"))
 
     def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:
         """Return the GPU-seconds granted, used, lost and waited for, by queue, user, class or pool.
@@ -167,22 +167,22 @@ class Client:
 
     def wait(self, request: Mapping[str, Any]) -> Decision:
         """Add a request, in the form of `place`, to the placement engine's queue."""
-        return cast(Decision, self._again("POST", "/v1/queue", dict(request)))
+        return cast(Decision, self._send_with_retries("POST", "/v1/queue", dict(request)))
 
     def leave(self, request_id: str) -> Any:
         """Remove a request from the placement engine's queue. Raises NotFound."""
-        return self._ask("DELETE", f"/v1/queue/{_part(request_id)}", None)
+        return self._send_once("DELETE", f"/v1/queue/{_quote_path_part(request_id)}", None)
 
     def place(self, request: Mapping[str, Any]) -> Decision:
         """Request a placement for a job now.
 
         `request` needs a request_id, which identifies the decision forever.
         """
-        return cast(Decision, self._again("POST", "/v1/placements", dict(request)))
+        return cast(Decision, self._send_with_retries("POST", "/v1/placements", dict(request)))
 
     def release(self, request_id: str) -> Any:
         """Release the GPUs that a placement holds. Raises NotFound."""
-        return self._ask("DELETE", f"/v1/placements/{_part(request_id)}", None)
+        return self._send_once("DELETE", f"/v1/placements/{_quote_path_part(request_id)}", None)
 
     def events(self, events: Iterable[Mapping[str, Any]]) -> Taken:
         """Send events of jobs and nodes. Retries while the service does not answer.
@@ -190,30 +190,30 @@ class Client:
         Repeated events change nothing, so a retry is safe. Raises ApiError with status 422 if every event
         was refused. Its `rejected` lists the reasons.
         """
-        return cast(Taken, self._again("POST", "/v1/events", [dict(event) for event in events]))
+        return cast(Taken, self._send_with_retries("POST", "/v1/events", [dict(event) for event in events]))
 
     def _get(self, path: str, query: Mapping[str, Any] | None = None) -> Any:
         given = {key: value for key, value in (query or {}).items() if value is not None}
-        return self._again("GET", f"{path}?{urlencode(given)}" if given else path, None)
+        return self._send_with_retries("GET", f"{path}?{urlencode(given)}" if given else path, None)
 
-    def _again(self, method: str, path: str, body: Any) -> Any:
+    def _send_with_retries(self, method: str, path: str, body: Any) -> Any:
         """Send a request, and retry it while the service does not answer."""
         for turn in range(self.tries - 1):
             pause_s = 0.2 * 2**turn
             try:
-                return self._ask(method, path, body)
+                return self._send_once(method, path, body)
             except Unreachable:
                 time.sleep(pause_s)
             except ApiError as error:
                 if error.status not in AWAY:
                     raise
                 time.sleep(min(LONGEST_PAUSE_S, error.retry_after_s or pause_s))
-        return self._ask(method, path, body)
+        return self._send_once(method, path, body)
 
-    def _ask(self, method: str, path: str, body: Any) -> Any:
+    def _send_once(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
         return ask(self._opener, method, self.url + path, data, self._token, self.timeout_s)
 
 
-def _part(name: str) -> str:
+def _quote_path_part(name: str) -> str:
     return quote(name, safe="")

@@ -49,18 +49,20 @@ def identity_of(
     gpus     FLEETCAST_GPUS; of SLURM_STEP_GPUS, SLURM_JOB_GPUS or (outside containers) CUDA_VISIBLE_DEVICES the one at
              LOCAL_RANK or SLURM_LOCALID, or all
     """
-    name = job or _job(env)
+    name = job or _find_job(env)
     if not name:
         return None
-    number = rank if rank is not None else _rank(env)
+    number = rank if rank is not None else _find_rank(env)
     number = min(max(0, number), MOST_RANKS - 1)
     began = int(((time.time() if now_s is None else now_s) - SINCE_S) * A_SECOND) % 2**RANK_BITS
     first = ((number + 1) << RANK_BITS) + began
     node = env.get("FLEETCAST_NODE") or env.get("SLURMD_NODENAME") or env.get("NODE_NAME") or platform.node()
-    return Identity(name, attempt if attempt is not None else _attempt(env), number, node[:255], first, _gpus(env))
+    return Identity(
+        name, attempt if attempt is not None else _find_attempt(env), number, node[:255], first, _find_gpus(env)
+    )
 
 
-def _job(env: Mapping[str, str]) -> str:
+def _find_job(env: Mapping[str, str]) -> str:
     slurm = env.get("SLURM_JOB_ID", "")
     array, task = env.get("SLURM_ARRAY_JOB_ID", ""), env.get("SLURM_ARRAY_TASK_ID", "")
     het, offset = env.get("SLURM_HET_JOB_ID", ""), env.get("SLURM_HET_JOB_OFFSET", "")
@@ -72,45 +74,47 @@ def _job(env: Mapping[str, str]) -> str:
     return env.get("FLEETCAST_JOB") or slurm or ("" if run.lower() == "none" else run)
 
 
-def _attempt(env: Mapping[str, str]) -> int:
-    stated = _number(env.get("FLEETCAST_ATTEMPT"))
+def _find_attempt(env: Mapping[str, str]) -> int:
+    stated = _parse_number(env.get("FLEETCAST_ATTEMPT"))
     if stated is not None:
         return stated
     if env.get("FLEETCAST_JOB") or env.get("SLURM_JOB_ID"):
-        return (_number(env.get("SLURM_RESTART_COUNT")) or 0) + 1
-    return (_number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0) + 1
+        return (_parse_number(env.get("SLURM_RESTART_COUNT")) or 0) + 1
+    return (_parse_number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0) + 1
 
 
-def _rank(env: Mapping[str, str]) -> int:
+def _find_rank(env: Mapping[str, str]) -> int:
     names = ("FLEETCAST_RANK", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
-    return next((found for name in names if (found := _number(env.get(name))) is not None), 0)
+    return next((found for name in names if (found := _parse_number(env.get(name))) is not None), 0)
 
 
-def _gpus(env: Mapping[str, str]) -> tuple[int, ...]:
+def _find_gpus(env: Mapping[str, str]) -> tuple[int, ...]:
     """Return the indices of this process's GPUs on its host, empty if unknown.
 
     CUDA_VISIBLE_DEVICES is not used in a container, because a container numbers its GPUs differently.
     """
     if env.get("FLEETCAST_GPUS"):
-        return _indices(env["FLEETCAST_GPUS"])
+        return _parse_gpu_indices(env["FLEETCAST_GPUS"])
     contained = "KUBERNETES_SERVICE_HOST" in env or "SLURM_JOB_ID" in env
     names = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS", *(() if contained else ("CUDA_VISIBLE_DEVICES",)))
-    all_of_job = next((found for name in names if (found := _indices(env.get(name, "")))), ())
-    local = next((at for name in ("LOCAL_RANK", "SLURM_LOCALID") if (at := _number(env.get(name))) is not None), None)
+    all_of_job = next((found for name in names if (found := _parse_gpu_indices(env.get(name, "")))), ())
+    local = next(
+        (at for name in ("LOCAL_RANK", "SLURM_LOCALID") if (at := _parse_number(env.get(name))) is not None), None
+    )
     if local is None:
         return all_of_job
     return all_of_job[local : local + 1] if local < len(all_of_job) else ()
 
 
-def _indices(text: str) -> tuple[int, ...]:
+def _parse_gpu_indices(text: str) -> tuple[int, ...]:
     """Parse a list of GPU indices. Returns an empty tuple for any other text.
 
-    >>> _indices("4,5"), _indices("GPU-8f1e, 2"), _indices("0,0")
+    >>> _parse_gpu_indices("4,5"), _parse_gpu_indices("GPU-8f1e, 2"), _parse_gpu_indices("0,0")
     ((4, 5), (), ())
     """
-    found = tuple(number for part in text.split(",") if (number := _number(part.strip())) is not None)
+    found = tuple(number for part in text.split(",") if (number := _parse_number(part.strip())) is not None)
     return found if len(found) == len(text.split(",")) == len(set(found)) and max(found) < MOST_GPUS else ()
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     return int(text) if text and text.isascii() and text.isdecimal() and len(text) < 16 else None

@@ -79,7 +79,7 @@ class Outbox:
             return
         self._waiting.append(event)
         if self._thread is None:
-            self._start()
+            self._start_thread()
 
     def counts(self) -> Counts:
         waiting = len(self._waiting) + len(self._batch)
@@ -116,11 +116,11 @@ class Outbox:
         self._open, self._thread = False, None
         self._waiting, self._batch = deque(), []
 
-    def _start(self) -> None:
-        self._thread = threading.Thread(target=self._run, name="fleetcast-client", daemon=True)
+    def _start_thread(self) -> None:
+        self._thread = threading.Thread(target=self._send_until_closed, name="fleetcast-client", daemon=True)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _send_until_closed(self) -> None:
         pause_s = FIRST_PAUSE_S
         while not self._closing:
             self._hurry.wait(self._every_s)
@@ -142,34 +142,36 @@ class Outbox:
             answer = self._send(json.dumps(self._batch, separators=(",", ":")).encode())
         except ApiError as error:
             if error.status in AGAIN:
-                return self._failed(str(error))
-            self._refused(len(self._batch), str(error))
+                return self._count_failure(str(error))
+            self._count_refused(len(self._batch), str(error))
         except FleetcastError as error:
-            return self._failed(str(error))
+            return self._count_failure(str(error))
         except (TypeError, ValueError) as error:  # somebody queued what is no JSON
-            self._refused(len(self._batch), str(error))
+            self._count_refused(len(self._batch), str(error))
         else:
-            self._taken(answer)
+            self._count_answer(answer)
         self._batch = []
         return True
 
-    def _taken(self, answer: Any) -> None:
+    def _count_answer(self, answer: Any) -> None:
         refusals = answer.get("rejected") if isinstance(answer, dict) else None
         rejected: list[Any] = refusals if isinstance(refusals, list) else []
         self._counts = replace(self._counts, sent=self._counts.sent + len(self._batch) - len(rejected))
         if rejected:
-            self._refused(len(rejected), str(rejected[0]))
+            self._count_refused(len(rejected), str(rejected[0]))
 
-    def _refused(self, count: int, why: str) -> None:
+    def _count_refused(self, count: int, why: str) -> None:
         self._counts = replace(self._counts, refused=self._counts.refused + count)
-        self._say(f"refused: {why[:300]}", "Fleetcast refused %d events, which are given up: %s", count, why[:300])
+        self._warn_once(
+            f"refused: {why[:300]}", "Fleetcast refused %d events, which are given up: %s", count, why[:300]
+        )
 
-    def _failed(self, why: str) -> bool:
+    def _count_failure(self, why: str) -> bool:
         self._counts = replace(self._counts, failures=self._counts.failures + 1)
-        self._say("failed", "events wait: %s; trying again, at most %d are kept", why[:300], self._most)
+        self._warn_once("failed", "events wait: %s; trying again, at most %d are kept", why[:300], self._most)
         return False
 
-    def _say(self, once: str, text: str, *values: object) -> None:
+    def _warn_once(self, once: str, text: str, *values: object) -> None:
         """Log a warning once for each kind of failure."""
         if once not in self._reported and len(self._reported) < 20:
             self._reported.add(once)
@@ -179,7 +181,7 @@ class Outbox:
 _opened: weakref.WeakSet[Outbox] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _clear_after_fork() -> None:
     for outbox in list(_opened):
         outbox.forked()
 
@@ -194,5 +196,5 @@ def _close_all_outboxes() -> None:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=_clear_after_fork)
 atexit.register(_close_all_outboxes)

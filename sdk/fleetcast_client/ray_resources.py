@@ -58,7 +58,7 @@ class BundleWish:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    given = _parser().parse_args(arguments)
+    given = _make_parser().parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
     stopped = threading.Event()
     series = Series(
@@ -66,9 +66,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     try:
         ahead = DemandAhead(series, Asked(given.url, given.token_file, given.ca, given.every_s, given.stale_s))
-        wish = BundleWish(_request, json.loads(given.bundle), given.per_bundle, given.most)
+        wish = BundleWish(_request_bundles, json.loads(given.bundle), given.per_bundle, given.most)
     except ValueError as error:
-        _parser().error(str(error))
+        _make_parser().error(str(error))
     import ray  # type: ignore[import-not-found,unused-ignore]
 
     ray.init(address=given.address, log_to_driver=False)
@@ -82,13 +82,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         wish.step(None)
 
 
-def _request(bundles: list[Bundle]) -> None:
+def _request_bundles(bundles: list[Bundle]) -> None:
     from ray.autoscaler.sdk import request_resources  # type: ignore[import-not-found,unused-ignore]
 
     request_resources(bundles=bundles)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fleetcast_client.ray_resources", description=__doc__)
     parser.add_argument("--url", default=os.environ.get("FLEETCAST_URL", ""))
     parser.add_argument("--bundle", required=True, help="resources of one bundle, as JSON")

@@ -47,7 +47,7 @@ class Reporter:
         verify: bool = True,
     ) -> None:
         self.identity: Identity | None = identity_of(os.environ, job, attempt, rank)
-        self._outbox = _outbox(url, token, most_waiting, every_s, ca, verify)
+        self._outbox = _make_outbox(url, token, most_waiting, every_s, ca, verify)
         self.enabled = self.identity is not None and self._outbox is not None
         if not self.enabled:
             why = "no job is known (FLEETCAST_JOB)" if self.identity is None else "no URL is known (FLEETCAST_URL)"
@@ -261,15 +261,15 @@ class Checkpoint:
         self._bytes = bytes
 
     def __enter__(self) -> None:
-        self._report("begin")
+        self._report_edge("begin")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if kind is None:
-            self._report("end")
+            self._report_edge("end")
 
-    def _report(self, edge: str) -> None:
+    def _report_edge(self, edge: str) -> None:
         if self._reporter.rank != 0:
             return
         fields: dict[str, Any] = {"edge": edge}
@@ -280,7 +280,7 @@ class Checkpoint:
         self._reporter.tell("checkpoint", fields)
 
 
-def _outbox(
+def _make_outbox(
     url: str | None,
     token: str | None,
     most: int,

@@ -64,16 +64,16 @@ def ask(
         request.add_unredirected_header("Authorization", f"Bearer {token}")
     try:
         with through.open(request, timeout=timeout_s) as response:
-            return _decoded(response.read(MOST_ANSWER_BYTES), url)
+            return _decode_answer(response.read(MOST_ANSWER_BYTES), url)
     except urllib.error.HTTPError as error:
         with error:
-            raise _problem(error) from None
+            raise _make_api_error(error) from None
     except (OSError, HTTPException) as error:
         why = str(getattr(error, "reason", error)) or type(error).__name__
         raise Unreachable(url, why) from None
 
 
-def _decoded(raw: bytes, url: str) -> Any:
+def _decode_answer(raw: bytes, url: str) -> Any:
     if not raw:
         return None
     try:
@@ -82,15 +82,15 @@ def _decoded(raw: bytes, url: str) -> Any:
         raise Unreachable(url, f"its answer is no JSON: {raw[:80]!r}") from None
 
 
-def _problem(error: urllib.error.HTTPError) -> ApiError:
+def _make_api_error(error: urllib.error.HTTPError) -> ApiError:
     try:
         answer = json.loads(error.read(2**20))
     except (ValueError, OSError):
         answer = None
     problem: dict[str, Any] = answer if isinstance(answer, dict) else {"detail": f"HTTP {error.code} {error.reason}"}
     kind = {401: NotAllowed, 403: NotAllowed, 404: NotFound}.get(error.code, ApiError)
-    return kind(error.code, problem, _seconds(error.headers.get("Retry-After", "")))
+    return kind(error.code, problem, _parse_seconds(error.headers.get("Retry-After", "")))
 
 
-def _seconds(text: str) -> float | None:
+def _parse_seconds(text: str) -> float | None:
     return float(text) if text.isascii() and text.isdecimal() and len(text) < 7 else None

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from fleetcast.fleet.requests import Decision, Gang
-from fleetcast.placement.ahead.reservation import FreeWindow, Held, JobRelease
+from fleetcast.placement.ahead.reservation import FreeWindow, HeadReservation, JobRelease
 from fleetcast.placement.ahead.start_time import RoomForecast, StartBasis
 from fleetcast.placement.ledger.chain import ChainHead
 from fleetcast.placement.machines.fragmentation import PoolFragments
@@ -95,7 +95,7 @@ class Queue(msgspec.Struct):
 
     as_of_ms: int
     rows: Sequence[QueueRow]
-    reservation: Held | None = None
+    reservation: HeadReservation | None = None
     backfill: Sequence[FreeWindow] = ()
     releases: Sequence[JobRelease] = ()
     room: RoomForecast | None = None

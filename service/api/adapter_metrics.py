@@ -21,7 +21,7 @@ GAUGES = (
 )
 
 
-class _Page(Collector):
+class _AdapterCollector(Collector):
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
@@ -34,11 +34,11 @@ def make_adapters_page(status: AdaptersStatus, now_ms: int) -> str:
     if not status.adapters:
         return ""
     registry = CollectorRegistry()
-    registry.register(_Page(_families(status.adapters, now_ms)))
+    registry.register(_AdapterCollector(_make_families(status.adapters, now_ms)))
     return generate_latest(registry).decode()
 
 
-def _families(rows: list[AdapterStatus], now_ms: int) -> list[Metric]:
+def _make_families(rows: list[AdapterStatus], now_ms: int) -> list[Metric]:
     families: list[Metric] = []
     for name, text in COUNTS.items():
         counter = CounterMetricFamily(name, text, labels=("adapter",))

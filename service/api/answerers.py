@@ -22,7 +22,7 @@ class Answerers:
         self._station = WeatherStation(config, clock, Bands(make_band_rule(config.adapters, shared=False)))
         self._adapters = make_answerers()
 
-    def answer(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
+    def answer_verb(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
         """Return the adapter's answer to a verb, and the board behind it.
 
         The board is None for a stale answer. Raises StaleError if the verb has no stale answer, and any
@@ -30,7 +30,7 @@ class Answerers:
         """
         asked = self._adapters[adapter].verbs[verb]
         board = self._cache.latest()
-        weather = self._station.fresh(board)
+        weather = self._station.make_weather(board)
         why = "there is no fresh board to answer from"
         try:
             if weather is not None:

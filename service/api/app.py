@@ -17,11 +17,11 @@ from starlette.responses import Response
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.errors import FleetcastError
-from fleetcast.service.api.openapi import document
+from fleetcast.service.api.openapi import make_openapi_document
 from fleetcast.service.api.routes import console, placements
 from fleetcast.service.api.routes.all import ROWS
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.wiring import access_of, make_api_context, opened
+from fleetcast.service.api.wiring import make_api_access, make_api_context, open_context
 from fleetcast.service.config import Config
 from fleetcast.service.http.access import Access, Scope, choose_default_scope
 from fleetcast.service.http.problems import answer_starlette_error, convert_to_problem
@@ -34,26 +34,34 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
     writer: the name of its inbox segments. access: if None, loaded from the configuration and the
     environment.
     """
-    context = make_api_context(config, clock, access_of(config) if access is None else access)
+    context = make_api_context(config, clock, make_api_access(config) if access is None else access)
 
     @contextlib.asynccontextmanager
-    async def life(app: FastAPI) -> AsyncIterator[None]:
-        async with opened(context, writer):
+    async def manage_lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_context(context, writer):
             yield
 
     rows = (
         *(_make_replica_row(row) if context.mirror else row for row in ROWS),
         Row("GET", "/openapi.json", _answer_openapi, "This document", "docs", answer=dict),
-        Row("GET", "/docs", console.docs(ROWS), "The routes as a page", "docs", answer=str, media_type="text/html"),
+        Row(
+            "GET",
+            "/docs",
+            console.make_docs_handler(ROWS),
+            "The routes as a page",
+            "docs",
+            answer=str,
+            media_type="text/html",
+        ),
         *console.ROWS,
     )
 
-    async def admit(request: Request) -> None:
+    async def admit_caller(request: Request) -> None:
         """Admit the caller of a route that was added with FastAPI's decorators.
 
         Routes of the table check their callers themselves.
         """
-        await context.access.admit(request, choose_default_scope(request.method))
+        await context.access.admit_caller(request, choose_default_scope(request.method))
 
     app = FastAPI(
         title="Fleetcast",
@@ -63,9 +71,9 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
         openapi_url=None,
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
-        lifespan=life,
+        lifespan=manage_lifespan,
         routes=list(make_routes(rows, context)),
-        dependencies=[Depends(admit)],
+        dependencies=[Depends(admit_caller)],
         exception_handlers={HTTPException: answer_starlette_error, FleetcastError: _answer_fleetcast_error},
     )
     app.state.context = context
@@ -73,7 +81,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
             own = get_openapi(title=app.title, version=app.version, routes=app.routes)
-            app.openapi_schema = document(rows, app.version, own, needs_token=not context.access.is_open)
+            app.openapi_schema = make_openapi_document(rows, app.version, own, needs_token=not context.access.is_open)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
@@ -82,7 +90,7 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
 
 def _make_replica_row(row: Row) -> Row:
     """Return a row as a replica serves it: routes for events forward to the api that has the pipeline."""
-    return dataclasses.replace(row, handler=placements.forward) if row.needs is Scope.EVENTS else row
+    return dataclasses.replace(row, handler=placements.forward_to_placer) if row.required_scope is Scope.EVENTS else row
 
 
 async def _answer_openapi(request: Request, context: Context, query: Any) -> Response:
@@ -91,4 +99,4 @@ async def _answer_openapi(request: Request, context: Context, query: Any) -> Res
 
 async def _answer_fleetcast_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, FleetcastError)
-    return convert_to_problem(error).response(request.scope["path"])
+    return convert_to_problem(error).make_response(request.scope["path"])

@@ -15,7 +15,7 @@ from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, day_ms, live
+from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, drop_superseded_files, parse_day_ms
 from fleetcast.ingest.archive.read import RETRIES, log_damaged_file
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 from fleetcast.service.config import Config
@@ -25,7 +25,7 @@ MOST_EVENTS = 20_000  # of one job; a job with more is told by its newest
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ArchiveSearchResult:
     """The result of a search in the archive: the latest attempt, None if there is none.
 
     stopped_ms: how far back the search came if its time ran out, in Unix ms. None if it was complete.
@@ -45,18 +45,18 @@ class ArchivedJobs:
         self._gate = asyncio.Semaphore(AT_ONCE)
         self._waiting = 0
 
-    async def find(self, job: str) -> Found:
+    async def find_job(self, job: str) -> ArchiveSearchResult:
         """Find a job in the archive. Raises SourceError if it is unreadable or too many searches wait."""
         if self._waiting >= MOST_WAITING:
             raise SourceError(f"{self._waiting} look-ups in the archive wait: ask again", retry_after_s=self._limit_s)
         self._waiting += 1
         try:
             async with self._gate:
-                return await asyncio.to_thread(self._find, job)
+                return await asyncio.to_thread(self._search_archive, job)
         finally:
             self._waiting -= 1
 
-    def _find(self, job: str) -> Found:
+    def _search_archive(self, job: str) -> ArchiveSearchResult:
         files = ArchiveFiles(self._url)
         try:
             with files.convert_to_os_error():
@@ -65,22 +65,22 @@ class ArchivedJobs:
             raise SourceError(f"the archive cannot be read: {error}", retry_after_s=5.0) from None
 
 
-def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> Found:
+def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> ArchiveSearchResult:
     """Return the latest attempt of a job. Blocks. Raises OSError.
 
     It opens no further file once `limit_s` seconds have passed.
     """
     until_s, table = time.monotonic() + limit_s, JobTable()
-    for day in reversed(files.days("events")):
-        hours = {name.hour for name in files.names("events", [day])}
+    for day in reversed(files.list_days("events")):
+        hours = {name.hour for name in files.list_files("events", [day])}
         for hour in sorted(hours, reverse=True):
             if time.monotonic() >= until_s or table.position >= MOST_EVENTS:
-                return Found(table.get(job), day_ms(day) + (hour + 1) * HOUR_MS)
-            _fold(table, _read_events(files, day, hour, job))
+                return ArchiveSearchResult(table.get(job), parse_day_ms(day) + (hour + 1) * HOUR_MS)
+            _apply_events(table, _read_events(files, day, hour, job))
             latest = table.get(job)
             if latest is not None and latest.submission is not None:
-                return Found(latest)
-    return Found(table.get(job))
+                return ArchiveSearchResult(latest)
+    return ArchiveSearchResult(table.get(job))
 
 
 def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
@@ -91,9 +91,9 @@ def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str
     for attempt in itertools.count(1):
         found: list[str] = []
         try:
-            for name in live(name for name in files.names("events", [day]) if name.hour == hour):
+            for name in drop_superseded_files(name for name in files.list_files("events", [day]) if name.hour == hour):
                 with log_damaged_file(name), files.open(name) as file:
-                    found += _of_job(file, job)
+                    found += _read_job_events(file, job)
             return found
         except FileNotFoundError:
             if attempt == RETRIES:
@@ -101,7 +101,7 @@ def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str
     raise AssertionError("there is no last try")
 
 
-def _of_job(file: IO[bytes], job: str) -> list[str]:
+def _read_job_events(file: IO[bytes], job: str) -> list[str]:
     import pyarrow.parquet as pq
 
     filters = [("of", "==", "job"), ("name", "==", job), ("type", "!=", "step")]
@@ -109,7 +109,7 @@ def _of_job(file: IO[bytes], job: str) -> list[str]:
     return texts
 
 
-def _fold(table: JobTable, texts: list[str]) -> None:
+def _apply_events(table: JobTable, texts: list[str]) -> None:
     for text in texts:
         with contextlib.suppress(RecordError):  # of a later version, say: the others tell what they can
             event = decode_event(text.encode(), 0, NO_FUTURE_LIMIT_MS, archived=True)

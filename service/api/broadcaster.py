@@ -47,12 +47,12 @@ class EventBroadcaster:
         self._changed = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
-    async def events(self) -> AsyncGenerator[bytes, None]:
+    async def stream_events(self) -> AsyncGenerator[bytes, None]:
         """Yield the server-sent events for one client."""
         self.clients += 1
         if self._reader is None:
-            self._refresh()
-            self._reader = asyncio.ensure_future(self._read_forever())
+            self._refresh_board()
+            self._reader = asyncio.ensure_future(self._run_read_loop())
         boards, hard = -1, self._hard_count
         try:
             yield b"retry: 2000\n\n"
@@ -73,14 +73,14 @@ class EventBroadcaster:
                 self._reader.cancel()
                 self._reader = None
 
-    async def _read_forever(self) -> None:
+    async def _run_read_loop(self) -> None:
         with contextlib.closing(FileChanges({self.cache.folder: REPLACED}, self._poll_s)) as changes:
             while not self.closed:
                 await changes.wait()
-                if self._refresh():
-                    self._wake()
+                if self._refresh_board():
+                    self._wake_clients()
 
-    def _refresh(self) -> bool:
+    def _refresh_board(self) -> bool:
         """Read the board. Returns whether there is a new board or a new hard signal."""
         try:
             board = self.cache.read()
@@ -93,9 +93,9 @@ class EventBroadcaster:
         changed = text != self._board
         if changed:
             self._board, self._boards = text, self._boards + 1
-        return self._refresh_urgent_board(board) or changed
+        return self._add_new_signals(board) or changed
 
-    def _refresh_urgent_board(self, board: Board) -> bool:
+    def _add_new_signals(self, board: Board) -> bool:
         try:
             raw = board.text("doc.urgent")
         except KeyError:
@@ -111,13 +111,13 @@ class EventBroadcaster:
             self._hard.append((self._hard_count, row))
         return bool(fresh)
 
-    def _wake(self) -> None:
+    def _wake_clients(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
     async def close(self) -> None:
         self.closed = True
-        self._wake()
+        self._wake_clients()
         if self._reader is not None:
             self._reader.cancel()
             with contextlib.suppress(asyncio.CancelledError):

@@ -13,7 +13,7 @@ from fleetcast.fleet.requests import PlacementRequest, list_ignored_facts
 from fleetcast.placement.ahead.start_time import Blocker, StartBasis
 from fleetcast.service.answers.estimates import Estimate, RunQuantiles, Similar
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.kind_tables import Needs, RunTime, find_expected_run_time, needs
+from fleetcast.service.board.kind_tables import Needs, RunTime, find_expected_needs, find_expected_run_time
 
 NO_RUNS = "no job has ended yet that it could be compared with"
 NO_READINGS = "telemetry saw no finished job of this user's name or size, nor of this size in this queue"
@@ -41,23 +41,23 @@ NO_START = StartAnswer()
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartEstimate:
     """The placer's estimate of a start. If `answer` is None, `why` is the reason."""
 
     answer: StartAnswer | None
     why: str = ""
 
 
-def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: int) -> Estimate:
+def make_estimate(board: Board, request: PlacementRequest, start: StartEstimate, as_of_ms: int) -> Estimate:
     """Return the estimate of a request, from the board and the placer's answer."""
     shape = make_request_shape(request)
-    run, likely = find_expected_run_time(board, shape), needs(board, shape)
+    run, likely = find_expected_run_time(board, shape), find_expected_needs(board, shape)
     started = start.answer or NO_START
     memory_gib, power_w = _compute_memory_and_power(likely, shape.gpus)
     missing = {
         "run_s": "" if run else NO_RUNS,
-        "peak_gpu_memory_gib": "" if memory_gib is not None else _why(likely, "GPU memory"),
-        "power_w": "" if power_w is not None else _why(likely, "power"),
+        "peak_gpu_memory_gib": "" if memory_gib is not None else _explain_unknown(likely, "GPU memory"),
+        "power_w": "" if power_w is not None else _explain_unknown(likely, "power"),
         "start_ms": "" if started.start_ms else start.why or started.sentence,
     }
     return Estimate(
@@ -69,7 +69,7 @@ def estimate(board: Board, request: PlacementRequest, start: Start, as_of_ms: in
         start_ms=started.start_ms,
         blocked_by=started.blocked_by,
         constraint=started.constraint,
-        sentence=sentence(start, run, shape.limit_s),
+        sentence=describe_estimate(start, run, shape.limit_s),
         model=run.model if run else None,
         similar=Similar(run.kind if run else None, likely.kind if likely else None, run.runs if run else 0),
         reasons={name: why for name, why in missing.items() if why},
@@ -90,11 +90,11 @@ def _compute_memory_and_power(likely: Needs | None, gpus: float) -> tuple[float 
     return memory_gib, None if likely.power_w is None else float(round(likely.power_w * gpus))
 
 
-def _why(likely: Needs | None, what: str) -> str:
+def _explain_unknown(likely: Needs | None, what: str) -> str:
     return NO_READINGS if likely is None else f"telemetry told no {what} of the {likely.runs} finished jobs like it"
 
 
-def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) -> str:
+def describe_estimate(start: StartEstimate, run: RunTime | None, limit_s: float | None = None) -> str:
     """Describe when the job starts and how long it should run.
 
     The text names the time limit if the job is expected to reach it.
@@ -103,17 +103,17 @@ def sentence(start: Start, run: RunTime | None, limit_s: float | None = None) ->
     if run is None:
         return f"{begins}. Nothing is known yet of how long such a job runs."
     likely = run.quantiles
-    usual, most = span(likely["p50"]), span(likely["p90"])
+    usual, most = format_duration(likely["p50"]), format_duration(likely["p90"])
     if limit_s is not None and likely["p50"] >= round(limit_s):
         return f"{begins}. It should run {usual}, its limit."
     return f"{begins}. It should run {usual}" + (f" (p90 {most})." if most != usual else ".")
 
 
-def span(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format a duration in seconds, in at most two units.
 
-    >>> span(45), span(5400), span(7200), span(90_000), span(59.6 * 60)
-    ('45 s', '1 h 30 min', '2 h', '1 day 1 h', '1 h')
+    >>> [format_duration(seconds) for seconds in (45, 5400, 7200, 90_000, 59.6 * 60)]
+    ['45 s', '1 h 30 min', '2 h', '1 day 1 h', '1 h']
     """
     if seconds < 2 * MINUTE_S:
         return f"{round(seconds)} s"

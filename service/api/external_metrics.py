@@ -25,9 +25,9 @@ from fleetcast.schedulers.external_metrics import (
     GROUP,
     VERSION,
     MetricQuestion,
-    failure,
     make_api_group,
     make_api_resource_list,
+    make_failure_status,
 )
 from fleetcast.service.api.answerers import Answerers
 from fleetcast.service.api.routes.context import Context
@@ -35,7 +35,7 @@ from fleetcast.service.api.telemetry import ApiMetrics
 from fleetcast.service.http.certificates import NAMES
 from fleetcast.service.http.connection_pool import ConnectionPool
 from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.http.problems import is_out_of_files
 from fleetcast.service.http.tls import Tls
 
@@ -62,7 +62,7 @@ def create_external_metrics_app(answerers: Answerers, names: tuple[str, ...], me
     `names`: common names that the caller's certificate may have. If it is empty, any name may call.
     """
 
-    def of(handler: Handler) -> Callable[[Request], Any]:
+    def make_endpoint(handler: Handler) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Response:
             began_s = time.perf_counter()
             _admit_api_server(request, names)
@@ -72,24 +72,27 @@ def create_external_metrics_app(answerers: Answerers, names: tuple[str, ...], me
 
         return handle
 
-    def value(request: Request) -> bytes:
+    def answer_metric(request: Request) -> bytes:
         asked = MetricQuestion(request.path_params["metric"], request.query_params.get("labelSelector", ""))
-        return answerers.answer(SECTION, "value", msgspec.json.encode(asked))[0]
+        return answerers.answer_verb(SECTION, "value", msgspec.json.encode(asked))[0]
 
-    async def refused(request: Request, error: Exception) -> Response:
+    async def answer_error(request: Request, error: Exception) -> Response:
         code, message = _describe_error(error)
         metrics.observe(f"/apis/{GROUP}", request.method, code, 0.0)
-        body = msgspec.json.encode(failure(code, REASONS.get(code, "Unknown"), message))
+        body = msgspec.json.encode(make_failure_status(code, REASONS.get(code, "Unknown"), message))
         headers = {"retry-after": RETRY_AFTER_S} if code == 503 else {}
         return Response(body, code, headers, "application/json")
 
     groups = {"kind": "APIGroupList", "apiVersion": "v1", "groups": [make_api_group()]}
     documents = {"/apis": groups, f"/apis/{GROUP}": make_api_group(), f"/apis/{VERSION}": make_api_resource_list()}
     routes = [
-        Route(path, of(_make_constant_handler(msgspec.json.encode(document)))) for path, document in documents.items()
+        Route(path, make_endpoint(_make_constant_handler(msgspec.json.encode(document))))
+        for path, document in documents.items()
     ]
-    routes.append(Route(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", of(value)))
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys((HTTPException, FleetcastError, OSError), refused))
+    routes.append(Route(f"/apis/{VERSION}/namespaces/{{namespace}}/{{metric}}", make_endpoint(answer_metric)))
+    return Starlette(
+        routes=routes, exception_handlers=dict.fromkeys((HTTPException, FleetcastError, OSError), answer_error)
+    )
 
 
 def _make_constant_handler(body: bytes) -> Handler:
@@ -140,7 +143,7 @@ async def serve_external_metrics(
     context.metrics.publish_certificate_expiry(lambda: tls.until_s)
     settings = uvicorn.Config(
         create_external_metrics_app(context.answerers, config.names, context.metrics),
-        http=make_limited_protocol(pool, context.metrics.refuse_connection),
+        http=make_limited_protocol(pool, context.metrics.count_refused_connection),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -150,9 +153,9 @@ async def serve_external_metrics(
         timeout_keep_alive=KEEP_S,
     )
     dropped = context.metrics.refused_connections.labels("no_tls").inc
-    with listen(context.config.api.host, config.port, "api.host, external_metrics.port") as sock:
+    with bind_socket(context.config.api.host, config.port, "api.host, external_metrics.port") as sock:
         server = LimitedServer(settings, sock, pool, tls, dropped)
-        async with tls.watched():
+        async with tls.reload_while_open():
             work = asyncio.ensure_future(server.serve())
             work.add_done_callback(lambda _: ended())
             while not (server.started or work.done()):

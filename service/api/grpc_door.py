@@ -25,7 +25,7 @@ from fleetcast.service.config import ApiConfig
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.connection_pool import ConnectionPool
 from fleetcast.service.http.door import Listener
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.http.problems import Problem, convert_to_problem
 from fleetcast.service.http.tls import Tls
 
@@ -56,19 +56,21 @@ def make_grpc_tls(api: ApiConfig) -> Tls | None:
 async def serve_grpc(context: Context, pool: ConnectionPool, tls: Tls | None) -> AsyncIterator[None]:
     """Serve gRPC while the context is open. Raises ConfigError if the address is unavailable."""
     api = context.config.api
-    server = grpc.aio.server(options=_options(api), maximum_concurrent_rpcs=2 * api.max_connections)
+    server = grpc.aio.server(options=_make_server_options(api), maximum_concurrent_rpcs=2 * api.max_connections)
     dropped = context.metrics.refused_connections.labels("no_tls").inc
     with (
-        listen(api.host, api.grpc_port, "api.host, api.grpc_port") as sock,
-        GrpcConnections(context.config.folder, api.grpc_port, pool, context.metrics.refuse_connection) as connections,
+        bind_socket(api.host, api.grpc_port, "api.host, api.grpc_port") as sock,
+        GrpcConnections(
+            context.config.folder, api.grpc_port, pool, context.metrics.count_refused_connection
+        ) as connections,
     ):
         server.add_generic_rpc_handlers(tuple(_make_handlers(service, context, connections) for service in SERVICES))
         server.add_insecure_port(connections.target)
         await server.start()
         async with contextlib.AsyncExitStack() as stack:
             if tls is not None:
-                await stack.enter_async_context(tls.watched())
-            door = Listener(sock, pool, connections.make, tls, dropped, FILES)
+                await stack.enter_async_context(tls.reload_while_open())
+            door = Listener(sock, pool, connections.make_connection, tls, dropped, FILES)
             door.open()
             logger.info("gRPC on %s:%d", api.host, api.grpc_port)
             try:
@@ -78,7 +80,7 @@ async def serve_grpc(context: Context, pool: ConnectionPool, tls: Tls | None) ->
                 await server.stop(GRACE_S)
 
 
-def _options(api: ApiConfig) -> list[tuple[str, int]]:
+def _make_server_options(api: ApiConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", api.max_body_bytes),
         ("grpc.server_handshake_timeout_ms", round(1000 * api.header_timeout_s)),
@@ -93,57 +95,57 @@ def _options(api: ApiConfig) -> list[tuple[str, int]]:
 def _make_handlers(service: GrpcService, context: Context, connections: GrpcConnections) -> Any:
     methods = {
         name: grpc.unary_unary_rpc_method_handler(
-            _make_unary_handler(_Guest(service, name, context, connections), call)
+            _make_unary_handler(_GrpcMethod(service, name, context, connections), call)
         )
         for name, call in service.calls.items()
     }
     methods |= {
         name: grpc.unary_stream_rpc_method_handler(
-            _make_stream_handler(_Guest(service, name, context, connections), watch)
+            _make_stream_handler(_GrpcMethod(service, name, context, connections), watch)
         )
         for name, watch in service.streams.items()
     }
     return grpc.method_handlers_generic_handler(service.service, methods)
 
 
-def _make_unary_handler(guest: "_Guest", call: Call) -> Callable[[bytes, Any], Any]:
+def _make_unary_handler(guest: "_GrpcMethod", call: Call) -> Callable[[bytes, Any], Any]:
     async def handle(body: bytes, rpc: Any) -> bytes:
         began = time.perf_counter()
         try:
-            with await guest.admit(rpc):
-                answer = call(guest.ask, body)
+            with await guest.admit_caller(rpc):
+                answer = call(guest.ask_answerer, body)
         except Exception as error:
-            await guest.refuse(rpc, error, began)
-        guest.observe(200, began)
+            await guest.abort_call(rpc, error, began)
+        guest.count_call(200, began)
         return answer
 
     return handle
 
 
-def _make_stream_handler(guest: "_Guest", watch: Watch) -> Callable[[bytes, Any], Any]:
+def _make_stream_handler(guest: "_GrpcMethod", watch: Watch) -> Callable[[bytes, Any], Any]:
     most = guest.context.config.api.max_connections
     opened: set[Any] = set()
 
     async def handle(body: bytes, rpc: Any) -> AsyncIterator[bytes]:
         began = time.perf_counter()
         try:
-            with await guest.admit(rpc):
+            with await guest.admit_caller(rpc):
                 if len(opened) >= most:  # they stay: half of all calls, so that callers that poll still find room
                     raise Problem(
                         429, "too_many_streams", f"{most:,} streams are open (api.max_connections): poll instead"
                     )
                 opened.add(rpc)
-                async for answer in watch(guest.ask, body):
+                async for answer in watch(guest.ask_answerer, body):
                     yield answer
         except Exception as error:
-            await guest.refuse(rpc, error, began)
+            await guest.abort_call(rpc, error, began)
         finally:
             opened.discard(rpc)
 
     return handle
 
 
-class _Guest:
+class _GrpcMethod:
     """One method of a gRPC service: the admission of its callers, its counts and its errors."""
 
     def __init__(self, service: GrpcService, name: str, context: Context, connections: GrpcConnections) -> None:
@@ -151,28 +153,28 @@ class _Guest:
         self._service, self._connections = service, connections
         self._route = f"/{service.service}/{name}"
 
-    async def admit(self, rpc: Any) -> contextlib.AbstractContextManager[None]:
+    async def admit_caller(self, rpc: Any) -> contextlib.AbstractContextManager[None]:
         """Admit the caller of an RPC if it may read, as over HTTP. Raises problems 401, 403 and 429.
 
         While the returned context is open, the caller's connection keeps its places.
         """
-        connection = self._connections.find(rpc.peer())
+        connection = self._connections.find_connection(rpc.peer())
         if self._service.answerer not in self.context.config.api.grpc_open:
-            sent = [(key.encode(), _bytes(value)) for key, value in rpc.invocation_metadata() or ()]
+            sent = [(key.encode(), _encode_metadata(value)) for key, value in rpc.invocation_metadata() or ()]
             headers = [(key, value) for key, value in sent if key == b"authorization"]
             await self.context.access.admit_non_http_caller(
-                connection.host, "GET", headers, Scope.READ, connection.names()
+                connection.host, "GET", headers, Scope.READ, connection.list_certificate_names()
             )
         return connection
 
-    def ask(self, verb: str, question: bytes) -> bytes:
-        answer, _ = self.context.answerers.answer(self._service.answerer, verb, question)
+    def ask_answerer(self, verb: str, question: bytes) -> bytes:
+        answer, _ = self.context.answerers.answer_verb(self._service.answerer, verb, question)
         return answer
 
-    def observe(self, status: int, began: float) -> None:
+    def count_call(self, status: int, began: float) -> None:
         self.context.metrics.observe(self._route, "GRPC", status, time.perf_counter() - began)
 
-    async def refuse(self, rpc: Any, error: Exception, began: float) -> NoReturn:
+    async def abort_call(self, rpc: Any, error: Exception, began: float) -> NoReturn:
         """End the call with a gRPC status and the reason of the error."""
         status, why = BUG, "an error of ours; the log of the api has it"
         if isinstance(error, DecodeError):
@@ -182,10 +184,10 @@ class _Guest:
             status, why = problem.status, problem.detail
         else:
             logger.error("%s: a bug", self._route, exc_info=error)
-        self.observe(status, began)
+        self.count_call(status, began)
         await rpc.abort(CODES.get(status, grpc.StatusCode.INTERNAL), why[:1000])
         raise AssertionError("abort raises")
 
 
-def _bytes(value: str | bytes) -> bytes:
+def _encode_metadata(value: str | bytes) -> bytes:
     return value if isinstance(value, bytes) else value.encode()

@@ -5,10 +5,10 @@ from google.protobuf.message import DecodeError
 
 from fleetcast.clients.grpc_stubs.expander_pb2 import BestOptionsRequest, BestOptionsResponse, Node, Option
 from fleetcast.schedulers.expander import ExpanderAnswer, ExpanderQuestion, GroupOption
-from fleetcast.service.api.grpc_service import Ask, GrpcService, encoded
+from fleetcast.service.api.grpc_service import Ask, GrpcService, encode_message
 
 
-def best_options(ask: Ask, body: bytes) -> bytes:
+def choose_best_options(ask: Ask, body: bytes) -> bytes:
     """Return the best options as a message without their pods.
 
     The autoscaler recognises options by the ids of their groups.
@@ -17,7 +17,8 @@ def best_options(ask: Ask, body: bytes) -> bytes:
     asked.ParseFromString(body)
     nodes = asked.nodeBytesMap
     options = [
-        GroupOption(row.nodeGroupId, row.nodeCount, _labels(nodes.get(row.nodeGroupId))) for row in asked.options
+        GroupOption(row.nodeGroupId, row.nodeCount, _parse_node_labels(nodes.get(row.nodeGroupId)))
+        for row in asked.options
     ]
     answer = ask("best_options", msgspec.json.encode(ExpanderQuestion(options)))
     ids = set(msgspec.json.decode(answer, type=ExpanderAnswer).ids)
@@ -26,10 +27,10 @@ def best_options(ask: Ask, body: bytes) -> bytes:
         for row in asked.options
         if row.nodeGroupId in ids
     ]
-    return encoded(BestOptionsResponse(options=best))
+    return encode_message(BestOptionsResponse(options=best))
 
 
-def _labels(node: bytes | None) -> dict[str, str]:
+def _parse_node_labels(node: bytes | None) -> dict[str, str]:
     """Return the labels of a template node, or no labels if the node is unreadable."""
     read = Node()
     try:
@@ -39,4 +40,4 @@ def _labels(node: bytes | None) -> dict[str, str]:
     return dict(read.metadata.labels)
 
 
-EXPANDER = GrpcService("expander", "grpcplugin.Expander", {"BestOptions": best_options})
+EXPANDER = GrpcService("expander", "grpcplugin.Expander", {"BestOptions": choose_best_options})

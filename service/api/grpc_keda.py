@@ -18,29 +18,29 @@ from fleetcast.clients.grpc_stubs.externalscaler_pb2 import (
 )
 from fleetcast.fleet.errors import StaleError
 from fleetcast.schedulers.keda import ScalerActivity, ScalerQuestion, ScalerSpec, ScalerValue
-from fleetcast.service.api.grpc_service import Ask, GrpcService, encoded
+from fleetcast.service.api.grpc_service import Ask, GrpcService, encode_message
 
 CHECK_INTERVAL_S = 0.5  # wall; for a crossing of the activation
 
 
-def metric_spec(ask: Ask, body: bytes) -> bytes:
-    reply = msgspec.json.decode(ask("metric_spec", _question(_parse_object_ref(body))), type=ScalerSpec)
+def answer_metric_spec(ask: Ask, body: bytes) -> bytes:
+    reply = msgspec.json.decode(ask("metric_spec", _encode_question(_parse_object_ref(body))), type=ScalerSpec)
     size = reply.target_size
     spec = MetricSpec(metricName=reply.metric_name, targetSize=math.ceil(size), targetSizeFloat=size)
-    return encoded(GetMetricSpecResponse(metricSpecs=[spec]))
+    return encode_message(GetMetricSpecResponse(metricSpecs=[spec]))
 
 
-def metrics(ask: Ask, body: bytes) -> bytes:
+def answer_metrics(ask: Ask, body: bytes) -> bytes:
     asked = GetMetricsRequest()
     asked.ParseFromString(body)
-    answer = ask("metrics", _question(asked.scaledObjectRef, asked.metricName))
+    answer = ask("metrics", _encode_question(asked.scaledObjectRef, asked.metricName))
     reply = msgspec.json.decode(answer, type=ScalerValue)
     value = MetricValue(metricName=reply.metric_name, metricValue=math.ceil(reply.value), metricValueFloat=reply.value)
-    return encoded(GetMetricsResponse(metricValues=[value]))
+    return encode_message(GetMetricsResponse(metricValues=[value]))
 
 
-def is_active(ask: Ask, body: bytes) -> bytes:
-    return encoded(IsActiveResponse(result=_is_scaler_active(ask, _question(_parse_object_ref(body)))))
+def answer_is_active(ask: Ask, body: bytes) -> bytes:
+    return encode_message(IsActiveResponse(result=_is_scaler_active(ask, _encode_question(_parse_object_ref(body)))))
 
 
 async def stream_scaler_activity(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
@@ -48,13 +48,13 @@ async def stream_scaler_activity(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
 
     Yields nothing while that is unknown. A caller that polls gets the error instead.
     """
-    question, reply = _question(_parse_object_ref(body)), None
+    question, reply = _encode_question(_parse_object_ref(body)), None
     while True:
         with contextlib.suppress(StaleError):
             active = _is_scaler_active(ask, question)
             if active is not reply:
                 reply = active
-                yield encoded(IsActiveResponse(result=active))
+                yield encode_message(IsActiveResponse(result=active))
         await asyncio.sleep(CHECK_INTERVAL_S)
 
 
@@ -64,7 +64,7 @@ def _parse_object_ref(body: bytes) -> ScaledObjectRef:
     return ref
 
 
-def _question(ref: ScaledObjectRef, metric_name: str = "") -> bytes:
+def _encode_question(ref: ScaledObjectRef, metric_name: str = "") -> bytes:
     return msgspec.json.encode(ScalerQuestion(dict(ref.scalerMetadata), metric_name))
 
 
@@ -75,6 +75,6 @@ def _is_scaler_active(ask: Ask, question: bytes) -> bool:
 KEDA = GrpcService(
     "keda",
     "externalscaler.ExternalScaler",
-    {"GetMetricSpec": metric_spec, "GetMetrics": metrics, "IsActive": is_active},
+    {"GetMetricSpec": answer_metric_spec, "GetMetrics": answer_metrics, "IsActive": answer_is_active},
     {"StreamIsActive": stream_scaler_activity},
 )

@@ -50,16 +50,16 @@ class GrpcConnections:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._name, dir_fd=self._folder)
 
-    def make(self, place: ConnectionPlace) -> "GrpcConnection":
+    def make_connection(self, place: ConnectionPlace) -> "GrpcConnection":
         return GrpcConnection(self, place)
 
-    def add(self, peer: str, connection: "GrpcConnection") -> None:
+    def add_connection(self, peer: str, connection: "GrpcConnection") -> None:
         self._by_peer[peer] = connection
 
-    def remove(self, peer: str) -> None:
+    def remove_connection(self, peer: str) -> None:
         self._by_peer.pop(peer, None)
 
-    def find(self, peer: str) -> "GrpcConnection":
+    def find_connection(self, peer: str) -> "GrpcConnection":
         """Return the connection that an RPC came through.
 
         Raises Refusal if it did not come through the port, or if the connection has closed.
@@ -83,19 +83,19 @@ class GrpcConnection(asyncio.Protocol):
         self._certificate: ClientCertificate | None = None
         self.host = ""
 
-    def names(self) -> tuple[str, ...]:
+    def list_certificate_names(self) -> tuple[str, ...]:
         """Return the names on the caller's certificate. Empty without a valid certificate."""
-        return self._certificate.names() if self._certificate is not None else ()
+        return self._certificate.list_valid_names() if self._certificate is not None else ()
 
     def __enter__(self) -> None:
         """Begin a call. The connection keeps its places until the call has ended."""
         self._calls += 1
-        self._connections.pool.work(self._place)
+        self._connections.pool.mark_working(self._place)
 
     def __exit__(self, *error: object) -> None:
         self._calls -= 1
         if not self._calls:
-            self._connections.pool.rest(self._place)
+            self._connections.pool.mark_resting(self._place)
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -108,9 +108,9 @@ class GrpcConnection(asyncio.Protocol):
             timeout_s = self._connections.pool.limits.header_timeout_s
             asyncio.get_running_loop().call_later(timeout_s, transport.abort)
         else:
-            self._opening = asyncio.ensure_future(self._open())
+            self._opening = asyncio.ensure_future(self._connect_to_server())
 
-    async def _open(self) -> None:
+    async def _connect_to_server(self) -> None:
         """Connect to the gRPC server."""
         way = socket.socket(socket.AF_UNIX)
         try:
@@ -119,7 +119,7 @@ class GrpcConnection(asyncio.Protocol):
             way.connect(self._connections.path)
             self._peer = "unix-abstract:" + way.getsockname()[1:].decode("ascii")
             loop = asyncio.get_running_loop()
-            self._server, _ = await loop.create_unix_connection(lambda: _Answers(self.transport), sock=way)
+            self._server, _ = await loop.create_unix_connection(lambda: _AnswerRelay(self.transport), sock=way)
         except OSError:
             way.close()
             self.transport.abort()
@@ -127,7 +127,7 @@ class GrpcConnection(asyncio.Protocol):
         if self.transport.is_closing():
             self._server.abort()
             return
-        self._connections.add(self._peer, self)
+        self._connections.add_connection(self._peer, self)
         self._server.write(bytes(self._early))
         self._early.clear()
         self.transport.resume_reading()
@@ -137,12 +137,12 @@ class GrpcConnection(asyncio.Protocol):
             if not self._server.is_closing():
                 self._server.write(data)
         elif self._place.refusal:
-            self._refuse()
+            self._send_refusal()
         else:
             self._early += data
             self.transport.pause_reading()
 
-    def _refuse(self) -> None:
+    def _send_refusal(self) -> None:
         """Send a GOAWAY frame with the reason why no place is free, and close the connection."""
         limits = self._connections.pool.limits
         if self._place.refusal == "address":
@@ -151,7 +151,7 @@ class GrpcConnection(asyncio.Protocol):
             status, why = 503, f"{limits.max_connections:,} connections are open"
         self._connections.refused(status)
         body = struct.pack(">II", 0, ENHANCE_YOUR_CALM) + f"too_many_connections: {why}".encode()
-        self.transport.write(_frame(SETTINGS, b"") + _frame(GOAWAY, body))
+        self.transport.write(_make_frame(SETTINGS, b"") + _make_frame(GOAWAY, body))
         self.transport.close()
 
     def pause_writing(self) -> None:
@@ -163,13 +163,13 @@ class GrpcConnection(asyncio.Protocol):
             self._server.resume_reading()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._connections.remove(self._peer)
-        self._connections.pool.leave(self._place)
+        self._connections.remove_connection(self._peer)
+        self._connections.pool.remove_connection(self._place)
         if self._server is not None:
             self._server.abort()
 
 
-class _Answers(asyncio.Protocol):
+class _AnswerRelay(asyncio.Protocol):
     """The connection to the gRPC server. It relays the server's bytes to the caller."""
 
     def __init__(self, caller: asyncio.Transport) -> None:
@@ -189,6 +189,6 @@ class _Answers(asyncio.Protocol):
         self._caller.close()
 
 
-def _frame(kind: int, body: bytes) -> bytes:
+def _make_frame(kind: int, body: bytes) -> bytes:
     """Encode an HTTP/2 frame for the connection as a whole (RFC 9113, 4.1)."""
     return len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + body

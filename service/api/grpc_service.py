@@ -28,6 +28,6 @@ class GrpcService:
     streams: Mapping[str, Watch] = field(default_factory=dict)
 
 
-def encoded(message: Message) -> bytes:
+def encode_message(message: Message) -> bytes:
     data: bytes = message.SerializeToString()
     return data

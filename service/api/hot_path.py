@@ -44,7 +44,7 @@ class HotPath:
         self.context = context
         self._in_order: dict[bytes, Headers] = {}
 
-    def answer(self, request: bytes, names: Sequence[str] = ()) -> bytes | None:
+    def answer_request(self, request: bytes, names: Sequence[str] = ()) -> bytes | None:
         """Return headers and body for one request, or None if the hot path cannot answer it.
 
         `names`: names on the client's certificate.
@@ -59,7 +59,7 @@ class HotPath:
         if headers is None or not line.endswith(END) or b"%" in line or b"?" in line or not line.isascii():
             return None
         answers = self._find_readable_answers(headers, names)
-        body = answers and answers.body(line[len(BEGIN) : -len(END)])
+        body = answers and answers.get_body(line[len(BEGIN) : -len(END)])
         if not answers or not body:
             return None
         metrics, clock = self.context.metrics, self.context.clock
@@ -75,8 +75,8 @@ class HotPath:
         context = self.context
         try:
             if not context.access.is_open:
-                context.access.check("GET", headers, Scope.READ, names)
-            return context.cache.node_answers(context.cache.board())
+                context.access.authorize("GET", headers, Scope.READ, names)
+            return context.cache.get_node_answers(context.cache.get_board())
         except (Problem, OSError):  # such as no descriptor left: the ordinary way answers with the reason
             return None
 
@@ -90,7 +90,7 @@ class HotPath:
         pairs = (line.partition(b":") for line in block.split(b"\r\n") if line)
         headers = [(name.lower(), value.strip()) for name, _, value in pairs]
         try:
-            self.context.access.check_site("GET", headers)
+            self.context.access.refuse_other_sites("GET", headers)
         except Problem:
             return None
         if len(self._in_order) >= MAX_CACHED:
@@ -117,7 +117,11 @@ class HotProtocol(LimitedProtocol):
         self._between = True
 
     def data_received(self, data: bytes) -> None:
-        answer = self.hot.answer(data, self.names()) if self._between and self._can_accept_request() else None
+        answer = (
+            self.hot.answer_request(data, self.list_certificate_names())
+            if self._between and self._can_accept_request()
+            else None
+        )
         if answer is None:
             super().data_received(data)
             return
@@ -128,7 +132,9 @@ class HotProtocol(LimitedProtocol):
 
     def _can_accept_request(self) -> bool:
         """Return whether the connection has a place, is idle, and can be written to."""
-        return not self.is_too_many and self._idle() and not self.flow.write_paused and not self.transport.is_closing()
+        return (
+            not self.is_too_many and self._is_idle() and not self.flow.write_paused and not self.transport.is_closing()
+        )
 
 
 def make_hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:

@@ -20,7 +20,7 @@ from math import ceil
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted
-from fleetcast.ingest.inbox.job_events import Identity, identity
+from fleetcast.ingest.inbox.job_events import Identity, identify_event
 from fleetcast.placement.ledger.promised import PromiseReader
 from fleetcast.service.api.recent import RecentIdentities
 from fleetcast.service.board.board import Board
@@ -39,7 +39,7 @@ Stream = tuple[str, str, str | int]
 
 
 @dataclass(slots=True)
-class _Purse:
+class _CallerTokens:
     """The tokens that a caller has left for new names.
 
     at_ms: when they were last refilled, in ms of the steady fleet clock.
@@ -50,7 +50,7 @@ class _Purse:
 
 
 @dataclass
-class _Known:
+class _BoardNames:
     """The names of jobs and nodes on one board.
 
     live, ended: one line "ATTEMPT JOB" for each attempt. hosts: the node names up to their first dot.
@@ -75,7 +75,7 @@ class _Known:
     def live_jobs(self) -> frozenset[bytes]:
         return frozenset(line.partition(b" ")[2] for line in self.live.split(b"\n"))
 
-    def names(self, bound: str) -> frozenset[bytes]:
+    def get_bound_names(self, bound: str) -> frozenset[bytes]:
         """Return the names that use up a bound."""
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
@@ -88,7 +88,7 @@ class _Known:
         return name.encode() in self.nodes or (short in self.nodes if dot else short in self.hosts)
 
 
-class _Owned:
+class _NamesByCaller:
     """The live names that count against one bound, with the caller that sent each.
 
     `callers`: the callers that sent a new name in the last hour, with the time of the newest.
@@ -98,7 +98,7 @@ class _Owned:
         self.callers: OrderedDict[str, int] = OrderedDict()  # -> when its last new name came, steady fleet time
         self._caller_of: dict[str, str] = {}
         self.count: Counter[str] = Counter()
-        self._as_of: _Known | None = None
+        self._as_of: _BoardNames | None = None
 
     def record_naming_caller(self, caller: str, now_ms: int) -> None:
         """Record that a caller sent a new name, and drop callers that sent none for an hour."""
@@ -107,20 +107,20 @@ class _Owned:
         while len(self.callers) > MAX_CALLERS or next(iter(self.callers.values())) < now_ms - CALLER_MS:
             self.callers.popitem(last=False)
 
-    def add(self, name: str, caller: str) -> None:
-        self._remove(name)
+    def add_name(self, name: str, caller: str) -> None:
+        self._remove_name(name)
         self._caller_of[name] = caller
         self.count[caller] += 1
 
-    def drop_outdated_names(self, board: _Known, names: Collection[bytes], since: Collection[str]) -> None:
+    def drop_outdated_names(self, board: _BoardNames, names: Collection[bytes], since: Collection[str]) -> None:
         """Drop names that are not on this board, unless they were admitted after it (`since`)."""
         if board is self._as_of:
             return
         self._as_of = board
         for name in [name for name in self._caller_of if name not in since and name.encode() not in names]:
-            self._remove(name)
+            self._remove_name(name)
 
-    def _remove(self, name: str) -> None:
+    def _remove_name(self, name: str) -> None:
         caller = self._caller_of.pop(name, None)
         if caller is not None:
             self.count[caller] -= 1
@@ -144,57 +144,57 @@ class NewNames:
         self._feed = cache
         self._recent = recent
         self._clock = clock
-        self._known = _Known()
+        self._known = _BoardNames()
         self._sequence: tuple[int, int] | None = None
         self._node_names = b""
         self._since: dict[str, OrderedDict[str, int]] = {LIVE_JOBS: OrderedDict(), UNKNOWN_NODES: OrderedDict()}
-        self._purses: OrderedDict[str, _Purse] = OrderedDict()
-        self._owned: dict[str, _Owned] = {LIVE_JOBS: _Owned(), UNKNOWN_NODES: _Owned()}
+        self._purses: OrderedDict[str, _CallerTokens] = OrderedDict()
+        self._owned: dict[str, _NamesByCaller] = {LIVE_JOBS: _NamesByCaller(), UNKNOWN_NODES: _NamesByCaller()}
 
-    def body(self, caller: str) -> "NamesOfBody":
+    def start_body(self, caller: str) -> "NamesOfBody":
         """Return the verdicts for the records of one request body, which `caller` sent."""
-        self._check()
+        self._read_new_board()
         return NamesOfBody(self, caller)
 
-    def used(self, bound: str) -> int:
+    def count_used(self, bound: str) -> int:
         """Return how many names use up a bound (`live_jobs` or `unknown_nodes`), as far as this process knows."""
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
-    def share(self, bound: str) -> int:
+    def compute_share(self, bound: str) -> int:
         """Return how many names of a bound (`live_jobs` or `unknown_nodes`) one caller may use now."""
         most: int = getattr(self.limits, bound)
         return ceil(most / min(LEAST_SHARE, max(1, len(self._owned[bound].callers))))
 
-    def judge(self, event: JobEvent | NodeEvent, caller: str) -> str:
+    def admit_name(self, event: JobEvent | NodeEvent, caller: str) -> str:
         """Admit the name of an event, or return the bound that forbids it. Returns "" if it is admitted."""
         bound = self._find_bound(event)
         if bound is None:
             return ""
         if bound:
             self._owned[bound].record_naming_caller(caller, self._clock.steady_ms())
-            if self.used(bound) >= getattr(self.limits, bound) or self.has_exhausted_share(caller, bound):
+            if self.count_used(bound) >= getattr(self.limits, bound) or self.has_exhausted_share(caller, bound):
                 return bound
-        purse = self._refill_purse(caller)
+        purse = self._refill_tokens(caller)
         if purse.tokens < 1:
             return NAMES
         purse.tokens -= 1
         if bound:
             name = event.node if isinstance(event, NodeEvent) else event.job
             self._since[bound][name] = self._clock.now_ms()
-            self._owned[bound].add(name, caller)
+            self._owned[bound].add_name(name, caller)
         return ""
 
     def has_exhausted_share(self, caller: str, bound: str) -> bool:
         """Return whether the caller has used up its share of a bound."""
-        owned, share = self._owned[bound], self.share(bound)
+        owned, share = self._owned[bound], self.compute_share(bound)
         if owned.count[caller] < share:
             return False
-        owned.drop_outdated_names(self._known, self._known.names(bound), self._since[bound])
+        owned.drop_outdated_names(self._known, self._known.get_bound_names(bound), self._since[bound])
         return owned.count[caller] >= share
 
-    def wait_s(self, caller: str, names: int) -> float:
+    def compute_wait_s(self, caller: str, names: int) -> float:
         """Return in how many fleet seconds the caller may send this many new names, at most 60."""
-        missing = min(names, self.limits.names_at_once) - self._refill_purse(caller).tokens
+        missing = min(names, self.limits.names_at_once) - self._refill_tokens(caller).tokens
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _find_bound(self, event: JobEvent | NodeEvent) -> str | None:
@@ -202,7 +202,7 @@ class NewNames:
 
         Returns "" if a new attempt of a known job costs only a token.
         """
-        if identity(event)[:3] in self._recent.streams:
+        if identify_event(event)[:3] in self._recent.streams:
             return None
         if isinstance(event, NodeEvent):
             known = event.node in self._since[UNKNOWN_NODES] or self._known.has_node(event.node)
@@ -214,9 +214,9 @@ class NewNames:
         is_known = event.job in self._since[LIVE_JOBS] or event.job.encode() in self._known.jobs
         return "" if is_known or isinstance(event, Finished | Failed | Preempted) else LIVE_JOBS
 
-    def _refill_purse(self, caller: str) -> _Purse:
+    def _refill_tokens(self, caller: str) -> _CallerTokens:
         most, now_ms = self.limits.names_at_once, self._clock.steady_ms()
-        purse = self._purses.setdefault(caller, _Purse(most, now_ms))
+        purse = self._purses.setdefault(caller, _CallerTokens(most, now_ms))
         purse.tokens = min(most, purse.tokens + max(0, now_ms - purse.at_ms) * self.limits.names_per_minute / 60_000)
         purse.at_ms = now_ms
         self._purses.move_to_end(caller)
@@ -224,14 +224,14 @@ class NewNames:
             self._purses.popitem(last=False)
         return purse
 
-    def _check(self) -> None:
+    def _read_new_board(self) -> None:
         """Read the newest board. The names on it no longer count as new."""
         board = self._feed.latest()
         key = None if board is None else (board.as_of_ms, board.sequence)
         if board is None or key == self._sequence:
             return
         self._sequence = key
-        self._known = self._read(board)
+        self._known = self._read_known_names(board)
         for bound, names in self._since.items():
             if not names:
                 continue
@@ -240,7 +240,7 @@ class NewNames:
             for name in [name for name, at_ms in names.items() if at_ms < late_ms or name.encode() in known]:
                 del names[name]
 
-    def _read(self, board: Board) -> _Known:
+    def _read_known_names(self, board: Board) -> _BoardNames:
         names = bytes(board.raw("names.node")) if "names.node" in board else b""
         nodes, hosts = self._known.nodes, self._known.hosts
         if names != self._node_names:
@@ -248,7 +248,7 @@ class NewNames:
             hosts = frozenset(name.partition(b".")[0] for name in nodes)
         limits = board.json("doc.ingestion").get("limits", {}) if "doc.ingestion" in board else {}
         live, ended = (bytes(board.raw(name)) if name in board else b"" for name in (SECTION, ENDED_SECTION))
-        return _Known(
+        return _BoardNames(
             live=live,
             ended=ended,
             nodes=nodes,
@@ -270,32 +270,32 @@ class NamesOfBody:
         self.refused: Counter[str] = Counter()  # names by the bound that forbids them
         self.records = 0
 
-    def passes(self, event: JobEvent | NodeEvent, key: Identity) -> bool:
+    def is_admitted(self, event: JobEvent | NodeEvent, key: Identity) -> bool:
         stream = key[:3]
         verdict = self._verdicts.get(stream)
         if verdict is None:
-            verdict = self._verdicts[stream] = self._names.judge(event, self._caller)
+            verdict = self._verdicts[stream] = self._names.admit_name(event, self._caller)
             if verdict:
                 self.refused[verdict] += 1
         self.records += bool(verdict)
         return not verdict
 
-    def bounds(self) -> Iterator[tuple[str, int, str]]:
+    def list_reached_bounds(self) -> Iterator[tuple[str, int, str]]:
         """Yield (key, number of refused names, reason) for each bound that was reached."""
         for bound, names in self.refused.items():
             most: int = getattr(self._names.limits, bound)
             why = f"limits.{bound} = {most:,}"
             if bound != NAMES:
-                used, share = self._names.used(bound), self._names.share(bound)
+                used, share = self._names.count_used(bound), self._names.compute_share(bound)
                 why += f", {used:,} are taken" if used else ""
                 why += f", one caller may have {share:,}" if share < most and used < most else ""
             yield bound, names, why
 
-    def retry_after_s(self) -> int:
+    def compute_retry_s(self) -> int:
         """Return the fleet seconds until a retry, at least one.
 
         It is a minute if there is no room, because room comes when a job ends.
         """
         if self.refused.keys() - {NAMES}:
             return round(LONGEST_WAIT_S)
-        return max(1, ceil(self._names.wait_s(self._caller, self.refused[NAMES])))
+        return max(1, ceil(self._names.compute_wait_s(self._caller, self.refused[NAMES])))

@@ -35,7 +35,7 @@ SCHEMES = {
 }
 
 
-def document(
+def make_openapi_document(
     rows: Sequence[Row], version: str, base: Mapping[str, Any] | None = None, *, needs_token: bool = False
 ) -> Json:
     """Return the OpenAPI 3.1 document of the route table, merged into `base` (FastAPI's document).
@@ -49,7 +49,7 @@ def document(
     for row in rows:
         if row.path != ANY_FILE:
             operation = _describe_operation(row, schema_of) | _make_security_requirement(row, needs_token)
-            paths.setdefault(_path(row.path), {})[row.method.lower()] = operation
+            paths.setdefault(_format_path(row.path), {})[row.method.lower()] = operation
     merged = dict(base or {})
     return {
         "openapi": "3.1.0",
@@ -67,14 +67,14 @@ def _make_security_requirement(row: Row, needs_token: bool) -> Json:
     if row.is_open:
         return {"security": []}
     ways: list[dict[str, list[str]]] = [] if needs_token else [{}]
-    return {"security": [*ways, *({name: [row.needs.value]} for name in SCHEMES)]}
+    return {"security": [*ways, *({name: [row.required_scope.value]} for name in SCHEMES)]}
 
 
 def _has_schema(kind: Any) -> bool:
     return kind is not None and kind not in PLAIN
 
 
-def _path(path: str) -> str:
+def _format_path(path: str) -> str:
     return path.replace(":path}", "}")
 
 
@@ -89,18 +89,18 @@ def _describe_operation(row: Row, schema_of: Mapping[int, Any]) -> Json:
             *(_describe_parameter(param) for param in row.params or ()),
         ],
         "responses": {
-            **_answers(row, schema_of),
+            **_describe_answers(row, schema_of),
             **{str(status): {"description": HTTPStatus(status).phrase} for status in row.empty},
-            **{str(status): _problem(status) for status in problems},
+            **{str(status): _describe_problem(status) for status in problems},
         },
     }
     if row.body:
-        content = {"schema": _body(row, schema_of), "example": row.body_example}
+        content = {"schema": _describe_body(row, schema_of), "example": row.body_example}
         operation["requestBody"] = {"required": True, "content": dict.fromkeys(row.takes, content)}
     return operation
 
 
-def _body(row: Row, schema_of: Mapping[int, Any]) -> Json:
+def _describe_body(row: Row, schema_of: Mapping[int, Any]) -> Json:
     """Return the schema of a request body.
 
     If the body may be of several kinds, it is one object of any kind, or an array of them.
@@ -113,11 +113,11 @@ def _body(row: Row, schema_of: Mapping[int, Any]) -> Json:
 
 
 def _make_operation_id(row: Row) -> str:
-    words = re.findall(r"[a-z0-9_]+", _path(row.path).removeprefix("/v1"))
+    words = re.findall(r"[a-z0-9_]+", _format_path(row.path).removeprefix("/v1"))
     return "_".join([row.method.lower(), *words]) if words else f"{row.method.lower()}_root"
 
 
-def _answers(row: Row, schema_of: Mapping[int, Any]) -> Json:
+def _describe_answers(row: Row, schema_of: Mapping[int, Any]) -> Json:
     if row.answer is None:
         return {}
     content: Json = {"schema": PLAIN.get(row.answer) or schema_of[id(row.answer)]}
@@ -126,7 +126,7 @@ def _answers(row: Row, schema_of: Mapping[int, Any]) -> Json:
     return {str(row.status): {"description": HTTPStatus(row.status).phrase, "content": {row.media_type: content}}}
 
 
-def _problem(status: int) -> Json:
+def _describe_problem(status: int) -> Json:
     schema = {"$ref": REFERENCE.format(name=ProblemBody.__name__)}
     return {"description": HTTPStatus(status).phrase, "content": {MEDIA_TYPE: {"schema": schema}}}
 

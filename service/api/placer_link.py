@@ -18,7 +18,7 @@ FORWARDED_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "e
 
 
 @dataclass(frozen=True, slots=True)
-class Forwarded:
+class ForwardedAnswer:
     """The answer of the placer, or of the other api, unchanged."""
 
     status: int
@@ -40,14 +40,14 @@ class PlacerLink:
         self._base = base
         self._session: aiohttp.ClientSession | None = None
 
-    async def forward(
+    async def forward_request(
         self,
         method: str,
         path: str,
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
-    ) -> Forwarded:
+    ) -> ForwardedAnswer:
         """Forward a request and return the answer. `path` must be URL-encoded.
 
         Raises SourceError if there is no answer, or if the other side refuses our token.
@@ -62,7 +62,7 @@ class PlacerLink:
             ) as response:
                 forwarded = {name.lower(): value for name, value in response.headers.items()}
                 forwarded = {name: value for name, value in forwarded.items() if name in FORWARDED_HEADERS}
-                answer = Forwarded(response.status, forwarded, await response.read())
+                answer = ForwardedAnswer(response.status, forwarded, await response.read())
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise SourceError(await self._describe_failure(error), RETRY_AFTER_S) from None
         if answer.status == 401:  # we let the caller in, so it is not the caller's fault

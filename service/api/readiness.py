@@ -15,7 +15,7 @@ from fleetcast.service.board.free import read_gpu_use
 from fleetcast.service.board.gpu_use import Occupant, describe_gpu_use
 from fleetcast.service.board.mirror import BoardMirror
 from fleetcast.service.exit_reason import read_exit_reason
-from fleetcast.service.state_identity import refusal
+from fleetcast.service.state_identity import explain_refusal
 
 PLACER_S = 1.0  # wall
 PROBE = ".ready"
@@ -33,14 +33,14 @@ class ReadinessCheck(msgspec.Struct, frozen=True):
     sentence: str
 
 
-async def checks(context: Context) -> list[ReadinessCheck]:
+async def run_checks(context: Context) -> list[ReadinessCheck]:
     """Run all checks, in the order in which a starting service passes them."""
-    meta = _meta(context)
-    found = [_board(context), _occupancy(context, meta), _sources(context), _history(meta)]
+    meta = _read_board_meta(context)
+    found = [_check_board(context), _check_occupancy(context, meta), _check_sources(context), _check_history(meta)]
     if context.mirror is not None:
         return [_check_mirror(context.mirror), *found]
-    placer, state = await _placer(context)
-    return [*found, placer, state, await asyncio.to_thread(_inbox, context)]
+    placer, state = await _check_placer(context)
+    return [*found, placer, state, await asyncio.to_thread(_check_inbox, context)]
 
 
 def _check_mirror(mirror: BoardMirror) -> ReadinessCheck:
@@ -51,7 +51,7 @@ def _check_mirror(mirror: BoardMirror) -> ReadinessCheck:
     return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
 
 
-def _meta(context: Context) -> Mapping[str, Any]:
+def _read_board_meta(context: Context) -> Mapping[str, Any]:
     board = context.cache.latest()
     try:
         return dict(board.json("meta")) if board is not None else {}
@@ -59,19 +59,21 @@ def _meta(context: Context) -> Mapping[str, Any]:
         return {}
 
 
-def _board(context: Context) -> ReadinessCheck:
+def _check_board(context: Context) -> ReadinessCheck:
     board = context.cache.latest()
     if board is None:
         return ReadinessCheck(
-            "board", False, f"no board was published yet: the pipeline is starting or down{_ended(context)}"
+            "board",
+            False,
+            f"no board was published yet: the pipeline is starting or down{_describe_pipeline_ends(context)}",
         )
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
     if why := describe_staleness(age_s, context.config.stale_after_s(context.clock)):
-        return ReadinessCheck("board", False, why + _ended(context))
+        return ReadinessCheck("board", False, why + _describe_pipeline_ends(context))
     return ReadinessCheck("board", True, f"the board is {max(0.0, age_s):.0f} s old")
 
 
-def _ended(context: Context) -> str:
+def _describe_pipeline_ends(context: Context) -> str:
     """Return why the pipelines ended, or "" if they have not, or run on another machine."""
     if context.mirror is not None:
         return ""
@@ -80,7 +82,7 @@ def _ended(context: Context) -> str:
     return "".join(f"; {role} ended: {words}" for role, words in reasons.items() if words)
 
 
-def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
+def _check_occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
     """Check that the running jobs are known.
 
     Busy GPUs without a known job do not fail the check, because the placer avoids them.
@@ -96,7 +98,7 @@ def _occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
     return ReadinessCheck("occupancy", False, f"{why}, so nothing is placed")
 
 
-def _sources(context: Context) -> ReadinessCheck:
+def _check_sources(context: Context) -> ReadinessCheck:
     """Report the failing sources. This check never fails, because the other sources continue.
 
     If the inbox fails, the check of the occupancy fails.
@@ -108,7 +110,7 @@ def _sources(context: Context) -> ReadinessCheck:
     return ReadinessCheck("sources", True, sentence)
 
 
-def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
+def _check_history(meta: Mapping[str, Any]) -> ReadinessCheck:
     """Report the length of the history. This check never fails.
 
     The available history is scored, and hard signals need no history.
@@ -120,20 +122,20 @@ def _history(meta: Mapping[str, Any]) -> ReadinessCheck:
     return ReadinessCheck("history", True, f"warming: {have:.0f} of {need:.0f} minutes of history")
 
 
-async def _placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
+async def _check_placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
     """Check the placer and, by its own report, that the parts of the state agree."""
     unknown = ReadinessCheck("state", True, "the placer, which compares the parts of the state, does not answer")
     try:
-        answer = await context.placer.forward("GET", "/healthz", timeout_s=PLACER_S)
+        answer = await context.placer.forward_request("GET", "/healthz", timeout_s=PLACER_S)
     except SourceError as error:
         return ReadinessCheck("placer", False, str(error)), unknown
     if answer.status >= 500:
         return ReadinessCheck(
             "placer", False, f"the placer answers {answer.status}: {_parse_detail(answer.body)}"
         ), unknown
-    health = _health(answer.body)
+    health = _parse_health(answer.body)
     state = ReadinessCheck(
-        "state", not health.doubts, refusal(health.doubts) if health.doubts else "the parts of the state agree"
+        "state", not health.doubts, explain_refusal(health.doubts) if health.doubts else "the parts of the state agree"
     )
     if health.warming:
         return ReadinessCheck("placer", False, "the placer has seen no board yet"), state
@@ -152,14 +154,14 @@ def _parse_detail(body: bytes) -> str:
         return "it does not say why"
 
 
-def _health(body: bytes) -> PlacerHealth:
+def _parse_health(body: bytes) -> PlacerHealth:
     try:
         return msgspec.json.decode(body, type=PlacerHealth)
     except msgspec.MsgspecError:
         return PlacerHealth()
 
 
-def _inbox(context: Context) -> ReadinessCheck:
+def _check_inbox(context: Context) -> ReadinessCheck:
     """Check the inbox by writing a byte.
 
     Only a write detects a full disk, a quota or a file system that became read-only.

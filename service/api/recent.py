@@ -40,7 +40,7 @@ class RecentIdentities:
         at = bisect_right(seen.runs, identity[3], key=lambda run: run[0])
         return at > 0 and identity[3] <= seen.runs[at - 1][1]
 
-    def add(self, identity: Identity) -> None:
+    def add_identity(self, identity: Identity) -> None:
         stream = identity[:3]
         seen = self._streams.get(stream)
         if seen is None:

@@ -23,7 +23,7 @@ def interrupt_for_refused_events(context: Context, head: RequestHead, names: Seq
     if (head.method, head.path) not in EVENT_ROUTES:
         return
     try:
-        context.access.check(head.method, head.headers, Scope.EVENTS, names)
+        context.access.authorize(head.method, head.headers, Scope.EVENTS, names)
     except Problem:
         return
-    context.listening.interrupt()
+    context.listening.record_interruption()

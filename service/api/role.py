@@ -21,7 +21,7 @@ from fleetcast.service.exit_reason import announce_ready, make_api_name
 from fleetcast.service.http.addresses import Networks
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_limits_to_files
 from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, make_limited_protocol
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.http.tls import Tls
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class ApiServer(LimitedServer):
         await super().shutdown(sockets)
 
 
-def limits_of(api: ApiConfig) -> ConnectionLimits:
+def make_connection_limits(api: ApiConfig) -> ConnectionLimits:
     return ConnectionLimits(
         api.max_connections,
         api.header_timeout_s,
@@ -73,7 +73,7 @@ def serve_grpc_if_configured(context: Context, pool: ConnectionPool) -> contextl
     return serve_grpc(context, pool, make_grpc_tls(context.config.api))
 
 
-def _announce(config: Config) -> None:
+def _announce_port(config: Config) -> None:
     """Report that the port accepts connections. Scripts and tests wait for the log line that this writes."""
     announce_ready(config.folder, make_api_name(config))
     logger.info("listening on %s", config.url)
@@ -82,7 +82,9 @@ def _announce(config: Config) -> None:
 def make_api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
     """Make the protocol class of the api's HTTP connections."""
     turned_away = functools.partial(interrupt_for_refused_events, context)
-    return make_hot_protocol(context, make_limited_protocol(pool, context.metrics.refuse_connection, turned_away))
+    return make_hot_protocol(
+        context, make_limited_protocol(pool, context.metrics.count_refused_connection, turned_away)
+    )
 
 
 async def serve(config: Config) -> None:
@@ -93,7 +95,9 @@ async def serve(config: Config) -> None:
     app = create_app(config, config.make_clock())
     context: Context = app.state.context
     tls = Tls(config.api) if config.api.tls_cert else None
-    pool = ConnectionPool(fit_limits_to_files(limits_of(config.api)), context.metrics.refuse_connection)
+    pool = ConnectionPool(
+        fit_limits_to_files(make_connection_limits(config.api)), context.metrics.count_refused_connection
+    )
     settings = uvicorn.Config(
         app,
         http=make_api_protocol(context, pool),
@@ -108,8 +112,8 @@ async def serve(config: Config) -> None:
     )
     context.metrics.max_connections.set(pool.limits.max_connections)
     context.metrics.connections.set_function(lambda: pool.used)
-    with listen(config.api.host, config.api.port, "api.host, api.port") as sock:
-        started = functools.partial(_announce, config)
+    with bind_socket(config.api.host, config.api.port, "api.host, api.port") as sock:
+        started = functools.partial(_announce_port, config)
         server = ApiServer(settings, sock, pool, tls, context, started)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -120,6 +124,6 @@ async def serve(config: Config) -> None:
             await stack.enter_async_context(serve_grpc_if_configured(context, pool))
             if tls is not None:
                 context.metrics.publish_certificate_expiry(lambda: tls.until_s)
-                await stack.enter_async_context(tls.watched())
+                await stack.enter_async_context(tls.reload_while_open())
             await server.serve()
     logger.info("stopped")

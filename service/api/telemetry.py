@@ -31,7 +31,7 @@ class ApiMetrics:
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="fleetcast_api", registry=self.registry)
-        self.registry.register(_Requests(self))
+        self.registry.register(_RequestCollector(self))
         self.events = Counter(
             "fleetcast_api_events", "Events by what became of them.", ("outcome",), registry=self.registry
         )
@@ -116,7 +116,7 @@ class ApiMetrics:
         latency.counts[bisect_left(LATENCY_BUCKETS_S, seconds)] += 1
         latency.sum_s += seconds
 
-    def refuse_connection(self, reason: int | str) -> None:
+    def count_refused_connection(self, reason: int | str) -> None:
         """Count a connection that this process refused or closed. reason: its HTTP status or a label."""
         self.refused_connections.labels(str(reason)).inc()
 
@@ -133,7 +133,7 @@ class ApiMetrics:
                 registry=self.registry,
             ).set_function(lambda: min(named() for named in self._certificates))
 
-    def page(self) -> str:
+    def make_page(self) -> str:
         return generate_latest(self.registry).decode()
 
 
@@ -148,7 +148,7 @@ class Latency:
     sum_s: float = 0.0
 
 
-class _Requests(Collector):
+class _RequestCollector(Collector):
     """A collector that yields the request counts as metric families.
 
     prometheus_client's own metrics cost four microseconds a request, and these cost half a microsecond.
@@ -173,7 +173,7 @@ class _Requests(Collector):
         yield seconds
 
 
-class _Families(Collector):
+class _FamilyCollector(Collector):
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
@@ -186,33 +186,36 @@ def format_pipeline_page(
 ) -> str:
     """Return the pipeline's metrics as exposition text. Unknown values are left out."""
     families: list[Metric] = []
-    _counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
-    _counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
-    _counter(families, "fleetcast_events", "Job and node events applied.", ingestion.get("events_total"))
-    _counter(families, "fleetcast_duplicate_events", "Events seen before.", ingestion.get("duplicates_total"))
-    _counter(families, "fleetcast_ticks", "Ticks finished.", ingestion.get("ticks"))
+    _add_counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
+    _add_counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
+    _add_counter(families, "fleetcast_events", "Job and node events applied.", ingestion.get("events_total"))
+    _add_counter(families, "fleetcast_duplicate_events", "Events seen before.", ingestion.get("duplicates_total"))
+    _add_counter(families, "fleetcast_ticks", "Ticks finished.", ingestion.get("ticks"))
     bad = CounterMetricFamily("fleetcast_bad_records", "Input records skipped, by reason.", labels=("reason",))
     for reason, count in (ingestion.get("bad_records") or {}).items():
         bad.add_metric((str(reason),), float(count))
     families.append(bad)
-    _limits(families, ingestion.get("limits") or {})
-    _gauge(families, "fleetcast_samples_per_second", "Samples a fleet second.", ingestion.get("samples_per_s"))
-    _gauge(
-        families, "fleetcast_newest_sample_timestamp_seconds", "Newest sample.", _s(ingestion.get("newest_sample_ms"))
+    _add_limits(families, ingestion.get("limits") or {})
+    _add_gauge(families, "fleetcast_samples_per_second", "Samples a fleet second.", ingestion.get("samples_per_s"))
+    _add_gauge(
+        families,
+        "fleetcast_newest_sample_timestamp_seconds",
+        "Newest sample.",
+        _convert_to_seconds(ingestion.get("newest_sample_ms")),
     )
-    _quantiles(families, "fleetcast_tick_seconds", "Wall time of a tick.", ingestion.get("tick_ms"))
-    _quantiles(families, "fleetcast_lag_seconds", "Wall time from arrival to the board.", ingestion.get("lag_ms"))
+    _add_quantiles(families, "fleetcast_tick_seconds", "Wall time of a tick.", ingestion.get("tick_ms"))
+    _add_quantiles(families, "fleetcast_lag_seconds", "Wall time from arrival to the board.", ingestion.get("lag_ms"))
     targets = GaugeMetricFamily("fleetcast_targets", "Scrape targets by state.", labels=("state",))
     for state, count in (ingestion.get("targets") or {}).items():
         targets.add_metric((str(state),), float(count))
     families.append(targets)
-    families += _sources(ingestion.get("sources") or ())
-    _archive(families, ingestion.get("archive") or {})
-    _gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
-    _gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
-    _gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
+    families += _make_source_metrics(ingestion.get("sources") or ())
+    _add_archive(families, ingestion.get("archive") or {})
+    _add_gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
+    _add_gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
+    _add_gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
     registry = CollectorRegistry()
-    registry.register(_Families(families))
+    registry.register(_FamilyCollector(families))
     return generate_latest(registry).decode()
 
 
@@ -231,7 +234,7 @@ SOURCE_GAUGES = (
 )
 
 
-def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
+def _add_limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
     """Add the size of each bound on names, and how much of it is used."""
     most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
     used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
@@ -241,7 +244,7 @@ def _limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> 
     families += [most, used]
 
 
-def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
+def _add_archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
     """Add the metrics of the archive. Adds nothing if the archive is off."""
     for name, text in (
         ("rows", "Samples written to the archive."),
@@ -251,17 +254,17 @@ def _archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
         ("repeats", "Samples and events that the archive held before."),
         ("too_old", "Samples and events older than archive.keep_days, which were not written."),
     ):
-        _counter(families, f"fleetcast_archive_{name}", text, archive.get(name))
+        _add_counter(families, f"fleetcast_archive_{name}", text, archive.get(name))
     if archive:
         waiting = archive.get("waiting_bytes")
-        _gauge(families, "fleetcast_archive_waiting_bytes", "In memory, and not on disk yet.", waiting)
+        _add_gauge(families, "fleetcast_archive_waiting_bytes", "In memory, and not on disk yet.", waiting)
         full = float(bool(archive.get("full")))
-        _gauge(families, "fleetcast_archive_full", "1 while sources wait for the archive's disk.", full)
+        _add_gauge(families, "fleetcast_archive_full", "1 while sources wait for the archive's disk.", full)
         failing = float(bool(archive.get("failing")))
-        _gauge(families, "fleetcast_archive_failing", "1 while the archive cannot be written.", failing)
+        _add_gauge(families, "fleetcast_archive_failing", "1 while the archive cannot be written.", failing)
 
 
-def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
+def _make_source_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
     """Return the metrics that each source reports about itself.
 
     A source that reads many targets is up while any of them answers.
@@ -295,17 +298,17 @@ def _sources(rows: Sequence[Mapping[str, Any]]) -> list[Metric]:
     return [up, bad, errors, records, fields, *gauges.values()]
 
 
-def _counter(families: list[Metric], name: str, text: str, value: float | None) -> None:
+def _add_counter(families: list[Metric], name: str, text: str, value: float | None) -> None:
     if value is not None:
         families.append(CounterMetricFamily(name, text, value=float(value)))
 
 
-def _gauge(families: list[Metric], name: str, text: str, value: float | None) -> None:
+def _add_gauge(families: list[Metric], name: str, text: str, value: float | None) -> None:
     if value is not None:
         families.append(GaugeMetricFamily(name, text, value=float(value)))
 
 
-def _quantiles(families: list[Metric], name: str, text: str, values: Mapping[str, float | None] | None) -> None:
+def _add_quantiles(families: list[Metric], name: str, text: str, values: Mapping[str, float | None] | None) -> None:
     family = Metric(name, text, "summary")
     for label, value in (values or {}).items():
         if value is not None and label.startswith("p"):
@@ -313,7 +316,7 @@ def _quantiles(families: list[Metric], name: str, text: str, values: Mapping[str
     families.append(family)
 
 
-def _s(time_ms: float | None) -> float | None:
+def _convert_to_seconds(time_ms: float | None) -> float | None:
     return None if time_ms is None else time_ms / 1000
 
 

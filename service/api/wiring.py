@@ -11,8 +11,8 @@ from functools import partial
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_events
-from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_newest_events
+from fleetcast.ingest.inbox.job_events import identify_event
 from fleetcast.placement.ledger.promised import PromiseReader
 from fleetcast.service.api.answerers import Answerers
 from fleetcast.service.api.archived_jobs import ArchivedJobs
@@ -28,7 +28,7 @@ from fleetcast.service.config import Config
 from fleetcast.service.exit_reason import read_exit_reason
 from fleetcast.service.http.access import Access, load_access
 from fleetcast.service.http.body_budget import BodyBudget
-from fleetcast.service.http.link_key import link_key
+from fleetcast.service.http.link_key import read_link_key
 from fleetcast.service.listening import ApiListening
 
 EVENTS_REMEMBERED = 100_000
@@ -59,23 +59,23 @@ def make_api_context(config: Config, clock: Clock, access: Access) -> Context:
     return Context(*kept, *doors, mirror=mirror)
 
 
-def access_of(config: Config) -> Access:
+def make_api_access(config: Config) -> Access:
     """Make the access control of the api, with the key that it shares with the placer. Raises ConfigError."""
     subjects = config.access.subjects
     try:
-        link = link_key(config.folder) if subjects and not config.api.board else ""
+        link = read_link_key(config.folder) if subjects and not config.api.board else ""
     except OSError as error:
         raise ConfigError(f"state = {config.state!r}: cannot keep a key in it: {error.strerror}") from None
     return load_access(config.api.host, subjects=subjects, link=link)
 
 
 @contextlib.asynccontextmanager
-async def opened(context: Context, writer: str) -> AsyncIterator[None]:
+async def open_context(context: Context, writer: str) -> AsyncIterator[None]:
     """Open the inbox for segments of `writer` while the context is open.
 
     A replica follows the board instead.
     """
-    async with _run_mirror(context.mirror) if context.mirror else _inbox(context, writer):
+    async with _run_mirror(context.mirror) if context.mirror else _open_inbox(context, writer):
         try:
             yield
         finally:
@@ -95,11 +95,11 @@ async def _run_mirror(mirror: BoardMirror) -> AsyncIterator[None]:
 
 
 @contextlib.asynccontextmanager
-async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
-    await asyncio.to_thread(remember, context)
+async def _open_inbox(context: Context, writer: str) -> AsyncIterator[None]:
+    await asyncio.to_thread(record_recent_events, context)
     context.inbox = InboxWriter(context.config.inbox, writer)
     context.writes = InboxWriter(context.config.inbox, f"{WRITES}.{writer}")
-    beats = asyncio.ensure_future(context.listening.beat_forever())
+    beats = asyncio.ensure_future(context.listening.run_statement_loop())
     try:
         yield
     finally:
@@ -109,7 +109,7 @@ async def _inbox(context: Context, writer: str) -> AsyncIterator[None]:
         context.inbox = context.writes = None
 
 
-def remember(context: Context) -> None:
+def record_recent_events(context: Context) -> None:
     """Record the identities of the events in the inbox, so that a retry after a restart counts once."""
-    for event in read_events(context.config.inbox, EVENTS_REMEMBERED):
-        context.recent.add(identity(event))
+    for event in read_newest_events(context.config.inbox, EVENTS_REMEMBERED):
+        context.recent.add_identity(identify_event(event))

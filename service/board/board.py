@@ -186,7 +186,7 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, stan
     """Return the bytes of a board file."""
     payloads = [section.data if isinstance(section.data, bytes) else section.data.tobytes() for section in sections]
 
-    def header(base: int) -> bytes:
+    def encode_header(base: int) -> bytes:
         rows, offset = [], base
         for section, payload in zip(sections, payloads, strict=True):
             array = None if isinstance(section.data, bytes) else section.data
@@ -205,8 +205,8 @@ def encode_board(sections: Sequence[Section], sequence: int, as_of_ms: int, stan
         about = {"version": 2, "sequence": sequence, "as_of_ms": as_of_ms, "standing": standing}
         return msgspec.json.encode({**about, "sections": rows})
 
-    base = -(-(12 + len(header(10**12)) + ALIGN) // ALIGN) * ALIGN
-    head = header(base)
+    base = -(-(12 + len(encode_header(10**12)) + ALIGN) // ALIGN) * ALIGN
+    head = encode_header(base)
     parts = [MAGIC, struct.pack("<I", len(head)), head, b"\0" * (base - 12 - len(head))]
     for payload in payloads:
         parts += [payload, b"\0" * (-len(payload) % ALIGN)]
@@ -249,14 +249,16 @@ class BoardWriter:
     def publish(self, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
         """Replace the board. This may run in a thread while another thread calls `publish_urgent`."""
         self._sections_before.update((section.name, section) for section in sections)
-        self._replace("board", [*self._sections_before.values()], as_of_ms, standing)
+        self._replace_file("board", [*self._sections_before.values()], as_of_ms, standing)
         with contextlib.suppress(OSError, ValueError):  # ValueError: somebody has emptied the file
-            self._open.append(files.mapped(self.folder / "board"))
+            self._open.append(files.map_file(self.folder / "board"))
 
     def publish_urgent(self, sections: Sequence[Section], as_of_ms: int) -> None:
-        self._replace("urgent", sections, as_of_ms)
+        self._replace_file("urgent", sections, as_of_ms)
 
-    def _replace(self, name: str, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None) -> None:
+    def _replace_file(
+        self, name: str, sections: Sequence[Section], as_of_ms: int, standing: Standing | None = None
+    ) -> None:
         """Replace a file of the board.
 
         `board` is fsynced, because a power cut must not undo a number that the ledger has recorded. `urgent` is
@@ -280,7 +282,7 @@ class BoardReader:
 
         After a torn file, the last good board remains.
         """
-        stamp = tuple(map(_stamp, self._polled))
+        stamp = tuple(map(_read_stamp, self._polled))
         if stamp != self._stamp:
             board = _open_mapped_board(self.folder / "board")
             if board is not None:
@@ -289,7 +291,7 @@ class BoardReader:
         return self._board
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _read_stamp(path: Path) -> tuple[int, int] | None:
     try:
         stat = path.stat()
     except FileNotFoundError:
@@ -299,6 +301,6 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _open_mapped_board(path: Path) -> Board | None:
     try:
-        return Board(files.mapped(path))
+        return Board(files.map_file(path))
     except (FileNotFoundError, ValueError, BoardError):  # ValueError: an empty file cannot be mapped
         return None

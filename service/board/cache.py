@@ -12,8 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleetcast.service.board.board import Board, BoardReader
-from fleetcast.service.board.urgent import compute_node_state, struck
-from fleetcast.service.http.problems import warming
+from fleetcast.service.board.urgent import compute_node_state, find_struck_nodes
+from fleetcast.service.http.problems import make_warming_problem
 
 T = TypeVar("T")
 MAX_CACHED = 256
@@ -30,7 +30,7 @@ class NodeAnswers:
     blob: memoryview
     struck: dict[bytes, bytes]  # bodies of the nodes that a hard signal struck since
 
-    def body(self, name: bytes) -> bytes | None:
+    def get_body(self, name: bytes) -> bytes | None:
         """Return the body of a node's answer.
 
         Returns None for an unknown node, and an empty body for a node that is too new to have an answer.
@@ -40,9 +40,9 @@ class NodeAnswers:
             return None
         if self.struck and name in self.struck:
             return self.struck[name]
-        return self.scored(row)
+        return self.read_scored_body(row)
 
-    def scored(self, row: int) -> bytes:
+    def read_scored_body(self, row: int) -> bytes:
         return bytes(self.blob[self.offsets[row] : self.offsets[row + 1]]) if row + 1 < len(self.offsets) else b""
 
 
@@ -71,26 +71,26 @@ class BoardCache:
             self._board, self._cached = board, {}
         return self._board
 
-    def board(self) -> Board:
+    def get_board(self) -> Board:
         """Return the newest board. Raises a 503 problem before the first."""
         board = self.latest()
         if board is None:
-            raise warming()
+            raise make_warming_problem()
         return board
 
-    def section(self, board: Board, name: str) -> memoryview:
+    def get_section(self, board: Board, name: str) -> memoryview:
         """Return a section's bytes. Raises a 503 problem while the pipeline has not published it."""
         try:
             return board.raw(name)
         except KeyError:
-            raise warming(f"the board has no {name} yet") from None
+            raise make_warming_problem(f"the board has no {name} yet") from None
 
-    def document(self, board: Board, name: str, kind: Any = Any) -> Any:
+    def get_document(self, board: Board, name: str, kind: Any = Any) -> Any:
         """Return a JSON section, decoded once for each board and `kind`. Callers must not change it.
 
         For a large section, use a `kind` with `msgspec.Raw` for the parts.
         """
-        raw = self.section(board, name)
+        raw = self.get_section(board, name)
         return self.get_or_derive(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
 
     def get_or_derive(self, board: Board, key: Any, make: Callable[[], T]) -> T:
@@ -104,33 +104,33 @@ class BoardCache:
         found: T = self._cached[key]
         return found
 
-    def as_of_ms(self, board: Board, name: str) -> int:
+    def get_as_of_ms(self, board: Board, name: str) -> int:
         """Return when a section was made, in Unix ms. For a missing section, return the board's own time."""
         try:
             return int(board.meta(name)["as_of_ms"])
         except KeyError:
             return board.as_of_ms
 
-    def node_answers(self, board: Board) -> NodeAnswers:
+    def get_node_answers(self, board: Board) -> NodeAnswers:
         """Return the bodies of all nodes. Raises a 503 problem while the pipeline has not published them."""
-        return self.get_or_derive(board, "node_answers", lambda: self._answers_of(board))
+        return self.get_or_derive(board, "node_answers", lambda: self._make_node_answers(board))
 
-    def _answers_of(self, board: Board) -> NodeAnswers:
-        blob = self.section(board, "answers.node")
-        offsets = self.section(board, "answers.node.offsets").cast("q")  # in place: a list of all takes a ms
-        as_of_ms = self.as_of_ms(board, "answers.node")
-        answers = NodeAnswers(as_of_ms, board.sequence, self._rows_of(board), offsets, blob, {})
-        for name, rows in struck(board).items():
+    def _make_node_answers(self, board: Board) -> NodeAnswers:
+        blob = self.get_section(board, "answers.node")
+        offsets = self.get_section(board, "answers.node.offsets").cast("q")  # in place: a list of all takes a ms
+        as_of_ms = self.get_as_of_ms(board, "answers.node")
+        answers = NodeAnswers(as_of_ms, board.sequence, self._index_nodes(board), offsets, blob, {})
+        for name, rows in find_struck_nodes(board).items():
             row = answers.rows.get(name.encode())
-            if row is not None and (body := answers.scored(row)):
+            if row is not None and (body := answers.read_scored_body(row)):
                 node = msgspec.json.decode(body)
                 node |= {"state": compute_node_state(node["state"], rows), "urgent": rows}
                 answers.struck[name.encode()] = msgspec.json.encode(node)
         return answers
 
-    def _rows_of(self, board: Board) -> dict[bytes, int]:
+    def _index_nodes(self, board: Board) -> dict[bytes, int]:
         """Return node name → row, computed again only when the names change."""
-        names = bytes(self.section(board, "names.node"))
+        names = bytes(self.get_section(board, "names.node"))
         if names != self._node_names:
             self._node_names = names
             self._node_rows = {name: row for row, name in enumerate(names.split(b"\n"))} if names else {}

@@ -14,11 +14,11 @@ A start that was sent in time may not have been received at all. So an intent al
 from collections import Counter
 from collections.abc import Sequence
 
-from fleetcast.ingest.inbox.reach import End, covers, find_inbox_end, list_unread_event_types, unread
+from fleetcast.ingest.inbox.reach import End, find_first_unread, find_inbox_end, has_passed_end, list_unread_event_types
 from fleetcast.placement.ledger.ledger import Intent
 from fleetcast.service.board.board import Board, Standing
 from fleetcast.service.config import Config
-from fleetcast.service.held_starts import marked
+from fleetcast.service.held_starts import find_marked_requests
 from fleetcast.service.listening import ListeningReader
 
 REFUSED = "refused"  # stands for a source where the start itself was refused
@@ -39,7 +39,7 @@ class Expiry:
         self._ends: dict[str, End] = {}  # request id -> where the inbox ended when its time was found to be over
         self.paused = Counter({REFUSED: 0})  # source, or REFUSED -> the intents that wait for it
 
-    def expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
+    def find_expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
         """Return the ids of the requests whose time is over, if the board knows every start until then."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
         if over.keys() != self._ends.keys():
@@ -49,20 +49,20 @@ class Expiry:
         made_after = [intent for intent in over.values() if board.as_of_ms >= intent.expires_ms]
         if not made_after:
             return set()
-        left = unread(self._inbox, _folded(board))
-        folded = [row for row in made_after if covers(left, self._ends[row.request_id])]
-        waits = self._waits(folded, intents, board, now_ms)
+        left = find_first_unread(self._inbox, _get_folded_offsets(board))
+        folded = [row for row in made_after if has_passed_end(left, self._ends[row.request_id])]
+        waits = self._find_awaited_sources(folded, intents, board, now_ms)
         self.paused.update(source for sources in waits.values() for source in sources)
         return {row.request_id for row in folded if not waits[row.request_id]}
 
-    def _waits(
+    def _find_awaited_sources(
         self, over: Sequence[Intent], active: Sequence[Intent], board: Board, now_ms: int
     ) -> dict[str, list[str]]:
         """Return request id → the sources of starts that its overdue intent still waits for.
 
         active: all active intents, overdue ones included.
         """
-        refused = marked(self._config.folder, [intent.request_id for intent in active])
+        refused = find_marked_requests(self._config.folder, [intent.request_id for intent in active])
         placer = self._config.placer
         grace_ms, pause_ms = round(placer.intent_expires_s * 1000), round(placer.outage_pause_s * 1000)
         sources = self.listening.read(board)
@@ -73,11 +73,11 @@ class Expiry:
             waits[row.request_id] = [*(away if is_paused else ()), *([REFUSED] if row.request_id in refused else ())]
         return waits
 
-    def acknowledged(self, intent: Intent, board: Board | None) -> set[str]:
+    def list_acknowledged_types(self, intent: Intent, board: Board | None) -> set[str]:
         """Return the types of the attempt's events that were acknowledged, but not yet folded by the board."""
-        return set(list_unread_event_types(self._inbox, _folded(board), intent.job, intent.attempt))
+        return set(list_unread_event_types(self._inbox, _get_folded_offsets(board), intent.job, intent.attempt))
 
 
-def _folded(board: Board | None) -> dict[str, int]:
+def _get_folded_offsets(board: Board | None) -> dict[str, int]:
     """Return segment → offset up to which a board has folded the inbox."""
     return (board.standing if board and board.standing else Standing()).inbox

@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from fleetcast.placement.machines.view import Hearing, may_place
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.gpu_use import KEEPS, NO_HOLDER, Occupant, gpu_use
+from fleetcast.service.board.gpu_use import KEEPS, NO_HOLDER, Occupant, classify_gpu_use
 from fleetcast.service.config import PlacerConfig
 
 IGNORE = "ignore"
 
 
-def unknown_use(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
+def find_unattributed_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
     """Return (n, g) bool, whether a GPU is at work although no job holds it.
 
     Returns None if the operator ignores such use, or the board does not state it.
@@ -34,7 +34,7 @@ def read_gpu_use(board: Board) -> NDArray[np.int8]:
     holder = board.array("gpu.job")
     unknown = board.array("gpu.unknown_use") if "gpu.unknown_use" in board else np.zeros(holder.shape, bool)
     nothing = np.full(len(holder), Occupant.NOTHING, np.int8)
-    return gpu_use(holder, np.full(holder.shape, NO_HOLDER, np.int32), unknown, nothing)
+    return classify_gpu_use(holder, np.full(holder.shape, NO_HOLDER, np.int32), unknown, nothing)
 
 
 def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
@@ -47,10 +47,10 @@ def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
     return nothing | (use == Occupant.UNKNOWN) if placer.unknown_use == IGNORE else nothing
 
 
-def serving(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
+def find_placeable_nodes(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
     """Return (n,) bool, whether anything may be placed on each node of the board."""
     state = board.array("node.state")
-    return may_place(state, hearing(board, len(state), placer))
+    return may_place(state, read_hearing(board, len(state), placer))
 
 
 def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
@@ -82,7 +82,7 @@ def describe_window(board: Board, node: str) -> str:
     return str(board.json("kept").get(node, "")) if "kept" in board else ""
 
 
-def hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
+def read_hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
     """Return (n,) int8 Hearing of each node, or None if the board does not state it.
 
     With the setting `unheard = "ignore"`, nodes without fresh telemetry count as UNCONFIRMED.

@@ -33,7 +33,7 @@ class Occupant(IntEnum):
 KEEPS = (Occupant.WINDOW, Occupant.RESERVATION)  # these keep whole nodes
 
 
-def gpu_use(
+def classify_gpu_use(
     holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_], kept: NDArray[np.int8]
 ) -> NDArray[np.int8]:
     """Return (n, g) int8 Occupant of each GPU.
@@ -52,13 +52,13 @@ def describe_gpu_use(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
     """
     parts = []
     if unknown:
-        parts.append(f"{gpus(unknown)} {'is' if unknown == 1 else 'are'} at work; no event says for whom")
+        parts.append(f"{format_gpu_count(unknown)} {'is' if unknown == 1 else 'are'} at work; no event says for whom")
     if promises:
-        named = ", ".join(f"{request_id!r} ({gpus(count)})" for request_id, count in promises[:3])
+        named = ", ".join(f"{request_id!r} ({format_gpu_count(count)})" for request_id, count in promises[:3])
         more = f" and {len(promises) - 3} more" if len(promises) > 3 else ""
         parts.append(f"promised to {named}{more}")
     return "; ".join(parts)
 
 
-def gpus(count: int) -> str:
+def format_gpu_count(count: int) -> str:
     return f"{count} GPU{'' if count == 1 else 's'}"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fleetcast.features.past_runs import JobShape
 from fleetcast.features.run_past import LEVELS
-from fleetcast.features.similarity import Kind, kinds
+from fleetcast.features.similarity import Kind, make_kind_keys
 from fleetcast.service.board.board import Board, Section
 
 P50, P90, P99 = (LEVELS.index(level) for level in (0.5, 0.9, 0.99))
@@ -77,7 +77,7 @@ def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
 
     Returns None while no similar job is known.
     """
-    found = list(_rows_of(board, RUN, kinds(shape)))
+    found = list(_find_kind_rows(board, RUN, make_kind_keys(shape)))
     if not found:
         return None
     seen = board.array(RUNS_SEEN) if RUNS_SEEN in board else np.zeros(len(board.array(RUN[0])), np.uint32)
@@ -87,24 +87,24 @@ def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
     return RunTime(tuple(run_s.tolist()), kind, board.meta(RUN[1])["model"], int(seen[at]))
 
 
-def needs(board: Board, shape: JobShape) -> Needs | None:
+def find_expected_needs(board: Board, shape: JobShape) -> Needs | None:
     """Return the GPU memory and power that a job of this shape should need for each GPU.
 
     Returns None if telemetry saw no similar job.
     """
-    found = next(_rows_of(board, PEAK, kinds(shape)), None)
+    found = next(_find_kind_rows(board, PEAK, make_kind_keys(shape)), None)
     if found is None:
         return None
     kind, at = found
     memory_gib, power_w, runs = board.array(PEAK[1])[at]
-    return Needs(_known(memory_gib), _known(power_w), kind, int(runs))
+    return Needs(_convert_nan_to_none(memory_gib), _convert_nan_to_none(power_w), kind, int(runs))
 
 
-def _known(value: float) -> float | None:
+def _convert_nan_to_none(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def _rows_of(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
+def _find_kind_rows(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
     """Yield (kind, row) for each of these kinds that the table has, in their order.
 
     Yields none if the board lacks the table.

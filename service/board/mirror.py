@@ -45,14 +45,14 @@ class BoardMirror:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=ANSWER_S, sock_read=ANSWER_S)
         async with aiohttp.ClientSession(timeout=timeout) as session:
             while True:
-                self._report(await self._poll(session))
+                self._report_problem(await self._poll(session))
                 await asyncio.sleep(POLL_S)
 
     async def _poll(self, session: aiohttp.ClientSession) -> str:
         """Poll both files once. Return why that failed, or ""."""
         try:
             for part in PARTS:
-                await self._fetch(session, part)
+                await self._fetch_part(session, part)
         except SourceError as error:
             return str(error)
         except (aiohttp.ClientError, TimeoutError) as error:
@@ -61,21 +61,21 @@ class BoardMirror:
             return f"cannot write {self.folder}: {error.strerror}"
         return ""
 
-    def _report(self, problem: str) -> None:
+    def _report_problem(self, problem: str) -> None:
         if problem and not self.problem:
             logger.warning("%s; the last board stays", problem)
         elif self.problem and not problem:
             logger.info("the board of %s is here", self.url)
         self.problem = problem
 
-    async def _fetch(self, session: aiohttp.ClientSession, part: str) -> None:
+    async def _fetch_part(self, session: aiohttp.ClientSession, part: str) -> None:
         """Fetch one file if it is new. Raises SourceError for an answer that is not a board."""
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         if part in self._tags:
             headers["if-none-match"] = self._tags[part]
         async with session.get(self.url, params={"part": part}, headers=headers, allow_redirects=False) as answer:
             if answer.status == 200:
-                await self._replace(answer, part)
+                await self._replace_part(answer, part)
                 self._tags[part] = answer.headers.get("etag", "")
             elif answer.status == 204:
                 (self.folder / part).unlink(missing_ok=True)
@@ -84,25 +84,25 @@ class BoardMirror:
             elif answer.status != 304:
                 raise SourceError(f"{self.url} answers {answer.status}")
 
-    async def _replace(self, answer: aiohttp.ClientResponse, part: str) -> None:
+    async def _replace_part(self, answer: aiohttp.ClientResponse, part: str) -> None:
         beside = self.folder / f".{part}.{os.getpid()}.tmp"
         size = 0
         try:
-            file = files.create(beside, "mirror")
+            file = files.create_file(beside, "mirror")
             with contextlib.closing(file):
                 async for chunk in answer.content.iter_chunked(CHUNK_BYTES):
                     size += len(chunk)
                     if size > MAX_BYTES:
                         raise SourceError(f"{self.url} sends more than {MAX_BYTES:,} bytes")
                     file.write(chunk)
-            self._check(beside)
+            self._check_board(beside)
             files.rename(beside, self.folder / part, "mirror")
         finally:
             with contextlib.suppress(OSError):
                 beside.unlink()
 
-    def _check(self, path: Path) -> None:
+    def _check_board(self, path: Path) -> None:
         try:
-            Board(files.mapped(path))
+            Board(files.map_file(path))
         except (ValueError, BoardError) as error:
             raise SourceError(f"{self.url} sends what is no board: {explain_json_error(error)}") from None

@@ -12,7 +12,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.fleet.xids import HARD, advice, classify_severity
+from fleetcast.fleet.xids import HARD, classify_severity, find_advice
 from fleetcast.service.answers.risk import HardSignal, UrgentSignals
 from fleetcast.service.board.board import Board, BoardWriter, Section
 from fleetcast.service.disk_errors import log_disk_errors
@@ -26,7 +26,7 @@ MAX_ROWS = 50
 decode_urgent = msgspec.json.Decoder(UrgentSignals).decode
 
 
-class HardSignals:
+class HardSignalDetector:
     """A detector of new hard signals.
 
     It stores each GPU's last XID, because exporters repeat the code in every scrape.
@@ -36,12 +36,12 @@ class HardSignals:
         self._gpus = entities[EntityKind.GPU]
         self._last_xid = np.zeros(0)
 
-    def rows(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[HardSignal]:
+    def detect_signals(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[HardSignal]:
         """Return the new hard signals of a batch, as rows of `doc.urgent`.
 
         fresh: the batch's new node events. samples: all of its samples.
         """
-        return [_event_row(event) for event in fresh if _is_hard(event)] + self._find_new_xids(samples)
+        return [_make_event_row(event) for event in fresh if _is_hard(event)] + self._find_new_xids(samples)
 
     def _find_new_xids(self, batches: Sequence[SampleBatch]) -> list[HardSignal]:
         """Return the XIDs that appeared on a GPU whose last scrape showed another code."""
@@ -68,7 +68,7 @@ class HardSignals:
                         time_ms=int(samples.time_ms[at][index]),
                         sentence=f"XID {code} on GPU {gpu} of {node}",
                         fatal=code in HARD,
-                        advice=advice(code),
+                        advice=find_advice(code),
                     )
                 )
             self._last_xid[entity] = value
@@ -109,12 +109,12 @@ class UrgentRows:
             self._board.publish_urgent([Section("doc.urgent", document, now_ms)], now_ms)
 
 
-def _event_row(event: NodeEvent) -> HardSignal:
+def _make_event_row(event: NodeEvent) -> HardSignal:
     what = f"XID {event.code}" if event.type == "xid" else event.check or event.type
     where = event.node if event.gpu is None else f"GPU {event.gpu} of {event.node}"
     where += f" ({event.device})" if event.device else ""
     code = str(event.code)
-    known = advice(int(code)) if event.type == "xid" and code.isdecimal() else ""
+    known = find_advice(int(code)) if event.type == "xid" and code.isdecimal() else ""
     return HardSignal(
         node=event.node,
         gpu=event.gpu,
@@ -127,7 +127,7 @@ def _event_row(event: NodeEvent) -> HardSignal:
     )
 
 
-def struck(board: Board) -> dict[str, list[HardSignal]]:
+def find_struck_nodes(board: Board) -> dict[str, list[HardSignal]]:
     """Return node -> its rows of `doc.urgent` that are newer than the scores, oldest first.
 
     If a node has come back, its earlier rows are left out.
@@ -149,7 +149,7 @@ def struck(board: Board) -> dict[str, list[HardSignal]]:
     return found
 
 
-def forbids(row: HardSignal) -> bool:
+def forbids_placement(row: HardSignal) -> bool:
     """Return whether a row means that nothing should be placed on its node.
 
     That is so if the node is away, or its hardware failed.
@@ -162,4 +162,4 @@ def compute_node_state(state: str, rows: Sequence[HardSignal]) -> str:
     for row in reversed(rows):
         if row.type in AWAY:
             return AWAY[row.type]
-    return "degraded" if state == "ok" and any(map(forbids, rows)) else state
+    return "degraded" if state == "ok" and any(map(forbids_placement, rows)) else state

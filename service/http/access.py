@@ -77,10 +77,10 @@ class Caller:
     by_certificate: bool = False
     queues: tuple[str, ...] = ()
 
-    def may(self, scope: Scope | None) -> bool:
+    def has_scope(self, scope: Scope | None) -> bool:
         return scope is None or scope in self.scopes or Scope.ADMIN in self.scopes
 
-    def sees(self, queue: str) -> bool:
+    def may_read_queue(self, queue: str) -> bool:
         """Return whether the caller may read what belongs to a queue."""
         return not self.queues or any(queue == own or queue.startswith(f"{own}/") for own in self.queues)
 
@@ -122,10 +122,10 @@ class Access:
         self.wrong_tokens = WrongTokens()
         self.failed: Callable[[str], None] = lambda reason: None
 
-    def names(self) -> list[str]:
+    def list_names(self) -> list[str]:
         return [*(caller.name for _, caller in self._callers), *self._subjects]
 
-    async def admit(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
+    async def admit_caller(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
         """Return the caller of a request if it may do `scope`. Raises problems 401, 403 and 429.
 
         Refusals are counted. They are delayed for addresses that send many unknown tokens.
@@ -151,9 +151,9 @@ class Access:
         host: the address that the request came from.
         """
         try:
-            return self.check(method, headers, scope, names, by_queue)
+            return self.authorize(method, headers, scope, names, by_queue)
         except Refusal as refusal:
-            wait_s = self.wrong_tokens.count(host) if refusal.reason == "unknown" else None
+            wait_s = self.wrong_tokens.count_wrong_token(host) if refusal.reason == "unknown" else None
             self.failed(refusal.reason if wait_s is None else "slowed")
             if wait_s is None:
                 raise
@@ -172,7 +172,7 @@ class Access:
             return {"authorization": f"Bearer {self._link}", VOUCHED: stated, **bound}
         return {name: value for name, value in request.headers.items() if name == "authorization"}
 
-    def check(
+    def authorize(
         self,
         method: str,
         headers: Headers,
@@ -186,15 +186,15 @@ class Access:
         token. by_queue: the route shows a caller bound to queues only their data, so such a caller is
         admitted.
         """
-        self.check_site(method, headers)
+        self.refuse_other_sites(method, headers)
         if self.is_open:
             return ANYBODY
-        caller = self._caller(headers, names)
+        caller = self._authenticate(headers, names)
         if caller.queues and by_queue:
             return caller
         if caller.queues:
-            raise _bound(caller, scope)
-        if not caller.may(scope):
+            raise _make_queue_refusal(caller, scope)
+        if not caller.has_scope(scope):
             has = ", ".join(sorted(caller.scopes))
             what = "certificate" if caller.by_certificate else "token"
             detail = f"this needs a {what} with the scope {scope}; that of {caller.name} has {has}"
@@ -202,7 +202,7 @@ class Access:
             raise Refusal("scope", 403, "forbidden", detail, challenge)
         return caller
 
-    def check_site(self, method: str, headers: Headers) -> None:
+    def refuse_other_sites(self, method: str, headers: Headers) -> None:
         """Raise a 403 problem for a browser's request that comes from a page of another site.
 
         Routes that require no token call this.
@@ -212,7 +212,7 @@ class Access:
         if self.is_open:
             refuse_foreign_hosts(headers, reads=method in SAFE_METHODS)
 
-    def _caller(self, headers: Headers, names: Sequence[str]) -> Caller:
+    def _authenticate(self, headers: Headers, names: Sequence[str]) -> Caller:
         given = [value for name, value in headers if name == b"authorization"]
         if not given and names:
             return self._authenticate_certificate(names)
@@ -250,7 +250,7 @@ class Refusal(Problem):
         self.reason = reason
 
 
-def _bound(caller: Caller, scope: Scope | None) -> Refusal:
+def _make_queue_refusal(caller: Caller, scope: Scope | None) -> Refusal:
     """Return the refusal for a caller bound to queues that requests data of other queues."""
     detail = (
         f"{caller.name} reads of {', '.join(caller.queues)} alone, and this tells of more: "
@@ -336,14 +336,14 @@ def load_access(
         raise ConfigError(f"{TOKENS} and {TOKENS_FILE} are both set: set one of them")
     callers: dict[bytes, Caller] = {}
     if path:
-        callers = parse_tokens(_read(path), f"{TOKENS_FILE} = {path}")
+        callers = parse_tokens(_read_token_file(path), f"{TOKENS_FILE} = {path}")
     elif text.strip():
         callers = parse_tokens(text, TOKENS)
     access = Access(callers, parse_subjects(subjects or {}), link, heeds_link)
     if access.is_open and host not in LOOPBACK:
         raise ConfigError(
             f"api.host = {host!r}: beyond loopback ({', '.join(LOOPBACK)}) requests need tokens: set {TOKENS} or "
-            f"{TOKENS_FILE} to lines of 'name scope[,scope] token'; scopes are {_scopes()}"
+            f"{TOKENS_FILE} to lines of 'name scope[,scope] token'; scopes are {_format_scopes()}"
         )
     return access
 
@@ -360,15 +360,15 @@ def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
         scopes = [word for word in scopes if word not in bound]
         if not scopes or not set(scopes) <= set(Scope) or len(bound) > 1:
             raise ConfigError(
-                f"access.subjects: {name!r} = {[*scopes, *bound]}: expected some of the scopes {_scopes()}; "
+                f"access.subjects: {name!r} = {[*scopes, *bound]}: expected some of the scopes {_format_scopes()}; "
                 f"with {Scope.READ} alone one {QUEUES}NAME[,NAME] may stand"
             )
-        queues = _queues(bound[0], scopes, f"access.subjects: {name!r}") if bound else ()
+        queues = _parse_queues(bound[0], scopes, f"access.subjects: {name!r}") if bound else ()
         callers[name] = Caller(name, frozenset(map(Scope, scopes)), True, queues)
     return callers
 
 
-def _read(path: str) -> str:
+def _read_token_file(path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -406,16 +406,16 @@ def _parse_token_line(words: list[str], where: str) -> tuple[Caller, str]:
     if not NAME.fullmatch(name):
         raise ConfigError(f"{where}: the name must be 1 to 64 letters, digits, dots, dashes, _ or @")
     if not set(scopes.split(",")) <= set(Scope):
-        raise ConfigError(f"{where}: unknown scope; scopes are {_scopes()}, joined by commas")
+        raise ConfigError(f"{where}: unknown scope; scopes are {_format_scopes()}, joined by commas")
     if len(token) < SHORTEST:
         raise ConfigError(f"{where}: the token has {len(token)} characters, at least {SHORTEST} are needed")
     if not TOKEN.fullmatch(token):
         raise ConfigError(f"{where}: a token is made of letters, digits and . _ ~ + / - (= at its end)")
-    queues = _queues(bound[0], scopes.split(","), where) if bound else ()
+    queues = _parse_queues(bound[0], scopes.split(","), where) if bound else ()
     return Caller(name, frozenset(map(Scope, scopes.split(","))), queues=queues), token
 
 
-def _queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
+def _parse_queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
     """Parse the queues of `queues=a,b/c`.
 
     Raises ConfigError that does not repeat the word, because it may be a misplaced token.
@@ -428,5 +428,5 @@ def _queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
     return queues
 
 
-def _scopes() -> str:
+def _format_scopes() -> str:
     return ", ".join(Scope)

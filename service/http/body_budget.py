@@ -25,10 +25,10 @@ class BodyBudget:
         self.refused = refused
         self._lock = threading.Lock()
 
-    def lease(self) -> "Lease":
+    def make_lease(self) -> "Lease":
         return Lease(self)
 
-    def take(self, size_bytes: int) -> bool:
+    def try_take_bytes(self, size_bytes: int) -> bool:
         """Take bytes from the budget. Returns whether there was enough room."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
@@ -36,7 +36,7 @@ class BodyBudget:
             self.used_bytes += size_bytes
             return True
 
-    def give_back(self, size_bytes: int) -> None:
+    def return_bytes(self, size_bytes: int) -> None:
         with self._lock:
             self.used_bytes -= size_bytes
 
@@ -60,7 +60,7 @@ class Lease:
         """
         with self._lock:
             wanted_bytes = self.size_bytes + size_bytes
-            if not self._released and self.budget.take(size_bytes):
+            if not self._released and self.budget.try_take_bytes(size_bytes):
                 self.size_bytes = wanted_bytes
                 return
         self.budget.refused()
@@ -73,5 +73,5 @@ class Lease:
     def release(self) -> None:
         """Return all bytes to the budget. It may be called twice."""
         with self._lock:
-            self.budget.give_back(self.size_bytes)
+            self.budget.return_bytes(self.size_bytes)
             self.size_bytes, self._released = 0, True

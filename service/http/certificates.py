@@ -22,7 +22,7 @@ class ClientCertificate:
     all_names: tuple[str, ...]
     until_s: float
 
-    def names(self) -> tuple[str, ...]:
+    def list_valid_names(self) -> tuple[str, ...]:
         """Return the names of the certificate, or no names once it has expired.
 
         A connection may outlive its certificate.

@@ -85,10 +85,10 @@ class ConnectionPool:
         if self.used + files <= self.limits.max_connections:
             return True
         if self._silent or self._resting:
-            return _is_due(self._silent) or _is_due(self._resting)
-        return len(self._refused) < self.limits.max_refused or _is_due(self._refused)
+            return _is_grace_over(self._silent) or _is_grace_over(self._resting)
+        return len(self._refused) < self.limits.max_refused or _is_grace_over(self._refused)
 
-    def enter(self, host: str, close: Callable[[], None], files: int = 1) -> ConnectionPlace:
+    def add_connection(self, host: str, close: Callable[[], None], files: int = 1) -> ConnectionPlace:
         """Enter a new connection, and return its place.
 
         Without room, the returned place has a `refusal` that its protocol must send.
@@ -106,24 +106,24 @@ class ConnectionPool:
             self._silent[place] = None
         return place
 
-    def work(self, place: ConnectionPlace) -> None:
+    def mark_working(self, place: ConnectionPlace) -> None:
         """Record that a request is under way, so that the connection keeps its places."""
         self._silent.pop(place, None)
         self._resting.pop(place, None)
 
-    def rest(self, place: ConnectionPlace) -> None:
+    def mark_resting(self, place: ConnectionPlace) -> None:
         """Record that all requests of the connection have been answered."""
-        self.work(place)
+        self.mark_working(place)
         if place.is_open and not place.refusal:
             place.since = time.monotonic()
             self._resting[place] = None
 
-    def leave(self, place: ConnectionPlace) -> None:
+    def remove_connection(self, place: ConnectionPlace) -> None:
         """Free the places of a connection that has ended. Repeating it changes nothing."""
         if not place.is_open:
             return
         place.is_open = False
-        self.work(place)
+        self.mark_working(place)
         if place.refusal:
             self._refused.pop(place, None)
             return
@@ -140,18 +140,18 @@ class ConnectionPool:
             idle = [places for places in (self._silent, self._resting) if places]
             if not idle:
                 return "process"
-            self._displace_oldest(next(filter(_is_due, idle), idle[0]))
+            self._displace_oldest(next(filter(_is_grace_over, idle), idle[0]))
         return ""
 
     def _displace_oldest(self, places: dict[ConnectionPlace, None]) -> None:
         """Close the connection that has been in `places` for the longest time."""
         place = next(iter(places))
-        self.leave(place)
+        self.remove_connection(place)
         self._count(DISPLACED)
         place.close()
 
 
-def _is_due(places: dict[ConnectionPlace, None]) -> bool:
+def _is_grace_over(places: dict[ConnectionPlace, None]) -> bool:
     """Return whether the grace time of the oldest connection in `places` is over."""
     return bool(places) and time.monotonic() - next(iter(places)).since >= GRACE_S
 

@@ -64,8 +64,8 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.certificate = read_client_certificate(transport.get_extra_info("ssl_object"))
         if self.place is None:  # a server of the event loop accepted it
-            self.place = self.pool.enter(self.client[0] if self.client else "", self._give_way)
-        self.place.close = self._give_way
+            self.place = self.pool.add_connection(self.client[0] if self.client else "", self._yield_place)
+        self.place.close = self._yield_place
         self.is_too_many = self.place.refusal != ""
         if not self.place.is_open:  # it gave way while it was handed over
             transport.abort()
@@ -73,9 +73,9 @@ class LimitedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         if self.place is not None:
-            self.pool.leave(self.place)
+            self.pool.remove_connection(self.place)
 
-    def _give_way(self) -> None:
+    def _yield_place(self) -> None:
         """Close the connection so that another one gets its place.
 
         A client that has begun a request is answered first.
@@ -97,28 +97,28 @@ class LimitedProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > MAX_HEAD_BYTES:
                 self.refuse(431, "head_too_large", f"the head of a request has at most {MAX_HEAD_BYTES:,} bytes")
-        elif self._deadline == math.inf and self._idle():  # bytes that began nothing
+        elif self._deadline == math.inf and self._is_idle():  # bytes that began nothing
             self._deadline = time.monotonic() + self.limits.header_timeout_s
 
     def _refuse_excess_connection(self, data: bytes) -> None:
         assert self.place is not None
         head = read_head(data)
         if head is not None:
-            self.turned_away(head, self.names())
+            self.turned_away(head, self.list_certificate_names())
         if self.place.refusal == "address":
             most, address = self.limits.max_connections_per_address, self.place.address
             self.refuse(429, "too_many_connections", f"{most:,} connections of {address} are open: use those")
         else:
             self.refuse(503, "too_many_connections", f"{self.limits.max_connections:,} connections are open")
 
-    def names(self) -> tuple[str, ...]:
+    def list_certificate_names(self) -> tuple[str, ...]:
         """Return the names on the client's certificate, if any."""
-        return self.certificate.names() if self.certificate is not None else ()
+        return self.certificate.list_valid_names() if self.certificate is not None else ()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         if self.certificate is not None:
-            cast(dict[str, Any], self.scope)[NAMES] = self.names()
+            cast(dict[str, Any], self.scope)[NAMES] = self.list_certificate_names()
         self._in_head, self._head_bytes = True, 0
         if self._deadline == math.inf:
             self._deadline = time.monotonic() + self.limits.header_timeout_s
@@ -127,7 +127,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = False
         self._deadline = time.monotonic() + self.limits.body_timeout_s
         if self.place is not None:
-            self.pool.work(self.place)
+            self.pool.mark_working(self.place)
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
@@ -136,13 +136,13 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.place is not None and self._idle():
-            self.pool.rest(self.place)
+        if self.place is not None and self._is_idle():
+            self.pool.mark_resting(self.place)
 
     def send_400_response(self, msg: str) -> None:
         self.refuse(400, "not_http", msg)
 
-    def _idle(self) -> bool:
+    def _is_idle(self) -> bool:
         return self.cycle is None or self.cycle.response_complete
 
     def close_if_overdue(self, now: float) -> None:
@@ -162,7 +162,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _handle_timeout(self, now: float) -> None:
         if self.flow.read_paused:  # it is we who do not read
             self._deadline = now + self.limits.body_timeout_s
-        elif not self._in_head and self._idle():  # nothing came, or the rest of a body that was answered already
+        elif not self._in_head and self._is_idle():  # nothing came, or the rest of a body that was answered already
             self.transport.close()
         else:
             part = "head" if self._in_head else "body"
@@ -171,20 +171,20 @@ class LimitedProtocol(HttpToolsProtocol):
     def refuse(self, status: int, code: str, detail: str) -> None:
         """Answer with a problem, unless another answer has begun, and close the connection."""
         self.refused(status)
-        head_is_next = self._idle() and not self.pipeline
+        head_is_next = self._is_idle() and not self.pipeline
         body_is_read = not self._in_head and not self.pipeline and self.cycle and not self.cycle.response_started
         if head_is_next or body_is_read:
-            self.transport.write(_answer(Problem(status, code, detail, headers=HEADERS.get(status, {}))))
+            self.transport.write(_encode_answer(Problem(status, code, detail, headers=HEADERS.get(status, {}))))
         self.transport.close()
 
 
 HEADERS = {503: {"retry-after": "5"}, 429: {"retry-after": "5"}}
 
 
-def _answer(problem: Problem) -> bytes:
+def _encode_answer(problem: Problem) -> bytes:
     """Return the bytes of an HTTP answer to a problem, which also closes the connection."""
-    response = problem.response("")
-    head = [b"HTTP/1.1 %d %b" % (problem.status, problem.body("")["title"].encode())]
+    response = problem.make_response("")
+    head = [b"HTTP/1.1 %d %b" % (problem.status, problem.make_body("")["title"].encode())]
     head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
     return b"\r\n".join([*head, b"", bytes(response.body)])
 
@@ -218,9 +218,9 @@ class LimitedServer(uvicorn.Server):
         self._exit = asyncio.Event()
         super().__init__(config)
         self._on_started = on_started
-        self.door = Listener(sock, pool, self._protocol, tls, dropped)
+        self.door = Listener(sock, pool, self._make_protocol, tls, dropped)
 
-    def _protocol(self, place: ConnectionPlace) -> LimitedProtocol:
+    def _make_protocol(self, place: ConnectionPlace) -> LimitedProtocol:
         state = {"server_state": self.server_state, "app_state": self.lifespan.state}
         made = cast(LimitedProtocol, self.config.http_protocol_class(config=self.config, **state))  # type: ignore[call-arg]
         made.place = place

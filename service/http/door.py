@@ -51,7 +51,7 @@ class Listener:
         self._sock.setblocking(False)
         self._sock.listen(BACKLOG)
         self._is_open = True
-        self._watch()
+        self._resume_accepting()
 
     async def close(self) -> None:
         """Stop accepting connections, and end the handshakes in progress."""
@@ -62,17 +62,17 @@ class Listener:
             _shut_down_socket(connection)
         await asyncio.gather(*self._arriving, return_exceptions=True)
 
-    def _watch(self) -> None:
+    def _resume_accepting(self) -> None:
         if self._is_open:
-            asyncio.get_running_loop().add_reader(self._sock, self._accept)
+            asyncio.get_running_loop().add_reader(self._sock, self._accept_connections)
 
     def _pause_accepting(self) -> None:
         """Leave new connections in the backlog for a moment."""
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._sock)
-        loop.call_later(PAUSE_S, self._watch)
+        loop.call_later(PAUSE_S, self._resume_accepting)
 
-    def _accept(self) -> None:
+    def _accept_connections(self) -> None:
         for _ in range(BATCH):
             if not self._pool.is_ready_for_connection(self._files):
                 self._pause_accepting()
@@ -86,7 +86,9 @@ class Listener:
                 self._pause_accepting()
                 return
             connection.setblocking(False)
-            place = self._pool.enter(str(peer[0]), functools.partial(_shut_down_socket, connection), self._files)
+            place = self._pool.add_connection(
+                str(peer[0]), functools.partial(_shut_down_socket, connection), self._files
+            )
             task = asyncio.ensure_future(self._hand_over_connection(connection, place))
             self._arriving[task] = connection
             task.add_done_callback(self._arriving.pop)
@@ -104,7 +106,7 @@ class Listener:
         except OSError as error:  # no TLS, a version or certificate that is not accepted, too slow, or gone
             logger.debug("no TLS with a client: %s", error)
             self._dropped()
-            self._pool.leave(place)
+            self._pool.remove_connection(place)
             connection.close()
 
 

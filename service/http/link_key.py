@@ -11,7 +11,7 @@ from pathlib import Path
 FILE = "placer.key"
 
 
-def link_key(folder: Path) -> str:
+def read_link_key(folder: Path) -> str:
     """Read the key in a state folder. The first call creates it. Raises OSError."""
     path = folder / FILE
     if not path.exists():

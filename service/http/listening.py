@@ -5,7 +5,7 @@ import socket
 from fleetcast.fleet.errors import ConfigError
 
 
-def listen(host: str, port: int, keys: str) -> socket.socket:
+def bind_socket(host: str, port: int, keys: str) -> socket.socket:
     """Bind a socket to the address.
 
     Raises ConfigError, which names the keys, if the address is unavailable.

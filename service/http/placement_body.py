@@ -3,11 +3,11 @@
 import msgspec
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.service.http.request_body import decoded
+from fleetcast.service.http.request_body import decode_json_body
 
 _decoder = msgspec.json.Decoder(PlacementRequest)
 
 
-def decode(body: bytes) -> PlacementRequest:
+def decode_placement_body(body: bytes) -> PlacementRequest:
     """Decode the request. Raises a 400 or 422 problem that names every wrong key."""
-    return decoded(body, _decoder)
+    return decode_json_body(body, _decoder)

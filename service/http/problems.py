@@ -79,7 +79,7 @@ class Problem(FleetcastError):
         self.headers = dict(headers or {})
         self.extra = dict(extra or {})
 
-    def body(self, instance: str) -> dict[str, Any]:
+    def make_body(self, instance: str) -> dict[str, Any]:
         """Return the members of the body.
 
         Long texts are truncated, so that an answer never repeats a whole request.
@@ -88,28 +88,28 @@ class Problem(FleetcastError):
             "type": TYPE_PREFIX + self.code,
             "title": HTTPStatus(self.status).phrase,
             "status": self.status,
-            "detail": _bounded(self.detail),
-            "instance": _bounded(instance),
+            "detail": _truncate_text(self.detail),
+            "instance": _truncate_text(instance),
         }
         errors = [_truncate_error(error) for error in self.errors[:MOST_ERRORS]]
         return body | ({"errors": errors} if errors else {}) | self.extra
 
-    def response(self, instance: str) -> Response:
+    def make_response(self, instance: str) -> Response:
         return Response(
-            msgspec.json.encode(self.body(instance)),
+            msgspec.json.encode(self.make_body(instance)),
             self.status,
             {"cache-control": "no-store", **self.headers},
             MEDIA_TYPE,
         )
 
 
-def _bounded(text: str) -> str:
+def _truncate_text(text: str) -> str:
     return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]}…"
 
 
 def _truncate_error(error: FieldError) -> FieldError:
-    value = _bounded(error.value) if isinstance(error.value, str) else error.value
-    return FieldError(_bounded(error.field), value, _bounded(error.expected))
+    value = _truncate_text(error.value) if isinstance(error.value, str) else error.value
+    return FieldError(_truncate_text(error.field), value, _truncate_text(error.expected))
 
 
 _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
@@ -148,7 +148,7 @@ async def answer_starlette_error(request: Request, error: Exception) -> Response
     """Answer an error that Starlette raises: an unknown path (404), or a method not allowed there (405)."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
-    return Problem(error.status_code, code, error.detail, headers=error.headers).response(request.scope["path"])
+    return Problem(error.status_code, code, error.detail, headers=error.headers).make_response(request.scope["path"])
 
 
 def is_out_of_files(error: BaseException) -> bool:
@@ -164,11 +164,11 @@ def answer_unexpected_error(error: Exception, path: str) -> Response:
     if is_out_of_files(error):
         logger.error("no file descriptor is left: raise ulimit -n (systemd: LimitNOFILE)")
         detail = "no file descriptor is left for this request: try again"
-        return Problem(503, "out_of_files", detail, headers={"retry-after": "5"}).response(path)
-    return bug(path)
+        return Problem(503, "out_of_files", detail, headers={"retry-after": "5"}).make_response(path)
+    return answer_bug(path)
 
 
-def bug(path: str) -> Response:
+def answer_bug(path: str) -> Response:
     """Log the exception, and return a 500 answer with an id that finds it in the log.
 
     Call it while the exception is being handled.
@@ -176,19 +176,19 @@ def bug(path: str) -> Response:
     number = uuid.uuid4().hex[:12]
     logger.exception("answered 500 with id %s", number)
     detail = f"an error of ours; the log has it under {number}"
-    return Problem(500, "bug", detail, extra={"id": number}).response(path)
+    return Problem(500, "bug", detail, extra={"id": number}).make_response(path)
 
 
 def make_unprocessable_problem(field: str, value: Any, expected: str) -> Problem:
     """Return a 422 problem for one bad key, with its value and what was expected."""
-    detail = f"{field} = {_shown(value)}: expected {expected}"
+    detail = f"{field} = {_format_value(value)}: expected {expected}"
     return Problem(422, "bad_request", detail, errors=[FieldError(field, value, expected)])
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:80]}…"
 
 
-def warming(detail: str = "no board was published yet; the pipeline is starting or down") -> Problem:
+def make_warming_problem(detail: str = "no board was published yet; the pipeline is starting or down") -> Problem:
     return Problem(503, "warming", detail, headers={"retry-after": "5"})

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
-from fleetcast.fleet.decode_faults import MISSING, Fault, explain_json_error, find_json_faults, shown
+from fleetcast.fleet.decode_faults import MISSING, Fault, explain_json_error, find_json_faults, format_value
 from fleetcast.service.http.body_budget import CLOSING, BodyBudget, Lease
 from fleetcast.service.http.problems import MOST_ERRORS, FieldError, Problem
 
@@ -29,10 +29,10 @@ GZIP, ZLIB, RAW_DEFLATE = 31, 15, -15  # window bits that tell zlib which format
 def get_body_lease(request: Request) -> Lease:
     """Return the request's lease, or an unlimited one if the server gave it none."""
     lease = request.scope.get(LEASE)
-    return lease if isinstance(lease, Lease) else BodyBudget().lease()
+    return lease if isinstance(lease, Lease) else BodyBudget().make_lease()
 
 
-def decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+def decode_json_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode a JSON body.
 
     Raises problem 422, which names every wrong key with its value, or 400 if the body is not JSON.
@@ -66,7 +66,7 @@ def _shorten_value(value: Any) -> Any:
     if value is MISSING:
         return None
     is_small = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**63)
-    return value if is_small else shown(value)
+    return value if is_small else format_value(value)
 
 
 async def read_body(request: Request, most: int) -> bytes:
@@ -94,14 +94,14 @@ async def read_raw_body(request: Request, most: int) -> bytes:
     declared = request.headers.get("content-length", "")
     if declared.isdecimal() and int(declared[:20]) > most:
         await _discard_rest_of_body(request, chunks)
-        raise too_large(f"{declared[:20]} bytes", most)
+        raise make_too_large_problem(f"{declared[:20]} bytes", most)
     parts: list[bytes] = []
     size = 0
     async for chunk in chunks:
         size += len(chunk)
         try:
             if size > most:
-                raise too_large(f"at least {size} bytes", most)
+                raise make_too_large_problem(f"at least {size} bytes", most)
             lease.grow(len(chunk))
         except Problem:
             parts.clear()
@@ -128,7 +128,7 @@ async def _discard_rest_of_body(request: Request, chunks: AsyncIterator[bytes]) 
                     return
 
 
-def too_large(what: str, most: int) -> Problem:
+def make_too_large_problem(what: str, most: int) -> Problem:
     """Return a 413 problem that closes the connection.
 
     The unread rest of the body must not be parsed as the next request.
@@ -148,22 +148,22 @@ def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = l
         stream = zlib.decompressobj(bits)
         members += 1
         if members > MOST_MEMBERS:
-            raise _broken(coding, f"it has more than {MOST_MEMBERS} members")
+            raise _make_encoding_problem(coding, f"it has more than {MOST_MEMBERS} members")
         while not stream.eof:
             piece = data[at : at + PIECE_BYTES]  # what a member leaves over is copied: never more than a piece
             if not piece:
-                raise _broken(coding, "it ends too early")
+                raise _make_encoding_problem(coding, "it ends too early")
             try:
                 parts.append(stream.decompress(piece, most - size + 1))
             except zlib.error as error:
-                raise _broken(coding, str(error)) from None
+                raise _make_encoding_problem(coding, str(error)) from None
             size += len(parts[-1])
             if size > most:
-                raise too_large(f"more than {most} bytes when inflated", most)
+                raise make_too_large_problem(f"more than {most} bytes when inflated", most)
             grow(len(parts[-1]))
             at += len(piece) - len(stream.unused_data)
     return b"".join(parts)
 
 
-def _broken(coding: str, why: str) -> Problem:
+def _make_encoding_problem(coding: str, why: str) -> Problem:
     return Problem(400, "broken_encoding", f"the {coding} body cannot be inflated: {why}")

@@ -53,7 +53,7 @@ class Host(Protocol):
     def bodies(self) -> BodyBudget: ...
     @property
     def metrics(self) -> RequestCounter: ...
-    def problem_of(self, error: FleetcastError) -> Problem: ...
+    def make_problem(self, error: FleetcastError) -> Problem: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class Param:
     least: float | None = None
     most: float | None = None
 
-    def read(self, text: str) -> Any:
+    def parse_value(self, text: str) -> Any:
         """Parse a value of the parameter.
 
         Raises a 422 problem that names the parameter and the allowed values.
@@ -76,18 +76,18 @@ class Param:
         try:
             value = self.kind(text)
         except ValueError:
-            raise make_unprocessable_problem(self.name, text, self.expected()) from None
+            raise make_unprocessable_problem(self.name, text, self.describe_expected()) from None
         if self.choices and value not in self.choices:
-            raise make_unprocessable_problem(self.name, text, self.expected())
-        if isinstance(value, int | float) and not self._within(value):
-            raise make_unprocessable_problem(self.name, text, self.expected())
+            raise make_unprocessable_problem(self.name, text, self.describe_expected())
+        if isinstance(value, int | float) and not self._is_in_bounds(value):
+            raise make_unprocessable_problem(self.name, text, self.describe_expected())
         return value
 
-    def _within(self, value: float) -> bool:
+    def _is_in_bounds(self, value: float) -> bool:
         low = -MOST_NUMBER if self.least is None else self.least
         return low <= value <= (MOST_NUMBER if self.most is None else self.most)
 
-    def expected(self) -> str:
+    def describe_expected(self) -> str:
         if self.choices:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         word = {str: "text", int: "a whole number", float: "a number"}[self.kind]
@@ -120,12 +120,12 @@ class Row:
     by_queue: bool = False  # answers a caller of some queues with what is theirs
 
     @property
-    def needs(self) -> Scope:
+    def required_scope(self) -> Scope:
         """The scope that a caller must have, unless the route is open."""
         return self.scope or choose_default_scope(self.method)
 
 
-def caller_of(request: Request) -> str:
+def get_caller_name(request: Request) -> str:
     """Return the name under which a request is counted: the name of its token, or else its address."""
     named: str = request.scope.get(CALLER, "")
     return named or (request.client.host if request.client else "")
@@ -151,7 +151,7 @@ def read_query(request: Request, params: Sequence[Param] | None) -> Query:
         if name in given:
             raise make_unprocessable_problem(name, text, "each parameter once")
         given.add(name)
-        values[name] = by_name[name].read(text)
+        values[name] = by_name[name].parse_value(text)
     return values
 
 
@@ -168,15 +168,15 @@ class Endpoint:
         began = time.perf_counter()
         method = scope["method"]
         request, instance = Request(scope, receive), self.context.prefix + scope["path"]
-        scope[LEASE] = lease = self.context.bodies.lease()
+        scope[LEASE] = lease = self.context.bodies.make_lease()
         try:
-            response = await self._answer(request, "GET" if method == "HEAD" else method)
+            response = await self._handle_request(request, "GET" if method == "HEAD" else method)
         except FleetcastError as error:
-            response = self.context.problem_of(error).response(instance)
+            response = self.context.make_problem(error).make_response(instance)
         except ClientDisconnect:
             return
         except HTTPException as error:
-            response = Problem(error.status_code, "http", error.detail).response(instance)
+            response = Problem(error.status_code, "http", error.detail).make_response(instance)
         except Exception as error:
             response = answer_unexpected_error(error, instance)
         finally:
@@ -186,19 +186,19 @@ class Endpoint:
             response = Response(None, response.status_code, dict(response.headers))
         await response(scope, receive, send)
 
-    async def _answer(self, request: Request, method: str) -> Response:
+    async def _handle_request(self, request: Request, method: str) -> Response:
         row, access = self.rows.get(method), self.context.access
         if row is None:
-            await access.admit(request, None)
+            await access.admit_caller(request, None)
             if self.path == ANY_FILE:
                 path = request.scope["path"][:200]
                 raise Problem(404, "not_found", f"nothing takes {request.method} at {path!r}; /docs lists the routes")
             detail = f"{request.method} is not allowed here: expected {self.allow}"
             raise Problem(405, "method_not_allowed", detail, headers={"allow": self.allow})
         if row.is_open:
-            access.check_site(request.method, request.scope["headers"])
+            access.refuse_other_sites(request.method, request.scope["headers"])
         else:
-            request.scope[CALLER] = (await access.admit(request, row.needs, row.by_queue)).name
+            request.scope[CALLER] = (await access.admit_caller(request, row.required_scope, row.by_queue)).name
         return await row.handler(request, self.context, read_query(request, row.params))
 
 

@@ -24,7 +24,7 @@ CHECK_INTERVAL_S = 2.0  # wall
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class LoadedContext:
     """A TLS context that was made from files.
 
     until_s: the expiry of its certificate, in Unix seconds. stamp: the stamp that the files had.
@@ -60,7 +60,7 @@ class Tls:
         self, keys: TlsKeys, section: str = "api", *, must_show: bool = False, protocol: str = "http/1.1"
     ) -> None:
         self._keys, self._section, self._must_show, self._protocol = keys, section, must_show, protocol
-        self._made = make(keys, section, must_show, protocol)
+        self._made = make_tls_context(keys, section, must_show, protocol)
         self._said = ""
 
     @property
@@ -77,7 +77,7 @@ class Tls:
         """The expiry of the present certificate, in Unix seconds."""
         return self._made.until_s
 
-    def look(self) -> None:
+    def reload_if_changed(self) -> None:
         """Load the files if they have changed.
 
         If they cannot be used, log the error and keep the present context.
@@ -85,17 +85,17 @@ class Tls:
         try:
             if make_file_stamp(self._keys) == self._made.stamp:
                 return
-            self._made = make(self._keys, self._section, self._must_show, self._protocol)
+            self._made = make_tls_context(self._keys, self._section, self._must_show, self._protocol)
         except ConfigError as error:
             if str(error) != self._said:
                 self._said = str(error)
                 logger.error("%s; the certificate of before is shown on", error)
             return
         self._said = ""
-        logger.info("took over the certificate in %s, valid until %s", self._keys.tls_cert, date_of(self.until_s))
+        logger.info("took over the certificate in %s, valid until %s", self._keys.tls_cert, format_date(self.until_s))
 
     @contextlib.asynccontextmanager
-    async def watched(self) -> AsyncIterator[None]:
+    async def reload_while_open(self) -> AsyncIterator[None]:
         """Reload the files when they change, while the context is open."""
         work = asyncio.ensure_future(self._watch_files())
         try:
@@ -106,10 +106,10 @@ class Tls:
     async def _watch_files(self) -> None:
         while True:
             await asyncio.sleep(CHECK_INTERVAL_S)
-            await asyncio.to_thread(self.look)
+            await asyncio.to_thread(self.reload_if_changed)
 
 
-def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> Made:
+def make_tls_context(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1") -> LoadedContext:
     """Make the TLS context from the files. Raises ConfigError that names the key, the file and the fix."""
     stamp = make_file_stamp(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
@@ -132,7 +132,7 @@ def make(keys: TlsKeys, section: str, must_show: bool, protocol: str = "http/1.1
         _ask_for_certificates(context, f"{section}.client_ca = {keys.client_ca}", keys.client_ca)
     if must_show:
         context.verify_mode = ssl.CERT_REQUIRED
-    return Made(context, until_s, stamp)
+    return LoadedContext(context, until_s, stamp)
 
 
 def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> None:
@@ -140,7 +140,7 @@ def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> Non
 
     A client may send none. `label`, here and below: key and path.
     """
-    _read(label, path)
+    _read_pem_file(label, path)
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -152,25 +152,25 @@ def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> Non
 def _check_dates(label: str, path: str) -> float:
     """Return the expiry of the certificate in Unix seconds. Raises ConfigError if it has expired."""
     try:
-        from_s, until_s = read_certificate_validity_s(_read(label, path))
+        from_s, until_s = read_certificate_validity_s(_read_pem_file(label, path))
     except ValueError as error:
         raise ConfigError(f"{label}: {error}; expected a certificate in PEM") from None
     now_s = time.time()
     if until_s < now_s:
-        raise ConfigError(f"{label}: expired on {date_of(until_s)}: put a new certificate there")
+        raise ConfigError(f"{label}: expired on {format_date(until_s)}: put a new certificate there")
     if from_s > now_s:
-        logger.warning("%s: is valid from %s on, which is later than now", label, date_of(from_s))
+        logger.warning("%s: is valid from %s on, which is later than now", label, format_date(from_s))
     return until_s
 
 
 def _check_private_key(label: str, path: str) -> None:
-    _read(label, path)
+    _read_pem_file(label, path)
     mode = stat.S_IMODE(Path(path).stat().st_mode)
     if mode & 0o077:
         logger.warning("%s: others than its owner may use it (mode %04o): chmod 600 it", label, mode)
 
 
-def _read(label: str, path: str) -> str:
+def _read_pem_file(label: str, path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8", errors="replace")
     except OSError as error:
@@ -196,5 +196,5 @@ def make_file_stamp(keys: TlsKeys) -> tuple[Any, ...]:
     return tuple(stamps)
 
 
-def date_of(time_s: float) -> str:
+def format_date(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M UTC")

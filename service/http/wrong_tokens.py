@@ -28,7 +28,7 @@ class WrongTokens:
     def __len__(self) -> int:
         return len(self._buckets)
 
-    def count(self, host: str) -> int | None:
+    def count_wrong_token(self, host: str) -> int | None:
         """Count a wrong token from an address.
 
         Returns None if the address may still send wrong tokens, else the seconds until it may send the next

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
-from fleetcast.ingest.archive.compact import list_old_days, merge, prune, runs
-from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, day_of
+from fleetcast.ingest.archive.compact import find_compaction_runs, list_old_days, prune, write_merged_file
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, format_day
 from fleetcast.ingest.shares import Share
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.state import FleetState
@@ -57,39 +57,39 @@ class ArchiveWriter:
         state.archive = self.archive
 
     @property
-    def full(self) -> bool:
-        return self.archive is not None and self.archive.full
+    def is_full(self) -> bool:
+        return self.archive is not None and self.archive.is_full
 
     @property
     def delays_sources(self) -> bool:
         """Whether the archive's buffer is full, or a source still waits for room in it."""
-        return self.full or self._held > 0
+        return self.is_full or self._held > 0
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until the archive's buffer has room for another batch."""
-        if self.full:
-            await self._wait()
+        if self.is_full:
+            await self._wait_for_flush()
 
-    async def _wait(self) -> None:
+    async def _wait_for_flush(self) -> None:
         began = time.monotonic()
         logger.warning("the archive has %s waiting: a source is held up", _describe_size(self.archive))
         self._held += 1
         try:
-            while self.full:
+            while self.is_full:
                 self._has_written.clear()
                 await self._has_written.wait()
         finally:
             self._held -= 1
         logger.info("the archive has room again after %.1f s", time.monotonic() - began)
 
-    def hand_over(self) -> Callable[[], None]:
+    def prepare_flush(self) -> Callable[[], None]:
         """Take the waiting rows, and return a function that writes them in a thread.
 
         The caller holds the lock `still`.
         """
         if self.archive is None:
-            return _nothing
-        return self.archive.hand_over(self._state.topology, self._clock.now_ms())
+            return _do_nothing
+        return self.archive.prepare_flush(self._state.topology, self._clock.now_ms())
 
     def health(self) -> ArchiveHealth | None:
         """Return the archive's part of `/v1/ingestion`, or None if the archive is off."""
@@ -102,10 +102,10 @@ class ArchiveWriter:
     async def flush(self) -> None:
         """Write the waiting rows. If this raises OSError, the rows are still waiting."""
         async with self.still:
-            await self.write(self.hand_over())
+            await self.run_flush(self.prepare_flush())
 
-    async def write(self, flush: Callable[[], None]) -> None:
-        """Run a flush that `hand_over` returned in a thread, and wake the sources that wait for it.
+    async def run_flush(self, flush: Callable[[], None]) -> None:
+        """Run a flush that `prepare_flush` returned in a thread, and wake the sources that wait for it.
 
         The caller holds the lock `still`.
         """
@@ -113,7 +113,7 @@ class ArchiveWriter:
             await run_in_thread(flush)
         finally:
             self._has_written.set()
-            if self.archive is not None and self.archive.due:
+            if self.archive is not None and self.archive.is_due:
                 self._is_due.set()
 
     async def flush_forever(self) -> None:
@@ -123,13 +123,13 @@ class ArchiveWriter:
             await self._is_due.wait()
             await asyncio.sleep(REST_WALL_S)
             self._is_due.clear()
-            if not self.archive.due:  # a snapshot has written the rows
+            if not self.archive.is_due:  # a snapshot has written the rows
                 continue
             try:
                 await self.flush()
                 retry_s = RETRY_WALL_S[0]
             except OSError as error:
-                what = "sources wait" if self.full else "rows wait in memory"
+                what = "sources wait" if self.is_full else "rows wait in memory"
                 logger.error("cannot write the archive: %s; %s, trying again in %.0f s", error, what, retry_s)
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, RETRY_WALL_S[1])
@@ -139,26 +139,28 @@ class ArchiveWriter:
             await asyncio.sleep(max(TIDY_WALL_S, self._clock.wall_s(TIDY_S)))
             try:
                 with self.archive.files.convert_to_os_error():
-                    await self.tidy(self.archive)
+                    await self.compact_and_prune(self.archive)
             except OSError as error:
                 logger.error("cannot tidy the archive: %s; all rows stay as they are", error)
 
-    async def tidy(self, archive: Archive) -> None:
+    async def compact_and_prune(self, archive: Archive) -> None:
         """Compact the closed hours of the last days, and delete days beyond `archive.keep_days`.
 
         Does nothing until this pipeline owns the archive's files. Raises OSError.
         """
-        if not archive.claimed:
+        if not archive.has_claimed_name:
             return
         now_ms = self._clock.now_ms()
-        days = [day_of(now_ms - age * DAY_MS) for age in range(RECENT_DAYS)]
+        days = [format_day(now_ms - age * DAY_MS) for age in range(RECENT_DAYS)]
         most = self._config.file_rows
-        find = functools.partial(runs, archive.files, archive.writer, now_ms - CLOSED_MS, most_rows=most, days=days)
+        find = functools.partial(
+            find_compaction_runs, archive.files, archive.writer, now_ms - CLOSED_MS, most_rows=most, days=days
+        )
         for run in await run_in_thread(find):
             try:
-                ready = await run_in_thread(functools.partial(merge, archive.files, run))
+                ready = await run_in_thread(functools.partial(write_merged_file, archive.files, run))
                 async with self.still:  # a flush looks rows up in the files that go now
-                    await run_in_thread(functools.partial(archive.files.become, ready))
+                    await run_in_thread(functools.partial(archive.files.replace_superseded_files, ready))
             except (OSError, ValueError) as error:  # a full disk, or a page of a file that is damaged
                 logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
         if self._config.keep_days:
@@ -174,5 +176,5 @@ def _describe_size(archive: Archive | None) -> str:
     return f"{0 if archive is None else archive.nbytes / 2**20:.0f} MiB"
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing. This is the flush of a disabled archive."""

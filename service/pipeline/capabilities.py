@@ -22,7 +22,7 @@ from fleetcast.service.pipeline.fleet_scores import FleetScores
 from fleetcast.service.pipeline.gpu_times import GpuTimes
 from fleetcast.service.pipeline.guarded_source import GuardedSource
 from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
-from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.jobs.verdicts import Verdicts
 from fleetcast.service.pipeline.metrics import PipelinePage
 from fleetcast.service.pipeline.model_monitor import ServingModels
@@ -63,9 +63,9 @@ CAPABILITIES: tuple[Make, ...] = (
         at.saved.parts[RunTimeRecord], _make_run_model(at), at.clock, at.saved.parts[JobPeaks]
     ),
     lambda at, made: Fingerprints(at.clock),
-    lambda at, made: Sharing(at.saved.parts[CoRuns], Registry(at.config.models_folder)),
+    lambda at, made: InterferenceLearner(at.saved.parts[CoRuns], Registry(at.config.models_folder)),
     lambda at, made: ServingModels(
-        at.config, made[DemandForecasts], made[RunForecasts], at.saved.state.watch, made[Sharing]
+        at.config, made[DemandForecasts], made[RunForecasts], at.saved.state.watch, made[InterferenceLearner]
     ),
     lambda at, made: at.saved.parts[NodePasts],
     lambda at, made: at.saved.parts[Verdicts],

@@ -33,7 +33,7 @@ _FIELDS_OF_ASKS = tuple(name for name in Asks.__struct_fields__ if name in ASKED
 STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering; unknown: never heard
 
 
-def no_telemetry(ingestion: Ingestion) -> str | None:
+def describe_missing_telemetry(ingestion: Ingestion) -> str | None:
     """Describe why there is no telemetry, or return None if there is some.
 
     Either no exporter can be read, or no sample ever arrived and some records have unread names.
@@ -50,12 +50,12 @@ def no_telemetry(ingestion: Ingestion) -> str | None:
     return None
 
 
-def number(value: float, digits: int = 3) -> float | None:
+def round_number(value: float, digits: int = 3) -> float | None:
     """Round a value to `digits` digits for JSON. Returns None if it is unknown."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
-def probability(value: float) -> float | None:
+def round_probability(value: float) -> float | None:
     """Round a probability to three significant digits, so that a base rate of 0.0002 is not zero.
 
     Returns None if it is unknown.
@@ -63,7 +63,7 @@ def probability(value: float) -> float | None:
     return None if not math.isfinite(value) else float(f"{value:.3g}")
 
 
-def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
+def find_flagged_nodes(risk: RiskScores, n: int) -> NDArray[np.bool_]:
     """Return (n,) bool whether each node's recommended action is more than watching it."""
     mask = np.zeros(n, bool)
     rows = [row for row, action in risk.actions.items() if action.code not in UNFLAGGED]
@@ -71,7 +71,7 @@ def flagged(risk: RiskScores, n: int) -> NDArray[np.bool_]:
     return mask
 
 
-def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n: int) -> NDArray[np.float64]:
+def find_answering_nodes(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n: int) -> NDArray[np.float64]:
     """Return (n,) float64: 1 if a node's exporters answer, 0 if they do not, NaN if none ever did.
 
     rows: (n, g) rows of `gpu`.
@@ -88,11 +88,13 @@ def answering(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n:
     return np.where(sends, youngest_s <= NODE_SILENT_S, up)
 
 
-def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]) -> NDArray[np.int8]:
+def compute_state_codes(
+    node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]
+) -> NDArray[np.int8]:
     """Return (n,) int8 the index of each node's state in STATES.
 
     node_state: (n,) NodeState. flags: (n,) flagged nodes. up: (n,) whether exporters answer, by
-    `answering`.
+    `find_answering_nodes`.
     """
     found = {
         "drained": node_state == NodeState.DRAINED,
@@ -108,7 +110,7 @@ def state_codes(node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDAr
 def make_risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
     """Return the risk rows of one node. values: (kind, horizon) fault probabilities."""
     return [
-        NodeRisk(cast(RiskKind, kind), horizon_s, probability(values[k, h]))
+        NodeRisk(cast(RiskKind, kind), horizon_s, round_probability(values[k, h]))
         for k, kind in enumerate(RISK_KINDS)
         for h, horizon_s in enumerate(RISK_HORIZONS_S)
     ]
@@ -247,7 +249,7 @@ def make_job_row(
 
     If the job has no forecast, its remaining time is that of past jobs of its size.
     """
-    left = left_s(attempt, now_ms, durations, issued) if attempt.state == "running" else None
+    left = estimate_remaining_time(attempt, now_ms, durations, issued) if attempt.state == "running" else None
     submission = attempt.submission
     return JobRow(
         job=attempt.job,
@@ -269,14 +271,14 @@ def make_job_row(
     )
 
 
-def left_s(
+def estimate_remaining_time(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], issued: IssuedRunTime | None
 ) -> RemainingTime | None:
     """Return the remaining time of a running attempt by its forecast, else by past jobs of its size.
 
     Returns None if neither is known.
     """
-    return (issued and issued.remaining(now_ms)) or remaining_s(attempt, now_ms, durations)
+    return (issued and issued.compute_remaining_time(now_ms)) or estimate_by_past_jobs(attempt, now_ms, durations)
 
 
 def make_job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
@@ -310,7 +312,7 @@ def read_asked_resources(attempt: JobAttempt) -> Asks:
     return Asks(request_id=spec.labels.get(REQUEST_LABEL, msgspec.UNSET) if is_request else msgspec.UNSET, **asked)
 
 
-def remaining_s(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
+def estimate_by_past_jobs(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
     """Return p50 and p90 of the remaining seconds, by the run times of finished jobs of this size.
 
     A job that has run longer than a quantile gets as much time again as it has run. Returns None if no

@@ -21,9 +21,9 @@ from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, HardReason
 from fleetcast.service.answers.jobs import StragglerCause
 from fleetcast.service.board.gpu_use import Occupant
-from fleetcast.service.exposition import Page, span
+from fleetcast.service.exposition import Page, format_horizon
 from fleetcast.service.pipeline import documents
-from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.gpu_states import compute_gpu_states
 from fleetcast.service.pipeline.tick import Tick
 
 NODES_SHOWN = 100
@@ -39,7 +39,7 @@ FLAGS = tuple(code for code in ACTIONS if code not in documents.UNFLAGGED)
 def make_fleet_page(tick: Tick) -> bytes:
     """Make the metrics page of nodes, GPUs, jobs and queues at a tick."""
     page = Page()
-    gpus = gpu_states(tick)
+    gpus = compute_gpu_states(tick)
     _add_fleet_metrics(page, tick, gpus)
     _add_usage_metrics(page, tick, gpus["running"])
     shown = choose_shown_nodes(tick)
@@ -49,40 +49,40 @@ def make_fleet_page(tick: Tick) -> bytes:
     left["queues"] = _add_queues(page, tick)
     left["slow_jobs"] = _add_slow_jobs(page, tick)
     rows = [({"what": what}, count) for what, count in left.items()]
-    page.gauge("metrics_left_out", "Entities without series of their own, beyond the bound of this page.", rows)
+    page.add_gauge("metrics_left_out", "Entities without series of their own, beyond the bound of this page.", rows)
     return page.encode()
 
 
 def _add_fleet_metrics(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.bool_]]) -> None:
-    page.number("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
+    page.add_number("board_timestamp_seconds", "Fleet time of the board that these numbers are of.", tick.now_ms / 1000)
     counts = np.bincount(tick.state_codes, minlength=len(documents.STATES)).tolist()
-    page.gauge(
+    page.add_gauge(
         "nodes",
         "Nodes by state: degraded ones are flagged, stale ones do not answer scrapes, unknown ones never did.",
         [({"state": state}, count) for state, count in zip(documents.STATES, counts, strict=True)],
     )
     codes = [action.code for action in tick.fleet.risk.actions.values()]
-    page.gauge(
+    page.add_gauge(
         "flagged_nodes",
         "Nodes by what to do about them, where that is more than watching.",
         [({"action": code}, codes.count(code)) for code in FLAGS],
     )
-    page.number(
+    page.add_number(
         "hard_signal_nodes", "Nodes with an XID, a lost GPU or another hard signal.", int(tick.fleet.risk.hard.sum())
     )
-    page.gauge(
+    page.add_gauge(
         "gpus",
         "GPUs by state; each is in one. Promised: placed, and not seen running. Unheard: its node has no fresh "
         "telemetry. Unusable: vanished. Window, reservation: maintenance or a reservation keeps its node. "
         "Out of service: its node is drained, lost or withheld.",
         [({"state": state}, int(mask.sum())) for state, mask in gpus.items()],
     )
-    page.number(
+    page.add_number(
         "gpus_unknown_use",
         "GPUs among the running ones that telemetry shows at work and that no job event tells of.",
         int((tick.gpu_use == Occupant.UNKNOWN).sum()),
     )
-    page.gauge(
+    page.add_gauge(
         "jobs",
         "Jobs that hold GPUs, that are promised some, that wait, and that may not start yet (held, dependent, gated).",
         [
@@ -92,22 +92,22 @@ def _add_fleet_metrics(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.boo
             ({"state": "blocked"}, sum(attempt.tasks for attempt in tick.blocked)),
         ],
     )
-    page.number(
+    page.add_number(
         "queued_gpus",
         "GPUs that waiting jobs ask for, in job queues and in our own, each job once.",
         tick.queued_gpus,
     )
-    page.gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
+    page.add_gauge("model_info", "The model that serves.", [({"part": "risk", "model": tick.fleet.risk.model}, 1)])
 
 
 def _add_usage_metrics(page: Page, tick: Tick, running: NDArray[np.bool_]) -> None:
     """Add the power and the utilisation of the GPUs with fresh readings."""
     busy = tick.read_gpu_feature("gpu_util")
-    page.number("power_watts", "Power of all GPUs.", _total(tick.read_gpu_feature("power_w")))
-    page.gauge(
+    page.add_number("power_watts", "Power of all GPUs.", _sum_known(tick.read_gpu_feature("power_w")))
+    page.add_gauge(
         "gpu_utilization_ratio",
         "Mean utilization of GPUs in use, by a job or by unknown work, and of the others.",
-        [({"state": "running"}, _mean(busy[running])), ({"state": "idle"}, _mean(busy[~running]))],
+        [({"state": "running"}, _average_known(busy[running])), ({"state": "idle"}, _average_known(busy[~running]))],
     )
 
 
@@ -120,14 +120,14 @@ def choose_shown_nodes(tick: Tick) -> NDArray[np.intp]:
 def _add_node_metrics(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
     names = {row: tick.topology.nodes[row].name for row in shown.tolist()}
     shown_names = frozenset(names.values())
-    holders_on = tick.memory.recall(
+    holders_on = tick.memory.get_or_make(
         "holders on", (tick.held_by_node,), lambda: _group_holders_by_node(tick.held_by_node)
     )
     holders = sorted({number for name in shown_names for number in holders_on.get(name, ())})
     racks = documents.list_node_domains(tick.topology, Level.RACK)
-    horizons = [span(horizon_s) for horizon_s in RISK_HORIZONS_S]
+    horizons = [format_horizon(horizon_s) for horizon_s in RISK_HORIZONS_S]
     risk = np.moveaxis(tick.fleet.risk.values[:, :, shown], 2, 0).tolist()
-    page.gauge(
+    page.add_gauge(
         "node_risk_probability",
         "Probability that a node fails, is drained or slows a job within the horizon.",
         [
@@ -137,12 +137,12 @@ def _add_node_metrics(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
             for horizon, p in zip(horizons, of_kind, strict=True)
         ],
     )
-    page.gauge(
+    page.add_gauge(
         "node_flagged",
         "1 for a node about which more is to be done than watching, with the action and what speaks first.",
-        [(_flag(tick, row, name), 1) for row, name in names.items() if tick.flagged[row]],
+        [(_make_flag_labels(tick, row, name), 1) for row, name in names.items() if tick.flagged[row]],
     )
-    page.gauge(
+    page.add_gauge(
         "node_info",
         "1 for every node with series of its own: where it is and what it is.",
         [
@@ -150,7 +150,7 @@ def _add_node_metrics(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
             for row, name in names.items()
         ],
     )
-    page.gauge(
+    page.add_gauge(
         "node_job_gpus",
         "GPUs that a job holds on a node; a part of a GPU counts as a part.",
         [
@@ -171,7 +171,7 @@ def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[st
     return dict(found)
 
 
-def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
+def _make_flag_labels(tick: Tick, row: int, name: str) -> dict[str, str]:
     """Return the labels of a flagged node.
 
     They name the oldest hard reason, so that a second reason does not start a second alert.
@@ -189,7 +189,7 @@ def _flag(tick: Tick, row: int, name: str) -> dict[str, str]:
 
 def _add_gpu_metrics(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapping[str, NDArray[np.bool_]]) -> None:
     names = [tick.topology.nodes[row].name for row in shown.tolist()]
-    page.gauge(
+    page.add_gauge(
         "node_gpus",
         "GPUs of a node by state.",
         [
@@ -207,14 +207,14 @@ def _add_gpu_metrics(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapp
             ("node_gpu_utilization_ratio", "Mean utilization of its GPUs.", "gpu_util", np.nanmean, 1.0),
         ):
             values = (over(tick.read_gpu_feature(feature, shown), axis=1) * scale).tolist()
-            page.gauge(name, text, [({"node": node}, value) for node, value in zip(names, values, strict=True)])
+            page.add_gauge(name, text, [({"node": node}, value) for node, value in zip(names, values, strict=True)])
 
 
 def _add_queues(page: Page, tick: Tick) -> int:
     """Add the metrics of queues, and return how many queues are summed as "other"."""
     loads = {"running": _compute_running_loads(tick)}
     for state, attempts in (("promised", tick.open.promised), ("queued", tick.open.waiting)):
-        loads[state] = _loads(attempts, [count_wanted_milli(row, tick.node_gpus) for row in attempts])
+        loads[state] = _sum_queue_loads(attempts, [count_wanted_milli(row, tick.node_gpus) for row in attempts])
     sizes = Counter[str]()
     for of_queue in loads.values():
         for name, (_, milli) in of_queue.items():
@@ -229,12 +229,12 @@ def _add_queues(page: Page, tick: Tick) -> int:
     rows = [
         ({"queue": name, "state": state}, load) for name, states in by_queue.items() for state, load in states.items()
     ]
-    page.gauge(
+    page.add_gauge(
         "queue_jobs",
         "Jobs of a queue. One that waits in several queues counts in each.",
         [(labels, jobs) for labels, (jobs, _) in rows],
     )
-    page.gauge(
+    page.add_gauge(
         "queue_gpus",
         "GPUs that jobs of a queue hold, are promised or wait for. A job that waits in several queues counts in each.",
         [(labels, milli / WHOLE_GPU) for labels, (_, milli) in rows],
@@ -243,17 +243,17 @@ def _add_queues(page: Page, tick: Tick) -> int:
     for row in tick.open.waiting:
         for name in row.queues:
             waits[name if name in shown else OTHER].append(_compute_waited_s(row, tick.now_ms))
-    page.add(
+    page.add_family(
         "summary",
         "queue_wait_seconds",
         "How long the jobs that wait now have waited (quantile 1: the longest).",
-        [row for name, values in waits.items() for row in _quantiles({"queue": name}, values)],
+        [row for name, values in waits.items() for row in _make_quantile_rows({"queue": name}, values)],
     )
-    page.add(
+    page.add_family(
         "summary",
         "started_wait_seconds",
         "How long the jobs that started within the last hour had waited.",
-        _quantiles({}, [waited_s for _, waited_s in tick.recent_starts]),
+        _make_quantile_rows({}, [waited_s for _, waited_s in tick.recent_starts]),
     )
     return max(0, len(sizes) - QUEUES_SHOWN)
 
@@ -261,16 +261,16 @@ def _add_queues(page: Page, tick: Tick) -> int:
 def _compute_running_loads(tick: Tick) -> dict[str, QueueLoad]:
     of = tick.events.placements, tick.held_by_node, tick.node_gpus
 
-    def make() -> dict[str, QueueLoad]:
+    def compute_loads() -> dict[str, QueueLoad]:
         held = zip(tick.events.running, of[1], strict=True)
-        return _loads(
+        return _sum_queue_loads(
             tick.events.running, [sum(own.values()) if own else count_wanted_milli(row, of[2]) for row, own in held]
         )
 
-    return tick.memory.recall("running by queue", of, make)
+    return tick.memory.get_or_make("running by queue", of, compute_loads)
 
 
-def _loads(attempts: Sequence[JobAttempt], milli: Sequence[int]) -> dict[str, QueueLoad]:
+def _sum_queue_loads(attempts: Sequence[JobAttempt], milli: Sequence[int]) -> dict[str, QueueLoad]:
     """Return queue → its number of jobs and its GPUs. milli: (attempt,) thousandths of GPUs."""
     found: dict[str, QueueLoad] = {}
     for attempt, own in zip(attempts, milli, strict=True):
@@ -284,7 +284,7 @@ def _compute_waited_s(attempt: JobAttempt, until_ms: int) -> float:
     return max(0.0, (until_ms - (attempt.eligible_ms or until_ms)) / 1000)
 
 
-def _quantiles(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple[dict[str, str], float]]:
+def _make_quantile_rows(labels: Mapping[str, str], values: Sequence[float]) -> list[tuple[dict[str, str], float]]:
     if not values:
         return []
     found = np.quantile(values, WAIT_QUANTILES).tolist()
@@ -299,17 +299,17 @@ def _add_slow_jobs(page: Page, tick: Tick) -> int:
     slow = {job: body for job, body in slow_jobs.items() if job in gpus}
     causes = [body["cause"] if body["cause"] in CAUSES else "unknown" for body in slow.values()]
     shown = sorted(slow, key=lambda job: (-gpus[job], job))[:JOBS_SHOWN]
-    page.gauge(
+    page.add_gauge(
         "slow_jobs",
         "Running jobs that are slower than they should be, by cause.",
         [({"cause": cause}, causes.count(cause)) for cause in CAUSES],
     )
-    page.gauge(
+    page.add_gauge(
         "slow_job_gpus",
         "GPUs of a slow job, with who holds it back.",
-        [({"job_id": job, "cause": slow[job]["cause"], **_culprit(slow[job])}, gpus[job]) for job in shown],
+        [({"job_id": job, "cause": slow[job]["cause"], **_make_culprit_labels(slow[job])}, gpus[job]) for job in shown],
     )
-    page.gauge(
+    page.add_gauge(
         "slow_job_step_ratio",
         "Observed step time of a slow job over the expected one.",
         [({"job_id": job}, slow[job].get("ratio")) for job in shown],
@@ -317,16 +317,16 @@ def _add_slow_jobs(page: Page, tick: Tick) -> int:
     return len(slow) - len(shown)
 
 
-def _culprit(body: Mapping[str, Any]) -> dict[str, str]:
+def _make_culprit_labels(body: Mapping[str, Any]) -> dict[str, str]:
     culprit = body["culprit"]
     return {"kind": culprit["kind"], "culprit": culprit["name"] or "nobody"}
 
 
-def _total(values: NDArray[np.float64]) -> float | None:
+def _sum_known(values: NDArray[np.float64]) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.sum()) if len(known) else None
 
 
-def _mean(values: NDArray[np.float64]) -> float | None:
+def _average_known(values: NDArray[np.float64]) -> float | None:
     known = values[~np.isnan(values)]
     return float(known.mean()) if len(known) else None

@@ -10,7 +10,7 @@ from msgspec import structs
 
 from fleetcast.ingest.shares import OwnRows, Share
 from fleetcast.models.risk.hazard import load_history
-from fleetcast.models.risk.local import Local
+from fleetcast.models.risk.local import LocalEvidence
 from fleetcast.models.risk.node_risk import load_risk_fit
 from fleetcast.models.risk.score import FleetMoment
 from fleetcast.models.versions.registry import Registry
@@ -24,7 +24,7 @@ from fleetcast.service.pipeline.served_risk import ServedRisk
 from fleetcast.service.pipeline.site_metrics import make_site_page
 from fleetcast.service.pipeline.snapshot import SavedState
 from fleetcast.service.pipeline.tick import Tick, TickInputs
-from fleetcast.service.pipeline.tick_memory import TickMemory
+from fleetcast.service.pipeline.tick_memory import TickCache
 from fleetcast.service.pipeline.unknown_use import UnknownUse
 
 
@@ -55,21 +55,25 @@ class FleetScorer:
 
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
         self._watch, self._share = saved.state.watch, share
-        self._use, self._memory = saved.parts[UnknownUse], TickMemory()
+        self._use, self._memory = saved.parts[UnknownUse], TickCache()
         self._own_rows = OwnRows(share, saved.state.entities)
         self._risk = ServedRisk(Registry(config.models_folder), self._watch)
         if config.pipeline.models:
             self._watch.fit = load_risk_fit(Path(config.pipeline.models))
             self._watch.memory.faults.prior = load_history(Path(config.pipeline.models))
 
-    def local(self, inputs: TickInputs) -> Local:
+    def compute_local_evidence(self, inputs: TickInputs) -> LocalEvidence:
         """Return the evidence about this pipeline's own nodes."""
-        found = self._watch.local(inputs.frames, inputs.topology, inputs.now_ms)
-        return found if self._share.instances == 1 else replace(found, own=self._own_rows.own()[: len(found.nodes)])
+        found = self._watch.score_local(inputs.frames, inputs.topology, inputs.now_ms)
+        return (
+            found
+            if self._share.instances == 1
+            else replace(found, own=self._own_rows.find_own_nodes()[: len(found.nodes)])
+        )
 
-    def tick(self, inputs: TickInputs, local: Local, others: OtherPipelines) -> Tick:
+    def score_tick(self, inputs: TickInputs, local: LocalEvidence, others: OtherPipelines) -> Tick:
         """Score a tick from the evidence and the readings of all pipelines."""
         self._risk.refresh()
-        inputs, evidence = others.join(inputs, local)
+        inputs, evidence = others.join_readings(inputs, local)
         moment = FleetMoment(inputs.now_ms, inputs.topology, evidence, inputs.events)
-        return Tick.of(inputs, self._watch.score(moment), self._use, self._memory)
+        return Tick.from_inputs(inputs, self._watch.score(moment), self._use, self._memory)

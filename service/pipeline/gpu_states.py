@@ -8,16 +8,16 @@ from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline.tick import Tick
 
 
-def gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
+def compute_gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
     """Return state → (n, g) mask of the GPUs in it. Every GPU that exists is in exactly one state.
 
     A GPU that has vanished from its exporter's page is `unusable`. It is not if a job holds it, a
     request was promised it, or it is at work.
     """
     use, usable = tick.gpu_use, tick.usable
-    nothing = tick.exists & ~np.isin(use, (Occupant.JOB, Occupant.UNKNOWN, Occupant.PROMISE))
+    nothing = tick.gpu_exists & ~np.isin(use, (Occupant.JOB, Occupant.UNKNOWN, Occupant.PROMISE))
     free = nothing & usable & (use == Occupant.NOTHING)
-    serving, in_service = tick.serving[:, None], (tick.node_state == NodeState.IN_SERVICE)[:, None]
+    serving, in_service = tick.is_placeable[:, None], (tick.node_state == NodeState.IN_SERVICE)[:, None]
     return {
         "running": np.isin(use, (Occupant.JOB, Occupant.UNKNOWN)),
         "promised": use == Occupant.PROMISE,

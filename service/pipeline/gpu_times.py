@@ -18,7 +18,10 @@ from fleetcast.service.pipeline.tick import Tick
 SECTION = "jobs.gpu_time"
 LONGEST_GAP_MS = 300_000  # between two ticks; of more nobody knows
 USED, SEEN = 0, 1
-NEAR_HALF, MOST_HUNDREDTHS = 1e-3, 1e11  # of `rounded`: below the latter, products are exact to a ten-thousandth
+NEAR_HALF, MOST_HUNDREDTHS = (
+    1e-3,
+    1e11,
+)  # of `round_to_two_digits`: below the latter, products are exact to a ten-thousandth
 Key = tuple[str, int]
 
 
@@ -42,14 +45,14 @@ class GpuTimes(Capability, Stateful):
         parts = tick.occupancy.parts
         seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
         ended, places = tick.events.ended, tick.events.placements
-        self.fold(tick.now_ms, tick.events.running, seen, tick.read_gpu_feature("gpu_util"), places)
+        self.add_gpu_time(tick.now_ms, tick.events.running, seen, tick.read_gpu_feature("gpu_util"), places)
         of = places, *ended
-        self._forget(
-            tick.memory.recall("shown", of, lambda: {*places.keys, *((row.job, row.attempt) for row in ended)})
+        self._drop_unlisted_attempts(
+            tick.memory.get_or_make("shown", of, lambda: {*places.keys, *((row.job, row.attempt) for row in ended)})
         )
-        return (Section(SECTION, msgspec.json.encode(self.rows()), tick.now_ms),)
+        return (Section(SECTION, msgspec.json.encode(self.make_rows()), tick.now_ms),)
 
-    def fold(
+    def add_gpu_time(
         self,
         now_ms: int,
         running: Sequence[JobAttempt],
@@ -90,7 +93,7 @@ class GpuTimes(Capability, Stateful):
                 self._placed_ms[row], self._gpu_s[row] = attempt.placed_ms, 0.0
         return np.array(rows, np.intp)
 
-    def _forget(self, shown: Set[Key]) -> None:
+    def _drop_unlisted_attempts(self, shown: Set[Key]) -> None:
         """Drop all attempts that are not in `shown`.
 
         shown: the caller passes the same object as long as these attempts stay the same.
@@ -105,8 +108,8 @@ class GpuTimes(Capability, Stateful):
             self._running = None, []
         self._shown = shown
 
-    def rows(self) -> list[GpuTimeRow]:
-        used, seen = (rounded(self._gpu_s[:, column]) for column in (USED, SEEN))
+    def make_rows(self) -> list[GpuTimeRow]:
+        used, seen = (round_to_two_digits(self._gpu_s[:, column]) for column in (USED, SEEN))
         return [GpuTimeRow(*key, *gpu_s) for key, *gpu_s in zip(self._rows, used, seen, strict=True)]
 
     def dump(self) -> Dump:
@@ -123,15 +126,15 @@ class GpuTimes(Capability, Stateful):
         self._placed_ms = [placed_ms for _, _, placed_ms, *_ in rows]
         self._gpu_s = np.array([gpu_s for *_, used, seen in rows for gpu_s in (used, seen)]).reshape(-1, 2)
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Discard the time of the last tick, because the clock was set and the time since then is unknown."""
         self._last_ms = None
 
 
-def rounded(values: NDArray[np.float64]) -> list[float]:
+def round_to_two_digits(values: NDArray[np.float64]) -> list[float]:
     """Round each value to two digits with the result of `round`, in a third of the time.
 
-    >>> rounded(np.array([2.675, 0.125, 1e17]))
+    >>> round_to_two_digits(np.array([2.675, 0.125, 1e17]))
     [2.67, 0.12, 1e+17]
     """
     hundredths = values * 100

@@ -38,19 +38,19 @@ Answer = TypeVar("Answer")
 Makers = Callable[[Entities], Sequence[Source]]
 
 
-def guarded(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
+def guard_sources(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
     """Make all sources and return them guarded. A failed source is made again.
 
     An error while they are first made is a configuration error, so this function raises it.
     """
 
-    def again(number: int) -> Source:
+    def remake_source(number: int) -> Source:
         return make_all(entities)[number]
 
-    return [GuardedSource(one, functools.partial(again, at)) for at, one in enumerate(make_all(entities))]
+    return [GuardedSource(one, functools.partial(remake_source, at)) for at, one in enumerate(make_all(entities))]
 
 
-async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) -> AsyncIterator[Batch]:
+async def read_batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) -> AsyncIterator[Batch]:
     """Yield all batches of a source until its end, awaiting `room` before each.
 
     While the source cannot be reached, this retries and logs each new reason once.
@@ -75,7 +75,7 @@ async def batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) 
         yield batch
 
 
-def gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
+def merge_gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
     """Return node → GPU model as the sources report it."""
     return {node: model for source in sources for node, model in source.models().items()}
 
@@ -92,7 +92,7 @@ def merge_source_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec
     return found
 
 
-def bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int]]:
+def merge_bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int]]:
     """Return job → node → number of GPUs that the job holds before it starts.
 
     If several sources know the job, the first one wins.
@@ -100,7 +100,7 @@ def bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[str, int
     return {job: on_nodes for source in reversed(sources) for job, on_nodes in source.bound().items()}
 
 
-async def caught_up(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
+async def wait_for_backlog(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
     """Wait until the records on disk are folded. Otherwise GPUs of their jobs would look free at first.
 
     Gives up if the backlog no longer shrinks (a torn tail, fast senders). It waits on while the archive
@@ -124,7 +124,7 @@ def describe_unreadable_inbox(sources: "Sequence[GuardedSource]") -> str:
 
     While it is unreadable, unknown jobs may run.
     """
-    troubles = (source.trouble() for source in sources if source.name == InboxSource.name)
+    troubles = (source.describe_trouble() for source in sources if source.name == InboxSource.name)
     return next((f"what runs where is not known: {trouble}" for trouble in troubles if trouble), "")
 
 
@@ -169,7 +169,7 @@ class GuardedSource:
         """
         try:
             if self._broken:
-                await self._start_again()
+                await self._restart_source()
             elif self._now_s() >= self._noted_s + POSITION_INTERVAL_S:
                 self.position()  # what `next` gave before is folded by now
             batch = await self._source.next()  # no await from here on: a position covers what was returned
@@ -180,13 +180,13 @@ class GuardedSource:
         except asyncio.CancelledError as error:
             if _is_task_cancelled():
                 raise
-            raise self._fail(error) from None
+            raise self._mark_broken(error) from None
         except Exception as error:
-            raise self._fail(error) from None
-        self._tally.add(batch.counted())
+            raise self._mark_broken(error) from None
+        self._tally.add_tally(batch.get_tally())
         return batch
 
-    def trouble(self) -> str:
+    def describe_trouble(self) -> str:
         """Describe what is wrong while the source is broken, and shortly afterwards. Otherwise return ""."""
         if not self._broken and self._now_s() >= self._started_s + SETTLES_S:
             return ""
@@ -194,7 +194,9 @@ class GuardedSource:
 
     def position(self) -> dict[str, Any]:
         """Return the source's position. While it is broken, return the position from which it will restart."""
-        noted = None if self._broken else self._ask("position()", lambda: _encoded(self._source.position()))
+        noted = (
+            None if self._broken else self._call_source("position()", lambda: _encode_position(self._source.position()))
+        )
         if noted is not None:
             self._position, self._noted_s = noted, self._now_s()
         return dict(msgspec.json.decode(self._position))
@@ -204,88 +206,93 @@ class GuardedSource:
         try:
             self._source.seek(dict(position))
         except Exception as error:
-            self._fail(error)
+            self._mark_broken(error)
 
     def health(self) -> list[SourceHealth]:
         """Return the source's rows for the ingestion document.
 
         The first row also has `errors` and `records` since the start, `last_error` and `failing`.
         """
-        self._health = self._ask("health()", lambda: _rows(self.name, self._source.health())) or self._health
+        self._health = (
+            self._call_source("health()", lambda: _convert_health_rows(self.name, self._source.health()))
+            or self._health
+        )
         rows: list[SourceHealth] = self._health or [{"name": self.name}]
-        failing = bool(self.trouble())
+        failing = bool(self.describe_trouble())
         if failing:
             rows = [{**row, "up": False} for row in rows]
         reply = {"errors": self.errors, "last_error": self.last_error, "failing": failing}
-        reply["records"] = self._tally.document(self._ask("pending", lambda: _check_tally(self._source.pending)))
+        reply["records"] = self._tally.make_document(
+            self._call_source("pending", lambda: _check_tally(self._source.pending))
+        )
         return [{**rows[0], **reply}, *rows[1:]]
 
     def models(self) -> dict[str, str]:
         """Return node → GPU model. While the source fails, return its last answer."""
-        reply = self._ask("models()", lambda: msgspec.convert(self._source.models(), dict[str, str]))
+        reply = self._call_source("models()", lambda: msgspec.convert(self._source.models(), dict[str, str]))
         self._models = self._models if reply is None else reply
         return self._models
 
     def nodes(self) -> Mapping[str, NodeSpec]:
         """Return node → NodeSpec as the source reports it. While the source fails, return its last answer."""
-        stated = self._ask("nodes()", lambda: _check_nodes(self._source.nodes()))
+        stated = self._call_source("nodes()", lambda: _check_nodes(self._source.nodes()))
         self._nodes = self._nodes if stated is None else stated
         return self._nodes
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
         """Return job → node → GPUs held before the start. While the source fails, return its last answer."""
-        stated = self._ask("bound()", lambda: msgspec.convert(self._source.bound(), dict[str, dict[str, int]]))
+        stated = self._call_source("bound()", lambda: msgspec.convert(self._source.bound(), dict[str, dict[str, int]]))
         self._bound = self._bound if stated is None else stated
         return self._bound
 
     def backlog_bytes(self) -> int:
-        return self._ask("backlog_bytes()", lambda: int(self._source.backlog_bytes())) or 0
+        return self._call_source("backlog_bytes()", lambda: int(self._source.backlog_bytes())) or 0
 
     def begins(self) -> bool:
-        return self._ask("begins()", lambda: bool(self._source.begins())) or False
+        return self._call_source("begins()", lambda: bool(self._source.begins())) or False
 
     def prune(self, position: Mapping[str, Any]) -> None:
-        self._ask("prune()", lambda: self._source.prune(dict(position)))
+        self._call_source("prune()", lambda: self._source.prune(dict(position)))
 
     async def close(self) -> None:
-        await self._close(self._source)
+        await self._close_source(self._source)
 
-    def _ask(self, where: str, ask: Callable[[], Answer]) -> Answer | None:
+    def _call_source(self, where: str, ask: Callable[[], Answer]) -> Answer | None:
         """Return the source's answer. If the call fails, count the error and return None."""
         try:
             return ask()
         except Exception as error:
-            self._record(where, error)
+            self._record_error(where, error)
             return None
 
-    async def _start_again(self) -> None:
+    async def _restart_source(self) -> None:
         old, self._source = self._source, self._make()
         if old is not self._source:
-            await self._close(old)
+            await self._close_source(old)
         self._source.seek(msgspec.json.decode(self._position))
         self._broken, self._started_s = False, self._now_s()
         self._noted_s = self._started_s
         logger.info("%s: started again, going on at its last position", self.name)
 
-    async def _close(self, source: Source) -> None:
+    async def _close_source(self, source: Source) -> None:
         try:
             await asyncio.wait_for(source.close(), CLOSE_S)
         except Exception as error:
-            self._record("close()", error)
+            self._record_error("close()", error)
 
-    def _fail(self, error: BaseException) -> SourceError:
+    def _mark_broken(self, error: BaseException) -> SourceError:
         """Mark the source as broken, and return the SourceError to raise.
 
         A minute without an error resets the back-off.
         """
-        self._record("next()", error)
+        self._record_error("next()", error)
         now_s = self._now_s()
         rested = now_s > self._failed_s + self._back_off_s + LONGEST_S
         self._back_off_s = FIRST_S if rested else min(LONGEST_S, 2 * self._back_off_s)
         self._broken, self._failed_s = True, now_s
         return SourceError(f"fails ({self.last_error})", self._back_off_s)
 
-    def _record(self, where: str, error: BaseException) -> None:
+    def _record_error(self, where: str, error: BaseException) -> None:
         """Count an error. Log the traceback if the error differs from the last one.
 
         Every client may read `last_error` at `/readyz`, so secrets are redacted.
@@ -309,7 +316,7 @@ def _check_tally(pending: Any) -> RecordTally:
     return pending
 
 
-def _encoded(position: Any) -> bytes:
+def _encode_position(position: Any) -> bytes:
     if not isinstance(position, dict):
         raise TypeError(f"position() gave {type(position).__name__}, expected a dict")
     return msgspec.json.encode(position)
@@ -322,7 +329,7 @@ def _check_nodes(answer: Any) -> Mapping[str, NodeSpec]:
     return answer
 
 
-def _rows(name: str, answer: Any) -> list[SourceHealth]:
+def _convert_health_rows(name: str, answer: Any) -> list[SourceHealth]:
     """Convert a source's health answer to rows of the ingestion document. Raises TypeError or ValueError."""
     rows = [{"name": name, **row} for row in (answer if isinstance(answer, list) else [answer])]
     return list(msgspec.json.decode(msgspec.json.encode(rows)))

@@ -8,8 +8,8 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.machines import is_local_name
-from fleetcast.ingest.node_names import known_name, node_name
-from fleetcast.ingest.topology.load import merged
+from fleetcast.ingest.node_names import find_known_name, find_or_register_node
+from fleetcast.ingest.topology.load import merge_specs
 
 
 class FleetInventory:
@@ -42,7 +42,7 @@ class FleetInventory:
         if stated != self._stated:
             self._stated = stated
             self._register_other_names()
-            self._register()
+            self._register_nodes()
         nodes, boards = self._entities[EntityKind.NODE], self._entities[EntityKind.GPU]
         news = len(nodes), nodes.alias_changes, len(boards), boards.moves, models, gpus, stated
         if news == self._news:
@@ -50,9 +50,9 @@ class FleetInventory:
         self._news = news
         facts: dict[str, NodeSpec] = {}
         for name, spec in stated.items():
-            known = known_name(name, nodes)
+            known = find_known_name(name, nodes)
             facts[known] = merge_node_specs(facts[known], spec) if known in facts else spec
-        specs = [_spec(name, self._files.get(name), facts.get(name)) for name in nodes.names]
+        specs = [_merge_node_facts(name, self._files.get(name), facts.get(name)) for name in nodes.names]
         placed = [name in self._files or name in facts for name in nodes.names]
         counts = {**dict.fromkeys(count_gpus_by_node(boards.names), 0), **count_gpus_by_node(boards.owned)}
         for node, count in gpus.items():
@@ -79,7 +79,9 @@ class FleetInventory:
                 claims.setdefault(one, (known, spec.source))
                 if one != known and found.setdefault(one, known) != known:
                     shared.add(one)
-        self._entities[EntityKind.NODE].alias({other: name for other, name in found.items() if other not in shared})
+        self._entities[EntityKind.NODE].replace_aliases(
+            {other: name for other, name in found.items() if other not in shared}
+        )
 
     def _may_be_other_name(self, name: str, spec: NodeSpec) -> bool:
         """Return whether a name may be an alias of this node.
@@ -88,7 +90,7 @@ class FleetInventory:
         """
         return not is_local_name(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
-    def _register(self) -> None:
+    def _register_nodes(self) -> None:
         """Register the nodes with GPUs that schedulers report.
 
         The limit on unknown nodes does not apply to them.
@@ -96,7 +98,7 @@ class FleetInventory:
         for name, spec in self._stated.items():
             if spec.gpus:
                 try:
-                    node_name(name, self._entities, is_listed=True)
+                    find_or_register_node(name, self._entities, is_listed=True)
                 except RecordError as error:
                     self.faults.append(error)
 
@@ -107,16 +109,16 @@ def merge_node_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
     The merged node lends no GPUs. If one scheduler runs in pods of the other, it reports the jobs in
     them.
     """
-    return replace(merged(one, other), lent_gpus=0)
+    return replace(merge_specs(one, other), lent_gpus=0)
 
 
-def _spec(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec:
+def _merge_node_facts(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec:
     """Merge the facts about a node from a topology file and from schedulers.
 
     name: the fleet's name for it.
     """
     found = NodeSpec(name) if stated is None else replace(stated, name=name)
-    return found if file is None else merged(file, found)
+    return found if file is None else merge_specs(file, found)
 
 
 def count_gpus_by_node(names: Iterable[str]) -> dict[str, int]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 
 from fleetcast.features.arrays_file import AREA
-from fleetcast.features.store_files import SEGMENTS, link
+from fleetcast.features.store_files import SEGMENTS, link_file
 from fleetcast.fleet import files
 from fleetcast.fleet.job_table import JobTable, decode_job, encode_job
 from fleetcast.fleet.jobs import JobAttempt
@@ -28,7 +28,7 @@ _HEAD = struct.Struct("<8sIQ")
 _encode = msgspec.msgpack.Encoder().encode
 
 
-class _Row(msgspec.Struct, array_like=True):
+class _JobRow(msgspec.Struct, array_like=True):
     """One job in a file.
 
     `attempts`: the result of `encode_job`. For a job at rest, these are the bytes that the table holds.
@@ -45,7 +45,7 @@ class JobFiles:
     def __init__(self) -> None:
         self._files: list[Path] = []  # of the last save; empty: the next one writes everything
 
-    def saving(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
+    def prepare_save(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
         """Copy the changes for the next save. Return a function that writes them and returns the file names.
 
         The function may run in any thread. If it raises OSError, the next save writes everything.
@@ -62,11 +62,11 @@ class JobFiles:
         resting = jobs.resting if not earlier else {job: jobs.resting[job] for job in changed & jobs.resting.keys()}
         names, rows_at_rest = list(resting), list(resting.values())  # a tuple a job would wake the garbage collector
 
-        def write() -> list[str]:
-            rows = (_encode(_Row(job, True, rows_at_rest[at])) for at, job in enumerate(names))
-            more = (_encode(_Row(job, False, encode_job(awake_attempt))) for job, awake_attempt in awake.items())
+        def write_files() -> list[str]:
+            rows = (_encode(_JobRow(job, True, rows_at_rest[at])) for at, job in enumerate(names))
+            more = (_encode(_JobRow(job, False, encode_job(awake_attempt))) for job, awake_attempt in awake.items())
             folder.mkdir()
-            files = [link(path, folder) for path in earlier]
+            files = [link_file(path, folder) for path in earlier]
             newest = folder / f"{max((int(path.stem) for path in files), default=0) + 1:06d}.jobs"
             _write_rows(newest, chain(rows, more), len(names) + len(awake))
             for copies in (names, rows_at_rest, awake):
@@ -74,7 +74,7 @@ class JobFiles:
             self._files = [becomes / path.name for path in (*files, newest)]
             return [path.name for path in self._files]
 
-        return write
+        return write_files
 
 
 def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
@@ -82,7 +82,7 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
 
     The header before the array reveals a torn file.
     """
-    with contextlib.closing(files.create(path, AREA)) as file:
+    with contextlib.closing(files.create_file(path, AREA)) as file:
         file.write(_HEAD.pack(b"", 0, 0))
         crc = length = 0
         chunk = b"\xdd" + struct.pack(">I", count)
@@ -110,14 +110,14 @@ def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
                 awake[row.job] = row.attempts
     for attempts in awake.values():
         for attempt in decode_job(attempts):
-            jobs.put(attempt)
+            jobs.add_attempt(attempt)
     jobs.changed.clear()
 
 
-def _read_rows(path: Path) -> list[_Row]:
-    data = memoryview(files.mapped(path))
+def _read_rows(path: Path) -> list[_JobRow]:
+    data = memoryview(files.map_file(path))
     magic, crc, length = _HEAD.unpack_from(data) if len(data) >= _HEAD.size else (b"", 0, 0)
     body = data[_HEAD.size :]
     if magic != MAGIC or len(body) != length or zlib.crc32(body) != crc:
         raise ValueError(f"{path.name} is torn: {len(data)} bytes")
-    return msgspec.msgpack.decode(body, type=list[_Row])
+    return msgspec.msgpack.decode(body, type=list[_JobRow])

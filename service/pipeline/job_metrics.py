@@ -15,13 +15,13 @@ import numpy as np
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.shared_domains import interpolate_hazard
 from fleetcast.fleet.topology import Level
-from fleetcast.models.jobs.checkpointing import compute_ettr, plan_of
+from fleetcast.models.jobs.checkpointing import compute_ettr, make_checkpoint_plan
 from fleetcast.models.jobs.utilisation import VERDICTS
-from fleetcast.models.risk.gang_risk import FAIL, GangRisk, gang_risk
+from fleetcast.models.risk.gang_risk import FAIL, GangRisk, compute_gang_risk
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
 from fleetcast.service.answers.fingerprints import Fingerprint
 from fleetcast.service.board.board import Section
-from fleetcast.service.exposition import Page, span
+from fleetcast.service.exposition import Page, format_horizon
 from fleetcast.service.pipeline.tick import Tick
 
 GANGS_SHOWN, ROWS_SHOWN = 20, 50
@@ -56,7 +56,7 @@ class JobMetrics:
         self._page = b""
         self._intervals = Intervals()
 
-    def page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
+    def renew_page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
         """Renew the page of job metrics if that is due, and return it.
 
         sections: the latest sections of the fingerprints. print_of: returns the fingerprint of a job, or
@@ -110,7 +110,7 @@ class Intervals:
             self.of.pop(key, None)
             return False
         rate = _compute_gang_risk(members, tick, DAY_S).hazard
-        plan = plan_of(cost_s, rate)
+        plan = make_checkpoint_plan(cost_s, rate)
         self.of[key] = CheckpointInterval(
             every_s / plan.interval_s, plan.expected_ettr - compute_ettr(every_s, cost_s, rate)
         )
@@ -130,7 +130,7 @@ def make_job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[A
         "spikes": _add_load_peaks(page, documents.get("doc.spikes", [])),
     }
     rows = [({"what": what}, count) for what, count in left.items()]
-    page.gauge("job_metrics_left_out", "Rows without series of their own, beyond the bound of this page.", rows)
+    page.add_gauge("job_metrics_left_out", "Rows without series of their own, beyond the bound of this page.", rows)
     return page.encode()
 
 
@@ -139,10 +139,13 @@ def _add_gang_metrics(page: Page, tick: Tick) -> int:
     gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
     shown = _sort_by_risk(gangs, tick)[:GANGS_SHOWN]
     found = [(attempt, *_find_interruption_risk(attempt, tick)) for attempt in shown]
-    page.gauge(
+    page.add_gauge(
         "gang_interruption_probability",
         "Probability that a running gang is interrupted within the horizon, and its weakest node.",
-        [({"job_id": attempt.job, "weakest": weakest, "horizon": span(HOUR_S)}, p) for attempt, p, weakest in found],
+        [
+            ({"job_id": attempt.job, "weakest": weakest, "horizon": format_horizon(HOUR_S)}, p)
+            for attempt, p, weakest in found
+        ],
     )
     return len(gangs) - len(shown)
 
@@ -185,7 +188,7 @@ def _compute_gang_risk(members: Sequence[str], tick: Tick, duration_s: float) ->
     for level, of in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
         names = (*topology.domain_names[of], "")  # the last is of -1
         domains.append((level, [names[index] for index in topology.domain[of][at].tolist()]))
-    return gang_risk(tick.fleet.risk.values[:, :, at], domains, duration_s, tick.usual_risk)
+    return compute_gang_risk(tick.fleet.risk.values[:, :, at], domains, duration_s, tick.usual_risk)
 
 
 def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
@@ -193,12 +196,12 @@ def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, 
     known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
     found = [(interval.lost, interval.ratio, job) for job, interval in known if interval is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
-    page.gauge(
+    page.add_gauge(
         "checkpoint_interval_ratio",
         "Interval between a job's checkpoints over the best one for its nodes' risk and its checkpoints' cost.",
         [({"job_id": job}, ratio) for _, ratio, job in shown],
     )
-    page.gauge(
+    page.add_gauge(
         "checkpoint_lost_time_ratio",
         "Share of a job's time that its interval loses against the best one.",
         [({"job_id": job}, max(0.0, lost)) for lost, _, job in shown],
@@ -211,19 +214,19 @@ def _add_idle_jobs(page: Page, uses: Rows) -> int:
     gpus = dict.fromkeys(VERDICTS, 0)
     for row in uses:
         gpus[row["verdict"] if row["verdict"] in gpus else "unknown"] += row["gpus"]
-    page.gauge(
+    page.add_gauge(
         "job_use_gpus",
         "GPUs of running jobs that were looked at, by what they do with them.",
         [({"verdict": verdict}, count) for verdict, count in gpus.items()],
     )
     nothing = [row for row in uses if row["verdict"] in DOING_NOTHING]
     shown = sorted(nothing, key=lambda row: (-row["gpus"] * (row["idle_s"] or 0.0), row["job"]))[:ROWS_SHOWN]
-    page.gauge(
+    page.add_gauge(
         "idle_job_gpus",
         "GPUs that a job holds and does nothing with.",
         [({"job_id": row["job"], "verdict": row["verdict"]}, row["gpus"]) for row in shown],
     )
-    page.gauge(
+    page.add_gauge(
         "idle_job_seconds",
         "Since when it does nothing, at least.",
         [({"job_id": row["job"], "verdict": row["verdict"]}, row["idle_s"]) for row in shown],
@@ -238,7 +241,7 @@ def _add_load_peaks(page: Page, spikes: Rows) -> int:
     """
     known = [row for row in spikes if row.get("capacity")]
     shown = sorted(known, key=lambda row: -row["p90"] / row["capacity"])[:ROWS_SHOWN]
-    page.gauge(
+    page.add_gauge(
         "spike_load_ratio",
         "Highest load of the next 15 minutes (p90) over what the domain can take.",
         [

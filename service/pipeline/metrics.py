@@ -36,7 +36,7 @@ class PipelineMetrics:
     def record_arrival(self) -> None:
         self._arrived.append(time.monotonic())
 
-    def arrivals(self) -> list[float]:
+    def pop_arrivals(self) -> list[float]:
         """Return the arrival times of batches since the last call, and clear them.
 
         The tick that folds these batches passes them to `record_tick`.
@@ -53,7 +53,7 @@ class PipelineMetrics:
         self._tick_ms.append(took_ms)
         self._lag_ms.extend((time.monotonic() - moment) * 1000 for moment in arrived)
 
-    def ingestion(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> Ingestion:
+    def make_ingestion_document(self, now_ms: int, counts: Counts, sources: Sequence[GuardedSource]) -> Ingestion:
         """Return the document of `/v1/ingestion`."""
         health = [row for source in sources for row in source.health()]
         return Ingestion(
@@ -70,7 +70,7 @@ class PipelineMetrics:
             events_total=counts.events,
             duplicates_total=counts.duplicates,
             noted=dict(counts.noted),
-            targets={state: _targets(health, f"targets_{state}") for state in ("up", "down")},
+            targets={state: _sum_target_counts(health, f"targets_{state}") for state in ("up", "down")},
             ticks=self.ticks,
             tick_ms=compute_percentiles(self._tick_ms),
             lag_ms=compute_percentiles(self._lag_ms),
@@ -109,13 +109,15 @@ class PipelinePage(Capability):
     def page(self, tick: Tick) -> bytes:
         page = Page()
         backlog_bytes = sum(source.backlog_bytes() for source in self._sources if source.name == InboxSource.name)
-        page.number("inbox_backlog_bytes", "Accepted records on disk that the pipeline has not read.", backlog_bytes)
-        page.number(
+        page.add_number(
+            "inbox_backlog_bytes", "Accepted records on disk that the pipeline has not read.", backlog_bytes
+        )
+        page.add_number(
             "snapshot_timestamp_seconds", "When state was last saved, in wall time.", self._find_newest_snapshot_s()
         )
-        total, free = files.usage_bytes(self._folder)
-        page.number("state_disk_size_bytes", "Size of the disk that holds the state folder.", total)
-        page.number("state_disk_free_bytes", "What is free there.", free)
+        total, free = files.read_usage_bytes(self._folder)
+        page.add_number("state_disk_size_bytes", "Size of the disk that holds the state folder.", total)
+        page.add_number("state_disk_free_bytes", "What is free there.", free)
         return page.encode() + generate_latest(self._registry)
 
     def _find_newest_snapshot_s(self) -> float | None:
@@ -138,7 +140,7 @@ def compute_percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
     return {"p50": round(float(p50), 2), "p99": round(float(p99), 2)}
 
 
-def _targets(rows: Sequence[Mapping[str, object]], key: str) -> int:
+def _sum_target_counts(rows: Sequence[Mapping[str, object]], key: str) -> int:
     """Return the sum of one count of targets over all rows. key: the name of the count.
 
     A source that is a plugin may put anything there, so values that are not numbers are skipped.

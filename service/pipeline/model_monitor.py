@@ -10,7 +10,7 @@ from fleetcast.fleet.errors import ModelError, UnknownEntity
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.models.risk.watch import FleetWatch
 from fleetcast.models.versions.card import Card
-from fleetcast.models.versions.drift import DAY_MS, Drift, DriftLimits, Recent, judge, merge_records
+from fleetcast.models.versions.drift import DAY_MS, Drift, DriftLimits, RecentAccuracy, judge_drift, merge_records
 from fleetcast.models.versions.registry import KINDS, Registry
 from fleetcast.service.answers.fitted_models import BandShare, FittedModel, FittedModels, ShadowModel
 from fleetcast.service.board.board import Section
@@ -18,7 +18,7 @@ from fleetcast.service.config import Config
 from fleetcast.service.exposition import Page
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
-from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.run_times.forecasts import RunForecasts
 from fleetcast.service.pipeline.served_risk import make_risk_shadow, summarise_recent_risk
@@ -44,16 +44,16 @@ class ModelMonitor:
         self._logged: dict[str, str] = {}
 
     @classmethod
-    def of(cls, config: Config) -> "ModelMonitor":
-        return cls(Registry(config.models_folder), limits_of(config))
+    def from_config(cls, config: Config) -> "ModelMonitor":
+        return cls(Registry(config.models_folder), make_drift_limits(config))
 
     def review(
         self,
         demand: Sequence[DemandRow],
         now_ms: int,
         shadow: ShadowModel | None = None,
-        runs: Recent | None = None,
-        risk: Recent | None = None,
+        runs: RecentAccuracy | None = None,
+        risk: RecentAccuracy | None = None,
         risk_shadow: ShadowModel | None = None,
         loaded: Mapping[str, str] | None = None,
     ) -> FittedModels:
@@ -65,17 +65,17 @@ class ModelMonitor:
         """
         recent = {
             "demand": merge_records(row.record for row in demand),
-            "duration": runs or Recent(),
-            "risk": risk or Recent(),
+            "duration": runs or RecentAccuracy(),
+            "risk": risk or RecentAccuracy(),
         }
-        cards = [card for kind in KINDS if (card := self._card(kind, (loaded or {}).get(kind))) is not None]
-        drifts = [judge(card, recent.get(card.kind, Recent()), now_ms, self._limits) for card in cards]
+        cards = [card for kind in KINDS if (card := self._read_card(kind, (loaded or {}).get(kind))) is not None]
+        drifts = [judge_drift(card, recent.get(card.kind, RecentAccuracy()), now_ms, self._limits) for card in cards]
         shadows = [one for one in (shadow, risk_shadow) if one is not None]
         self.page = make_drift_page(drifts, shadows)
-        rows = [_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
+        rows = [_make_model_row(card, drift) for card, drift in zip(cards, drifts, strict=True)]
         return FittedModels(now_ms, rows, shadows)
 
-    def _card(self, kind: str, loaded: str | None) -> Card | None:
+    def _read_card(self, kind: str, loaded: str | None) -> Card | None:
         try:
             version = self._registry.current_version(kind)
             if loaded is not None:
@@ -83,7 +83,7 @@ class ModelMonitor:
             if version is None:
                 return None
             if kind not in self._cards or self._cards[kind].version != version:
-                self._cards[kind] = self._registry.card(kind, version)
+                self._cards[kind] = self._registry.read_version_card(kind, version)
         except (ModelError, UnknownEntity, OSError) as error:
             if self._logged.get(kind) != str(error):
                 self._logged[kind] = str(error)
@@ -96,9 +96,14 @@ class ServingModels(Capability):
     """The capability that publishes the serving versions, with the outcomes of their own forecasts."""
 
     def __init__(
-        self, config: Config, demand: DemandForecasts, runs: RunForecasts, watch: FleetWatch, sharing: Sharing
+        self,
+        config: Config,
+        demand: DemandForecasts,
+        runs: RunForecasts,
+        watch: FleetWatch,
+        sharing: InterferenceLearner,
     ) -> None:
-        self._monitor = ModelMonitor.of(config)
+        self._monitor = ModelMonitor.from_config(config)
         self._demand, self._runs, self._watch, self._sharing = demand, runs, watch, sharing
 
     def sections(self, tick: Tick) -> list[Section]:
@@ -113,12 +118,12 @@ class ServingModels(Capability):
         return self._monitor.page
 
 
-def limits_of(config: Config) -> DriftLimits:
+def make_drift_limits(config: Config) -> DriftLimits:
     own = config.models
     return DriftLimits(own.retrain_coverage_off, own.retrain_loss_ratio, own.retrain_after_days)
 
 
-def _row(card: Card, drift: Drift) -> FittedModel:
+def _make_model_row(card: Card, drift: Drift) -> FittedModel:
     return FittedModel(
         kind=card.kind,
         version=card.version,
@@ -146,23 +151,23 @@ def make_drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> 
     """Make the metrics page of drifts and shadows."""
     page = Page()
     rows = [({"kind": drift.kind}, drift) for drift in drifts]
-    page.gauge(
+    page.add_gauge(
         "model_age_seconds",
         "How long ago the data ended that a serving model was fitted on.",
         [(labels, drift.age_days * DAY_MS / 1000) for labels, drift in rows],
     )
-    page.gauge(
+    page.add_gauge(
         "model_drift_coverage_ratio",
         "Share of recent outcomes inside the 10 to 90 % band of what was served, and what the card says.",
         [({**labels, "of": "recent"}, drift.recent.coverage_80) for labels, drift in rows]
         + [({**labels, "of": "card"}, drift.card_coverage_80) for labels, drift in rows if drift.kind in BANDED],
     )
-    page.gauge(
+    page.add_gauge(
         "model_drift_loss_ratio",
         "Recent weighted quantile loss of what was served over that of the best naive forecast; below 1 is better.",
         [(labels, drift.recent.loss_ratio) for labels, drift in rows],
     )
-    page.gauge(
+    page.add_gauge(
         "model_retrain_wanted",
         "1 while a condition asks for a new fit of a serving model.",
         [
@@ -171,12 +176,12 @@ def make_drift_page(drifts: Sequence[Drift], shadows: Sequence[ShadowModel]) -> 
             for condition in CONDITIONS
         ],
     )
-    page.gauge(
+    page.add_gauge(
         "model_version_info",
         "Which version of a model serves.",
         [({**labels, "version": drift.version}, 1) for labels, drift in rows],
     )
-    page.gauge(
+    page.add_gauge(
         "model_shadow_loss_ratio",
         "Loss of a challenger in the shadow, and of the version that serves, over persistence's; below 1 is better.",
         [

@@ -26,7 +26,7 @@ from fleetcast.models.risk.scores import RISK_HORIZONS_S, HardReason, Reason
 from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline import documents
 from fleetcast.service.pipeline.capability import Capability
-from fleetcast.service.pipeline.publish import encode, pieces
+from fleetcast.service.pipeline.publish import encode, make_pieces_sections
 from fleetcast.service.pipeline.tick import Tick
 
 SECTION = "timeline.node"
@@ -98,7 +98,7 @@ class NodePast(msgspec.Struct):
     stays: list[Stay] = []
 
 
-class Shown(NodePast):
+class PublishedTimeline(NodePast):
     """The timeline of one node as the board publishes it, with the node's events."""
 
     node: str = ""
@@ -146,7 +146,7 @@ class NodePasts(Capability, Stateful):
                 if stay.ended_ms is None:
                     self._on.setdefault((stay.job, stay.attempt), set()).add(name)
 
-    def missed(self, since_ms: int) -> None:
+    def record_gap(self, since_ms: int) -> None:
         """Record that nothing was observed from `since_ms` until the next tick.
 
         The caller calls this after `load`.
@@ -154,9 +154,9 @@ class NodePasts(Capability, Stateful):
         for past in self.of.values():
             _begin_span(past.states, "unknown", "", since_ms)
             nothing: list[float | None] = [None] * len(HORIZONS_S)
-            _add(past.steps, (since_ms, nothing), MOST_STEPS)
+            _append_thinned(past.steps, (since_ms, nothing), MOST_STEPS)
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the times of all scores by `by_ms`, after the clock was set.
 
         The times of signals, actions and states in progress shift too. Everything else stays.
@@ -183,15 +183,15 @@ class NodePasts(Capability, Stateful):
         self._names = names
         for name in {*changed, *missing}:
             self._pieces[name] = self._encode_node_past(name, tick.now_ms)
-        parts = pieces(SECTION, [self._pieces[name] for name in names])
+        parts = make_pieces_sections(SECTION, [self._pieces[name] for name in names])
         return [Section(name, part, tick.now_ms) for name, part in parts.items()]
 
     def _encode_node_past(self, name: str, now_ms: int) -> bytes:
         past = self.of[name]
-        _forget(past, now_ms - RETENTION_MS)
+        _drop_old_entries(past, now_ms - RETENTION_MS)
         record = self._records.get(name)
         fields = {field: getattr(past, field) for field in NodePast.__struct_fields__}
-        return encode(Shown(**fields, node=name, events=record.events if record else ()))
+        return encode(PublishedTimeline(**fields, node=name, events=record.events if record else ()))
 
     def _observe(self, tick: Tick) -> set[str]:
         """Add a tick to all timelines, and return the names of the nodes whose timelines changed."""
@@ -220,8 +220,8 @@ class NodePasts(Capability, Stateful):
         self._last = before
         names = tick.topology.names
         for row in rows.tolist():
-            step = [documents.probability(p) if p >= 0 else None for p in worst[:, row].tolist()]
-            _add(self.of[names[row]].steps, (tick.now_ms, step), MOST_STEPS)
+            step = [documents.round_probability(p) if p >= 0 else None for p in worst[:, row].tolist()]
+            _append_thinned(self.of[names[row]].steps, (tick.now_ms, step), MOST_STEPS)
         return {names[row] for row in rows.tolist()}
 
     def _observe_states(self, tick: Tick) -> set[str]:
@@ -242,7 +242,7 @@ class NodePasts(Capability, Stateful):
         for name in reasons.keys() | (self._active & self.of.keys()):
             past, action = self.of[name], actions.get(name, documents.NO_ACTION)
             span = _begin_span(past.actions, action.code, action.sentence, now_ms)
-            if _follow(past.signals, reasons.get(name, ()), now_ms) or span:
+            if _update_signals(past.signals, reasons.get(name, ()), now_ms) or span:
                 changed.add(name)
         self._active = set(reasons)
         return changed
@@ -268,17 +268,17 @@ class NodePasts(Capability, Stateful):
         for key, row in running.items():
             known = self._placed.get(key)
             if known is None or known[0] is not row.ranks or known[1] is not row.nodes:
-                changed |= self._stay(row, tick.now_ms)
+                changed |= self._begin_attempt_stays(row, tick.now_ms)
                 self._placed[key] = (row.ranks, row.nodes)
         self._placed = {key: self._placed[key] for key in running}
         for key in [key for key in self._on if key not in running]:
             over = ended.get(key)
             over_ms = over.over_ms if over is not None else None
             at_ms = tick.now_ms if over_ms is None else over_ms
-            changed |= self._leave(key, self._on[key], at_ms, over.state if over is not None else "")
+            changed |= self._end_attempt_stays(key, self._on[key], at_ms, over.state if over is not None else "")
         return changed
 
-    def _stay(self, attempt: JobAttempt, now_ms: int) -> set[str]:
+    def _begin_attempt_stays(self, attempt: JobAttempt, now_ms: int) -> set[str]:
         """Begin stays on the nodes where an attempt runs now, and end those on nodes that it left.
 
         Return the names of these nodes.
@@ -288,8 +288,8 @@ class NodePasts(Capability, Stateful):
         new = {name for name in gpus.keys() - before if name in self.of}
         for name in new:
             began_ms = now_ms if before else attempt.started_ms or now_ms
-            _keep(self.of[name].stays, Stay(*key, gpus[name], began_ms, None, ""))
-        gone = self._leave(key, before - gpus.keys(), now_ms, "moved")
+            _append_stay(self.of[name].stays, Stay(*key, gpus[name], began_ms, None, ""))
+        gone = self._end_attempt_stays(key, before - gpus.keys(), now_ms, "moved")
         self._on[key] = (before & gpus.keys()) | new
         return new | gone
 
@@ -302,11 +302,11 @@ class NodePasts(Capability, Stateful):
         for name, count in _count_attempt_gpus(attempt).items():
             past = self.of.get(name)
             if past is not None and all((stay.job, stay.attempt) != key for stay in past.stays):
-                _keep(past.stays, Stay(*key, count, began_ms, over_ms, attempt.state))
+                _append_stay(past.stays, Stay(*key, count, began_ms, over_ms, attempt.state))
                 changed.add(name)
         return changed
 
-    def _leave(self, key: Attempt, names: set[str], at_ms: int, outcome: str) -> set[str]:
+    def _end_attempt_stays(self, key: Attempt, names: set[str], at_ms: int, outcome: str) -> set[str]:
         for name in names:
             for stay in self.of[name].stays:
                 if (stay.job, stay.attempt) == key and stay.ended_ms is None:
@@ -319,7 +319,7 @@ class NodePasts(Capability, Stateful):
         return set(names)
 
 
-def _keep(stays: list[Stay], stay: Stay) -> None:
+def _append_stay(stays: list[Stay], stay: Stay) -> None:
     """Append a stay. Beyond MOST_STAYS, drop the oldest ended stay, or else the oldest."""
     stays.append(stay)
     if len(stays) > MOST_STAYS:
@@ -336,7 +336,7 @@ def _count_attempt_gpus(attempt: JobAttempt) -> dict[str, int | None]:
     return counts
 
 
-def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
+def _update_signals(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
     """Update the signals to the current reasons. Return whether anything changed."""
     latest = {(spell.feature, spell.entity): spell for spell in signals}
     given = {(reason.feature, reason.entity): reason for reason in reversed(reasons)}  # the first of two is the firmer
@@ -347,10 +347,10 @@ def _follow(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> boo
         if other and spell is not None and spell.ended_ms is None:
             spell.ended_ms = now_ms
         if spell is None or other or (spell.ended_ms is not None and spell.ended_ms < now_ms - PAUSE_MS):
-            signals.append(_spell(reason, now_ms, spell.ended_ms if spell is not None and other else None))
+            signals.append(_begin_spell(reason, now_ms, spell.ended_ms if spell is not None and other else None))
             changed = True
         else:
-            changed |= _go_on(spell, reason, now_ms)
+            changed |= _continue_spell(spell, reason, now_ms)
     for key, spell in latest.items():
         if spell.ended_ms is None and key not in given:
             spell.ended_ms = now_ms
@@ -370,14 +370,14 @@ def _is_new_signal(spell: Spell, reason: Reason) -> bool:
     return is_code or (isinstance(reason, HardReason) and not spell.fault)
 
 
-def _spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
+def _begin_spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
     """Begin a spell. after_ms: the end of the spell that it replaces, None if it replaces none."""
     began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
     return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
 
 
-def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
+def _continue_spell(spell: Spell, reason: Reason, now_ms: int) -> bool:
     """Continue a spell. Return whether it had ended before, or its value changed noticeably."""
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
@@ -385,7 +385,7 @@ def _go_on(spell: Spell, reason: Reason, now_ms: int) -> bool:
     if abs(reason.value - last) <= (0.5 if reason.feature in AGES else LEAST_MOVE) * scale:
         return was_over
     spell.sentence, spell.usual, spell.share = reason.sentence, reason.usual, reason.share
-    _add(spell.points, (now_ms, reason.value), MOST_POINTS)
+    _append_thinned(spell.points, (now_ms, reason.value), MOST_POINTS)
     return True
 
 
@@ -407,7 +407,7 @@ def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) ->
     return True
 
 
-def _add(rows: list[Item], row: Item, most: int) -> None:
+def _append_thinned(rows: list[Item], row: Item, most: int) -> None:
     """Append a row. Beyond `most` rows, drop every second row of the older half, except the first row."""
     rows.append(row)
     if len(rows) > most:
@@ -415,7 +415,7 @@ def _add(rows: list[Item], row: Item, most: int) -> None:
         del rows[1:half:2]
 
 
-def _forget(past: NodePast, before_ms: int) -> None:
+def _drop_old_entries(past: NodePast, before_ms: int) -> None:
     """Drop everything that had ended before `before_ms`."""
     tables: tuple[list[Any], ...] = (past.signals, past.actions, past.states, past.stays)
     for rows in tables:

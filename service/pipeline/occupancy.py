@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.events import Submitted
-from fleetcast.fleet.held_gpus import count_unnamed_gpus, find_rank_share, find_submitted_share, held_milli
+from fleetcast.fleet.held_gpus import count_held_milli, count_unnamed_gpus, find_rank_share, find_submitted_share
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import MAX_COUNT, WHOLE_GPU, RankPlacement
@@ -56,7 +56,7 @@ class Occupancy:
     displaced: frozenset[int] = frozenset()
 
 
-def observe(
+def compute_occupancy(
     running: Sequence[JobAttempt],
     topology: Topology,
     index: dict[str, int],
@@ -73,7 +73,7 @@ def observe(
     `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold
     those GPUs.
     """
-    stated = _stated(running, topology, index, given)
+    stated = _collect_stated_gpus(running, topology, index, given)
     folded = _Holders(running, topology, stated)
     for number, row, milli, gpus in stated.unnamed:
         works = np.zeros(folded.holder.shape[1], bool) if at_work is None else at_work[row]
@@ -84,16 +84,16 @@ def observe(
     return Occupancy(
         folded.holder,
         tuple(attempt.job for attempt in running),
-        *_hosts(running, topology, index),
+        *_sum_host_use(running, topology, index),
         np.array(folded.parts, np.int32).reshape(-1, 4),
-        _sizes(running, folded.holder, {number for number, *_ in folded.parts}, topology),
+        _find_size_changes(running, folded.holder, {number for number, *_ in folded.parts}, topology),
         sorted({row for _, row, _, _ in stated.unnamed}),
         frozenset(folded.displaced),
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Stated:
+class _StatedGpus:
     """The GPUs that events and promises state.
 
     named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it.
@@ -107,13 +107,13 @@ class _Stated:
     unnamed: list[tuple[int, int, int, int]] = field(default_factory=list)
 
 
-def _stated(
+def _collect_stated_gpus(
     running: Sequence[JobAttempt],
     topology: Topology,
     index: Mapping[str, int],
     given: Mapping[tuple[str, int], Sequence[RankPlacement]],
-) -> _Stated:
-    found, counts = _Stated(), topology.gpus.tolist()
+) -> _StatedGpus:
+    found, counts = _StatedGpus(), topology.gpus.tolist()
     for number, attempt in enumerate(running):
         places = [(rank.node, rank.gpus, rank.gpu_share) for rank in _choose_ranks(attempt, given)]
         for node, gpus, share in places or [(node, (), msgspec.UNSET) for node in attempt.nodes]:
@@ -131,7 +131,7 @@ def _stated(
     return found
 
 
-def _hosts(
+def _sum_host_use(
     running: Sequence[JobAttempt], topology: Topology, index: Mapping[str, int]
 ) -> tuple[dict[int, list[str]], NDArray[np.float64], NDArray[np.float64]]:
     """Return row → jobs on that node, and (n,) CPUs and (n,) GiB of host memory that they use there."""
@@ -150,7 +150,7 @@ def _hosts(
 class _Holders:
     """The holders of GPUs while they are assigned: first the stated GPUs, then guesses for the others."""
 
-    def __init__(self, running: Sequence[JobAttempt], topology: Topology, stated: _Stated) -> None:
+    def __init__(self, running: Sequence[JobAttempt], topology: Topology, stated: _StatedGpus) -> None:
         self.running, self.names, self.counts = running, topology.names, topology.gpus.tolist()
         self.holder = np.full((len(topology), max(1, int(topology.gpus.max(initial=1)))), -1, np.int32)
         if stated.named:
@@ -161,7 +161,7 @@ class _Holders:
         self.parts: list[tuple[int, int, int, int]] = []
         self.used: dict[int, dict[int, int]] = {}  # row -> GPU -> thousandths of it that jobs hold
         for part in [part for part in stated.parts if self.holder[part[1], part[2]] < 0]:
-            self._share(*part)
+            self._record_part(*part)
 
     def guess_shared_gpus(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
         """Let an attempt share GPUs of a node that have room for a part.
@@ -171,7 +171,7 @@ class _Holders:
         for _ in range(gpus or count_unnamed_gpus(self.running[number], self.names[row])):
             gpu = _find_gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
             if gpu >= 0:
-                self._share(number, row, gpu, milli)
+                self._record_part(number, row, gpu, milli)
             else:
                 self.displaced.add(number)
 
@@ -183,7 +183,7 @@ class _Holders:
         if len(free) < min(wanted, self.counts[row]):
             self.displaced.add(number)
 
-    def _share(self, number: int, row: int, gpu: int, milli: int) -> None:
+    def _record_part(self, number: int, row: int, gpu: int, milli: int) -> None:
         """Record a part of a GPU. The first attempt that shares a GPU becomes its holder."""
         self.parts.append((number, row, gpu, milli))
         of_node = self.used.setdefault(row, {})
@@ -192,7 +192,7 @@ class _Holders:
             self.holder[row, gpu] = number
 
 
-class OccupancyMemory:
+class OccupancyCache:
     """A cache of the last occupancy, valid while none of its inputs has changed."""
 
     def __init__(self) -> None:
@@ -200,7 +200,7 @@ class OccupancyMemory:
         self._of: tuple[RunningPlaces, Topology, Mapping[tuple[str, int], Sequence[RankPlacement]]] | None = None
         self._works = np.zeros((0, 0), bool)  # (k, g) of the nodes in `guessed_on`
 
-    def given_back(self, running: Container[str]) -> NDArray[np.bool_] | None:
+    def find_freed_gpus(self, running: Container[str]) -> NDArray[np.bool_] | None:
         """Return (n, g) bool, the GPUs that were held at the last tick by jobs that no longer run.
 
         Returns None if all those jobs still run.
@@ -209,7 +209,7 @@ class OccupancyMemory:
         over = [number for number, job in enumerate(jobs) if job not in running]
         return np.isin(self._found.holder, over) if self._found is not None and over else None
 
-    def observe(
+    def get_occupancy(
         self,
         running: Sequence[JobAttempt],
         placements: RunningPlaces,
@@ -218,7 +218,7 @@ class OccupancyMemory:
         at_work: NDArray[np.bool_],
         given: Mapping[tuple[str, int], Sequence[RankPlacement]],
     ) -> Occupancy:
-        """Return the result of the function `observe`, from the cache if no argument has changed.
+        """Return the result of the function `compute_occupancy`, from the cache if no argument has changed.
 
         placements: those of `running`.
         """
@@ -231,12 +231,12 @@ class OccupancyMemory:
             or of[2] != given
             or not np.array_equal(at_work[list(found.guessed_on)], self._works)
         ):
-            found = self._found = observe(running, topology, index, at_work, given)
+            found = self._found = compute_occupancy(running, topology, index, at_work, given)
             self._of, self._works = (placements, topology, given), at_work[list(found.guessed_on)]
         return found
 
 
-def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topology) -> list[dict[str, int]]:
+def count_milli_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topology) -> list[dict[str, int]]:
     """Return, for each running attempt, node → thousandths of GPUs that it holds there.
 
     For nodes with a known number of GPUs, these come from the occupancy, so that jobs add up to the GPUs in
@@ -245,7 +245,7 @@ def held_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topol
     counts = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
     found: list[dict[str, int]] = []
     for attempt in running:
-        stated = held_milli(attempt, counts)
+        stated = count_held_milli(attempt, counts)
         found.append({node: 0 if counts.get(node) else milli for node, milli in stated.items()})
     whole = seen.holder.copy()
     whole[seen.parts[:, 1], seen.parts[:, 2]] = -1
@@ -276,7 +276,7 @@ def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
     )
 
 
-def _sizes(
+def _find_size_changes(
     running: Sequence[JobAttempt], holder: NDArray[np.int32], sharing: set[int], topology: Topology
 ) -> dict[int, int]:
     """Return number → GPUs held, for attempts that hold another number of GPUs than their events state.

@@ -38,7 +38,7 @@ class OpenView:
     requested: Sequence[JobAttempt] = ()
 
     @classmethod
-    def of(cls, open_requests: Sequence[OpenRequest], events: EventView) -> "OpenView":
+    def from_requests(cls, open_requests: Sequence[OpenRequest], events: EventView) -> "OpenView":
         """Combine the open requests with the attempts that wait according to job events."""
         if not open_requests:
             return cls(events.queued)
@@ -63,10 +63,10 @@ def drop_held_promises(
     """
     if not any(request.is_promised for request in requests):
         return requests
-    return [replace(request, ranks=_left(request.ranks, held, rows)) for request in requests]
+    return [replace(request, ranks=_drop_held_gpus(request.ranks, held, rows)) for request in requests]
 
 
-def _left(
+def _drop_held_gpus(
     ranks: tuple[RankPlacement, ...], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> tuple[RankPlacement, ...]:
     """Return the ranks without the GPUs that jobs hold, and without ranks that have no GPU left.

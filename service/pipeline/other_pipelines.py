@@ -23,7 +23,7 @@ from fleetcast.fleet.file_changes import REPLACED, FileChanges
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.archive.archive import ArchiveHealth
 from fleetcast.ingest.label_jobs import LabelHold
-from fleetcast.models.risk.local import Local
+from fleetcast.models.risk.local import LocalEvidence
 from fleetcast.models.stragglers.gang import GPU_CHANNELS
 from fleetcast.service.answers.fleet import Ingestion
 from fleetcast.service.answers.risk import HardSignal
@@ -33,7 +33,7 @@ from fleetcast.service.config import Config
 from fleetcast.service.exposition import Page
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.inventory import count_gpus_by_node
-from fleetcast.service.pipeline.reports import SHOWN, Report, read_pipeline_report, shown
+from fleetcast.service.pipeline.reports import SHOWN, Report, read_pipeline_report, select_shown_readings
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick, TickInputs
 
@@ -70,7 +70,7 @@ class OtherPipeline:
         first, self._board = self._board is None, board
         try:
             report = read_pipeline_report(board, self.report)
-            _check(report)
+            _check_report(report)
             urgent_rows = _read_hard_signals(board)
         except (LookupError, TypeError, ValueError, msgspec.MsgspecError) as error:
             logger.error("pipeline %d: its board cannot be read (%s), its last word stays", self.instance, error)
@@ -78,10 +78,10 @@ class OtherPipeline:
         if self.report is None or report.local.gpu.names is not self.report.local.gpu.names:
             self.gpus = count_gpus_by_node(report.local.gpu.names)
         self.report = report
-        fresh = self._fresh(urgent_rows)
+        fresh = self._record_signals(urgent_rows)
         return self.urgent if first else fresh  # at our start, what its scores know of is old
 
-    def _fresh(self, rows: list[HardSignal]) -> list[HardSignal]:
+    def _record_signals(self, rows: list[HardSignal]) -> list[HardSignal]:
         fresh = [row for row in rows if row not in self._observed]
         self._observed = rows
         scored_ms = self.report.local.time_ms if self.report else 0
@@ -98,7 +98,7 @@ def _read_hard_signals(board: Board) -> list[HardSignal]:
     return [row for row in decode_urgent(raw).rows if row.taken_ms]
 
 
-def _check(report: Report) -> None:
+def _check_report(report: Report) -> None:
     """Check that the columns of a report have matching shapes. Raises ValueError if they do not.
 
     Otherwise a tick could fail halfway through a report.
@@ -141,14 +141,14 @@ class OtherPipelines(Capability):
         self._publish, self._wake = publish, wake
         self.stale_after_ms = round(config.stale_after_s(clock) * 1000)
         self.each = [
-            OtherPipeline(instance, BoardReader(config.home(instance) / "board"))
+            OtherPipeline(instance, BoardReader(config.get_pipeline_folder(instance) / "board"))
             for instance in range(1, config.pipeline.instances)
         ]
 
     def __len__(self) -> int:
         return len(self.each)
 
-    def reports(self) -> Iterator[Report]:
+    def iterate_reports(self) -> Iterator[Report]:
         return (other.report for other in self.each if other.report is not None)
 
     async def work(self, state: FleetState) -> None:
@@ -175,13 +175,13 @@ class OtherPipelines(Capability):
         if rows := [row for other in self.each for row in other.urgent]:
             self._publish(rows)
 
-    def nodes(self) -> Iterator[str]:
+    def list_node_names(self) -> Iterator[str]:
         """Yield the names of the nodes from which the other pipelines have received samples."""
-        for report in self.reports():
+        for report in self.iterate_reports():
             known = report.local.known.tolist()
             yield from (name for name, heard in zip(report.local.nodes, known, strict=True) if heard)
 
-    def gpus(self) -> dict[str, int]:
+    def count_gpus(self) -> dict[str, int]:
         """Return node -> number of GPUs that the other pipelines have observed there."""
         counts: dict[str, int] = {}
         for other in self.each:
@@ -189,19 +189,19 @@ class OtherPipelines(Capability):
                 counts[node] = max(counts.get(node, 0), count)
         return counts
 
-    def labelled(self) -> Iterator[LabelHold]:
+    def list_label_holds(self) -> Iterator[LabelHold]:
         """Yield the holders of GPUs that labels name, as the other pipelines report them."""
-        return (hold for report in self.reports() for hold in report.about.labelled)
+        return (hold for report in self.iterate_reports() for hold in report.about.labelled)
 
-    def models(self) -> dict[str, str]:
-        return {node: model for report in self.reports() for node, model in report.about.models.items()}
+    def merge_gpu_models(self) -> dict[str, str]:
+        return {node: model for report in self.iterate_reports() for node, model in report.about.models.items()}
 
-    def join(self, inputs: TickInputs, local: Local) -> tuple[TickInputs, list[Local]]:
+    def join_readings(self, inputs: TickInputs, local: LocalEvidence) -> tuple[TickInputs, list[LocalEvidence]]:
         """Join the readings of all pipelines by rows of the fleet's topology.
 
         Also return the evidence of each pipeline.
         """
-        reports = [self._update_ages(report, inputs.now_ms) for report in self.reports()]
+        reports = [self._update_ages(report, inputs.now_ms) for report in self.iterate_reports()]
         if not reports:
             return inputs, [local]
         rows = {name: row for row, name in enumerate(inputs.topology.names)}
@@ -228,9 +228,9 @@ class OtherPipelines(Capability):
             node[heard, UP] = 0.0
         return replace(report, gpu=gpu, node=node)
 
-    def ingestion(self, own: Ingestion) -> Ingestion:
+    def merge_ingestion(self, own: Ingestion) -> Ingestion:
         """Add the other pipelines' counts to the first pipeline's ingestion document, and return it."""
-        for report in self.reports():
+        for report in self.iterate_reports():
             other = report.about.ingestion
             if other is None:
                 continue
@@ -240,10 +240,10 @@ class OtherPipelines(Capability):
                 setattr(own, key, round(getattr(own, key) + getattr(other, key), 2))
             if own.archive and other.archive:
                 own.archive = _merge_archive_health(own.archive, other.archive)
-            own.bad_records = _sum(own.bad_records, other.bad_records)
-            own.targets = _sum(own.targets, other.targets)
-            own.labels = _sum(own.labels, other.labels)
-            own.noted = _sum(own.noted, other.noted)
+            own.bad_records = _sum_counts(own.bad_records, other.bad_records)
+            own.targets = _sum_counts(own.targets, other.targets)
+            own.labels = _sum_counts(own.labels, other.labels)
+            own.noted = _sum_counts(own.noted, other.noted)
             own.bad_examples = {**other.bad_examples, **own.bad_examples}
             newest = (own.newest_sample_ms, other.newest_sample_ms)
             own.newest_sample_ms = max((time_ms for time_ms in newest if time_ms), default=None)
@@ -254,12 +254,12 @@ class OtherPipelines(Capability):
         if not self.each:
             return b""
         page = Page()
-        ages = [({"pipeline": str(row.instance)}, _age_s(row.report, tick.now_ms)) for row in self.each]
-        page.gauge("pipeline_report_age_seconds", "Fleet time since another pipeline's last report.", ages)
+        ages = [({"pipeline": str(row.instance)}, _compute_age_s(row.report, tick.now_ms)) for row in self.each]
+        page.add_gauge("pipeline_report_age_seconds", "Fleet time since another pipeline's last report.", ages)
         return page.encode()
 
 
-def _age_s(report: Report | None, now_ms: int) -> float | None:
+def _compute_age_s(report: Report | None, now_ms: int) -> float | None:
     return None if report is None else max(0, now_ms - report.local.time_ms) / 1000
 
 
@@ -269,7 +269,7 @@ def _merge_archive_health(first: ArchiveHealth, second: ArchiveHealth) -> Archiv
     return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
 
 
-def _sum(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
+def _sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     return {key: first.get(key, 0) + second.get(key, 0) for key in {**first, **second}}
 
 
@@ -280,14 +280,14 @@ def _merge_gpu_readings(
 
     If several pipelines report a GPU, the youngest reading wins.
     """
-    values, nodes = [shown(inputs.frames.gpu)], [inputs.frames.gpu.node]
+    values, nodes = [select_shown_readings(inputs.frames.gpu)], [inputs.frames.gpu.node]
     at, offset = inputs.gpu_rows.copy(), len(inputs.frames.gpu.values)
     at[at >= offset] = -1  # registered since the frame was made
-    age_s = _ages(values[0], GPU)
+    age_s = _read_ages(values[0], GPU)
     for report in reports:
-        node = _places(report, rows)[report.local.gpu.node] if len(report.gpu) else report.local.gpu.node
-        index = np.array([_index(name) for name in report.local.gpu.names], np.int32)
-        ages_s = _ages(report.gpu, GPU)
+        node = _find_topology_rows(report, rows)[report.local.gpu.node] if len(report.gpu) else report.local.gpu.node
+        index = np.array([_parse_gpu_index(name) for name in report.local.gpu.names], np.int32)
+        ages_s = _read_ages(report.gpu, GPU)
         inside = np.flatnonzero((node >= 0) & (index >= 0) & (index < at.shape[1]))
         before = at[node[inside], index[inside]]
         known_s = np.append(age_s, np.inf)[before]  # -1, none yet, is the last
@@ -297,35 +297,35 @@ def _merge_gpu_readings(
         nodes.append(node)
         age_s = np.append(age_s, ages_s)
         offset += len(report.gpu)
-    return _frame(GPU, np.concatenate(values), np.concatenate(nodes).astype(np.int32), inputs.now_ms), at
+    return _make_frame(GPU, np.concatenate(values), np.concatenate(nodes).astype(np.int32), inputs.now_ms), at
 
 
 def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
     """Return the readings of all nodes by rows of the topology. The youngest reading of each node wins."""
     values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
-    own = shown(inputs.frames.node)[: len(rows)]
+    own = select_shown_readings(inputs.frames.node)[: len(rows)]
     values[: len(own)] = own
     for report in reports:
-        node = _places(report, rows)[: len(report.node)]
+        node = _find_topology_rows(report, rows)[: len(report.node)]
         inside = np.flatnonzero(node >= 0)
-        better = inside[_ages(report.node, NODE)[inside] < _ages(values, NODE)[node[inside]]]
+        better = inside[_read_ages(report.node, NODE)[inside] < _read_ages(values, NODE)[node[inside]]]
         values[node[better]] = report.node[better]
-    return _frame(NODE, values, np.arange(len(rows), dtype=np.int32), inputs.now_ms)
+    return _make_frame(NODE, values, np.arange(len(rows), dtype=np.int32), inputs.now_ms)
 
 
-def _places(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
+def _find_topology_rows(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
     """Return (reported node,) int32 row in the topology, or -1 for a node that is not in it."""
     return np.array([rows.get(name, -1) for name in report.local.nodes], np.int32)
 
 
-def _ages(values: NDArray[np.float32], kind: EntityKind) -> NDArray[np.float32]:
+def _read_ages(values: NDArray[np.float32], kind: EntityKind) -> NDArray[np.float32]:
     return np.where(np.isfinite(values[:, AGE[kind]]), values[:, AGE[kind]], np.float32(np.inf))
 
 
-def _index(name: str) -> int:
+def _parse_gpu_index(name: str) -> int:
     last = name.rpartition("/")[2]
     return int(last) if last.isdigit() else -1
 
 
-def _frame(kind: EntityKind, values: NDArray[np.float32], node: NDArray[np.int32], now_ms: int) -> FeatureFrame:
+def _make_frame(kind: EntityKind, values: NDArray[np.float32], node: NDArray[np.int32], now_ms: int) -> FeatureFrame:
     return FeatureFrame(kind, SHOWN[kind], values, node, np.zeros(values.shape, np.int64), now_ms)

@@ -29,19 +29,19 @@ from fleetcast.ingest.source import Batch, Source
 from fleetcast.models.demand.forecaster import DemandForecaster
 from fleetcast.service.answers.risk import HardSignal
 from fleetcast.service.board.board import BoardWriter, Section
-from fleetcast.service.board.urgent import HardSignals, UrgentRows
+from fleetcast.service.board.urgent import HardSignalDetector, UrgentRows
 from fleetcast.service.config import Config
 from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.pipeline.archive_writer import ArchiveWriter
 from fleetcast.service.pipeline.capabilities import CAPABILITIES, Capabilities, Make, Setting
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.fleet_scores import FleetScorer
-from fleetcast.service.pipeline.guarded_source import GuardedSource, batches, caught_up
+from fleetcast.service.pipeline.guarded_source import GuardedSource, read_batches, wait_for_backlog
 from fleetcast.service.pipeline.metrics import PipelineMetrics
 from fleetcast.service.pipeline.other_pipelines import OtherPipelines
 from fleetcast.service.pipeline.pipeline_clock import PipelineClock
 from fleetcast.service.pipeline.reports import make_report_sections
-from fleetcast.service.pipeline.resume import resume
+from fleetcast.service.pipeline.resume import restore_pipeline
 from fleetcast.service.pipeline.tick import TickInputs
 from fleetcast.service.pipeline.tick_inputs import InputCollector
 from fleetcast.service.pipeline.tick_rest import TickRest
@@ -66,7 +66,7 @@ class Pipeline:
         self.config, self.clock, self.share = config, clock, share
         self._wake, self._has_caught_up, self.has_published = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._memory_free, self._saving = asyncio.Lock(), asyncio.Lock()  # a thread writes the memory while it scores
-        resumed = resume(config, clock, topology, sources, share)
+        resumed = restore_pipeline(config, clock, topology, sources, share)
         self.saved, self.snapshot, self.sources = resumed.saved, resumed.snapshot, resumed.sources
         self.state_monitor = resumed.state_monitor
         self.state, self.memory = self.saved.state, self.saved.state.memory
@@ -74,11 +74,15 @@ class Pipeline:
         self._scorer = FleetScorer(config, self.saved, share)
         self.archive_writer = ArchiveWriter(config, self.state, clock, share, self.saved.saved_ms)
         self.time = PipelineClock(clock, self.saved, round(config.scrape.interval_s * 1000), self._wake)
-        self.time.start(misses=any(source.misses for source in self.sources))
-        self.board = BoardWriter(config.board if share.first else config.home(share.instance) / "board")
+        self.time.adapt_after_restore(misses=any(source.misses for source in self.sources))
+        self.board = BoardWriter(
+            config.board if share.is_first else config.get_pipeline_folder(share.instance) / "board"
+        )
         self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
-        self.others = OtherPipelines(config, clock, self._publish_urgent_signals, self._wake) if share.first else None
-        self._hard = HardSignals(self.state.entities)
+        self.others = (
+            OtherPipelines(config, clock, self._publish_urgent_signals, self._wake) if share.is_first else None
+        )
+        self._hard = HardSignalDetector(self.state.entities)
         self._rest = TickRest(self.state.entities, self._wake)
         given = self.archive_writer, self.others, self.metrics
         self._inputs = InputCollector(config, clock, self.saved, self.sources, *given)
@@ -92,54 +96,54 @@ class Pipeline:
         After a restart, the process reads its sources again from the last snapshot on.
         """
         async with asyncio.TaskGroup() as group:
-            for work in self._works():
+            for work in self._make_tasks():
                 group.create_task(work)
 
-    def _works(self) -> Iterator[Coroutine[Any, Any, None]]:
+    def _make_tasks(self) -> Iterator[Coroutine[Any, Any, None]]:
         yield from (self._fold_source_batches(source) for source in self.sources)
-        yield from (self._tick_forever(), self._snapshot_forever(), self.time.beat_forever())
+        yield from (self._tick_forever(), self._snapshot_forever(), self.time.check_standstill_forever())
         yield from (self.archive_writer.flush_forever(), self.archive_writer.compact_archive_forever())
-        if self.share.first:
+        if self.share.is_first:
             yield from (each.work(self.state) for each in self.capabilities)
 
     async def _fold_source_batches(self, source: GuardedSource) -> None:
-        async for batch in batches(source, self.archive_writer.room):
-            self.take(batch)
+        async for batch in read_batches(source, self.archive_writer.wait_for_room):
+            self.apply_batch(batch)
             await asyncio.sleep(0)
 
-    def take(self, batch: Batch) -> None:
+    def apply_batch(self, batch: Batch) -> None:
         """Apply one batch. Wake the tick if the batch has a hard signal or a node's first samples."""
-        now_ms = self.time.now_ms()
-        if not self.share.first:  # the first pipeline folds the events
+        now_ms = self.time.check_clock_ms()
+        if not self.share.is_first:  # the first pipeline folds the events
             batch = replace(batch, events=(), node_events=())
         fresh = self.state.apply(batch, now_ms)
         if batch.samples:
             self.metrics.record_arrival()
-            self._rest.record(batch.samples)
-        if hard := self._hard.rows(fresh, batch.samples):
+            self._rest.record_samples(batch.samples)
+        if hard := self._hard.detect_signals(fresh, batch.samples):
             self._publish_urgent_signals(hard)
             self._wake.set()
 
     def _publish_urgent_signals(self, hard: Sequence[HardSignal]) -> None:
-        self.urgent.publish(hard, self.time.now_ms())
+        self.urgent.publish(hard, self.time.check_clock_ms())
 
     async def _tick_forever(self) -> None:
-        await caught_up(self.sources, lambda: self.archive_writer.delays_sources)
+        await wait_for_backlog(self.sources, lambda: self.archive_writer.delays_sources)
         self._has_caught_up.set()
         while True:
             self._rest.begin_tick()
-            self.time.beat()
+            self.time.record_standstill()
             await self.tick()
             self.has_published.set()
-            await self._rest.rest(self.clock.wall_s(self.config.pipeline.tick_s))
+            await self._rest.rest_until_due(self.clock.wall_s(self.config.pipeline.tick_s))
 
     async def tick(self) -> None:
         """Extract features, score the fleet, and publish the board once."""
         began = time.perf_counter()
         self._inputs.refresh_topology()
-        arrived = self.metrics.arrivals()
-        self._inputs.follow_jobs(self.time.now_ms())
-        inputs = self._inputs.collect(self.time.now_ms())
+        arrived = self.metrics.pop_arrivals()
+        self._inputs.apply_label_jobs(self.time.check_clock_ms())
+        inputs = self._inputs.collect_inputs(self.time.check_clock_ms())
         async with self._memory_free:
             self.time.shift_part_times()
             sections = await run_in_thread(functools.partial(self._score, inputs))
@@ -151,10 +155,10 @@ class Pipeline:
 
     def _score(self, inputs: TickInputs) -> list[Section]:
         """Run the slow part of a tick in a thread. Meanwhile, the loop publishes hard signals that arrive."""
-        local = self._scorer.local(inputs)
+        local = self._scorer.compute_local_evidence(inputs)
         if self.others is None:
             return make_report_sections(local, inputs, self.share)
-        return self.capabilities.sections(self._scorer.tick(inputs, local, self.others))
+        return self.capabilities.sections(self._scorer.score_tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
         """Publish the board, in a thread.
@@ -164,7 +168,7 @@ class Pipeline:
         standing = None
         if self.state_monitor is not None:
             newest = max(self.snapshot.whole, default=0)
-            standing = self.state_monitor.check(dict(inputs.inbox), self.board.sequence, newest, inputs.now_ms)
+            standing = self.state_monitor.check_parts(dict(inputs.inbox), self.board.sequence, newest, inputs.now_ms)
         self.board.publish(sections, inputs.now_ms, standing)
 
     async def _snapshot_forever(self) -> None:
@@ -179,16 +183,16 @@ class Pipeline:
             async with self.capabilities.still(), self.archive_writer.still:  # flushes go on until forecasts are done
                 async with self._memory_free:
                     self.time.shift_part_times()
-                    self.state.rest(self.clock.now_ms(), self.config.pipeline.history_days)
-                    flush = self.archive_writer.hand_over()
+                    self.state.pack_old_jobs(self.clock.now_ms(), self.config.pipeline.history_days)
+                    flush = self.archive_writer.prepare_flush()
                     positions = {source.name: source.position() for source in self.sources}
-                    generation, saved_ms = self.state.topology.generation, self.time.now_ms()
+                    generation, saved_ms = self.state.topology.generation, self.time.check_clock_ms()
                     saved = replace(self.saved, positions=positions, generation=generation, saved_ms=saved_ms)
                     if self.state_monitor is not None:
                         saved = replace(saved, identity=self.state_monitor.identity, seen=self.state_monitor.seen)
                     writing = self.snapshot.save(saved, self.capabilities[DemandForecasts].dumped)
                 try:
-                    await self.archive_writer.write(flush)
+                    await self.archive_writer.run_flush(flush)
                 except BaseException:
                     writing.close()
                     raise

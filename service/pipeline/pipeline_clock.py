@@ -40,7 +40,7 @@ class PipelineClock:
         self._beaten = time.monotonic(), clock.now_ms()
         self._owed_ms = 0  # to the stateful parts, which a thread may be writing
 
-    def now_ms(self) -> int:
+    def check_clock_ms(self) -> int:
         """Return the time in Unix ms. If the clock was set since the last call, adapt the state first."""
         now_ms, by_ms = self.clock.now_ms(), self._watch.pop_clock_step_ms()
         if by_ms <= -self._step_ms:
@@ -49,7 +49,7 @@ class PipelineClock:
             self._record_downtime(now_ms, by_ms, f"the clock was set ahead by {by_ms / 1000:.0f} s")
         return now_ms
 
-    def start(self, *, misses: bool) -> None:
+    def adapt_after_restore(self, *, misses: bool) -> None:
         """Adapt the state after a snapshot is restored. `misses`: whether some sources cannot go back."""
         saved, now_ms = self._saved, self.clock.now_ms()
         newest_ms = max(saved.saved_ms, saved.state.counts.newest_sample_ms)
@@ -58,17 +58,17 @@ class PipelineClock:
         elif saved.saved_ms and misses:
             saved.state.store.record_downtime(now_ms, max(0, now_ms - saved.saved_ms))
 
-    async def beat_forever(self) -> None:
+    async def check_standstill_forever(self) -> None:
         while True:
             await asyncio.sleep(BEAT_WALL_S)
-            self.beat()
+            self.record_standstill()
 
-    def beat(self) -> None:
+    def record_standstill(self) -> None:
         """Record downtime if this process stood still since the last call.
 
         The pipeline calls this about every second, and before anything is judged.
         """
-        wall_s, now_ms = time.monotonic(), self.now_ms()
+        wall_s, now_ms = time.monotonic(), self.check_clock_ms()
         still_s = wall_s - self._beaten[0]
         if still_s > max(STILL_WALL_S, self.clock.wall_s(self._step_ms / 1000)):
             self._record_downtime(now_ms, now_ms - self._beaten[1], f"this process stood still for {still_s:.0f} s")
@@ -77,7 +77,7 @@ class PipelineClock:
     def shift_part_times(self) -> None:
         """Shift the times of the stateful parts with the clock. The caller ensures that no thread writes them."""
         if self._owed_ms:
-            self._saved.parts.move(self._owed_ms)
+            self._saved.parts.shift_times(self._owed_ms)
             self._owed_ms = 0
 
     def _handle_clock_set_back(self, now_ms: int, by_ms: int) -> None:

@@ -12,12 +12,12 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from fleetcast.features.run_past import LEVELS
-from fleetcast.fleet.held_gpus import NO_COUNTS, held_milli
+from fleetcast.fleet.held_gpus import NO_COUNTS, count_held_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, Topology
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
-from fleetcast.models.run_times.remaining import survived
+from fleetcast.models.run_times.remaining import condition_on_survival
 from fleetcast.service import listening
 from fleetcast.service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
 from fleetcast.service.answers.jobs import (
@@ -33,7 +33,7 @@ from fleetcast.service.board.board import Section, encode_names
 from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline import documents
 from fleetcast.service.pipeline.documents import make_host_answers
-from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.gpu_states import compute_gpu_states
 from fleetcast.service.pipeline.tick import Tick
 
 encode = msgspec.json.Encoder().encode
@@ -80,12 +80,14 @@ def make_score_sections(tick: Tick) -> list[Section]:
     """Return the sections of risk, occupancy and jobs, and the prebuilt answers of one tick."""
     risk, topology, events = tick.fleet.risk, tick.topology, tick.events
     free_cpus, free_memory = _compute_free_host_resources(tick)
-    running_names = tick.memory.recall("running names", (events.placements,), lambda: _names(events.running))
+    running_names = tick.memory.get_or_make(
+        "running names", (events.placements,), lambda: _list_attempt_names(events.running)
+    )
     data: dict[str, NDArray[Any] | bytes] = {
         "node.state": tick.node_state,
         "node.hearing": tick.hearing,
-        "node.kept": tick.kept.use,
-        "kept": encode(tick.kept.words),
+        "node.kept": tick.withheld_nodes.use,
+        "kept": encode(tick.withheld_nodes.words),
         "node.flagged": tick.flagged,
         "node.action": _index_actions(tick),
         "node.risk": risk.values,
@@ -99,29 +101,31 @@ def make_score_sections(tick: Tick) -> list[Section]:
         "gpu.use": tick.gpu_use,
         "gpu.promise": tick.promise,
         "promises": encode([request.request.request_id for request in tick.open.requests]),
-        "names.live": encode_names([*running_names, *_names(events.queued), *_names(events.blocked)]),
-        "names.ended": encode_names(_names(events.ended)),
+        "names.live": encode_names(
+            [*running_names, *_list_attempt_names(events.queued), *_list_attempt_names(events.blocked)]
+        ),
+        "names.ended": encode_names(_list_attempt_names(events.ended)),
         "node.free_cpus": free_cpus,
         "node.free_host_memory_gib": free_memory,
         listening.SECTION: encode(tick.listening),
-        "occupancy": encode(_occupancy(tick)),
+        "occupancy": encode(_make_known_attempts(tick)),
         "durations": encode(events.durations),
-        "jobs.running": encode(_running_rows(tick)),
-        "jobs.running.left_s": _left_s(tick),
+        "jobs.running": encode(_encode_running_rows(tick)),
+        "jobs.running.left_s": _compute_remaining_s(tick),
         "jobs.ended": encode([_make_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
         "jobs.queued": encode(
             [make_queued_job(attempt) for attempt in events.queued if attempt.submission is not None]
         ),
-        **pieces("answers.node", node_answers(tick)),
-        **pieces("answers.risk", documents.encode_ranking_rows(risk, topology, tick.states)),
+        **make_pieces_sections("answers.node", encode_node_answers(tick)),
+        **make_pieces_sections("answers.risk", documents.encode_ranking_rows(risk, topology, tick.states)),
         "doc.stragglers": encode(tick.fleet.stragglers),
-        "doc.jobs": encode(job_rows(tick)),
+        "doc.jobs": encode(make_job_rows(tick)),
         "doc.job": encode(encode_job_details(tick)),
     }
     return [Section(name, part, tick.now_ms, risk.model) for name, part in data.items()]
 
 
-def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
+def make_pieces_sections(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
     """Return two sections: the joined JSON pieces as `name`, and their offsets as `name.offsets`.
 
     With the (n + 1,) int64 offsets, a reader reads one piece without the others.
@@ -131,7 +135,7 @@ def pieces(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]
     return {name: b"".join(parts), f"{name}.offsets": offsets}
 
 
-def node_answers(tick: Tick) -> list[bytes]:
+def encode_node_answers(tick: Tick) -> list[bytes]:
     """Return the encoded body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
@@ -151,7 +155,7 @@ def node_answers(tick: Tick) -> list[bytes]:
                     as_of_ms=tick.now_ms,
                     state=tick.states[row],
                     placed=placed[row],
-                    withheld=tick.kept.words.get(node.name),
+                    withheld=tick.withheld_nodes.words.get(node.name),
                     rack=racks[row],
                     gpu_model=node.gpu_model,
                     risk=risk[row],
@@ -186,7 +190,7 @@ def _find_first_reasons(tick: Tick) -> dict[str, str]:
     return {tick.topology.nodes[row].name: of_node[0].sentence for row, of_node in reasons.items() if of_node}
 
 
-def _occupancy(tick: Tick) -> KnownAttempts:
+def _make_known_attempts(tick: Tick) -> KnownAttempts:
     return KnownAttempts(
         position=tick.events.position,
         running=tick.events.placements.keys,
@@ -194,27 +198,27 @@ def _occupancy(tick: Tick) -> KnownAttempts:
     )
 
 
-def _names(attempts: Sequence[JobAttempt]) -> list[str]:
+def _list_attempt_names(attempts: Sequence[JobAttempt]) -> list[str]:
     """Return a name "ATTEMPT JOB" for each attempt. The api knows the attempts by these names."""
     return [f"{row.attempt} {row.job}" for row in attempts]
 
 
-def _running_rows(tick: Tick) -> list[msgspec.Raw]:
+def _encode_running_rows(tick: Tick) -> list[msgspec.Raw]:
     """Return the encoded row of each running attempt.
 
     A row is encoded again only if the attempt or the GPUs that it holds have changed.
     """
     keys = ((attempt.job, attempt.attempt) for attempt in tick.events.running)
-    held = tick.memory.recall(
+    held = tick.memory.get_or_make(
         "held of attempts", (tick.held_by_node,), lambda: dict(zip(keys, tick.held_by_node, strict=True))
     )
 
-    def rendered(attempt: JobAttempt) -> msgspec.Raw:
+    def render_row(attempt: JobAttempt) -> msgspec.Raw:
         key = attempt.job, attempt.attempt
         row = structs.replace(_make_running_row(attempt, held[key]), displaced=key in tick.displaced)
-        return msgspec.Raw(encode(_sized(tick, [row])[0]))
+        return msgspec.Raw(encode(_set_gpu_counts(tick, [row])[0]))
 
-    rows: list[msgspec.Raw] = tick.memory.rows("running").of(tick.events.running, rendered, (held,))
+    rows: list[msgspec.Raw] = tick.memory.get_row_cache("running").get_rows(tick.events.running, render_row, (held,))
     return rows
 
 
@@ -242,7 +246,7 @@ def _make_ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNT
 
     The occupancy lacks such attempts, so the GPUs that it held come from its events.
     """
-    running = structs.asdict(_make_running_row(attempt, held_milli(attempt, node_gpus)))
+    running = structs.asdict(_make_running_row(attempt, count_held_milli(attempt, node_gpus)))
     return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
@@ -259,7 +263,7 @@ def make_queued_job(attempt: JobAttempt) -> QueuedJob:
     return QueuedJob(attempt.eligible_ms, request)
 
 
-def _left_s(tick: Tick) -> NDArray[np.float32]:
+def _compute_remaining_s(tick: Tick) -> NDArray[np.float32]:
     """Return (running, LEVELS) float32 remaining seconds of each running attempt, NaN without a forecast."""
     running, run_times = tick.events.running, tick.run_times
     found = np.full((len(running), len(LEVELS)), np.nan, np.float32)
@@ -269,30 +273,30 @@ def _left_s(tick: Tick) -> NDArray[np.float32]:
         since_s = [max(0.0, (tick.now_ms - row.left_ms) / 1000) for _, row, _ in known]
         age_s = [max(0.0, (tick.now_ms - (running[at].started_ms or tick.now_ms)) / 1000) for at, *_ in known]
         left_s = np.stack([row for *_, row in known]).astype(np.float64)
-        found[[at for at, *_ in known]] = survived(left_s, np.array(since_s), np.array(age_s))
+        found[[at for at, *_ in known]] = condition_on_survival(left_s, np.array(since_s), np.array(age_s))
     return found
 
 
-def job_rows(tick: Tick) -> list[JobRow]:
+def make_job_rows(tick: Tick) -> list[JobRow]:
     """Return the rows of running, promised, queued, blocked and recently ended attempts, in that order."""
     lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
     attempts = (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
 
-    def made(attempt: JobAttempt) -> JobRow:
-        return _sized(tick, [documents.make_job_row(attempt, tick.now_ms, {}, slow=False)])[0]
+    def make_row(attempt: JobAttempt) -> JobRow:
+        return _set_gpu_counts(tick, [documents.make_job_row(attempt, tick.now_ms, {}, slow=False)])[0]
 
-    rows: list[JobRow] = tick.memory.rows("jobs").of(attempts, made, (tick.occupancy,))
+    rows: list[JobRow] = tick.memory.get_row_cache("jobs").get_rows(attempts, make_row, (tick.occupancy,))
     for row in rows:
         row.slow = row.job in slow
     run_times, durations = tick.run_times, tick.events.durations
     for attempt, row in zip(tick.events.running, rows, strict=False):  # they are the first rows
         issued = run_times.get((row.job, row.attempt)) if run_times else None
-        row.remaining_s = documents.left_s(attempt, tick.now_ms, durations, issued)
+        row.remaining_s = documents.estimate_remaining_time(attempt, tick.now_ms, durations, issued)
     return rows
 
 
-def _sized(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
+def _set_gpu_counts(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
     """Replace the number of GPUs in rows where the occupancy states another number than the events.
 
     Returns the rows.
@@ -311,11 +315,11 @@ def encode_job_details(tick: Tick) -> dict[str, msgspec.Raw]:
     rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)
     known = sorted(rows, key=lambda attempt: attempt.attempt)
 
-    def rendered(attempt: JobAttempt) -> msgspec.Raw:
+    def render_detail(attempt: JobAttempt) -> msgspec.Raw:
         issued = tick.run_times.get((attempt.job, attempt.attempt))
         return msgspec.Raw(encode(documents.make_job_detail(attempt, issued)))
 
-    details = tick.memory.rows("details").of(known, rendered, beside=tick.run_times)
+    details = tick.memory.get_row_cache("details").get_rows(known, render_detail, beside=tick.run_times)
     return {attempt.job: detail for attempt, detail in zip(known, details, strict=True)}
 
 
@@ -340,7 +344,7 @@ def make_fleet_document(tick: Tick) -> FleetAnswer:
                 state=tick.states[row],
                 flagged=bool(tick.flagged[row]),
                 placed=bool(tick.topology.placed[row]),
-                p=documents.probability(float(worst[row])) if worst[row] >= 0 else None,
+                p=documents.round_probability(float(worst[row])) if worst[row] >= 0 else None,
                 reason=reasons[0].sentence if reasons else None,
                 gpus=[
                     FleetGpu(jobs[holder] if holder >= 0 else None, answer)
@@ -359,9 +363,9 @@ def make_fleet_document(tick: Tick) -> FleetAnswer:
         fleet_time_ms=tick.now_ms,
         horizon_s=RISK_HORIZONS_S[0],
         gpus=GpuCounts(
-            total=int(tick.exists.sum()),
+            total=int(tick.gpu_exists.sum()),
             unknown_use=int((tick.gpu_use == Occupant.UNKNOWN).sum()),
-            **{state: int(mask.sum()) for state, mask in gpu_states(tick).items()},
+            **{state: int(mask.sum()) for state, mask in compute_gpu_states(tick).items()},
         ),
         queued_gpus=tick.queued_gpus,
         queued_jobs=sum(attempt.tasks for attempt in tick.open.waiting),
@@ -371,7 +375,7 @@ def make_fleet_document(tick: Tick) -> FleetAnswer:
         speed=tick.meta.speed,
         samples_per_s=tick.ingestion.samples_per_s,
         newest_sample_ms=tick.ingestion.newest_sample_ms,
-        no_telemetry=documents.no_telemetry(tick.ingestion),
+        no_telemetry=documents.describe_missing_telemetry(tick.ingestion),
         warming=tick.meta.warming,
         stale_after_s=tick.meta.stale_after_s,
     )

@@ -17,7 +17,7 @@ from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.label_jobs import LabelHold
 from fleetcast.ingest.shares import Share
 from fleetcast.models.node_load import GPU_FEATURES
-from fleetcast.models.risk.local import Local
+from fleetcast.models.risk.local import LocalEvidence
 from fleetcast.models.risk.rules import ROW, RULES
 from fleetcast.models.risk.signals import COLUMNS, Signals
 from fleetcast.models.stragglers.gang import GangColumns
@@ -35,7 +35,7 @@ SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metric
 }
 
 
-class About(msgspec.Struct):
+class PipelineFacts(msgspec.Struct):
     """The board section `doc.local`: facts about the pipeline rather than about its nodes.
 
     models: node -> GPU model.
@@ -58,23 +58,23 @@ class Report:
     pipeline's own.
     """
 
-    about: About
-    local: Local
+    about: PipelineFacts
+    local: LocalEvidence
     gpu: NDArray[np.float32]
     node: NDArray[np.float32]
     names: dict[str, tuple[str, ...]] = field(repr=False)  # by section: what the next one need not decode again
 
 
-def shown(frame: FeatureFrame) -> NDArray[np.float32]:
+def select_shown_readings(frame: FeatureFrame) -> NDArray[np.float32]:
     """Return (entity, SHOWN) float32, the readings of a frame that a report includes."""
     columns = [frame.column(name) for name in SHOWN[frame.kind]]
     return np.stack(columns, axis=1) if columns else np.zeros((len(frame.values), 0), np.float32)
 
 
-def make_report_sections(local: Local, inputs: TickInputs, share: Share) -> list[Section]:
+def make_report_sections(local: LocalEvidence, inputs: TickInputs, share: Share) -> list[Section]:
     """Return the board sections with everything that the first pipeline needs from this one."""
     own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig, list(inputs.labelled)
-    about = About(share.instance, share.instances, *own)
+    about = PipelineFacts(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
         "doc.local": encode(about),
         "names.node": encode_names(local.nodes),
@@ -90,7 +90,7 @@ def make_report_sections(local: Local, inputs: TickInputs, share: Share) -> list
         **_encode_gang_columns("port", local.port),
     }
     for frame in (inputs.frames.gpu, inputs.frames.node):
-        data[f"frame.{frame.kind}"] = np.ascontiguousarray(shown(frame))
+        data[f"frame.{frame.kind}"] = np.ascontiguousarray(select_shown_readings(frame))
         data[f"frame.{frame.kind}.names"] = encode_names(SHOWN[frame.kind])
     return [
         Section(name, np.ascontiguousarray(part) if isinstance(part, np.ndarray) else part, inputs.now_ms)
@@ -104,28 +104,28 @@ def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
     Raises KeyError, ValueError or msgspec.MsgspecError for a board of another version. before: the
     previous report, whose names are reused if they are equal.
     """
-    names = _Names(board, before.names if before else {})
+    names = _NamesReader(board, before.names if before else {})
     rows = _find_rule_rows(names("names.rule"))
     rule = rows[board.array("signals.rule")]
     columns = {name: board.array(f"signals.{name}") for name in COLUMNS}
     words = names("signals.words") if "signals.words" in board else ()
     signals = Signals(rule, entity=names("signals.entity"), words=words, **columns)
-    local = Local(
+    local = LocalEvidence(
         time_ms=board.meta("local.known")["as_of_ms"],
         nodes=names("names.node"),
         known=board.array("local.known"),
         own=board.array("local.own"),
         heard_ms=board.array("local.heard_ms"),
-        signals=signals.where(rule >= 0),
+        signals=signals.select(rule >= 0),
         gpu=_read_gang_columns("gpu", board, names),
         port=_read_gang_columns("port", board, names),
     )
-    about = msgspec.json.decode(board.raw("doc.local"), type=About)
-    gpu, node = (_frame(kind, board, names) for kind in (EntityKind.GPU, EntityKind.NODE))
+    about = msgspec.json.decode(board.raw("doc.local"), type=PipelineFacts)
+    gpu, node = (_read_frame(kind, board, names) for kind in (EntityKind.GPU, EntityKind.NODE))
     return Report(about, local, gpu, node, names.read)
 
 
-class _Names:
+class _NamesReader:
     """A reader of the sections of names. Equal bytes give the same tuple as last time."""
 
     def __init__(self, board: Board, known: Mapping[str, tuple[str, ...]]) -> None:
@@ -157,16 +157,18 @@ def _encode_gang_columns(kind: str, columns: GangColumns) -> dict[str, NDArray[A
     return parts
 
 
-def _read_gang_columns(kind: str, board: Board, names: _Names) -> GangColumns:
-    def channels(window: str) -> dict[str, NDArray[np.float64]]:
+def _read_gang_columns(kind: str, board: Board, names: _NamesReader) -> GangColumns:
+    def read_channels(window: str) -> dict[str, NDArray[np.float64]]:
         prefix = f"{kind}.{window}."
         found = [section for section in board.sections() if section.startswith(prefix)]
         return {section.removeprefix(prefix): board.array(section) for section in found}
 
-    return GangColumns(names(f"{kind}.names"), board.array(f"{kind}.node"), channels("last"), channels("mean"))
+    return GangColumns(
+        names(f"{kind}.names"), board.array(f"{kind}.node"), read_channels("last"), read_channels("mean")
+    )
 
 
-def _frame(kind: EntityKind, board: Board, names: _Names) -> NDArray[np.float32]:
+def _read_frame(kind: EntityKind, board: Board, names: _NamesReader) -> NDArray[np.float32]:
     """Return (entity, SHOWN) readings, NaN for a feature that the other pipeline lacks."""
     there = names(f"frame.{kind}.names")
     values = board.array(f"frame.{kind}")

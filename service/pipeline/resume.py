@@ -17,7 +17,7 @@ from fleetcast.placement.ledger.promised import PromiseReader
 from fleetcast.service.board.board import Board, BoardReader, Standing
 from fleetcast.service.config import Config
 from fleetcast.service.disk_errors import log_disk_errors
-from fleetcast.service.pipeline.guarded_source import GuardedSource, guarded
+from fleetcast.service.pipeline.guarded_source import GuardedSource, guard_sources
 from fleetcast.service.pipeline.occupancy import UNKNOWN, read_running_attempts
 from fleetcast.service.pipeline.snapshot import SavedState, Snapshot
 from fleetcast.service.state_identity import (
@@ -27,9 +27,9 @@ from fleetcast.service.state_identity import (
     Part,
     PartView,
     StateParts,
-    doubts,
+    drop_missing_segments,
+    find_doubts,
     merge_positions,
-    within,
 )
 from fleetcast.service.state_parts import (
     StateFile,
@@ -56,36 +56,38 @@ class StateMonitor:
         self._began_ms = now_ms
         self._board_lost: Doubt | None = None
         self.is_accepted = False
-        parts = self._parts()
-        self.identity = parts.identity()
+        parts = self._read_parts()
+        self.identity = parts.find_identity()
         if not self.identity and parts.ledger is not None:  # one that cannot be read now may have an identity
             self.identity = make_identity(config.inbox)
         self.seen = PartView(identity=self.identity)
-        for seen in parts.claims().values():
+        for seen in parts.find_views().values():
             self.seen = self.seen.merge_views(seen)
-        self._judge(parts)
+        self._record_doubts(parts)
         self.record_unknown_occupancy()
 
-    def _parts(self) -> StateParts:
+    def _read_parts(self) -> StateParts:
         """Return the parts of the state that are on disk.
 
         A part that an operator has accepted counts as a part of the new identity.
         """
         saved, inbox = self._saved, read_inbox_part(self._config.inbox)
-        there = saved.number > 0 or any(map(str.isdecimal, files.listing(self._config.home(0) / "snapshot")))
+        there = saved.number > 0 or any(
+            map(str.isdecimal, files.list_names(self._config.get_pipeline_folder(0) / "snapshot"))
+        )
         folded = saved.positions.get("inbox", {})
         snapshot = Part(there, saved.identity, saved.number, saved.seen, folded, saved.lost)
         board, ledger = read_board_part(self._config.board), read_ledger_part(self._config.ledger)
         file = read_identity(self._config.inbox)
         if file and _was_accepted(file, saved, (inbox.seen, board.seen, ledger.seen if ledger else PartView())):
             self._accept_restored_state()
-            saved.positions["inbox"] = folded = within(folded, inbox.end)
+            saved.positions["inbox"] = folded = drop_missing_segments(folded, inbox.end)
             snapshot = Part(there, file.identity, saved.number, folded=folded)
             board = board if board.identity == file.identity else Part(board.there)
         return StateParts(inbox, ledger, board, snapshot)
 
-    def _judge(self, parts: StateParts) -> None:
-        found = {doubt.part: doubt for doubt in doubts(parts)}
+    def _record_doubts(self, parts: StateParts) -> None:
+        found = {doubt.part: doubt for doubt in find_doubts(parts)}
         self._saved.lost, self._board_lost = found.get(SNAPSHOT), found.get(BOARD)
         for doubt in found.values():
             logger.error("%s; nothing is placed until it is put back, or accepted: fleetcast state show", doubt.what)
@@ -100,23 +102,23 @@ class StateMonitor:
         self._saved.lost = self._board_lost = None
         self._saved.occupancy_known = True
 
-    def check(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
+    def check_parts(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
         """Compare the parts of the state, and return the standing of a board that has folded `inbox`.
 
         `board`, `snapshot`: the last numbers of each. Only one thread may call this at a time.
         """
-        self._follow(read_identity(self._config.inbox), now_ms)
+        self._adopt_identity(read_identity(self._config.inbox), now_ms)
         parts = StateParts(
             inbox=read_inbox_part(self._config.inbox),
             ledger=read_ledger_part(self._config.ledger),
             board=Part(True, self.identity, board, self.seen, lost=self._board_lost),
             snapshot=Part(True, self.identity, snapshot, folded=inbox, lost=self._saved.lost),
         )
-        if self.identity and not doubts(parts):
+        if self.identity and not find_doubts(parts):
             self._update_view(parts, inbox, board, snapshot, now_ms)
         return Standing(inbox, self.identity, self.seen, self._board_lost, self._saved.lost)
 
-    def _follow(self, file: StateFile | None, now_ms: int) -> None:
+    def _adopt_identity(self, file: StateFile | None, now_ms: int) -> None:
         """Adopt an identity that an operator has accepted since the start, or that the placer has made."""
         if file is None or file.identity == self.identity:
             return
@@ -131,7 +133,7 @@ class StateMonitor:
         line, ledger = self.seen.ledger, parts.ledger
         if ledger is not None and ledger.identity == self.identity:
             line = max(line or 0, ledger.position)
-        folded = merge_positions(self.seen.inbox, within(inbox, parts.inbox.end))
+        folded = merge_positions(self.seen.inbox, drop_missing_segments(inbox, parts.inbox.end))
         self.seen = PartView(self.identity, now_ms, line, board, snapshot, folded)
 
     def record_seen_parts(self, seen: PartView) -> None:
@@ -158,7 +160,7 @@ def _was_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView])
 
 
 @dataclass(frozen=True, slots=True)
-class Resumed:
+class RestoredPipeline:
     """The restored parts of a pipeline.
 
     state_monitor, board: only in the first pipeline, which folds the events. board: the last one, None
@@ -172,30 +174,30 @@ class Resumed:
     board: Board | None
 
 
-def resume(
+def restore_pipeline(
     config: Config,
     clock: Clock,
     topology: Topology,
     make_sources: Callable[[Entities], Sequence[Source]],
     share: Share,
-) -> Resumed:
+) -> RestoredPipeline:
     """Restore a pipeline's state from its snapshot and, in the first pipeline, from the last board.
 
     The sources are made after the snapshot's entities are known, and continue from its positions.
     """
-    snapshot = Snapshot(config.home(share.instance) / "snapshot")
+    snapshot = Snapshot(config.get_pipeline_folder(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
     saved.state.watch.ended.resume(saved.state.jobs.attempts.values(), clock.now_ms())
-    saved.state.promises = PromiseReader(config.ledger) if share.first else None
-    state_monitor = StateMonitor(config, saved, clock.now_ms()) if share.first else None
-    sources = guarded(make_sources, saved.state.entities)
+    saved.state.promises = PromiseReader(config.ledger) if share.is_first else None
+    state_monitor = StateMonitor(config, saved, clock.now_ms()) if share.is_first else None
+    sources = guard_sources(make_sources, saved.state.entities)
     for source in sources:
         if source.name in saved.positions:
             source.seek(saved.positions[source.name])
-    board = BoardReader(config.board).latest() if share.first else None
+    board = BoardReader(config.board).latest() if share.is_first else None
     if state_monitor is not None:
         _continue_from_board(board, saved, sources, state_monitor, clock.now_ms())
-    return Resumed(snapshot, saved, sources, state_monitor, board)
+    return RestoredPipeline(snapshot, saved, sources, state_monitor, board)
 
 
 def _continue_from_board(
@@ -216,4 +218,4 @@ def _continue_from_board(
     logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
     state_monitor.record_unknown_occupancy()
     for attempt in running or ():
-        state.fold.put(attempt, now_ms)
+        state.fold.add_attempt(attempt, now_ms)

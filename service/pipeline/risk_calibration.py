@@ -13,7 +13,7 @@ from fleetcast.models.risk.record import Calibration
 from fleetcast.models.risk.state import RiskState
 from fleetcast.service.answers.risk import CalibrationRecord
 from fleetcast.service.board.board import Section
-from fleetcast.service.exposition import Page, span
+from fleetcast.service.exposition import Page, format_horizon
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.state import FleetState
@@ -39,23 +39,25 @@ class RiskCalibration(Capability):
         return [Section("doc.risk_calibration", encode(document), tick.now_ms)]
 
     def page(self, tick: Tick) -> bytes:
-        return make_calibration_page(self._rows, fault_rate(self._memory))
+        return make_calibration_page(self._rows, get_fault_rate_multiple(self._memory))
 
     async def work(self, state: FleetState) -> None:
         while True:
             await self._clock.sleep(CHECK_INTERVAL_S)
-            await refit(self._memory, self._free, state.topology.names, self._clock.now_ms())
+            await refit_if_due(self._memory, self._free, state.topology.names, self._clock.now_ms())
 
 
 def make_calibration_document(memory: RiskState) -> CalibrationRecord:
     """Return `doc.risk_calibration`: a row for each horizon, and notes on the hazard's fit."""
     faults = memory.faults
-    times = fault_rate(memory)
+    times = get_fault_rate_multiple(memory)
     notes = (faults.fit or faults.prior).notes
-    return CalibrationRecord(memory.record.summary(), notes if times is None else {**notes, "times": round(times, 2)})
+    return CalibrationRecord(
+        memory.record.list_calibrations(), notes if times is None else {**notes, "times": round(times, 2)}
+    )
 
 
-def fault_rate(memory: RiskState) -> float | None:
+def get_fault_rate_multiple(memory: RiskState) -> float | None:
     """Return the site's fault rate as a multiple of the published one.
 
     Returns None if the site's own fit replaces that rate.
@@ -70,19 +72,19 @@ def make_calibration_page(rows: Sequence[Calibration], times: float | None = Non
     """
     page = Page()
 
-    def gauge(name: str, text: str, value: Callable[[Calibration], float | None]) -> None:
-        page.gauge(name, text, [({"horizon": span(row.horizon_s)}, value(row)) for row in rows])
+    def add_gauge(name: str, text: str, value: Callable[[Calibration], float | None]) -> None:
+        page.add_gauge(name, text, [({"horizon": format_horizon(row.horizon_s)}, value(row)) for row in rows])
 
-    gauge("node_risk_matured_forecasts", "Probabilities of failing whose time is over.", lambda row: row.matured)
-    gauge("node_risk_mean_forecast_ratio", "Mean of these probabilities.", lambda row: row.mean_p)
-    gauge("node_risk_observed_ratio", "Share of them to which a fault came.", lambda row: row.observed)
-    gauge("node_risk_brier_skill_ratio", "Brier skill against the observed share.", lambda row: row.brier_skill)
+    add_gauge("node_risk_matured_forecasts", "Probabilities of failing whose time is over.", lambda row: row.matured)
+    add_gauge("node_risk_mean_forecast_ratio", "Mean of these probabilities.", lambda row: row.mean_p)
+    add_gauge("node_risk_observed_ratio", "Share of them to which a fault came.", lambda row: row.observed)
+    add_gauge("node_risk_brier_skill_ratio", "Brier skill against the observed share.", lambda row: row.brier_skill)
     text = "Multiple of the published fault rate that this fleet's own faults explain."
-    page.gauge("fault_rate_ratio", text, [({}, times)])
+    page.add_gauge("fault_rate_ratio", text, [({}, times)])
     return page.encode()
 
 
-async def refit(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
+async def refit_if_due(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
     """Fit the hazard of past faults if that is due, and return whether it was fitted."""
     async with free:
         if not memory.faults.is_fit_due(now_ms):
@@ -94,6 +96,6 @@ async def refit(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now
         logger.warning("the hazard of faults stays as it is: %s", error)
         return False
     async with free:
-        memory.faults.take(fit, now_ms)
+        memory.faults.set_fit(fit, now_ms)
     logger.info("the hazard of faults is fitted on %s", fit.notes)
     return True

@@ -29,7 +29,7 @@ from fleetcast.service.config import Config, PluginConfig
 from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.exit_reason import announce_ready, make_pipeline_name
 from fleetcast.service.pipeline.pipeline import Pipeline
-from fleetcast.service.plugins import call, load
+from fleetcast.service.plugins import call_plugin, load_plugin
 
 logger = logging.getLogger(__name__)
 
@@ -74,22 +74,22 @@ def open_sources(config: Config, clock: Clock, entities: Entities, share: Share 
 
 def _open_source(row: PluginConfig, clock: Clock, entities: Entities, share: Share) -> Iterator[Source]:
     """Yield the source of a configuration row, or nothing if another pipeline runs it."""
-    found = load(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
+    found = load_plugin(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
     kind = check_source_class(found, f"pipeline.sources.use = {row.use!r}") if isinstance(found, type) else found
     if getattr(kind, "divides", False) and share.instances > 1:
         options = {**row.options, "instance": share.instance, "instances": share.instances}
-        yield _made(row.use, kind, entities, clock, options)
-    elif share.first:
-        yield _made(row.use, kind, entities, clock, row.options)
+        yield _make_source(row.use, kind, entities, clock, options)
+    elif share.is_first:
+        yield _make_source(row.use, kind, entities, clock, row.options)
 
 
-def _made(use: str, kind: Any, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> Source:
+def _make_source(use: str, kind: Any, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> Source:
     where = f"pipeline.sources.use = {use!r}"
     try:
         inspect.signature(kind).bind(entities, clock, options)
     except (TypeError, ValueError):
         raise ConfigError(f"{where}: expected a class or a function made with (entities, clock, options)") from None
-    source: Source = call("pipeline.sources.use", use, kind, entities, clock, options)
+    source: Source = call_plugin("pipeline.sources.use", use, kind, entities, clock, options)
     check_source_class(type(source), where)
     if not (isinstance(source.name, str) and source.name):
         raise ConfigError(f"{where}: its name is {source.name!r}: expected a string")
@@ -111,7 +111,7 @@ def _make_write_decoder(config: Config, entities: Entities) -> WriteDecoder:
     resolver = ExporterResolver(entities)
     limit_ms = round(config.pipeline.future_limit_s * 1000)
     inventory = resolver.inventory
-    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=inventory.models, machines=inventory.machines)
+    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=inventory.gpu_models, machines=inventory.machines)
 
 
 def raise_open_file_limit() -> None:
@@ -137,7 +137,7 @@ def reduce_garbage_collection() -> None:
     gc.enable()
 
 
-async def _announce(pipeline: Pipeline, folder: Path, name: str) -> None:
+async def _announce_when_ready(pipeline: Pipeline, folder: Path, name: str) -> None:
     await pipeline.has_published.wait()
     announce_ready(folder, name)
 
@@ -148,12 +148,12 @@ async def serve(config: Config, instance: int = 0) -> None:
     clock = config.make_clock()
     topology = load_topology(Path(config.fleet.topology)) if config.fleet.topology else Topology.build([])
     gc.disable()  # what is restored is no garbage
-    share = Share.of(instance, config.pipeline.instances, topology)
+    share = Share.from_topology(instance, config.pipeline.instances, topology)
     pipeline = Pipeline(config, clock, topology, functools.partial(open_sources, config, clock, share=share), share)
 
     reduce_garbage_collection()
     work = asyncio.ensure_future(pipeline.run())
-    ready = asyncio.ensure_future(_announce(pipeline, config.folder, make_pipeline_name(instance)))
+    ready = asyncio.ensure_future(_announce_when_ready(pipeline, config.folder, make_pipeline_name(instance)))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, work.cancel)

@@ -14,7 +14,7 @@ from fleetcast.service.answers.served_models import InstanceLoad, ServedModel, S
 from fleetcast.service.board.board import Section
 from fleetcast.service.exposition import Page
 from fleetcast.service.pipeline.capability import Capability
-from fleetcast.service.pipeline.documents import number
+from fleetcast.service.pipeline.documents import round_number
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.tick import Tick
 
@@ -40,10 +40,10 @@ def make_served_document(instances: Sequence[ServedInstance], now_ms: int) -> Se
     models: dict[tuple[str, str], list[ServedInstance]] = {}
     for instance in instances:
         models.setdefault((instance.pool, instance.model), []).append(instance)
-    return ServedModels(now_ms, [_row(*key, models[key]) for key in sorted(models)])
+    return ServedModels(now_ms, [_make_model_row(*key, models[key]) for key in sorted(models)])
 
 
-def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
+def _make_model_row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
     used = [one.kv_cache_used for one in instances if one.kv_cache_used is not None]
     return ServedModel(
         pool=pool,
@@ -54,28 +54,28 @@ def _row(pool: str, model: str, instances: list[ServedInstance]) -> ServedModel:
                 age_s=one.age_s,
                 requests_running=one.requests_running,
                 requests_waiting=one.requests_waiting,
-                kv_cache_used=None if one.kv_cache_used is None else number(one.kv_cache_used),
+                kv_cache_used=None if one.kv_cache_used is None else round_number(one.kv_cache_used),
             )
             for one in sorted(instances, key=lambda one: one.instance)
         ],
-        requests_running=_total(instances, "requests_running"),
-        requests_waiting=_total(instances, "requests_waiting"),
-        kv_cache_used=number(sum(used) / len(used)) if used else None,
-        kv_cache_used_max=number(max(used)) if used else None,
-        requests_per_s=_total(instances, "requests_finished"),
-        prompt_tokens_per_s=_total(instances, "prompt_tokens"),
-        generated_tokens_per_s=_total(instances, "generated_tokens"),
+        requests_running=_sum_reported(instances, "requests_running"),
+        requests_waiting=_sum_reported(instances, "requests_waiting"),
+        kv_cache_used=round_number(sum(used) / len(used)) if used else None,
+        kv_cache_used_max=round_number(max(used)) if used else None,
+        requests_per_s=_sum_reported(instances, "requests_finished"),
+        prompt_tokens_per_s=_sum_reported(instances, "prompt_tokens"),
+        generated_tokens_per_s=_sum_reported(instances, "generated_tokens"),
         ttft_s=compute_ttft(instances),
     )
 
 
-def _total(instances: Sequence[ServedInstance], name: str) -> float | None:
+def _sum_reported(instances: Sequence[ServedInstance], name: str) -> float | None:
     """Return the sum of a value over the instances that report it, or None if no instance does.
 
     name: the attribute of ServedInstance.
     """
     reported = [value for one in instances if (value := getattr(one, name)) is not None]
-    return number(sum(reported)) if reported else None
+    return round_number(sum(reported)) if reported else None
 
 
 def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
@@ -92,16 +92,16 @@ def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
         if telling and None not in reported:
             edges.append(edge_ms / 1000)
             counts.append(sum(value or 0.0 for value in reported))
-    quantiles = (quantile(edges, counts, q * requests) for q in QUANTILES)
-    return TimeToFirstToken(None if mean is None else number(mean), *quantiles)
+    quantiles = (interpolate_quantile(edges, counts, q * requests) for q in QUANTILES)
+    return TimeToFirstToken(None if mean is None else round_number(mean), *quantiles)
 
 
-def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> float | None:
+def interpolate_quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> float | None:
     """Return the value at which a cumulative histogram reaches `rank`.
 
     Returns None beyond its last edge, and if there are no requests. counts: requests up to each edge.
 
-    >>> quantile([0.1, 1.0], [10.0, 20.0], 15.0), quantile([0.1, 1.0], [10.0, 20.0], 30.0)
+    >>> interpolate_quantile([0.1, 1.0], [10.0, 20.0], 15.0), interpolate_quantile([0.1, 1.0], [10.0, 20.0], 30.0)
     (0.55, None)
     """
     if rank <= 0:
@@ -109,7 +109,11 @@ def quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> fl
     low, below = 0.0, 0.0
     for edge, count in zip(edges, counts, strict=True):
         if count >= rank:
-            return number(low + (edge - low) * (rank - below) / (count - below)) if count > below else number(edge)
+            return (
+                round_number(low + (edge - low) * (rank - below) / (count - below))
+                if count > below
+                else round_number(edge)
+            )
         low, below = edge, max(below, count)
     return None
 
@@ -125,8 +129,8 @@ def make_served_page(document: ServedModels) -> bytes:
         ("requests_per_s", "Requests finished per second."),
         ("generated_tokens_per_s", "Tokens generated per second."),
     ):
-        page.gauge(f"served_{name}", text, [(labels, getattr(row, name)) for labels, row in labelled])
-    page.gauge(
+        page.add_gauge(f"served_{name}", text, [(labels, getattr(row, name)) for labels, row in labelled])
+    page.add_gauge(
         "served_ttft_seconds",
         "Time to first token of the last two minutes.",
         [

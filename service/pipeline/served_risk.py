@@ -9,7 +9,7 @@ from fleetcast.models.risk.scores import RISK_HORIZONS_S
 from fleetcast.models.risk.site_risk import SiteFit, SiteRisk
 from fleetcast.models.risk.state import RiskState
 from fleetcast.models.risk.watch import FleetWatch
-from fleetcast.models.versions.drift import Recent
+from fleetcast.models.versions.drift import RecentAccuracy
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.answers.fitted_models import ShadowModel
 
@@ -36,10 +36,10 @@ class ServedRisk:
 
         Each call reads two small files.
         """
-        self._serving = self._judge(self._registry.current_version, self._serving, self._serve)
-        self._challenger = self._judge(self._registry.challenger, self._challenger, self._load_shadow)
+        self._serving = self._load_if_changed(self._registry.current_version, self._serving, self._serve_version)
+        self._challenger = self._load_if_changed(self._registry.find_challenger, self._challenger, self._load_shadow)
 
-    def _judge(
+    def _load_if_changed(
         self, ask: Callable[[str], str | None], known: str | None, load: Callable[[str | None], None]
     ) -> str | None:
         try:
@@ -53,9 +53,9 @@ class ServedRisk:
             return known
         return wanted
 
-    def _serve(self, version: str | None) -> None:
+    def _serve_version(self, version: str | None) -> None:
         """Serve a version. If it is damaged, serve the intact version before it."""
-        folder = None if version is None else self._registry.current(KIND)
+        folder = None if version is None else self._registry.find_serving_folder(KIND)
         self._watch.site = None if folder is None else SiteRisk(SiteFit.load(folder), f"{KIND}-{folder.name}")
         self.trouble = ""
         logger.info("risk: %s serves", f"{KIND}-{folder.name}" if folder else "the shipped fit")
@@ -64,29 +64,29 @@ class ServedRisk:
         self._watch.shadow = None
         if version is None:
             return
-        damage = self._registry.damage(KIND, version)
+        damage = self._registry.find_damage(KIND, version)
         if damage is not None:
             logger.warning("risk: the challenger %s is damaged: %s", version, damage)
             return
-        self._watch.shadow = SiteRisk(SiteFit.load(self._registry.path(KIND, version)), f"{KIND}-{version}")
+        self._watch.shadow = SiteRisk(SiteFit.load(self._registry.find_folder(KIND, version)), f"{KIND}-{version}")
 
 
-def summarise_recent_risk(memory: RiskState) -> Recent:
+def summarise_recent_risk(memory: RiskState) -> RecentAccuracy:
     """Return the recent outcomes of one-day risk: its Brier score divided by that of the base rate."""
-    loss, n = _loss(memory.record)
-    return Recent(None, loss, n)
+    loss, n = _compute_loss(memory.record)
+    return RecentAccuracy(None, loss, n)
 
 
 def make_risk_shadow(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
     """Return the challenger's record and that of the serving version, or None without a challenger."""
     if challenger is None or memory.shadow.model != challenger.name:
         return None
-    loss, n = _loss(memory.shadow)
-    serving, _ = _loss(memory.record)
+    loss, n = _compute_loss(memory.shadow)
+    serving, _ = _compute_loss(memory.record)
     rounded = None if serving is None else round(serving, 4)
     return ShadowModel(KIND, challenger.name.rpartition("-")[2], 1.0 if loss is None else round(loss, 4), rounded, n)
 
 
-def _loss(record: RiskRecord) -> tuple[float | None, int]:
-    day = record.summary()[DAY]
+def _compute_loss(record: RiskRecord) -> tuple[float | None, int]:
+    day = record.list_calibrations()[DAY]
     return None if day.brier_skill is None else 1 - day.brier_skill, day.matured

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.events import FailureCategory
 from fleetcast.service.exposition import Page
 from fleetcast.service.pipeline.fleet_metrics import OTHER, QUEUES_SHOWN, WAIT_QUANTILES
-from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.gpu_states import compute_gpu_states
 from fleetcast.service.pipeline.tick import RECENT_MS, Tick
 
 KINDS_SHOWN = 40  # of (pool, GPU model)
@@ -30,7 +30,7 @@ def make_site_page(tick: Tick) -> bytes:
     return page.encode()
 
 
-def largest(sizes: Mapping[K, float], shown: int) -> set[K]:
+def find_largest(sizes: Mapping[K, float], shown: int) -> set[K]:
     """Return the `shown` keys with the largest sizes. Of equal sizes, the first by name comes first."""
     return set(sorted(sizes, key=lambda key: (-sizes[key], str(key)))[:shown])
 
@@ -42,11 +42,11 @@ def _add_wait_metrics(page: Page, tick: Tick) -> None:
     sizes = Counter[str]()
     for (queue, _), waits in found.items():
         sizes[queue] += len(waits)
-    shown = largest(sizes, QUEUES_SHOWN)
+    shown = find_largest(sizes, QUEUES_SHOWN)
     reported: dict[tuple[str, str], list[float]] = defaultdict(list)
     for (queue, class_), waits in found.items():
         reported[queue if queue in shown else OTHER, class_] += waits
-    page.add(
+    page.add_family(
         "summary",
         "class_started_wait_seconds",
         "How long the jobs of a queue and class that started within the last hour had waited.",
@@ -63,13 +63,13 @@ def _add_pool_metrics(page: Page, tick: Tick) -> None:
     sizes = Counter[tuple[str, str]]()
     for kind, gpus in zip(kinds, tick.topology.gpus.tolist(), strict=True):
         sizes[kind] += gpus
-    shown = largest(sizes, KINDS_SHOWN)
+    shown = find_largest(sizes, KINDS_SHOWN)
     rows_of: dict[tuple[str, str], list[int]] = defaultdict(list)
     for row, kind in enumerate(kinds):
         rows_of[kind if kind in shown else (OTHER, OTHER)].append(row)
-    states, busy = gpu_states(tick), tick.read_gpu_feature("gpu_util")
+    states, busy = compute_gpu_states(tick), tick.read_gpu_feature("gpu_util")
     reported = [({"pool": pool, "gpu_model": model}, rows) for (pool, model), rows in sorted(rows_of.items())]
-    page.gauge(
+    page.add_gauge(
         "pool_gpus",
         "GPUs of a pool and model by state.",
         [
@@ -78,18 +78,18 @@ def _add_pool_metrics(page: Page, tick: Tick) -> None:
             for state, mask in states.items()
         ],
     )
-    page.gauge(
+    page.add_gauge(
         "pool_gpu_utilization_ratio",
         "Mean utilization of the GPUs in use of a pool and model, and of all of them.",
         [
-            ({**labels, "gpus": name}, _mean(busy[rows], mask[rows]))
+            ({**labels, "gpus": name}, _average_known(busy[rows], mask[rows]))
             for labels, rows in reported
-            for name, mask in (("running", states["running"]), ("all", tick.exists))
+            for name, mask in (("running", states["running"]), ("all", tick.gpu_exists))
         ],
     )
 
 
-def _mean(busy: NDArray[np.float64], mask: NDArray[np.bool_]) -> float | None:
+def _average_known(busy: NDArray[np.float64], mask: NDArray[np.bool_]) -> float | None:
     known = busy[mask & ~np.isnan(busy)]
     return float(known.mean()) if len(known) else None
 
@@ -99,12 +99,12 @@ def _add_end_metrics(page: Page, tick: Tick) -> None:
     failures: Counter[str] = Counter(
         row.failure.category if row.failure else "unknown" for row in ended if row.state == "failed"
     )
-    page.gauge(
+    page.add_gauge(
         "failed_jobs",
         "Attempts that failed within the last hour, by category.",
         [({"category": category}, failures[category]) for category in CATEGORIES],
     )
-    page.gauge(
+    page.add_gauge(
         "ended_jobs",
         "Attempts that ended within the last hour, by outcome.",
         [({"outcome": name}, sum(row.state == name for row in ended)) for name in ("finished", "failed", "preempted")],

@@ -76,13 +76,13 @@ class Snapshot:
         self._jobs = JobFiles()
         files.make_folder(folder, AREA)
 
-    def numbers(self) -> list[int]:
+    def list_numbers(self) -> list[int]:
         """Return the numbers of the snapshots on disk, complete or not, oldest first."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
 
     def restore(self, config: Config, topology: Topology, now_ms: int) -> SavedState:
         """Restore the newest readable snapshot. Return its state, or an empty state if there is none."""
-        for number in reversed(self.numbers()):
+        for number in reversed(self.list_numbers()):
             try:
                 saved = self._load(self.folder / str(number), config, topology)
             except UNREADABLE as error:
@@ -90,7 +90,7 @@ class Snapshot:
                 continue
             self.whole = {number: saved.positions}
             if now_ms - saved.saved_ms > MISSED_TICKS * config.pipeline.tick_s * 1000:
-                saved.parts[NodePasts].missed(saved.saved_ms)
+                saved.parts[NodePasts].record_gap(saved.saved_ms)
             return saved
         store = _make_window_store(Entities(), config)
         state = FleetState(store.entities, store, topology, config.limits)
@@ -100,7 +100,7 @@ class Snapshot:
         document, tables = read_arrays(folder / "state.arrays")
         if document.get("version") != SNAPSHOT_VERSION:
             raise OtherVersionError(document.get("version"))
-        store = _store(folder / "store", config)
+        store = _load_store(folder / "store", config)
         state = FleetState(store.entities, store, topology, config.limits)
         read_jobs(folder / "jobs", document["jobs"], state.jobs)
         state.jobs.position = document["jobs_position"]
@@ -123,12 +123,12 @@ class Snapshot:
         forecaster: a dump of the DemandForecaster that a thread made, if the forecaster has not changed
         since.
         """
-        number = max([0, *self.numbers()]) + 1
+        number = max([0, *self.list_numbers()]) + 1
         dumps = saved.parts.dump({} if forecaster is None else {DemandForecaster: forecaster})
-        works = self._works(saved, dumps, self.folder / str(number))
-        return self._write(number, saved.positions, next(works), works)
+        works = self._iterate_steps(saved, dumps, self.folder / str(number))
+        return self._write_snapshot(number, saved.positions, next(works), works)
 
-    async def _write(
+    async def _write_snapshot(
         self, number: int, positions: Positions, work: Work | None, works: Iterator[Work]
     ) -> Positions | None:
         while work is not None:
@@ -138,17 +138,19 @@ class Snapshot:
         await run_in_thread(self._remove_old_folders)
         return next(iter(self.whole.values())) if len(self.whole) == MAX_SNAPSHOTS else None
 
-    def _works(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
+    def _iterate_steps(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
         """Yield the steps of a save as functions.
 
         Fetching the next step copies data. Calling it writes that data, in any thread.
         """
         beside = folder.with_name(f".{folder.name}.tmp")
-        yield self._tables(saved, dumps, beside, folder)
-        yield from saved.state.store.saving(beside / "store", becomes=folder / "store")
-        yield lambda: _become(beside, folder)
+        yield self._prepare_tables(saved, dumps, beside, folder)
+        yield from saved.state.store.iterate_save_steps(beside / "store", becomes=folder / "store")
+        yield lambda: _publish_snapshot(beside, folder)
 
-    def _tables(self, saved: SavedState, dumps: dict[str, Dump], beside: Path, becomes: Path) -> Callable[[], None]:
+    def _prepare_tables(
+        self, saved: SavedState, dumps: dict[str, Dump], beside: Path, becomes: Path
+    ) -> Callable[[], None]:
         state = saved.state
         document = {row.name: msgspec.to_builtins(getattr(saved, row.name)) for row in fields(SnapshotHeader)} | {
             "version": SNAPSHOT_VERSION,
@@ -156,17 +158,17 @@ class Snapshot:
             "nodes_position": state.nodes.position,
             "newest_sample_ms": state.counts.newest_sample_ms,
         }
-        jobs = self._jobs.saving(state.jobs, beside / "jobs", becomes / "jobs")
+        jobs = self._jobs.prepare_save(state.jobs, beside / "jobs", becomes / "jobs")
         nodes = np.frombuffer(msgspec.msgpack.encode(state.nodes.dump()), np.uint8)
 
-        def write() -> None:
+        def write_tables() -> None:
             files.remove_tree(beside)  # by a save that was given up
             beside.mkdir()
             names = jobs()
             write_parts(beside, dumps)
             write_arrays(beside / "state.arrays", {**document, "jobs": names}, {"nodes": nodes})
 
-        return write
+        return write_tables
 
     def _remove_old_folders(self) -> None:
         """Remove every folder except the last complete snapshots."""
@@ -179,7 +181,7 @@ class Snapshot:
 _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
 
 
-def _become(beside: Path, folder: Path) -> None:
+def _publish_snapshot(beside: Path, folder: Path) -> None:
     """Sync the temporary folders to disk, and rename them to a snapshot."""
     for path in (beside / "store", beside / "jobs", beside):
         files.sync_folder(path, AREA)
@@ -187,7 +189,7 @@ def _become(beside: Path, folder: Path) -> None:
     files.sync_folder(folder.parent, AREA)
 
 
-def _store(folder: Path, config: Config) -> WindowStore:
+def _load_store(folder: Path, config: Config) -> WindowStore:
     """Load the saved store. After a change of the scrape interval, return an empty one.
 
     The empty store has the same entities.

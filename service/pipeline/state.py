@@ -29,7 +29,7 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive
 from fleetcast.ingest.inbox.job_events import MAX_COUNT
 from fleetcast.ingest.label_jobs import LabelHold, LabelJobs, LabelledGpus
-from fleetcast.ingest.node_names import known_name, node_name
+from fleetcast.ingest.node_names import find_known_name, find_or_register_node
 from fleetcast.ingest.source import Batch
 from fleetcast.models.risk.score import FoldedEvents
 from fleetcast.models.risk.watch import FleetWatch
@@ -88,11 +88,11 @@ class FleetState:
         self.limits = limits or LimitsConfig()
         self._named = len(topology)
         placed = {node.name: node.gpus for node in topology.nodes}
-        entities.bound(placed, self.limits.unknown_nodes, self.limits.unknown_gpus)
+        entities.set_limits(placed, self.limits.unknown_nodes, self.limits.unknown_gpus)
         self.watch = FleetWatch(store)
         self.store, self.fold, self.nodes, self.memory = store, self.watch.fold, self.watch.nodes, self.watch.memory
         self.jobs, self.demand, self.runs = self.fold.jobs, self.fold.demand, self.fold.runs
-        self.topology = align(topology, entities)
+        self.topology = align_topology(topology, entities)
         self.counts = Counts()
         self.archive: Archive | None = None  # gets what is accepted
         self.promises: PromiseReader | None = None  # of the placer; its attempts pass every limit
@@ -127,7 +127,7 @@ class FleetState:
                 if newest <= now_ms + self.store.span.future_ms:
                     counts.newest_sample_ms = max(counts.newest_sample_ms, newest)
         for sight in batch.labels:
-            self.labelled.take(sight)
+            self.labelled.apply_labels(sight)
         for event in batch.events:
             is_placed = self._is_placed(event)
             if not (is_placed or self._has_room(event, batch.is_acknowledged)):
@@ -177,13 +177,13 @@ class FleetState:
             return False
         return self.promises.admits(event.job, event.attempt)
 
-    def follow_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
+    def apply_label_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
         """Apply events for the jobs that GPU labels name, and fail attempts that have been silent for long.
 
         others: the holders of GPUs that the labels of other pipelines name.
         """
-        holds = [*self.labelled.holds(now_ms), *others]
-        events = [*self.label_jobs.events(holds, self.jobs, now_ms), *self._fail_silent_attempts(now_ms)]
+        holds = [*self.labelled.list_current_holds(now_ms), *others]
+        events = [*self.label_jobs.make_events(holds, self.jobs, now_ms), *self._fail_silent_attempts(now_ms)]
         if events:
             self.apply(Batch(events=tuple(events)), now_ms)
 
@@ -218,7 +218,7 @@ class FleetState:
         fresh = []
         for stated in events:
             try:
-                event = self._placed(_rename_node(stated, node_name(stated.node, self.entities)))
+                event = self._add_gpu_to_event(_rename_node(stated, find_or_register_node(stated.node, self.entities)))
             except RecordError as error:
                 self._count_bad_record(error)
                 continue
@@ -235,11 +235,11 @@ class FleetState:
         self.counts.events += len(fresh)
         return fresh
 
-    def _placed(self, event: NodeEvent) -> NodeEvent:
+    def _add_gpu_to_event(self, event: NodeEvent) -> NodeEvent:
         """Return the event with the GPU of its device, if an exporter has named that GPU."""
         if not event.device or event.gpu is not None:
             return event
-        gpu = self.entities.devices.gpu(event.node, event.device)
+        gpu = self.entities.devices.find_gpu(event.node, event.device)
         return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
 
     def _add_gpus_to_events(self) -> None:
@@ -249,16 +249,16 @@ class FleetState:
             return
         self._devices_learnt = devices.learnt
         for name, record in self.nodes.nodes.items():
-            if any(self._placed(event) is not event for event in record.standing.values()):
-                record.events[:] = map(self._placed, record.events)
-                record.standing = {key: self._placed(event) for key, event in record.standing.items()}
+            if any(self._add_gpu_to_event(event) is not event for event in record.standing.values()):
+                record.events[:] = map(self._add_gpu_to_event, record.events)
+                record.standing = {key: self._add_gpu_to_event(event) for key, event in record.standing.items()}
                 self._node_copies.pop(name, None)
 
-    def event_view(self, now_ms: int) -> EventView:
+    def copy_events(self, now_ms: int) -> EventView:
         """Return copies of jobs and nodes for a thread to use while more events arrive."""
         copies: dict[tuple[str, int], JobAttempt] = {}
 
-        def copy(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
+        def copy_attempts(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
             made = []
             for attempt in attempts:
                 key = (attempt.job, attempt.attempt)
@@ -266,8 +266,10 @@ class FleetState:
                 made.append(copies[key])
             return made
 
-        running, queued, blocked = (copy(rows()) for rows in (self.jobs.running, self.jobs.queued, self.jobs.blocked))
-        ended = copy(self.watch.ended.lately(now_ms))
+        running, queued, blocked = (
+            copy_attempts(rows()) for rows in (self.jobs.running, self.jobs.queued, self.jobs.blocked)
+        )
+        ended = copy_attempts(self.watch.ended.list_recent(now_ms))
         self._copies = copies
         self._add_gpus_to_events()
         for name, record in self.nodes.nodes.items():
@@ -280,12 +282,12 @@ class FleetState:
             blocked=blocked,
             ended=ended,
             nodes=dict(self._node_copies),
-            durations=self.demand.durations(),
+            durations=self.demand.compute_duration_quantiles(),
             position=position,
-            remembered=self.watch.placements(running),
+            remembered=self.watch.find_placements(running),
         )
 
-    def rest(self, now_ms: int, history_days: int) -> None:
+    def pack_old_jobs(self, now_ms: int, history_days: int) -> None:
         """Pack jobs that ended long ago, and drop those older than `history_days`.
 
         This bounds both job tables.
@@ -294,7 +296,7 @@ class FleetState:
         if forgotten := self.jobs.drop_oldest_jobs(MOST_RESTING):
             logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)
 
-    def used(self) -> dict[str, dict[str, int]]:
+    def count_used_limits(self) -> dict[str, dict[str, int]]:
         """Return limit -> how much of it is in use (`used`), and its maximum (`most`)."""
         unknown = len(self.entities[EntityKind.NODE]) - self._named - len(self.entities.listed)
         return {
@@ -319,25 +321,25 @@ class FleetState:
         match event:
             case Started() | Resized():
                 named = {*event.nodes, *(rank.node for rank in event.ranks)}
-                names = {name: self._known(name) for name in named}
+                names = {name: self._find_fleet_name(name) for name in named}
                 if all(name == known for name, known in names.items()):
                     return event
                 ranks = tuple(_rename_node(rank, names[rank.node]) for rank in event.ranks)
                 return msgspec.structs.replace(event, ranks=ranks, nodes=tuple(names[node] for node in event.nodes))
             case NodeLost():
-                return _rename_node(event, self._known(event.node))
+                return _rename_node(event, self._find_fleet_name(event.node))
             case Phase() if event.node:
-                return _rename_node(event, self._known(event.node))
+                return _rename_node(event, self._find_fleet_name(event.node))
             case Step() if event.node:
-                return _rename_node(event, self._known(event.node))
+                return _rename_node(event, self._find_fleet_name(event.node))
             case Failed():
-                return _rename_node(event, self._known(event.node))
+                return _rename_node(event, self._find_fleet_name(event.node))
         return event
 
-    def _known(self, name: str) -> str:
-        return known_name(name, self.entities[EntityKind.NODE])
+    def _find_fleet_name(self, name: str) -> str:
+        return find_known_name(name, self.entities[EntityKind.NODE])
 
-    def learn_nodes(self, names: Iterable[str]) -> None:
+    def register_nodes(self, names: Iterable[str]) -> None:
         """Register nodes that other pipelines have observed, as long as there is room.
 
         Each of the other pipelines applies its own limit on nodes.
@@ -362,10 +364,10 @@ class FleetState:
         nodes = self.entities[EntityKind.NODE]
         if nodes.alias_changes != self._alias_changes:
             self._alias_changes = nodes.alias_changes
-            for attempt in self.jobs.rename_nodes(nodes.machine):
+            for attempt in self.jobs.rename_nodes(nodes.resolve_name):
                 self._copies.pop((attempt.job, attempt.attempt), None)
 
-    def gpu_rows(self) -> NDArray[np.int32]:
+    def find_gpu_rows(self) -> NDArray[np.int32]:
         """Return (n, g) int32 the row in Entities[GPU] of each node's GPUs, -1 if a GPU never appeared."""
         table = self.entities[EntityKind.GPU]
         key = (len(table) + table.moves, self.topology.generation)
@@ -397,7 +399,7 @@ def _rename_node(event: Named, node: str) -> Named:
     return event if event.node == node else msgspec.structs.replace(event, node=node)
 
 
-def align(topology: Topology, entities: Entities) -> Topology:
+def align_topology(topology: Topology, entities: Entities) -> Topology:
     """Return the topology in the order of the node table.
 
     The rows of known nodes come first, because a snapshot fixed them. New nodes follow.

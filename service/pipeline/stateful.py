@@ -18,7 +18,7 @@ from fleetcast.features.job_peaks import JobPeaks
 from fleetcast.features.store_files import StoreError
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.models.demand.forecaster import DemandForecaster
-from fleetcast.models.demand.sparse import Sparse
+from fleetcast.models.demand.sparse import SparseForecaster
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
@@ -92,32 +92,32 @@ class Parts:
         """Load the files that `write_parts` wrote into new parts. Raises one of UNREADABLE."""
         for name, part in self._made.items():
             try:
-                part.load(*_read(folder / f"{name}.arrays"))
+                part.load(*_read_dump(folder / f"{name}.arrays"))
             except UNREADABLE as error:
                 if not self._kinds[name].starts_empty:
                     raise
                 logger.warning("%s of snapshot %s cannot be used (%s) and begins anew", name, folder.name, error)
                 self._made[name] = self._kinds[name].make(*self._made_of)
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the times in all parts after the clock was set."""
         for part in self:
-            part.move(by_ms)
+            part.shift_times(by_ms)
 
 
 def write_parts(folder: Path, dumps: Mapping[str, Dump]) -> None:
     """Write one file for each part. Raises OSError."""
     for name, (about, arrays) in dumps.items():
-        packed = np.frombuffer(msgspec.msgpack.encode(about, enc_hook=_plain), np.uint8)
+        packed = np.frombuffer(msgspec.msgpack.encode(about, enc_hook=_convert_numpy_number), np.uint8)
         write_arrays(folder / f"{name}.arrays", {}, {**arrays, ABOUT: packed})
 
 
-def _read(path: Path) -> Dump:
+def _read_dump(path: Path) -> Dump:
     arrays = read_arrays(path)[1]
     return msgspec.msgpack.decode(arrays.pop(ABOUT).tobytes(), strict=False), arrays
 
 
-def _plain(value: Any) -> Any:
+def _convert_numpy_number(value: Any) -> Any:
     """Convert a NumPy number to a Python number. Raises TypeError for other values."""
     if isinstance(value, np.generic):
         return value.item()
@@ -127,5 +127,5 @@ def _plain(value: Any) -> Any:
 def make_demand_forecaster(config: Config) -> DemandForecaster:
     registry = Registry(config.models_folder)
     plugins = [make_forecaster(path) for path in config.pipeline.forecasters]
-    sparse = Sparse()
+    sparse = SparseForecaster()
     return DemandForecaster([ServedTrees(registry), sparse, *plugins], [sparse], [ShadowTrees(registry)])

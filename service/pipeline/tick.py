@@ -22,7 +22,7 @@ from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.label_jobs import LabelHold
 from fleetcast.models.risk.gpu_signals import MISSED_SCRAPES
-from fleetcast.models.risk.node_risk import compute_published_risk, usual_risk
+from fleetcast.models.risk.node_risk import compute_published_risk, compute_usual_risk
 from fleetcast.models.risk.node_signals import NODE_SILENT_S
 from fleetcast.models.risk.score import ScoredFleet
 from fleetcast.placement.ledger.promised import OpenRequest
@@ -30,14 +30,14 @@ from fleetcast.placement.machines.view import Hearing, may_place
 from fleetcast.placement.queues.tree import Window
 from fleetcast.service.answers.fleet import BoardMeta, Ingestion
 from fleetcast.service.answers.risk import StateName
-from fleetcast.service.board.gpu_use import NO_HOLDER, Occupant, gpu_use
-from fleetcast.service.listening import Listening
+from fleetcast.service.board.gpu_use import NO_HOLDER, Occupant, classify_gpu_use
+from fleetcast.service.listening import ListeningStatement
 from fleetcast.service.pipeline import documents
-from fleetcast.service.pipeline.occupancy import Occupancy, held_by_node
+from fleetcast.service.pipeline.occupancy import Occupancy, count_milli_by_node
 from fleetcast.service.pipeline.open_requests import OpenView, drop_held_promises
 from fleetcast.service.pipeline.run_times.record import Attempt, IssuedRunTime
 from fleetcast.service.pipeline.state import EventView
-from fleetcast.service.pipeline.tick_memory import TickMemory
+from fleetcast.service.pipeline.tick_memory import TickCache
 from fleetcast.service.pipeline.unknown_use import UnknownUse
 from fleetcast.service.pipeline.withheld_nodes import WithheldNodes
 
@@ -78,7 +78,7 @@ class TickInputs:
     run_times: Mapping[Attempt, IssuedRunTime] = field(default_factory=dict)
     inbox: Mapping[str, int] = field(default_factory=dict)  # segment -> offset up to which `events` are folded
     gpu_models: Mapping[str, str] = field(default_factory=dict)  # by node, from telemetry
-    listening: Mapping[str, Listening] = field(default_factory=dict)  # by source that reports starts of jobs
+    listening: Mapping[str, ListeningStatement] = field(default_factory=dict)  # by source that reports starts of jobs
     has_exporters: bool = False  # exporters are configured, or another source of GPU samples
     places_unheard: bool = False  # hosts without telemetry count as heard, as configured
     open_requests: Sequence[OpenRequest] = ()  # of the placer's ledger: who waits there, and what it has promised
@@ -97,23 +97,23 @@ class Tick(TickInputs):
 
     fleet: ScoredFleet = field(kw_only=True)
     use: UnknownUse = field(default_factory=UnknownUse, kw_only=True)  # takes the tick in when `unknown_use` is asked
-    memory: TickMemory = field(default_factory=TickMemory, kw_only=True)
+    memory: TickCache = field(default_factory=TickCache, kw_only=True)
 
     @classmethod
-    def of(cls, inputs: TickInputs, fleet: ScoredFleet, use: UnknownUse, memory: TickMemory) -> "Tick":
+    def from_inputs(cls, inputs: TickInputs, fleet: ScoredFleet, use: UnknownUse, memory: TickCache) -> "Tick":
         return cls(**vars(inputs), fleet=fleet, use=use, memory=memory)
 
     @cached_property
     def rows(self) -> dict[str, int]:
         """Node name -> row."""
         names = self.topology.names
-        return self.memory.recall("rows", (self.topology,), lambda: {name: row for row, name in enumerate(names)})
+        return self.memory.get_or_make("rows", (self.topology,), lambda: {name: row for row, name in enumerate(names)})
 
     @cached_property
     def node_gpus(self) -> dict[str, int]:
         """Node name -> number of its GPUs."""
         names, gpus = self.topology.names, self.topology.gpus
-        return self.memory.recall("gpus", (self.topology,), lambda: dict(zip(names, gpus.tolist(), strict=True)))
+        return self.memory.get_or_make("gpus", (self.topology,), lambda: dict(zip(names, gpus.tolist(), strict=True)))
 
     @cached_property
     def node_state(self) -> NDArray[np.int8]:
@@ -127,28 +127,28 @@ class Tick(TickInputs):
     @cached_property
     def usual_risk(self) -> NDArray[np.float64]:
         """(kind, horizon) fault probabilities of an ordinary node of this fleet, at least the published ones."""
-        return np.maximum(compute_published_risk(), usual_risk(self.fleet.risk.values))
+        return np.maximum(compute_published_risk(), compute_usual_risk(self.fleet.risk.values))
 
     @cached_property
     def flagged(self) -> NDArray[np.bool_]:
         """(n,) bool, nodes whose recommended action is more than watching."""
-        return documents.flagged(self.fleet.risk, len(self.topology))
+        return documents.find_flagged_nodes(self.fleet.risk, len(self.topology))
 
     @cached_property
     def state_codes(self) -> NDArray[np.int8]:
         """(n,) int8 index of each node's state in `documents.STATES`."""
-        up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
-        return documents.state_codes(self.node_state, self.flagged, up)
+        up = documents.find_answering_nodes(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
+        return documents.compute_state_codes(self.node_state, self.flagged, up)
 
     @cached_property
     def hearing(self) -> NDArray[np.int8]:
         """(n,) int8 Hearing of each node: how current its GPU telemetry is."""
         age_s = np.nan_to_num(self.read_gpu_feature("age_s"), nan=np.inf)
-        youngest_s = np.where(self.exists, age_s, np.inf).min(axis=1, initial=np.inf)
+        youngest_s = np.where(self.gpu_exists, age_s, np.inf).min(axis=1, initial=np.inf)
         has_reported = np.isfinite(youngest_s)
         if not (self.has_exporters or has_reported.any()):
             return np.full(len(self.topology), Hearing.UNCONFIRMED, np.int8)
-        up = documents.answering(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
+        up = documents.find_answering_nodes(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
         limit_s = np.where(
             up <= 0, MISSED_SCRAPES * self.interval_s, max(NODE_SILENT_S, SILENT_INTERVALS * self.interval_s)
         )
@@ -157,7 +157,7 @@ class Tick(TickInputs):
         return found.astype(np.int8)
 
     @cached_property
-    def serving(self) -> NDArray[np.bool_]:
+    def is_placeable(self) -> NDArray[np.bool_]:
         """(n,) bool, whether anything may be placed on the node."""
         return may_place(self.node_state, None if self.places_unheard else self.hearing)
 
@@ -169,10 +169,10 @@ class Tick(TickInputs):
     @cached_property
     def occupancy(self) -> Occupancy:
         names, running = self.topology.names, {row.job for row in self.events.running}
-        given_back = self.memory.occupancy.given_back(running)
+        given_back = self.memory.occupancy.find_freed_gpus(running)
         works = self.use.find_active_gpus(names, self.frames.gpu, self.gpu_rows, self.now_ms, given_back)
         given = self.events.running, self.events.placements, self.topology, self.rows, works, self.given
-        return self.memory.occupancy.observe(*given)
+        return self.memory.occupancy.get_occupancy(*given)
 
     @cached_property
     def sizes(self) -> dict[tuple[str, int], int]:
@@ -184,7 +184,7 @@ class Tick(TickInputs):
     def held_milli(self) -> dict[tuple[str, int], int]:
         """Attempt → thousandths of GPUs that it holds, for running attempts whose events state another amount."""
         of = self.events.placements, self.occupancy, self.held_by_node
-        return self.memory.recall("held milli", of, self._compute_held_milli)
+        return self.memory.get_or_make("held milli", of, self._compute_held_milli)
 
     def _compute_held_milli(self) -> dict[tuple[str, int], int]:
         differ = {*self.occupancy.sizes, *self.occupancy.parts[:, 0].tolist()}
@@ -203,7 +203,7 @@ class Tick(TickInputs):
     def held_by_node(self) -> list[dict[str, int]]:
         """One mapping for each running attempt: node → thousandths of GPUs that it holds there."""
         of = self.occupancy, self.topology
-        return self.memory.recall("held", of, lambda: held_by_node(of[0], self.events.running, of[1]))
+        return self.memory.get_or_make("held", of, lambda: count_milli_by_node(of[0], self.events.running, of[1]))
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:
@@ -217,10 +217,10 @@ class Tick(TickInputs):
         Telemetry shows the GPU at work, or its node lends it to another scheduler, or pods hold it before
         their job starts.
         """
-        found = self.use.update(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
-        return (found & self.exists) | self._lent(found)
+        found = self.use.update_verdicts(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
+        return (found & self.gpu_exists) | self._choose_lent_gpus(found)
 
-    def _lent(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    def _choose_lent_gpus(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return (n, g) bool, whether each GPU is lent or bound.
 
         A lent GPU belongs to another scheduler, and pods of a job that has not started hold a bound one.
@@ -229,7 +229,7 @@ class Tick(TickInputs):
         """
         lent, counts = np.zeros_like(at_work), self.topology.lent_gpus + self.bound_gpus
         for row in np.flatnonzero(counts).tolist():
-            free = np.flatnonzero(self.exists[row] & ~self.held[row] & (self.promise[row] == NO_HOLDER))
+            free = np.flatnonzero(self.gpu_exists[row] & ~self.held[row] & (self.promise[row] == NO_HOLDER))
             ordered = free[np.argsort(~at_work[row, free], kind="stable")]
             lent[row, ordered[: counts[row]]] = True
         return lent
@@ -264,7 +264,7 @@ class Tick(TickInputs):
     @cached_property
     def open(self) -> OpenView:
         """The waiting and promised requests, from events and from our own queue, each once."""
-        return OpenView.of(drop_held_promises(self.open_requests, self.held, self.rows), self.events)
+        return OpenView.from_requests(drop_held_promises(self.open_requests, self.held, self.rows), self.events)
 
     @cached_property
     def recent_starts(self) -> list[tuple[JobAttempt, float]]:
@@ -297,18 +297,18 @@ class Tick(TickInputs):
         return found
 
     @cached_property
-    def kept(self) -> WithheldNodes:
+    def withheld_nodes(self) -> WithheldNodes:
         """The nodes that a window or a reservation withholds now."""
-        return WithheldNodes.of(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
+        return WithheldNodes.from_records(self.topology, self.node_state, self.events.nodes, self.windows, self.now_ms)
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:
         """(n, g) int8 Occupant of each GPU."""
-        use = gpu_use(self.occupancy.holder, self.promise, self.unknown_use, self.kept.use)
-        return np.where(self.exists, use, np.int8(Occupant.NOTHING))
+        use = classify_gpu_use(self.occupancy.holder, self.promise, self.unknown_use, self.withheld_nodes.use)
+        return np.where(self.gpu_exists, use, np.int8(Occupant.NOTHING))
 
     @cached_property
-    def exists(self) -> NDArray[np.bool_]:
+    def gpu_exists(self) -> NDArray[np.bool_]:
         """(n, g) bool, whether the node has that GPU."""
         return np.arange(self.gpu_rows.shape[1])[None, :] < self.topology.gpus[:, None]
 
@@ -316,7 +316,7 @@ class Tick(TickInputs):
     def usable(self) -> NDArray[np.bool_]:
         """(n, g) bool, whether the GPU exists and has not vanished from its exporter's page."""
         silent = np.nan_to_num(self.read_gpu_feature("silent_s")) > SILENT_INTERVALS * self.interval_s
-        return self.exists & ~silent
+        return self.gpu_exists & ~silent
 
     def read_gpu_feature(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
         """Return (nodes, g) float64, the last fresh value of a feature of each GPU, NaN if unknown.

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 
-from fleetcast.features.mig import mig_instances
-from fleetcast.features.serving import served_instances
+from fleetcast.features.mig import find_mig_instances
+from fleetcast.features.serving import list_served_instances
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
@@ -15,9 +15,9 @@ from fleetcast.service.listening import SourcesListening
 from fleetcast.service.pipeline.archive_writer import ArchiveWriter
 from fleetcast.service.pipeline.guarded_source import (
     GuardedSource,
-    bound_gpus,
     describe_unreadable_inbox,
-    gpu_models,
+    merge_bound_gpus,
+    merge_gpu_models,
     merge_source_nodes,
 )
 from fleetcast.service.pipeline.metrics import PipelineMetrics
@@ -27,7 +27,7 @@ from fleetcast.service.pipeline.run_times.record import Attempt, RunTimeRecord
 from fleetcast.service.pipeline.snapshot import SavedState
 from fleetcast.service.pipeline.state import EventView
 from fleetcast.service.pipeline.tick import TickInputs
-from fleetcast.service.pipeline.tick_memory import TickMemory
+from fleetcast.service.pipeline.tick_memory import TickCache
 
 WARM_S = 1800
 
@@ -53,56 +53,56 @@ class InputCollector:
         self._listening = SourcesListening([source.name for source in sources if source.reports_jobs], clock)
         self._gpu_models: dict[str, str] = {}  # by node
         self._looked_up: dict[Attempt, Sequence[RankPlacement]] = {}
-        self._memory = TickMemory()
+        self._memory = TickCache()
 
     def refresh_topology(self) -> None:
         """Register the nodes, GPUs and models that telemetry and schedulers report, in all pipelines."""
         state, gpus = self._saved.state, dict[str, int]()
-        self._gpu_models = gpu_models(self._sources)
+        self._gpu_models = merge_gpu_models(self._sources)
         if self._others:
             self._others.poll()
-            state.learn_nodes(self._others.nodes())
-            self._gpu_models, gpus = {**self._others.models(), **self._gpu_models}, self._others.gpus()
+            state.register_nodes(self._others.list_node_names())
+            self._gpu_models, gpus = {**self._others.merge_gpu_models(), **self._gpu_models}, self._others.count_gpus()
         state.refresh_topology(self._gpu_models, gpus, merge_source_nodes(self._sources))
 
-    def follow_jobs(self, now_ms: int) -> None:
+    def apply_label_jobs(self, now_ms: int) -> None:
         """Apply events for the jobs that GPU labels name, and fail silent attempts.
 
         Only the first pipeline folds events, so the others do nothing here.
         """
         if self._others is not None:
-            self._saved.state.follow_jobs(self._others.labelled(), now_ms)
+            self._saved.state.apply_label_jobs(self._others.list_label_holds(), now_ms)
 
-    def collect(self, now_ms: int) -> TickInputs:
-        state, ingestion = self._saved.state, self._ingestion(now_ms)
-        open_requests = state.promises.open() if state.promises is not None else ()
-        events = state.event_view(now_ms)
+    def collect_inputs(self, now_ms: int) -> TickInputs:
+        state, ingestion = self._saved.state, self._make_ingestion(now_ms)
+        open_requests = state.promises.list_open_requests() if state.promises is not None else ()
+        events = state.copy_events(now_ms)
         return TickInputs(
             now_ms=now_ms,
             topology=state.topology,
             entities=state.entities,
-            frames=state.watch.frames(state.topology, now_ms),
-            gpu_rows=state.gpu_rows(),
+            frames=state.watch.extract_frames(state.topology, now_ms),
+            gpu_rows=state.find_gpu_rows(),
             events=events,
             interval_s=self._config.scrape.interval_s,
             open_requests=open_requests,
-            given=self._given(events),
-            windows=state.promises.windows() if state.promises is not None and self._config.placer.queues else (),
+            given=self._find_given_gpus(events),
+            windows=state.promises.read_windows() if state.promises is not None and self._config.placer.queues else (),
             places_unheard=self._config.placer.unheard == "ignore",
             gpu_models=self._gpu_models,
             has_exporters=bool(self._config.scrape.targets),
-            served=served_instances(state.store, now_ms),
-            mig=mig_instances(state.store, now_ms),
+            served=list_served_instances(state.store, now_ms),
+            mig=find_mig_instances(state.store, now_ms),
             run_times=self._saved.parts[RunTimeRecord].issued,
-            bound=bound_gpus(self._sources),
-            labelled=[] if self._others is not None else state.labelled.holds(now_ms),
+            bound=merge_bound_gpus(self._sources),
+            labelled=[] if self._others is not None else state.labelled.list_current_holds(now_ms),
             inbox=dict(*[source.position() for source in self._sources if source.name == InboxSource.name]),
-            meta=self._meta(now_ms),
+            meta=self._make_meta(now_ms),
             ingestion=ingestion,
             listening=self._listening.update(ingestion.sources, now_ms),
         )
 
-    def _given(self, events: EventView) -> Mapping[Attempt, Sequence[RankPlacement]]:
+    def _find_given_gpus(self, events: EventView) -> Mapping[Attempt, Sequence[RankPlacement]]:
         """Return attempt → the GPUs that our placer gave it, if its events name wrong GPUs or none.
 
         The ledger is read once for each such attempt.
@@ -111,17 +111,17 @@ class InputCollector:
         if state.promises is None:
             return {}
         of = events.placements, state.topology
-        wrong = self._memory.recall("wrong", of, lambda: _wrong(events.running, of[1]))
+        wrong = self._memory.get_or_make("wrong", of, lambda: _find_wrong_attempts(events.running, of[1]))
         self._looked_up = {key: self._looked_up[key] for key in wrong if key in self._looked_up}
         for key in wrong:
             if key not in self._looked_up:
-                ranks = state.promises.ranks_of(*key)
+                ranks = state.promises.find_ranks(*key)
                 if state.promises.unreadable:
                     break
                 self._looked_up[key] = ranks
         return {key: ranks for key, ranks in self._looked_up.items() if ranks}
 
-    def _meta(self, now_ms: int) -> BoardMeta:
+    def _make_meta(self, now_ms: int) -> BoardMeta:
         have_s = (now_ms - self._saved.began_ms) / 1000
         unknown = describe_unreadable_inbox(self._sources) if self._saved.occupancy_known else UNKNOWN
         return BoardMeta(
@@ -137,16 +137,16 @@ class InputCollector:
             stale_after_s=self._config.stale_after_s(self._config.make_clock()),
         )
 
-    def _ingestion(self, now_ms: int) -> Ingestion:
+    def _make_ingestion(self, now_ms: int) -> Ingestion:
         state, metrics = self._saved.state, self._metrics
         metrics.rates.record(now_ms, state.counts.samples, state.counts.events)
-        found = metrics.ingestion(now_ms, state.counts, self._sources)
-        found.archive, found.limits = self._archive_writer.health(), state.used()
-        found.labels = state.labelled.counts()
-        return self._others.ingestion(found) if self._others else found
+        found = metrics.make_ingestion_document(now_ms, state.counts, self._sources)
+        found.archive, found.limits = self._archive_writer.health(), state.count_used_limits()
+        found.labels = state.labelled.count_gpus()
+        return self._others.merge_ingestion(found) if self._others else found
 
 
-def _wrong(running: Sequence[JobAttempt], topology: Topology) -> list[Attempt]:
+def _find_wrong_attempts(running: Sequence[JobAttempt], topology: Topology) -> list[Attempt]:
     """Return the running attempts whose events name wrong GPUs or none."""
     node_gpus = {node.name: node.gpus for node in topology.nodes}
     return [(row.job, row.attempt) for row in running if names_wrong_gpus(row, node_gpus)]

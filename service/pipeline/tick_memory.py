@@ -5,7 +5,7 @@ from operator import is_
 from typing import Any, Generic, TypeVar, cast
 
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.service.pipeline.occupancy import OccupancyMemory
+from fleetcast.service.pipeline.occupancy import OccupancyCache
 
 T = TypeVar("T")
 NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}
@@ -24,7 +24,7 @@ class AttemptRows(Generic[T]):
         self._beside: tuple[object, ...] = ()  # of each attempt
         self._rows: list[T] = []  # of each attempt
 
-    def of(
+    def get_rows(
         self,
         attempts: Iterable[JobAttempt],
         make: Callable[[JobAttempt], T],
@@ -52,18 +52,18 @@ def _are_same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
     return len(before) == len(now) and all(map(is_, before, now))
 
 
-class TickMemory:
+class TickCache:
     """A cache of results that depend only on a few objects, not on the time.
 
     Such objects are the topology and the placements.
     """
 
     def __init__(self) -> None:
-        self.occupancy = OccupancyMemory()
+        self.occupancy = OccupancyCache()
         self._rows: dict[str, AttemptRows[Any]] = {}
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}
 
-    def recall(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
+    def get_or_make(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
         """Return the cached result of `make` if all objects in `of` are those of the last call, else call it.
 
         name: identifies the result, and only one caller uses it. The caller changes neither the result nor
@@ -74,6 +74,6 @@ class TickMemory:
             before = self._made[name] = (of, make())
         return cast(T, before[1])
 
-    def rows(self, name: str) -> AttemptRows[Any]:
+    def get_row_cache(self, name: str) -> AttemptRows[Any]:
         """Return the row cache of one caller, which `name` identifies."""
         return self._rows.setdefault(name, AttemptRows())

@@ -30,7 +30,7 @@ class TickRest:
         self._may_wake = False
         self._began = time.monotonic()
 
-    def record(self, batches: Sequence[SampleBatch]) -> None:
+    def record_samples(self, batches: Sequence[SampleBatch]) -> None:
         """Record which nodes have sent samples. Wake the tick for a new node, unless the tick must rest."""
         nodes = len(self._entities[EntityKind.NODE])
         if len(self._has_reported) < nodes:
@@ -54,7 +54,7 @@ class TickRest:
         self._waits = self._may_wake = False
         self._began = time.monotonic()
 
-    async def rest(self, tick_s: float) -> None:
+    async def rest_until_due(self, tick_s: float) -> None:
         """Rest until `tick_s` wall seconds after the tick began, or until the next tick is woken."""
         took_s = time.monotonic() - self._began
         await asyncio.sleep(SHORTEST_WALL_S)  # a flood of hard signals leaves time for everything else

@@ -27,7 +27,7 @@ NEVER = -1  # no verdict yet; else 0 or 1
 Mask = NDArray[np.bool_]
 
 
-def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
+def classify_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
     """Return (n, g) int8: 1 if a GPU is at work, 0 if it is not, -1 without a fresh reading.
 
     rows: (n, g) rows of `frame`.
@@ -39,17 +39,17 @@ def at_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
             values = frame.column(name)
             known |= np.isfinite(values)
             works |= values > above
-    return _placed(np.where(known, works.astype(np.int8), np.int8(NEVER)), rows, NEVER)
+    return _arrange_by_node(np.where(known, works.astype(np.int8), np.int8(NEVER)), rows, NEVER)
 
 
 def _find_last_reading_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArray[np.int64]:
     """Return (n, g) int64 the time of each GPU's last reading, in Unix ms."""
     age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
-    found: NDArray[np.int64] = now_ms - _placed(age_ms.astype(np.int64), rows, 0)
+    found: NDArray[np.int64] = now_ms - _arrange_by_node(age_ms.astype(np.int64), rows, 0)
     return found
 
 
-def _placed(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
+def _arrange_by_node(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
     """Return (n, g) the values of a column by row, `fill` if a GPU has no row."""
     has_row = (rows >= 0) & (rows < len(column))
     if not len(column):
@@ -81,9 +81,9 @@ class UnknownUse(Stateful):
         names: (n,) nodes. rows: (n, g) rows of `frame`. given_back: (n, g) GPUs of jobs that have ended.
         Their past work says nothing about the next job.
         """
-        self._grow(names, rows.shape)
+        self._make_room(names, rows.shape)
         works, read_ms, lately, idle_ms = (
-            at_work(frame, rows),
+            classify_work(frame, rows),
             _find_last_reading_ms(frame, rows, now_ms),
             self._lately,
             self._idle_ms,
@@ -100,15 +100,15 @@ class UnknownUse(Stateful):
         found: Mask = lately == 1
         return found
 
-    def update(
+    def update_verdicts(
         self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
     ) -> Mask:
         """Update the verdicts, and return (n, g) bool, whether each GPU is in unknown use at a tick.
 
         names: (n,) nodes. rows: (n, g) rows of `frame`. held: (n, g) whether a job holds the GPU.
         """
-        self._grow(names, rows.shape)
-        works = at_work(frame, rows)
+        self._make_room(names, rows.shape)
+        works = classify_work(frame, rows)
         read_ms = _find_last_reading_ms(frame, rows, now_ms)
         verdict, other_ms = self._verdict, self._other_ms
         first = (verdict == NEVER) & (works >= 0)
@@ -124,7 +124,7 @@ class UnknownUse(Stateful):
         found: Mask = verdict == 1
         return found
 
-    def _grow(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
+    def _make_room(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
         """Make room for new nodes and GPUs, and fill in the verdicts restored from a snapshot."""
         if self._verdict.shape != shape:
             for name, fill in (("_verdict", NEVER), ("_other_ms", -1), ("_lately", 0), ("_idle_ms", -1)):
@@ -163,6 +163,6 @@ class UnknownUse(Stateful):
         )
         self._restored = dict(zip(about, zip(verdicts, lately, strict=True), strict=True))
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         for times in (self._other_ms, self._idle_ms):
             times[times >= 0] += by_ms

@@ -31,7 +31,7 @@ class WithheldNodes:
     words: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(
+    def from_records(
         cls,
         topology: Topology,
         state: NDArray[np.int8],

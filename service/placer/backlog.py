@@ -10,8 +10,8 @@ from fleetcast.placement.engine import is_still_valid
 from fleetcast.placement.ledger.ledger import QueueEntry
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.claims import Claims
-from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, Waiting
-from fleetcast.placement.plan.timeline import place
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry
+from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.service.answers.placements import QueueRow
 from fleetcast.service.placer.charging import find_charged_leaf
@@ -21,7 +21,7 @@ from fleetcast.service.placer.promised_view import PromisedView, explain_taken
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
-from fleetcast.service.placer.view import Observed, merge_waiting_jobs
+from fleetcast.service.placer.view import ObservedFleet, merge_waiting_jobs
 
 StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90
 
@@ -59,14 +59,14 @@ class RequestBacklog:
         Raises StaleError as `observed` does.
         """
         begun = self.begin_pass()
-        return self.end_pass(begun, begun.think())[0] if begun else 0
+        return self.end_pass(begun, begun.compute_plan())[0] if begun else 0
 
     def begin_pass(self) -> QueuePass | None:
         """Return the input of the next pass, or None if no request waits.
 
         Raises StaleError as `observed` does, and while part of the state is in doubt.
         """
-        queue = self._ledger.queued()
+        queue = self._ledger.list_queue_entries()
         self._metrics.queue_length.set(len(queue))
         if not queue:
             self.waits, self.planned, self.stalled = {}, None, ""
@@ -80,8 +80,8 @@ class RequestBacklog:
             raise
         self.stalled = ""
         wanted, stranded = self._choose_entries_to_plan(queue, observed)
-        dropped = self.claims.dropped(entry.request.request_id for entry in wanted)
-        return QueuePass(wanted, observed, options, self._queues.turns(observed), dropped, stranded)
+        dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
+        return QueuePass(wanted, observed, options, self._queues.make_turns(observed), dropped, stranded)
 
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed.
@@ -100,7 +100,7 @@ class RequestBacklog:
         observed = self._view.observe_for_decision()
         self.turns = begun.turns
         unchanged = observed is begun.observed
-        view, promised, turns = observed.view, self._view.find_promised_attempts(), self._queues.turns(observed)
+        view, promised, turns = observed.view, self._view.find_promised_attempts(), self._queues.make_turns(observed)
         placed = lost = 0
         waits = {
             wait.entry.request.request_id: wait for wait in (*planned.waiting, *begun.make_stranded_waits(planned))
@@ -113,27 +113,29 @@ class RequestBacklog:
                 if not unchanged and (
                     explain_taken(request, observed, promised)
                     or not is_still_valid(request, decision, view, begun.options)
-                    or isinstance(turns.allow(request), str)
+                    or isinstance(turns.limit_to_quota(request), str)
                 ):
                     lost += 1
                     continue
                 leaf = find_charged_leaf(request, self._queues.tree)
-                queued_ms = self._queues.time.queued_ms(request.request_id, entry.queued_ms)
+                queued_ms = self._queues.time.adjust_queued_ms(request.request_id, entry.queued_ms)
                 decision = self._decisions.complete(request, decision)
                 self._decisions.commit(request, decision, leaf, view, observed.run_times, "queue", queued_ms)
-                turns.take(request, decision)
+                turns.record_placement(request, decision)
                 self._metrics.decisions.labels("placed", "queue").inc()
-                view = view if unchanged else place(view, request, decision.ranks)
+                view = view if unchanged else add_request_placement(view, request, decision.ranks)
                 placed += 1
-            self._ledger.remember(over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota))
+            self._ledger.record_marks(
+                over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
+            )
         self.waits = waits
-        self._queues.file.confirm()
+        self._queues.file.confirm_tree()
         self.planned = planned
-        self._metrics.queue_length.set(len(self._ledger.queued()))
+        self._metrics.queue_length.set(len(self._ledger.list_queue_entries()))
         return placed, lost
 
     def _choose_entries_to_plan(
-        self, queue: Sequence[QueueEntry], observed: Observed
+        self, queue: Sequence[QueueEntry], observed: ObservedFleet
     ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
         """Return the entries to plan, and the entries whose queue the file no longer names, with the reason.
 
@@ -149,7 +151,7 @@ class RequestBacklog:
             if why:
                 self._decisions.refuse(entry.request, why, "queue")
                 self._metrics.decisions.labels("refused", "queue").inc()
-            elif gone := self._queues.gone(entry.request):
+            elif gone := self._queues.explain_gone_queue(entry.request):
                 stranded.append((entry, gone))
             else:
                 wanted.append(entry)
@@ -160,7 +162,9 @@ class RequestBacklog:
 
         They are made in a thread, from the entries that wait now.
         """
-        return await asyncio.to_thread(self._make_explained_rows, self._ledger.queued(), self._clock.now_ms())
+        return await asyncio.to_thread(
+            self._make_explained_rows, self._ledger.list_queue_entries(), self._clock.now_ms()
+        )
 
     def _make_explained_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
         return [
@@ -168,24 +172,26 @@ class RequestBacklog:
             for position, entry in enumerate(self.in_order(entries), 1)
         ]
 
-    def in_order(self, entries: Sequence[QueueEntry]) -> list[Waiting]:
+    def in_order(self, entries: Sequence[QueueEntry]) -> list[WaitingEntry]:
         """Return the entries in the order of the last pass."""
-        return self.turns.in_order([Waiting(entry.request, entry.queued_ms) for entry in entries])
+        return self.turns.sort_entries([WaitingEntry(entry.request, entry.queued_ms) for entry in entries])
 
-    def list_waiting_jobs(self) -> list[Waiting]:
+    def list_waiting_jobs(self) -> list[WaitingEntry]:
         """Return all that waits, each once: requests of our own queue, and jobs that wait according to events."""
         return merge_waiting_jobs(
-            self._view.board, self._ledger.queued(), [intent.job for intent in self._ledger.list_active_intents()]
+            self._view.board,
+            self._ledger.list_queue_entries(),
+            [intent.job for intent in self._ledger.list_active_intents()],
         )
 
     def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
         start = self.starts.get(request_id)
         return {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
 
-    def _make_explained_row(self, position: int, entry: Waiting, now_ms: int) -> QueueRow:
+    def _make_explained_row(self, position: int, entry: WaitingEntry, now_ms: int) -> QueueRow:
         request_id = entry.request.request_id
         wait, start_ms = self.waits.get(request_id), self.start_ms(request_id, now_ms)
-        start = self.start_notes.sentence(request_id, start_ms, now_ms)
+        start = self.start_notes.describe_start(request_id, start_ms, now_ms)
         why = wait.why + (f"; {start}" if start else "") if wait else NOT_LOOKED_AT
         by, ignored = self.start_notes.by.get(request_id), self._decisions.ignored(entry.request)
         return make_queue_row(position, entry, self.stalled or why, start_ms, ignored, now_ms, by)

@@ -36,7 +36,7 @@ class ChargedClock:
         self._board_ms: int | None = None  # the time of the last board that was followed
         self._queued_ms: dict[str, int] = {}  # request that waits → by how much the clock was set meanwhile
 
-    def follow(self) -> None:
+    def apply_clock_step(self) -> None:
         """Move open charges and credits if the clock was set. The change is on disk when this returns."""
         by_ms = self._watch.pop_clock_step_ms()
         if not by_ms:
@@ -45,26 +45,26 @@ class ChargedClock:
         self._least_ms = min(self._least_ms, self._ahead_ms)
         self._since_board_ms += max(0, by_ms)
         self._board_ms = None if self._board_ms is None else self._board_ms + by_ms
-        waiting = {entry.request.request_id for entry in self._ledger.queued()}
+        waiting = {entry.request.request_id for entry in self._ledger.list_queue_entries()}
         self._queued_ms = {name: self._queued_ms.get(name, 0) + by_ms for name in waiting}
         totals = self._ledger.charges
-        charges, banks = list(totals.opened().values()), dict(totals.banks())
+        charges, banks = list(totals.list_open_charges().values()), dict(totals.banks())
         logger.warning("the clock was set by %+.0f s: %d open charges keep their ages", by_ms / 1000, len(charges))
         with self._ledger.transaction():
             totals.write_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())
             for charge in charges:
-                totals.change(_later(charge, by_ms))
-            moved = self._moved()
-            self._remember({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
+                totals.replace_charge(_shift_charge(charge, by_ms))
+            moved = self._read_shifts()
+            self._save_shifts({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
-    def queued_ms(self, request_id: str, queued_ms: int) -> int:
+    def adjust_queued_ms(self, request_id: str, queued_ms: int) -> int:
         """Return the time since which a request has waited, on the clock as it is now, in Unix ms.
 
         queued_ms: that time on the clock when the request arrived.
         """
         return queued_ms + self._queued_ms.get(request_id, 0)
 
-    def started(self, charge: Charge, started_ms: int, now_ms: int) -> int:
+    def adjust_start_ms(self, charge: Charge, started_ms: int, now_ms: int) -> int:
         """Return when a job started on our clock, in Unix ms.
 
         This is the time that its event states, plus the time by which our clock may be ahead of it.
@@ -79,19 +79,21 @@ class ChargedClock:
     def record_start(self, charge: Charge, stated_ms: int) -> None:
         """Record by how much a charge begins later than the start that its job's event states."""
         by_ms = (charge.started_ms or stated_ms) - stated_ms
-        if by_ms != self._moved().get(str(charge.charge_id), 0):  # a promise moved with the clock before its start
-            self._remember({**self._known(), charge.charge_id: by_ms})
+        if by_ms != self._read_shifts().get(
+            str(charge.charge_id), 0
+        ):  # a promise moved with the clock before its start
+            self._save_shifts({**self._list_open_shifts(), charge.charge_id: by_ms})
 
-    def ended(self, charge: Charge, ended_ms: int, now_ms: int) -> int:
+    def adjust_end_ms(self, charge: Charge, ended_ms: int, now_ms: int) -> int:
         """Return when a run ends on our clock, in Unix ms. ended_ms: the end that its event states."""
         since_ms = charge.started_ms if charge.started_ms is not None else charge.held_ms
         passed_ms = max(0, now_ms - since_ms)
-        moved_ms = self._moved().get(str(charge.charge_id), 0)
+        moved_ms = self._read_shifts().get(str(charge.charge_id), 0)
         runs_ms = (ended_ms - since_ms, ended_ms - since_ms + moved_ms)  # by a clock that moved with ours, or stayed
         run_ms = min(runs_ms, key=lambda run_ms: (abs(passed_ms - run_ms), -run_ms))
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
-    def compute_unseen_end(self, row: EndedJobRow) -> int:
+    def compute_unseen_end_ms(self, row: EndedJobRow) -> int:
         """Return when a run ended that began and ended since the last board, in Unix ms.
 
         If the clock was set in between, this must not lengthen the run.
@@ -100,7 +102,7 @@ class ChargedClock:
 
     def compute_stated_start_ms(self, charge: Charge) -> int:
         """Return when a charge began on the clock of its job's events, in Unix ms."""
-        started_ms, moved = charge.started_ms or charge.held_ms, self._moved()
+        started_ms, moved = charge.started_ms or charge.held_ms, self._read_shifts()
         return started_ms - moved.get(str(charge.charge_id), 0) if moved else started_ms  # asked for each job and board
 
     def record_board(self, now_ms: int) -> None:
@@ -111,20 +113,20 @@ class ChargedClock:
         """Return when the previous board was applied in Unix ms, or `now_ms` if there was none."""
         return now_ms if self._board_ms is None else min(self._board_ms, now_ms)
 
-    def _moved(self) -> Mapping[str, int]:
-        found: Mapping[str, int] | None = self._ledger.mark(MARK)
+    def _read_shifts(self) -> Mapping[str, int]:
+        found: Mapping[str, int] | None = self._ledger.find_mark(MARK)
         return found or {}
 
-    def _known(self) -> dict[int, int]:
+    def _list_open_shifts(self) -> dict[int, int]:
         """Return the id of each open charge → by how many ms it was moved."""
-        is_open = {str(row.charge_id) for row in self._ledger.charges.opened().values()}
-        return {int(name): by_ms for name, by_ms in self._moved().items() if name in is_open}
+        is_open = {str(row.charge_id) for row in self._ledger.charges.list_open_charges().values()}
+        return {int(name): by_ms for name, by_ms in self._read_shifts().items() if name in is_open}
 
-    def _remember(self, moved: Mapping[int, int]) -> None:
-        self._ledger.remember(**{MARK: {str(number): by_ms for number, by_ms in moved.items() if by_ms}})
+    def _save_shifts(self, moved: Mapping[int, int]) -> None:
+        self._ledger.record_marks(**{MARK: {str(number): by_ms for number, by_ms in moved.items() if by_ms}})
 
 
-def _later(charge: Charge, by_ms: int) -> Charge:
+def _shift_charge(charge: Charge, by_ms: int) -> Charge:
     return replace(
         charge,
         queued_ms=None if charge.queued_ms is None else charge.queued_ms + by_ms,

@@ -14,13 +14,13 @@ import numpy as np
 from fleetcast.fleet.requests import WHOLE_GPU, PlacementRequest
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.charged import summed
+from fleetcast.placement.plan.charged import sum_held_gpus
 from fleetcast.placement.queues.charges import Charge, HeldGpus
 from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
 from fleetcast.service.answers.jobs import EndedJobRow, GpuTimeRow, RunningJobRow
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
-from fleetcast.service.placer.view import Observed
+from fleetcast.service.placer.view import ObservedFleet
 
 UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
 _running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode
@@ -29,7 +29,7 @@ _gpu_time_rows = msgspec.json.Decoder(list[GpuTimeRow]).decode
 SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to be like it
 
 
-class Charging:
+class ChargeWriter:
     """The writer of charges. It opens, changes and closes them by what boards show.
 
     `time`: the clock of the charges.
@@ -42,9 +42,9 @@ class Charging:
         self._gpu_time: dict[tuple[str, int], GpuTimeRow] = {}
         self._held_before: dict[tuple[str, int], dict[str, int]] = {}  # by attempt, as of the last board
 
-    def follow(self, board: Board, observed: Observed, tree: QueueTree | None, now_ms: int) -> None:
+    def apply_board(self, board: Board, observed: ObservedFleet, tree: QueueTree | None, now_ms: int) -> None:
         """Apply a board to the charges. Applying the same board again changes nothing."""
-        self.time.follow()
+        self.time.apply_clock_step()
         if board is self._followed:
             return
         totals = self.ledger.charges
@@ -54,19 +54,22 @@ class Charging:
         seen = _gpu_time_rows(board.raw("jobs.gpu_time")) if "jobs.gpu_time" in board else []
         self._gpu_time = {(row.job, row.attempt): row for row in seen}
         for row in running:
-            known = totals.opened().get((row.job, row.attempt))
-            changes += self._runs(row, known, observed.view, tree, now_ms)
+            known = totals.list_open_charges().get((row.job, row.attempt))
+            changes += self._find_run_changes(row, known, observed.view, tree, now_ms)
         for row in ended:
-            known = totals.opened().get((row.job, row.attempt))
+            known = totals.list_open_charges().get((row.job, row.attempt))
             if known is not None and (parts := self._split_charge_at_resize(known, row, observed.view, now_ms)):
-                changes += [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
+                changes += [(totals.replace_charge, parts[0]), (self._make_reopener(row, now_ms), parts[1])]
             elif known is not None:
-                changes.append((totals.change, self._ended(known, row, now_ms)))
-            elif row.started_ms is not None and not totals.has_charged(row.job, row.attempt):
-                new, ended_ms = self._new(row, observed.view, tree, row.started_ms), self.time.compute_unseen_end(row)
+                changes.append((totals.replace_charge, self._close_at_end(known, row, now_ms)))
+            elif row.started_ms is not None and not totals.has_closed_charge(row.job, row.attempt):
+                new, ended_ms = (
+                    self._make_charge(row, observed.view, tree, row.started_ms),
+                    self.time.compute_unseen_end_ms(row),
+                )
                 row = msgspec.structs.replace(row, ended_ms=ended_ms)
                 changes.append((self._make_closed_charge_writer(row, now_ms), new))
-        changes += self._gone(running, ended, observed, now_ms)
+        changes += self._close_gone_charges(running, ended, observed, now_ms)
         if changes:
             with self.ledger.transaction():
                 for write, charge in changes:
@@ -75,44 +78,46 @@ class Charging:
         self._held_before = {(row.job, row.attempt): row.held for row in running}
         self.time.record_board(now_ms)
 
-    def _runs(
+    def _find_run_changes(
         self, row: RunningJobRow, known: Charge | None, view: ClusterView, tree: QueueTree | None, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         totals = self.ledger.charges
         if known is None:
             started_ms = row.started_ms or now_ms
-            return [(self._open(started_ms, now_ms), self._new(row, view, tree, started_ms))]
+            return [(self._make_opener(started_ms, now_ms), self._make_charge(row, view, tree, started_ms))]
         if parts := self._split_charge_at_resize(known, row, view, now_ms):
-            return [(totals.change, parts[0]), (self._reopen(row, now_ms), parts[1])]
+            return [(totals.replace_charge, parts[0]), (self._make_reopener(row, now_ms), parts[1])]
         is_news = row.held != self._held_before.get((row.job, row.attempt))
         if known.started_ms is not None and row.held and is_news and not row.displaced:
-            return self._find_occupancy_changes(known, self._held(row, view), now_ms)
+            return self._find_occupancy_changes(known, self._find_held_gpus(row, view), now_ms)
         if known.started_ms is None and row.started_ms is not None:
-            held = self._held(row, view) if row.held else known.held  # what it was given is not always what it took
-            begun = replace(known, started_ms=self.time.started(known, row.started_ms, now_ms), held=held)
+            held = (
+                self._find_held_gpus(row, view) if row.held else known.held
+            )  # what it was given is not always what it took
+            begun = replace(known, started_ms=self.time.adjust_start_ms(known, row.started_ms, now_ms), held=held)
             self.time.record_start(begun, row.started_ms)
-            return [(totals.change, begun)]
+            return [(totals.replace_charge, begun)]
         return []
 
-    def _open(self, stated_ms: int, now_ms: int) -> Callable[[Charge], Any]:
+    def _make_opener(self, stated_ms: int, now_ms: int) -> Callable[[Charge], Any]:
         """Return a function that opens the charge of a job. stated_ms: the start that its events state."""
 
         def write(charge: Charge) -> None:
             if charge.started_ms is not None:
-                started_ms = self.time.started(replace(charge, request_id=""), charge.started_ms, now_ms)
+                started_ms = self.time.adjust_start_ms(replace(charge, request_id=""), charge.started_ms, now_ms)
                 charge = replace(charge, started_ms=started_ms, held_ms=started_ms)
-            self.time.record_start(self.ledger.charges.open(charge), stated_ms)
+            self.time.record_start(self.ledger.charges.open_charge(charge), stated_ms)
 
         return write
 
-    def _reopen(self, row: RunningJobRow, now_ms: int) -> Callable[[Charge], Any]:
+    def _make_reopener(self, row: RunningJobRow, now_ms: int) -> Callable[[Charge], Any]:
         """Return a function that opens the charge of a resized job, and closes it if the job has ended."""
 
         def write(charge: Charge) -> None:
-            opened = self.ledger.charges.open(charge)
+            opened = self.ledger.charges.open_charge(charge)
             self.time.record_start(opened, row.placed_ms or charge.held_ms)
             if isinstance(row, EndedJobRow):
-                self.ledger.charges.change(self._ended(opened, row, now_ms))
+                self.ledger.charges.replace_charge(self._close_at_end(opened, row, now_ms))
 
         return write
 
@@ -129,8 +134,10 @@ class Charging:
             or row.placed_ms <= self.time.compute_stated_start_ms(known)
         ):
             return None
-        since_ms = self.time.ended(known, row.placed_ms, now_ms)
-        new = replace(known, held=self._held(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None)
+        since_ms = self.time.adjust_end_ms(known, row.placed_ms, now_ms)
+        new = replace(
+            known, held=self._find_held_gpus(row, view), held_ms=since_ms, started_ms=since_ms, expected_s=None
+        )
         return replace(known, ended_ms=since_ms, outcome="resized"), replace(new, queued_ms=None)
 
     def _find_occupancy_changes(
@@ -149,19 +156,22 @@ class Charging:
         new = replace(known, held=held, held_ms=since_ms, started_ms=since_ms, expected_s=None, queued_ms=None)
 
         def reopen(charge: Charge) -> None:
-            self.time.record_start(self.ledger.charges.open(charge), since_ms - ahead_ms)
+            self.time.record_start(self.ledger.charges.open_charge(charge), since_ms - ahead_ms)
 
-        return [(self.ledger.charges.change, replace(known, ended_ms=since_ms, outcome="resized")), (reopen, new)]
+        return [
+            (self.ledger.charges.replace_charge, replace(known, ended_ms=since_ms, outcome="resized")),
+            (reopen, new),
+        ]
 
-    def _held(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
+    def _find_held_gpus(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
         """Return the GPUs that a job holds, by its events.
 
         If the events state no share of a GPU, the request that placed the job does.
         """
         request = self.ledger.find_request(row.job, row.attempt)
-        return held_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
+        return list_job_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
 
-    def _new(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
+    def _make_charge(self, row: RunningJobRow, view: ClusterView, tree: QueueTree | None, held_ms: int) -> Charge:
         """Make a charge for an attempt that our placer did not place."""
         request = self.ledger.find_request(row.job, row.attempt)
         if request is None:
@@ -175,7 +185,7 @@ class Charging:
             leaf=leaf,
             user=request.user or row.user,
             class_=row.class_,
-            held=held_gpus(row, view, request.milli),
+            held=list_job_gpus(row, view, request.milli),
             expected_s=None,
             queued_ms=None,
             held_ms=held_ms,
@@ -184,37 +194,41 @@ class Charging:
 
     def _make_closed_charge_writer(self, row: EndedJobRow, now_ms: int) -> Callable[[Charge], Any]:
         def write(charge: Charge) -> None:
-            self.ledger.charges.change(self._ended(self.ledger.charges.open(charge), row, now_ms))
+            self.ledger.charges.replace_charge(self._close_at_end(self.ledger.charges.open_charge(charge), row, now_ms))
 
         return write
 
-    def _ended(self, charge: Charge, row: EndedJobRow, now_ms: int) -> Charge:
+    def _close_at_end(self, charge: Charge, row: EndedJobRow, now_ms: int) -> Charge:
         if charge.started_ms is None and row.started_ms is not None:
-            charge = replace(charge, started_ms=self.time.started(charge, row.started_ms, now_ms))
+            charge = replace(charge, started_ms=self.time.adjust_start_ms(charge, row.started_ms, now_ms))
             self.time.record_start(charge, row.started_ms)
-        closed = _ended(charge, row, self.time.ended(charge, row.ended_ms, now_ms))
-        return replace(closed, used_gpu_s=self._used(closed, closed.ended_ms or 0))
+        closed = _close_charge(charge, row, self.time.adjust_end_ms(charge, row.ended_ms, now_ms))
+        return replace(closed, used_gpu_s=self._compute_used_gpu_s(closed, closed.ended_ms or 0))
 
     def update_charge_use(self, charge: Charge, until_ms: int) -> Charge:
         """Return an open charge with the use that telemetry saw until `until_ms`.
 
         A closed charge is returned unchanged.
         """
-        return charge if charge.ended_ms is not None else replace(charge, used_gpu_s=self._used(charge, until_ms))
+        return (
+            charge
+            if charge.ended_ms is not None
+            else replace(charge, used_gpu_s=self._compute_used_gpu_s(charge, until_ms))
+        )
 
-    def _used(self, charge: Charge, until_ms: int) -> float | None:
+    def _compute_used_gpu_s(self, charge: Charge, until_ms: int) -> float | None:
         """Return the GPU-seconds until `until_ms` in which the charge's GPUs were busy.
 
         Returns None if telemetry saw too little of that time.
         """
         row = self._gpu_time.get((charge.job, charge.attempt))
-        held = charge.granted_gpu_s(0, until_ms)
+        held = charge.compute_granted_gpu_s(0, until_ms)
         if row is None or held <= 0 or row.seen_gpu_s < SEEN_LEAST * held:
             return None
         return held * min(1.0, row.used_gpu_s / row.seen_gpu_s)
 
-    def _gone(
-        self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: Observed, now_ms: int
+    def _close_gone_charges(
+        self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: ObservedFleet, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return changes that close the charges of attempts that no board and no promise names any more."""
         alive = {(row.job, row.attempt) for row in (*running, *ended)}
@@ -222,15 +236,15 @@ class Charging:
         totals = self.ledger.charges
         return [
             (
-                totals.change,
+                totals.replace_charge,
                 replace(charge, ended_ms=max(self.time.get_last_board_ms(now_ms), charge.held_ms), outcome=UNSEEN),
             )
-            for key, charge in totals.opened().items()
+            for key, charge in totals.list_open_charges().items()
             if key not in alive and key not in observed.seen
         ]
 
 
-def _ended(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
+def _close_charge(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
     """Close a charge.
 
     A failed attempt has lost all work since its last checkpoint, or since its start.
@@ -242,7 +256,7 @@ def _ended(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
     return replace(charge, ended_ms=ended_ms, outcome=row.outcome or UNSEEN, lost_gpu_s=lost)
 
 
-def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:
+def list_job_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:
     """Return the GPUs that a job holds by its events, summed by pool and model.
 
     Nodes that the view lacks have no pool. ``share``: thousandths of each GPU that its request asked
@@ -254,7 +268,7 @@ def held_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGp
     found = [(nodes[known[node]] if node in known else None, milli) for node, milli in row.held.items()]
     if not row.held:  # a board of an earlier version
         return _count_gpus_by_holder(row, view)
-    return summed(
+    return sum_held_gpus(
         (node.pool if node else "", node.gpu_model if node else "", scale * milli / WHOLE_GPU) for node, milli in found
     )
 
@@ -269,8 +283,8 @@ def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGp
         nodes = view.topology.nodes
         found = [(nodes[at].pool, nodes[at].gpu_model, float(counts[at])) for at in np.flatnonzero(counts).tolist()]
         if sum(gpus for _, _, gpus in found) == row.gpus:
-            return summed(found)
-    return summed([("", "", float(row.gpus))])
+            return sum_held_gpus(found)
+    return sum_held_gpus([("", "", float(row.gpus))])
 
 
 def find_charged_leaf(request: PlacementRequest, tree: QueueTree | None) -> str:

@@ -52,13 +52,13 @@ class DecisionWriter:
         now_ms = self._clock.now_ms()
         action = "place" if decision.outcome == "placed" else "refuse"
         charge = make_placement_charge(request, decision, leaf, view, run_times, now_ms, queued_ms)
-        return self._ledger.commit(request, decision, now_ms, caller, action, charge)
+        return self._ledger.commit_decision(request, decision, now_ms, caller, action, charge)
 
     def refuse(self, request: PlacementRequest, why: str, caller: str, action: str = "refuse") -> None:
         """Store a refusal of a request that waited."""
         now_ms = self._clock.now_ms()
         decision = self.make(request, "refused", f"refused: {why}", now_ms)
-        self._ledger.commit(request, decision, now_ms, caller, action)
+        self._ledger.commit_decision(request, decision, now_ms, caller, action)
 
     def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
         """Return the facts of a request that have no effect here."""

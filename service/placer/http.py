@@ -17,16 +17,23 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import FleetcastError, StaleError, UnknownEntity
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ledger.ledger import Committed, LedgerError
-from fleetcast.placement.machines.fragmentation import fragmentation
+from fleetcast.placement.ledger.ledger import CommittedDecision, LedgerError
+from fleetcast.placement.machines.fragmentation import measure_fragmentation
 from fleetcast.service.answers.placements import Fragmentation, PlacerHealth
 from fleetcast.service.http.access import Access, Scope
 from fleetcast.service.http.body_budget import BodyBudget
-from fleetcast.service.http.placement_body import decode
+from fleetcast.service.http.placement_body import decode_placement_body
 from fleetcast.service.http.problems import Problem, answer_starlette_error, convert_to_problem
 from fleetcast.service.http.request_body import read_raw_body
 from fleetcast.service.http.table import CALLER, JSON, Handler, Param, Query, Row, encode, make_routes
-from fleetcast.service.placer.http_queues import CHARGE_PARAMS, DRY_RUN, charges, put_queues, queues, why
+from fleetcast.service.placer.http_queues import (
+    CHARGE_PARAMS,
+    DRY_RUN,
+    answer_charges,
+    answer_queues,
+    answer_why,
+    put_queues,
+)
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_queues import OwnQueues
 from fleetcast.service.placer.queue_desk import QueueAdmin
@@ -71,9 +78,9 @@ class PlacerContext:
         self.admin = QueueAdmin(self.service)
 
     def caller(self, request: Request) -> str:
-        return caller_of(request)
+        return identify_caller(request)
 
-    def problem_of(self, error: FleetcastError) -> Problem:
+    def make_problem(self, error: FleetcastError) -> Problem:
         """Convert an error into a problem. Log each new damage of the ledger once.
 
         The log is for the operator, who does not see the answers.
@@ -85,87 +92,87 @@ class PlacerContext:
 
 
 async def place(request: Request, context: PlacerContext, query: Query) -> Response:
-    wanted = decode(await read_raw_body(request, MAX_BODY_BYTES))
-    return answer(context.service.place(wanted, caller_of(request, wanted)))
+    wanted = decode_placement_body(await read_raw_body(request, MAX_BODY_BYTES))
+    return make_response(context.service.place(wanted, identify_caller(request, wanted)))
 
 
 async def enqueue(request: Request, context: PlacerContext, query: Query) -> Response:
-    wanted = decode(await read_raw_body(request, MAX_BODY_BYTES))
-    if why_full := context.service.queues.full(wanted):
+    wanted = decode_placement_body(await read_raw_body(request, MAX_BODY_BYTES))
+    if why_full := context.service.queues.explain_full_queue(wanted):
         raise Problem(429, "queue_full", why_full, headers={"retry-after": "60"})
-    reply = context.service.enqueue(wanted, caller_of(request, wanted))
+    reply = context.service.enqueue(wanted, identify_caller(request, wanted))
     context.queue_changed()
-    return answer(reply, 202)
+    return make_response(reply, 202)
 
 
-async def placements(request: Request, context: PlacerContext, query: Query) -> Response:
-    rows, cursor = await OwnQueues(request, context.service).decisions_after(query["after"], query["limit"])
-    return answer(page(context.service.clock.now_ms(), rows, cursor), headers=NOW)
+async def list_placements(request: Request, context: PlacerContext, query: Query) -> Response:
+    rows, cursor = await OwnQueues(request, context.service).read_decisions_after(query["after"], query["limit"])
+    return make_response(make_placements_page(context.service.clock.now_ms(), rows, cursor), headers=NOW)
 
 
 async def answer_placement(request: Request, context: PlacerContext, query: Query) -> Response:
     request_id = request.path_params["request_id"]
     own = OwnQueues(request, context.service)
-    own.check(request_id)
-    reply = context.service.ledger.find(request_id)
+    own.check_readable(request_id)
+    reply = context.service.ledger.find_reply(request_id)
     if reply is None:
         raise UnknownEntity(f"no request {request_id!r}")
-    return answer(own.reply(reply))
+    return make_response(own.redact_reply(reply))
 
 
 async def cancel(request: Request, context: PlacerContext, query: Query) -> Response:
-    return answer(encode(context.service.cancel(request.path_params["request_id"], caller_of(request))))
+    return make_response(encode(context.service.cancel(request.path_params["request_id"], identify_caller(request))))
 
 
-async def queue(request: Request, context: PlacerContext, query: Query) -> Response:
-    body = context.starts.queue(await context.service.backlog.rows())
-    body = OwnQueues(request, context.service).queue(body)
-    return answer(await asyncio.to_thread(encode, body), headers=NOW)
+async def answer_queue(request: Request, context: PlacerContext, query: Query) -> Response:
+    body = context.starts.make_queue_answer(await context.service.backlog.rows())
+    body = OwnQueues(request, context.service).redact_queue(body)
+    return make_response(await asyncio.to_thread(encode, body), headers=NOW)
 
 
-async def fragments(request: Request, context: PlacerContext, query: Query) -> Response:
-    view, options = context.service.view.observed().view, context.service.options()
-    body = Fragmentation(view.as_of_ms, len(context.service.demand), fragmentation(view, options))
-    return answer(encode(body), headers=NOW)
+async def answer_fragments(request: Request, context: PlacerContext, query: Query) -> Response:
+    view, options = context.service.view.observed().view, context.service.make_options()
+    body = Fragmentation(view.as_of_ms, len(context.service.demand), measure_fragmentation(view, options))
+    return make_response(encode(body), headers=NOW)
 
 
 async def estimate(request: Request, context: PlacerContext, query: Query) -> Response:
-    wanted = decode(await read_raw_body(request, MAX_BODY_BYTES))
-    return answer(encode(await context.starts.estimate(wanted)), headers=NOW)
+    wanted = decode_placement_body(await read_raw_body(request, MAX_BODY_BYTES))
+    return make_response(encode(await context.starts.estimate(wanted)), headers=NOW)
 
 
 async def withdraw(request: Request, context: PlacerContext, query: Query) -> Response:
-    reply = context.service.withdraw(request.path_params["request_id"], caller_of(request))
+    reply = context.service.withdraw(request.path_params["request_id"], identify_caller(request))
     context.queue_changed()
-    return answer(encode(reply))
+    return make_response(encode(reply))
 
 
-async def audit(request: Request, context: PlacerContext, query: Query) -> Response:
+async def answer_audit(request: Request, context: PlacerContext, query: Query) -> Response:
     own = OwnQueues(request, context.service)
-    head, rows = await own.audit(query["limit"], query["after"], query["request_id"])
+    head, rows = await own.read_audit(query["limit"], query["after"], query["request_id"])
     body = {"as_of_ms": context.service.clock.now_ms(), "head": head, "rows": rows}
-    return answer(encode(body), headers=NOW)
+    return make_response(encode(body), headers=NOW)
 
 
-async def health(request: Request, context: PlacerContext, query: Query) -> Response:
+async def answer_health(request: Request, context: PlacerContext, query: Query) -> Response:
     service = context.service
     service.view.refresh()
-    waiting = len(service.ledger.queued())
+    waiting = len(service.ledger.list_queue_entries())
     as_of_ms = service.view.board.as_of_ms if service.view.board else None
-    return answer(encode(PlacerHealth(True, as_of_ms is None, as_of_ms, waiting, service.view.watch.doubts)))
+    return make_response(encode(PlacerHealth(True, as_of_ms is None, as_of_ms, waiting, service.view.watch.doubts)))
 
 
-async def metrics(request: Request, context: PlacerContext, query: Query) -> Response:
+async def answer_metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.list_active_intents()))
     with contextlib.suppress(StaleError):
         view, shown = context.service.view.observed().view, context.metrics.queues
-        shown.set_fragments(fragmentation(view, context.service.options()))
-        shown.set_queues(context.admin.queues().rows)
-        shown.set_charges(context.admin.day())
+        shown.set_fragments(measure_fragmentation(view, context.service.make_options()))
+        shown.set_queues(context.admin.answer_queues().rows)
+        shown.set_charges(context.admin.read_day())
     return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 
-def _row(method: str, path: str, handler: Handler, scope: Scope, params: tuple[Param, ...] | None = None) -> Row:
+def _make_row(method: str, path: str, handler: Handler, scope: Scope, params: tuple[Param, ...] | None = None) -> Row:
     return Row(method, path, handler, "", "placer", params=params, scope=scope, by_queue=(method, path) in BY_QUEUE)
 
 
@@ -174,28 +181,28 @@ def _make_cursor_param(default: int | None) -> Param:
 
 
 ROWS = (
-    _row("POST", "/placements", place, Scope.PLACE),
-    _row("GET", "/placements", placements, Scope.READ, (_make_cursor_param(0), LIMIT)),
-    _row("GET", "/placements/{request_id:path}", answer_placement, Scope.READ),
-    _row("DELETE", "/placements/{request_id:path}", cancel, Scope.PLACE),
-    _row("GET", "/queues", queues, Scope.READ),
-    _row("PUT", "/queues", put_queues, Scope.ADMIN, (DRY_RUN,)),
-    _row("GET", "/queue/{request_id:path}/why", why, Scope.READ),
-    _row("GET", "/charges", charges, Scope.READ, CHARGE_PARAMS),
-    _row("POST", "/queue", enqueue, Scope.PLACE),
-    _row("GET", "/queue", queue, Scope.READ),
-    _row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),
-    _row("GET", "/fragmentation", fragments, Scope.READ),
-    _row("POST", "/estimate", estimate, Scope.READ),
-    _row(
+    _make_row("POST", "/placements", place, Scope.PLACE),
+    _make_row("GET", "/placements", list_placements, Scope.READ, (_make_cursor_param(0), LIMIT)),
+    _make_row("GET", "/placements/{request_id:path}", answer_placement, Scope.READ),
+    _make_row("DELETE", "/placements/{request_id:path}", cancel, Scope.PLACE),
+    _make_row("GET", "/queues", answer_queues, Scope.READ),
+    _make_row("PUT", "/queues", put_queues, Scope.ADMIN, (DRY_RUN,)),
+    _make_row("GET", "/queue/{request_id:path}/why", answer_why, Scope.READ),
+    _make_row("GET", "/charges", answer_charges, Scope.READ, CHARGE_PARAMS),
+    _make_row("POST", "/queue", enqueue, Scope.PLACE),
+    _make_row("GET", "/queue", answer_queue, Scope.READ),
+    _make_row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),
+    _make_row("GET", "/fragmentation", answer_fragments, Scope.READ),
+    _make_row("POST", "/estimate", estimate, Scope.READ),
+    _make_row(
         "GET",
         "/audit",
-        audit,
+        answer_audit,
         Scope.ADMIN,
         (_make_cursor_param(None), LIMIT, Param("request_id", str, "rows of this request")),
     ),
-    _row("GET", "/metrics", metrics, Scope.READ),
-    Row("GET", "/healthz", health, "", "placer", params=None, is_open=True),
+    _make_row("GET", "/metrics", answer_metrics, Scope.READ),
+    Row("GET", "/healthz", answer_health, "", "placer", params=None, is_open=True),
 )
 
 
@@ -218,12 +225,12 @@ def make_app(
     return app
 
 
-def caller_of(request: Request, wanted: PlacementRequest | None = None) -> str:
+def identify_caller(request: Request, wanted: PlacementRequest | None = None) -> str:
     """Return the name of the caller's token. Without tokens, return the user that the request names."""
     return request.scope[CALLER] or (wanted.user if wanted else "") or UNNAMED
 
 
-def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
+def make_placements_page(as_of_ms: int, rows: list[CommittedDecision], cursor: int) -> bytes:
     """Return a page of stored replies, each with the ledger's facts about it appended, as JSON.
 
     The stored replies are not decoded.
@@ -237,5 +244,5 @@ def page(as_of_ms: int, rows: list[Committed], cursor: int) -> bytes:
     return b'{"as_of_ms":%d,"rows":[%b],"cursor":%d}' % (as_of_ms, b",".join(parts), cursor)
 
 
-def answer(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+def make_response(body: bytes, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     return Response(body, status, headers, media_type=JSON)

@@ -23,9 +23,9 @@ FORMAT = Param("format", str, "of the answer", "json", choices=("json", "csv"))
 CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
 
 
-async def queues(request: Request, context: Any, query: Query) -> Response:
+async def answer_queues(request: Request, context: Any, query: Query) -> Response:
     own = OwnQueues(request, context.service)
-    answer = own.queues(context.admin.queues(own.caller.queues))
+    answer = own.redact_queues(context.admin.queues(own.caller.queues))
     return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
 
 
@@ -44,15 +44,15 @@ async def put_queues(request: Request, context: Any, query: Query) -> Response:
     return Response(encode(change), media_type=JSON)
 
 
-async def why(request: Request, context: Any, query: Query) -> Response:
+async def answer_why(request: Request, context: Any, query: Query) -> Response:
     own, request_id = OwnQueues(request, context.service), request.path_params["request_id"]
-    own.check(request_id)
-    answer = own.why(context.admin.why(request_id, context.starts.blockers))
+    own.check_readable(request_id)
+    answer = own.redact_why(context.admin.why(request_id, context.starts.find_blockers))
     return Response(encode(answer), 200, NOW, media_type=JSON)
 
 
-async def charges(request: Request, context: Any, query: Query) -> Response:
-    own = OwnQueues(request, context.service).charges
+async def answer_charges(request: Request, context: Any, query: Query) -> Response:
+    own = OwnQueues(request, context.service).filter_charges
     answer: Charges = context.admin.charges(query["by"], query["from"], query["to"], own)
     if query["format"] == "csv":
         return Response(format_charges_csv(answer), 200, NOW, media_type=CSV)

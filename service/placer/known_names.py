@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.fleet.spelling import nearest
+from fleetcast.fleet.spelling import find_nearest_names
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.queues.tree import ANY, QueueTree
@@ -28,7 +28,7 @@ def check_known_names(
     if view is None or not len(view):
         return
     if request.pool and request.pool not in view.inventory.pools:
-        raise RequestError(_unknown("pool", request.pool, view.inventory.pools), "pool")
+        raise RequestError(_describe_unknown_name("pool", request.pool, view.inventory.pools), "pool")
     _check_models(request, view, tree)
 
 
@@ -42,7 +42,7 @@ def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) ->
     if fleet.is_unnamed and not named:
         why = "this installation has no name of its own: set [fleet] name or [fleet] cluster in its configuration"
         raise RequestError(f"cluster is {cluster!r}, and {why}, or leave cluster out", "cluster")
-    raise RequestError(_unknown("cluster", cluster, (*fleet.clusters, *named)), "cluster")
+    raise RequestError(_describe_unknown_name("cluster", cluster, (*fleet.clusters, *named)), "cluster")
 
 
 def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree | None) -> None:
@@ -58,16 +58,18 @@ def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree 
     if any(wanted in name.casefold() for wanted in request.models for name in known):
         return
     field = "gpu_models" if request.gpu_models else "gpu_model"
-    raise RequestError(_unknown(field, " or ".join(request.gpu_models or (request.gpu_model,)), known), field)
+    raise RequestError(
+        _describe_unknown_name(field, " or ".join(request.gpu_models or (request.gpu_model,)), known), field
+    )
 
 
-def _unknown(field: str, name: str, known: Sequence[str]) -> str:
+def _describe_unknown_name(field: str, name: str, known: Sequence[str]) -> str:
     """Describe an unknown name and the nearest known ones.
 
-    >>> _unknown("pool", "trian", ["serve", "train"])
+    >>> _describe_unknown_name("pool", "trian", ["serve", "train"])
     "pool is 'trian', and there is none of that name; the nearest is train"
     """
-    near = nearest(name, known, NAMED, 0.5)
+    near = find_nearest_names(name, known, NAMED, 0.5)
     if near:
         hint = f"the nearest {'is' if len(near) == 1 else 'are'} {', '.join(near)}"
     else:

@@ -143,7 +143,7 @@ class StartTimeMetrics:
 
     def set_record(self, record: StartRecord) -> None:
         """Set the shares of requests that started by each quantile."""
-        judgement = record.judge()
+        judgement = record.evaluate_answers()
         self.scored.set(judgement.all_ages.requests[0])
         for level, share in zip(LEVELS.values(), judgement.all_ages.shares.tolist(), strict=True):
             self.coverage.labels(f"{level:g}").set(share)

@@ -49,19 +49,19 @@ class OwnNumbers:
         self._by_owner: dict[_Owner, array[int]] = defaultdict(lambda: array("q"))
         self._read_to = 0
 
-    async def find(self, sees: Callable[[PlacementRequest], bool]) -> NDArray[np.int64]:
+    async def find_numbers(self, sees: Callable[[PlacementRequest], bool]) -> NDArray[np.int64]:
         """Return (k,) int64 the ledger's numbers of the rows that a caller may see, in order.
 
         sees: returns whether the caller may see a request.
         """
-        while self._read():
+        while self._read_batch():
             await asyncio.sleep(0)  # others are answered in between
         own = [numbers for owner, numbers in self._by_owner.items() if sees(_make_owner_request(owner))]
         return np.sort(np.concatenate([np.array(numbers, np.int64) for numbers in own] or [np.empty(0, np.int64)]))
 
-    def _read(self) -> bool:
+    def _read_batch(self) -> bool:
         """Read a batch of new rows, and return whether there may be more."""
-        rows = self._ledger.rows(self._query, [self._read_to, BATCH])
+        rows = self._ledger.read_rows(self._query, [self._read_to, BATCH])
         for number, body in rows:
             if (owner := _decode_owner(body)) is not None:
                 self._by_owner[owner].append(number)
@@ -84,7 +84,7 @@ def _make_owner_request(owner: _Owner) -> PlacementRequest:
     return PlacementRequest(request_id="-", queue=owner.queue, tenant=owner.tenant, user=owner.user)
 
 
-def after(own: NDArray[np.int64], count: int) -> int:
+def find_ledger_number(own: NDArray[np.int64], count: int) -> int:
     """Return the ledger's number of a caller's `count`th row, or of its last row if it has fewer.
 
     Returns 0 if `count` is 0 or the caller has no rows. own: (k,) the ledger's numbers of its rows.
@@ -92,7 +92,7 @@ def after(own: NDArray[np.int64], count: int) -> int:
     return int(own[min(count, len(own)) - 1]) if count and len(own) else 0
 
 
-def places(own: NDArray[np.int64], numbers: Sequence[int]) -> list[int]:
+def find_own_numbers(own: NDArray[np.int64], numbers: Sequence[int]) -> list[int]:
     """Return the caller's own numbers, from 1, of the rows with these ledger numbers.
 
     own: (k,) the ledger's numbers of all of the caller's rows.

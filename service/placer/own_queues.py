@@ -15,16 +15,16 @@ from starlette.requests import Request
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.requests import Decision, PlacementRequest
 from fleetcast.placement.ledger.chain import QUEUED, ChainHead, encode
-from fleetcast.placement.ledger.ledger import Committed
+from fleetcast.placement.ledger.ledger import CommittedDecision
 from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.queues.charges import Charge
-from fleetcast.placement.queues.standing import amounts_of
+from fleetcast.placement.queues.standing import compute_needed_gpus
 from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.placements import Queue, QueueRow
 from fleetcast.service.answers.queues import QueuesAnswer, WhyStep, WhyWaiting
 from fleetcast.service.http.access import get_admitted_caller
 from fleetcast.service.placer.charging import find_charged_leaf
-from fleetcast.service.placer.own_numbers import after, places
+from fleetcast.service.placer.own_numbers import find_ledger_number, find_own_numbers
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.why_waiting import NAMED
 
@@ -50,7 +50,7 @@ class OwnQueues:
     def is_bound(self) -> bool:
         return bool(self.caller.queues)
 
-    def has(self, request: PlacementRequest | None) -> bool:
+    def may_read(self, request: PlacementRequest | None) -> bool:
         """Return whether the caller may read a request. A bound caller may not read unknown requests."""
         if not self.is_bound:
             return True
@@ -59,41 +59,41 @@ class OwnQueues:
         leaf = (
             find_charged_leaf(request, self._service.queues.tree) or request.queue
         )  # a queue that the file does not name
-        return self.caller.sees(leaf)
+        return self.caller.may_read_queue(leaf)
 
-    def has_request(self, request_id: str) -> bool:
-        return not self.is_bound or self.has(self._service.ledger.request(request_id))
+    def may_read_request(self, request_id: str) -> bool:
+        return not self.is_bound or self.may_read(self._service.ledger.find_request_by_id(request_id))
 
-    def check(self, request_id: str) -> None:
+    def check_readable(self, request_id: str) -> None:
         """Check that the caller may see a request.
 
         Raises UnknownEntity if not, as for a request that does not exist.
         """
-        if not self.has_request(request_id):
+        if not self.may_read_request(request_id):
             raise UnknownEntity(f"no request {request_id!r}")
 
-    def charges(self, rows: Iterable[Charge]) -> list[Charge]:
-        return [row for row in rows if self.caller.sees(row.leaf)]
+    def filter_charges(self, rows: Iterable[Charge]) -> list[Charge]:
+        return [row for row in rows if self.caller.may_read_queue(row.leaf)]
 
-    async def decisions_after(self, count: int, limit: int) -> tuple[list[Committed], int]:
+    async def read_decisions_after(self, count: int, limit: int) -> tuple[list[CommittedDecision], int]:
         """Return stored decisions after the caller's first `count` ones, and the cursor of the last one.
 
         The cursors of a bound caller count only its own decisions.
         """
         ledger = self._service.ledger
         if not self.is_bound:
-            rows = ledger.decisions_after(count, limit)
+            rows = ledger.read_decisions_after(count, limit)
             return rows, rows[-1].cursor if rows else count
-        own = await self._service.own_decisions.find(self.has)
+        own = await self._service.own_decisions.find_numbers(self.may_read)
         rows = ledger.read_decisions(own[count : count + limit].tolist())
-        numbers = places(own, [row.cursor for row in rows])
+        numbers = find_own_numbers(own, [row.cursor for row in rows])
         return [
-            replace(row, cursor=number, reply=self.reply(row.reply))
+            replace(row, cursor=number, reply=self.redact_reply(row.reply))
             for row, number in zip(rows, numbers, strict=True)
-            if self.has_request(row.request_id)
+            if self.may_read_request(row.request_id)
         ], (numbers[-1] if numbers else count)
 
-    def reply(self, reply: bytes) -> bytes:
+    def redact_reply(self, reply: bytes) -> bytes:
         """Return a stored reply. For a bound caller, its sentence says nothing about other requests."""
         if not self.is_bound:
             return reply
@@ -101,7 +101,7 @@ class OwnQueues:
         sentence = self._redact_sentence(decision.outcome, decision.sentence)
         return reply if sentence == decision.sentence else encode(structs.replace(decision, sentence=sentence))
 
-    async def audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
+    async def read_audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
         """Return the head and lines of the audit trail that the caller may see.
 
         A bound caller's lines have their own numbers and no hashes, because the hash chain runs through all
@@ -109,16 +109,16 @@ class OwnQueues:
         """
         ledger = self._service.ledger
         if not self.is_bound:
-            return ledger.head, ledger.audit(limit, count, request_id)
-        own = await self._service.own_lines.find(self.has)
+            return ledger.head, ledger.read_audit_trail(limit, count, request_id)
+        own = await self._service.own_lines.find_numbers(self.may_read)
         if request_id is not None:
-            rows = ledger.audit(limit, None if count is None else after(own, count), request_id)
+            rows = ledger.read_audit_trail(limit, None if count is None else find_ledger_number(own, count), request_id)
         elif count is not None:
             rows = ledger.read_audit_lines(own[count : count + limit].tolist())
         else:
             rows = ledger.read_audit_lines(own[-limit:].tolist())[::-1]
-        rows = [row for row in rows if row["request_id"] and self.has_request(row["request_id"])]
-        numbers = places(own, [row["audit_id"] for row in rows])
+        rows = [row for row in rows if row["request_id"] and self.may_read_request(row["request_id"])]
+        numbers = find_own_numbers(own, [row["audit_id"] for row in rows])
         return ChainHead(len(own)), [
             {**row, **NO_CHAIN, "audit_id": number, "sentence": self._redact_sentence(row["action"], row["sentence"])}
             for row, number in zip(rows, numbers, strict=True)
@@ -136,24 +136,24 @@ class OwnQueues:
             return "refused: a queue above its own is at its limit"
         return sentence
 
-    def queue(self, answer: Queue) -> Queue:
+    def redact_queue(self, answer: Queue) -> Queue:
         """Return the answer with only the caller's rows.
 
         Positions count only these rows, and sums over all requests are left out.
         """
         if not self.is_bound:
             return answer
-        requests = {entry.request.request_id: entry.request for entry in self._service.ledger.queued()}
-        rows = [row for row in answer.rows if self.has(requests.get(row.request_id))]
+        requests = {entry.request.request_id: entry.request for entry in self._service.ledger.list_queue_entries()}
+        rows = [row for row in answer.rows if self.may_read(requests.get(row.request_id))]
         return Queue(answer.as_of_ms, [_redact_row(row, place) for place, row in enumerate(rows, 1)])
 
-    def why(self, answer: WhyWaiting) -> WhyWaiting:
+    def redact_why(self, answer: WhyWaiting) -> WhyWaiting:
         """Return the ladder without the names, numbers and actions of other tenants."""
         if not self.is_bound:
             return answer
-        service, request = self._service, self._service.ledger.request(answer.request_id)
-        order = [entry.request for entry in service.backlog.in_order(service.ledger.queued())]
-        before = [one for one in order[: answer.position - 1] if self.has(one)]
+        service, request = self._service, self._service.ledger.find_request_by_id(answer.request_id)
+        order = [entry.request for entry in service.backlog.in_order(service.ledger.list_queue_entries())]
+        before = [one for one in order[: answer.position - 1] if self.may_read(one)]
         steps = [
             self._redact_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS
         ]
@@ -161,7 +161,7 @@ class OwnQueues:
         sentence = ladder[-1].sentence if ladder else WAITS
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
 
-    def queues(self, answer: QueuesAnswer) -> QueuesAnswer:
+    def redact_queues(self, answer: QueuesAnswer) -> QueuesAnswer:
         """Return the answer without the shares that would reveal other tenants' use.
 
         A queue's share among the queues of its parent reveals how much its siblings held. So it is left out
@@ -214,4 +214,4 @@ def _redact_row(row: QueueRow, place: int) -> QueueRow:
 
 
 def _describe_wait(request: PlacementRequest) -> str:
-    return f"waits for {format_count(round(amounts_of(request, request.members.min)[ANY]), 'GPU')}"
+    return f"waits for {format_count(round(compute_needed_gpus(request, request.members.min)[ANY]), 'GPU')}"

@@ -18,7 +18,7 @@ from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.state_watch import StateWatch
-from fleetcast.service.placer.view import Observed, ViewDecoder, settled, with_intents
+from fleetcast.service.placer.view import ObservedFleet, ViewDecoder, add_intents, find_finished_intents
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class PromisedView:
         self._inherited = frozenset(row.request_id for row in ledger.list_active_intents())  # of an earlier process
         self._expiry = Expiry(config)
         self._decoder = ViewDecoder(config.placer)
-        self._observed: tuple[Board, Observed] | None = None
+        self._observed: tuple[Board, ObservedFleet] | None = None
         self._observing = False  # a thread is decoding a board
         self._view: _View | None = None
         self.on_board: Callable[[], None] = lambda: None
@@ -57,7 +57,7 @@ class PromisedView:
         return self._observed[0] if self._observed else None
 
     @property
-    def without_promises(self) -> Observed | None:
+    def without_promises(self) -> ObservedFleet | None:
         """The newest view before promises are added, however old. None before the first board."""
         return self._observed[1] if self._observed else None
 
@@ -68,19 +68,22 @@ class PromisedView:
     def refresh(self) -> bool:
         """Load the newest board, if there is a new one. Returns whether there was."""
         board = self._find_new_board()
-        self.watch.check(self.board if board is None else board)
-        return board is not None and self._adopt_board(board, self._decoder.attempt(board))
+        self.watch.check_if_due(self.board if board is None else board)
+        return board is not None and self._adopt_board(board, self._decoder.try_decode_board(board))
 
     async def refresh_in_thread(self) -> bool:
         """Refresh, with the board decoded and a changed file of queues read in a thread. Return whether one is new."""
         has_new_queues = await self.queues.read_in_thread(self.without_promises)
         board = self._find_new_board()
-        self.watch.check(self.board if board is None else board)
+        self.watch.check_if_due(self.board if board is None else board)
         if board is None:
             return has_new_queues
         self._observing = True
         try:
-            return self._adopt_board(board, await asyncio.to_thread(self._decoder.attempt, board)) or has_new_queues
+            return (
+                self._adopt_board(board, await asyncio.to_thread(self._decoder.try_decode_board, board))
+                or has_new_queues
+            )
         finally:
             self._observing = False
 
@@ -90,14 +93,14 @@ class PromisedView:
         board = self.reader.latest()
         return None if self._observed and board is self._observed[0] else board
 
-    def _adopt_board(self, board: Board, observed: Observed | None) -> bool:
+    def _adopt_board(self, board: Board, observed: ObservedFleet | None) -> bool:
         if observed is None:
             return False
         self._observed, self._view = (board, observed), None
         self.on_board()
         return True
 
-    def observed(self) -> Observed:
+    def observed(self) -> ObservedFleet:
         """Return the newest view, intents included.
 
         Raises StaleError if there is no board, or only an old one.
@@ -113,18 +116,18 @@ class PromisedView:
             raise StaleError(why)
         promises = self.list_promises()
         if not self.watch.doubts:
-            expired = self._expiry.expired(promises, board, now_ms)
-            self.ledger.finish_intents(settled(promises, base, expired), now_ms)
+            expired = self._expiry.find_expired(promises, board, now_ms)
+            self.ledger.finish_intents(find_finished_intents(promises, base, expired), now_ms)
             self.metrics.set_paused_promises(self._expiry.paused)
-            self.queues.follow(board, base)
+            self.queues.apply_board(board, base)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
         return self._view.observed
 
-    def observe_for_decision(self) -> Observed:
+    def observe_for_decision(self) -> ObservedFleet:
         """Return the newest view. Raises StaleError also while part of the state is in doubt."""
         self.refresh()
-        self.watch.refuse()
+        self.watch.raise_if_in_doubt()
         return self.observed()
 
     def list_promises(self) -> list[Intent]:
@@ -149,7 +152,7 @@ class PromisedView:
         by_ms = self._postponed_ms[request_id]
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
-    def _add_promises(self, base: Observed) -> "_View":
+    def _add_promises(self, base: ObservedFleet) -> "_View":
         """Return the view of the ledger as it is now.
 
         If promises were only added since the last view, they are added to that one.
@@ -159,7 +162,7 @@ class PromisedView:
         if last is None or not last.promised <= active.keys():
             last = _View(0, frozenset(), base)
         added = [intent for request_id, intent in active.items() if request_id not in last.promised]
-        return _View(self.ledger.version, frozenset(active), with_intents(last.observed, added))
+        return _View(self.ledger.version, frozenset(active), add_intents(last.observed, added))
 
     def find_promised_attempts(self) -> dict[tuple[str, int], str]:
         """Return (job, attempt) → the request by which it was promised GPUs."""
@@ -171,11 +174,11 @@ class PromisedView:
         Its GPUs are in use then.
         """
         intent = next(row for row in self.ledger.list_active_intents() if row.request_id == request_id)
-        if not self._expiry.acknowledged(intent, self.board) <= WAITING:
+        if not self._expiry.list_acknowledged_types(intent, self.board) <= WAITING:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
 
-def explain_taken(request: PlacementRequest, observed: Observed, promised: Mapping[tuple[str, int], str]) -> str:
+def explain_taken(request: PlacementRequest, observed: ObservedFleet, promised: Mapping[tuple[str, int], str]) -> str:
     """Return why this attempt cannot be placed (again), or "".
 
     The attempt's own events would end the new intent and free its GPUs.
@@ -196,4 +199,4 @@ class _View:
 
     version: int
     promised: frozenset[str]
-    observed: Observed
+    observed: ObservedFleet

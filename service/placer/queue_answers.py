@@ -5,12 +5,12 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.turns import TreeTurns, is_below
 from fleetcast.placement.queues.charges import Charge, list_leaf_ancestors
-from fleetcast.placement.queues.showback import By, ChargeSum, sums
-from fleetcast.placement.queues.standing import QueueStanding, Stand, amounts_of
-from fleetcast.placement.queues.tree import ANY, ROOT, Prices, QueueTree, notes_of
+from fleetcast.placement.queues.showback import By, ChargeSum, sum_charges
+from fleetcast.placement.queues.standing import QueueStanding, QueueTotals, compute_needed_gpus
+from fleetcast.placement.queues.tree import ANY, ROOT, Prices, QueueTree, list_unused_settings
 from fleetcast.service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState
 from fleetcast.service.placer.queue_week import QueueWeek
 
@@ -19,7 +19,7 @@ SEPARATORS = frozenset(',;|"')  # of cells, by the language of the spreadsheet
 
 
 def make_queues_answer(
-    tree: QueueTree, turns: TreeTurns, waiting: Sequence[Waiting], opened: Iterable[Charge], week: QueueWeek,
+    tree: QueueTree, turns: TreeTurns, waiting: Sequence[WaitingEntry], opened: Iterable[Charge], week: QueueWeek,
     banked: dict[str, float], now_ms: int, generation: str, refused: str, below: Collection[str] = (),
 ) -> QueuesAnswer:  # fmt: skip
     """Make the answer about the state of the queues.
@@ -31,22 +31,22 @@ def make_queues_answer(
     standing = turns.standing
     counts, gpus = _count_waiting_by_queue(tree, waiting)
     running = Counter(name for charge in opened for name in list_leaf_ancestors(charge.leaf))
-    lent = _lent(standing)
+    lent = _sum_lent_gpus(standing)
     rows = []
     for stand in standing.stands.values():
         if stand.name == ROOT or (below and not any(is_below(stand.name, name) for name in below)):
             continue
-        row = _row(stand, standing.share(stand), banked)
+        row = _make_row(stand, standing.compute_share(stand), banked)
         row.lent = lent.get(stand.name, {})
         row.waiting, row.waiting_gpus, row.running = counts[stand.name], gpus[stand.name], running[stand.name]
         row.share_7d, row.share_days = week.shares.get(stand.name), week.by_day.get(stand.name)
         row.wait_s = week.waits.get(stand.name)
         rows.append(row)
     rows.sort(key=lambda row: row.queue)
-    return QueuesAnswer(now_ms, generation, rows, dict(standing.capacity), notes_of(tree), refused)
+    return QueuesAnswer(now_ms, generation, rows, dict(standing.capacity), list_unused_settings(tree), refused)
 
 
-def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
+def _make_row(stand: QueueTotals, share: float, banked: dict[str, float]) -> QueueState:
     node, guaranteed = stand.node, stand.guaranteed
     beyond = {name: stand.held.get(name, 0.0) - gpus for name, gpus in (guaranteed or {ANY: 0.0}).items()}
     return QueueState(
@@ -66,7 +66,7 @@ def _row(stand: Stand, share: float, banked: dict[str, float]) -> QueueState:
     )
 
 
-def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
+def _sum_lent_gpus(standing: QueueStanding) -> dict[str, dict[str, float]]:
     """Return queue → resource → GPUs of the queue's guarantee that other queues hold.
 
     The queues of one parent may hold more than their guarantees. This excess comes first from GPUs that
@@ -81,7 +81,7 @@ def _lent(standing: QueueStanding) -> dict[str, dict[str, float]]:
     return found
 
 
-def _find_lenders(stand: Stand, resource: str, capacity: float) -> Iterable[tuple[Stand, float]]:
+def _find_lenders(stand: QueueTotals, resource: str, capacity: float) -> Iterable[tuple[QueueTotals, float]]:
     """Yield the child queues that lend this resource, and how many GPUs each lends."""
     guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
     held = [child.held.get(resource, 0.0) for child in stand.children]
@@ -89,17 +89,17 @@ def _find_lenders(stand: Stand, resource: str, capacity: float) -> Iterable[tupl
     borrowed = sum(max(0.0, mine - own) for mine, own in zip(held, guaranteed, strict=True))
     borrowed = max(0.0, borrowed - max(0.0, whole - sum(guaranteed)))
     idle = [
-        max(0.0, own - max(mine, child.node.kept(resource) if child.node else 0.0))
+        max(0.0, own - max(mine, child.node.find_unlent_guarantee(resource) if child.node else 0.0))
         for child, own, mine in zip(stand.children, guaranteed, held, strict=True)
     ]
     part = min(1.0, borrowed / sum(idle)) if sum(idle) > 0 else 0.0
     return [(child, gpus * part) for child, gpus in zip(stand.children, idle, strict=True) if gpus * part > 0]
 
 
-def _count_waiting_by_queue(tree: QueueTree, waiting: Sequence[Waiting]) -> tuple[Counter[str], Counter[str]]:
+def _count_waiting_by_queue(tree: QueueTree, waiting: Sequence[WaitingEntry]) -> tuple[Counter[str], Counter[str]]:
     counts, gpus = Counter[str](), Counter[str]()
     for entry in waiting:
-        wanted = amounts_of(entry.request, entry.request.members.desired)[ANY]
+        wanted = compute_needed_gpus(entry.request, entry.request.members.desired)[ANY]
         for name in list_leaf_ancestors(tree.find_known_leaf(entry.request)):
             counts[name] += 1
             gpus[name] += wanted  # type: ignore[assignment]
@@ -115,17 +115,19 @@ def compare_queue_trees(
     """
     old = {node.name: node for node in before.nodes[1:]} if before is not None else {}
     new = {node.name: node for node in after.nodes[1:]}
-    changed = [name for name in sorted(old.keys() & new.keys()) if _said(old[name]) != _said(new[name])]
+    changed = [
+        name for name in sorted(old.keys() & new.keys()) if _list_settings(old[name]) != _list_settings(new[name])
+    ]
     added, removed = sorted(new.keys() - old.keys()), sorted(old.keys() - new.keys())
     stranded = Counter(request.queue for request in waiting if not after.find_known_leaf(request))
-    notes = notes_of(after)
+    notes = list_unused_settings(after)
     if stranded:
         counts = f"{stranded.total():,} waiting requests name queues that the file does not have"
         notes.append(f"{counts}: none of them starts until a file names their queue again")
     return QueueChange(applied, after.digest[:16], added, removed, changed, notes, dict(sorted(stranded.items())))
 
 
-def _said(node: Any) -> tuple[Any, ...]:
+def _list_settings(node: Any) -> tuple[Any, ...]:
     """Return the settings of a queue as a tuple, without its place in the tree."""
     return (
         *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
@@ -151,14 +153,14 @@ def make_charges_answer(
             lost_gpu_s=round(row.lost, 3),
             waited_gpu_s=round(row.waited, 3),
             money=round(row.money, 4) if row.money is not None else None,
-            unseen=_unseen(row),
+            unseen=_explain_unseen(row),
         )
-        for name, row in sums(charges, by, from_ms, min(to_ms, now_ms), prices).items()
+        for name, row in sum_charges(charges, by, from_ms, min(to_ms, now_ms), prices).items()
     ]
     return Charges(now_ms, from_ms, to_ms, by, rows, prices.currency)
 
 
-def _unseen(row: ChargeSum) -> str | None:
+def _explain_unseen(row: ChargeSum) -> str | None:
     """Explain why used and idle GPU-seconds do not add up to those granted. None if they do."""
     if row.granted - row.seen < 0.5:
         return None
@@ -171,17 +173,17 @@ def format_charges_csv(answer: Charges) -> str:
     columns = ChargeRow.__struct_fields__
     lines = [",".join((answer.by, *columns[1:]))]
     for row in answer.rows:
-        values = [_cell(row.name), *(getattr(row, name) for name in columns[1:])]
+        values = [_format_cell(row.name), *(getattr(row, name) for name in columns[1:])]
         lines.append(",".join("" if value is None else str(value) for value in values))
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def _format_cell(text: str) -> str:
     """Format a name as a CSV cell that no spreadsheet evaluates as a formula.
 
     This holds for each separator that a spreadsheet may use.
 
-    >>> _cell("nlp"), _cell("a,b"), _cell("=1+1"), _cell("a;=1")
+    >>> _format_cell("nlp"), _format_cell("a,b"), _format_cell("=1+1"), _format_cell("a;=1")
     ('nlp', '"a,b"', "'=1+1", '"a;=1"')
     """
     if text.startswith(FORMULA_SIGNS):

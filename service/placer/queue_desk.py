@@ -12,14 +12,14 @@ from fleetcast.placement.ahead.start_time import Blocker
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import Charge
 from fleetcast.placement.queues.queues_file import count_installed_gpus
-from fleetcast.placement.queues.showback import By, ChargeSum, sums
+from fleetcast.placement.queues.showback import By, ChargeSum, sum_charges
 from fleetcast.placement.queues.tree import Prices
 from fleetcast.service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
 from fleetcast.service.placer.queue_answers import compare_queue_trees, make_charges_answer, make_queues_answer
 from fleetcast.service.placer.queue_file import ServedText, compute_file_digest
 from fleetcast.service.placer.queue_week import DAY_MS, RETENTION_MS, WEEK_MS, QueueWeek, summarise_queue_week
 from fleetcast.service.placer.service import PlacementService
-from fleetcast.service.placer.why_waiting import why_waiting
+from fleetcast.service.placer.why_waiting import explain_wait
 
 READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 
@@ -33,7 +33,7 @@ class QueueAdmin:
         self._putting = asyncio.Lock()
         self._day: tuple[int, dict[str, ChargeSum]] | None = None
 
-    def queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
+    def answer_queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
         """Return the present state of the queues.
 
         below: only these queues and those below them, or all if it is empty. Raises StaleError without a
@@ -41,17 +41,17 @@ class QueueAdmin:
         """
         service = self._service
         observed, now_ms, file = service.view.observed(), service.clock.now_ms(), service.queues.file
-        turns = service.queues.turns(observed)
+        turns = service.queues.make_turns(observed)
         if file.tree is None or not isinstance(turns, TreeTurns):
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
         waiting = service.backlog.list_waiting_jobs()
-        opened, banked = service.ledger.charges.opened().values(), service.queues.banked(now_ms)
+        opened, banked = service.ledger.charges.list_open_charges().values(), service.queues.read_banked_gpu_s(now_ms)
         week = self._read_week(now_ms)
         refused = "" if below else file.refused
         found = make_queues_answer(
             file.tree, turns, waiting, opened, week, banked, now_ms, file.generation, refused, below
         )
-        more = [] if below else file.notes(count_installed_gpus(observed.view.topology.nodes))
+        more = [] if below else file.list_faults(count_installed_gpus(observed.view.topology.nodes))
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _read_week(self, now_ms: int) -> QueueWeek:
@@ -60,52 +60,55 @@ class QueueAdmin:
         They change slowly, and reading them takes long.
         """
         if self._week is None or not 0 <= now_ms - self._week[0] < RETENTION_MS:
-            charges = self._service.ledger.charges.between(now_ms - WEEK_MS, now_ms + 1)
+            charges = self._service.ledger.charges.read_charges_between(now_ms - WEEK_MS, now_ms + 1)
             self._week = now_ms, summarise_queue_week(charges, now_ms)
         return self._week[1]
 
-    def day(self) -> dict[str, ChargeSum]:
+    def read_day(self) -> dict[str, ChargeSum]:
         """Return queue → the sum of the last day's charges, computed again at most once a minute."""
         service, now_ms = self._service, self._service.clock.now_ms()
         if self._day is None or not 0 <= now_ms - self._day[0] < RETENTION_MS:
             charging, tree = service.queues.charging, service.queues.tree
-            charges = service.ledger.charges.between(now_ms - DAY_MS, now_ms)
+            charges = service.ledger.charges.read_charges_between(now_ms - DAY_MS, now_ms)
             charged = [charging.update_charge_use(row, now_ms) for row in charges]
-            self._day = now_ms, sums(charged, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices())
+            self._day = (
+                now_ms,
+                sum_charges(charged, "queue", now_ms - DAY_MS, now_ms, tree.prices if tree else Prices()),
+            )
         return self._day[1]
 
-    async def put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
+    async def put_file(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
         """Serve another queue file, or with `dry_run` return what it would change.
 
         The text is checked in a thread, one at a time. Raises RequestError for a bad file, and
         ConflictError for another generation.
         """
         async with self._putting:
-            return await self._put(text, generation, caller, dry_run)
+            return await self._put_checked(text, generation, caller, dry_run)
 
-    async def _put(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
+    async def _put_checked(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
         service, file = self._service, self._service.queues.file
         capacity: dict[str, float] = {}
         with suppress(StaleError):
             capacity = count_installed_gpus(service.view.observed().view.topology.nodes)
         if not dry_run:
-            service.view.watch.refuse()
-        waiting = [entry.request for entry in service.ledger.queued()]
+            service.view.watch.raise_if_in_doubt()
+        waiting = [entry.request for entry in service.ledger.list_queue_entries()]
         try:
-            found, change = await self._checked(text, generation, capacity, waiting)
+            found, change = await self._check_in_thread(text, generation, capacity, waiting)
         except RequestError as error:
             if not dry_run:
                 file.audit_refusal(service.clock.now_ms(), caller, compute_file_digest(text), str(error))
             raise
         if dry_run:
             return change
-        service.view.watch.refuse()
+        service.view.watch.raise_if_in_doubt()
         service.queues.close_banks()
-        file.put(found, generation, service.clock.now_ms(), caller)
+        file.write_and_serve(found, generation, service.clock.now_ms(), caller)
         service.queues.close_banks()
         return structs.replace(change, applied=True)
 
-    async def _checked(
+    async def _check_in_thread(
         self, text: str, generation: str, capacity: dict[str, float], waiting: Sequence[PlacementRequest]
     ) -> tuple[ServedText, QueueChange]:
         """Check a text in a thread, and return it with what it changes.
@@ -115,31 +118,31 @@ class QueueAdmin:
         file = self._service.queues.file
         before = file.tree
 
-        def check() -> tuple[ServedText, QueueChange]:
-            found = file.check(text, generation, capacity)
+        def check_text() -> tuple[ServedText, QueueChange]:
+            found = file.check_text(text, generation, capacity)
             return found, compare_queue_trees(before, found.tree, waiting, False)
 
         try:
-            return await asyncio.wait_for(asyncio.to_thread(check), READ_S)
+            return await asyncio.wait_for(asyncio.to_thread(check_text), READ_S)
         except TimeoutError:
             raise StaleError(f"the file was not read within {READ_S:g} s: send it again later") from None
 
-    def why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
+    def answer_why(self, request_id: str, blockers: Callable[[PlacementRequest], Sequence[Blocker]]) -> WhyWaiting:
         """Return the reasons why a request waits. Raises UnknownEntity if the request does not wait.
 
         blockers: returns the jobs that a request waits for.
         """
         service, now_ms = self._service, self._service.clock.now_ms()
-        order = service.backlog.in_order(service.ledger.queued())
+        order = service.backlog.in_order(service.ledger.list_queue_entries())
         try:
-            turns = service.queues.turns(service.view.observed())
+            turns = service.queues.make_turns(service.view.observed())
         except StaleError:
             turns = service.backlog.turns
         wait, start_ms = service.backlog.waits.get(request_id), service.backlog.start_ms(request_id, now_ms)
         waits = order, service.backlog.turns, wait, turns, start_ms, blockers
-        return why_waiting(request_id, *waits, service.backlog.stalled, now_ms, service.backlog.start_notes)
+        return explain_wait(request_id, *waits, service.backlog.stalled, now_ms, service.backlog.start_notes)
 
-    def charges(
+    def answer_charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list
     ) -> Charges:
         """Return the sums of charges between two times, by default those of the last week.
@@ -156,6 +159,6 @@ class QueueAdmin:
             raise RequestError(f"from is {from_ms}, not before to, {to_ms}", "from")
         tree = service.queues.tree
         until_ms = min(to_ms, now_ms)
-        charges = own(service.ledger.charges.between(from_ms, to_ms))
+        charges = own(service.ledger.charges.read_charges_between(from_ms, to_ms))
         found = [service.queues.charging.update_charge_use(row, until_ms) for row in charges]
         return make_charges_answer(found, by, from_ms, to_ms, tree.prices if tree else Prices(), now_ms)

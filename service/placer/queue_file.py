@@ -34,7 +34,7 @@ class ServedText:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadQueues:
+class QueueFileContents:
     """The result of reading the file. found: None if the file is refused, or unchanged.
 
     stamp: identifies the version of the file. why: the reason of a refusal, or "".
@@ -64,7 +64,7 @@ class QueueFile:
         self._is_confirmed = True
         self._failed = ""  # the digest of a text with which a pass failed
         if self.path is not None:
-            self._start(self.path, now_ms)
+            self._load_first_file(self.path, now_ms)
 
     @property
     def tree(self) -> QueueTree | None:
@@ -83,69 +83,69 @@ class QueueFile:
     def _digest(self) -> str:
         return self.tree.digest if self.tree is not None else "none"
 
-    def _start(self, path: Path, now_ms: int) -> None:
-        marks = self._ledger.marks()
-        known, stored = marks.get("queues", ""), self._stored(marks.get("queues_text", ""))
+    def _load_first_file(self, path: Path, now_ms: int) -> None:
+        marks = self._ledger.list_marks()
+        known, stored = marks.get("queues", ""), self._parse_stored(marks.get("queues_text", ""))
         self._failed = marks.get("queues_failed", "")
-        self._seen = _stamp(path)
+        self._seen = _read_stamp(path)
         try:
-            self._serving = self._checked(_read(path))
+            self._serving = self._parse_and_check(_read_text(path))
         except (ConfigError, RequestError) as error:
             if not known:
                 raise ConfigError(f"placer.queues = {str(path)!r}: {error}") from None
             self._serving, self.refused = stored, str(error)
             serves = f"{self._digest} of before serves" if stored else "all requests wait in one line"
-            self._record(now_ms, "placer", f"queues: {path} was refused, {serves}: {error}")
+            self._record_in_audit(now_ms, "placer", f"queues: {path} was refused, {serves}: {error}")
             return
         if known != self._digest:
             self._before, self._is_confirmed = stored, False
-            self._record(now_ms, "placer", f"queues: {self._digest} serves, before it {known or 'none'}")
+            self._record_in_audit(now_ms, "placer", f"queues: {self._digest} serves, before it {known or 'none'}")
 
-    def _stored(self, text: str) -> ServedText | None:
+    def _parse_stored(self, text: str) -> ServedText | None:
         try:
             return ServedText(text, read_queues(text)) if text else None
         except RequestError as error:
             logger.error("the file of queues that served before is refused: %s", error)
             return None
 
-    def _record(self, now_ms: int, caller: str, sentence: str) -> None:
+    def _record_in_audit(self, now_ms: int, caller: str, sentence: str) -> None:
         with self._ledger.transaction():
             if self._serving is not None:
-                self._ledger.remember(queues=self._digest, queues_text=self._serving.text)
-            self._ledger.record("", now_ms, caller, "queues", sentence)
+                self._ledger.record_marks(queues=self._digest, queues_text=self._serving.text)
+            self._ledger.record_audit_line("", now_ms, caller, "queues", sentence)
         logger.info("%s", sentence)
 
     def has_changed(self) -> bool:
         """Return whether the file has changed since it was last read."""
-        return self.path is not None and _stamp(self.path) != self._seen
+        return self.path is not None and _read_stamp(self.path) != self._seen
 
     def is_file_stable(self) -> bool:
         """Return whether the file has been the same at every call for the last `STILL_S` seconds."""
-        stamp, now_s = _stamp(self.path) if self.path is not None else None, monotonic()
+        stamp, now_s = _read_stamp(self.path) if self.path is not None else None, monotonic()
         if stamp != self._met[0]:
             self._met = stamp, now_s
         return now_s - self._met[1] >= STILL_S
 
-    def read(self, capacity: Mapping[str, float] | None = None) -> ReadQueues:
+    def read(self, capacity: Mapping[str, float] | None = None) -> QueueFileContents:
         """Read and check the file. This changes no state, so a thread may call it."""
         assert self.path is not None
-        stamp = _stamp(self.path)
+        stamp = _read_stamp(self.path)
         try:
-            text = _read(self.path)
+            text = _read_text(self.path)
         except ConfigError as error:
-            return ReadQueues(stamp, None, why=str(error))
+            return QueueFileContents(stamp, None, why=str(error))
         if text == self.text:
-            return ReadQueues(stamp, None)
+            return QueueFileContents(stamp, None)
         try:
-            return ReadQueues(stamp, self._checked(text, capacity))
+            return QueueFileContents(stamp, self._parse_and_check(text, capacity))
         except RequestError as error:
-            return ReadQueues(stamp, None, compute_file_digest(text), str(error))
+            return QueueFileContents(stamp, None, compute_file_digest(text), str(error))
 
-    def apply(self, read: ReadQueues, now_ms: int) -> None:
+    def apply_read(self, read: QueueFileContents, now_ms: int) -> None:
         """Serve the file that was read, or record why it is refused."""
         self._seen = read.stamp
         if read.found is not None:
-            self._serve(read.found, now_ms, "placer")
+            self._serve_text(read.found, now_ms, "placer")
             return
         self.refused = read.why
         if read.why:
@@ -153,20 +153,20 @@ class QueueFile:
 
     def audit_refusal(self, now_ms: int, caller: str, digest: str, why: str) -> None:
         """Record in the audit trail that a file was refused."""
-        self._record(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
+        self._record_in_audit(now_ms, caller, f"queues: {digest} was refused, {self._digest} serves: {why}")
 
-    def _serve(self, found: ServedText, now_ms: int, caller: str) -> None:
+    def _serve_text(self, found: ServedText, now_ms: int, caller: str) -> None:
         before = self._digest
         if self._is_confirmed:
             self._before = self._serving
         self._serving, self.refused, self._is_confirmed = found, "", False
-        self._record(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
+        self._record_in_audit(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
 
-    def confirm(self) -> None:
+    def confirm_tree(self) -> None:
         """Record that a pass has succeeded with the serving tree."""
         self._is_confirmed, self._before = True, None
 
-    def withdraw(self, now_ms: int, why: str) -> None:
+    def withdraw_tree(self, now_ms: int, why: str) -> None:
         """Serve the previous tree again, unless a pass has succeeded with the present one.
 
         why: the reason, for the audit trail.
@@ -174,20 +174,20 @@ class QueueFile:
         if self._is_confirmed or self._serving is None:
             return
         self._failed, self._serving = self._digest, self._before
-        self._ledger.remember(queues_failed=self._failed, queues_text="")
-        self.confirm()
+        self._ledger.record_marks(queues_failed=self._failed, queues_text="")
+        self.confirm_tree()
         self.refused = f"the first pass with it failed: {why}"
         self.audit_refusal(now_ms, "placer", self._failed, self.refused)
 
-    def put(self, found: ServedText, generation: str, now_ms: int, caller: str) -> None:
+    def write_and_serve(self, found: ServedText, generation: str, now_ms: int, caller: str) -> None:
         """Write a checked text to the file and serve it. Raises ConflictError for another generation."""
         self.check_generation(generation)
         assert self.path is not None
         files.replace_file(self.path, [found.text.encode()], "queues")
-        self._seen = _stamp(self.path)
-        self._serve(found, now_ms, caller)
+        self._seen = _read_stamp(self.path)
+        self._serve_text(found, now_ms, caller)
 
-    def notes(self, capacity: Mapping[str, float]) -> list[str]:
+    def list_faults(self, capacity: Mapping[str, float]) -> list[str]:
         """Describe what is wrong with the serving tree for the fleet's present capacity. Empty if nothing is."""
         try:
             if self.tree is not None:
@@ -206,12 +206,12 @@ class QueueFile:
         if generation not in ("*", self.generation):
             raise ConflictError(f"the queues have generation {self.generation}, not {generation}: read them again")
 
-    def check(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
+    def check_text(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
         """Check a text, and return what `put` would serve. This changes no state, so a thread may call it."""
         self.check_generation(generation)
-        return self._checked(text, capacity)
+        return self._parse_and_check(text, capacity)
 
-    def _checked(self, text: str, capacity: Mapping[str, float] | None = None) -> ServedText:
+    def _parse_and_check(self, text: str, capacity: Mapping[str, float] | None = None) -> ServedText:
         """Return a text with its tree. Raises RequestError if the tree cannot serve."""
         if compute_file_digest(text) == self._failed:
             raise RequestError("a pass over the queue failed with this very file: change it", None)
@@ -226,7 +226,7 @@ def compute_file_digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _stamp(path: Path) -> Stamp | None:
+def _read_stamp(path: Path) -> Stamp | None:
     try:
         found = path.stat()
     except OSError:
@@ -234,7 +234,7 @@ def _stamp(path: Path) -> Stamp | None:
     return found.st_mtime_ns, found.st_size, found.st_ino
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from fleetcast.placement.ledger.ledger import QueueEntry
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, Waiting, plan
-from fleetcast.placement.plan.reasons import AfterPass, WaitReason
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry, plan
+from fleetcast.placement.plan.reasons import StateAfterPass, WaitReason
 from fleetcast.placement.plan.turns import QueueTurns
-from fleetcast.service.placer.view import Observed
+from fleetcast.service.placer.view import ObservedFleet
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,22 +22,22 @@ class QueuePass:
     """
 
     queue: Sequence[QueueEntry]
-    observed: Observed
+    observed: ObservedFleet
     options: Options
     turns: QueueTurns = ONE_LINE
     dropped: str = ""  # whose claim keeps nothing this time
     stranded: Sequence[tuple[QueueEntry, str]] = ()
 
-    def think(self) -> Plan:
+    def compute_plan(self) -> Plan:
         """Compute the plan: which requests are placed, and where."""
         observed = self.observed
-        queue = [Waiting(entry.request, entry.queued_ms) for entry in self.queue]
+        queue = [WaitingEntry(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times
         return plan(queue, *state, self.options, self.turns, self.dropped)
 
     def make_stranded_waits(self, planned: Plan) -> Iterator[Wait]:
         """Yield the waits of stranded entries, in positions after those that the plan considered."""
-        after = AfterPass(self.options, planned.view, self.turns)
+        after = StateAfterPass(self.options, planned.view, self.turns)
         for position, (entry, why) in enumerate(self.stranded, len(planned.waiting) + 1):
             reason = WaitReason("gone", entry.request, after, said=why)
-            yield Wait(Waiting(entry.request, entry.queued_ms), position, reason)
+            yield Wait(WaitingEntry(entry.request, entry.queued_ms), position, reason)

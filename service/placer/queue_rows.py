@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetcast.placement.ahead.start_time import StartBasis, format_start_time
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.service.answers.placements import QueueRow
 
 NOT_LOOKED_AT = "will be looked at in the next pass"
@@ -22,7 +22,7 @@ class StartNotes:
     by: Mapping[str, StartBasis] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
 
-    def sentence(self, request_id: str, start_ms: dict[str, int] | None, now_ms: int) -> str:
+    def describe_start(self, request_id: str, start_ms: dict[str, int] | None, now_ms: int) -> str:
         """Describe when a request starts, or why that is unknown. Returns "" if neither is recorded.
 
         start_ms: quantiles of its start time, None if unknown.
@@ -35,7 +35,7 @@ class StartNotes:
 
 def make_queue_row(
     position: int,
-    entry: Waiting,
+    entry: WaitingEntry,
     why: str,
     start_ms: dict[str, int] | None,
     ignored: Sequence[str],

@@ -45,13 +45,13 @@ def summarise_queue_week(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
         if charge.queued_ms is not None:
             for name in names:
                 waits.setdefault(name, []).append((charge.held_ms - charge.queued_ms) / 1000)
-    whole = _shares(sum(days, Counter[str]()))
-    by_day = [_shares(held) for held in days]
+    whole = _compute_shares(sum(days, Counter[str]()))
+    by_day = [_compute_shares(held) for held in days]
     by_name = {name: [day.get(name, 0.0) if day else None for day in by_day] for name in whole}
-    return QueueWeek(whole, by_name, {name: _quantiles(rows) for name, rows in waits.items()})
+    return QueueWeek(whole, by_name, {name: _compute_quantiles(rows) for name, rows in waits.items()})
 
 
-def _shares(held: Counter[str]) -> dict[str, float]:
+def _compute_shares(held: Counter[str]) -> dict[str, float]:
     """Return queue → its share of the GPU time that queues of the same parent held."""
     whole = Counter[str]()
     for name, gpu_s in held.items():
@@ -59,5 +59,5 @@ def _shares(held: Counter[str]) -> dict[str, float]:
     return {name: round(gpu_s / whole[name.rpartition("/")[0]], 4) for name, gpu_s in held.items()}
 
 
-def _quantiles(values: list[float]) -> dict[str, float]:
+def _compute_quantiles(values: list[float]) -> dict[str, float]:
     return {"p50": round(float(np.quantile(values, 0.5)), 1), "p90": round(float(np.quantile(values, 0.9)), 1)}

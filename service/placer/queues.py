@@ -9,7 +9,7 @@ from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.queue import ONE_LINE
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, is_below
-from fleetcast.placement.queues.charges import LeafUse, use_of
+from fleetcast.placement.queues.charges import LeafUse, compute_leaf_use
 from fleetcast.placement.queues.credits import Bank, compute_banks
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.queues_file import count_installed_gpus
@@ -17,9 +17,9 @@ from fleetcast.placement.queues.standing import explain_never_fits
 from fleetcast.placement.queues.tree import QueueTree
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
-from fleetcast.service.placer.charging import Charging, find_charged_leaf
-from fleetcast.service.placer.queue_file import QueueFile, ReadQueues
-from fleetcast.service.placer.view import Observed
+from fleetcast.service.placer.charging import ChargeWriter, find_charged_leaf
+from fleetcast.service.placer.queue_file import QueueFile, QueueFileContents
+from fleetcast.service.placer.view import ObservedFleet
 
 
 class ServedQueues:
@@ -34,7 +34,7 @@ class ServedQueues:
         self.file = QueueFile(path, ledger, clock.now_ms())
         self.reads_in_thread = False  # set by the worker, which then reads the file when it changes
         self.time = ChargedClock(ledger, clock, round(tick_s * 1000))
-        self.charging = Charging(ledger, self.time)
+        self.charging = ChargeWriter(ledger, self.time)
         ledger.charges.before_change = self.close_banks
         self.close_banks()
 
@@ -42,35 +42,35 @@ class ServedQueues:
     def tree(self) -> QueueTree | None:
         return self.file.tree
 
-    def follow(self, board: Board, observed: Observed) -> None:
+    def apply_board(self, board: Board, observed: ObservedFleet) -> None:
         """Apply a new board to the charges, and read the queue file if it has changed."""
-        self.charging.follow(board, observed, self.tree, self.clock.now_ms())
+        self.charging.apply_board(board, observed, self.tree, self.clock.now_ms())
         if self.file.has_changed() and not self.reads_in_thread:
-            self._serve(self.file.read(count_installed_gpus(observed.view.topology.nodes)))
+            self._apply_file(self.file.read(count_installed_gpus(observed.view.topology.nodes)))
 
-    async def read_in_thread(self, observed: Observed | None) -> bool:
+    async def read_in_thread(self, observed: ObservedFleet | None) -> bool:
         """Read a changed file in a thread, because a large one takes a second. Return whether it serves now."""
         if observed is None or not self.file.has_changed() or not self.file.is_file_stable():
             return False
         capacity = count_installed_gpus(observed.view.topology.nodes)
         found = await asyncio.to_thread(self.file.read, capacity)
-        self._serve(found)
+        self._apply_file(found)
         return found.found is not None
 
-    def _serve(self, found: ReadQueues) -> None:
+    def _apply_file(self, found: QueueFileContents) -> None:
         self.close_banks()
-        self.file.apply(found, self.clock.now_ms())
+        self.file.apply_read(found, self.clock.now_ms())
         self.close_banks()
 
     def withdraw_tree(self, why: str) -> None:
         """Serve the previous tree again, if no pass has succeeded with the present one."""
         self.close_banks()
-        self.file.withdraw(self.clock.now_ms(), why)
+        self.file.withdraw_tree(self.clock.now_ms(), why)
         self.close_banks()
 
     def close_banks(self) -> None:
         """Update the banks of queues with credits to now, before their inputs change."""
-        self.time.follow()
+        self.time.apply_clock_step()
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
         if tree is None:
             return
@@ -83,36 +83,38 @@ class ServedQueues:
     def _compute_banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
         """Return queue → its bank as of `now_ms`."""
         charges = self.ledger.charges
-        return compute_banks(tree, charges.banks(), charges.opened().values(), now_ms)
+        return compute_banks(tree, charges.banks(), charges.list_open_charges().values(), now_ms)
 
-    def turns(self, observed: Observed) -> QueueTurns:
+    def make_turns(self, observed: ObservedFleet) -> QueueTurns:
         """Return the queue order and quotas for one pass."""
         if self.tree is None:
             return ONE_LINE
         now_ms = self.clock.now_ms()
-        use, banked = self.use(now_ms), self.banked(now_ms)
-        opened = self.ledger.charges.opened().values()
+        use, banked = self.compute_leaf_use(now_ms), self.read_banked_gpu_s(now_ms)
+        opened = self.ledger.charges.list_open_charges().values()
         jobs = {charge.job: QueueHold(charge.leaf, charge.amounts) for charge in opened if charge.leaf}
         return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked, jobs)
 
-    def banked(self, now_ms: int) -> dict[str, float]:
+    def read_banked_gpu_s(self, now_ms: int) -> dict[str, float]:
         """Return queue → the GPU-seconds in its bank."""
         assert self.tree is not None
         return {name: bank.banked for name, bank in self._compute_banks(self.tree, now_ms).items()}
 
-    def use(self, now_ms: int) -> dict[str, LeafUse]:
+    def compute_leaf_use(self, now_ms: int) -> dict[str, LeafUse]:
         assert self.tree is not None
         charges = self.ledger.charges
-        return use_of(charges.opened().values(), charges.past(self.tree.policy.half_life_s, now_ms), now_ms)
+        return compute_leaf_use(
+            charges.list_open_charges().values(), charges.read_past_use(self.tree.policy.half_life_s, now_ms), now_ms
+        )
 
-    def leaf(self, request: PlacementRequest) -> str:
+    def find_leaf(self, request: PlacementRequest) -> str:
         """Return the leaf queue in which a new request waits.
 
         Raises RequestError for a request that this tree does not accept, or can never serve.
         """
         if self.tree is None:
             return find_charged_leaf(request, None)
-        leaf = self.tree.leaf_of(request)
+        leaf = self.tree.find_request_leaf(request)
         if why := explain_never_fits(self.tree, leaf, request):
             raise RequestError(f"{why}: it could wait for ever", "gang")
         return leaf
@@ -124,26 +126,26 @@ class ServedQueues:
         """
         if self.tree is None or not (unknown := self.tree.find_unknown_path(request)):
             return ""
-        return f"; there is no queue {unknown!r}, so queue {self.tree.leaf_of(request)!r} is charged"
+        return f"; there is no queue {unknown!r}, so queue {self.tree.find_request_leaf(request)!r} is charged"
 
-    def full(self, request: PlacementRequest) -> str:
+    def explain_full_queue(self, request: PlacementRequest) -> str:
         """Explain why no more requests may wait in this request's queue.
 
         Returns "" if it may wait, or if it waits or was decided already.
         """
-        if self.tree is None or self.ledger.find(request.request_id) is not None:
+        if self.tree is None or self.ledger.find_reply(request.request_id) is not None:
             return ""
-        leaf = self.tree.leaf_of(request)
-        for node in self.tree.path(leaf):
+        leaf = self.tree.find_request_leaf(request)
+        for node in self.tree.list_path(leaf):
             if node.max_waiting is not None:
-                waiting = [self.tree.find_known_leaf(entry.request) for entry in self.ledger.queued()]
+                waiting = [self.tree.find_known_leaf(entry.request) for entry in self.ledger.list_queue_entries()]
                 count = sum(not node.name or is_below(name, node.name) for name in waiting)
                 if count >= node.max_waiting:
                     said = f"{format_count(count, 'request')} waiting, at most {node.max_waiting:,}"
                     return f"queue {node.name!r} has {said}: ask again when some have started"
         return ""
 
-    def gone(self, request: PlacementRequest) -> str:
+    def explain_gone_queue(self, request: PlacementRequest) -> str:
         """Explain why a request cannot start because the file no longer names its queue.
 
         Returns "" if the file names it.

@@ -22,18 +22,18 @@ class RecentDemand:
         """Return the number of requests that the demand is computed from."""
         return self._requests
 
-    def known(self, models: tuple[str, ...]) -> ShapeDemand | None:
+    def get_demand(self, models: tuple[str, ...]) -> ShapeDemand | None:
         """Return the demand on GPUs of these models, or None while too few requests are known."""
         if self._ledger.version >= self._next or models != self._models:
             self._models = models
-            self._known = self._made()
+            self._known = self._compute_demand()
             self._next = self._ledger.version + min(max(self._requests // 4, SOON), LATE)
         return self._known
 
-    def _made(self) -> ShapeDemand | None:
+    def _compute_demand(self) -> ShapeDemand | None:
         recent = RecentShapes(MAX_REQUESTS)
-        waiting = [entry.request for entry in self._ledger.queued()]
+        waiting = [entry.request for entry in self._ledger.list_queue_entries()]
         for request in (*self._ledger.read_newest_requests(MAX_REQUESTS), *waiting[:MAX_REQUESTS]):
             recent.add(make_member_shape(request), request.members.desired)
         self._requests = len(recent)
-        return make_shape_demand(recent.counted(), self._models) if self._requests >= FEWEST else None
+        return make_shape_demand(recent.count_members(), self._models) if self._requests >= FEWEST else None

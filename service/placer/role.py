@@ -25,8 +25,8 @@ from fleetcast.service.exit_reason import announce_ready
 from fleetcast.service.http.access import Access, load_access
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool, fit_limits_to_files
 from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
-from fleetcast.service.http.link_key import link_key
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.link_key import read_link_key
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.placer.http import make_app
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.service import PlacementService
@@ -63,21 +63,21 @@ class QueueWorker:
         clock = self.service.clock
         with contextlib.closing(self._changes):
             while not self._stopped:
-                await self.step()
+                await self.run_due_pass()
                 is_unread = self.service.queues.file.has_changed()  # the worker reads it once it has settled
                 left_s = 0.0 if is_unread else clock.wall_s((self._next_ms - clock.now_ms()) / 1000)
                 await self._changes.wait(max(POLL_S, left_s))
 
-    async def step(self) -> None:
+    async def run_due_pass(self) -> None:
         """Run a pass if one is due, and record a failure. Raises LedgerError if the ledger was replaced."""
         try:
-            await self._step()
+            await self._run_if_due()
         except LedgerError:
             raise
         except Exception as error:  # a plugin's or our own: the process still answers, and the next pass may succeed
             self.service.backlog.record_failed_pass(error)
 
-    async def _step(self) -> None:
+    async def _run_if_due(self) -> None:
         """Run a pass if the board or the queue file is new, or the period is over.
 
         A stale board leaves the queue as it is.
@@ -88,7 +88,7 @@ class QueueWorker:
             return
         self._next_ms = now_ms + round(self.service.config.placer.queue_period_s * 1000)
         try:
-            placed, lost = await self._pass()
+            placed, lost = await self._run_pass()
         except StaleError as error:
             logger.debug("the queue waits: %s", error)
         except LedgerError as error:
@@ -97,9 +97,9 @@ class QueueWorker:
             if lost:
                 self._next_ms = 0
             if placed:
-                logger.info("placed %d from the queue, %d wait", placed, len(self.service.ledger.queued()))
+                logger.info("placed %d from the queue, %d wait", placed, len(self.service.ledger.list_queue_entries()))
 
-    async def _pass(self) -> tuple[int, int]:
+    async def _run_pass(self) -> tuple[int, int]:
         """Run one pass. Return how many requests were placed, and how many must be planned again.
 
         Requests that arrive during a pass are decided at once, while the pass computes in a thread.
@@ -108,7 +108,7 @@ class QueueWorker:
         if begun is None:
             return 0, 0
         with self.service.metrics.cycle_s.time():
-            thought = await asyncio.to_thread(begun.think)
+            thought = await asyncio.to_thread(begun.compute_plan)
         return self.service.backlog.end_pass(begun, thought)
 
 
@@ -134,16 +134,16 @@ def open_service(config: Config) -> PlacementService:
     return PlacementService(config, config.make_clock(), Ledger(config.ledger), PlacerMetrics())
 
 
-def access_of(config: Config) -> Access:
+def make_access(config: Config) -> Access:
     """Load the access rules with the api's tokens. The api vouches for callers with a certificate."""
     subjects = config.access.subjects
-    return load_access(PLACER_HOST, subjects=subjects, link=link_key(config.folder), heeds_link=True)
+    return load_access(PLACER_HOST, subjects=subjects, link=read_link_key(config.folder), heeds_link=True)
 
 
 async def serve(config: Config) -> None:
     """Run the placer until SIGTERM or SIGINT."""
     sys.setswitchinterval(SWITCH_S)
-    access = access_of(config)
+    access = make_access(config)
     service = open_service(config)
     worker = QueueWorker(service)
     starts = StartTimeSampler(service)
@@ -161,16 +161,16 @@ async def serve(config: Config) -> None:
         timeout_keep_alive=30,  # longer than the api keeps a connection that it does not use
     )
     try:
-        with listen(PLACER_HOST, config.placer.port, "placer.port") as sock:
+        with bind_socket(PLACER_HOST, config.placer.port, "placer.port") as sock:
             started = partial(announce_ready, config.folder, "placer")
-            await _serve(LimitedServer(settings, sock, pool, on_started=started), worker, starts, service)
+            await _run_until_stopped(LimitedServer(settings, sock, pool, on_started=started), worker, starts, service)
     finally:
         log_audit_head(service)
         service.ledger.close()
-    logger.info("placer: stopped, %d requests wait", len(service.ledger.queued()))
+    logger.info("placer: stopped, %d requests wait", len(service.ledger.list_queue_entries()))
 
 
-async def _serve(
+async def _run_until_stopped(
     server: LimitedServer, worker: QueueWorker, starts: StartTimeSampler, service: PlacementService
 ) -> None:
     """Answer requests and work the queue until SIGTERM or SIGINT."""

@@ -13,7 +13,7 @@ from fleetcast.fleet.errors import ConflictError, RequestError, UnknownEntity
 from fleetcast.fleet.requests import (
     Decision,
     PlacementRequest,
-    check_avoided,
+    check_avoided_nodes,
     check_request,
 )
 from fleetcast.placement.engine import decide
@@ -58,18 +58,18 @@ class PlacementService:
         self.queues = ServedQueues(config.placer.queues, ledger, clock, config.pipeline.tick_s)
         self.view = PromisedView(config, clock, ledger, self.queues, metrics)
         self.decisions = DecisionWriter(clock, ledger, self.view, self.queues)
-        self.backlog = RequestBacklog(self.view, self.queues, self.decisions, self.options, failures)
+        self.backlog = RequestBacklog(self.view, self.queues, self.decisions, self.make_options, failures)
         metrics.audit_position.set_function(lambda: ledger.head.audit_id)
         metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))
 
-    def options(self) -> Options:
+    def make_options(self) -> Options:
         """Return the options of a decision that is made now."""
         known = self.view.without_promises
         return Options(
             max_risk=self.config.placer.max_risk,
             now_ms=self.clock.now_ms(),
             intent_expires_s=self.config.placer.intent_expires_s,
-            demand=self.demand.known(known.view.inventory.gpu_models) if known else None,
+            demand=self.demand.get_demand(known.view.inventory.gpu_models) if known else None,
             clusters=self.config.fleet.clusters,
             filters=cast(tuple[tuple[str, Filter], ...], self.filters),
             scorers=cast(tuple[tuple[str, Scorer], ...], self.scorers),
@@ -81,21 +81,21 @@ class PlacementService:
         A dry run stores nothing. Returns the encoded reply.
         """
         check_request(request, bool(self.queues.tree))
-        check_avoided(request)
+        check_avoided_nodes(request)
         self.view.refresh()
-        self.view.watch.refuse()
+        self.view.watch.raise_if_in_doubt()
         if not request.dry_run and (before := self.ledger.find_stored_reply(request)) is not None:
             return before
         self.check_names(request)
         observed = self.view.observed()
         if not request.dry_run and (why := explain_taken(request, observed, self.view.find_promised_attempts())):
             raise ConflictError(why)
-        leaf, allowed = self.queues.leaf(request), self.queues.turns(observed).allow(request)
+        leaf, allowed = self.queues.find_leaf(request), self.queues.make_turns(observed).limit_to_quota(request)
         began = time.perf_counter()
         if isinstance(allowed, str):
             decision = self.decisions.make(request, "refused", f"refused: {allowed}", self.clock.now_ms())
         else:
-            decision = decide(allowed, observed.view, self.options())
+            decision = decide(allowed, observed.view, self.make_options())
             decision = self.decisions.complete(request, decision)
         self.metrics.decide_s.observe(time.perf_counter() - began)
         if request.dry_run:
@@ -109,22 +109,22 @@ class PlacementService:
         A queued or decided request gets its stored reply.
         """
         check_request(request, bool(self.queues.tree))
-        check_avoided(request)
+        check_avoided_nodes(request)
         if request.dry_run:
             raise RequestError("a dry run cannot wait: send it to /placements", "dry_run")
-        self.view.watch.refuse()
+        self.view.watch.raise_if_in_doubt()
         if (before := self.ledger.find_stored_reply(request)) is not None:
             return before
         self.check_names(request)
         key = (request.job_name, request.attempt)
-        if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.queued()):
+        if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.list_queue_entries()):
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
         known = self.view.without_promises
         if known and (why := explain_taken(request, known, self.view.find_promised_attempts())):
             raise ConflictError(why)
-        self.queues.leaf(request)
+        self.queues.find_leaf(request)
         now_ms = self.clock.now_ms()
-        before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.queued())
+        before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.list_queue_entries())
         others = "nobody is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
         decision = self.decisions.make(request, "queued", f"queued: {others} before it", now_ms)
         self.metrics.decisions.labels("queued", "queue").inc()
@@ -140,10 +140,10 @@ class PlacementService:
 
         Raises UnknownEntity for an unknown request, and ConflictError for one that does not wait any more.
         """
-        self.view.watch.refuse()
-        entry = next((row for row in self.ledger.queued() if row.request.request_id == request_id), None)
+        self.view.watch.raise_if_in_doubt()
+        entry = next((row for row in self.ledger.list_queue_entries() if row.request.request_id == request_id), None)
         if entry is None:
-            reply = self.ledger.find(request_id)
+            reply = self.ledger.find_reply(request_id)
             if reply is None:
                 raise UnknownEntity(f"no request {request_id!r} is in the queue")
             outcome = msgspec.json.decode(reply, type=Decision).outcome
@@ -154,7 +154,7 @@ class PlacementService:
 
     def cancel(self, request_id: str, caller: str) -> Settled:
         """Release the GPUs of a placement whose job has not started yet."""
-        self.view.watch.refuse()
+        self.view.watch.raise_if_in_doubt()
         state = self.ledger.read_intent_state(request_id)
         if state is IntentState.ACTIVE:
             self.view.refuse_if_started(request_id)
@@ -162,7 +162,7 @@ class PlacementService:
         elif state is None:
             if self.ledger.is_queued(request_id):
                 raise ConflictError(f"{request_id!r} still waits: withdraw it with DELETE /queue/{request_id}")
-            if self.ledger.find(request_id) is None:
+            if self.ledger.find_reply(request_id) is None:
                 raise UnknownEntity(f"no placement {request_id!r}")
             raise ConflictError(f"{request_id!r} was refused: there is nothing to cancel")
         elif state is not IntentState.CANCELLED:

@@ -24,8 +24,14 @@ from fleetcast.fleet.errors import StaleError
 from fleetcast.fleet.event_wait import wait_for_event
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.models.start_record import LOOKS_S, StartRecord, StartShares
-from fleetcast.placement.ahead.paths import Timelines, timelines
-from fleetcast.placement.ahead.reservation import JobRelease, held, holds_p, releases, windows
+from fleetcast.placement.ahead.paths import Timelines, sample_timelines
+from fleetcast.placement.ahead.reservation import (
+    JobRelease,
+    compute_hold_probability,
+    describe_reservation,
+    estimate_job_releases,
+    find_free_windows,
+)
 from fleetcast.placement.ahead.start_time import (
     LEVELS,
     Blocker,
@@ -34,12 +40,12 @@ from fleetcast.placement.ahead.start_time import (
     StartEstimate,
     choose_start_basis,
     clip_to_now,
+    compute_start_times,
     describe_unknown_jobs,
     estimate_start,
+    forecast_room,
     is_behind_unknown,
     list_blockers,
-    room,
-    start_times,
 )
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 from fleetcast.service.answers.placements import AnswersAtAge, FirstAnswers, Queue, QueueRow, StartTimesRecord
@@ -90,7 +96,7 @@ class StartTimeSampler:
             checked_s, rest_s = time.monotonic(), RETRY_S
             self._changed.clear()
             try:
-                self.follow()
+                self.record_outcomes()
                 await self._refresh_paths(self._is_due)
                 rest_s = self._compute_rest_s()
             except (StaleError, LedgerError):
@@ -124,34 +130,34 @@ class StartTimeSampler:
 
     async def _sample_paths(self) -> Timelines:
         began = time.monotonic()
-        observed, options = self.service.view.observed(), self.service.options()
+        observed, options = self.service.view.observed(), self.service.make_options()
         seen = self._make_change_stamp()
         ledger, board = self.service.ledger, self.service.view.board
-        own, turns = ledger.queued(), self.service.queues.turns(observed)
-        self.follow()
+        own, turns = ledger.list_queue_entries(), self.service.queues.make_turns(observed)
+        self.record_outcomes()
         promised = [intent.job for intent in ledger.list_active_intents()]
 
         def sample() -> tuple[Timelines, tuple[JobRelease, ...], StartEstimate]:
-            queue = turns.in_order(merge_waiting_jobs(board, own, promised))[:MOST_PLAYED]
+            queue = turns.sort_entries(merge_waiting_jobs(board, own, promised))[:MOST_PLAYED]
             left_times = RunTimeLookup(board)
             coming = forecast_arrivals(board, observed.run_times) if board is not None else None
-            paths = timelines(
+            paths = sample_timelines(
                 queue, observed.view, observed.running, observed.run_times, options, left_times, coming, turns
             )
             lowest = min([0, *(entry.request.priority for entry in queue)])
             newcomer = PlacementRequest(request_id=NEWCOMER, gpus_per_node=1, priority=lowest)
-            return paths, releases(paths), estimate_start(newcomer, paths)
+            return paths, estimate_job_releases(paths), estimate_start(newcomer, paths)
 
         paths, self._releases, newcomer = await asyncio.to_thread(sample)
         self.paths = paths
         self._record_reservation_share(paths)
         self._end_gone_waits(paths)
-        known = start_times(paths)
+        known = compute_start_times(paths)
         unknown = [name for name in paths.starts_s if name not in known]
-        starts = self.service.backlog.starts = self.record.issue(known, options.now_ms, unknown)
-        self.service.backlog.start_notes = notes_of(paths, starts)
-        self._room = room(paths, starts, newcomer)
-        ledger.remember(start_times=self.record.dump())
+        starts = self.service.backlog.starts = self.record.issue_starts(known, options.now_ms, unknown)
+        self.service.backlog.start_notes = explain_start_times(paths, starts)
+        self._room = forecast_room(paths, starts, newcomer)
+        ledger.record_marks(start_times=self.record.dump())
         self.service.metrics.starts.set_record(self.record)
         self._at_s, self._at_ms, self._seen = time.monotonic(), options.now_ms, seen
         self._took_s = self._at_s - began
@@ -162,7 +168,7 @@ class StartTimeSampler:
         planned = self.service.backlog.planned
         if planned is not None and planned.reservation is not None:
             head = planned.reservation.entry.request.request_id
-            self.service.backlog.claims.observe(head, holds_p(planned.reservation, paths))
+            self.service.backlog.claims.observe(head, compute_hold_probability(planned.reservation, paths))
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
@@ -181,7 +187,7 @@ class StartTimeSampler:
         now_ms = self.service.clock.now_ms()
         return await asyncio.to_thread(estimate_start, request, paths, now_ms, self._adjust_start_times)
 
-    def blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
+    def find_blockers(self, request: PlacementRequest) -> tuple[Blocker, ...]:
         """Return the jobs that a waiting request waits for, according to the latest sampled futures."""
         if self.paths is None:
             return ()
@@ -196,24 +202,24 @@ class StartTimeSampler:
         """
         start = self.service.backlog.starts.get(waiting) if waiting is not None else None
         if start is None and start_ms["p50"] > self.service.clock.now_ms():
-            start = self.record.corrected((start_ms["p10"], start_ms["p50"], start_ms["p90"]), self._at_ms)
+            start = self.record.correct_start((start_ms["p10"], start_ms["p50"], start_ms["p90"]), self._at_ms)
         return dict(zip(start_ms, start, strict=True)) if start is not None else start_ms
 
-    def follow(self) -> None:
+    def record_outcomes(self) -> None:
         """Record the outcomes of requests for which a start time was issued.
 
         Raises LedgerError if the ledger cannot be read.
         """
         ledger, record = self.service.ledger, self.record
         while record.cursor < ledger.cursor:
-            rows = ledger.decisions_after(record.cursor, MOST_FOLLOWED)
+            rows = ledger.read_decisions_after(record.cursor, MOST_FOLLOWED)
             for row in rows:
                 if row.outcome == "placed":
-                    record.started(row.request_id, row.time_ms)
+                    record.record_start(row.request_id, row.time_ms)
                 else:
-                    record.withdrawn(row.request_id, row.time_ms)
+                    record.record_withdrawal(row.request_id, row.time_ms)
             record.cursor = rows[-1].cursor if rows else ledger.cursor
-        record.advance(self.service.clock.now_ms())
+        record.advance_to(self.service.clock.now_ms())
 
     def _compute_age_s(self) -> float:
         return 0.0 if self.paths is None else max(0, self.service.clock.now_ms() - self._at_ms) / 1000
@@ -227,11 +233,11 @@ class StartTimeSampler:
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
             row = running.get(name.removeprefix("\n"))
             if name.startswith("\n") and row is not None:
-                self.record.started(name, row.started_ms)
+                self.record.record_start(name, row.started_ms)
             elif not self.service.ledger.is_queued(name):
-                self.record.withdrawn(name, self._at_ms)
+                self.record.record_withdrawal(name, self._at_ms)
 
-    def queue(self, rows: Sequence[QueueRow]) -> Queue:
+    def make_queue_answer(self, rows: Sequence[QueueRow]) -> Queue:
         """Make the answer to `GET /queue`.
 
         It has the rows, the head's reservation, the room for backfill, and the GPUs that become free.
@@ -242,8 +248,8 @@ class StartTimeSampler:
         return Queue(
             as_of_ms=now_ms,
             rows=rows,
-            reservation=held(claim, planned.view, paths) if claim and planned else None,
-            backfill=windows(view, claim) if view else (),
+            reservation=describe_reservation(claim, planned.view, paths) if claim and planned else None,
+            backfill=find_free_windows(view, claim) if view else (),
             releases=[
                 replace(row, ends_ms=clip_to_now(now_ms, row.ends_ms)) if row.ends_ms else row for row in self._releases
             ],
@@ -271,7 +277,7 @@ class StartTimeSampler:
         return self.service.ledger.version, self.service.view.runs(), waits
 
 
-def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
+def explain_start_times(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
     """Explain the start times of one sampling: the basis of each, or why it is unknown.
 
     starts: request_id → its issued start times at LEVELS, in Unix ms.
@@ -282,7 +288,7 @@ def notes_of(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> St
     }
     missing = [one.request for one in paths.entries if one.request.request_id not in starts]
     behind = [one for one in missing if is_behind_unknown(one, paths.starts_s[one.request_id], paths)]
-    unknown = set(paths.unknown)
+    unknown = set(paths.unknown_jobs)
     own = {one.request_id: one.job_name if one.job_name in unknown else "" for one in behind}
     return StartNotes(paths.now_ms, by, {name: describe_unknown_jobs(paths, job) for name, job in own.items()})
 
@@ -292,13 +298,17 @@ def make_record_answer(record: StartRecord) -> StartTimesRecord:
 
     It has the mean over all ages, the first answers, and the answers at each age.
     """
-    mean, by_age, since_ms = record.judge()
-    first = FirstAnswers(**_answer(by_age[0]), unanswered=by_age[0].unanswered)
-    ages = [AnswersAtAge(age_s, **_answer(at)) for age_s, at in zip(LOOKS_S, by_age, strict=True) if at.requests[0]]
-    return StartTimesRecord(**_answer(mean), since_ms=since_ms, first=first, by_age=ages)
+    mean, by_age, since_ms = record.evaluate_answers()
+    first = FirstAnswers(**_make_shares_answer(by_age[0]), unanswered=by_age[0].unanswered)
+    ages = [
+        AnswersAtAge(age_s, **_make_shares_answer(at))
+        for age_s, at in zip(LOOKS_S, by_age, strict=True)
+        if at.requests[0]
+    ]
+    return StartTimesRecord(**_make_shares_answer(mean), since_ms=since_ms, first=first, by_age=ages)
 
 
-def _answer(found: StartShares) -> dict[str, Any]:
+def _make_shares_answer(found: StartShares) -> dict[str, Any]:
     """Return the counts and shares under the API's names. A share is None if it covers no requests."""
     n, n_p50, n_p90 = found.requests.tolist()
     shares = [
@@ -310,7 +320,7 @@ def _answer(found: StartShares) -> dict[str, Any]:
 
 def load_start_record(ledger: Ledger) -> StartRecord:
     """Load the record that the ledger has stored. Return a new one if there is no readable one."""
-    record, stored = StartRecord(), ledger.mark("start_times")
+    record, stored = StartRecord(), ledger.find_mark("start_times")
     record.cursor = ledger.cursor
     if stored is not None:
         try:

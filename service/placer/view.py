@@ -18,11 +18,11 @@ from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.placement.ledger.ledger import Intent, IntentState, QueueEntry
 from fleetcast.placement.machines.slots import HeldParts, convert_to_milli, subtract_held_parts
 from fleetcast.placement.machines.view import Advice, ClusterView, Inventory, RiskByTime
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, add_placements
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.free import find_windowed_nodes, hearing, unknown_use
-from fleetcast.service.board.urgent import AWAY, forbids, struck
+from fleetcast.service.board.free import find_unattributed_gpus, find_windowed_nodes, read_hearing
+from fleetcast.service.board.urgent import AWAY, find_struck_nodes, forbids_placement
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.pipeline.occupancy import read_gpu_parts
 
@@ -33,7 +33,7 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 
 
 @dataclass(frozen=True, slots=True)
-class Observed:
+class ObservedFleet:
     """The decoded contents of a board: the fleet as job events report it.
 
     seen: running attempts. astray: running attempts whose events name no node, or one outside the
@@ -62,13 +62,13 @@ class ViewDecoder:
         self._inventory = Inventory.of(self._topology)
         self._is_of_fleet: list[bool] = []
 
-    def observe(self, board: Board) -> Observed:
+    def decode_board(self, board: Board) -> ObservedFleet:
         """Decode a board. Raises KeyError if it lacks a section, as the very first board may."""
         meta = board.json("meta")
-        self._refresh(board, int(meta["generation"]))
+        self._refresh_topology(board, int(meta["generation"]))
         occupancy, rows = board.json("occupancy"), board.json("jobs.running")
-        return Observed(
-            view=self._view(board, meta),
+        return ObservedFleet(
+            view=self._make_view(board, meta),
             running=read_running_jobs(board, rows),
             run_times=RunTimeQuantiles.of(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
@@ -88,38 +88,38 @@ class ViewDecoder:
         at = [index.get(node, -1) for node in held]
         return not at or any(node < 0 or not self._is_of_fleet[node] for node in at)
 
-    def attempt(self, board: Board) -> Observed | None:
+    def try_decode_board(self, board: Board) -> ObservedFleet | None:
         """Decode a board, or return None if it lacks a section, as the very first board may."""
         try:
-            return self.observe(board)
+            return self.decode_board(board)
         except KeyError as error:
             logger.info("the board is not complete yet (%s), waiting for the next one", error)
             return None
 
-    def _refresh(self, board: Board, generation: int) -> None:
+    def _refresh_topology(self, board: Board, generation: int) -> None:
         key = (generation, board.meta("names.node")["as_of_ms"], board.meta("names.node")["nbytes"])
         if key != self._key:
-            self._topology = topology_of(board, generation)
+            self._topology = decode_topology(board, generation)
             self._inventory = Inventory.of(self._topology)
             self._is_of_fleet = (self._topology.placed | (self._topology.gpus > 0)).tolist()
             self._key = key
 
-    def _view(self, board: Board, meta: dict[str, Any]) -> ClusterView:
+    def _make_view(self, board: Board, meta: dict[str, Any]) -> ClusterView:
         n = len(self._topology)
-        usable = _rows(board.array("gpu.usable"), n, False)
-        holders = _rows(board.array("gpu.job"), n, -1)
-        parts = _parts(board, holders.shape)
-        in_use = unknown_use(board, self._placer)
+        usable = _fit_rows(board.array("gpu.usable"), n, False)
+        holders = _fit_rows(board.array("gpu.job"), n, -1)
+        parts = _decode_parts(board, holders.shape)
+        in_use = find_unattributed_gpus(board, self._placer)
         if in_use is not None:
-            in_use = _rows(in_use, n, False) & usable & (holders < 0)
+            in_use = _fit_rows(in_use, n, False) & usable & (holders < 0)
             usable &= ~in_use
-        by_time = _rows(board.array("node.risk").transpose(2, 0, 1), n, np.nan)  # (n, kind, horizon)
-        state = _rows(board.array("node.state"), n, NodeState.DRAINED)
+        by_time = _fit_rows(board.array("node.risk").transpose(2, 0, 1), n, np.nan)  # (n, kind, horizon)
+        state = _fit_rows(board.array("node.state"), n, NodeState.DRAINED)
         rows = self._inventory.row
         reason = {rows[name]: text for name, text in board.json("risk.reason").items() if name in rows}
-        for name, signals in struck(board).items():
+        for name, signals in find_struck_nodes(board).items():
             row = rows.get(name, -1)
-            for signal in filter(forbids, signals) if row >= 0 else ():
+            for signal in filter(forbids_placement, signals) if row >= 0 else ():
                 if signal.type in AWAY:
                     state[row] = NodeState.DRAINED
                 else:
@@ -137,26 +137,26 @@ class ViewDecoder:
             state=state,
             p_fail=fail[hour],
             p_slow=slow[hour],
-            risk=RiskByTime(RISK_HORIZONS_S, fail, slow, _rows(heat.astype(np.float64), n, np.nan)),
+            risk=RiskByTime(RISK_HORIZONS_S, fail, slow, _fit_rows(heat.astype(np.float64), n, np.nan)),
             usual_run_s=RunTimeQuantiles.of(board.json("durations")).find_median_run_s(),
             reason=reason,
             holders=holders,
             jobs=board.names("names.job"),
-            free_cpus=_rows(board.array("node.free_cpus"), n, np.nan).astype(np.float64),
-            free_host_memory_gib=_rows(board.array("node.free_host_memory_gib"), n, np.nan).astype(np.float64),
+            free_cpus=_fit_rows(board.array("node.free_cpus"), n, np.nan).astype(np.float64),
+            free_host_memory_gib=_fit_rows(board.array("node.free_host_memory_gib"), n, np.nan).astype(np.float64),
             risk_horizon_s=RISK_HORIZON_S,
             as_of_ms=board.as_of_ms,
             generation=self._topology.generation,
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             unknown_use=in_use,
-            hearing=hearing(board, n, self._placer),
+            hearing=read_hearing(board, n, self._placer),
             kept=find_windowed_nodes(board, n),
             inventory=self._inventory,
-            advice=_rows(advice, n, Advice.NONE),
+            advice=_fit_rows(advice, n, Advice.NONE),
         )
 
 
-def _parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
+def _decode_parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
     """Return the parts of GPUs that jobs hold according to the board.
 
     Nodes and GPUs that the view lacks are left out. shape: (nodes, GPUs of a node).
@@ -186,15 +186,15 @@ def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[s
     }
 
 
-def read_waiting_jobs(board: Board, known: Collection[str]) -> list[Waiting]:
+def read_waiting_jobs(board: Board, known: Collection[str]) -> list[WaitingEntry]:
     """Return the jobs that wait according to events: the latest valid attempt of each job not in `known`.
 
     Clients cannot use the request ids of these entries.
     """
     if "jobs.queued" not in board:
         return []
-    found: dict[str, Waiting] = {}
-    for row in msgspec.json.decode(board.raw("jobs.queued"), type=list[_Queued]):
+    found: dict[str, WaitingEntry] = {}
+    for row in msgspec.json.decode(board.raw("jobs.queued"), type=list[_QueuedRow]):
         try:
             request = msgspec.convert(row.request, PlacementRequest)
             check_request(request)
@@ -203,28 +203,28 @@ def read_waiting_jobs(board: Board, known: Collection[str]) -> list[Waiting]:
         name = request.job_name
         if name not in known and (name not in found or found[name].request.attempt < request.attempt):
             mine = msgspec.structs.replace(request, request_id=f"\n{name}", job=name)
-            found[name] = Waiting(mine, row.submitted_ms)
+            found[name] = WaitingEntry(mine, row.submitted_ms)
     return list(found.values())
 
 
-def merge_waiting_jobs(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[Waiting]:
+def merge_waiting_jobs(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[WaitingEntry]:
     """Return all waiting entries, each once: our own queue, then jobs that wait according to events.
 
     promised: jobs with promised GPUs, which do not wait.
     """
-    found = [Waiting(entry.request, entry.queued_ms) for entry in own]
+    found = [WaitingEntry(entry.request, entry.queued_ms) for entry in own]
     known = {*promised, *(entry.request.job_name for entry in found)}
     return found if board is None else [*found, *read_waiting_jobs(board, known)]
 
 
-class _Queued(msgspec.Struct):
+class _QueuedRow(msgspec.Struct):
     """A row of the board section `jobs.queued`."""
 
     submitted_ms: int
     request: dict[str, Any]
 
 
-def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+def _fit_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
     """Return a copy of `array` with exactly n rows. Missing rows get the value `fill`.
 
     A section may be one topology generation older than the rest.
@@ -235,7 +235,7 @@ def _rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
     return np.concatenate([array, missing])
 
 
-def topology_of(board: Board, generation: int) -> Topology:
+def decode_topology(board: Board, generation: int) -> Topology:
     """Decode the topology from its board sections."""
     names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
     domain: dict[Level, NDArray[np.int32]] = {
@@ -258,7 +258,7 @@ def topology_of(board: Board, generation: int) -> Topology:
             cpus=cpus,
             host_memory_gib=host,
             pool=pools[pool] if 0 <= pool < len(pools) else "default",
-            domains=_domains(row, lists, names),
+            domains=_list_domains(row, lists, names),
             power_domain=powers[power[row]],
         )
         for row, (name, gpus, model, memory, cpus, host, pool) in enumerate(
@@ -275,11 +275,11 @@ def topology_of(board: Board, generation: int) -> Topology:
     )
 
 
-def _domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[str, ...]]) -> dict[Level, str]:
+def _list_domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tuple[str, ...]]) -> dict[Level, str]:
     return {level: names[level][index] for level in DOMAIN_LEVELS if (index := lists[level][row]) >= 0}
 
 
-def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
+def add_intents(observed: ObservedFleet, intents: Sequence[Intent]) -> ObservedFleet:
     """Return the observed fleet with the promised GPUs added.
 
     View = occupancy at its position + intents not yet seen.
@@ -291,7 +291,9 @@ def with_intents(observed: Observed, intents: Sequence[Intent]) -> Observed:
     return replace(observed, view=add_placements(observed.view, holds), running={**observed.running, **promised})
 
 
-def settled(intents: Sequence[Intent], observed: Observed, expired: Container[str]) -> list[tuple[str, IntentState]]:
+def find_finished_intents(
+    intents: Sequence[Intent], observed: ObservedFleet, expired: Container[str]
+) -> list[tuple[str, IntentState]]:
     """Return the request ids of intents that no longer hold GPUs, each with its new state.
 
     An intent ends when its attempt was seen running, has ended, or has not started in time (`expired`).

@@ -7,9 +7,9 @@ from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.start_time import Blocker, format_time_until
 from fleetcast.placement.machines.words import format_count
-from fleetcast.placement.plan.queue import Wait, Waiting
+from fleetcast.placement.plan.queue import Wait, WaitingEntry
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
-from fleetcast.placement.queues.closed import date_of
+from fleetcast.placement.queues.closed import format_date
 from fleetcast.placement.queues.standing import LENDERS
 from fleetcast.placement.queues.tree import LeafOrder, Window, format_some_names
 from fleetcast.service.answers.queues import WhyCode, WhyStep, WhyWaiting
@@ -26,8 +26,8 @@ FIRST: dict[LeafOrder, str] = {
 LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried", "gone": "gone"}
 
 
-def why_waiting(
-    request_id: str, order: Sequence[Waiting], ordered_by: QueueTurns, wait: Wait | None, turns: QueueTurns,
+def explain_wait(
+    request_id: str, order: Sequence[WaitingEntry], ordered_by: QueueTurns, wait: Wait | None, turns: QueueTurns,
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
     now_ms: int, notes: StartNotes = NO_NOTES,
 ) -> WhyWaiting:  # fmt: skip
@@ -48,14 +48,14 @@ def why_waiting(
         if isinstance(ordered_by, TreeTurns):
             ladder += _describe_other_queues(order[:position], order[position], leaf, ordered_by)
         ladder += _describe_limits(request, leaf, turns)
-        share = round(turns.standing.share(turns.standing.leaf(leaf)), 4) if leaf else None
+        share = round(turns.standing.compute_share(turns.standing.find_or_add_leaf(leaf)), 4) if leaf else None
     else:
         leaf, mine, share = request.queue, list(order[:position]), None
-        ladder += _before(mine, "before it: of higher priority, or longer there")
+        ladder += _make_before_step(mine, "before it: of higher priority, or longer there")
     if wait is not None and wait.why not in [step.sentence for step in ladder]:
         ladder.append(WhyStep(LACKS.get(wait.reason.code, "room"), wait.why))
-    ladder += _ends(blockers(request), now_ms)
-    start = notes.sentence(request_id, start_ms, now_ms)
+    ladder += _describe_ends(blockers(request), now_ms)
+    start = notes.describe_start(request_id, start_ms, now_ms)
     if start:
         ladder.append(WhyStep("start", start))
     sentence = ladder[-1].sentence if ladder else NOT_LOOKED_AT
@@ -63,19 +63,21 @@ def why_waiting(
     return WhyWaiting(now_ms, request_id, leaf, *places, share, sentence, ladder, start_ms, notes.as_of_ms)
 
 
-def _before(entries: Sequence[Waiting], why: str) -> list[WhyStep]:
+def _make_before_step(entries: Sequence[WaitingEntry], why: str) -> list[WhyStep]:
     names = [entry.request.request_id for entry in entries[-NAMED:]][::-1]
     return [WhyStep("before", f"{format_count(len(entries), 'request')} {why}", names)] if entries else []
 
 
-def _describe_own_queue(mine: Sequence[Waiting], leaf: str, turns: TreeTurns) -> list[WhyStep]:
+def _describe_own_queue(mine: Sequence[WaitingEntry], leaf: str, turns: TreeTurns) -> list[WhyStep]:
     if not leaf:
-        return _before(mine, "before it of no queue of the file")
-    first = FIRST[turns.tree.path(leaf)[0].order]
-    return _before(mine, f"before it in queue {leaf!r}: overdue, of higher priority, or {first}")
+        return _make_before_step(mine, "before it of no queue of the file")
+    first = FIRST[turns.tree.list_path(leaf)[0].order]
+    return _make_before_step(mine, f"before it in queue {leaf!r}: overdue, of higher priority, or {first}")
 
 
-def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, turns: TreeTurns) -> Iterator[WhyStep]:
+def _describe_other_queues(
+    before: Sequence[WaitingEntry], mine: WaitingEntry, leaf: str, turns: TreeTurns
+) -> Iterator[WhyStep]:
     """Yield the steps about requests of other queues that come before this request.
 
     There is one step for the queues of a higher class, and one for each level of the tree at which
@@ -83,20 +85,20 @@ def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, 
     """
     others = [entry for entry in before if turns.tree.find_known_leaf(entry.request) != leaf]
     if not leaf:
-        yield from _before(others, "before it: those of the file's queues come first")
+        yield from _make_before_step(others, "before it: those of the file's queues come first")
         return
-    own_class = _class_of(mine, turns)
-    higher = [entry for entry in others if _class_of(entry, turns) != own_class]
+    own_class = _find_class_priority(mine, turns)
+    higher = [entry for entry in others if _find_class_priority(entry, turns) != own_class]
     if higher:
         names = Counter(turns.tree.find_known_leaf(entry.request) for entry in higher).most_common(FEW)
-        yield from _before(
+        yield from _make_before_step(
             higher, f"before it from queues of a higher class: {format_some_names([name for name, _ in names])}"
         )
-    levels: dict[str, list[tuple[Waiting, str]]] = {}
+    levels: dict[str, list[tuple[WaitingEntry, str]]] = {}
     shares = turns.compute_deciding_shares([*before, mine]) if len(others) > len(higher) else {}
     own = shares.get(mine.request.request_id, {})
     for entry in others:
-        theirs = shares.get(entry.request.request_id, {}) if _class_of(entry, turns) == own_class else {}
+        theirs = shares.get(entry.request.request_id, {}) if _find_class_priority(entry, turns) == own_class else {}
         apart = next((pair for pair in zip(theirs, own, strict=False) if pair[0] != pair[1]), None)
         if apart is not None:
             levels.setdefault(apart[1], []).append((entry, apart[0]))
@@ -105,7 +107,7 @@ def _describe_other_queues(before: Sequence[Waiting], mine: Waiting, leaf: str, 
 
 
 def _describe_queue_shares(
-    found: Sequence[tuple[Waiting, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
+    found: Sequence[tuple[WaitingEntry, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
 ) -> list[WhyStep]:
     """Return the step about queues that come first because of their share, at one level of the tree.
 
@@ -118,37 +120,41 @@ def _describe_queue_shares(
     names = [name for name, _ in Counter(name for _, name in found).most_common(FEW)]
     words = ", ".join(f"{name!r} (share {theirs[name]:.2g})" for name in names)
     with_it = f"its own, {own!r}, has {own_share:.2g} with it"
-    return _before([entry for entry, _ in found], f"before it from queues with no larger share: {words}; {with_it}")
+    return _make_before_step(
+        [entry for entry, _ in found], f"before it from queues with no larger share: {words}; {with_it}"
+    )
 
 
-def _class_of(entry: Waiting, turns: TreeTurns) -> int | None:
+def _find_class_priority(entry: WaitingEntry, turns: TreeTurns) -> int | None:
     """Return the priority of the class of the entry's queue, or None if it has no queue."""
     leaf = turns.tree.find_known_leaf(entry.request)
-    return turns.tree.path(leaf)[0].priority if leaf else None
+    return turns.tree.list_path(leaf)[0].priority if leaf else None
 
 
 def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
     """Return the steps about the limits of the request's queue, and about nodes closed to it now."""
-    found = [WhyStep("window", _window(window, nodes)) for window, nodes in turns.list_barring_windows(request)]
-    allowed = turns.allow(request)
+    found = [
+        WhyStep("window", _describe_window(window, nodes)) for window, nodes in turns.list_barring_windows(request)
+    ]
+    allowed = turns.limit_to_quota(request)
     if isinstance(allowed, str):
-        amounts = turns.standing.wanted(request, request.members.min)
+        amounts = turns.standing.compute_amounts(request, request.members.min)
         lent_out = turns.standing.find_refusing_queue(leaf, amounts) == LENDERS
         found.insert(0, WhyStep("lent_out" if lent_out else "limit", allowed))
     return found
 
 
-def _window(window: Window, nodes: int) -> str:
+def _describe_window(window: Window, nodes: int) -> str:
     """Describe a maintenance window or a reservation. nodes: number of nodes that it covers.
 
     `'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`.
     """
     whose = f"for queue {window.queue!r}" if window.queue else "free"
-    times = f"from {date_of(window.from_ms)} until {date_of(window.to_ms)} UTC"
+    times = f"from {format_date(window.from_ms)} until {format_date(window.to_ms)} UTC"
     return f"{window.name!r} keeps {format_count(nodes, 'node')} {whose} {times}"
 
 
-def _ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
+def _describe_ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
     """Return the step about the jobs that the request waits for, or no step if there are none.
 
     `starts once 'train-7' on n014 has ended: in 40 min (p90 65 min)`.

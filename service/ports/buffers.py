@@ -16,7 +16,7 @@ from fleetcast.clients.kube_api import KubeAccount, KubeApi
 from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import ConfigError, RequestError, SourceError
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
-from fleetcast.schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, asked, least
+from fleetcast.schedulers.buffers import PREFIX, REPLICAS, THEIRS, CapacityBuffers, read_annotations, read_minimum
 from fleetcast.service.plugins import read_options
 from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server_address, write_by_key
 
@@ -98,7 +98,7 @@ def decode_annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
     values = {name: value for name, value in (meta.annotations or {}).items() if name.startswith(PREFIX)}
     if others:
         values[THEIRS] = str(replicas)
-    elif holders and replicas != least(values):
+    elif holders and replicas != read_minimum(values):
         values[REPLICAS] = str(replicas)
     return AnnotatedBuffer(
         f"{meta.namespace}/{meta.name}",
@@ -118,7 +118,7 @@ def _holds_replicas(fields: Mapping[str, Any]) -> bool:
 def _describe_mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
     """Describe why a buffer that opts in is ignored. Returns "" if it is not."""
     try:
-        ask = asked(values)
+        ask = read_annotations(values)
     except RequestError as error:
         return str(error)
     return f"its replicas are held by {', '.join(others)}" if ask and others else ""
@@ -132,16 +132,16 @@ class BuffersPort:
 
     def __init__(self, api: KubeApi, namespace: str = "") -> None:
         self._api = api
-        self._buffers: KubeObjects[AnnotatedBuffer] = KubeObjects(api, self._path, decode_annotated_buffer)
+        self._buffers: KubeObjects[AnnotatedBuffer] = KubeObjects(api, self._get_path, decode_annotated_buffer)
         self._namespace = namespace
         self._reported: dict[str, str] = {}  # mistakes by key
 
-    async def _path(self) -> str:
-        return _path(self._namespace)
+    async def _get_path(self) -> str:
+        return _make_collection_path(self._namespace)
 
     async def read(self) -> Seen:
         """Return the buffers that opt in, and those that still have a value of ours."""
-        known = await self._buffers.all()
+        known = await self._buffers.read_all()
         mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
         for key in (key for key, mistake in mistakes.items() if self._reported.get(key) != mistake):
             logger.warning("buffer %s is left alone: %s", key, mistakes[key])
@@ -153,16 +153,16 @@ class BuffersPort:
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
         """Write to one buffer, one write after another."""
-        return [await self._write(write) for write in writes]
+        return [await self._write_one(write) for write in writes]
 
     async def close(self) -> None:
         await self._buffers.close()
         await self._api.close()
 
-    async def _write(self, write: Write) -> WriteOutcome:
-        return await self._buffers.written(write.key, self._sent(write))
+    async def _write_one(self, write: Write) -> WriteOutcome:
+        return await self._buffers.await_write(write.key, self._send_write(write))
 
-    async def _sent(self, write: Write) -> bytes | None:
+    async def _send_write(self, write: Write) -> bytes | None:
         """Send a write, and return the changed buffer as JSON. Raises KubeRefused or SourceError.
 
         Returns None if the buffer is gone or has changed, or if another manager holds its replicas.
@@ -171,15 +171,15 @@ class BuffersPort:
         if buffer is None or buffer.values.get(REPLICAS) != write.seen or buffer.others:
             return None
         namespace, _, name = write.key.partition("/")
-        replicas = least(buffer.values) if write.value is None else int(write.value)
+        replicas = read_minimum(buffer.values) if write.value is None else int(write.value)
         thing = {
             "apiVersion": VERSION,
             "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "uid": buffer.uid},
             "spec": {"replicas": replicas},
         }
-        return await self._api.apply(f"{_path(namespace)}/{name}", thing, MANAGER)
+        return await self._api.apply(f"{_make_collection_path(namespace)}/{name}", thing, MANAGER)
 
 
-def _path(namespace: str) -> str:
+def _make_collection_path(namespace: str) -> str:
     return f"/apis/{VERSION}/{f'namespaces/{namespace}/' if namespace else ''}{PLURAL}"

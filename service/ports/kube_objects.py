@@ -57,10 +57,10 @@ class KubeObjects(Generic[AnyObject]):
         self.changes = 0  # grows when a field that we read changes in any object
         self.on_change: Callable[[], None] = lambda: None
 
-    async def all(self) -> Mapping[str, AnyObject]:
+    async def read_all(self) -> Mapping[str, AnyObject]:
         """Return the objects by key. Raises SourceError while the server is unreachable."""
         if self._follower is None:
-            self._follower = asyncio.ensure_future(self._follow())
+            self._follower = asyncio.ensure_future(self._follow_changes())
         await self._known.wait()
         if self._follower.done():
             self._follower.result()  # a bug
@@ -71,18 +71,18 @@ class KubeObjects(Generic[AnyObject]):
     def get(self, key: str) -> AnyObject | None:
         return self._objects.get(key)
 
-    def keep(self, thing: AnyObject) -> None:
+    def store_if_newer(self, thing: AnyObject) -> None:
         """Store an object unless the stored one is newer.
 
         The answer to a patch may arrive before an older event.
         """
         held = self._objects.get(thing.key)
-        if held is None or held.uid != thing.uid or _number(thing.version) >= _number(held.version):
+        if held is None or held.uid != thing.uid or _parse_version(thing.version) >= _parse_version(held.version):
             self._objects[thing.key] = thing
             if held != thing:
                 self._count_change()
 
-    async def written(
+    async def await_write(
         self, key: str, sent: Awaitable[bytes | None], conflicts: Container[int] = (404, 409)
     ) -> WriteOutcome:
         """Await a write to an object, store the server's answer, and return the outcome.
@@ -94,7 +94,7 @@ class KubeObjects(Generic[AnyObject]):
             body = await sent
             if body is None:
                 return WriteOutcome.CONFLICT
-            self.keep(self._decode(body))
+            self.store_if_newer(self._decode(body))
         except KubeRefused as error:
             if error.status == GONE:
                 self._objects.pop(key, None)  # its end may have been told before an answer that brought it back
@@ -114,52 +114,52 @@ class KubeObjects(Generic[AnyObject]):
                 await self._follower
             self._follower = None
 
-    async def _follow(self) -> None:
+    async def _follow_changes(self) -> None:
         version = ""
         while True:
             try:
                 if not version:
-                    version = await self._list()
+                    version = await self._list_objects()
                 async for kind, body, newest in self._api.watch(self.path, version):
-                    self._change(kind, body)
+                    self._apply_change(kind, body)
                     version = newest or version
             except ExpiredError:
                 version = ""
             except (SourceError, KubeRefused) as error:
                 version = "" if isinstance(error, KubeRefused) else version
-                self._report(error)
+                self._record_outcome(error)
                 await asyncio.sleep(RETRY_S)
 
-    async def _list(self) -> str:
+    async def _list_objects(self) -> str:
         self.path = await self._path()
         bodies, version = await self._api.list_all(self.path)
-        things = filter(None, map(self._decoded, bodies))
+        things = filter(None, map(self._try_decode, bodies))
         self._objects = {thing.key: thing for thing in things}
-        self._report(None)
+        self._record_outcome(None)
         self._count_change()
         return version
 
-    def _change(self, kind: str, body: msgspec.Raw) -> None:
-        self._report(None)
-        thing = None if kind == "BOOKMARK" else self._decoded(body)
+    def _apply_change(self, kind: str, body: msgspec.Raw) -> None:
+        self._record_outcome(None)
+        thing = None if kind == "BOOKMARK" else self._try_decode(body)
         if thing is not None and kind == "DELETED":
             self._objects.pop(thing.key, None)
             self._count_change()
         elif thing is not None:
-            self.keep(thing)
+            self.store_if_newer(thing)
 
     def _count_change(self) -> None:
         self.changes += 1
         self.on_change()
 
-    def _decoded(self, body: msgspec.Raw) -> AnyObject | None:
+    def _try_decode(self, body: msgspec.Raw) -> AnyObject | None:
         try:
             return self._decode(body)
         except SourceError as error:  # asked for again, it would be no other
             logger.warning("%s: %s", self.path, error)
             return None
 
-    def _report(self, error: Exception | None) -> None:
+    def _record_outcome(self, error: Exception | None) -> None:
         if error is not None and self._error is None:
             logger.warning("%s: %s", self.path or "a list", error)
         self._error = error
@@ -190,19 +190,19 @@ async def write_by_key(
         objects.setdefault(one.key, []).append(at)
     outcomes = [WriteOutcome.UNREACHABLE] * len(batch)
 
-    async def write(places: list[int]) -> None:
+    async def write_places(places: list[int]) -> None:
         async with free, asyncio.timeout_at(ends_s):
             found = await write_object([batch[at] for at in places])
         for at, outcome in zip(places, found, strict=True):
             outcomes[at] = outcome
 
-    for error in await asyncio.gather(*map(write, objects.values()), return_exceptions=True):
+    for error in await asyncio.gather(*map(write_places, objects.values()), return_exceptions=True):
         if error is not None and not isinstance(error, TimeoutError):
             raise error
     return outcomes
 
 
-def under(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
+def get_nested_fields(fields: Mapping[str, object], *path: str) -> Mapping[str, object]:
     """Return the part of `managedFields` at a path, or an empty mapping if there is none."""
     for key in path:
         inner = fields.get(key)
@@ -216,7 +216,7 @@ def check_server_address(server: str) -> None:
         raise ConfigError(f"options.server = {server!r}: must be like https://HOST:6443")
 
 
-def _number(version: str) -> int:
+def _parse_version(version: str) -> int:
     """Convert a resource version to a number.
 
     Versions count up. A version that is not a number counts as the newest.

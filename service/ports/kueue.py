@@ -101,11 +101,11 @@ class KueuePort:
 
     async def read(self) -> Seen:
         """Return our admission checks, and the workloads that wait for them."""
-        checks = [row for row in (await self._checks.all()).values() if row.controller == self._controller]
+        checks = [row for row in (await self._checks.read_all()).values() if row.controller == self._controller]
         self._ours = frozenset(row.key for row in checks)
         seen = {row.key: {CHECK: self._controller} | ({ACTIVE: row.active} if row.active else {}) for row in checks}
-        for key, workload in (await self._workloads.all()).items():
-            values = workload.values(self._ours)
+        for key, workload in (await self._workloads.read_all()).items():
+            values = workload.make_values(self._ours)
             if values:
                 seen[key] = values
         return seen
@@ -116,7 +116,7 @@ class KueuePort:
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
         """Write to one object, one write after another."""
-        return [await self._write(write) for write in writes]
+        return [await self._write_one(write) for write in writes]
 
     async def close(self) -> None:
         await self._workloads.close()
@@ -124,7 +124,7 @@ class KueuePort:
         await self._api.close()
 
     def _make_path_reader(self, plural: str) -> Any:
-        async def path() -> str:
+        async def find_path() -> str:
             """Return the path in the newest version that both sides support. Raises SourceError or KubeRefused."""
             try:
                 served = {row.version for row in msgspec.json.decode(await self._api.get(GROUP), type=_Group).versions}
@@ -137,12 +137,12 @@ class KueuePort:
                 raise SourceError(f"Kueue serves {sorted(served)}, and we speak {' and '.join(VERSIONS)}")
             return f"{GROUP}/{version}/{plural}"
 
-        return path
+        return find_path
 
-    async def _write(self, write: Write) -> WriteOutcome:
+    async def _write_one(self, write: Write) -> WriteOutcome:
         if write.field == ACTIVE:
-            return await self._checks.written(write.key, self._write_active_condition(write))
-        return await self._workloads.written(write.key, self._answer(write))
+            return await self._checks.await_write(write.key, self._write_active_condition(write))
+        return await self._workloads.await_write(write.key, self._answer_workload(write))
 
     async def _write_active_condition(self, write: Write) -> bytes | None:
         """Set the Active condition of a check. Raises KubeRefused or SourceError.
@@ -153,7 +153,13 @@ class KueuePort:
         if check is None or check.active != write.seen:
             return None
         status, _, reason = (write.value or "").partition(" ")
-        condition = {"type": "Active", "status": status, "reason": reason, "message": write.why, **_now()}
+        condition = {
+            "type": "Active",
+            "status": status,
+            "reason": reason,
+            "message": write.why,
+            **_make_transition_time(),
+        }
         thing = {
             "apiVersion": self._checks.path.removeprefix("/apis/").rpartition("/")[0],
             "kind": "AdmissionCheck",
@@ -162,7 +168,7 @@ class KueuePort:
         }
         return await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)
 
-    async def _answer(self, write: Write) -> bytes | None:
+    async def _answer_workload(self, write: Write) -> bytes | None:
         """Answer the checks of a workload, only if they are as last read. Raises KubeRefused or SourceError.
 
         Returns the changed workload as JSON, or None if the workload is gone or its checks have changed.
@@ -172,7 +178,7 @@ class KueuePort:
         namespace, _, name = write.key.partition("/")
         path = f"{folder}/namespaces/{namespace}/{plural}/{name}"
         for _ in range(TRIES):
-            if workload is None or workload.values(self._ours).get(write.field) != write.seen:
+            if workload is None or workload.make_values(self._ours).get(write.field) != write.seen:
                 return None
             steps = make_answer_patch(workload, self._ours, write)
             try:
@@ -193,19 +199,21 @@ def make_answer_patch(workload: KueueWorkload, ours: frozenset[str], write: Writ
     steps: list[dict[str, Any]] = [{"op": "test", "path": "/metadata/resourceVersion", "value": workload.version}]
     for at, check in enumerate(workload.checks):
         if check.get("name") in ours and check.get("state") in (PENDING, RETRY):
-            steps.append({"op": "replace", "path": f"/status/admissionChecks/{at}", "value": _answered(check, write)})
+            steps.append(
+                {"op": "replace", "path": f"/status/admissionChecks/{at}", "value": _make_answered_check(check, write)}
+            )
     return steps
 
 
-def _answered(check: Mapping[str, Any], write: Write) -> dict[str, Any]:
+def _make_answered_check(check: Mapping[str, Any], write: Write) -> dict[str, Any]:
     if write.field == NOTE:
         return {**check, "message": (write.value or "")[:LONGEST]}
     assert write.field == HOLD
     state, _, seconds = (write.value or READY).partition(" ")
     fields = {key: value for key, value in check.items() if key != "requeueAfterSeconds"}
     after = {"requeueAfterSeconds": int(seconds)} if seconds else {}
-    return {**fields, "state": state, "message": write.why[:LONGEST], **_now(), **after}
+    return {**fields, "state": state, "message": write.why[:LONGEST], **_make_transition_time(), **after}
 
 
-def _now() -> dict[str, str]:
+def _make_transition_time() -> dict[str, str]:
     return {"lastTransitionTime": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")}

@@ -78,7 +78,7 @@ class _Domain(msgspec.Struct):
     values: list[str] = []
 
 
-class _Assigned(msgspec.Struct):
+class _TopologyAssignment(msgspec.Struct):
     """A topology assignment. v1beta1 has domains, v1beta2 slices."""
 
     levels: list[str] = []
@@ -86,12 +86,12 @@ class _Assigned(msgspec.Struct):
     slices: list[_Slice] | None = None
 
 
-class _PodSetAssigned(msgspec.Struct, rename="camel"):
-    topology_assignment: _Assigned | None = None
+class _PodSetAssignment(msgspec.Struct, rename="camel"):
+    topology_assignment: _TopologyAssignment | None = None
 
 
 class _Admission(msgspec.Struct, rename="camel"):
-    pod_set_assignments: list[_PodSetAssigned] | None = None
+    pod_set_assignments: list[_PodSetAssignment] | None = None
 
 
 class _Eviction(msgspec.Struct):
@@ -148,7 +148,7 @@ class KueueWorkload:
     retries: int  # evictions by any admission check
     context: Mapping[str, str]
 
-    def values(self, ours: frozenset[str]) -> dict[str, str]:
+    def make_values(self, ours: frozenset[str]) -> dict[str, str]:
         """Return the workload's values, as in Seen. Empty if no check of ours waits for an answer.
 
         ours: names of our checks.
@@ -184,7 +184,7 @@ class KueueCheck:
 
 def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
     """Decode a Workload. Raises SourceError if it is not one."""
-    found = _decoded(_decode_workload, body)
+    found = _decode_object(_decode_workload, body)
     meta, status = found.metadata, found.status
     true = {row.type for row in status.conditions or () if row.status == "True"}
     evictions = (status.scheduling_stats.evictions if status.scheduling_stats else None) or ()
@@ -195,42 +195,46 @@ def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
         reserved="QuotaReserved" in true and "Evicted" not in true,
         checks=status.admission_checks or (),
         retries=sum(row.count for row in evictions if row.reason == "AdmissionCheck"),
-        context={} if "Finished" in true or found.spec.active is False else _context(found),
+        context={} if "Finished" in true or found.spec.active is False else _make_context(found),
     )
 
 
 def decode_kueue_check(body: bytes | msgspec.Raw) -> KueueCheck:
     """Decode an AdmissionCheck. Raises SourceError if it is not one."""
-    found = _decoded(_decode_check, body)
+    found = _decode_object(_decode_check, body)
     active = next((f"{row.status} {row.reason}" for row in found.status.conditions or () if row.type == "Active"), None)
     meta = found.metadata
     return KueueCheck(meta.name, meta.uid, meta.resource_version, found.spec.controller_name, active)
 
 
-def _decoded(decode: Any, body: bytes | msgspec.Raw) -> Any:
+def _decode_object(decode: Any, body: bytes | msgspec.Raw) -> Any:
     try:
         return decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise SourceError(f"an object of Kueue that is none: {explain_decode_error(error, decode, body)}") from None
 
 
-def _context(found: _Workload) -> dict[str, str]:
+def _make_context(found: _Workload) -> dict[str, str]:
     meta, admission = found.metadata, found.status.admission
     owner = next((row.name for row in meta.owner_references or () if row.controller), meta.name)
-    gpus = sum(pods.count * sum(map(_gpus, pods.template.spec.containers or ())) for pods in found.spec.pod_sets or ())
+    gpus = sum(
+        pods.count * sum(map(_count_gpus, pods.template.spec.containers or ())) for pods in found.spec.pod_sets or ()
+    )
     assigned = (admission.pod_set_assignments if admission else None) or ()
-    nodes = sorted({node for row in assigned if row.topology_assignment for node in _nodes(row.topology_assignment)})
+    nodes = sorted(
+        {node for row in assigned if row.topology_assignment for node in _list_nodes(row.topology_assignment)}
+    )
     return {JOB: f"{meta.namespace}/{owner}", GPUS: str(gpus)} | ({NODES: " ".join(nodes)} if nodes else {})
 
 
-def _gpus(container: _Container) -> int:
+def _count_gpus(container: _Container) -> int:
     """Return the number of whole GPUs that a container requests."""
     asked = {**(container.resources.limits or {}), **(container.resources.requests or {})}
     counts = [str(amount) for name, amount in asked.items() if name.endswith("/gpu")]
     return sum(int(count) for count in counts if count.isdecimal())
 
 
-def _nodes(assigned: _Assigned) -> Iterator[str]:
+def _list_nodes(assigned: _TopologyAssignment) -> Iterator[str]:
     """Yield the nodes of a topology assignment, or none if its lowest level is not the node."""
     if not assigned.levels or assigned.levels[-1] != HOSTNAME:
         return

@@ -21,7 +21,13 @@ from fleetcast.fleet.nodes import FAILURE_EXPECTED
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
 from fleetcast.schedulers.nodes import CONDITION, EFFECTS, FEATURE, LABEL, MARK, SLINKY, TAINT, THEIRS, NodeMarks
 from fleetcast.service.plugins import read_options
-from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server_address, under, write_by_key
+from fleetcast.service.ports.kube_objects import (
+    KubeObjects,
+    ManagedFields,
+    check_server_address,
+    get_nested_fields,
+    write_by_key,
+)
 
 NODES = "/api/v1/nodes"
 MANAGER, SLINKY_MANAGER = "fleetcast", "fleetcast-slinky"
@@ -112,7 +118,7 @@ def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
     ours = [row.fields_v1 for row in meta.managed_fields or () if (row.manager, row.operation) == (MANAGER, "Apply")]
     values: dict[str, str] = {}
     if meta.labels and MARK in meta.labels:
-        is_ours = any(f"f:{MARK}" in under(row, "f:metadata", "f:labels") for row in ours)
+        is_ours = any(f"f:{MARK}" in get_nested_fields(row, "f:metadata", "f:labels") for row in ours)
         values[LABEL if is_ours else THEIRS + LABEL] = meta.labels[MARK]
     if meta.annotations and SLINKY in meta.annotations:
         managers = {row.manager for row in meta.managed_fields or () if row.operation == "Apply"}
@@ -120,7 +126,7 @@ def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
     for row in node.status.conditions or ():
         if row.type == FAILURE_EXPECTED:
             key = f'k:{{"type":"{FAILURE_EXPECTED}"}}'
-            is_ours = any(key in under(fields, "f:status", "f:conditions") for fields in ours)
+            is_ours = any(key in get_nested_fields(fields, "f:status", "f:conditions") for fields in ours)
             values[CONDITION if is_ours else THEIRS + CONDITION] = f"{row.status} {row.reason}"
     for taint in taints:
         if taint.key == MARK:
@@ -136,10 +142,10 @@ class NodesPort:
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
-        self._nodes = KubeObjects(api, _path, decode_node_marks)
+        self._nodes = KubeObjects(api, _get_path, decode_node_marks)
 
     async def read(self) -> Seen:
-        return {name: node.values for name, node in (await self._nodes.all()).items()}
+        return {name: node.values for name, node in (await self._nodes.read_all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """Write to several nodes concurrently. The writes of one node follow one after another."""
@@ -147,16 +153,16 @@ class NodesPort:
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
         """Write to one node, one write after another."""
-        return [await self._write(write) for write in writes]
+        return [await self._write_one(write) for write in writes]
 
     async def close(self) -> None:
         await self._nodes.close()
         await self._api.close()
 
-    async def _write(self, write: Write) -> WriteOutcome:
-        return await self._nodes.written(write.key, self._sent(write), conflicts=(404, 409, 422))
+    async def _write_one(self, write: Write) -> WriteOutcome:
+        return await self._nodes.await_write(write.key, self._send_write(write), conflicts=(404, 409, 422))
 
-    async def _sent(self, write: Write) -> bytes | None:
+    async def _send_write(self, write: Write) -> bytes | None:
         """Send a write, and return the changed node as JSON. Raises KubeRefused or SourceError.
 
         Returns None if the node is gone, or its taint has changed.
@@ -196,7 +202,7 @@ class NodesPort:
         raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
 
 
-async def _path() -> str:
+async def _get_path() -> str:
     return NODES
 
 

@@ -22,7 +22,7 @@ from fleetcast.clients.slurm_control import (
     ScontrolCommands,
     SlurmControl,
     SlurmRefused,
-    unique,
+    drop_ambiguous_rows,
 )
 from fleetcast.clients.slurm_rest import FIRST_WITH_NODES, SlurmRestAccount, SlurmRestControl
 from fleetcast.fleet.errors import ConfigError, SourceError
@@ -40,8 +40,8 @@ from fleetcast.schedulers.slurm import (
     PENDING,
     REQUEUE,
     THEIRS,
-    SlurmAims,
     SlurmMarks,
+    SlurmSettings,
 )
 from fleetcast.service.plugins import read_options
 
@@ -80,12 +80,12 @@ class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def slurm(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `slurm`. Raises ConfigError."""
     given = read_options(options, SlurmDoorOptions)
-    _check(given)
+    _check_options(given)
     try:
         zone = ZoneInfo(given.zone)
     except (OSError, ValueError, LookupError):
         raise ConfigError(f"options.zone = {given.zone!r}: no such time zone; give one like Europe/Berlin") from None
-    aims = SlurmAims(given.drain, given.features, given.extra, given.comments, given.requeue, given.prefix, zone)
+    aims = SlurmSettings(given.drain, given.features, given.extra, given.comments, given.requeue, given.prefix, zone)
     if given.url:
         account = SlurmRestAccount(given.url, given.user, given.token_file, given.api_version)
         control: SlurmControl = SlurmRestControl(account, given.timeout_s)
@@ -95,7 +95,7 @@ def slurm(options: Mapping[str, Any]) -> Door:
     return Door(SlurmMarks(aims), port, needs_starts=given.comments, batch=BATCH)
 
 
-def _check(given: SlurmDoorOptions) -> None:
+def _check_options(given: SlurmDoorOptions) -> None:
     """Check the options. Raises ConfigError if they are not valid."""
     if not 0.1 <= given.timeout_s <= 10:
         raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to 10")
@@ -116,7 +116,7 @@ class _Snapshot:
     nodes: dict[str, ControlledNode] = field(default_factory=dict)
     jobs: dict[str, ControlledJob] = field(default_factory=dict)
 
-    def values(self, key: str) -> Mapping[str, str] | None:
+    def read_values(self, key: str) -> Mapping[str, str] | None:
         """Return the values of a node or job, as in Seen, or None if Slurm has no such node or job."""
         if key.startswith(JOB):
             job = self.jobs.get(key.removeprefix(JOB))
@@ -126,7 +126,7 @@ class _Snapshot:
 
     def allows(self, write: Write) -> bool:
         """Return whether the written field is still as the adapter read it."""
-        values = self.values(write.key)
+        values = self.read_values(write.key)
         if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
             return False
         needed = {COMMENT: PENDING, REQUEUE: MAY_REQUEUE}.get(write.field) if write.value is not None else None
@@ -172,11 +172,11 @@ class SlurmPort:
         shot = await self._read_slurm(any(_is_job(write) for write in due.values()))
         outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
         ends_s = asyncio.get_running_loop().time() + FRESH_S
-        for call in _calls({at: write for at, write in due.items() if at not in outcomes}, shot.nodes):
+        for call in _group_into_calls({at: write for at, write in due.items() if at not in outcomes}, shot.nodes):
             try:
                 outcomes |= dict.fromkeys(call.places, await self._execute_call(call))
             except SourceError as error:
-                self._fail(error)
+                self._record_failure(error)
                 break
             if asyncio.get_running_loop().time() > ends_s:
                 break
@@ -190,18 +190,18 @@ class SlurmPort:
         if asyncio.get_running_loop().time() < self._until_s:
             raise SourceError(self._error)
         try:
-            nodes = await self._control.nodes()
-            jobs = await self._control.jobs() if with_jobs else []
+            nodes = await self._control.read_nodes()
+            jobs = await self._control.read_jobs() if with_jobs else []
         except SourceError as error:
-            self._fail(error)
+            self._record_failure(error)
             raise
         except SlurmRefused as error:
             raise SourceError(str(error)) from None
         self._failures, self._error = 0, ""
-        known = {job.id: job for job in unique(jobs, lambda job: job.id) if _JOB_ID.fullmatch(job.id)}
-        return _Snapshot({node.name: node for node in unique(nodes, lambda node: node.name)}, known)
+        known = {job.id: job for job in drop_ambiguous_rows(jobs, lambda job: job.id) if _JOB_ID.fullmatch(job.id)}
+        return _Snapshot({node.name: node for node in drop_ambiguous_rows(nodes, lambda node: node.name)}, known)
 
-    def _fail(self, error: SourceError) -> None:
+    def _record_failure(self, error: SourceError) -> None:
         self._error = str(error)
         pause_s = min(2.0**self._failures, LONGEST_PAUSE_S)
         self._failures += 1
@@ -229,7 +229,7 @@ class SlurmPort:
         if write.field == COMMENT:
             await self._control.change_job(job, comment=write.value or "")
             return WriteOutcome.DONE
-        now = await self._control.job(job)
+        now = await self._control.find_job(job)
         if now is None or not _Snapshot(jobs={job: now}).allows(write):
             return WriteOutcome.CONFLICT
         if write.field == REQUEUE and write.value is None:
@@ -244,7 +244,7 @@ class SlurmPort:
 
     async def _release_job_from_node(self, job: str, node: str, *, is_held: bool = True) -> None:
         if is_held:
-            await self._control.release_without(job, node)
+            await self._control.release_excluding_node(job, node)
         await self._control.change_job(job, admin_comment=f"{OURS} requeued off {node}")
 
 
@@ -265,7 +265,7 @@ def _is_job(write: Write) -> bool:
     return write.key.startswith(JOB)
 
 
-def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
+def _group_into_calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
     """Group the writes into calls, in order of urgency.
 
     Jobs that we hold come first. Then come nodes that get the same change together, drains first, then
@@ -274,7 +274,7 @@ def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> lis
     groups: dict[NodeChange, list[int]] = {}
     for at, write in due.items():
         if not _is_job(write):
-            groups.setdefault(_change(write, nodes[write.key]), []).append(at)
+            groups.setdefault(_make_node_change(write, nodes[write.key]), []).append(at)
     order = sorted(groups.items(), key=lambda pair: pair[0].drain is None)
     calls = [_Call(tuple(places), tuple(due[at].key for at in places), change) for change, places in order]
     jobs = [_Call((at,), (), None, write) for at, write in due.items() if _is_job(write)]
@@ -282,7 +282,7 @@ def _calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> lis
     return [*held, *calls, *(call for call in jobs if call not in held)]
 
 
-def _change(write: Write, node: ControlledNode) -> NodeChange:
+def _make_node_change(write: Write, node: ControlledNode) -> NodeChange:
     if write.field == DRAIN:
         return NodeChange(drain=write.value or "")
     if write.field == FEATURE:
@@ -318,13 +318,13 @@ def read_node_fields(node: ControlledNode) -> dict[str, str]:
 def _read_extra_fields(extra: str) -> dict[str, str]:
     if not extra:
         return {}
-    held = _object(extra)
+    held = _parse_object(extra)
     if held is None:
         return {THEIRS + EXTRA: extra}
     return {EXTRA: str(held[RISK])} if RISK in held else {}
 
 
-def _object(extra: str) -> dict[str, Any] | None:
+def _parse_object(extra: str) -> dict[str, Any] | None:
     try:
         held = json.loads(extra)
     except (ValueError, RecursionError):
@@ -338,7 +338,7 @@ def _set_risk_in_extra(extra: str, risk: str | None) -> str:
     >>> _set_risk_in_extra('{"rack": 7}', "2"), _set_risk_in_extra('{"rack": 7, "risk_level": 2}', None)
     ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
     """
-    held = {key: value for key, value in (_object(extra) or {}).items() if key != RISK}
+    held = {key: value for key, value in (_parse_object(extra) or {}).items() if key != RISK}
     values_of = held if risk is None else {**held, RISK: int(risk)}
     return json.dumps(values_of) if values_of else ""
 

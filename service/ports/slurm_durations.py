@@ -59,16 +59,18 @@ class DurationsPort(KeyedFilePort):
         self.folder = folder
 
     def _read(self) -> dict[str, dict[str, str]]:
-        names = sorted(files.listing(self.folder))
-        rows = {key: {MINUTES: value} for name in names if len(name) == 2 for key, value in self._bucket(name).items()}
-        until = self._text(UNTIL).strip()
+        names = sorted(files.list_names(self.folder))
+        rows = {
+            key: {MINUTES: value} for name in names if len(name) == 2 for key, value in self._read_bucket(name).items()
+        }
+        until = self._read_text(UNTIL).strip()
         return rows | ({FILE: {UNTIL: until}} if until else {})
 
-    def _bucket(self, name: str) -> dict[str, str]:
-        lines = (line.split(" ", 3) for line in self._text(name).split("\n"))
+    def _read_bucket(self, name: str) -> dict[str, str]:
+        lines = (line.split(" ", 3) for line in self._read_text(name).split("\n"))
         return {line[3]: " ".join(line[:3]) for line in lines if len(line) == 4}
 
-    def _text(self, name: str) -> str:
+    def _read_text(self, name: str) -> str:
         try:
             return (self.folder / name).read_text(encoding="utf-8", errors="replace")
         except FileNotFoundError:
@@ -82,18 +84,18 @@ class DurationsPort(KeyedFilePort):
             by_file.setdefault(UNTIL if write.field == UNTIL else compute_bucket_name(write.key), []).append(at)
         withdrawn = any(write.field == UNTIL and write.value is None for write in batch)
         for name in sorted(by_file, key=lambda name: (name == UNTIL) != withdrawn):
-            held = {FILE: until} if name == UNTIL and (until := self._text(UNTIL).strip()) else {}
-            held = held if name == UNTIL else self._bucket(name)
-            size = sum(_size(key, value) for key, value in held.items())
+            held = {FILE: until} if name == UNTIL and (until := self._read_text(UNTIL).strip()) else {}
+            held = held if name == UNTIL else self._read_bucket(name)
+            size = sum(_count_line_bytes(key, value) for key, value in held.items())
             for at in by_file[name]:
                 before = held.get(batch[at].key)
                 outcomes[at] = apply_write(held, batch[at], partial(_has_bad_line, room=MOST_BYTES - size))
                 after = held.get(batch[at].key)
-                size += _size(batch[at].key, after) - _size(batch[at].key, before)
-            self._replace(name, held)
+                size += _count_line_bytes(batch[at].key, after) - _count_line_bytes(batch[at].key, before)
+            self._replace_lines(name, held)
         return [outcomes[at] for at in range(len(batch))]
 
-    def _replace(self, name: str, held: Mapping[str, str]) -> None:
+    def _replace_lines(self, name: str, held: Mapping[str, str]) -> None:
         lines = [value if key == FILE else f"{value} {key}" for key, value in sorted(held.items())]
         if lines:
             text = "".join(f"{line}\n" for line in lines)
@@ -102,7 +104,7 @@ class DurationsPort(KeyedFilePort):
             (self.folder / name).unlink(missing_ok=True)
 
 
-def _size(key: str, value: str | None) -> int:
+def _count_line_bytes(key: str, value: str | None) -> int:
     """Return the bytes of a line, or 0 if there is none."""
     return 0 if value is None else len(f"{value} {key}\n".encode())
 
@@ -112,5 +114,7 @@ def _has_bad_line(write: Write, room: int) -> bool:
 
     room: bytes that the file may still grow by.
     """
-    is_too_long = write.value is not None and _size(write.key, write.value) > room + _size(write.key, write.seen)
+    is_too_long = write.value is not None and _count_line_bytes(write.key, write.value) > room + _count_line_bytes(
+        write.key, write.seen
+    )
     return is_too_long or not write.key.isprintable()

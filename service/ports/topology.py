@@ -17,9 +17,15 @@ from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.topology import DOMAIN_LEVELS
 from fleetcast.schedulers.adapter import Door, Seen, Write, WriteOutcome
 from fleetcast.schedulers.nodes import THEIRS
-from fleetcast.schedulers.topology import LABELS, TopologyLabels, field_of
+from fleetcast.schedulers.topology import LABELS, TopologyLabels, make_label_field
 from fleetcast.service.plugins import read_options
-from fleetcast.service.ports.kube_objects import KubeObjects, ManagedFields, check_server_address, under, write_by_key
+from fleetcast.service.ports.kube_objects import (
+    KubeObjects,
+    ManagedFields,
+    check_server_address,
+    get_nested_fields,
+    write_by_key,
+)
 from fleetcast.service.ports.nodes import NODES
 
 logger = logging.getLogger(__name__)
@@ -93,9 +99,11 @@ def decode_labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> La
     ours: set[str] = set()
     for row in meta.managed_fields or ():
         if (row.manager, row.operation) == (MANAGER, "Apply"):
-            ours |= under(row.fields_v1, "f:metadata", "f:labels").keys()
+            ours |= get_nested_fields(row.fields_v1, "f:metadata", "f:labels").keys()
     held = meta.labels or {}
-    values = {("" if f"f:{key}" in ours else THEIRS) + field_of(key): held[key] for key in labels if key in held}
+    values = {
+        ("" if f"f:{key}" in ours else THEIRS) + make_label_field(key): held[key] for key in labels if key in held
+    }
     return LabelledNode(meta.name, meta.uid, meta.resource_version, values)
 
 
@@ -107,10 +115,10 @@ class TopologyPort:
 
     def __init__(self, api: KubeApi, labels: Sequence[str]) -> None:
         self._api, self._labels = api, labels
-        self._nodes = KubeObjects(api, self._path, self._decoded)
+        self._nodes = KubeObjects(api, self._get_path, self._decode_node)
 
     async def read(self) -> Seen:
-        return {name: node.values for name, node in (await self._nodes.all()).items()}
+        return {name: node.values for name, node in (await self._nodes.read_all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         """Write to several nodes concurrently, with one apply for each node."""
@@ -120,16 +128,16 @@ class TopologyPort:
         await self._nodes.close()
         await self._api.close()
 
-    async def _path(self) -> str:
+    async def _get_path(self) -> str:
         return NODES
 
-    def _decoded(self, body: bytes | msgspec.Raw) -> LabelledNode:
+    def _decode_node(self, body: bytes | msgspec.Raw) -> LabelledNode:
         return decode_labelled_node(body, self._labels)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        return [await self._nodes.written(writes[0].key, self._sent(writes))] * len(writes)
+        return [await self._nodes.await_write(writes[0].key, self._send_writes(writes))] * len(writes)
 
-    async def _sent(self, writes: Sequence[Write]) -> bytes | None:
+    async def _send_writes(self, writes: Sequence[Write]) -> bytes | None:
         """Send the writes of one node, and return the changed node as JSON. Raises KubeRefused or SourceError.
 
         An apply must name every label of ours that is to remain. Returns None if the node is gone, or its
@@ -139,6 +147,6 @@ class TopologyPort:
         if node is None or any(node.values.get(write.field) != write.seen for write in writes):
             return None
         wanted = {**node.values, **{write.field: write.value for write in writes}}
-        labels = {key: value for key in self._labels if (value := wanted.get(field_of(key))) is not None}
+        labels = {key: value for key in self._labels if (value := wanted.get(make_label_field(key))) is not None}
         thing = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node.key, "uid": node.uid, "labels": labels}}
         return await self._api.apply(f"{NODES}/{node.key}", thing, MANAGER)

@@ -25,11 +25,11 @@ class RunTimeSamples:
 
     by_gpus: dict[int, list[float]] = field(default_factory=dict)
 
-    def add(self, gpus: int, run_s: float) -> None:
+    def add_run_time(self, gpus: int, run_s: float) -> None:
         for key in (gpus, 0):
             insort(self.by_gpus.setdefault(key, []), run_s)
 
-    def p90_s(self, gpus: int) -> float:
+    def estimate_p90_s(self, gpus: int) -> float:
         """Return the p90 run time in seconds of jobs with this GPU count.
 
         If fewer than five of them have finished, return the p90 of all jobs. If fewer than five jobs have finished in
@@ -81,7 +81,7 @@ class GpuPool:
     def __post_init__(self) -> None:
         self.count = self.free.sum(axis=1)
 
-    def take(self, nodes: list[int], each: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    def occupy(self, nodes: list[int], each: int) -> tuple[tuple[int, tuple[int, ...]], ...]:
         """Occupy `each` GPUs on every listed node, lowest indices first.
 
         Returns (node row, GPU indices) for each entry of `nodes`.
@@ -96,13 +96,13 @@ class GpuPool:
             held.append((node, tuple(gpus.tolist())))
         return tuple(held)
 
-    def retake(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+    def reoccupy(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         """Occupy again exactly the GPUs that were freed before."""
         for node, gpus in held:
             self.free[node, list(gpus)] = False
             self.count[node] -= len(gpus)
 
-    def give_back(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
+    def release(self, held: tuple[tuple[int, tuple[int, ...]], ...]) -> None:
         for node, gpus in held:
             self.free[node, list(gpus)] = True
             self.count[node] += len(gpus)
@@ -151,11 +151,11 @@ class BackfillQueue:
     def gpus_per_node(self) -> int:
         return int(self.pool.free.shape[1])
 
-    def end(self, job: str) -> BackfilledJob:
+    def end_job(self, job: str) -> BackfilledJob:
         """Remove a finished job from its GPUs, record its run time, and return it."""
         row = self.running.pop(job)
-        self.pool.give_back(row.held)
-        self.run_times.add(row.job.gpus, row.job.run_s)
+        self.pool.release(row.held)
+        self.run_times.add_run_time(row.job.gpus, row.job.run_s)
         return row
 
     def start_ready_jobs(self, now_ms: int) -> list[BackfilledJob]:
@@ -164,38 +164,38 @@ class BackfillQueue:
         Returns the started jobs, in order.
         """
         started = []
-        while self.queue and (nodes := self._fit(self.queue[0], self.pool.count)) is not None:
-            started.append(self._start(self.queue.pop(0), nodes, now_ms))
+        while self.queue and (nodes := self._find_nodes(self.queue[0], self.pool.count)) is not None:
+            started.append(self._start_job(self.queue.pop(0), nodes, now_ms))
         if len(self.queue) > 1 and bool((self.pool.count > 0).any()):
-            started += self._backfill(now_ms)
+            started += self._backfill_jobs(now_ms)
         return started
 
-    def _fit(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
+    def _find_nodes(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
         members, each = choose_gang_shape(job.gpus, self.gpus_per_node)
         nodes = choose_nodes(count, self.pool.rack, members, each)
         return nodes if nodes is None or self.chooser is None else self.chooser(job, count)
 
-    def _start(self, job: TraceJob, nodes: list[int], now_ms: int) -> BackfilledJob:
+    def _start_job(self, job: TraceJob, nodes: list[int], now_ms: int) -> BackfilledJob:
         _, each = choose_gang_shape(job.gpus, self.gpus_per_node)
         end_ms = now_ms + int(job.run_s * 1000)
-        row = BackfilledJob(job, now_ms, end_ms, self.run_times.p90_s(job.gpus), self.pool.take(nodes, each))
+        row = BackfilledJob(job, now_ms, end_ms, self.run_times.estimate_p90_s(job.gpus), self.pool.occupy(nodes, each))
         self.running[job.job] = row
         return row
 
-    def _backfill(self, now_ms: int) -> list[BackfilledJob]:
+    def _backfill_jobs(self, now_ms: int) -> list[BackfilledJob]:
         shadow_ms, spare = self._find_reservation(self.queue[0], now_ms)
         started: list[BackfilledJob] = []
         waiting, hopeless = [self.queue[0]], set[int]()
         for job in self.queue[1:]:
             nodes = None
             if job.gpus not in hopeless:
-                ends_before = now_ms + self.run_times.p90_s(job.gpus) * 1000 <= shadow_ms
-                nodes = self._fit(job, self.pool.count if ends_before else np.minimum(self.pool.count, spare))
+                ends_before = now_ms + self.run_times.estimate_p90_s(job.gpus) * 1000 <= shadow_ms
+                nodes = self._find_nodes(job, self.pool.count if ends_before else np.minimum(self.pool.count, spare))
             if nodes is None:
                 hopeless.add(job.gpus)
                 waiting.append(job)
                 continue
-            started.append(self._start(job, nodes, now_ms))
+            started.append(self._start_job(job, nodes, now_ms))
             if not ends_before:
                 np.subtract.at(spare, nodes, choose_gang_shape(job.gpus, self.gpus_per_node)[1])
         self.queue = waiting
@@ -206,7 +206,9 @@ class BackfillQueue:
         members, each = choose_gang_shape(head.gpus, self.gpus_per_node)
         count = self.pool.count.copy()
         missing = members - int((count // each).sum())
-        for end_ms, row in sorted(((row.estimate_end_ms(now_ms), row) for row in self.running.values()), key=_first):
+        for end_ms, row in sorted(
+            ((row.estimate_end_ms(now_ms), row) for row in self.running.values()), key=_get_end_ms
+        ):
             for node, gpus in row.held:
                 missing += int(count[node] // each)
                 count[node] += len(gpus)
@@ -217,5 +219,5 @@ class BackfillQueue:
         return now_ms, np.zeros_like(count)  # it can never fit: nothing may pass it
 
 
-def _first(pair: tuple[int, BackfilledJob]) -> int:
+def _get_end_ms(pair: tuple[int, BackfilledJob]) -> int:
     return pair[0]

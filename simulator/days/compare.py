@@ -45,7 +45,7 @@ class Interval:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> "Interval":
+    def from_values(cls, values: Sequence[float]) -> "Interval":
         """Return the mean of `values` with its interval.
 
         >>> Interval.of([2.0, 2.0, 2.0])
@@ -60,7 +60,7 @@ class Interval:
         return {"mean": self.mean, "low": self.low, "high": self.high}
 
 
-def compare(
+def compare_arms(
     trace: JobTrace,
     replay: TraceReplay,
     topology: Topology,
@@ -80,22 +80,22 @@ def compare(
     total = {arm: [day[arm].total for day in days] for arm in Arm}
     blind = total[Arm.RISK_BLIND]
 
-    def saved(arm: Arm) -> dict[str, float]:
-        return Interval.of([one - other for one, other in zip(blind, total[arm], strict=True)]).as_dict()
+    def compute_saving(arm: Arm) -> dict[str, float]:
+        return Interval.from_values([one - other for one, other in zip(blind, total[arm], strict=True)]).as_dict()
 
     return {
-        **{arm.value: Interval.of(total[arm]).as_dict() for arm in Arm},
-        "saved": saved(Arm.RISK_AWARE),
-        "saved_acting": saved(Arm.ACTING),
+        **{arm.value: Interval.from_values(total[arm]).as_dict() for arm in Arm},
+        "saved": compute_saving(Arm.RISK_AWARE),
+        "saved_acting": compute_saving(Arm.ACTING),
         "seeds": seeds,
         "unit": "GPU-hours of a day",
-        "parts": {arm.value: _parts([day[arm] for day in days]) for arm in Arm},
-        "detection": table.summary(),
+        "parts": {arm.value: _average_losses([day[arm] for day in days]) for arm in Arm},
+        "detection": table.summarise(),
         "false_alarm_share": round(table.false_alarm_share, 3),
     }
 
 
-def _parts(arms: Sequence[Losses]) -> dict[str, float]:
+def _average_losses(arms: Sequence[Losses]) -> dict[str, float]:
     names = ("slowed", "redone", "restarts", "idle", "killed_jobs")
     return {name: round(float(np.mean([getattr(arm, name) for arm in arms])), 2) for name in names}
 
@@ -108,17 +108,17 @@ def _simulate_arms(
     assert cluster is not None
     start_ms, end_ms = trace.start_ms, trace.start_ms + DAY_MS
     remaining_s = {row.job.job: row.remaining_s for row in replay.ongoing}
-    arrivals = trace.rows((trace.submit_ms >= start_ms) & (trace.submit_ms < end_ms))
+    arrivals = trace.select_jobs((trace.submit_ms >= start_ms) & (trace.submit_ms < end_ms))
     faults, alarms = draw_day(topology, table, start_ms, np.random.default_rng([seed, 6]))
 
-    def left_s(row: BackfilledJob) -> float:
+    def get_remaining_s(row: BackfilledJob) -> float:
         return remaining_s[row.job.job]
 
-    def play(arm: Arm) -> Losses:
-        day = Day(cluster, topology, start_ms, end_ms, arm=arm, remaining_s=left_s, memo=memo)
+    def simulate_arm(arm: Arm) -> Losses:
+        day = Day(cluster, topology, start_ms, end_ms, arm=arm, remaining_s=get_remaining_s, memo=memo)
         return day.run(arrivals, faults, alarms)
 
-    return {arm: play(arm) for arm in Arm}
+    return {arm: simulate_arm(arm) for arm in Arm}
 
 
 def draw_day(

@@ -155,7 +155,7 @@ class Day:
         memo: Memo,
     ) -> None:
         self.cluster = copy.deepcopy(cluster)
-        self.cluster.chooser = self._choose
+        self.cluster.chooser = self._choose_nodes
         self.end_ms = end_ms
         self.losses = Losses()
         self._view = _make_empty_view(topology)
@@ -170,22 +170,22 @@ class Day:
         self._restarting: dict[str, float] = {}  # job -> remaining seconds of its next attempt
         for work in self._work.values():
             self._schedule_end(work)
-        self._at(begin_ms, self._count_idle_gpus)
+        self._schedule(begin_ms, self._count_idle_gpus)
 
     def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
         """Simulate the day and return its losses."""
         for job in arrivals:
-            self._at(job.submit_ms, partial(self._arrive, job))
+            self._schedule(job.submit_ms, partial(self._queue_job, job))
         for fault in faults:
-            self._at(fault.start_ms, partial(self._begin, fault))
+            self._schedule(fault.start_ms, partial(self._begin_fault, fault))
         for alarm in alarms if self._sees_risk else ():
             flag = _Flag(alarm.node, 0.0, FALSE_P_SLOW)
-            self._at(alarm.start_ms, partial(self._flag, flag, alarm.end_ms))
+            self._schedule(alarm.start_ms, partial(self._add_flag, flag, alarm.end_ms))
         while self._events and self._events[0][0] < self.end_ms:
             now_ms, _, act = heapq.heappop(self._events)
             act(now_ms)
             for row in self.cluster.start_ready_jobs(now_ms):
-                self._started(row, now_ms)
+                self._begin_work(row, now_ms)
         for work in self._work.values():
             self._update_progress(work, self.end_ms)
         return self.losses
@@ -194,16 +194,16 @@ class Day:
     def _sees_risk(self) -> bool:
         return self._arm is not Arm.RISK_BLIND
 
-    def _arrive(self, job: TraceJob, now_ms: int) -> None:
+    def _queue_job(self, job: TraceJob, now_ms: int) -> None:
         self.cluster.queue.append(job)
 
-    def _at(self, time_ms: int, act: Callable[[int], None]) -> None:
+    def _schedule(self, time_ms: int, act: Callable[[int], None]) -> None:
         heapq.heappush(self._events, (time_ms, self._order, act))
         self._order += 1
 
     # Jobs
 
-    def _started(self, row: BackfilledJob, now_ms: int) -> None:
+    def _begin_work(self, row: BackfilledJob, now_ms: int) -> None:
         again = row.job.job in self._restarting
         remaining_s = self._restarting.pop(row.job.job, row.job.run_s)
         work = self._work[row.job.job] = _Work(row, remaining_s, now_ms, RESTART_S if again else 0.0)
@@ -233,26 +233,26 @@ class Day:
         if work.stalled:
             return
         end_ms = work.last_ms + round((work.startup_s + work.remaining_s * work.slowdown) * 1000)
-        self._at(max(end_ms, work.last_ms), partial(self._end, work, work.version))
+        self._schedule(max(end_ms, work.last_ms), partial(self._end_job, work, work.version))
 
-    def _end(self, work: _Work, version: int, now_ms: int) -> None:
-        if version == work.version and self._runs(work):
+    def _end_job(self, work: _Work, version: int, now_ms: int) -> None:
+        if version == work.version and self._is_running(work):
             self._update_progress(work, now_ms)
             del self._work[work.row.job.job]
-            self.cluster.end(work.row.job.job)
+            self.cluster.end_job(work.row.job.job)
 
-    def _runs(self, work: _Work) -> bool:
+    def _is_running(self, work: _Work) -> bool:
         return self._work.get(work.row.job.job) is work
 
-    def _kill(self, work: _Work, fault: DayFault, now_ms: int) -> None:
-        if not self._runs(work) or now_ms >= fault.end_ms:
+    def _kill_job(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+        if not self._is_running(work) or now_ms >= fault.end_ms:
             return
         self._update_progress(work, now_ms)
         self.losses.killed_jobs += 1
-        self._stop(work, lost=True)
-        self._at(now_ms + round(OPERATOR_S * 1000), partial(self._drain, fault))
+        self._requeue_job(work, lost=True)
+        self._schedule(now_ms + round(OPERATOR_S * 1000), partial(self._drain_node, fault))
 
-    def _stop(self, work: _Work, *, lost: bool) -> None:
+    def _requeue_job(self, work: _Work, *, lost: bool) -> None:
         """Return a job to the head of the queue.
 
         lost: whether it must redo the work since its last checkpoint.
@@ -262,17 +262,17 @@ class Day:
         self.losses.redone += redone_s * job.gpus / 3600
         del self._work[job.job]
         self.cluster.running.pop(job.job)
-        self.cluster.pool.give_back(work.row.held)
+        self.cluster.pool.release(work.row.held)
         self._restarting[job.job] = work.remaining_s + redone_s
         self.cluster.queue.insert(0, job)
 
     # Faults
 
-    def _begin(self, fault: DayFault, now_ms: int) -> None:
+    def _begin_fault(self, fault: DayFault, now_ms: int) -> None:
         self._active.setdefault(fault.node, []).append(fault)
-        self._at(fault.end_ms, partial(self._finish, fault))
+        self._schedule(fault.end_ms, partial(self._end_fault, fault))
         if fault.sighting.kind == "node_lost":
-            self._at(now_ms + round(DOWN_S * 1000), partial(self._drain, fault))
+            self._schedule(now_ms + round(DOWN_S * 1000), partial(self._drain_node, fault))
         if fault.sighting.kind in SHOWS_IDLE:
             self._schedule_flag(fault, now_ms)
         for work in list(self._work.values()):
@@ -290,7 +290,7 @@ class Day:
             work.stalled = work.stalled or fault.sighting.hangs
             comes_up = now_ms == fault.start_ms or fault.sighting.kind not in GONE
             dies_s = fault.sighting.kills_s if comes_up else LAUNCH_S
-            self._at(now_ms + round(dies_s * 1000), partial(self._kill, work, fault))
+            self._schedule(now_ms + round(dies_s * 1000), partial(self._kill_job, work, fault))
 
     def _schedule_flag(self, fault: DayFault, now_ms: int) -> None:
         """Schedule the flag of a fault's node, by the measured delay after the fault's first symptom.
@@ -302,7 +302,9 @@ class Day:
             return
         flag_ms = self._flag_ms[fault] = now_ms + round(sighting.delay_s * 1000)
         if flag_ms < until_ms:
-            self._at(flag_ms, partial(self._flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms))
+            self._schedule(
+                flag_ms, partial(self._add_flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms)
+            )
 
     def _schedule_move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Schedule when the owner moves this job away, if owners act in this arm.
@@ -318,23 +320,23 @@ class Day:
             if lost_share <= 0:
                 return
             pays_ms += round(RESTART_S / lost_share * 1000)
-        self._at(max(pays_ms, self._flag_ms[fault]), partial(self._move, work, fault))
+        self._schedule(max(pays_ms, self._flag_ms[fault]), partial(self._move_job, work, fault))
 
-    def _move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
+    def _move_job(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Stop a job so that it restarts on other GPUs, if there is room for it. Otherwise try again later."""
-        if not self._runs(work) or fault not in work.faults:
+        if not self._is_running(work) or fault not in work.faults:
             return
         job, pool = work.row.job, self.cluster.pool
-        pool.give_back(work.row.held)
-        nodes = self._choose(job, pool.count)
-        pool.retake(work.row.held)
+        pool.release(work.row.held)
+        nodes = self._choose_nodes(job, pool.count)
+        pool.reoccupy(work.row.held)
         if nodes is None or fault.node in nodes:
-            self._at(now_ms + RETRY_MS, partial(self._move, work, fault))
+            self._schedule(now_ms + RETRY_MS, partial(self._move_job, work, fault))
             return
         self._update_progress(work, now_ms)
-        self._stop(work, lost=fault.sighting.hangs)
+        self._requeue_job(work, lost=fault.sighting.hangs)
 
-    def _finish(self, fault: DayFault, now_ms: int) -> None:
+    def _end_fault(self, fault: DayFault, now_ms: int) -> None:
         self._active[fault.node].remove(fault)
         for work in list(self._work.values()):
             if fault in work.faults:
@@ -343,10 +345,10 @@ class Day:
                 work.stalled = any(other.sighting.hangs for other in work.faults)
                 self._schedule_end(work)
 
-    def _flag(self, flag: "_Flag", until_ms: int, now_ms: int) -> None:
+    def _add_flag(self, flag: "_Flag", until_ms: int, now_ms: int) -> None:
         self._flags.append(flag)
         self._update_node_risk(flag.node)
-        self._at(until_ms, partial(self._remove_flag, flag))
+        self._schedule(until_ms, partial(self._remove_flag, flag))
 
     def _remove_flag(self, flag: "_Flag", now_ms: int) -> None:
         self._flags.remove(flag)
@@ -360,10 +362,10 @@ class Day:
         p_slow[node] = max((flag.p_slow for flag in here), default=0.0)
         self._view = replace(self._view, p_fail=p_fail, p_slow=p_slow)
 
-    def _drain(self, fault: DayFault, now_ms: int) -> None:
+    def _drain_node(self, fault: DayFault, now_ms: int) -> None:
         if fault in self._active.get(fault.node, ()):
             self._set_node_state(fault.node, NodeState.DRAINED)
-            self._at(fault.end_ms, partial(self._undrain_node, fault.node))
+            self._schedule(fault.end_ms, partial(self._undrain_node, fault.node))
 
     def _undrain_node(self, node: int, now_ms: int) -> None:
         self._set_node_state(node, NodeState.IN_SERVICE)
@@ -380,11 +382,11 @@ class Day:
         wanted = sum(job.gpus for job in self.cluster.queue)
         idle = min(int(self.cluster.pool.count[out].sum()), wanted)
         self.losses.idle += idle * CHECK_INTERVAL_MS / 3_600_000
-        self._at(now_ms + CHECK_INTERVAL_MS, self._count_idle_gpus)
+        self._schedule(now_ms + CHECK_INTERVAL_MS, self._count_idle_gpus)
 
     # Placement
 
-    def _choose(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
+    def _choose_nodes(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
         """Choose nodes for a job with the product's own engine, from what this arm knows.
 
         count: (node,) the GPUs that the job may use on each node. Returns None if it does not fit.

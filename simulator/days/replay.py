@@ -57,14 +57,14 @@ def fast_forward_trace(trace: JobTrace, topology: Topology, *, weeks: int = 4) -
     """
     begin_ms = trace.start_ms - weeks * WEEK_MS
     reaches = trace.submit_ms + (trace.run_s * 1000).astype(np.int64) >= begin_ms
-    jobs = trace.rows(reaches & (trace.submit_ms < trace.start_ms))
+    jobs = trace.select_jobs(reaches & (trace.submit_ms < trace.start_ms))
     cluster = BackfillQueue(_make_free_pool(topology))
     ended = _simulate_jobs(cluster, jobs, trace.start_ms)
     names = topology.names
     history = [event for row in ended for event in _make_past_events(row, names, cluster.gpus_per_node)]
     history.sort(key=lambda event: event.time_ms)
     ongoing = tuple(
-        OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, ranks_of(row, names))
+        OngoingJob(row.job, row.started_ms, (row.end_ms - trace.start_ms) / 1000, make_ranks(row, names))
         for row in cluster.running.values()
     )
     return TraceReplay(trace.start_ms, tuple(history), ongoing, tuple(cluster.queue), cluster)
@@ -91,7 +91,7 @@ def _simulate_jobs(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: in
         if now_ms >= stop_ms:
             return ended
         while ends and ends[0][0] <= now_ms:
-            ended.append(cluster.end(heapq.heappop(ends)[1]))
+            ended.append(cluster.end_job(heapq.heappop(ends)[1]))
         while job and job.submit_ms <= now_ms:
             cluster.queue.append(job)
             job = next(arrivals, None)
@@ -99,13 +99,13 @@ def _simulate_jobs(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: in
             heapq.heappush(ends, (row.end_ms, row.job.job))
 
 
-def ranks_of(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
+def make_ranks(row: BackfilledJob, names: Sequence[str]) -> tuple[RankPlacement, ...]:
     """Return the members of a running job as ranks with node names."""
     return tuple(RankPlacement(rank, names[node], gpus) for rank, (node, gpus) in enumerate(row.held))
 
 
 def _make_past_events(row: BackfilledJob, names: Sequence[str], gpus_per_node: int) -> tuple[JobEvent, ...]:
-    ranks = ranks_of(row, names)
+    ranks = make_ranks(row, names)
     return (
         *make_opening_events(row.job, gpus_per_node, started_ms=row.started_ms, ranks=ranks),
         _make_finished_event(row),
@@ -128,7 +128,7 @@ def make_opening_events(
 
     Their sequence numbers are 0 and 1. facts: further fields of `submitted`.
     """
-    members, each = job.shape(gpus_per_node)
+    members, each = job.compute_gang_shape(gpus_per_node)
     submitted = Submitted(
         job=job.job,
         sequence=0,

@@ -43,7 +43,7 @@ class TraceJob:
     class_: JobClass
     queue: str = POOL
 
-    def shape(self, gpus_per_node: int) -> tuple[int, int]:
+    def compute_gang_shape(self, gpus_per_node: int) -> tuple[int, int]:
         """Return (members, GPUs of each member)."""
         return choose_gang_shape(self.gpus, gpus_per_node)
 
@@ -72,9 +72,9 @@ class JobTrace:
         return len(self.job)
 
     def __iter__(self) -> Iterator[TraceJob]:
-        return (self.row(index) for index in range(len(self)))
+        return (self.get_job(index) for index in range(len(self)))
 
-    def row(self, index: int) -> TraceJob:
+    def get_job(self, index: int) -> TraceJob:
         return TraceJob(
             self.job[index],
             int(self.submit_ms[index]),
@@ -85,9 +85,9 @@ class JobTrace:
             self.queue[index] if self.queue else POOL,
         )
 
-    def rows(self, mask: NDArray[np.bool_]) -> list[TraceJob]:
+    def select_jobs(self, mask: NDArray[np.bool_]) -> list[TraceJob]:
         """Return the jobs that a mask (n,) selects, in order of submission."""
-        return [self.row(int(index)) for index in np.flatnonzero(mask)]
+        return [self.get_job(int(index)) for index in np.flatnonzero(mask)]
 
 
 def choose_gang_shape(gpus: int, gpus_per_node: int) -> tuple[int, int]:
@@ -172,14 +172,14 @@ def _make_venus_trace(table: pd.DataFrame, shift_ms: int, start_ms: int) -> JobT
         run_s=np.maximum(table["service_sec"].to_numpy(np.float64), 1.0),
         gpus=gpus,
         user=tuple(users),
-        class_=tuple(map(_class_of, jobs, gpus.tolist())),
+        class_=tuple(map(_choose_class, jobs, gpus.tolist())),
         start_ms=start_ms,
         source="venus",
         note=f"jobs are the Helios Venus trace ({len(table):,} GPU jobs of 2020, shifted by whole weeks)",
     )
 
 
-def _class_of(job: str, gpus: int) -> JobClass:
+def _choose_class(job: str, gpus: int) -> JobClass:
     """Choose a job's class by its size. For small jobs a hash of the name decides, so runs agree."""
     if gpus >= 8:
         return "training"
@@ -201,7 +201,7 @@ def generate_trace(
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS
     submit_ms = _draw_submit_times(rng, begin_ms, days_before + days_after, jobs_per_day=0.72 * capacity_gpus)
-    gpus = _sizes(rng, len(submit_ms), capacity_gpus)
+    gpus = _draw_sizes(rng, len(submit_ms), capacity_gpus)
     run_s = _draw_run_times(rng, len(submit_ms))
     submit_ms, run_s, gpus = _add_rushes(rng, submit_ms, run_s, gpus, start_ms, capacity_gpus, rush_h)
     order = np.argsort(submit_ms, kind="stable")
@@ -213,7 +213,7 @@ def generate_trace(
         run_s=run_s[order],
         gpus=gpus[order],
         user=tuple(f"u{number:02d}" for number in users.tolist()),
-        class_=tuple(map(_class_of, jobs, gpus[order].tolist())),
+        class_=tuple(map(_choose_class, jobs, gpus[order].tolist())),
         start_ms=start_ms,
         source="generator",
         note=f"jobs come from the seeded generator (seed {seed})",
@@ -237,7 +237,7 @@ def _draw_submit_times(rng: np.random.Generator, begin_ms: int, days: int, jobs_
     return np.sort(spaced).astype(np.int64)
 
 
-def _sizes(rng: np.random.Generator, n: int, capacity_gpus: int) -> NDArray[np.int32]:
+def _draw_sizes(rng: np.random.Generator, n: int, capacity_gpus: int) -> NDArray[np.int32]:
     sizes = np.array(_SIZES, np.int32)
     shares = np.where(sizes <= capacity_gpus, _SIZE_SHARES, 0.0)
     return rng.choice(sizes, n, p=shares / shares.sum())
@@ -261,7 +261,7 @@ def _extend_with_rush(trace: JobTrace, capacity_gpus: int, seed: int, rush_h: in
     order = np.argsort(submit_ms, kind="stable")
     more = tuple(f"rush-{number:06d}" for number in range(len(submit_ms) - len(trace)))
     jobs, users = trace.job + more, trace.user + ("rush",) * len(more)
-    classes = trace.class_ + tuple(map(_class_of, more, gpus[len(trace) :].tolist()))
+    classes = trace.class_ + tuple(map(_choose_class, more, gpus[len(trace) :].tolist()))
     return replace(
         trace,
         job=tuple(jobs[row] for row in order),
@@ -313,7 +313,7 @@ def _draw_rush(
     missing = int(1.15 * capacity_gpus) - int(gpus[alive].sum())
     sizes: list[int] = []
     while missing > 0:
-        sizes.append(int(_sizes(rng, 1, min(capacity_gpus, max(8, capacity_gpus // 8)))[0]))
+        sizes.append(int(_draw_sizes(rng, 1, min(capacity_gpus, max(8, capacity_gpus // 8)))[0]))
         missing -= sizes[-1]
     ago_ms = rng.integers(0, span_ms, len(sizes))
     runs = ago_ms / 1000 + rng.uniform(1800.0, 8 * 3600.0, len(sizes))

@@ -13,8 +13,8 @@ from fleetcast.simulator.faults.effects import (
     Death,
     Effects,
     HardwareLoad,
-    NeedsReset,
-    Passing,
+    ResetShape,
+    TransientShape,
 )
 from fleetcast.simulator.faults.magnitudes import (
     CpuContentionKind,
@@ -30,7 +30,7 @@ SOFT_HEAT, HARD_HEAT = 0.4, 0.75
 
 
 @dataclass(slots=True)
-class ThermalThrottle(Passing):
+class ThermalThrottle(TransientShape):
     """A fault in which a GPU overheats and throttles.
 
     `heat` goes from 0 to 1 with time constant `tau_s` while the GPU is busy. Throttling is soft from 0.4 and
@@ -77,7 +77,7 @@ class ThermalThrottle(Passing):
 
 
 @dataclass(slots=True)
-class PowerBrake(Passing):
+class PowerBrake(TransientShape):
     ratio: float
 
     @classmethod
@@ -94,7 +94,7 @@ class PowerBrake(Passing):
 
 
 @dataclass(slots=True)
-class PcieDowngrade(NeedsReset):
+class PcieDowngrade(ResetShape):
     width: int
     gen: int
     replays_per_s: float
@@ -118,7 +118,7 @@ class PcieDowngrade(NeedsReset):
 
 
 @dataclass(slots=True)
-class EccStorm(NeedsReset):
+class EccStorm(ResetShape):
     """A fault with corrected errors in bursts.
 
     At age `dbe_s` an uncorrected error occurs with its XIDs, and kills the job. None: it never occurs.
@@ -162,26 +162,26 @@ class EccStorm(NeedsReset):
     def _make_error_bumps(self, node: int, unit: int) -> list[tuple[float, Bump]]:
         assert self.dbe_s is not None
 
-        def bump(name: str, amount: float, sets: bool = False) -> Bump:
+        def make_bump(name: str, amount: float, sets: bool = False) -> Bump:
             return Bump("gpu", name, node, unit, amount, sets)
 
         remap = (
-            bump("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1, sets=True)
+            make_bump("DCGM_FI_DEV_ROW_REMAP_FAILURE", 1, sets=True)
             if self.remap_fails
-            else bump("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 1)
+            else make_bump("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", 1)
         )
         xid = "DCGM_FI_DEV_XID_ERRORS"
         return [
-            (self.dbe_s, bump("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1)),
-            (self.dbe_s, bump(xid, 48, sets=True)),
-            (self.dbe_s + 1, bump(xid, 64 if self.remap_fails else 63, sets=True)),
+            (self.dbe_s, make_bump("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 1)),
+            (self.dbe_s, make_bump(xid, 48, sets=True)),
+            (self.dbe_s + 1, make_bump(xid, 64 if self.remap_fails else 63, sets=True)),
             (self.dbe_s + 1, remap),
-            (self.dbe_s + 4, bump(xid, 94 if self.contained else 95, sets=True)),
+            (self.dbe_s + 4, make_bump(xid, 94 if self.contained else 95, sets=True)),
         ]
 
 
 @dataclass(slots=True)
-class GpuOffBus(NeedsReset):
+class GpuOffBus(ResetShape):
     """A fault in which a GPU falls off the bus and its series vanish.
 
     For `warns_s` before that, the XID gauge shows 79, or the page freezes. If `warns_s` is 0, the series
@@ -191,7 +191,7 @@ class GpuOffBus(NeedsReset):
     warns_s: float
     freezes: bool
     delay_s: float
-    slipping: "Slipping"
+    slipping: "ScrapeDegradation"
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kind: GpuOffBusKind) -> "GpuOffBus":
@@ -199,7 +199,7 @@ class GpuOffBus(NeedsReset):
         freezes = bool(rng.random() < kind.freezes_share)
         warns_s = rng.uniform(*kind.warns_s) if warns else 0.0
         delay_s = rng.uniform(*kind.delay_s)
-        return cls(warns_s, freezes, delay_s, Slipping(delay_s / 2, kind.lost_scrapes_share, rng.spawn(1)[0]))
+        return cls(warns_s, freezes, delay_s, ScrapeDegradation(delay_s / 2, kind.lost_scrapes_share, rng.spawn(1)[0]))
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         if age_s < 0:
@@ -225,7 +225,7 @@ class GpuOffBus(NeedsReset):
 
 
 @dataclass(slots=True)
-class Slipping:
+class ScrapeDegradation:
     """The precursor of a loss: scrapes take longer, and some get no answer. No values change."""
 
     delay_s: float
@@ -239,14 +239,14 @@ class Slipping:
 
 
 @dataclass(slots=True)
-class LostNode(NeedsReset):
+class LostNode(ResetShape):
     heartbeat_s: float
-    slipping: Slipping
+    slipping: ScrapeDegradation
 
     @classmethod
     def draw(cls, rng: np.random.Generator, kind: NodeLostKind) -> "LostNode":
         own = rng.spawn(1)[0]
-        slipping = Slipping(own.uniform(*kind.delay_s), kind.lost_scrapes_share, own)
+        slipping = ScrapeDegradation(own.uniform(*kind.delay_s), kind.lost_scrapes_share, own)
         return cls(own.uniform(*kind.heartbeat_s), slipping)
 
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
@@ -261,7 +261,7 @@ class LostNode(NeedsReset):
 
 
 @dataclass(slots=True)
-class CpuContention(Passing):
+class CpuContention(TransientShape):
     """A fault in which another program takes the CPUs of a host, in gusts.
 
     The GPUs of that host wait for their kernels, and the other ranks of the gang wait for the ranks on that

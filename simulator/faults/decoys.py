@@ -5,7 +5,13 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.simulator.faults.effects import REASON_SW_POWER_CAP, ActivityLevels, Effects, HardwareLoad, Passing
+from fleetcast.simulator.faults.effects import (
+    REASON_SW_POWER_CAP,
+    ActivityLevels,
+    Effects,
+    HardwareLoad,
+    TransientShape,
+)
 from fleetcast.simulator.faults.magnitudes import (
     ExporterRestartKind,
     PhaseChangeKind,
@@ -16,7 +22,7 @@ from fleetcast.simulator.hardware.workload import CONTEXT_POWER_W, POWER_BY_CLOC
 
 
 @dataclass(slots=True)
-class PhaseDecoy(Passing):
+class PhaseDecoy(TransientShape):
     """A decoy in which all ranks of the job on this node checkpoint or evaluate at the same time."""
 
     phase: JobPhase
@@ -30,7 +36,7 @@ class PhaseDecoy(Passing):
 
 
 @dataclass(slots=True)
-class PowerCap(Passing):
+class PowerCap(TransientShape):
     """A decoy in which an operator sets a power limit on purpose.
 
     The board draws no more, so its clocks are lower, and the clock event reasons say why. The limit is the power
@@ -65,7 +71,7 @@ class PowerCap(Passing):
 
 
 @dataclass(slots=True)
-class ExporterRestart(Passing):
+class ExporterRestart(TransientShape):
     """A decoy in which an exporter does not answer for `down_s` and then restarts its counters.
 
     It shows no XID.
@@ -96,7 +102,7 @@ class ExporterRestart(Passing):
 
 
 @dataclass(slots=True)
-class SequenceImbalance(Passing):
+class SequenceImbalance(TransientShape):
     """A decoy in which ranks get sequences of different lengths, drawn again every `hold_s`.
 
     All ranks wait for the rank with the longest sequences.
@@ -126,7 +132,7 @@ class SequenceImbalance(Passing):
 
 
 @dataclass(slots=True)
-class PhaseChange(Passing):
+class PhaseChange(TransientShape):
     """A decoy in which all ranks of the job change their work for a while.
 
     Examples are longer sequences, another data set, or more layers.

@@ -49,12 +49,12 @@ class DetectionTable:
         rows = self.faults[kind]
         return rows[int(rng.integers(len(rows)))]
 
-    def summary(self) -> dict[str, dict[str, float | None]]:
+    def summarise(self) -> dict[str, dict[str, float | None]]:
         """Return for each kind the number of measured faults, the detected share and the median delay in s.
 
         The delay is of the detected faults, and None if there are none.
         """
-        return {kind: _summary([row.delay_s for row in rows]) for kind, rows in self.faults.items()}
+        return {kind: _summarise_delays([row.delay_s for row in rows]) for kind, rows in self.faults.items()}
 
     @property
     def false_alarm_share(self) -> float:
@@ -63,7 +63,7 @@ class DetectionTable:
         return sum(alarms) / max(1, len(alarms))
 
 
-def _summary(delays_s: list[float]) -> dict[str, float | None]:
+def _summarise_delays(delays_s: list[float]) -> dict[str, float | None]:
     seen = [delay_s for delay_s in delays_s if math.isfinite(delay_s)]
     return {
         "measured": len(delays_s),

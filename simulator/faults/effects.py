@@ -105,9 +105,9 @@ class Effects:
 
     def __post_init__(self) -> None:
         self.renamed = np.zeros(self.nodes, bool)
-        self.clear()
+        self.reset()
 
-    def clear(self) -> None:
+    def reset(self) -> None:
         """Reset all effects to those of healthy hardware. A renamed exporter stays renamed."""
         shape = (self.nodes, self.gpus)
         self.clock_ratio = np.ones(shape)
@@ -148,7 +148,7 @@ class FaultShape(Protocol):
 
 
 @dataclass(slots=True)
-class Passing:
+class TransientShape:
     """The base of a fault that leaves nothing behind when it ends."""
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
@@ -156,7 +156,7 @@ class Passing:
 
 
 @dataclass(slots=True)
-class NeedsReset:
+class ResetShape:
     """The base of a fault whose repair resets the GPU (unit -1: all GPUs of the node).
 
     Volatile counters and the XID then restart.

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.decode_faults import explain
+from fleetcast.fleet.decode_faults import find_first_fault
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.toml_lines import find_key_lines, find_nearest_line
 from fleetcast.fleet.toml_text import read_toml
@@ -89,7 +89,7 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     communication_share: float = 0.25
 
 
-def _usual() -> Magnitudes:
+def _make_default_kinds() -> Magnitudes:
     """Return the default kinds: decoys occur a few times in a node-day, and losses may have precursors."""
     kinds = Magnitudes()
     decoys = dict.fromkeys(DECOY_KINDS, 500.0)
@@ -97,7 +97,7 @@ def _usual() -> Magnitudes:
     change = {kind: {"rate": rate} for kind, rate in decoys.items()}
     change |= {kind: {"precursor_share": share} for kind, share in lead.items()}
     return msgspec.structs.replace(
-        kinds, **{kind: msgspec.structs.replace(kinds.of(kind), **fields) for kind, fields in change.items()}
+        kinds, **{kind: msgspec.structs.replace(kinds.get_kind(kind), **fields) for kind, fields in change.items()}
     )
 
 
@@ -118,14 +118,14 @@ class FaultFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     jobs: JobsTable = JobsTable()
     draw: DrawTable = DrawTable()
     recorded: RecordedTable = RecordedTable()
-    kinds: Magnitudes = msgspec.field(default_factory=_usual)
+    kinds: Magnitudes = msgspec.field(default_factory=_make_default_kinds)
 
-    def settings(self) -> FaultSettings:
+    def make_settings(self) -> FaultSettings:
         """Return the settings of a fault plan that has a Poisson process for each kind."""
         draw = self.draw
         faults = {kind: row for kind, row in self.kinds.items() if isinstance(row, FaultKind)}
         rates = {kind: row.rate * draw.scale for kind, row in faults.items()}
-        rates |= {kind: self.kinds.of(kind).rate * draw.decoy_scale for kind in DECOY_KINDS}
+        rates |= {kind: self.kinds.get_kind(kind).rate * draw.decoy_scale for kind in DECOY_KINDS}
         own = draw.precursor_share
         return FaultSettings(
             rates=rates,
@@ -164,10 +164,10 @@ def parse_fault_file(text: str, name: str = "the file") -> FaultFile:
     try:
         file = msgspec.convert(whole, FaultFile)
     except msgspec.ValidationError as error:
-        fault = explain(error, FaultFile, whole, toml=True)
+        fault = find_first_fault(error, FaultFile, whole, toml=True)
         line = f"line {find_nearest_line(find_key_lines(text), fault.path)}: "
         raise ConfigError(f"{name}: {line}{fault.sentence}; --print-config shows every key") from None
-    problem = _problem(file)
+    problem = _find_problem(file)
     if problem:
         raise ConfigError(f"{name}: {problem}")
     return file
@@ -180,7 +180,7 @@ def _merge_tables(usual: Any, given: Any) -> Any:
     return usual | {key: _merge_tables(usual.get(key), value) for key, value in given.items()}
 
 
-def _problem(file: FaultFile) -> str:
+def _find_problem(file: FaultFile) -> str:
     """Return a problem that the types of the settings cannot express, or "" if the file is valid."""
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", file.name):
         return f"name = {file.name!r}: letters, digits, dots, dashes; it names the folder"
@@ -208,27 +208,27 @@ def format_fault_file(file: FaultFile) -> str:
     """Return the file as TOML. `parse_fault_file` reads the same settings back."""
     tables = msgspec.to_builtins(file)
     kinds = tables.pop("kinds")
-    head = [f"{key} = {_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
-    parts = ["\n".join([*_comment(file), *head])]
+    head = [f"{key} = {_format_toml(value)}" for key, value in tables.items() if not isinstance(value, dict)]
+    parts = ["\n".join([*_make_comment(file), *head])]
     named = {key: value for key, value in tables.items() if isinstance(value, dict)}
     named |= {f"kinds.{kind}": kinds[kind] for kind in (*FAULT_KINDS, *DECOY_KINDS)}
     for key, table in named.items():
-        rows = [f"{name} = {_toml(value)}" for name, value in table.items()]
-        parts.append("\n".join([*_comment(getattr(file, key, None)), f"[{key}]", *rows]))
+        rows = [f"{name} = {_format_toml(value)}" for name, value in table.items()]
+        parts.append("\n".join([*_make_comment(getattr(file, key, None)), f"[{key}]", *rows]))
     return "\n\n".join(parts) + "\n"
 
 
-def _comment(table: object) -> list[str]:
+def _make_comment(table: object) -> list[str]:
     """Return the docstring of a table as lines of a TOML comment."""
     words = inspect.getdoc(table) if table is not None else None
     return [f"# {line}".rstrip() for line in words.splitlines()] if words else []
 
 
-def _toml(value: Any) -> str:
+def _format_toml(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, list | tuple):
-        return f"[{', '.join(_toml(item) for item in value)}]"
+        return f"[{', '.join(_format_toml(item) for item in value)}]"
     return repr(value)

@@ -61,5 +61,5 @@ def draw_shape(kind: str, rng: np.random.Generator, magnitudes: Magnitudes = USU
 
     Raises ValueError for an unknown kind.
     """
-    ranges = magnitudes.of(kind)
+    ranges = magnitudes.get_kind(kind)
     return _DRAW[kind](rng, ranges)

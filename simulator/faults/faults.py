@@ -123,9 +123,9 @@ class FaultPlan:
             shape = replace(shape, **magnitudes)  # type: ignore[type-var]
         unit = -1 if kind in NODE_KINDS else int(self._rng.integers(self._gpus)) if gpu is None else gpu
         end_ms = end_ms if end_ms is not None else start_ms + int(self._draw_duration_s(kind) * 1000)
-        return self._add(kind, self._row[node], unit, start_ms, end_ms, 0, shape)
+        return self._add_incident(kind, self._row[node], unit, start_ms, end_ms, 0, shape)
 
-    def begin(self, settings: FaultSettings) -> None:
+    def start_drawing(self, settings: FaultSettings) -> None:
         """Draw faults with these settings from the next step on."""
         self.settings = settings
         self._due_ms = {}
@@ -137,29 +137,29 @@ class FaultPlan:
             if now_ms < incident.start_ms - incident.lead_ms:
                 continue
             if now_ms >= incident.end_ms:
-                self._end(incident, effects, incident.end_ms)
+                self._end_incident(incident, effects, incident.end_ms)
                 continue
             age_s = (now_ms - incident.start_ms) / 1000
             shows = incident.shape.apply(effects, load, incident.node, incident.unit, age_s, dt_s)
-            self._log_incident(incident, shows, now_ms, dt_s)
+            self._update_visibility(incident, shows, now_ms, dt_s)
 
-    def clear(self, node: str, now_ms: int) -> None:
+    def end_node_faults(self, node: str, now_ms: int) -> None:
         """Let all faults of a node end at the next step, because it is repaired. Decoys stay."""
         row = self._row[node]
         for incident in self._incidents:
             if incident.node == row and not incident.benign:
                 incident.end_ms = min(incident.end_ms, now_ms)
 
-    def records(self) -> list[FaultRecord]:
+    def list_records(self) -> list[FaultRecord]:
         """Return the latest record of every fault that has started, in order of start."""
         return list(self._records.values())
 
-    def changes(self) -> list[FaultRecord]:
+    def pop_changed_records(self) -> list[FaultRecord]:
         """Return the records that are new or changed since the last call: the next lines of truth.jsonl."""
         changed, self._changed = list(self._changed.values()), {}
         return changed
 
-    def active(self) -> Sequence[Incident]:
+    def list_incidents(self) -> Sequence[Incident]:
         """Return every incident that is planned or in progress."""
         return self._incidents
 
@@ -167,17 +167,19 @@ class FaultPlan:
         """Return the nodes with a planned or active fault that is not benign."""
         return {self._names[incident.node] for incident in self._incidents if not incident.benign}
 
-    def _add(self, kind: str, node: int, unit: int, start_ms: int, end_ms: int, lead_ms: int, shape: FaultShape) -> str:
+    def _add_incident(
+        self, kind: str, node: int, unit: int, start_ms: int, end_ms: int, lead_ms: int, shape: FaultShape
+    ) -> str:
         self._planned += 1
         fault_id = f"f{self._planned:04d}"
         benign = kind in DECOY_KINDS
         self._incidents.append(Incident(fault_id, kind, node, unit, start_ms, end_ms, lead_ms, benign, shape))
         return fault_id
 
-    def _log_incident(self, incident: Incident, shows: bool, now_ms: int, dt_s: float) -> None:
+    def _update_visibility(self, incident: Incident, shows: bool, now_ms: int, dt_s: float) -> None:
         if not incident.started:  # a precursor counts: who sees it is not wrong about the node
             incident.started = True
-            self._record(incident, None)
+            self._write_record(incident, None)
         if not shows or incident.visible_ms is not None:
             return
         if incident.shown_from_ms is None:
@@ -186,17 +188,17 @@ class FaultPlan:
             incident.shown_s += dt_s
         if incident.shown_s >= VISIBLE_AFTER_S:
             incident.visible_ms = incident.shown_from_ms
-            self._record(incident, None)
+            self._write_record(incident, None)
 
-    def _end(self, incident: Incident, effects: Effects, end_ms: int) -> None:
+    def _end_incident(self, incident: Incident, effects: Effects, end_ms: int) -> None:
         incident.shape.end(effects, incident.node, incident.unit)
         self._incidents.remove(incident)
-        self._record(incident, max(end_ms, incident.start_ms))
+        self._write_record(incident, max(end_ms, incident.start_ms))
         if self.settings.repeat_share and not incident.benign and self._rng.random() < self.settings.repeat_share:
             again_ms = end_ms + int(self._rng.uniform(0, self.settings.repeat_within_s) * 1000)
-            self._plan(incident.kind, incident.node, incident.unit, again_ms)
+            self._plan_incident(incident.kind, incident.node, incident.unit, again_ms)
 
-    def _record(self, incident: Incident, end_ms: int | None) -> None:
+    def _write_record(self, incident: Incident, end_ms: int | None) -> None:
         unit = incident.unit if incident.unit >= 0 else None
         record = FaultRecord(
             fault_id=incident.fault_id,
@@ -219,7 +221,7 @@ class FaultPlan:
             self._due_ms = self._draw_first_due_times(now_ms)
         for stream, due_ms in self._due_ms.items():
             while now_ms >= due_ms:
-                self._draw(stream, load, now_ms)
+                self._draw_fault(stream, load, now_ms)
                 due_ms += self._draw_gap_s(stream) * 1000
             self._due_ms[stream] = due_ms
 
@@ -242,14 +244,14 @@ class FaultPlan:
         per_s = self.settings.rates[stream] * len(self._names) / (1000 * 86_400)
         return float(self._rng.exponential(1 / per_s))
 
-    def _draw(self, stream: str, load: HardwareLoad, now_ms: int) -> None:
+    def _draw_fault(self, stream: str, load: HardwareLoad, now_ms: int) -> None:
         kind = self._choose_kind(stream)
-        place = self._place(kind, load)
+        place = self._choose_place(kind, load)
         if place is None:
             return
-        self._plan(kind, *place, now_ms)
+        self._plan_incident(kind, *place, now_ms)
 
-    def _plan(self, kind: str, node: int, unit: int, from_ms: int) -> None:
+    def _plan_incident(self, kind: str, node: int, unit: int, from_ms: int) -> None:
         """Plan an incident at `from_ms`, or after a precursor that begins then.
 
         Draws whether it has a precursor, its duration and its strength.
@@ -263,7 +265,7 @@ class FaultPlan:
         start_ms = from_ms + int(lead_s * 1000)
         end_ms = start_ms + int(self._draw_duration_s(kind) * 1000)
         shape = draw_shape(kind, self._rng, self.settings.magnitudes)
-        self._add(kind, node, unit, start_ms, end_ms, int(lead_s * 1000), shape)
+        self._add_incident(kind, node, unit, start_ms, end_ms, int(lead_s * 1000), shape)
 
     def _choose_kind(self, stream: str) -> str:
         if stream == "decoy":
@@ -276,14 +278,14 @@ class FaultPlan:
         return self._turn.pop()
 
     def _draw_duration_s(self, kind: str) -> float:
-        ranges = self.settings.magnitudes.of(kind)
+        ranges = self.settings.magnitudes.get_kind(kind)
         if isinstance(ranges, Decoy):
             return float(self._rng.uniform(*ranges.lasts_s))
         median_s = self.settings.median_s.get(kind, MEDIAN_S[kind])
         lasts_s = max(median_s * self._rng.lognormal(0.0, 0.8), self.settings.shortest_s)
         return float(min(lasts_s, self.settings.limit_s))
 
-    def _place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
+    def _choose_place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
         """Return a random (node, unit) on a node without a fault, or None. It is busy if possible.
 
         A slow fault gets no node with a job that another slow fault already slows.

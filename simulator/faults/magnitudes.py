@@ -19,12 +19,12 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
-            problem = _problem(name, getattr(self, name))
+            problem = _find_problem(name, getattr(self, name))
             if problem:
                 raise ValueError(problem)
 
 
-def _problem(name: str, value: object) -> str:
+def _find_problem(name: str, value: object) -> str:
     """Return a sentence that says what is wrong with a value, or "" if it is valid."""
     if isinstance(value, tuple) and value and value[0] > value[-1]:
         return f"{name} = {list(value)}: the low end comes first"
@@ -182,7 +182,7 @@ class Magnitudes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     phase_change: PhaseChangeKind = PhaseChangeKind()
     label_rename: ExporterRestartKind = ExporterRestartKind()
 
-    def of(self, kind: str) -> Kind:
+    def get_kind(self, kind: str) -> Kind:
         """Return the settings of a kind. Raises ValueError that names the known kinds."""
         if kind not in self.__struct_fields__:
             raise ValueError(f"fault kind {kind!r}: expected one of {', '.join(self.__struct_fields__)}")
@@ -204,18 +204,18 @@ NEUTRAL = {
 LEAST_LEFT = 0.05  # of a clock or an activity
 
 
-def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
+def scale_faults(kinds: Magnitudes, times: float) -> Magnitudes:
     """Return the kinds with faults `times` as strong: 2 is twice as far from the neutral value.
 
     Decoys do not change, because weak faults must be found among look-alikes of the usual strength.
 
-    >>> scaled(USUAL, 0.5).power_brake.clock
+    >>> scale_faults(USUAL, 0.5).power_brake.clock
     (0.7, 0.75)
-    >>> scaled(USUAL, 0.5).power_cap == USUAL.power_cap
+    >>> scale_faults(USUAL, 0.5).power_cap == USUAL.power_cap
     True
     """
 
-    def moved(name: str, span: Span) -> Span:
+    def scale_span(name: str, span: Span) -> Span:
         rest = NEUTRAL[name]
         low, high = (max(rest + (end - rest) * times, LEAST_LEFT * rest) for end in span)
         return round(low, 6), round(high, 6)
@@ -224,7 +224,7 @@ def scaled(kinds: Magnitudes, times: float) -> Magnitudes:
         if isinstance(row, Decoy):
             return row
         own = [name for name in row.__struct_fields__ if name in NEUTRAL]
-        return msgspec.structs.replace(row, **{name: moved(name, getattr(row, name)) for name in own})
+        return msgspec.structs.replace(row, **{name: scale_span(name, getattr(row, name)) for name in own})
 
     return msgspec.structs.replace(kinds, **{kind: scale_kind(row) for kind, row in kinds.items()})
 

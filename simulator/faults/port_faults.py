@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleetcast.simulator.faults.effects import Bump, Death, Effects, HardwareLoad, Passing
+from fleetcast.simulator.faults.effects import Bump, Death, Effects, HardwareLoad, TransientShape
 from fleetcast.simulator.faults.magnitudes import IbFlapKind, SlowNicKind
 
 FLAP_KILLS_S = 30.0
@@ -12,7 +12,7 @@ FIRST_FLAP_S = 2.0
 
 
 @dataclass(slots=True)
-class IbFlap(Passing):
+class IbFlap(TransientShape):
     """A fault of a link that goes down again and again.
 
     flaps: (begin, length) in seconds, drawn in advance. A flap that lies entirely within one step still counts.
@@ -61,7 +61,7 @@ class IbFlap(Passing):
 
 
 @dataclass(slots=True)
-class SlowNic(Passing):
+class SlowNic(TransientShape):
     slow: float
     wait_share: float
     half_rate: bool

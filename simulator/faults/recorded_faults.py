@@ -31,7 +31,14 @@ from fleetcast.simulator.hardware.h100 import (
     load_recorded_fleet,
 )
 from fleetcast.simulator.hardware.workload import CONTEXT_POWER_W, PHASE_LEVELS, POWER_BY_CLOCK, JobPhase
-from fleetcast.simulator.instrument import Say, TruthRecorder, make_folder, start_of, write_events, write_truth_file
+from fleetcast.simulator.instrument import (
+    Say,
+    TruthRecorder,
+    make_folder,
+    parse_start_ms,
+    write_events,
+    write_truth_file,
+)
 
 RECORDED = Path("faults") / "recorded"
 FAULTS = ("thermal_throttle", "power_brake", "gpu_off_bus", "cpu_contention", "slow_nic", "ib_flap", "node_lost")
@@ -58,25 +65,25 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     """
     runs = list(load_recorded_fleet(data).runs.values())
     folder = make_folder(out / RECORDED, file, file.recorded.interval_s)
-    (folder / "topology.toml").write_text(_topology([run.node for run in runs]), encoding="utf-8")
+    (folder / "topology.toml").write_text(_format_topology([run.node for run in runs]), encoding="utf-8")
     player = RecordingPlayer(runs, file)
     recorder = TruthRecorder(player.plan, player.find_job_and_factor)
     files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
-    start_ms, step_ms = start_of(file), round(file.recorded.interval_s * 1000)
+    start_ms, step_ms = parse_start_ms(file), round(file.recorded.interval_s * 1000)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
         for number in range(1, player.rounds + 1):
             now_ms = start_ms + number * step_ms
             player.advance(now_ms)
             recorder.record(now_ms)
-            write_events(events, player.events(now_ms))
+            write_events(events, player.pop_due_events(now_ms))
             if file.draw.repairs_told:
-                write_events(node_events, repairs.step(now_ms))
-            files.take(now_ms)
+                write_events(node_events, repairs.make_due_events(now_ms))
+            files.record_step(now_ms)
     files.close()
-    return write_truth_file(folder, recorder.truths(), say)
+    return write_truth_file(folder, recorder.make_truths(), say)
 
 
-def _topology(names: list[str]) -> str:
+def _format_topology(names: list[str]) -> str:
     listed = ", ".join(f'"{name}"' for name in names)
     return (
         '[[rack]]\nname = "r01"\nblock = "b1"\nrail_group = "rg1"\ncluster = "recorded"\npower_domain = "p01"\n'
@@ -85,7 +92,7 @@ def _topology(names: list[str]) -> str:
     )
 
 
-def settings_of(file: FaultFile) -> FaultSettings:
+def make_settings(file: FaultFile) -> FaultSettings:
     """Return fault settings for regular faults of the kinds that recordings can show, each kind in turn."""
     table = file.recorded
     middle_s = float(np.sqrt(table.shortest_s * table.limit_s))
@@ -119,7 +126,7 @@ class RecordingPlayer:
         self.jobs = [run.node.split("-node")[0] for run in runs]
         slots = {job: number for number, job in enumerate(dict.fromkeys(self.jobs), start=1)}
         self.slot = np.repeat(np.array([slots[job] for job in self.jobs], np.int32)[:, None], GPUS, axis=1)
-        self.plan = FaultPlan(self.names, GPUS, settings_of(file), file.seed)
+        self.plan = FaultPlan(self.names, GPUS, make_settings(file), file.seed)
         self.effects = Effects(len(runs), GPUS)
         self.body = physics.Body.draw(np.random.default_rng([file.seed, 22]), len(runs), GPUS)
         held = np.array([run.gpus.values.shape[2] if run.gpus else 0 for run in runs])
@@ -152,20 +159,20 @@ class RecordingPlayer:
         before = self._raw_port.copy()
         for row, run in enumerate(self.runs):
             if run.gpus:
-                self._raw_gpu[:, row, self.cells[row]] = run.gpus.at(age_s)
+                self._raw_gpu[:, row, self.cells[row]] = run.gpus.find_values_at(age_s)
             if run.ports:
-                self._raw_port[:, row] = run.ports.at(age_s)
+                self._raw_port[:, row] = run.ports.find_values_at(age_s)
             if run.power:
-                self.power[0, row] = run.power.at(age_s)[0]
+                self.power[0, row] = run.power.find_values_at(age_s)[0]
         moved = self._raw_port - before if dt_s else np.zeros_like(before)
         self._port_rate = np.nan_to_num(moved[1] / dt_s) if dt_s else np.zeros(self.slot.shape)
-        self.effects.clear()
-        self.plan.advance(self.effects, self._load(age_s), now_ms, dt_s)
-        levels = self._levels()
+        self.effects.reset()
+        self.plan.advance(self.effects, self._make_load(age_s), now_ms, dt_s)
+        levels = self._compute_levels()
         self._update_gpus(levels, dt_s)
         self._update_ports(levels, moved)
 
-    def events(self, now_ms: int) -> list[JobEvent]:
+    def pop_due_events(self, now_ms: int) -> list[JobEvent]:
         """Return the job events since the last call.
 
         With each loop of its run, a job ends and begins again as its next attempt.
@@ -200,7 +207,7 @@ class RecordingPlayer:
         assert self._start_ms is not None
         return int((now_ms - self._start_ms) / 1000 // series.span_s)
 
-    def _load(self, age_s: float) -> HardwareLoad:
+    def _make_load(self, age_s: float) -> HardwareLoad:
         busy = np.nan_to_num(self._raw_gpu[_POWER]) > BUSY_W
         networked = self.has_ports[:, None] & (self._port_rate > NETWORKED_BYTES_PER_S)
         size = np.bincount(self.slot.ravel(), minlength=len(self.factor))
@@ -208,7 +215,7 @@ class RecordingPlayer:
             self.slot, busy, networked, np.nan_to_num(self._raw_gpu[_POWER]), size, np.full(len(self.factor), age_s)
         )
 
-    def _levels(self) -> Values:
+    def _compute_levels(self) -> Values:
         """Return (slot, 5) factors of activity, utilisation, NVLink, InfiniBand and PCIe.
 
         Also updates `factor`.
@@ -225,7 +232,7 @@ class RecordingPlayer:
         for slot, phase in effects.forced_phase.items():
             levels[slot] = PHASE_LEVELS[phase]
         for slot, changed in effects.levels.items():
-            levels[slot] *= _row_of(changed)
+            levels[slot] *= _list_factors(changed)
         hung = np.unique(self.slot[effects.hung])
         levels[:, [0, 2, 3, 4]] /= self.factor[:, None]
         levels[hung] = PHASE_LEVELS[JobPhase.HUNG]
@@ -286,7 +293,7 @@ class RecordingPlayer:
         self.port = np.where(first, self._raw_port, self.port + np.nan_to_num(moved) * sent)
 
 
-def _row_of(levels: ActivityLevels) -> tuple[float, ...]:
+def _list_factors(levels: ActivityLevels) -> tuple[float, ...]:
     return levels.activity, 1.0, levels.traffic, levels.traffic, 1.0
 
 
@@ -305,9 +312,9 @@ class Files:
     def __post_init__(self) -> None:
         self.rng = np.random.default_rng([23, len(self.player.names)])
         self.columns = [
-            Columns.of(DCGM_FIELDS, {"gpu": "0"}, EntityKind.GPU),
-            Columns.of(RECORDED_PORT_FIELDS, {"device": "mlx5_0", "port": "1"}, EntityKind.PORT),
-            Columns.of(NODE_FIELDS, {"chip": "platform_power_meter", "sensor": "power1"}, EntityKind.NODE),
+            Columns.from_fields(DCGM_FIELDS, {"gpu": "0"}, EntityKind.GPU),
+            Columns.from_fields(RECORDED_PORT_FIELDS, {"device": "mlx5_0", "port": "1"}, EntityKind.PORT),
+            Columns.from_fields(NODE_FIELDS, {"chip": "platform_power_meter", "sensor": "power1"}, EntityKind.NODE),
         ]
         names = [self.columns[0].names, self.columns[1].names, (*SCRAPE_METRICS, *self.columns[2].names)]
         kinds = (EntityKind.GPU, EntityKind.PORT, EntityKind.NODE)
@@ -315,15 +322,15 @@ class Files:
             SampleFile(self.folder, kind, self.player.names, own) for kind, own in zip(kinds, names, strict=True)
         ]
 
-    def take(self, now_ms: int) -> None:
+    def record_step(self, now_ms: int) -> None:
         player, effects = self.player, self.player.effects
         self.times.append(now_ms)
         up, node_up = player.has_gpus & ~effects.page_down[:, 0], ~effects.page_down[:, 1]
         present = effects.present & up[:, None] & player.cells
         ports = np.repeat((player.has_ports & node_up)[:, None], GPUS, axis=1)
-        gpu = self.columns[0].values(player.gpu.reshape(len(player.gpu), -1))
-        port = self.columns[1].values(player.port.reshape(len(player.port), -1))
-        host = self.columns[2].values(player.power)
+        gpu = self.columns[0].convert(player.gpu.reshape(len(player.gpu), -1))
+        port = self.columns[1].convert(player.port.reshape(len(player.port), -1))
+        host = self.columns[2].convert(player.power)
         host[:, ~node_up] = np.nan
         late_s = effects.page_delay_s + self.rng.uniform(*SCRAPE_TAKES_S, len(up))
         answers = np.where(player.has_gpus, up, node_up).astype(float)
@@ -335,5 +342,5 @@ class Files:
 
     def close(self) -> None:
         for file, parts in zip(self.files, self.parts, strict=True):
-            file.write(self.times, parts)
+            file.write_rounds(self.times, parts)
             file.close()

@@ -134,7 +134,7 @@ class SimulatedFleet:
         """Remove a job from its GPUs. Does nothing if the job no longer runs."""
         self.gangs.stop(job)
 
-    def failed_jobs(self) -> list[FailedJob]:
+    def pop_failed_jobs(self) -> list[FailedJob]:
         """Return (job, category, node, message) of the jobs that faults have killed since the last call.
 
         They no longer hold GPUs.
@@ -142,13 +142,13 @@ class SimulatedFleet:
         failed, self._failed = self._failed, []
         return failed
 
-    def step_time_s(self, job: str) -> float:
+    def draw_step_time_s(self, job: str) -> float:
         """Draw the seconds that a step takes now, slowed by the job's worst member.
 
         It is inf while the job hangs, and nan while it loads or if it does not run.
         """
         gang = self.gangs.by_job.get(job)
-        if gang is None or self.phase(job) in ("init", "loading"):
+        if gang is None or self.get_phase(job) in ("init", "loading"):
             return math.nan
         return math.inf if self._is_hung(gang) else sum(self._draw_step(gang))
 
@@ -164,7 +164,7 @@ class SimulatedFleet:
         step_s = (
             gang.profile.step_s * levels.step * self._find_gang_slowdown(gang) * float(self._rng.lognormal(0.0, 0.01))
         )
-        if self.phase(gang.job) == "checkpoint":
+        if self.get_phase(gang.job) == "checkpoint":
             return step_s, gang.profile.checkpoint_s
         if self._rng.random() < 0.005:
             return step_s, step_s * (self._rng.uniform(1.5, 3.0) - 1)
@@ -176,7 +176,7 @@ class SimulatedFleet:
         Returns an empty list if the job does not step.
         """
         gang = self.gangs.by_job.get(job)
-        if gang is None or self.phase(job) in ("init", "loading") or self._is_hung(gang):
+        if gang is None or self.get_phase(job) in ("init", "loading") or self._is_hung(gang):
             return []
         step_s, data_s = self._draw_step(gang)
         own_s = gang.profile.step_s * self.effects.levels.get(gang.slot, ActivityLevels()).step
@@ -192,7 +192,7 @@ class SimulatedFleet:
             for row in gang.ranks
         ]
 
-    def step_parts(self, job: str, step_s: float) -> StepParts | None:
+    def split_step(self, job: str, step_s: float) -> StepParts | None:
         """Divide a step of `step_s` seconds along its critical path. Returns None if the job does not step.
 
         First the slowest rank computes, then all ranks communicate. The time beyond the usual length is waiting for
@@ -206,7 +206,7 @@ class SimulatedFleet:
         slowest = float(physics.compute_own_speed(self.effects)[gang.node, gang.gpu].min())
         own_s = min(usual_s * (1 - gang.profile.communication_share) / slowest, step_s - waits_s)
         loads_s = LOADER_SHARE * own_s
-        is_saving = self.phase(job) == "checkpoint"
+        is_saving = self.get_phase(job) == "checkpoint"
         return StepParts(
             compute=round(own_s - loads_s, 4),
             communication=round(step_s - waits_s - own_s, 4),
@@ -222,7 +222,7 @@ class SimulatedFleet:
         gang = self.gangs.by_job.get(job)
         return 1.0 if gang is None else self._find_gang_slowdown(gang)
 
-    def phase(self, job: str) -> str:
+    def get_phase(self, job: str) -> str:
         """Return a job's phase by its name in job events.
 
         It is "init" before the fleet's first step, and "" if the job does not run.
@@ -242,12 +242,12 @@ class SimulatedFleet:
         """
         dt_s = 0.0 if self.time_ms is None else max(0, now_ms - self.time_ms) / 1000
         self.time_ms = now_ms if self.time_ms is None else max(self.time_ms, now_ms)
-        self.sensors.integrate(dt_s)
+        self.sensors.grow_counters(dt_s)
         self._apply_faults(dt_s)
         self._apply_faults_to_jobs()
-        self.sensors.follow(self.gangs, self._phase, self._factor, self.effects, self.time_ms, dt_s)
+        self.sensors.update(self.gangs, self._phase, self._factor, self.effects, self.time_ms, dt_s)
 
-    def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
+    def render_page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
         """Return the exposition text of one exporter.
 
         Counters are extrapolated to `now_ms`, by default the time of the last step.
@@ -255,54 +255,54 @@ class SimulatedFleet:
         row = self.rows[node]
         ahead_s = 0.0 if now_ms is None or self.time_ms is None else max(0, now_ms - self.time_ms) / 1000
         if exporter == "node":
-            return self._node_pages[node].write(*self.sensors.extrapolate_host_values(row, ahead_s))
+            return self._node_pages[node].render(*self.sensors.extrapolate_host_values(row, ahead_s))
         if self.effects.frozen[row] and node in self._frozen:
             return self._frozen[node]
         if self.effects.renamed[row] and not self._pages[node].renamed:
             self._pages[node] = DcgmPage(node, self.spec.gpus, renamed=True)
-        page = self._pages[node].write(self.sensors.gpu_values(row, ahead_s), self.effects.present[row])
+        page = self._pages[node].render(self.sensors.extrapolate_gpu_values(row, ahead_s), self.effects.present[row])
         if self.effects.frozen[row]:
             self._frozen[node] = page
         else:
             self._frozen.pop(node, None)
         return page
 
-    def targets(self) -> Iterable[tuple[str, str]]:
+    def list_targets(self) -> Iterable[tuple[str, str]]:
         """Return the (node, exporter) of every page."""
         return [(name, exporter) for name in self.names for exporter in EXPORTERS]
 
-    def answers(self, node: str, exporter: str) -> bool:
+    def is_answering(self, node: str, exporter: str) -> bool:
         """Return whether this exporter of a node answers requests now."""
         return not self.effects.page_down[self.rows[node], EXPORTERS.index(exporter)]
 
-    def delay_s(self, node: str) -> float:
+    def get_delay_s(self, node: str) -> float:
         """Return by how many wall seconds the answers of the node's DCGM exporter are late now."""
         return float(self.effects.page_delay_s[self.rows[node]])
 
     def _apply_faults(self, dt_s: float) -> None:
         assert self.time_ms is not None
-        self.effects.clear()
-        phase = self.gangs.phases(self.time_ms)
-        load = self._load(phase)
+        self.effects.reset()
+        phase = self.gangs.compute_phases(self.time_ms)
+        load = self._make_load(phase)
         self.faults.advance(self.effects, load, self.time_ms, dt_s)
         for slot, forced in self.effects.forced_phase.items():
             if phase[slot] == JobPhase.STEADY:
                 phase[slot] = forced
         self._phase = phase
-        self.sensors.apply(self.effects)
+        self.sensors.apply_effects(self.effects)
 
-    def _load(self, phase: NDArray[np.int64]) -> HardwareLoad:
+    def _make_load(self, phase: NDArray[np.int64]) -> HardwareLoad:
         assert self.time_ms is not None
         works = physics.is_computing(phase)
-        hot = works & (self.gangs.level("power_w") > BUSY_W)
+        hot = works & (self.gangs.get_levels("power_w") > BUSY_W)
         slot = self.gangs.slot
         return HardwareLoad(
             slot=slot,
             busy=hot[slot],
             networked=works[slot] & (physics.compute_port_traffic(self.gangs) > 0),
-            asks_w=self.gangs.level("power_w")[slot],
+            asks_w=self.gangs.get_levels("power_w")[slot],
             size=self.gangs.size,
-            age_s=self.gangs.age_s(self.time_ms),
+            age_s=self.gangs.compute_age_s(self.time_ms),
         )
 
     def _apply_faults_to_jobs(self) -> None:
@@ -311,10 +311,10 @@ class SimulatedFleet:
         for death in self.effects.deaths:
             cells = slice(None) if death.gpu < 0 else death.gpu
             for slot in np.unique(self.gangs.slot[death.node, cells]).tolist():
-                self._fail(slot, death.category, death.node, death.message)
+                self._fail_job(slot, death.category, death.node, death.message)
         for node, gpu in np.argwhere(self.effects.hung & (self.gangs.slot > 0)).tolist():
             self._hang_job(int(self.gangs.slot[node, gpu]), node)
-        self._factor = physics.slowdown(self.gangs, self.effects)
+        self._factor = physics.compute_slowdowns(self.gangs, self.effects)
 
     def _hang_job(self, slot: int, node: int) -> None:
         assert self.time_ms is not None
@@ -323,9 +323,9 @@ class SimulatedFleet:
             self.gangs.hung_since_ms[slot] = self.time_ms
             self._phase[slot] = JobPhase.HUNG
         elif self.time_ms - since_ms >= self.faults.settings.watchdog_s * 1000:
-            self._fail(slot, "hardware", node, "NCCL watchdog: collective timed out")
+            self._fail_job(slot, "hardware", node, "NCCL watchdog: collective timed out")
 
-    def _fail(self, slot: int, category: str, node: int, message: str) -> None:
+    def _fail_job(self, slot: int, category: str, node: int, message: str) -> None:
         gang = self.gangs.by_slot.get(slot)
         if gang is not None:
             self.gangs.stop(gang.job)

@@ -44,7 +44,7 @@ class Columns:
     whole: NDArray[np.bool_]  # printed without decimals
 
     @classmethod
-    def of(cls, fields: Sequence[Field], labels: dict[str, str], kind: EntityKind) -> "Columns":
+    def from_fields(cls, fields: Sequence[Field], labels: dict[str, str], kind: EntityKind) -> "Columns":
         resolve = ExporterResolver(Entities())
         target = Target("n1", fixed=True)
         found: list[tuple[Series, int]] = []
@@ -56,11 +56,13 @@ class Columns:
         return cls(
             tuple(METRICS[kind][series.metric].name for series, _ in found),
             rows,
-            Conversion.of(*([getattr(one, name) for one, _ in found] for name in ("scale", "form", "ceiling"))),
+            Conversion.from_fields(
+                *([getattr(one, name) for one, _ in found] for name in ("scale", "form", "ceiling"))
+            ),
             np.array([fields[row].format == "%d" for row in rows.tolist()], bool),
         )
 
-    def values(self, raw: Values) -> Values:
+    def convert(self, raw: Values) -> Values:
         """Convert (row, cell) raw numbers to (metric, cell) values in our units, NaN if missing."""
         chosen = raw[self.rows]
         chosen[self.whole] = np.trunc(chosen[self.whole])
@@ -84,7 +86,7 @@ def _list_cpu_columns() -> tuple[tuple[str, int], ...]:
     """Return (metric name, row of CPU_MODES) for each CPU mode that is a metric of the catalogue."""
     found = []
     for row, mode in enumerate(CPU_MODES):
-        columns = Columns.of([_CPU_FIELD], {"cpu": "0", "mode": mode}, EntityKind.NODE)
+        columns = Columns.from_fields([_CPU_FIELD], {"cpu": "0", "mode": mode}, EntityKind.NODE)
         found += [(name, row) for name in columns.names]
     return tuple(found)
 
@@ -112,9 +114,9 @@ class Recorder:
 
     def __post_init__(self) -> None:
         self._rng = np.random.default_rng([self.seed, 21])
-        self._gpu = Columns.of(GPU_FIELDS, {"gpu": "0"}, EntityKind.GPU)
-        self._port = Columns.of(PORT_FIELDS, _PORT_LABELS, EntityKind.PORT)
-        self._host = Columns.of(HOST_FIELDS, _HOST_LABELS, EntityKind.NODE)
+        self._gpu = Columns.from_fields(GPU_FIELDS, {"gpu": "0"}, EntityKind.GPU)
+        self._port = Columns.from_fields(PORT_FIELDS, _PORT_LABELS, EntityKind.PORT)
+        self._host = Columns.from_fields(HOST_FIELDS, _HOST_LABELS, EntityKind.NODE)
         self._cpu = _list_cpu_columns()
         node_names = (*SCRAPE_METRICS, *self._host.names, *(name for name, _ in self._cpu))
         names = dict(zip(KINDS, (self._gpu.names, self._port.names, node_names), strict=True))
@@ -122,11 +124,11 @@ class Recorder:
         self._parts = {kind: [] for kind in KINDS}
 
     @property
-    def rounds_held(self) -> int:
+    def max_rounds(self) -> int:
         cells = self.fleet.spec.nodes * self.fleet.spec.gpus
         return max(1, VALUES_HELD // (cells * (len(self._gpu.names) + len(self._port.names))))
 
-    def take(self, now_ms: int) -> None:
+    def record_scrape(self, now_ms: int) -> None:
         """Record the present answers of all exporters, with the time `now_ms`."""
         fleet = self.fleet
         lost = self._rng.random((2, fleet.spec.nodes)) < self.lost_share
@@ -137,12 +139,12 @@ class Recorder:
         self._frozen = {row: page for row, page in self._frozen.items() if fleet.effects.frozen[row]}
         present = fleet.effects.present & up[0][:, None]
         self._times.append(now_ms)
-        self._parts[EntityKind.GPU].append((self._gpu.values(gpu.reshape(len(gpu), -1)), present.ravel()))
+        self._parts[EntityKind.GPU].append((self._gpu.convert(gpu.reshape(len(gpu), -1)), present.ravel()))
         port = fleet.sensors.port
         ports_up = np.repeat(up[1], fleet.spec.gpus)
-        self._parts[EntityKind.PORT].append((self._port.values(port.reshape(len(port), -1)), ports_up))
-        self._parts[EntityKind.NODE].append(self._of_nodes(up, present))
-        if len(self._times) >= self.rounds_held:
+        self._parts[EntityKind.PORT].append((self._port.convert(port.reshape(len(port), -1)), ports_up))
+        self._parts[EntityKind.NODE].append(self._make_node_values(up, present))
+        if len(self._times) >= self.max_rounds:
             self._flush()
 
     def close(self) -> None:
@@ -150,12 +152,12 @@ class Recorder:
         for writer in self._writers.values():
             writer.close()
 
-    def _of_nodes(self, up: NDArray[np.bool_], present: NDArray[np.bool_]) -> tuple[Values, NDArray[np.bool_]]:
+    def _make_node_values(self, up: NDArray[np.bool_], present: NDArray[np.bool_]) -> tuple[Values, NDArray[np.bool_]]:
         fleet = self.fleet
         late_s = fleet.effects.page_delay_s + self._rng.uniform(*SCRAPE_TAKES_S, fleet.spec.nodes)
         count = np.where(up[0], present.sum(axis=1), np.nan)
         ports = np.where(up[1], fleet.spec.gpus, np.nan)
-        host = self._host.values(fleet.sensors.host)
+        host = self._host.convert(fleet.sensors.host)
         cpu = np.round(fleet.sensors.cpu[[row for _, row in self._cpu]], CPU_DECIMALS)
         from_node = np.concatenate([host, cpu])
         from_node[:, ~up[1]] = np.nan
@@ -166,7 +168,7 @@ class Recorder:
         if not self._times:
             return
         for kind, parts in self._parts.items():
-            self._writers[kind].write(self._times, parts)
+            self._writers[kind].write_rounds(self._times, parts)
             parts.clear()
         self._times.clear()
 
@@ -194,7 +196,7 @@ class SampleFile:
         )
         self._writer = pq.ParquetWriter(folder / f"{kind.value}.parquet", self._schema, compression="zstd")
 
-    def write(self, times_ms: Sequence[int], rounds: Sequence[tuple[Values, NDArray[np.bool_]]]) -> None:
+    def write_rounds(self, times_ms: Sequence[int], rounds: Sequence[tuple[Values, NDArray[np.bool_]]]) -> None:
         """Write one row group with several rounds of scrapes.
 
         rounds: for each round, (metric, cell) values, and (cell,) whether the cell answered, node by node.

@@ -30,16 +30,16 @@ class PageSource(Protocol):
 
     time_ms: int | None
 
-    def targets(self) -> Iterable[tuple[str, str]]:
+    def list_targets(self) -> Iterable[tuple[str, str]]:
         """Return the (node, exporter) of every page."""
 
     def advance(self, now_ms: int) -> None: ...
 
-    def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes: ...
+    def render_page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes: ...
 
-    def answers(self, node: str, exporter: str) -> bool: ...
+    def is_answering(self, node: str, exporter: str) -> bool: ...
 
-    def delay_s(self, node: str) -> float: ...
+    def get_delay_s(self, node: str) -> float: ...
 
 
 @dataclass(slots=True)
@@ -52,7 +52,7 @@ class Breakage:
     rng: np.random.Generator
     share: float = 0.003
 
-    def spoil(self, page: bytes) -> tuple[bytes, int]:
+    def break_line(self, page: bytes) -> tuple[bytes, int]:
         """Break a line of the page with probability `share`.
 
         Returns the page, and the number of its lines that no decoder can read.
@@ -66,7 +66,7 @@ class Breakage:
         begin = begins[int(self.rng.integers(len(begins)))]
         end = page.index(b"\n", begin)
         way = int(self.rng.integers(4 if name.startswith(b"DCGM") else BLANK_WAY))
-        return page[:begin] + _break_line(page[begin:end], way) + page[end:], int(way != BLANK_WAY)
+        return page[:begin] + _damage_line(page[begin:end], way) + page[end:], int(way != BLANK_WAY)
 
 
 def _find_occurrences(page: bytes, text: bytes) -> list[int]:
@@ -78,7 +78,7 @@ def _find_occurrences(page: bytes, text: bytes) -> list[int]:
     return found
 
 
-def _break_line(line: bytes, way: int) -> bytes:
+def _damage_line(line: bytes, way: int) -> bytes:
     """Break a line in one of four ways.
 
     It is cut off within the labels, loses its number, leaves a label open, or gets DCGM's number for "no data".
@@ -101,7 +101,7 @@ class ExporterServer:
         self.pages_served = 0
         self._clock = clock
         self._breakage = breakage
-        self._targets = {f"/{node}/{exporter}/metrics": (node, exporter) for node, exporter in source.targets()}
+        self._targets = {f"/{node}/{exporter}/metrics": (node, exporter) for node, exporter in source.list_targets()}
         self._server: asyncio.Server | None = None
         self._connections: set[_Connection] = set()
 
@@ -114,7 +114,7 @@ class ExporterServer:
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
-    def urls(self, host: str = "127.0.0.1") -> list[str]:
+    def list_urls(self, host: str = "127.0.0.1") -> list[str]:
         """Return the URLs of all pages, as scrape targets. The server must be listening."""
         return [f"http://{host}:{self.port}{path}" for path in self._targets]
 
@@ -127,13 +127,13 @@ class ExporterServer:
         if self._server is not None:
             self._server.close()
             for connection in list(self._connections):
-                connection.drop()
+                connection.abort_connection()
             await self._server.wait_closed()
 
-    def answer(self, path: str) -> "ExporterResponse":
+    def make_response(self, path: str) -> "ExporterResponse":
         """Return the response to a GET request for `path`."""
         if path == "/":
-            return ExporterResponse(200, json.dumps(self._status()).encode(), content_type=b"application/json")
+            return ExporterResponse(200, json.dumps(self._make_status()).encode(), content_type=b"application/json")
         target = self._targets.get(path)
         if target is None:
             return ExporterResponse(404, b"no such exporter\n")
@@ -141,16 +141,16 @@ class ExporterServer:
         if self.source.time_ms is None or now_ms - self.source.time_ms >= ADVANCE_MS:
             self.source.advance(now_ms)
         node, exporter = target
-        if not self.source.answers(node, exporter):
+        if not self.source.is_answering(node, exporter):
             return ExporterResponse(0, b"")
-        page = self.source.page(node, exporter, now_ms)
-        delay_s = self.source.delay_s(node) if exporter == "dcgm" else 0.0
+        page = self.source.render_page(node, exporter, now_ms)
+        delay_s = self.source.get_delay_s(node) if exporter == "dcgm" else 0.0
         if self._breakage is None or delay_s > 0:
             return ExporterResponse(200, page, delay_s=delay_s)
-        page, bad = self._breakage.spoil(page)
+        page, bad = self._breakage.break_line(page)
         return ExporterResponse(200, page, bad)
 
-    def _status(self) -> dict[str, int]:
+    def _make_status(self) -> dict[str, int]:
         return {"bad_records_injected": self.bad_records_injected, "pages": self.pages_served}
 
 
@@ -167,7 +167,7 @@ class ExporterResponse:
     delay_s: float = 0.0
     content_type: bytes = b"text/plain; version=0.0.4; charset=utf-8"
 
-    def head(self) -> bytes:
+    def format_head(self) -> bytes:
         reason = {200: b"OK", 404: b"Not Found", 405: b"Method Not Allowed", 503: b"Service Unavailable"}[self.status]
         return b"HTTP/1.1 %d %b\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n" % (
             self.status,
@@ -200,24 +200,24 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
-        self._serve()
+        self._serve_requests()
         if len(self._buffer) > LONGEST_REQUEST:
-            self.drop()
+            self.abort_connection()
 
     def resume_writing(self) -> None:
         """Count the written pages as sent, because the write buffer is empty."""
-        self._count()
+        self._count_sent_pages()
 
-    def drop(self) -> None:
+    def abort_connection(self) -> None:
         if self._transport is not None:
             self._transport.abort()
 
-    def _serve(self) -> None:
+    def _serve_requests(self) -> None:
         while self._waiting is None and self._transport is not None and b"\r\n\r\n" in self._buffer:
             head, self._buffer = self._buffer.split(b"\r\n\r\n", 1)
             method, _, rest = head.partition(b" ")
             path = rest.partition(b" ")[0].decode("latin-1").partition("?")[0]
-            answer = self._server.answer(path) if method == b"GET" else ExporterResponse(405, b"GET only\n")
+            answer = self._server.make_response(path) if method == b"GET" else ExporterResponse(405, b"GET only\n")
             if answer.delay_s > 0:
                 self._waiting = asyncio.get_running_loop().call_later(
                     answer.delay_s, self._send_delayed_response, answer
@@ -228,7 +228,7 @@ class _Connection(asyncio.Protocol):
     def _send_delayed_response(self, answer: ExporterResponse) -> None:
         self._waiting = None
         self._send(answer)
-        self._serve()
+        self._serve_requests()
 
     def _send(self, answer: ExporterResponse) -> None:
         transport = self._transport
@@ -239,11 +239,11 @@ class _Connection(asyncio.Protocol):
             return
         pages, bad = self._unsent
         self._unsent = (pages + (answer.status == 200), bad + answer.bad)
-        transport.write(answer.head() + answer.body)
+        transport.write(answer.format_head() + answer.body)
         if transport.get_write_buffer_size() == 0:
-            self._count()
+            self._count_sent_pages()
 
-    def _count(self) -> None:
+    def _count_sent_pages(self) -> None:
         pages, bad = self._unsent
         self._unsent = (0, 0)
         self._server.pages_served += pages

@@ -48,7 +48,7 @@ class RunningGangs:
         self._levels = np.zeros((len(NUMBERS), 64))
         self._free = list(range(63, 0, -1))
 
-    def level(self, name: str) -> NDArray[np.float64]:
+    def get_levels(self, name: str) -> NDArray[np.float64]:
         """Return (slots,) float64, one number of each job's profile by field name, 0 for empty slots."""
         levels: NDArray[np.float64] = self._levels[_ROW[name]]
         return levels
@@ -88,21 +88,21 @@ class RunningGangs:
         self._free.append(gang.slot)
         return gang
 
-    def age_s(self, now_ms: int) -> NDArray[np.float64]:
+    def compute_age_s(self, now_ms: int) -> NDArray[np.float64]:
         """Return (slots,) float64, the seconds since each job's start."""
         return (now_ms - self.started_ms) / 1000
 
-    def phases(self, now_ms: int) -> NDArray[np.int64]:
+    def compute_phases(self, now_ms: int) -> NDArray[np.int64]:
         """Return (slots,) int64, the JobPhase of each job.
 
         A job loads, warms up, and is then steady, with evaluations and checkpoints in between.
         """
-        ready_s = self.age_s(now_ms) - self.level("loading_s")
-        steady_s = ready_s - self.level("warmup_s")
+        ready_s = self.compute_age_s(now_ms) - self.get_levels("loading_s")
+        steady_s = ready_s - self.get_levels("warmup_s")
         phase = np.where(steady_s >= 0, JobPhase.STEADY, JobPhase.WARMUP)
         phase = np.where(ready_s < 0, JobPhase.LOADING, phase)
         for name, stalled in (("evaluation", JobPhase.EVALUATION), ("checkpoint", JobPhase.CHECKPOINT)):
-            every_s, length_s = self.level(f"{name}_every_s"), self.level(f"{name}_s")
+            every_s, length_s = self.get_levels(f"{name}_every_s"), self.get_levels(f"{name}_s")
             within_s = np.mod(steady_s, np.maximum(every_s, 1.0))
             phase = np.where((steady_s >= 0) & (every_s > 0) & (within_s >= every_s - length_s), stalled, phase)
         phase = np.where(np.isnan(self.hung_since_ms), phase, JobPhase.HUNG)

@@ -76,7 +76,7 @@ class RecordedSeries:
     def span_s(self) -> float:
         return float(self.times_s[-1]) + 0.1
 
-    def at(self, age_s: float) -> Array:
+    def find_values_at(self, age_s: float) -> Array:
         """Return the values (…) of the newest sample at an age. The recording repeats as often as needed."""
         loops, within_s = divmod(age_s, self.span_s)
         row = max(0, int(np.searchsorted(self.times_s, within_s, side="right")) - 1)
@@ -111,7 +111,7 @@ class RecordedFleet:
     def names(self) -> tuple[str, ...]:
         return tuple(self.runs)
 
-    def targets(self) -> Iterable[tuple[str, str]]:
+    def list_targets(self) -> Iterable[tuple[str, str]]:
         """Return the (node, exporter) of every page. A run without GPU telemetry has no dcgm page."""
         return [(node, "dcgm") for node in self._dcgm] + [(node, "node") for node in self._node]
 
@@ -120,7 +120,7 @@ class RecordedFleet:
         self._start_ms = now_ms if self._start_ms is None else self._start_ms
         self.time_ms = now_ms
 
-    def page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
+    def render_page(self, node: str, exporter: str, now_ms: int | None = None) -> bytes:
         """Return the exposition text of one exporter at `now_ms`, by default the time of the last `advance`."""
         time_ms = self.time_ms if now_ms is None else now_ms
         assert time_ms is not None, "advance comes first"
@@ -129,16 +129,16 @@ class RecordedFleet:
         run = self.runs[node]
         if exporter == "dcgm":
             assert run.gpus is not None
-            values = run.gpus.at(age_s)
-            return self._dcgm[node].write(values, np.ones(values.shape[1], bool))
-        ports = run.ports.at(age_s) if run.ports else np.empty(0)
-        power = run.power.at(age_s) if run.power else np.empty(0)
-        return self._node[node].write(ports, np.empty(0), power)
+            values = run.gpus.find_values_at(age_s)
+            return self._dcgm[node].render(values, np.ones(values.shape[1], bool))
+        ports = run.ports.find_values_at(age_s) if run.ports else np.empty(0)
+        power = run.power.find_values_at(age_s) if run.power else np.empty(0)
+        return self._node[node].render(ports, np.empty(0), power)
 
-    def answers(self, node: str, exporter: str) -> bool:
+    def is_answering(self, node: str, exporter: str) -> bool:
         return True
 
-    def delay_s(self, node: str) -> float:
+    def get_delay_s(self, node: str) -> float:
         return 0.0
 
 
@@ -166,11 +166,11 @@ def load_recorded_fleet(data: Path | None = None) -> RecordedFleet:
 
 
 def _load_run(folder: Path, name: str) -> RecordedRun:
-    def path(kind: str) -> Path | None:
+    def find_file(kind: str) -> Path | None:
         file = folder / f"{name}_{kind}.csv.gz"
         return file if file.exists() else None
 
-    telemetry, ib, bmc = path("telemetry"), path("ib"), path("bmc")
+    telemetry, ib, bmc = find_file("telemetry"), find_file("ib"), find_file("bmc")
     return RecordedRun(
         node=name.replace("_", "-"),
         gpus=_read_gpus(telemetry) if telemetry else None,
@@ -184,7 +184,7 @@ def _read_gpus(path: Path) -> RecordedSeries:
 
     A missing value repeats the value before it, as in DCGM's cache. It is 0 if there is none before it.
     """
-    columns = _read(path, ("timestamp", "gpu", _TOTAL, *_COLUMNS))
+    columns = _read_columns(path, ("timestamp", "gpu", _TOTAL, *_COLUMNS))
     per_gpu = [columns["gpu"] == gpu for gpu in np.unique(columns["gpu"])]
     samples = min(int(mask.sum()) for mask in per_gpu)
     free = columns[_TOTAL] - columns[_USED]
@@ -195,7 +195,7 @@ def _read_gpus(path: Path) -> RecordedSeries:
         ],
         axis=1,
     )
-    values = _held(values)
+    values = _fill_forward(values)
     times_s = columns["timestamp"][per_gpu[0]][:samples]
     grows = np.zeros(values.shape[1:])
     row = list(_COLUMNS).index(_ENERGY)
@@ -203,10 +203,10 @@ def _read_gpus(path: Path) -> RecordedSeries:
     return RecordedSeries(times_s - times_s[0], values, grows)
 
 
-def _held(values: Array) -> Array:
+def _fill_forward(values: Array) -> Array:
     """Replace each NaN by the last number before it along axis 0, or by 0 if there is none.
 
-    >>> _held(np.array([np.nan, 1.0, np.nan, 3.0])).tolist()
+    >>> _fill_forward(np.array([np.nan, 1.0, np.nan, 3.0])).tolist()
     [0.0, 1.0, 1.0, 3.0]
     """
     rows = np.arange(len(values)).reshape(-1, *[1] * (values.ndim - 1))
@@ -217,7 +217,7 @@ def _held(values: Array) -> Array:
 def _read_ports(path: Path) -> RecordedSeries:
     """Read rates per second of the ports, and add them up to (t, field, port) counters."""
     names = [[f"ib{port}_{column}" for port in range(PORTS)] for column in _PORT_COLUMNS]
-    columns = _read(path, ("timestamp", *(name for row in names for name in row)))
+    columns = _read_columns(path, ("timestamp", *(name for row in names for name in row)))
     times_s = columns["timestamp"] - columns["timestamp"][0]
     rates = np.stack([np.stack([columns[name] for name in row], axis=1) for row in names], axis=1)
     counted = np.cumsum(rates * np.diff(times_s, prepend=0.0)[:, None, None], axis=0)
@@ -225,12 +225,12 @@ def _read_ports(path: Path) -> RecordedSeries:
 
 
 def _read_power(path: Path) -> RecordedSeries:
-    columns = _read(path, ("timestamp", "sys_power_w"))
+    columns = _read_columns(path, ("timestamp", "sys_power_w"))
     times_s = columns["timestamp"] - columns["timestamp"][0]
     return RecordedSeries(times_s, columns["sys_power_w"][:, None], np.zeros(1))
 
 
-def _read(path: Path, names: Sequence[str]) -> dict[str, Array]:
+def _read_columns(path: Path, names: Sequence[str]) -> dict[str, Array]:
     """Read columns of a CSV file as floats. Raises ConfigError that names the file and the missing column."""
     table = csv.read_csv(path)
     missing = [name for name in names if name not in table.column_names]

@@ -90,13 +90,13 @@ def compute_port_traffic(gangs: RunningGangs) -> NDArray[np.float64]:
 
     They are 0 for gangs on a single node.
     """
-    ports = np.maximum(gangs.level("ib_ports"), 1.0)
-    per_port = np.where(gangs.spans_nodes, gangs.level("ib_bytes_per_s") / ports, 0.0)
+    ports = np.maximum(gangs.get_levels("ib_ports"), 1.0)
+    per_port = np.where(gangs.spans_nodes, gangs.get_levels("ib_bytes_per_s") / ports, 0.0)
     used = np.arange(gangs.slot.shape[1]) < ports[gangs.slot]
     return np.where(used, per_port[gangs.slot], 0.0)
 
 
-def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
+def compute_slowdowns(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
     """Return (slots,) float64, the factor by which each job's worst member makes its step longer.
 
     It is 1 for a healthy job.
@@ -107,20 +107,22 @@ def slowdown(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
     fastest = np.full(len(gangs.size), np.inf)
     np.minimum.at(fastest, cells, compute_own_speed(effects).ravel())
     speed = np.where(np.isfinite(fastest), fastest, speed)
-    through_pcie = (gangs.level("pcie_rx_bytes_per_s")[gangs.slot] + sends) * BURST / compute_pcie_capacity(effects)
+    through_pcie = (
+        (gangs.get_levels("pcie_rx_bytes_per_s")[gangs.slot] + sends) * BURST / compute_pcie_capacity(effects)
+    )
     transfer = np.maximum(np.where(sends > 0, effects.port_slow, 1.0), through_pcie)
     worst = np.ones(len(gangs.size))
     np.maximum.at(worst, cells, transfer.ravel())
-    share = gangs.level("communication_share")
+    share = gangs.get_levels("communication_share")
     share = np.where(worst > 1.0, np.maximum(share, 0.1), share)
     factor = (1 - share) / speed + share * worst
     np.maximum.at(factor, cells, (through_pcie / BURST).ravel())  # no link carries more than it can
-    factor[stalled(gangs, effects)] *= STALL
+    factor[find_stalled_slots(gangs, effects)] *= STALL
     factor[0] = 1.0
     return factor
 
 
-def stalled(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
+def find_stalled_slots(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
     """Return the slots of jobs that wait for a port which is down.
 
     Then none of their members exchanges data.
@@ -134,7 +136,7 @@ def compute_own_speed(effects: Effects) -> NDArray[np.float64]:
     return effects.clock_ratio / (effects.load * effects.host_slow)
 
 
-def activity_of(
+def compute_activity(
     gangs: RunningGangs, phase: NDArray[np.int64], factor: NDArray[np.float64], effects: Effects
 ) -> Activity:
     """Return the activity of each GPU, by its job's phase and slowdown and by the effects of faults.
@@ -148,16 +150,16 @@ def activity_of(
     per_slot = np.stack([levels[:, 0] * done, levels[:, 2] * done, levels[:, 3] * done, levels[:, 4] * done], axis=0)
     work, nvlink, ib, pcie = per_slot[:, gangs.slot]
     spins = (factor > 1.1) & (levels[:, 0] > 0.5)
-    util = np.minimum(gangs.level("gpu_util") * levels[:, 1], 1.0)
+    util = np.minimum(gangs.get_levels("gpu_util") * levels[:, 1], 1.0)
     util = np.where(spins, np.maximum(util, 0.99), util)
     work = work * effects.load
     busy = np.minimum(work / effects.clock_ratio, 1.05)
     seen = util[gangs.slot]
-    seen = np.where(effects.util_drop > 0, np.minimum(seen, gangs.level("gpu_util")[gangs.slot]), seen)
+    seen = np.where(effects.util_drop > 0, np.minimum(seen, gangs.get_levels("gpu_util")[gangs.slot]), seen)
     return Activity(phase[gangs.slot], work, busy, np.maximum(seen - effects.util_drop, 0.0), nvlink, ib, pcie)
 
 
-def power_w(
+def compute_power_w(
     gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
 ) -> NDArray[np.float64]:
     """Return (node, GPU) board power in W. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
@@ -165,18 +167,18 @@ def power_w(
     The exponent accounts for the voltage, which falls with the clock.
     """
     slot = gangs.slot
-    above = np.maximum(gangs.level("power_w") - CONTEXT_POWER_W, 0.0)[slot]
-    swing = gangs.level("power_swing_w") * np.sin(
-        2 * np.pi * gangs.age_s(now_ms) / np.maximum(gangs.level("step_s"), 0.1)
+    above = np.maximum(gangs.get_levels("power_w") - CONTEXT_POWER_W, 0.0)[slot]
+    swing = gangs.get_levels("power_swing_w") * np.sin(
+        2 * np.pi * gangs.compute_age_s(now_ms) / np.maximum(gangs.get_levels("step_s"), 0.1)
     )
-    moving = gangs.level("power_noise_w")[slot] * noise + swing[slot]
+    moving = gangs.get_levels("power_noise_w")[slot] * noise + swing[slot]
     dynamic = (above * body.power_skew + moving) * activity.busy * effects.clock_ratio**POWER_BY_CLOCK
     loaded = CONTEXT_POWER_W + 3.0 * (body.power_skew - 1.0) * 50 + 0.14 * noise + np.maximum(dynamic, 0.0)
     idle = body.idle_w + 0.3 * noise
     return np.minimum(np.where(slot > 0, loaded, idle), effects.power_limit_w)
 
 
-def clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
+def compute_clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
     """Return (node, GPU) the SM clock in MHz, in steps of 15. It is 345 without a job."""
     running = np.round(body.clock_mhz * effects.clock_ratio / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
     return np.where(gangs.slot > 0, running, 345.0)
@@ -192,7 +194,7 @@ def compute_event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effec
     return idle | capped | effects.reasons
 
 
-def warm(
+def compute_temperature_c(
     temp_c: NDArray[np.float64], power: NDArray[np.float64], body: Body, effects: Effects, dt_s: float
 ) -> NDArray[np.float64]:
     """Return (node, GPU) temperature in °C after `dt_s` at this power.

@@ -22,7 +22,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.h100 import FOLDER
 from fleetcast.simulator.hardware.telemetry import GPU_ROW, PORT_ROW
-from fleetcast.simulator.hardware.workload import WorkloadProfile, profile_of
+from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_profile
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -56,12 +56,12 @@ class Likeness:
     simulated: tuple[float, float, float]
 
     @classmethod
-    def of(cls, run: str, quantity: str, real: Values, simulated: Values) -> "Likeness":
+    def from_values(cls, run: str, quantity: str, real: Values, simulated: Values) -> "Likeness":
         return cls(
             run, quantity, compute_ks_distance(real, simulated), _compute_quantiles(real), _compute_quantiles(simulated)
         )
 
-    def line(self) -> str:
+    def format_row(self) -> str:
         sides = [" ".join(f"{value:9.4g}" for value in side) for side in (self.real, self.simulated)]
         return f"{self.run:10} {self.quantity:14} {self.distance:6.3f}   {sides[0]}   {sides[1]}"
 
@@ -95,24 +95,24 @@ def compare_with_recordings(data: Path, seed: int = 1) -> Iterator[Likeness]:
         if path.exists():
             real, made = read_recorded_gpus(path), simulate_gpus(kind, seed)
             for quantity in real:
-                yield Likeness.of(run, quantity, real[quantity], made[quantity])
+                yield Likeness.from_values(run, quantity, real[quantity], made[quantity])
     for run, kind in NETWORK_OF.items():
         path = data / FOLDER / f"{run}_ib.csv.gz"
         if path.exists() and len(real_ports := read_recorded_ports(path)):
-            yield Likeness.of(run, "port equality", real_ports, simulate_ports(kind, seed))
+            yield Likeness.from_values(run, "port equality", real_ports, simulate_ports(kind, seed))
 
 
 def read_recorded_gpus(path: Path) -> dict[str, Values]:
     """Return quantity → its values in the steady phase of a recorded run, over GPUs and seconds."""
     names = ["power_w", "temp_c"]
-    table = _steady(path, ["gpu", *names])
+    table = _read_steady_rows(path, ["gpu", *names])
     second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     means = table.groupby([table["gpu"], second])[names].mean().dropna()
     grids = [means[name].unstack(0).dropna().to_numpy(np.float64) for name in names]
     return _compute_quantities(*grids)
 
 
-def _steady(path: Path, names: list[str]) -> "DataFrame":
+def _read_steady_rows(path: Path, names: list[str]) -> "DataFrame":
     """Read the columns `timestamp` and `names` of the steady phase.
 
     Raises ConfigError that names the file.
@@ -130,7 +130,7 @@ def _steady(path: Path, names: list[str]) -> "DataFrame":
 
 def simulate_gpus(kind: str, seed: int) -> dict[str, Values]:
     """Return quantity → its values for simulated gangs of one node each, every second after their warm-up."""
-    fleet = _fleet(kind, seed, nodes_a_job=1)
+    fleet = _make_fleet(kind, seed, nodes_a_job=1)
     rows = [GPU_ROW["DCGM_FI_DEV_POWER_USAGE"], GPU_ROW["DCGM_FI_DEV_GPU_TEMP"]]
     seen = []
     for second in range(SECONDS):
@@ -150,13 +150,13 @@ def _compute_quantities(power: Values, temp: Values) -> dict[str, Values]:
 
 def read_recorded_ports(path: Path) -> Values:
     names = [f"ib{port}_tx_bytes_s" for port in range(GPUS)]
-    table = _steady(path, names)
+    table = _read_steady_rows(path, names)
     second = (table["timestamp"] - table["timestamp"].min()).astype(int)
     return _compute_peak_ratios(table.groupby(second)[names].mean().to_numpy(np.float64))
 
 
 def simulate_ports(kind: str, seed: int) -> Values:
-    fleet = _fleet(kind, seed, nodes_a_job=2)
+    fleet = _make_fleet(kind, seed, nodes_a_job=2)
     counts = []
     for second in range(SECONDS):
         fleet.advance(second * 1000)
@@ -178,18 +178,18 @@ def _compute_peak_ratios(rates: Values) -> Values:
     return largest
 
 
-def _fleet(kind: str, seed: int, nodes_a_job: int) -> SimulatedFleet:
+def _make_fleet(kind: str, seed: int, nodes_a_job: int) -> SimulatedFleet:
     """Make a healthy fleet with steady gangs of one kind of work, each on `nodes_a_job` nodes."""
     fleet = SimulatedFleet(FleetSpec(nodes=JOBS * nodes_a_job), seed)
     every = tuple(range(GPUS))
-    for job, profile in enumerate(_profiles(kind, seed, nodes_a_job * GPUS)):
+    for job, profile in enumerate(_draw_profiles(kind, seed, nodes_a_job * GPUS)):
         names = fleet.names[job * nodes_a_job : (job + 1) * nodes_a_job]
         ranks = [RankPlacement(rank, node, every) for rank, node in enumerate(names)]
         fleet.start_job(f"j{job}", 1, ranks, profile, -200_000)
     return fleet
 
 
-def _profiles(kind: str, seed: int, gpus: int) -> Iterator[WorkloadProfile]:
-    drawn = (profile_of(f"{kind}-{number}", gpus, seed=seed) for number in range(10_000))
+def _draw_profiles(kind: str, seed: int, gpus: int) -> Iterator[WorkloadProfile]:
+    drawn = (draw_job_profile(f"{kind}-{number}", gpus, seed=seed) for number in range(10_000))
     alike = (profile for profile in drawn if profile.kind == kind and profile.checkpoint_every_s > SECONDS + 200)
     return (profile for _, profile in zip(range(JOBS), alike, strict=False))

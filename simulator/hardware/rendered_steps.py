@@ -85,7 +85,7 @@ class Stretches:
     ends_s: Values
     levels: Values
 
-    def means(self, edges_s: Values) -> Values:
+    def compute_means(self, edges_s: Values) -> Values:
         """Return (t, 6) exact means of the levels between successive edges (t + 1,)."""
         lengths = np.diff(self.ends_s, prepend=0.0)
         area = np.concatenate([np.zeros((1, self.levels.shape[1])), np.cumsum(self.levels * lengths[:, None], axis=0)])
@@ -120,17 +120,17 @@ def render_steps(
     """
     rng = np.random.default_rng([seed, 24])
     written = []
-    for run in _runs(data, series, rng):
+    for run in _read_runs(data, series, rng):
         for interval_s in intervals_s:
             name = f"{run.source}-{run.series}-{interval_s:g}s"
-            written.append(_write(out / RENDERED / name, run, interval_s, seed, rng))
+            written.append(_write_run(out / RENDERED / name, run, interval_s, seed, rng))
         say(f"{run.source}-{run.series}: {len(run.durations_s)} steps of {np.median(run.durations_s):.3f} s")
     if not written:
         raise ConfigError(f"{data}: neither {MEGATRON} nor {BYTEDANCE}; set FLEETCAST_DATA")
     return written
 
 
-def _runs(data: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
+def _read_runs(data: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
     if (data / BYTEDANCE).exists():
         yield read_bytedance_run(data / BYTEDANCE)
     if (data / MEGATRON).exists():
@@ -156,7 +156,7 @@ def read_megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Ite
     They are repeated or cut to about ten minutes.
     """
     columns = ["suite", "test_case", "platform", "step", "iteration_time_s"]
-    table = _table(path, columns).to_pandas()
+    table = _read_table(path, columns).to_pandas()
     grouped = table.sort_values("step").groupby(columns[:3], observed=True)["iteration_time_s"]
     runs = [values.to_numpy(np.float64)[1:] for _, values in grouped if len(values) > LEAST_RUN]
     runs = sorted((run[np.isfinite(run) & (run > 0)] for run in runs), key=lambda run: float(np.median(run)))
@@ -164,13 +164,13 @@ def read_megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Ite
     wanted = np.geomspace(medians[0], medians[-1], max(series, 1)) if runs else medians
     chosen = np.unique([int(np.argmin(np.abs(np.log(medians / one)))) for one in wanted])
     for number, row in enumerate(chosen.astype(int).tolist()):
-        durations_s = _fitted(runs[row])
+        durations_s = _fit_length(runs[row])
         pattern = str(rng.choice(list(PATTERNS)))
         stretches = make_pattern_stretches(durations_s, pattern)
         yield Run("megatron", f"{number:03d}", pattern, durations_s, (stretches,) * GPUS)
 
 
-def _table(path: Path, columns: list[str]) -> pa.Table:
+def _read_table(path: Path, columns: list[str]) -> pa.Table:
     """Read columns of a Parquet file. Raises ConfigError that names the file."""
     try:
         return pq.read_table(path, columns=columns)
@@ -178,7 +178,7 @@ def _table(path: Path, columns: list[str]) -> pa.Table:
         raise ConfigError(f"{path}: no table of {', '.join(columns)} ({error})") from None
 
 
-def _fitted(durations_s: Values) -> Values:
+def _fit_length(durations_s: Values) -> Values:
     """Repeat or cut a run's step times to a length that suits every interval."""
     total_s = float(durations_s.sum())
     many = np.tile(durations_s, max(1, int(np.ceil(SHORTEST_S / total_s))))
@@ -189,18 +189,18 @@ def _fitted(durations_s: Values) -> Values:
 def read_bytedance_run(path: Path) -> Run:
     """Return the run in ByteDance's trace: each worker's own operations, one step after the other."""
     names = ["dp_rank", "stage", "step", "optype", "start_ts", "duration"]
-    trace = _table(path, names).to_pandas()
+    trace = _read_table(path, names).to_pandas()
     trace["end"] = trace["start_ts"].astype(float) + trace["duration"].astype(float)
     durations_s = trace.groupby("step")["end"].max().sort_index()
     begins_s = durations_s.cumsum() - durations_s
     offset = trace["step"].map(begins_s).to_numpy(np.float64)
     trace["from"], trace["until"] = trace["start_ts"] + offset, trace["end"] + offset
     total_s = float(durations_s.sum())
-    workers = [_worker(rows, total_s) for _, rows in trace.groupby(["dp_rank", "stage"])]
+    workers = [_make_worker_stretches(rows, total_s) for _, rows in trace.groupby(["dp_rank", "stage"])]
     return Run("bytedance", "AR", "trace", durations_s.to_numpy(np.float64), tuple(workers))
 
 
-def _worker(rows: "object", total_s: float) -> Stretches:
+def _make_worker_stretches(rows: "object", total_s: float) -> Stretches:
     """Convert the operations of one worker into levels over time.
 
     While computing and communicating overlap, computing counts. The rest is waiting.
@@ -222,7 +222,7 @@ def _worker(rows: "object", total_s: float) -> Stretches:
     return Stretches(edges[1:], levels[chosen])
 
 
-def _write(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.Generator) -> Path:
+def _write_run(folder: Path, run: Run, interval_s: float, seed: int, rng: np.random.Generator) -> Path:
     """Write the files of one run at one interval, and return their folder."""
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(render_run(run, interval_s, rng), folder / "telemetry.parquet", compression="zstd")
@@ -256,7 +256,7 @@ def render_run(run: Run, interval_s: float, rng: np.random.Generator) -> pa.Tabl
     whole: dict[int, Values] = {}  # GPUs of one pattern share their stretches
     for stretches in run.stretches:
         if id(stretches) not in whole:
-            whole[id(stretches)] = stretches.means(edges_s)
+            whole[id(stretches)] = stretches.compute_means(edges_s)
     means = np.stack([whole[id(stretches)] for stretches in run.stretches], axis=1)  # (t, GPU, 6)
     quiet = np.sqrt(INTERVALS_S[0] / max(interval_s, INTERVALS_S[0]))
     skew = rng.normal(1.0, 0.01, (1, means.shape[1], 1))

@@ -69,7 +69,7 @@ class Sensors:
         self._temp_c = self.body.inlet_c + self.body.resistance_c_per_w * self.body.idle_w
         self._fill_constants(rng)
 
-    def integrate(self, dt_s: float) -> None:
+    def grow_counters(self, dt_s: float) -> None:
         """Increase the counters for `dt_s` seconds at the rates of the last step.
 
         Classic port counters stop at their largest value.
@@ -81,14 +81,14 @@ class Sensors:
         for name, largest in SATURATES_AT.items():
             np.minimum(self.port[PORT_ROW[name]], largest, out=self.port[PORT_ROW[name]])
 
-    def apply(self, effects: Effects) -> None:
+    def apply_effects(self, effects: Effects) -> None:
         """Apply the single changes of this step: counters jump or restart, and gauges are set."""
         for node, gpu in effects.resets:
             self.gpu[_VOLATILE, node, slice(None) if gpu < 0 else gpu] = 0.0
         for bump in effects.bumps:
             self._apply_bump(bump)
 
-    def follow(
+    def update(
         self,
         gangs: RunningGangs,
         phase: NDArray[np.int64],
@@ -104,15 +104,15 @@ class Sensors:
         keep = float(np.exp(-dt_s / NOISE_TAU_S))
         fresh = self._rng.standard_normal(self._noise.shape)
         self._noise = keep * self._noise + np.sqrt(1 - keep**2) * fresh
-        activity = physics.activity_of(gangs, phase, factor, effects)
-        power = physics.power_w(gangs, self.body, activity, effects, self._noise, now_ms)
-        self._temp_c = physics.warm(self._temp_c, power, self.body, effects, dt_s)
+        activity = physics.compute_activity(gangs, phase, factor, effects)
+        power = physics.compute_power_w(gangs, self.body, activity, effects, self._noise, now_ms)
+        self._temp_c = physics.compute_temperature_c(self._temp_c, power, self.body, effects, dt_s)
         sent = self._update_port_rates(gangs, activity, factor, effects)
         self._update_gpu_state(gangs, power, effects)
         self._update_gpu_activity(gangs, activity, effects, sent, now_ms)
         self._update_host_metrics(power, activity, effects)
 
-    def gpu_values(self, node: int, ahead_s: float) -> Values:
+    def extrapolate_gpu_values(self, node: int, ahead_s: float) -> Values:
         """Return (field, GPU) the values of one node's GPUs, with counters extrapolated by `ahead_s` seconds."""
         return self.gpu[:, node] + self._gpu_rate[:, node] * ahead_s
 
@@ -150,7 +150,7 @@ class Sensors:
     def _set_gpu_values(self, name: str, value: NDArray[Any] | float) -> None:
         self.gpu[GPU_ROW[name]] = value
 
-    def _rate(self, name: str, value: Values) -> None:
+    def _set_gpu_rate(self, name: str, value: Values) -> None:
         self._gpu_rate[GPU_ROW[name]] = value
 
     def _apply_bump(self, bump: Bump) -> None:
@@ -161,7 +161,7 @@ class Sensors:
 
     def _update_gpu_state(self, gangs: RunningGangs, power: Values, effects: Effects) -> None:
         """Update clocks, temperatures, power, throttling, the PCIe link and errors of the GPUs."""
-        self._set_gpu_values("DCGM_FI_DEV_SM_CLOCK", physics.clock_mhz(gangs, self.body, effects))
+        self._set_gpu_values("DCGM_FI_DEV_SM_CLOCK", physics.compute_clock_mhz(gangs, self.body, effects))
         self._set_gpu_values("DCGM_FI_DEV_GPU_TEMP", self._temp_c)
         self._set_gpu_values("DCGM_FI_DEV_MEMORY_TEMP", self._temp_c + 4.0 + 0.01 * power)
         self._set_gpu_values("DCGM_FI_DEV_POWER_USAGE", power)
@@ -169,11 +169,11 @@ class Sensors:
         self._set_gpu_values("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", physics.compute_event_reasons(gangs, power, effects))
         self._set_gpu_values("DCGM_FI_DEV_PCIE_LINK_GEN", np.where(gangs.slot > 0, effects.link_gen, 1.0))
         self._set_gpu_values("DCGM_FI_DEV_PCIE_LINK_WIDTH", effects.link_width)
-        self._rate("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", power * 1000.0)
-        self._rate("DCGM_FI_DEV_POWER_VIOLATION", effects.power_share * 1e9)
-        self._rate("DCGM_FI_DEV_THERMAL_VIOLATION", effects.thermal_share * 1e9)
-        self._rate("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", effects.sbe_per_s)
-        self._rate("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", effects.replays_per_s)
+        self._set_gpu_rate("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", power * 1000.0)
+        self._set_gpu_rate("DCGM_FI_DEV_POWER_VIOLATION", effects.power_share * 1e9)
+        self._set_gpu_rate("DCGM_FI_DEV_THERMAL_VIOLATION", effects.thermal_share * 1e9)
+        self._set_gpu_rate("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", effects.sbe_per_s)
+        self._set_gpu_rate("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", effects.replays_per_s)
 
     def _update_gpu_activity(
         self, gangs: RunningGangs, activity: physics.Activity, effects: Effects, sent: Values, now_ms: int
@@ -183,9 +183,9 @@ class Sensors:
         wobble = 1.0 + 0.01 * self._noise
         for name, source in (
             ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", activity.util * np.minimum(activity.busy * 1.2, 1.0)),
-            ("DCGM_FI_PROF_SM_ACTIVE", gangs.level("sm_active")[slot] * activity.busy * wobble),
-            ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", gangs.level("tensor_active")[slot] * activity.busy * wobble),
-            ("DCGM_FI_PROF_DRAM_ACTIVE", gangs.level("dram_active")[slot] * activity.work * wobble),
+            ("DCGM_FI_PROF_SM_ACTIVE", gangs.get_levels("sm_active")[slot] * activity.busy * wobble),
+            ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", gangs.get_levels("tensor_active")[slot] * activity.busy * wobble),
+            ("DCGM_FI_PROF_DRAM_ACTIVE", gangs.get_levels("dram_active")[slot] * activity.work * wobble),
         ):
             self._set_gpu_values(name, np.clip(source, 0.0, 1.0))
         self._set_gpu_values(
@@ -193,18 +193,18 @@ class Sensors:
         )
         dram = self.gpu[GPU_ROW["DCGM_FI_PROF_DRAM_ACTIVE"]]
         self._set_gpu_values("DCGM_FI_DEV_MEM_COPY_UTIL", np.minimum(np.round(129 * dram), 100))
-        nvlink = gangs.level("nvlink_bytes_per_s")[slot] * activity.nvlink * wobble
+        nvlink = gangs.get_levels("nvlink_bytes_per_s")[slot] * activity.nvlink * wobble
         self._set_gpu_values("DCGM_FI_PROF_NVLINK_TX_BYTES", nvlink)
         self._set_gpu_values("DCGM_FI_PROF_NVLINK_RX_BYTES", nvlink)
         link = physics.compute_pcie_capacity(effects)
         for name, level in (("TX", "pcie_tx_bytes_per_s"), ("RX", "pcie_rx_bytes_per_s")):
-            asked = 6e5 + gangs.level(level)[slot] * activity.pcie * wobble + sent
+            asked = 6e5 + gangs.get_levels(level)[slot] * activity.pcie * wobble + sent
             self._set_gpu_values(f"DCGM_FI_PROF_PCIE_{name}_BYTES", np.minimum(asked, link))
         self._update_gpu_memory(gangs, activity, now_ms)
 
     def _update_gpu_memory(self, gangs: RunningGangs, activity: physics.Activity, now_ms: int) -> None:
-        loaded = np.clip(gangs.age_s(now_ms) / np.maximum(gangs.level("loading_s"), 1.0), 0.02, 1.0)
-        held = (gangs.level("memory_mib") * loaded)[gangs.slot]
+        loaded = np.clip(gangs.compute_age_s(now_ms) / np.maximum(gangs.get_levels("loading_s"), 1.0), 0.02, 1.0)
+        held = (gangs.get_levels("memory_mib") * loaded)[gangs.slot]
         used = np.where(activity.phase == JobPhase.EMPTY, self.body.idle_mib, held)
         self._set_gpu_values("DCGM_FI_DEV_FB_USED", used)
         self._set_gpu_values("DCGM_FI_DEV_FB_FREE", FB_TOTAL_MIB - FB_RESERVED_MIB - used)
@@ -218,7 +218,7 @@ class Sensors:
         """
         wobble = self.body.port_skew * (1 + 0.002 * self._noise)
         sent = physics.compute_port_traffic(gangs) * activity.ib * wobble
-        sent = np.where(np.isin(gangs.slot, physics.stalled(gangs, effects)), 0.0, sent)
+        sent = np.where(np.isin(gangs.slot, physics.find_stalled_slots(gangs, effects)), 0.0, sent)
         waits = np.minimum(0.01 + 0.2 * (1 - 1 / factor[gangs.slot]) + effects.port_wait, 0.95)
         self._port_rate[PORT_ROW["port_transmit_wait_total"]] = (
             np.where(sent > 0, waits, 0.0) * physics.WAIT_TICKS_PER_S

@@ -42,87 +42,93 @@ class Field:
         return f"# HELP {self.name} {self.help}\n# TYPE {self.name} {self.type}\n"
 
 
-def _gauge(name: str, help: str, format: str = "%d") -> Field:
+def _make_gauge(name: str, help: str, format: str = "%d") -> Field:
     return Field(name, "gauge", help, format)
 
 
-def _counter(name: str, help: str, format: str = "%d") -> Field:
+def _make_counter(name: str, help: str, format: str = "%d") -> Field:
     return Field(name, "counter", help, format)
 
 
 GPU_FIELDS = (
-    _gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz)."),
-    _gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz)."),
-    _gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C)."),
-    _gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C)."),
-    _gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", "%f"),
-    _counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ)."),
-    _counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries."),
-    _gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %)."),
-    _gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %)."),
-    _gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %)."),
-    _gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %)."),
-    _gauge("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered."),
-    _gauge("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "Current clock event reasons (bitmask)."),
-    _gauge("DCGM_FI_DEV_PCIE_MAX_LINK_GEN", "PCIe max link generation."),
-    _gauge("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", "PCIe max link width."),
-    _gauge("DCGM_FI_DEV_PCIE_LINK_GEN", "PCIe current link generation."),
-    _gauge("DCGM_FI_DEV_PCIE_LINK_WIDTH", "PCIe current link width."),
-    _counter("DCGM_FI_DEV_POWER_VIOLATION", "Throttling duration due to power constraints (in ns)."),
-    _counter("DCGM_FI_DEV_THERMAL_VIOLATION", "Throttling duration due to thermal constraints (in ns)."),
-    _gauge("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB)."),
-    _gauge("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB)."),
-    _gauge("DCGM_FI_DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB)."),
-    _counter("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "Total number of single-bit volatile ECC errors."),
-    _counter("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Total number of double-bit volatile ECC errors."),
-    _counter("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Total number of NVLink flow-control CRC errors."),
-    _counter("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Total number of NVLink data CRC errors."),
-    _counter("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Total number of NVLink retries."),
-    _counter("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Total number of NVLink recovery errors."),
-    _counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors"),
-    _counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
-    _gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed"),
-    _gauge("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "Enforced power limit (in W).", "%f"),
-    _gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", "%f"),
-    _gauge("DCGM_FI_PROF_SM_ACTIVE", "The ratio of cycles an SM has at least 1 warp assigned.", "%f"),
-    _gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active.", "%f"),
-    _gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface is active.", "%f"),
-    _gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "The rate of data transmitted over the PCIe bus in bytes per second."),
-    _gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "The rate of data received over the PCIe bus in bytes per second."),
-    _gauge("DCGM_FI_PROF_NVLINK_TX_BYTES", "The rate of data transmitted over NVLink in bytes per second."),
-    _gauge("DCGM_FI_PROF_NVLINK_RX_BYTES", "The rate of data received over NVLink in bytes per second."),
+    _make_gauge("DCGM_FI_DEV_SM_CLOCK", "SM clock frequency (in MHz)."),
+    _make_gauge("DCGM_FI_DEV_MEM_CLOCK", "Memory clock frequency (in MHz)."),
+    _make_gauge("DCGM_FI_DEV_MEMORY_TEMP", "Memory temperature (in C)."),
+    _make_gauge("DCGM_FI_DEV_GPU_TEMP", "GPU temperature (in C)."),
+    _make_gauge("DCGM_FI_DEV_POWER_USAGE", "Power draw (in W).", "%f"),
+    _make_counter("DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Total energy consumption since boot (in mJ)."),
+    _make_counter("DCGM_FI_DEV_PCIE_REPLAY_COUNTER", "Total number of PCIe retries."),
+    _make_gauge("DCGM_FI_DEV_GPU_UTIL", "GPU utilization (in %)."),
+    _make_gauge("DCGM_FI_DEV_MEM_COPY_UTIL", "Memory utilization (in %)."),
+    _make_gauge("DCGM_FI_DEV_ENC_UTIL", "Encoder utilization (in %)."),
+    _make_gauge("DCGM_FI_DEV_DEC_UTIL", "Decoder utilization (in %)."),
+    _make_gauge("DCGM_FI_DEV_XID_ERRORS", "Value of the last XID error encountered."),
+    _make_gauge("DCGM_FI_DEV_CLOCKS_EVENT_REASONS", "Current clock event reasons (bitmask)."),
+    _make_gauge("DCGM_FI_DEV_PCIE_MAX_LINK_GEN", "PCIe max link generation."),
+    _make_gauge("DCGM_FI_DEV_PCIE_MAX_LINK_WIDTH", "PCIe max link width."),
+    _make_gauge("DCGM_FI_DEV_PCIE_LINK_GEN", "PCIe current link generation."),
+    _make_gauge("DCGM_FI_DEV_PCIE_LINK_WIDTH", "PCIe current link width."),
+    _make_counter("DCGM_FI_DEV_POWER_VIOLATION", "Throttling duration due to power constraints (in ns)."),
+    _make_counter("DCGM_FI_DEV_THERMAL_VIOLATION", "Throttling duration due to thermal constraints (in ns)."),
+    _make_gauge("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB)."),
+    _make_gauge("DCGM_FI_DEV_FB_USED", "Framebuffer memory used (in MiB)."),
+    _make_gauge("DCGM_FI_DEV_FB_RESERVED", "Framebuffer memory reserved (in MiB)."),
+    _make_counter("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "Total number of single-bit volatile ECC errors."),
+    _make_counter("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "Total number of double-bit volatile ECC errors."),
+    _make_counter("DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL", "Total number of NVLink flow-control CRC errors."),
+    _make_counter("DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL", "Total number of NVLink data CRC errors."),
+    _make_counter("DCGM_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL", "Total number of NVLink retries."),
+    _make_counter("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", "Total number of NVLink recovery errors."),
+    _make_counter("DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for uncorrectable errors"),
+    _make_counter("DCGM_FI_DEV_CORRECTABLE_REMAPPED_ROWS", "Number of remapped rows for correctable errors"),
+    _make_gauge("DCGM_FI_DEV_ROW_REMAP_FAILURE", "Whether remapping of rows has failed"),
+    _make_gauge("DCGM_FI_DEV_ENFORCED_POWER_LIMIT", "Enforced power limit (in W).", "%f"),
+    _make_gauge("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "Ratio of time the graphics engine is active.", "%f"),
+    _make_gauge("DCGM_FI_PROF_SM_ACTIVE", "The ratio of cycles an SM has at least 1 warp assigned.", "%f"),
+    _make_gauge("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "Ratio of cycles the tensor (HMMA) pipe is active.", "%f"),
+    _make_gauge("DCGM_FI_PROF_DRAM_ACTIVE", "Ratio of cycles the device memory interface is active.", "%f"),
+    _make_gauge("DCGM_FI_PROF_PCIE_TX_BYTES", "The rate of data transmitted over the PCIe bus in bytes per second."),
+    _make_gauge("DCGM_FI_PROF_PCIE_RX_BYTES", "The rate of data received over the PCIe bus in bytes per second."),
+    _make_gauge("DCGM_FI_PROF_NVLINK_TX_BYTES", "The rate of data transmitted over NVLink in bytes per second."),
+    _make_gauge("DCGM_FI_PROF_NVLINK_RX_BYTES", "The rate of data received over NVLink in bytes per second."),
 )
 
 _IB = "node_infiniband_"
 PORT_FIELDS = (
-    _counter(_IB + "port_data_received_bytes_total", "Number of data octets received on all links"),
-    _counter(_IB + "port_data_transmitted_bytes_total", "Number of data octets transmitted on all links"),
-    _counter(_IB + "port_packets_received_total", "Number of packets received on all VLs by this port"),
-    _counter(_IB + "port_packets_transmitted_total", "Number of packets transmitted on all VLs from this port"),
-    _counter(_IB + "port_transmit_wait_total", "Number of ticks during which the port had data to transmit"),
-    _counter(_IB + "link_downed_total", "Number of times the link failed to recover and went down"),
-    _counter(_IB + "link_error_recovery_total", "Number of times the link successfully recovered"),
-    _counter(_IB + "symbol_error_total", "Number of minor link errors detected on one or more physical lanes."),
-    _counter(_IB + "port_errors_received_total", "Number of packets containing an error received on this port"),
-    _counter(_IB + "port_discards_transmitted_total", "Number of outbound packets discarded by the port"),
-    _counter(_IB + "port_receive_remote_physical_errors_total", "Number of packets marked with the EBP delimiter."),
-    _counter(_IB + "local_link_integrity_errors_total", "Number of times local physical errors passed the threshold."),
-    _counter(_IB + "excessive_buffer_overrun_errors_total", "Number of times that OverrunErrors occurred."),
-    _counter(_IB + "np_cnp_packets_sent_total", "Number of congestion notifications sent"),
-    _counter(_IB + "rp_cnp_packets_handled_total", "Number of congestion notifications heeded"),
-    _counter(_IB + "roce_adp_retransmits_total", "Number of adaptive retransmissions"),
-    _gauge(_IB + "state_id", "State of the InfiniBand port (1: down, 2: init, 3: armed, 4: active)"),
-    _gauge(_IB + "physical_state_id", "Physical state of the InfiniBand port (2: polling, 5: link up)"),
-    _gauge(_IB + "rate_bytes_per_second", "Maximum signal transfer rate", "%g"),
+    _make_counter(_IB + "port_data_received_bytes_total", "Number of data octets received on all links"),
+    _make_counter(_IB + "port_data_transmitted_bytes_total", "Number of data octets transmitted on all links"),
+    _make_counter(_IB + "port_packets_received_total", "Number of packets received on all VLs by this port"),
+    _make_counter(_IB + "port_packets_transmitted_total", "Number of packets transmitted on all VLs from this port"),
+    _make_counter(_IB + "port_transmit_wait_total", "Number of ticks during which the port had data to transmit"),
+    _make_counter(_IB + "link_downed_total", "Number of times the link failed to recover and went down"),
+    _make_counter(_IB + "link_error_recovery_total", "Number of times the link successfully recovered"),
+    _make_counter(_IB + "symbol_error_total", "Number of minor link errors detected on one or more physical lanes."),
+    _make_counter(_IB + "port_errors_received_total", "Number of packets containing an error received on this port"),
+    _make_counter(_IB + "port_discards_transmitted_total", "Number of outbound packets discarded by the port"),
+    _make_counter(
+        _IB + "port_receive_remote_physical_errors_total", "Number of packets marked with the EBP delimiter."
+    ),
+    _make_counter(
+        _IB + "local_link_integrity_errors_total", "Number of times local physical errors passed the threshold."
+    ),
+    _make_counter(_IB + "excessive_buffer_overrun_errors_total", "Number of times that OverrunErrors occurred."),
+    _make_counter(_IB + "np_cnp_packets_sent_total", "Number of congestion notifications sent"),
+    _make_counter(_IB + "rp_cnp_packets_handled_total", "Number of congestion notifications heeded"),
+    _make_counter(_IB + "roce_adp_retransmits_total", "Number of adaptive retransmissions"),
+    _make_gauge(_IB + "state_id", "State of the InfiniBand port (1: down, 2: init, 3: armed, 4: active)"),
+    _make_gauge(_IB + "physical_state_id", "Physical state of the InfiniBand port (2: polling, 5: link up)"),
+    _make_gauge(_IB + "rate_bytes_per_second", "Maximum signal transfer rate", "%g"),
 )
 
 HOST_FIELDS = (
-    _counter("node_pressure_cpu_waiting_seconds_total", "Time that processes have waited for CPU time", "%.6f"),
-    _counter("node_pressure_io_waiting_seconds_total", "Time that processes have waited due to IO congestion", "%.6f"),
-    _gauge("node_load1", "1m load average.", "%.2f"),
-    _gauge("node_memory_MemAvailable_bytes", "Memory information field MemAvailable_bytes.", "%.9g"),
-    _gauge("node_memory_MemTotal_bytes", "Memory information field MemTotal_bytes.", "%.9g"),
-    _gauge("node_hwmon_power_average_watt", "Hardware monitor for power usage in watts (average)", "%g"),
+    _make_counter("node_pressure_cpu_waiting_seconds_total", "Time that processes have waited for CPU time", "%.6f"),
+    _make_counter(
+        "node_pressure_io_waiting_seconds_total", "Time that processes have waited due to IO congestion", "%.6f"
+    ),
+    _make_gauge("node_load1", "1m load average.", "%.2f"),
+    _make_gauge("node_memory_MemAvailable_bytes", "Memory information field MemAvailable_bytes.", "%.9g"),
+    _make_gauge("node_memory_MemTotal_bytes", "Memory information field MemTotal_bytes.", "%.9g"),
+    _make_gauge("node_hwmon_power_average_watt", "Hardware monitor for power usage in watts (average)", "%g"),
 )
 
 CPU_MODES = ("idle", "iowait", "irq", "nice", "softirq", "steal", "system", "user")
@@ -155,16 +161,16 @@ SATURATES_AT = {
 }
 
 
-def gpu_uuid(node: str, gpu: int) -> str:
+def make_gpu_uuid(node: str, gpu: int) -> str:
     """Return a UUID for a GPU, the same in every run."""
     digest = hashlib.sha256(f"{node}/{gpu}".encode()).hexdigest()
     return f"GPU-{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:32]}"
 
 
-def gpu_labels(node: str, gpu: int) -> str:
+def format_gpu_labels(node: str, gpu: int) -> str:
     """Return the labels of a GPU's lines, in the order in which dcgm-exporter 4.x writes them."""
     return (
-        f'gpu="{gpu}",UUID="{gpu_uuid(node, gpu)}",pci_bus_id="00000000:{PCI_BUSES[gpu % 8]}:00.0",'
+        f'gpu="{gpu}",UUID="{make_gpu_uuid(node, gpu)}",pci_bus_id="00000000:{PCI_BUSES[gpu % 8]}:00.0",'
         f'device="nvidia{gpu}",modelName="{MODEL_NAME}",Hostname="{node}",DCGM_FI_DRIVER_VERSION="{DRIVER_VERSION}"'
     )
 
@@ -181,13 +187,13 @@ class DcgmPage:
         self._fields = (
             [replace(field, name=_translate_field_name(field.name)) for field in fields] if renamed else fields
         )
-        self._labels = [gpu_labels(node, gpu) for gpu in range(gpus)]
+        self._labels = [format_gpu_labels(node, gpu) for gpu in range(gpus)]
         if renamed:
             self._labels = [labels.replace("Hostname=", "hostname=") for labels in self._labels]
         self._key: tuple[bytes, bytes] | None = None
         self._template = b""
 
-    def write(self, values: NDArray[np.float64], present: NDArray[np.bool_]) -> bytes:
+    def render(self, values: NDArray[np.float64], present: NDArray[np.bool_]) -> bytes:
         """Return the page's text for values (field, GPU), in the order of the fields.
 
         present: (GPU,). Absent GPUs have no lines.
@@ -252,7 +258,7 @@ class NodePage:
         )
         self._template = "".join(parts).encode()
 
-    def write(self, ports: NDArray[np.float64], cpu_seconds: NDArray[np.float64], host: NDArray[np.float64]) -> bytes:
+    def render(self, ports: NDArray[np.float64], cpu_seconds: NDArray[np.float64], host: NDArray[np.float64]) -> bytes:
         """Return the page's text. ports: (field, port). cpu_seconds: (mode,) of one CPU. host: (field,)."""
         return self._template % (*ports.ravel().tolist(), *cpu_seconds.tolist() * self._cpus, *host.tolist())
 

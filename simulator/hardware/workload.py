@@ -130,14 +130,18 @@ def draw_profile(rng: np.random.Generator, gpus: int, job_class: str = "training
     `job_class`: a class of job events (training, fine_tuning, inference, batch, interactive).
     """
     if job_class == "inference":
-        return _drawn(rng, "inference") if gpus > 1 else _drawn(rng, "inference", nvlink_bytes_per_s=0.0)
+        return (
+            _draw_kind_profile(rng, "inference")
+            if gpus > 1
+            else _draw_kind_profile(rng, "inference", nvlink_bytes_per_s=0.0)
+        )
     if job_class == "interactive":
-        return _drawn(rng, "interactive", loading_s=5.0)
+        return _draw_kind_profile(rng, "interactive", loading_s=5.0)
     drawn = _draw_training_profile(rng, gpus)
-    return _add_stalls(_alone(drawn) if gpus == 1 else drawn, rng, gpus)
+    return _add_stalls(_remove_communication(drawn) if gpus == 1 else drawn, rng, gpus)
 
 
-def profile_of(job: str, gpus: int, job_class: str = "training", *, seed: int = 0) -> WorkloadProfile:
+def draw_job_profile(job: str, gpus: int, job_class: str = "training", *, seed: int = 0) -> WorkloadProfile:
     """Draw the profile of a named job. It depends only on name, seed, GPUs and class."""
     return draw_profile(np.random.default_rng([seed, zlib.crc32(job.encode())]), gpus, job_class)
 
@@ -146,11 +150,11 @@ def _draw_training_profile(rng: np.random.Generator, gpus: int) -> WorkloadProfi
     weights = (0.35, 0.25, 0.2, 0.2) if gpus > 8 else (0.5, 0.4, 0.1, 0.0) if gpus >= 4 else (0.6, 0.4, 0.0, 0.0)
     kind = _KINDS[rng.choice(4, p=weights)]
     if kind == "tensor_pipeline" and rng.random() < 0.3:
-        return _drawn(rng, kind, ib_bytes_per_s=0.5e9, ib_ports=2)
-    return _drawn(rng, kind)
+        return _draw_kind_profile(rng, kind, ib_bytes_per_s=0.5e9, ib_ports=2)
+    return _draw_kind_profile(rng, kind)
 
 
-def _drawn(rng: np.random.Generator, kind: str, **fixed: float) -> WorkloadProfile:
+def _draw_kind_profile(rng: np.random.Generator, kind: str, **fixed: float) -> WorkloadProfile:
     """Draw a profile with the levels of a kind, in the order of the table. `fixed` levels are not drawn."""
     levels = {name: values[_KINDS.index(kind)] for name, values in _LEVELS.items()} | fixed
     drawn: dict[str, Any] = {
@@ -161,7 +165,7 @@ def _drawn(rng: np.random.Generator, kind: str, **fixed: float) -> WorkloadProfi
     return WorkloadProfile(kind, **drawn)
 
 
-def _alone(profile: WorkloadProfile) -> WorkloadProfile:
+def _remove_communication(profile: WorkloadProfile) -> WorkloadProfile:
     return replace(profile, nvlink_bytes_per_s=0.0, ib_bytes_per_s=0.0, communication_share=0.0)
 
 

@@ -184,7 +184,7 @@ def _be_child(case: HostileCase, folder: Path, out: int) -> typing.NoReturn:
         os.dup2(out, 1)
         os.dup2(out, 2)
         sys.stdout = sys.stderr = io.TextIOWrapper(io.FileIO(1, "w", closefd=False), "utf-8", "backslashreplace")
-        logs.configure()
+        logs.configure_logging()
         _stop_at_beginnings()
         code = _main(case.line)
         sys.stdout.flush()
@@ -201,7 +201,7 @@ def _main(line: Sequence[str]) -> int:
     except Begun:
         return 0
     except FleetcastError as error:
-        logs.complain(error)
+        logs.report_error(error)
         return 2 if isinstance(error, ConfigError) else 1
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else 0

@@ -112,15 +112,15 @@ def test_withdraw_leaves_it_to_a_service_that_runs(config: Path, monkeypatch: py
     with lock_role(loaded, "adapters"):
         monkeypatch.setattr(adapters, "TAKES_S", 0.0)
         row = AdapterStatus(name="band_file", use="band_file", mode="write", withdrawn=True)
-        records.keep(AdaptersStatus(1, adapters=[row]))  # an earlier withdrawal, undone since
+        records.write_status(AdaptersStatus(1, adapters=[row]))  # an earlier withdrawal, undone since
         assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
         assert records.is_withdrawn("band_file")
         assert path.exists()
         row.board = 7
-        records.keep(AdaptersStatus(2, adapters=[row]))  # for want of a fresh board
+        records.write_status(AdaptersStatus(2, adapters=[row]))  # for want of a fresh board
         assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
         row.board = None
-        records.keep(AdaptersStatus(3, adapters=[row]))
+        records.write_status(AdaptersStatus(3, adapters=[row]))
         assert "is taken back" in run("withdraw", "band_file", "--config", config)
 
 

@@ -44,9 +44,9 @@ def test_a_silent_server_is_not_asked_again() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         client = PrometheusClient(f"http://127.0.0.1:{server.getsockname()[1]}", timeout_s=0.2)
         with pytest.raises(SilentServer):
-            client.names('{a="b"}', 0, 1000)
+            client.list_metric_names('{a="b"}', 0, 1000)
         with pytest.raises(SilentServer):
-            client.recorded("{}", 0, 1000)
+            client.fetch_recorded("{}", 0, 1000)
         client.close()
         server.setblocking(False)
         for _ in range(2):
@@ -54,7 +54,7 @@ def test_a_silent_server_is_not_asked_again() -> None:
         with pytest.raises(BlockingIOError):
             server.accept()
     with pytest.raises(SourceError, match="does not answer"):
-        PrometheusClient("http://127.0.0.1:1").recorded("{}", 0, 1000)
+        PrometheusClient("http://127.0.0.1:1").fetch_recorded("{}", 0, 1000)
 
 
 @pytest.mark.parametrize("text", ["0s", "soon", "-1s"])

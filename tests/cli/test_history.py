@@ -42,15 +42,15 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     topology = Topology.build([NodeSpec(f"n{row}", 2, domains={Level.BLOCK: f"b{row}"}) for row in range(2)])
     for name in topology.names:
         entities.node(name)
-    gpus = [entities.of_node(EntityKind.GPU, node, index) for node in topology.names for index in range(2)]
+    gpus = [entities.add_to_node(EntityKind.GPU, node, index) for node in topology.names for index in range(2)]
     archive = Archive(ArchiveFiles(str(tmp_path / "archive")), entities)
     for quarter in range(2 * 96):
         base_ms = T0 + quarter * HOUR_MS // 4
         rows = [(metric, gpu, base_ms, 100.0 + quarter + gpu) for gpu in gpus for metric in METRICS]
-        archive.add(SampleBatch.of(EntityKind.GPU, rows), np.ones(len(rows), np.bool_))
+        archive.add(SampleBatch.from_rows(EntityKind.GPU, rows), np.ones(len(rows), np.bool_))
         archive.add_event(Finished(job="j", sequence=quarter, time_ms=base_ms))
         if quarter % 2:
-            archive.hand_over(topology, NOW_MS)()
+            archive.prepare_flush(topology, NOW_MS)()
     archive.close()
     return tmp_path
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fleetcast.cli.sbom import NO_SPDX_ID, Pin, document, find_licence, make_folder_sbom, parse_pins
+from fleetcast.cli.sbom import NO_SPDX_ID, Pin, find_licence, make_document, make_folder_sbom, parse_pins
 
 ROOT = Path(__file__).resolve().parents[2]
 PERMISSIVE = frozenset(
@@ -135,9 +135,9 @@ def test_the_strict_copyleft_is_never_shipped(whole: dict[str, Any]) -> None:
 
 def test_what_declares_nothing_is_told_as_unknown() -> None:
     assert find_licence("no-such-package-anywhere") == "unknown"
-    (row,) = document([Pin("no-such-package-anywhere", "1", "", ("a" * 64,))], [], {"name": "x", "version": "1"} | MIT)[
-        "components"
-    ]
+    (row,) = make_document(
+        [Pin("no-such-package-anywhere", "1", "", ("a" * 64,))], [], {"name": "x", "version": "1"} | MIT
+    )["components"]
     assert row["licenses"] == [{"license": {"name": "unknown"}}]
 
 

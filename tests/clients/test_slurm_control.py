@@ -15,13 +15,13 @@ from fleetcast.clients.slurm_control import (
     ScontrolCommands,
     SlurmRefused,
     format_hostlists,
-    job_rows,
+    join_job_rows,
     parse_node_lines,
 )
 from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.slurm.jobs import expand_node_list
 from fleetcast.schedulers.adapter import Write, WriteOutcome
-from fleetcast.schedulers.slurm import HOLD, SlurmAims, SlurmMarks
+from fleetcast.schedulers.slurm import HOLD, SlurmMarks, SlurmSettings
 from fleetcast.service.ports.slurm import SlurmPort
 from tests.clients.squeue_in_files import SqueueFolder, queued
 
@@ -65,7 +65,7 @@ def test_nodes_of_each_version_are_read_whatever_people_write_into_them() -> Non
 def test_jobs_are_read_and_lines_of_another_form_skipped() -> None:
     facts = "7|PENDING|0|0|1|1|\n8_3|RUNNING|x|429|1|0|\n9|odd\n\n10|PENDING|0|0|1|1|\n"
     texts = "7~(null)~a = b, c~\n8_3~[fleetcast] requeue off n2~~\n9~~~\n"
-    assert job_rows(facts, texts, "~") == [
+    assert join_job_rows(facts, texts, "~") == [
         ControlledJob("7", "PENDING", 0, True, True, "a = b, c"),
         ControlledJob("8_3", "RUNNING", 0, False, False, "", "[fleetcast] requeue off n2"),
     ]
@@ -99,7 +99,7 @@ class Script:
 def test_a_command_that_hangs_is_killed(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(SourceError, match=r"scontrol did not end within 0\.3 s"):
-        asyncio.run(Script(tmp_path).control("exec sleep 120", 0.3).nodes())
+        asyncio.run(Script(tmp_path).control("exec sleep 120", 0.3).read_nodes())
     assert time.monotonic() - began < 60
 
 
@@ -122,7 +122,7 @@ def test_slurm_that_is_away_is_told_from_one_that_says_no(tmp_path: Path, said: 
 def test_a_column_that_squeue_does_not_know_is_no_empty_one(tmp_path: Path) -> None:
     control = Script(tmp_path).control("echo 'squeue: error: Invalid job format specification: x' >&2; exit 0")
     with pytest.raises(SlurmRefused, match="squeue"):
-        asyncio.run(control.jobs())
+        asyncio.run(control.read_jobs())
 
 
 def test_changes_are_words_of_scontrol(tmp_path: Path) -> None:
@@ -159,9 +159,9 @@ def test_a_row_inside_a_comment_releases_no_job_of_another_user(tmp_path: Path, 
 
     async def pass_over_the_queue() -> list[ControlledJob]:
         port = SlurmPort(slurm.control, with_jobs=True)
-        for write in SlurmMarks(SlurmAims(requeue=True)).wishes(None, await port.read()):
+        for write in SlurmMarks(SlurmSettings(requeue=True)).wishes(None, await port.read()):
             await port.write([write])
-        return await slurm.control.jobs()
+        return await slurm.control.read_jobs()
 
     found = {one.id: one for one in asyncio.run(pass_over_the_queue())}
     assert found["7"] == ControlledJob("7", "PENDING", 1, True, True, "mine")
@@ -188,9 +188,9 @@ def test_a_hold_goes_by_a_reading_of_the_job_alone(tmp_path: Path) -> None:
 def test_an_id_that_comes_twice_is_left_alone(tmp_path: Path) -> None:
     ours = queued("7", RestartCnt="1", PriorityLong="0", admin_comment="[fleetcast] requeue off n2")
     slurm = SqueueFolder(tmp_path, [ours, {**ours, "State": "RUNNING"}, queued("8")])
-    assert [one.id for one in asyncio.run(slurm.control.jobs())] == ["8"]
-    assert asyncio.run(slurm.control.job("7")) is None
-    assert asyncio.run(slurm.control.job("9")) is None
+    assert [one.id for one in asyncio.run(slurm.control.read_jobs())] == ["8"]
+    assert asyncio.run(slurm.control.find_job("7")) is None
+    assert asyncio.run(slurm.control.find_job("9")) is None
 
 
 PARTS = st.sampled_from([*FORGED, *ENDS, "\n", "\r", "\x85", "\u2028", "8", "|0|", " ", "[fleetcast] start"])
@@ -202,7 +202,7 @@ def test_whatever_a_user_writes_the_other_jobs_are_read_as_they_are(comment: str
     rows = [("7", "mine", "(null)"), ("6", admin, comment), ("8_1", "(null)", "")]
     facts = "".join(f"{name}|RUNNING|0|9|1|1|\n" for name, _, _ in rows)
     texts = "".join("".join(part + end for part in row) + "\n" for row in rows)
-    found = {one.id: one for one in job_rows(facts, texts, end)}
+    found = {one.id: one for one in join_job_rows(facts, texts, end)}
     assert list(found) == ["7", "6", "8_1"]
     assert found["7"] == ControlledJob("7", "RUNNING", 0, False, True, admin_comment="mine")
     assert found["8_1"] == ControlledJob("8_1", "RUNNING", 0, False, True)

@@ -105,11 +105,11 @@ def asked(server: RestServer, ask: Callable[[SlurmRestControl], Awaitable[Any]],
 def test_nodes_and_jobs_of_each_version_are_read() -> None:
     node = ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("a",), '{"rack": 7}')
     for answer in (V0_0_38, V0_0_40):
-        assert asked(RestServer(answer), SlurmRestControl.nodes) == [node]
-    assert asked(RestServer(V0_0_38), SlurmRestControl.jobs) == [ControlledJob("7", "PENDING", comment="mine")]
-    jobs = asked(RestServer(V0_0_40), SlurmRestControl.jobs)
+        assert asked(RestServer(answer), SlurmRestControl.read_nodes) == [node]
+    assert asked(RestServer(V0_0_38), SlurmRestControl.read_jobs) == [ControlledJob("7", "PENDING", comment="mine")]
+    jobs = asked(RestServer(V0_0_40), SlurmRestControl.read_jobs)
     assert [job.id for job in jobs] == ["7", "8_3", "8_[4-6]"]
-    assert asked(RestServer(), SlurmRestControl.nodes) == []
+    assert asked(RestServer(), SlurmRestControl.read_nodes) == []
 
 
 def test_changes_go_to_many_nodes_at_once_by_the_newest_version() -> None:
@@ -160,13 +160,13 @@ def test_what_counts_is_what_it_says_whatever_the_status(
 
 def test_a_server_that_hangs_or_is_gone_has_seconds() -> None:
     with pytest.raises(SourceError, match=r"did not answer within 0\.2 s"):
-        asked(RestServer(30.0), SlurmRestControl.nodes, timeout_s=0.2)
+        asked(RestServer(30.0), SlurmRestControl.read_nodes, timeout_s=0.2)
 
     async def gone() -> None:
         control = SlurmRestControl(SlurmRestAccount("unix:/nowhere.sock", version="v0.0.40"))
         try:
             with pytest.raises(SourceError, match="slurmrestd"):
-                await control.nodes()
+                await control.read_nodes()
         finally:
             await control.close()
 
@@ -179,12 +179,12 @@ def test_a_token_is_read_again_when_its_file_changes(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with serving(server, str(token)) as control:
             with pytest.raises(SourceError, match="cannot read the token"):
-                await control.nodes()
+                await control.read_nodes()
             for number, text in enumerate(("SLURM_JWT=one\n", "two\n")):
                 token.write_text(text)
                 os.utime(token, (number + 1, number + 1))
-                await control.nodes()
-                await control.nodes()
+                await control.read_nodes()
+                await control.read_nodes()
 
     asyncio.run(scenario())
     assert server.tokens == ["one", "one", "two", "two"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleetcast.models.versions.drift import Drift, Recent
+from fleetcast.models.versions.drift import Drift, RecentAccuracy
 from fleetcast.service.answers.fitted_models import ShadowModel
 from fleetcast.service.pipeline.model_monitor import make_drift_page
 from tests.dashboards.grafana import (
@@ -132,7 +132,7 @@ def test_a_legend_names_labels_that_the_query_keeps(path: Path) -> None:
 
 
 def test_all_that_is_told_of_fitted_models_is_on_a_panel() -> None:
-    drift = Drift("demand", "0001", 0, 3.0, 0.8, Recent(0.9, 0.8, 1), {})
+    drift = Drift("demand", "0001", 0, 3.0, 0.8, RecentAccuracy(0.9, 0.8, 1), {})
     page = make_drift_page([drift], [ShadowModel("demand", "0002", 0.8, 0.9, 1)]).decode()
     told = set(re.findall(r"^fleetcast_model_\w+", page, re.MULTILINE))
     assert len(told) == 6

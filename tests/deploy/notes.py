@@ -7,7 +7,7 @@ import yaml
 
 from fleetcast.features.request_series import RequestSeries
 from fleetcast.models.demand.rows import DemandRow
-from fleetcast.schedulers.demand_value import row_of
+from fleetcast.schedulers.demand_value import find_fresh_row
 from fleetcast.schedulers.external_metrics import METRIC, add_selector_defaults
 from fleetcast.schedulers.keda import Trigger, read_trigger
 from fleetcast.schedulers.weather import DemandKey, Weather
@@ -50,4 +50,4 @@ def forecast_of(key: DemandKey) -> DemandRow:
     found = read_request_rates(requests, NOW_MS).keys
     keys = [DemandKey(one.queue, one.class_, one.group, "request_rate", one.pool) for one in found]
     demand = {one: row(one, 5.0, [[5.0, 5.0, 5.0]] * 3) for one in keys}
-    return row_of(Weather(1, NOW_MS, NOW_MS, demand=demand), key)
+    return find_fresh_row(Weather(1, NOW_MS, NOW_MS, demand=demand), key)

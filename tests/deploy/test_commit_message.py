@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from deploy import commit_message
-from deploy.commit_message import install, problem_of
+from deploy.commit_message import find_problem, install_hook
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -49,7 +49,7 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_a_good_message_passes(message: str) -> None:
-    assert problem_of(message) == ""
+    assert find_problem(message) == ""
 
 
 @pytest.mark.parametrize(
@@ -67,24 +67,24 @@ def test_a_good_message_passes(message: str) -> None:
     ],
 )
 def test_a_bad_message_is_refused_with_the_way_to_write_it(message: str, reason: str) -> None:
-    assert reason in problem_of(message)
+    assert reason in find_problem(message)
 
 
 def test_comments_begin_as_git_was_configured() -> None:
-    assert problem_of("; a hint\nfleet: process events once\n; On branch main\n", ";") == ""
+    assert find_problem("; a hint\nfleet: process events once\n; On branch main\n", ";") == ""
 
 
 def test_the_hook_refuses_and_accepts_real_commits(tree: Path) -> None:
-    assert "checks the subjects" in install(tree)
+    assert "checks the subjects" in install_hook(tree)
     refused = git(tree, "commit", "--allow-empty", "-m", "did things")
     assert refused.returncode == 1
     assert "area: imperative subject" in refused.stderr
     assert git(tree, "commit", "--allow-empty", "-m", "fleet: do things").returncode == 0
-    assert "checks the subjects" in install(tree)
+    assert "checks the subjects" in install_hook(tree)
 
 
 def test_a_branch_without_the_check_can_still_commit(tree: Path) -> None:
-    install(tree)
+    install_hook(tree)
     (tree / "deploy" / "commit_message.py").unlink()
     assert git(tree, "commit", "--allow-empty", "-m", "did things").returncode == 0
 
@@ -93,33 +93,33 @@ def test_a_hook_of_the_user_stays(tree: Path) -> None:
     hook = tree / ".git/hooks/commit-msg"
     hook.parent.mkdir(exist_ok=True)
     hook.write_text("#!/bin/sh\nexit 0\n")
-    assert "stays" in install(tree)
+    assert "stays" in install_hook(tree)
     assert hook.read_text() == "#!/bin/sh\nexit 0\n"
 
 
 def test_a_folder_of_hooks_that_the_user_configured_stays_as_it_is(tree: Path) -> None:
     (tree / "hooks").mkdir()
     git(tree, "config", "core.hooksPath", "hooks")
-    assert "core.hooksPath" in install(tree)
+    assert "core.hooksPath" in install_hook(tree)
     assert list((tree / "hooks").iterdir()) == []
 
 
 def test_without_a_repository_nothing_is_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
-    assert "no hook checks" in install(tmp_path)
+    assert "no hook checks" in install_hook(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_without_git_or_a_folder_that_can_be_written_setup_goes_on(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tree / ".git/hooks").rename(tree / ".git/other")
     (tree / ".git/hooks").write_text("a file where the folder would be")
-    assert "no hook checks" in install(tree)
+    assert "no hook checks" in install_hook(tree)
     monkeypatch.setenv("PATH", "")
-    assert "no hook checks" in install(tree)
+    assert "no hook checks" in install_hook(tree)
 
 
 def test_a_folder_within_another_repository_installs_nothing_there(tree: Path) -> None:
-    assert "part of the repository" in install(tree / "deploy")
+    assert "part of the repository" in install_hook(tree / "deploy")
     assert not (tree / ".git/hooks/commit-msg").exists()
 
 
@@ -137,7 +137,7 @@ def test_a_range_names_the_commits_that_are_wrong(tree: Path) -> None:
 
 def test_setup_installs_it_and_the_lane_of_changes_calls_the_same_targets() -> None:
     plan = subprocess.run(["make", "--dry-run", "setup"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "deploy/commit_message.py --install" in plan.stdout
+    assert "deploy/commit_message.py --install_hook" in plan.stdout
     flow = yaml.safe_load((ROOT / ".github/workflows/change.yml").read_text())
     (job,) = flow["jobs"].values()
     assert job["timeout-minutes"] <= 10

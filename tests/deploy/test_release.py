@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from deploy import artifacts, release
-from deploy.changelog import FOLDER, ReleaseError, cut, read_fragments
+from deploy.changelog import FOLDER, ReleaseError, add_version_section, read_fragments
 
 ROOT = Path(__file__).resolve().parents[2]
 DATE = "2026-11-26"
@@ -65,12 +65,12 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_release_is_one_commit_one_tag_and_its_files(tree: Path) -> None:
     release.release(tree, "0.2.0", DATE)
-    assert release.current_version(tree) == "0.2.0"
+    assert release.find_current_version(tree) == "0.2.0"
     assert git(tree, "log", "-1", "--format=%s") == "release: publish Fleetcast 0.2.0"
     assert git(tree, "tag", "--points-at", "HEAD") == "v0.2.0"
     assert git(tree, "status", "--porcelain") == ""
     assert [path.name for path in (tree / FOLDER).iterdir()] == ["README.md"]
-    assert {path.name for path in (tree / "dist/0.2.0").iterdir()} == set(artifacts.names("0.2.0"))
+    assert {path.name for path in (tree / "dist/0.2.0").iterdir()} == set(artifacts.list_names("0.2.0"))
     section = (tree / "CHANGELOG.md").read_text().partition("## [0.2.0] - 2026-11-26\n")[2]
     assert section.startswith("\n### Added\n\n- One.\n\n### Fixed\n\n- Two lines\n  of one entry.\n\n## [0.1.0]")
 
@@ -109,29 +109,29 @@ def test_a_dry_run_prints_the_plan_and_changes_nothing(tree: Path, capsys: pytes
 @pytest.mark.parametrize(("version", "reason"), [("0.1.0", "not above"), ("0.0.9", "not above"), ("v1", "no version")])
 def test_a_version_that_does_not_grow_is_refused(tree: Path, version: str, reason: str) -> None:
     with pytest.raises(ReleaseError, match=reason):
-        release.check(tree, version)
+        release.check_releasable(tree, version)
 
 
 def test_version_numbers_are_compared_as_numbers(tree: Path) -> None:
-    release.check(tree, "0.10.0")
+    release.check_releasable(tree, "0.10.0")
 
 
 def test_a_tree_that_is_not_clean_is_refused(tree: Path) -> None:
     (tree / "new.txt").write_text("new")
     with pytest.raises(ReleaseError, match=r"not clean(.|\n)*new\.txt"):
-        release.check(tree, "0.2.0")
+        release.check_releasable(tree, "0.2.0")
 
 
 def test_an_existing_tag_is_refused(tree: Path) -> None:
     git(tree, "tag", "v0.2.0")
     with pytest.raises(ReleaseError, match=r"v0\.2\.0 exists"):
-        release.check(tree, "0.2.0")
+        release.check_releasable(tree, "0.2.0")
 
 
 def test_versions_that_differ_are_refused(tree: Path) -> None:
     (tree / "sdk/pyproject.toml").write_text(PROJECT.format(name="c", package="c").replace("0.1.0", "0.1.1"))
     with pytest.raises(ReleaseError, match=r"sdk/pyproject.toml \['0\.1\.1'\]"):
-        release.check(tree, "0.2.0")
+        release.check_releasable(tree, "0.2.0")
 
 
 def test_a_step_that_fails_leaves_the_tree_as_it_was(tree: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_tag_that_fails_leaves_the_tree_as_it_was(tree: Path) -> None:
     with pytest.raises(ReleaseError, match="git tag"):
         release.release(tree, "0.2.0", DATE)
     assert git(tree, "rev-parse", "HEAD") == before
-    assert release.current_version(tree) == "0.1.0"
+    assert release.find_current_version(tree) == "0.1.0"
     git(tree, "config", "tag.gpgSign", "false")
     release.release(tree, "0.2.0", DATE)
 
@@ -175,12 +175,12 @@ def test_a_fragment_that_no_section_could_hold_is_refused(tmp_path: Path, name: 
 
 def test_nothing_to_release_is_refused() -> None:
     with pytest.raises(ReleaseError, match="nothing changed"):
-        cut("## [Unreleased]\n\n## [0.1.0]\n", {}, "0.2.0", DATE)
+        add_version_section("## [Unreleased]\n\n## [0.1.0]\n", {}, "0.2.0", DATE)
 
 
 def test_the_next_change_of_this_tree_can_be_released(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also right after a release, when no fragment is there."""
-    assert release.VERSION.fullmatch(release.current_version(ROOT))
+    assert release.VERSION.fullmatch(release.find_current_version(ROOT))
     fragments = {**read_fragments(ROOT / FOLDER), "next.fixed.md": "The next change."}
     monkeypatch.setattr(release, "read_fragments", lambda folder: fragments)
     texts = release.make_release_texts(ROOT, "99.0.0", DATE)

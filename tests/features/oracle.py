@@ -25,8 +25,8 @@ def fleet(gpus: int = 3) -> Entities:
     """GPUs n0/0, n0/1, n1/0, n1/1, …, with as many ports."""
     entities = Entities()
     for gpu in range(gpus):
-        entities.of_node(GPU, f"n{gpu // 2}", gpu % 2)
-        entities.of_node(PORT, f"n{gpu // 2}", f"mlx5_{gpu % 2}", 1)
+        entities.add_to_node(GPU, f"n{gpu // 2}", gpu % 2)
+        entities.add_to_node(PORT, f"n{gpu // 2}", f"mlx5_{gpu % 2}", 1)
     return entities
 
 
@@ -41,7 +41,7 @@ def whole(ring: Ring, name: str) -> NDArray[Any]:
 
 
 def batch(kind: EntityKind, rows: list[Row]) -> SampleBatch:
-    return SampleBatch.of(
+    return SampleBatch.from_rows(
         kind, [(find_metric_row(kind, name), entity, time, value) for name, entity, time, value in rows]
     )
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fleetcast.features.extract import extract
+from fleetcast.features.extract import extract_frames
 from fleetcast.features.ring import Ring
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.samples import EntityKind
@@ -49,7 +49,7 @@ def test_a_store_that_moved_with_the_clock_is_one_that_was_always_right(by_ms: i
     for store in (moved, straight):
         run(store, after)
     end = T0 + 3600 * SECOND
-    ours, theirs = extract(moved, end).gpu, extract(straight, end).gpu
+    ours, theirs = extract_frames(moved, end).gpu, extract_frames(straight, end).gpu
     if by_ms % (15 * SECOND) == 0:
         np.testing.assert_allclose(ours.values, theirs.values, rtol=1e-5)
     for name in ("age_s", "first_seen_s", "power_w", "energy_w", "power_w_mean_30m"):
@@ -65,7 +65,7 @@ def test_what_another_clock_said_is_not_moved() -> None:
 def test_a_step_in_the_middle_of_a_save_ends_it_and_the_next_holds_everything(tmp_path: Path) -> None:
     store = run(WindowStore(fleet()), scrapes(T0 + HOUR, 10))
     store.save(tmp_path / "1")
-    works = store.saving(tmp_path / "2")
+    works = store.iterate_save_steps(tmp_path / "2")
     next(works)()
     store.move_times_back(T0 + 150 * SECOND, HOUR)
     with pytest.raises(OSError, match="clock was set back"):
@@ -78,7 +78,7 @@ def test_a_step_in_the_middle_of_a_save_ends_it_and_the_next_holds_everything(tm
 
 
 def ages(store: WindowStore, now_ms: int) -> list[float]:
-    return [round(age) for age in extract(store, now_ms).gpu.column("age_s").tolist()]
+    return [round(age) for age in extract_frames(store, now_ms).gpu.column("age_s").tolist()]
 
 
 def test_silence_counts_only_while_somebody_listens() -> None:
@@ -106,7 +106,7 @@ def test_a_gpu_is_not_missing_because_nobody_listened() -> None:
     rows: list[Row] = [("power_w", gpu, back + 5 * SECOND, 400.0) for gpu in (0, 1)]
     for row in rows:
         store.write(batch(EntityKind.GPU, [row]), back + 5 * SECOND)
-    silent = extract(store, back + 6 * SECOND).gpu.column("silent_s")
+    silent = extract_frames(store, back + 6 * SECOND).gpu.column("silent_s")
     assert silent.max() <= 6.0
 
 

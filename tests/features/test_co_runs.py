@@ -8,7 +8,7 @@ import pytest
 
 from fleetcast.features import co_runs, sharing
 from fleetcast.features.co_runs import CoRuns
-from fleetcast.features.sharing import Company, Neighbours, Wiring
+from fleetcast.features.sharing import Neighbours, SharedHardware, Wiring
 from fleetcast.fleet.events import Finished, Started, Step, StepParts, Submitted
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
@@ -61,7 +61,7 @@ class World:
         self.co_runs.observe(running, self.co_runs.keys_of(running), self.divided, loads, self.now_ms, self.wiring)
 
     def speeds(self) -> list[tuple[str, float]]:
-        return sorted((row.share, round(row.speed, 2)) for row in self.co_runs.found.values())
+        return sorted((row.share, round(row.speed, 2)) for row in self.co_runs.newest_co_runs.values())
 
 
 GPU = ("n1", 0)
@@ -102,7 +102,7 @@ def test_a_clock_that_was_set_back_hides_no_co_run() -> None:
     world.step(10, a=1.0)
     world.start("b", GPU)
     world.now_ms -= 3_600_000
-    world.co_runs.move(-3_600_000)
+    world.co_runs.shift_times(-3_600_000)
     world.step(10, a=1.25, b=2.0)
     assert world.speeds() == [("gpu", 0.8)]
 
@@ -114,7 +114,7 @@ def test_a_load_is_read_again_though_the_clock_was_set_back() -> None:
         world.load = np.array([share, 0.1, 0.1])
         world.now_ms += 1000 * moved_s
         world.look()
-    assert {load[0] for load in world.co_runs.loads.values()} == {0.7}
+    assert {load[0] for load in world.co_runs.loads_alone.values()} == {0.7}
 
 
 def test_of_three_on_one_gpu_nobody_knows_who_slows_whom() -> None:
@@ -186,7 +186,7 @@ def test_neighbours_that_come_and_go_are_as_if_all_were_looked_at_anew() -> None
             nodes = rng.choice(["n1", "n2", "n3", "n4"], int(rng.integers(1, 3)), replace=False).tolist()
             running.append(placed(f"j{number}", *((node, int(rng.integers(4))) for node in nodes)))
         assert dict(kept.observe(running, (), wiring)) == dict(Neighbours().observe(running, (), wiring))
-    assert Company("gpu", None) in kept.observe(running, (), wiring).values()
+    assert SharedHardware("gpu", None) in kept.observe(running, (), wiring).values()
 
 
 @pytest.mark.parametrize(
@@ -221,14 +221,14 @@ def test_the_load_of_a_job_is_that_of_a_minute_and_more_alone() -> None:
     world = World()
     world.load = np.array([0.6, 0.3, np.nan])
     world.start("a", GPU)
-    assert not world.co_runs.loads
+    assert not world.co_runs.loads_alone
     world.step(70, a=1.0)
     world.load = np.array([0.9, 0.9, 0.9])
     world.start("b", GPU)
     world.step(70, a=1.5, b=1.5)
     key, kind = world.co_runs.keys_of(world.table.running())["a", 1]
-    assert world.co_runs.loads[key][:2] == world.co_runs.loads[kind][:2] == (0.6, 0.3)
-    assert len(world.co_runs.loads) == 2
+    assert world.co_runs.loads_alone[key][:2] == world.co_runs.loads_alone[kind][:2] == (0.6, 0.3)
+    assert len(world.co_runs.loads_alone) == 2
 
 
 def test_steps_that_take_no_time_tell_of_no_turns() -> None:
@@ -240,11 +240,11 @@ def test_steps_that_take_no_time_tell_of_no_turns() -> None:
     world.step(1, parts, a=1.0, b=1.0)
     world.now_ms += 61_000
     world.look()
-    assert not world.co_runs.turns
+    assert not world.co_runs.step_times_alone
     world.step(40, parts, b=1.0)
     world.now_ms += 61_000
     world.look()
-    assert [turns[0] for turns in world.co_runs.turns.values()] == [1.0, 1.0]
+    assert [turns[0] for turns in world.co_runs.step_times_alone.values()] == [1.0, 1.0]
 
 
 def test_a_speed_that_cannot_be_is_clipped_and_none_is_told_by_steps_of_no_time() -> None:
@@ -262,7 +262,7 @@ def test_a_speed_that_cannot_be_is_clipped_and_none_is_told_by_steps_of_no_time(
     kept["found"][0][-1], kept["found"][1][-1] = float("inf"), float("nan")
     other = CoRuns()
     other.load(kept, {})
-    assert other.found == {}
+    assert other.newest_co_runs == {}
 
 
 def test_what_was_found_waits_for_nothing_and_little_waits() -> None:
@@ -326,7 +326,7 @@ def test_neighbours_are_found_after_an_error_though_no_attempt_moved(monkeypatch
     for job in ("a", "b"):
         table.apply(Started(job=job, sequence=1, time_ms=NOW_MS, ranks=(RankPlacement(0, "n1", (0,)),)))
     running, wiring, neighbours = table.running(), Wiring(), Neighbours()
-    places, places_of, calls = RunningPlaces(running), sharing.places_of, iter((True, False))
+    places, places_of, calls = RunningPlaces(running), sharing.list_places, iter((True, False))
 
     def fail_second(attempt: JobAttempt, wiring: Wiring) -> tuple[sharing.Place, ...]:
         if not next(calls):
@@ -334,8 +334,8 @@ def test_neighbours_are_found_after_an_error_though_no_attempt_moved(monkeypatch
         return places_of(attempt, wiring)
 
     with monkeypatch.context() as broken:
-        broken.setattr(sharing, "places_of", fail_second)
+        broken.setattr(sharing, "list_places", fail_second)
         with pytest.raises(ValueError, match="a bug"):
             neighbours.observe(running, (), wiring, places)
-    expected = {("a", 1): Company("gpu", ("b", 1)), ("b", 1): Company("gpu", ("a", 1))}
+    expected = {("a", 1): SharedHardware("gpu", ("b", 1)), ("b", 1): SharedHardware("gpu", ("a", 1))}
     assert neighbours.observe(running, (), wiring, places) == expected

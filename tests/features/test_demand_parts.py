@@ -41,17 +41,19 @@ def test_a_record_says_how_long_it_waited_got_going_and_ran() -> None:
         *steps,
         Finished(job="j", sequence=999, time_ms=T0 + 660_000),
     ]
-    (row,) = told(*events).rows()
+    (row,) = told(*events).list_records()
     assert (row.queue, row.class_, row.gpus, row.waited_s, row.gave_up) == ("q", "training", 8, 60.0, False)
     assert (row.cold_s, row.run_s, row.tolerated_s) == (140.0, 600.0, 900.0)
-    assert told(*events, *events).rows() == [row]
+    assert told(*events, *events).list_records() == [row]
 
 
 def test_the_steady_phase_counts_where_it_comes_before_a_step_is_told() -> None:
     steady = Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="steady")
-    (row,) = told(submitted(), started(), steady).rows()
+    (row,) = told(submitted(), started(), steady).list_records()
     assert row.cold_s == 40.0
-    (row,) = told(submitted(), started(), Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="loading")).rows()
+    (row,) = told(
+        submitted(), started(), Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="loading")
+    ).list_records()
     assert row.cold_s is None
 
 
@@ -67,55 +69,55 @@ def listened(*events: tuple[JobEvent, int]) -> JobRecords:
 
 def test_only_a_start_that_was_heard_as_it_happened_has_a_cold_start() -> None:
     steady = Phase(job="j", sequence=4, time_ms=T0 + 10_800_000, name="steady")
-    (row,) = listened((submitted(), 10_800), (started(), 10_800), (steady, 10_801)).rows()
+    (row,) = listened((submitted(), 10_800), (started(), 10_800), (steady, 10_801)).list_records()
     assert (row.cold_s, row.started_ms) == (None, T0 + 60_000)  # a running fleet, met after three hours
     steady = Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="steady")
-    (row,) = listened((submitted(), 1), (started(), 62), (steady, 900)).rows()
+    (row,) = listened((submitted(), 1), (started(), 62), (steady, 900)).list_records()
     assert row.cold_s == 40.0
-    (row,) = listened((started(), 62), (Started(job="j", sequence=3, time_ms=T0 + 60_000), 9_000)).rows()
+    (row,) = listened((started(), 62), (Started(job="j", sequence=3, time_ms=T0 + 60_000), 9_000)).list_records()
     assert row.heard  # what is told again later does not unsay it
 
 
 def test_a_state_that_does_not_say_what_it_heard_loses_its_cold_starts() -> None:
     records = told(submitted(), started(), Phase(job="j", sequence=4, time_ms=T0 + 100_000, name="steady"))
-    (row,) = records.rows()
+    (row,) = records.list_records()
     again = JobRecords()
     again.load({"rows": [("j", 1, *row[:-1])]})
-    assert again.rows() == [row._replace(cold_s=None, heard=False)]
+    assert again.list_records() == [row._replace(cold_s=None, heard=False)]
 
 
 def test_who_is_cancelled_unstarted_gave_up() -> None:
     gone = Failed(job="j", sequence=2, time_ms=T0 + 500_000, category="cancelled")
-    (row,) = told(submitted(), gone).rows()
+    (row,) = told(submitted(), gone).list_records()
     assert (row.waited_s, row.gave_up, row.run_s) == (500.0, True, None)
-    (row,) = told(submitted(), Failed(job="j", sequence=2, time_ms=T0 + 5, category="user")).rows()
+    (row,) = told(submitted(), Failed(job="j", sequence=2, time_ms=T0 + 5, category="user")).list_records()
     assert (row.waited_s, row.gave_up) == (None, False)
 
 
 def test_records_are_bounded_and_survive_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_records, "MAX_RECORDS", 5)
     records = told(*(Submitted(job=f"j{n}", sequence=1, time_ms=T0 + n) for n in range(9)))
-    assert [row.arrived_ms - T0 for row in records.rows()] == [4, 5, 6, 7, 8]
+    assert [row.arrived_ms - T0 for row in records.list_records()] == [4, 5, 6, 7, 8]
     again = JobRecords()
     again.load(json.loads(json.dumps(records.dump())))
-    assert again.rows() == records.rows()
+    assert again.list_records() == records.list_records()
     assert JobRecords().dump() == {"rows": []}
 
 
 def test_residency_is_shares_of_held_gpu_time_of_about_a_day() -> None:
     residency = GpuResidency()
     residency.record(T0, {("q", "inference"): (8, 8, 0)})
-    assert residency.shares() == {}  # one look stands for no time
+    assert residency.compute_shares() == {}  # one look stands for no time
     residency.record(T0 + 10_000, {("q", "inference"): (8, 8, 2)})
     residency.record(T0 + 10_000, {("q", "inference"): (8, 0, 0)})
     everything = {(pool, class_) for pool in ("q", "all") for class_ in ("inference", "all")}
-    assert residency.shares() == dict.fromkeys(everything, (1.0, 0.25))
+    assert residency.compute_shares() == dict.fromkeys(everything, (1.0, 0.25))
     again = GpuResidency()
     again.load(json.loads(json.dumps(residency.dump())))
     again.record(
         T0 + 10_000 + 86_400_000, {("q", "inference"): (8, 4, 0)}
     )  # after a day of silence, a look is a minute
-    loaded, active = again.shares()["q", "inference"]
+    loaded, active = again.compute_shares()["q", "inference"]
     assert (loaded, active) == (pytest.approx((40 + 240) / (40 + 480)), pytest.approx(10 / (40 + 480)))
 
 
@@ -138,10 +140,10 @@ def test_a_rate_told_twice_is_told_once_and_ten_minutes_are_the_mean_of_their_mi
         for _ in range(2):
             series.record(T0 + minute * MINUTE_MS, {("q", "llama"): (float(minute), 2)})
     now_ms = T0 + 19 * MINUTE_MS
-    assert series.series("q", "llama", now_ms, 60, 3).tolist() == [17.0, 18.0, 19.0]
-    assert series.series("q", "llama", now_ms, 600, 3)[1:].tolist() == [4.5, 14.5]
-    assert np.isnan(series.series("q", "llama", now_ms, 600, 3)[0])
-    assert series.served("q", "llama") == ServingCapacity(2, 9.5)
+    assert series.read_series("q", "llama", now_ms, 60, 3).tolist() == [17.0, 18.0, 19.0]
+    assert series.read_series("q", "llama", now_ms, 600, 3)[1:].tolist() == [4.5, 14.5]
+    assert np.isnan(series.read_series("q", "llama", now_ms, 600, 3)[0])
+    assert series.find_capacity("q", "llama") == ServingCapacity(2, 9.5)
 
 
 def test_silence_is_unknown_and_all_is_the_sum_of_what_is_known() -> None:
@@ -149,13 +151,13 @@ def test_silence_is_unknown_and_all_is_the_sum_of_what_is_known() -> None:
     series.record(T0, {("q", "a"): (1.0, 1), ("p", "b"): (2.0, 1)})
     series.record(T0 + MINUTE_MS, {("q", "a"): (4.0, 1)})
     now_ms = T0 + 2 * MINUTE_MS
-    assert series.series("all", "all", now_ms, 60, 3)[:2].tolist() == [3.0, 4.0]
-    assert np.isnan(series.series("all", "all", now_ms, 60, 3)[2])
-    assert np.isnan(series.series("p", "b", now_ms, 60, 2)).all()
-    assert np.isnan(series.series("nobody", "all", now_ms, 60, 2)).all()
+    assert series.read_series("all", "all", now_ms, 60, 3)[:2].tolist() == [3.0, 4.0]
+    assert np.isnan(series.read_series("all", "all", now_ms, 60, 3)[2])
+    assert np.isnan(series.read_series("p", "b", now_ms, 60, 2)).all()
+    assert np.isnan(series.read_series("nobody", "all", now_ms, 60, 2)).all()
     days_ms = 3 * 86_400_000
-    assert np.isnan(series.series("q", "a", now_ms + days_ms, 60, 1440)).all()
-    assert series.series("q", "a", now_ms + days_ms, 600, 3 * 144 + 1)[0] == 2.5
+    assert np.isnan(series.read_series("q", "a", now_ms + days_ms, 60, 1440)).all()
+    assert series.read_series("q", "a", now_ms + days_ms, 600, 3 * 144 + 1)[0] == 2.5
 
 
 def test_rates_survive_a_restart() -> None:
@@ -169,4 +171,4 @@ def test_rates_survive_a_restart() -> None:
         one.record(T0 + 30 * MINUTE_MS, {("q", "llama"): (30.0, 1)})
     for bin_s in (60, 600):
         now_ms = T0 + 31 * MINUTE_MS
-        np.testing.assert_array_equal(*(one.series("q", "llama", now_ms, bin_s, 40) for one in (series, again)))
+        np.testing.assert_array_equal(*(one.read_series("q", "llama", now_ms, bin_s, 40) for one in (series, again)))

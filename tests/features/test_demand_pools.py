@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.features.contribution import find_allowed_pools, over_quota
+from fleetcast.features.contribution import find_allowed_pools, sum_over_quota
 from fleetcast.features.demand_series import TARGETS, DemandScope, DemandSeries
-from fleetcast.features.pool_inventory import UNASSIGNED, PoolInventory, divide
+from fleetcast.features.pool_inventory import UNASSIGNED, PoolInventory, divide_by_weights
 from fleetcast.fleet.events import Finished, Gang, JobEvent, Queued, Started, Submitted
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
@@ -24,7 +24,7 @@ NODES = [
     *(NodeSpec(f"h{n}", gpus=8, gpu_model="H100", pool="h100") for n in range(2)),
     *(NodeSpec(f"a{n}", gpus=8, gpu_model="A100", pool="a100") for n in range(2)),
 ]
-INVENTORY = PoolInventory.of(Topology.build(NODES))
+INVENTORY = PoolInventory.from_topology(Topology.build(NODES))
 
 
 def at(minute: float) -> int:
@@ -52,7 +52,7 @@ def demand_of(*events: JobEvent, inventory: PoolInventory = INVENTORY) -> tuple[
 
 def levels(demand: DemandSeries, target: str = "wanted", minute: float = 30.0) -> dict[str, float]:
     """Return the present value of each pool that has any."""
-    found = {pool: demand.series("all", target, at(minute), 60, 1, pool=pool)[0] for pool in demand.pools()}
+    found = {pool: demand.read_series("all", target, at(minute), 60, 1, pool=pool)[0] for pool in demand.pools()}
     return {pool: value for pool, value in found.items() if value}
 
 
@@ -68,12 +68,12 @@ def test_a_gang_on_two_pools_counts_in_each_what_it_holds_there() -> None:
     gang = ask("gang", gpus=8, gang=Gang(min=3, desired=3, step=1))
     demand, _ = demand_of(gang, start("gang", 5, "h0", "h1", "a0"))
     assert levels(demand) == {"a100": 8, "h100": 16}
-    jobs = [demand.series("all", "arriving_jobs", at(30), 600, 4, pool=pool) for pool in demand.pools()]
+    jobs = [demand.read_series("all", "arriving_jobs", at(30), 600, 4, pool=pool) for pool in demand.pools()]
     assert np.nansum(jobs) == 1
 
 
 def test_a_fleet_of_one_pool_has_nothing_that_is_unassigned() -> None:
-    one = PoolInventory.of(Topology.build(NODES[:2]))
+    one = PoolInventory.from_topology(Topology.build(NODES[:2]))
     demand, _ = demand_of(ask("a"), ask("b"), start("b", 3, "elsewhere"), inventory=one)
     assert levels(demand) == {"h100": 16}
 
@@ -84,24 +84,24 @@ def test_what_waits_for_a_quota_is_demand_of_its_queue_and_of_no_pool_until_it_r
     events = [ask("a", pool="h100", group="g"), limit, ask("b", pool="h100"), machines]
     demand, jobs = demand_of(*events)
     assert levels(demand, "queued") == {"h100": 8, UNASSIGNED: 8}
-    quota = over_quota(demand.known())
+    quota = sum_over_quota(demand.list_contributions())
     assert quota[DemandScope("q")] == quota[DemandScope("q", group="g")] == quota[DemandScope(pool=UNASSIGNED)] == 8
-    assert demand.series("q", "queued", at(30), 60, 1) == [16]
+    assert demand.read_series("q", "queued", at(30), 60, 1) == [16]
     jobs.apply(start("a", 20, "h1"))
     demand.update(jobs.get("a"))
-    assert over_quota(demand.known()) == {}
+    assert sum_over_quota(demand.list_contributions()) == {}
     assert levels(demand) == {"h100": 16}
 
 
 def test_a_queue_may_use_the_pools_that_its_jobs_ask_for() -> None:
     demand, _ = demand_of(ask("a", pool="h100"), ask("b", queue="both", pool="h100"), ask("c", queue="both"))
-    assert find_allowed_pools(demand.known()) == {"q": {"h100"}}
+    assert find_allowed_pools(demand.list_contributions()) == {"q": {"h100"}}
 
 
 def test_demand_follows_a_node_to_another_pool() -> None:
     demand, jobs = demand_of(ask("a"), start("a", 5, "h0"))
     moved = [NodeSpec("h0", gpus=8, gpu_model="H100", pool="lab"), *NODES[1:]]
-    demand.apply_inventory(PoolInventory.of(Topology.build(moved)), jobs)
+    demand.apply_inventory(PoolInventory.from_topology(Topology.build(moved)), jobs)
     assert levels(demand) == {"lab": 8}
 
 
@@ -132,7 +132,7 @@ def test_a_snapshot_of_an_older_version_loads_with_its_queues() -> None:
     assert again.queues() == ("q", "all")
     for target in TARGETS:
         for scope in ({}, {"class_": "batch"}, {"group": "g"}):
-            read, was = (one.series("q", target, at(30), 60, 40, **scope) for one in (again, demand))
+            read, was = (one.read_series("q", target, at(30), 60, 40, **scope) for one in (again, demand))
             np.testing.assert_array_equal(read, was)
     again.apply_inventory(INVENTORY, jobs)
     assert levels(again) == levels(demand) == {"a100": 8, "h100": 8}
@@ -171,9 +171,9 @@ def test_pools_add_up_to_all_in_any_order_and_after_a_snapshot(events, random, i
     again.load(json.loads(json.dumps(about)), arrays)
     for one in (demand, again):
         for target in TARGETS:
-            parts = [one.series("all", target, at(30), 60, 60, pool=pool) for pool in one.pools()]
-            np.testing.assert_array_equal(np.sum(parts, axis=0), one.series("all", target, at(30), 60, 60))
-    assert over_quota(again.known()) == over_quota(demand.known())
+            parts = [one.read_series("all", target, at(30), 60, 60, pool=pool) for pool in one.pools()]
+            np.testing.assert_array_equal(np.sum(parts, axis=0), one.read_series("all", target, at(30), 60, 60))
+    assert sum_over_quota(again.list_contributions()) == sum_over_quota(demand.list_contributions())
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_the_reason_says_what_a_job_waits_for(reason: str, is_quota: bool) -> No
 @examples(100)
 @given(st.integers(0, 500), st.dictionaries(st.text(max_size=3), st.integers(1, 50), min_size=1, max_size=6))
 def test_a_number_is_divided_wholly(amount: int, weights: dict[str, int]) -> None:
-    parts = divide(amount, weights)
+    parts = divide_by_weights(amount, weights)
     assert sum(parts.values()) == amount
     assert all(abs(parts[name] - amount * weight / sum(weights.values())) < 1 for name, weight in weights.items())
 
@@ -219,7 +219,7 @@ def test_a_request_that_comes_to_its_quota_and_leaves_it_is_counted_as_it_is_now
         found = []
         for reason in ("", OVER_QUOTA, ""):
             demand.count_requests([request(reason)], {}, at(1))
-            found.append(over_quota(demand.known()).get(DemandScope("q"), 0.0))
+            found.append(sum_over_quota(demand.list_contributions()).get(DemandScope("q"), 0.0))
         assert found == [0.0, 8.0, 0.0]
 
 
@@ -228,7 +228,7 @@ def test_a_request_follows_the_inventory() -> None:
     demand.count_requests([request()], {}, at(1))
     demand.apply_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(1))
     demand.count_requests([request()], {}, at(1))
-    assert demand.series("all", "queued", at(2), 60, 1, pool="train")[-1] == 8
+    assert demand.read_series("all", "queued", at(2), 60, 1, pool="train")[-1] == 8
 
 
 def test_a_promise_of_which_others_hold_all_gpus_counts_as_nothing_until_it_waits_again() -> None:
@@ -239,10 +239,10 @@ def test_a_promise_of_which_others_hold_all_gpus_counts_as_nothing_until_it_wait
     for left in (8, 0, 3):
         row = request(gpus=8 if left else 0, left=left)
         demand.count_requests([row], promised, at(2))
-        found.append(demand.series("all", "running", at(3), 60, 1)[-1])
+        found.append(demand.read_series("all", "running", at(3), 60, 1)[-1])
     assert found == [8, 0, 3]
     demand.count_requests([request()], {}, at(3))
-    assert demand.series("all", "queued", at(4), 60, 1)[-1] == 8
+    assert demand.read_series("all", "queued", at(4), 60, 1)[-1] == 8
 
 
 def test_nothing_is_known_of_pools_before_the_first_inventory() -> None:
@@ -257,7 +257,7 @@ def test_nothing_is_known_of_pools_before_the_first_inventory() -> None:
             outcome="finished",
         )
         demand.update(row)
-        demand.forget(row)
+        demand.drop_attempt(row)
     demand.apply_inventory(PoolInventory({"n": "train"}, {"train": ["h100"]}, {"train": 8}), [], at(180))
-    assert demand.series("all", "running", at(179), 600, 12).tolist() == [8] * 12
-    assert np.isnan(demand.series("all", "running", at(179), 600, 12, pool="train")).all()
+    assert demand.read_series("all", "running", at(179), 600, 12).tolist() == [8] * 12
+    assert np.isnan(demand.read_series("all", "running", at(179), 600, 12, pool="train")).all()

@@ -48,14 +48,14 @@ def crowd() -> list[JobEvent]:
 
 
 def read(demand: DemandSeries, pool: str, target: str, **scope: str) -> np.ndarray:
-    return demand.series(pool, target, NOW, 600, 6, **scope)
+    return demand.read_series(pool, target, NOW, 600, 6, **scope)
 
 
 def test_classes_and_groups_add_up_to_their_pool() -> None:
     demand = tell(DemandSeries(), *crowd())
     for pool in ("a", "b", "all"):
-        classes = [scope.class_ for scope in demand.scopes("class") if scope.queue == pool]
-        groups = [scope.group for scope in demand.scopes("group") if scope.queue == pool]
+        classes = [scope.class_ for scope in demand.list_scopes("class") if scope.queue == pool]
+        groups = [scope.group for scope in demand.list_scopes("group") if scope.queue == pool]
         assert groups == ["g0", "g1", "g2"]
         for target in TARGETS:
             total = read(demand, pool, target)
@@ -68,18 +68,18 @@ def test_classes_and_groups_add_up_to_their_pool() -> None:
 def test_the_same_events_twice_are_the_same_events() -> None:
     once, twice, jobs = tell(DemandSeries(), *crowd()), DemandSeries(), JobTable()
     tell(twice, *crowd(), *crowd(), jobs=jobs)
-    assert once.scopes("group") == twice.scopes("group")
-    for scope in [*once.scopes("class"), *once.scopes("group")]:
+    assert once.list_scopes("group") == twice.list_scopes("group")
+    for scope in [*once.list_scopes("class"), *once.list_scopes("group")]:
         of = {"class_": scope.class_, "group": scope.group}
         np.testing.assert_array_equal(read(once, scope.queue, "wanted", **of), read(twice, scope.queue, "wanted", **of))
-    assert once.records.rows() == twice.records.rows()
+    assert once.records.list_records() == twice.records.list_records()
 
 
 def test_a_job_without_a_group_counts_for_its_user_and_one_with_neither_as_other() -> None:
     demand = tell(
         DemandSeries(), submitted("j1", 1, user="ada"), submitted("j2", 2, 2), submitted("j3", 3, group="all")
     )
-    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["ada"]
+    assert [scope.group for scope in demand.list_scopes("group") if scope.queue == "a"] == ["ada"]
     assert read(demand, "a", "queued", group=OTHER)[-1] == 10
     assert read(demand, "a", "queued")[-1] == 18
 
@@ -89,10 +89,10 @@ def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeyp
     demand, jobs = DemandSeries(), JobTable()
     for n, gpus in enumerate((8, 1, 4, 64)):
         tell(demand, submitted(f"j{n}", n, gpus, group=f"g{n}"), jobs=jobs)
-    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g1"]
+    assert [scope.group for scope in demand.list_scopes("group") if scope.queue == "a"] == ["g0", "g1"]
     assert read(demand, "a", "queued", group=OTHER)[-1] == 68
     demand.replace_small_groups(NOW)
-    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g3"]
+    assert [scope.group for scope in demand.list_scopes("group") if scope.queue == "a"] == ["g0", "g3"]
     assert read(demand, "a", "queued", group="g3")[-1] == 64
     assert np.isnan(read(demand, "a", "queued", group="g3")[:-1]).all()  # what it wanted before is in "other"
     assert read(demand, "a", "queued", group=OTHER)[-1] == 5
@@ -100,7 +100,7 @@ def test_beyond_the_bound_groups_are_other_until_they_are_clearly_larger(monkeyp
     again.load(*demand.dump())
     np.testing.assert_array_equal(read(again, "a", "queued", group="g3"), read(demand, "a", "queued", group="g3"))
     demand.replace_small_groups(NOW)
-    assert [scope.group for scope in demand.scopes("group") if scope.queue == "a"] == ["g0", "g3"]
+    assert [scope.group for scope in demand.list_scopes("group") if scope.queue == "a"] == ["g0", "g3"]
 
 
 @pytest.mark.parametrize("is_restored", [False, True])
@@ -126,10 +126,10 @@ def test_a_group_that_lost_its_place_and_gets_it_again_counts_what_it_has(monkey
     demand, jobs = DemandSeries(), JobTable()
     tell(demand, submitted("j0", 1, 2, group="g0"), submitted("j1", 2, 8, group="g1"), jobs=jobs)
     demand.replace_small_groups(NOW)
-    assert {scope.group for scope in demand.scopes("group")} == {"g1"}
+    assert {scope.group for scope in demand.list_scopes("group")} == {"g1"}
     tell(demand, submitted("j2", 3, 64, group="g0"), jobs=jobs)
     demand.replace_small_groups(NOW)
-    assert {scope.group for scope in demand.scopes("group")} == {"g0"}
+    assert {scope.group for scope in demand.list_scopes("group")} == {"g0"}
     tell(
         demand,
         Finished(job="j0", sequence=3, time_ms=at(30)),
@@ -147,7 +147,9 @@ def test_a_few_groups_a_call_change_places(monkeypatch: pytest.MonkeyPatch) -> N
     listed = []
     for _ in range(3):
         demand.replace_small_groups(NOW)
-        listed.append({scope.group for scope in demand.scopes("group") if scope.queue == "all"} & {"l0", "l1", "l2"})
+        listed.append(
+            {scope.group for scope in demand.list_scopes("group") if scope.queue == "all"} & {"l0", "l1", "l2"}
+        )
     assert listed == [{"l0"}, {"l0", "l1"}, {"l0", "l1", "l2"}]
 
 
@@ -159,10 +161,10 @@ def test_a_snapshot_keeps_every_scope() -> None:
     restored.load(json.loads(json.dumps(about)), arrays)
     tell(restored, *crowd()[40:], jobs=jobs)
     straight = tell(DemandSeries(), *crowd())
-    assert restored.scopes("group") == straight.scopes("group")
-    for scope in straight.scopes("group"):
+    assert restored.list_scopes("group") == straight.list_scopes("group")
+    for scope in straight.list_scopes("group"):
         np.testing.assert_array_equal(
             read(restored, scope.queue, "running", group=scope.group),
             read(straight, scope.queue, "running", group=scope.group),
         )
-    assert sorted(restored.records.rows()) == sorted(straight.records.rows())
+    assert sorted(restored.records.list_records()) == sorted(straight.records.list_records())

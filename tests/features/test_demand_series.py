@@ -53,7 +53,7 @@ def folded(events: Iterable[JobEvent]) -> JobFold:
 
 
 def read(demand: DemandSeries, target, minute: float, bins: int, pool: str = "all", bin_s: int = 600) -> list[float]:
-    return demand.series(pool, target, at(minute), bin_s, bins).tolist()
+    return demand.read_series(pool, target, at(minute), bin_s, bins).tolist()
 
 
 def waits(job: str, minute: float, sequence: int, blocked: bool) -> Queued:
@@ -209,16 +209,16 @@ def test_durations_are_of_finished_jobs_only() -> None:
     events += [submitted("bad", 0), started("bad", 0), Failed(job="bad", sequence=3, time_ms=at(900), category="user")]
     events += [submitted("open", 0), started("open", 0)]
     demand = demand_of(*events)
-    (known,) = demand.durations()["by_gpus"].items()
+    (known,) = demand.compute_duration_quantiles()["by_gpus"].items()
     assert known[0] == "8"
     assert (known[1]["p50"], known[1]["p90"], known[1]["n"]) == (1200.0, pytest.approx(1680.0), 3)
     assert known[1]["levels"] == sorted(known[1]["levels"])
     assert len(known[1]["levels"]) == len(LEVELS)
-    assert demand.durations()["all"]["n"] == 3
+    assert demand.compute_duration_quantiles()["all"]["n"] == 3
 
 
 def test_no_finished_job_no_durations() -> None:
-    assert DemandSeries().durations() == {"by_gpus": {}, "all": None}
+    assert DemandSeries().compute_duration_quantiles() == {"by_gpus": {}, "all": None}
 
 
 def test_durations_are_of_the_newest_jobs() -> None:
@@ -226,7 +226,7 @@ def test_durations_are_of_the_newest_jobs() -> None:
     for i in range(2010):
         run = 1000 if i < 10 else 5
         events += [submitted(f"f{i}", i), started(f"f{i}", i), finished(f"f{i}", i + run)]
-    durations = demand_of(*sorted(events, key=lambda event: event.time_ms)).durations()
+    durations = demand_of(*sorted(events, key=lambda event: event.time_ms)).compute_duration_quantiles()
     assert durations["all"]["n"] == 2000
 
 
@@ -250,7 +250,7 @@ def everything(demand: DemandSeries) -> dict[str, list[float]]:
         for target in TARGETS
         for bin_s in (60, 600)
     }
-    return rows | {"durations": str(demand.durations())}
+    return rows | {"durations": str(demand.compute_duration_quantiles())}
 
 
 @examples(100)
@@ -266,7 +266,7 @@ def test_any_order_and_any_repetition_give_the_same_series(events, random, read_
         assert attempt is not None
         demand.update(attempt)
         if read_early:
-            demand.series("all", "wanted", at(60), 600, 3)
+            demand.read_series("all", "wanted", at(60), 600, 3)
     np.testing.assert_equal(everything(demand), straight)
 
 
@@ -303,7 +303,7 @@ def test_a_queue_that_nobody_has_used_for_all_of_its_bins_is_not_restored() -> N
     days_ms = 36 * 86_400_000
     for pool in demand.queues():
         for bin_s in (60, 600):
-            demand.series(pool, "wanted", at(0) + days_ms, bin_s, 3)
+            demand.read_series(pool, "wanted", at(0) + days_ms, bin_s, 3)
     restored = DemandSeries()
     restored.load(*demand.dump())
     assert restored.queues() == ("all",)
@@ -316,4 +316,4 @@ def test_sixty_thousand_attempts_take_a_moment() -> None:
             jobs.apply(event)
     for attempt in jobs:
         demand.update(attempt)
-    assert demand.durations()["all"]["n"] == 2000
+    assert demand.compute_duration_quantiles()["all"]["n"] == 2000

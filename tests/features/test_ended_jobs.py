@@ -29,7 +29,7 @@ class Watched:
             self.ended.record(self.fold.apply(event), now_ms)
 
     def names(self, now_ms: int = T0) -> list[str]:
-        return [row.job for row in self.ended.lately(now_ms)]
+        return [row.job for row in self.ended.list_recent(now_ms)]
 
 
 def test_they_stand_in_the_order_in_which_their_ends_became_known() -> None:
@@ -56,7 +56,7 @@ def test_after_an_hour_they_are_dropped_and_old_ends_are_not_taken() -> None:
 def test_what_is_learnt_of_an_end_later_counts() -> None:
     work = Watched()
     work.take(finished("a", 10), Failed(job="a", sequence=2, time_ms=T0 + 20, category="user"))
-    assert [row.outcome for row in work.ended.lately(T0)] == ["failed"]
+    assert [row.outcome for row in work.ended.list_recent(T0)] == ["failed"]
 
 
 def test_the_newest_stay_where_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,4 +70,4 @@ def test_after_a_restart_they_stand_in_the_order_of_their_ends() -> None:
     work, again = Watched(), EndedJobs()
     work.take(finished("b", 20), finished("a", 10), started("c"))
     again.resume(work.fold.jobs.attempts.values(), T0)
-    assert [row.job for row in again.lately(T0)] == ["a", "b"]
+    assert [row.job for row in again.list_recent(T0)] == ["a", "b"]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames, extract
+from fleetcast.features.extract import GPU_FEATURES, NODE_FEATURES, PORT_FEATURES, Frames, extract_frames
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.metrics import METRICS
@@ -25,7 +25,7 @@ def at(second: float) -> int:
 def frames_of(rows: list[Row], second: float, gpus: int = 3) -> Frames:
     store = WindowStore(fleet(gpus))
     store.write(batch(GPU, rows), at(second))
-    return extract(store, at(second))
+    return extract_frames(store, at(second))
 
 
 def scrape(store: WindowStore, second: float, gpus: dict[int, float], node: int = 0, up: bool = True) -> None:
@@ -55,7 +55,7 @@ def test_no_counter_stands_in_a_frame_under_its_own_name() -> None:
 
 
 def test_an_empty_store_gives_empty_frames() -> None:
-    frames = extract(WindowStore(Entities()), T0)
+    frames = extract_frames(WindowStore(Entities()), T0)
     assert frames.gpu.values.shape == (0, len(GPU_FEATURES))
 
 
@@ -85,13 +85,13 @@ def test_the_value_goes_when_it_is_too_old_and_the_code_stays() -> None:
 
 def test_since_says_when_the_value_last_changed() -> None:
     frame = frames_of(gpu_rows("xid", [0.0, 0.0, 74.0, 74.0]) + gpu_rows("power_w", [11.0, 11.0], gpu=1), 50).gpu
-    assert frame.since("xid")[0] == at(30)
-    assert frame.since("power_w")[1] == 0  # it has been so since we first saw the GPU
+    assert frame.changed_ms("xid")[0] == at(30)
+    assert frame.changed_ms("power_w")[1] == 0  # it has been so since we first saw the GPU
 
 
 def test_since_is_the_first_sample_of_a_series_that_appeared_later() -> None:
     frame = frames_of([("power_w", 0, T0, 400.0), ("xid", 0, at(30), 79.0)], 50).gpu
-    assert frame.since("xid")[0] == at(30)
+    assert frame.changed_ms("xid")[0] == at(30)
 
 
 def test_counts_are_exact_and_end_with_their_window() -> None:
@@ -107,7 +107,7 @@ def test_max_clock_remembers_a_day() -> None:
     store = WindowStore(fleet())
     for second in range(0, 300 * 60, 600):
         store.write(batch(GPU, [("sm_clock_mhz", 0, at(second), 1980.0 if second < 3600 else 990.0)]), at(second))
-    assert extract(store, at(60 * 300)).gpu.column("max_sm_clock_mhz")[0] == 1980.0
+    assert extract_frames(store, at(60 * 300)).gpu.column("max_sm_clock_mhz")[0] == 1980.0
 
 
 def test_frozen_s_grows_while_samples_bring_nothing_new() -> None:
@@ -121,7 +121,7 @@ def test_a_gpu_missing_from_its_page_is_silent() -> None:
         scrape(store, second, {0: 400.0, 1: 400.0})
     for second in (30, 45):
         scrape(store, second, {0: 400.0 + second})
-        frame = extract(store, at(second + 1)).gpu
+        frame = extract_frames(store, at(second + 1)).gpu
         assert frame.column("silent_s").tolist() == [0.0, second + 1 - 15 if second == 45 else 0.0]
 
 
@@ -131,7 +131,7 @@ def test_a_node_whose_page_lost_all_its_gpus_is_silent() -> None:
         scrape(store, second, {0: 400.0, 1: 400.0})
     for second in (30, 45):
         scrape(store, second, {})
-    frames = extract(store, at(46))
+    frames = extract_frames(store, at(46))
     assert frames.gpu.column("silent_s").tolist() == [31.0, 31.0]
     assert frames.node.column("gpus_reported").tolist() == [0.0]
     assert frames.node.column("max_gpus_reported").tolist() == [2.0]
@@ -143,7 +143,7 @@ def test_a_node_that_does_not_answer_accuses_no_gpu() -> None:
         scrape(store, second, {0: 400.0, 1: 400.0})
     for second in (30, 45, 60):
         scrape(store, second, {}, up=False)
-    frames = extract(store, at(61))
+    frames = extract_frames(store, at(61))
     assert frames.gpu.column("silent_s").tolist() == [0.0, 0.0]
     assert frames.node.column("scrape_up").tolist() == [0.0]
     assert frames.node.column("gaps_30m").tolist() == [3.0]
@@ -153,7 +153,7 @@ def test_scrapes_that_never_came_are_gaps() -> None:
     store = WindowStore(fleet(2))
     for second in (0, 15, 75, 90):  # 30, 45 and 60 are missing
         scrape(store, second, {0: 1.0 + second, 1: 1.0})
-    assert extract(store, at(91)).node.column("gaps_30m").tolist() == [3.0]
+    assert extract_frames(store, at(91)).node.column("gaps_30m").tolist() == [3.0]
 
 
 def test_port_errors_are_counted_and_bytes_become_rates() -> None:
@@ -163,7 +163,7 @@ def test_port_errors_are_counted_and_bytes_become_rates() -> None:
         rows += [("rx_bytes", 0, at(15 * i), 1.5e10 * i), ("link_downed", 0, at(15 * i), float(i))]
         rows += [("speed_bytes_per_s", 0, at(15 * i), 5e10 if i < 2 else 2.5e10)]
     store.write(batch(PORT, rows), at(46))
-    frame = extract(store, at(46)).port
+    frame = extract_frames(store, at(46)).port
     assert frame.column("rx_bytes_per_s")[0] == 1e9
     assert frame.column("rx_bytes_per_s_mean_2m")[0] == 1e9
     assert frame.column("link_downed_count_10m")[0] == 3
@@ -176,7 +176,7 @@ def test_windows_follow_the_interval_as_far_as_the_ring_reaches(interval_s: int)
     for i in range(500):
         now = at(i * interval_s)
         store.write(batch(GPU, [("power_w", 0, now, 100.0 + i)]), now)
-    frame = extract(store, at(499 * interval_s)).gpu
+    frame = extract_frames(store, at(499 * interval_s)).gpu
     for suffix, seconds in (("2m", 120), ("30m", 1800)):
         slots = min(120, max(2, round(seconds / interval_s)))
         assert frame.column(f"power_w_mean_{suffix}")[0] == 100 + np.mean(range(500 - slots, 500))
@@ -185,7 +185,7 @@ def test_windows_follow_the_interval_as_far_as_the_ring_reaches(interval_s: int)
 def test_the_frames_do_not_change_with_the_store() -> None:
     store = WindowStore(fleet(1))
     store.write(batch(GPU, gpu_rows("power_w", [400.0])), T0)
-    frame = extract(store, T0).gpu
+    frame = extract_frames(store, T0).gpu
     store.write(batch(GPU, [("power_w", 0, at(15), 100.0)]), at(15))
     assert frame.column("power_w")[0] == 400.0
 
@@ -200,8 +200,8 @@ def test_window_statistics_equal_those_of_pandas(rows: list[tuple[int, float]], 
     rows = sorted({row[0]: row for row in rows}.values())
     for second, value in rows:  # as they come, so that slots close on the way
         store.write(batch(GPU, [("power_w", 0, at(second), value)]), at(second))
-        extract(store, at(second))
-    frame = extract(store, at(now_s)).gpu
+        extract_frames(store, at(second))
+    frame = extract_frames(store, at(now_s)).gpu
     known = pd.Series({at(second) // INTERVAL_MS: value for second, value in rows})
     end = at(now_s) // INTERVAL_MS
     tolerance = {"rtol": 1e-5, "atol": 2e-2}
@@ -222,7 +222,7 @@ def test_counts_equal_sums_of_increments(moves: list[tuple[int, int]], late_cloc
         now = at(2400) if late_clock else at(second)
         store.write(batch(GPU, [("pcie_replays", 0, at(second), total)]), now)
         increments.loc[second] = step
-    frame = extract(store, at(2400)).gpu
+    frame = extract_frames(store, at(2400)).gpu
     slot = pd.Series(increments.index, index=increments.index) * 1000 + T0
     recent = increments[slot // INTERVAL_MS > at(2400) // INTERVAL_MS - 120]
     assert frame.column("pcie_replays_count_30m")[0] == recent.sum()

@@ -33,7 +33,9 @@ EVENTS = [event for number in range(4) for event in one_job(f"j{number}", 7 * nu
 
 def demand_of(fold: JobFold) -> list[list[float]]:
     targets = ("running", "queued", "arriving")
-    return [fold.demand.series(pool, target, at(80), 600, 8).tolist() for pool in ("q", "all") for target in targets]
+    return [
+        fold.demand.read_series(pool, target, at(80), 600, 8).tolist() for pool in ("q", "all") for target in targets
+    ]
 
 
 def straight(events: list[JobEvent], *, learns_runs: bool = True) -> JobFold:
@@ -91,7 +93,7 @@ def test_jobs_that_ended_long_ago_are_forgotten() -> None:
 def test_an_attempt_whose_events_are_not_known_counts_like_one_that_was_folded() -> None:
     told, put = straight(EVENTS[:3]), JobFold()
     for attempt in told.jobs:
-        put.put(attempt.copy())
+        put.add_attempt(attempt.copy())
     np.testing.assert_equal(demand_of(put), demand_of(told))
     assert len(put.runs) == len(told.runs)
     assert [row.attempt for row in put.jobs.running()] == [2]
@@ -100,7 +102,10 @@ def test_an_attempt_whose_events_are_not_known_counts_like_one_that_was_folded()
 def test_runs_are_learnt_of_what_ended_unless_they_are_not_wanted() -> None:
     shape, now_ms = JobShape(user="ada", queue="q", gpus=4), at(90)
     learnt, none = straight(EVENTS), straight(EVENTS, learns_runs=False)
-    assert np.isfinite(learnt.runs.features(shape, now_ms)).sum() > np.isfinite(none.runs.features(shape, now_ms)).sum()
+    assert (
+        np.isfinite(learnt.runs.compute_features(shape, now_ms)).sum()
+        > np.isfinite(none.runs.compute_features(shape, now_ms)).sum()
+    )
     assert len(none.runs) == 0
     steps = JobFold()
     assert steps.apply(Step(job="j", sequence=5, time_ms=at(1), step=1, duration_s=1.0))

@@ -6,7 +6,7 @@ import numpy as np
 
 from fleetcast.features.job_peaks import GIB, MAX_RUNS, MOST_KINDS, JobPeaks
 from fleetcast.features.past_runs import JobShape
-from fleetcast.features.similarity import kinds, shape_of
+from fleetcast.features.similarity import make_job_shape, make_kind_keys
 from fleetcast.fleet.events import Submitted
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
@@ -35,8 +35,8 @@ def see(
 
 
 def likely(peaks: JobPeaks, job: JobAttempt, kind: Any = "user and name") -> list[float] | None:
-    keys, values = peaks.table()
-    at = np.flatnonzero(keys == kinds(shape_of(job))[kind])
+    keys, values = peaks.make_table()
+    at = np.flatnonzero(keys == make_kind_keys(make_job_shape(job))[kind])
     return values[at[0]].tolist() if len(at) else None
 
 
@@ -72,7 +72,7 @@ def test_remembered_places_change_no_peak() -> None:
         ended = [attempt(job, outcome="finished") for job in "abc" if job not in running]
         power = [100.0 * len(running), 200.0, 50.0 + 10 * sum(holder)]
         for peaks, of in ((remembering, places), (other, None)):
-            peaks.finish(ended)
+            peaks.store_finished(ended)
             see(peaks, jobs, [holder], [1, 2, 3], power, of)
     assert repr(remembering.dump()) == repr(other.dump())
     assert remembering.dump()[0]["running"] == [["c", 1], ["b", 1]]
@@ -84,7 +84,7 @@ def test_what_no_telemetry_saw_is_not_known() -> None:
     assert np.isnan(peak_of(peaks, jobs[0])).all()
     assert peak_of(peaks, jobs[1])[0] == 4.0
     assert np.isnan(peak_of(peaks, jobs[1])[1])
-    peaks.finish([attempt("a-1", outcome="finished")])
+    peaks.store_finished([attempt("a-1", outcome="finished")])
     assert likely(peaks, jobs[0]) is None
 
 
@@ -97,8 +97,8 @@ def test_a_job_that_began_just_now_is_not_charged_with_what_ran_before() -> None
 def test_peaks_of_finished_jobs_speak_for_the_next_of_their_kind() -> None:
     peaks, job = JobPeaks(), attempt("train-1")
     see(peaks, [job], [[0, 0]], [40, 30], [300, 500])
-    peaks.finish([attempt("train-1", outcome="finished")])
-    peaks.finish([attempt("train-1", outcome="finished")])  # told again: once
+    peaks.store_finished([attempt("train-1", outcome="finished")])
+    peaks.store_finished([attempt("train-1", outcome="finished")])  # told again: once
     assert likely(peaks, attempt("train-2")) == [40.0, 400.0, 1.0]
     assert likely(peaks, attempt("other", user="ada"), "user and GPUs") == [40.0, 400.0, 1.0]
     assert likely(peaks, attempt("other", user="bob"), "queue and GPUs") == [40.0, 400.0, 1.0]
@@ -108,10 +108,10 @@ def test_peaks_of_finished_jobs_speak_for_the_next_of_their_kind() -> None:
 def test_what_failed_or_vanished_says_nothing() -> None:
     peaks, jobs = JobPeaks(), [attempt("a-1"), attempt("b-1")]
     see(peaks, jobs, [[0, 1]], [10, 20], [100, 200])
-    peaks.finish([attempt("a-1", outcome="failed")])
+    peaks.store_finished([attempt("a-1", outcome="failed")])
     see(peaks, [], [[-1, -1]], [10, 20], [100, 200])
-    peaks.finish([attempt("b-1", outcome="finished")])
-    assert len(peaks.table()[0]) == 0
+    peaks.store_finished([attempt("b-1", outcome="finished")])
+    assert len(peaks.make_table()[0]) == 0
 
 
 def test_the_newest_runs_of_a_kind_speak() -> None:
@@ -119,7 +119,7 @@ def test_the_newest_runs_of_a_kind_speak() -> None:
     for number in range(2 * MAX_RUNS):
         job = attempt(f"a-{number}")
         see(peaks, [job], [[0]], [80.0 if number < MAX_RUNS else 10.0], [100])
-        peaks.finish([attempt(f"a-{number}", outcome="finished")])
+        peaks.store_finished([attempt(f"a-{number}", outcome="finished")])
     assert likely(peaks, attempt("a-9")) == [10.0, 100.0, MAX_RUNS]
 
 
@@ -129,8 +129,8 @@ def test_kinds_are_bounded_and_the_one_used_longest_ago_goes() -> None:
     see(peaks, jobs, [[n] for n in range(len(jobs))], np.ones(len(jobs)), np.ones(len(jobs)))
     for job in jobs:
         job.outcome = "finished"
-    peaks.finish(jobs)
-    assert len(peaks.table()[0]) == MOST_KINDS
+    peaks.store_finished(jobs)
+    assert len(peaks.make_table()[0]) == MOST_KINDS
     assert likely(peaks, jobs[0]) is None
     assert likely(peaks, jobs[-1]) == [1.0, 1.0, 1.0]
 
@@ -138,20 +138,20 @@ def test_kinds_are_bounded_and_the_one_used_longest_ago_goes() -> None:
 def test_a_snapshot_goes_on_where_it_was() -> None:
     peaks, jobs = JobPeaks(), [attempt("a-1"), attempt("b-1"), attempt("c-1")]
     see(peaks, jobs, [[0, 1, 2]], [10, 20, 30], [100, 200, 300])
-    peaks.finish([attempt("a-1", outcome="finished")])
+    peaks.store_finished([attempt("a-1", outcome="finished")])
     again = JobPeaks()
     again.load(*peaks.dump())
     for one in (peaks, again):
         see(one, jobs[1:], [[-1, 0, 1]], [50, 25, 5], [1, 1, 1])
-        one.finish([attempt("c-1", outcome="finished")])
+        one.store_finished([attempt("c-1", outcome="finished")])
     assert peak_of(again, jobs[1]) == peak_of(peaks, jobs[1]) == (25.0, 200.0)
-    for mine, other in zip(peaks.table(), again.table(), strict=True):
+    for mine, other in zip(peaks.make_table(), again.make_table(), strict=True):
         np.testing.assert_array_equal(mine, other)
 
 
 def test_kinds_are_by_words_not_by_numbers() -> None:
     shape = JobShape(user="ada", name="train-7", queue="q", gpus=8)
-    first, second = kinds(shape), kinds(JobShape(user="ada", name="train_8.1", queue="q", gpus=8.0))
+    first, second = make_kind_keys(shape), make_kind_keys(JobShape(user="ada", name="train_8.1", queue="q", gpus=8.0))
     assert first == second
     assert len(set(first.values())) == 7
-    assert "user and name" not in kinds(JobShape(user="ada", name="4711", queue="q", gpus=8))
+    assert "user and name" not in make_kind_keys(JobShape(user="ada", name="4711", queue="q", gpus=8))

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fleetcast.features.contribution import over_quota
+from fleetcast.features.contribution import sum_over_quota
 from fleetcast.features.delta_bins import RUNNING, DeltaBins
 from fleetcast.features.demand_series import DemandScope, DemandSeries, Target
 from fleetcast.features.pool_inventory import PoolInventory
@@ -20,7 +20,7 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 T0 = 1_700_002_800_000
 OLD = Path(__file__).with_name("demand_of_whole_gpus.json")
 NODES = [NodeSpec("h0", gpus=8, gpu_model="H100", pool="h100"), NodeSpec("a0", gpus=8, gpu_model="A100", pool="a100")]
-INVENTORY = PoolInventory.of(Topology.build(NODES))
+INVENTORY = PoolInventory.from_topology(Topology.build(NODES))
 SCOPES: dict[str, tuple[str, dict[str, str]]] = {
     "all": ("all", {}),
     "train": ("train", {}),
@@ -56,14 +56,14 @@ def demand_of(*events: JobEvent) -> tuple[DemandSeries, JobTable]:
 
 
 def level(demand: DemandSeries, target: Target, **scope: str) -> float:
-    return float(demand.series("all", target, at(30), 60, 1, **scope)[0])
+    return float(demand.read_series("all", target, at(30), 60, 1, **scope)[0])
 
 
 def test_four_quarters_that_wait_are_one_gpu() -> None:
     demand, _ = demand_of(*(ask(f"j{at}", at) for at in range(4)))
     assert level(demand, "queued") == level(demand, "wanted") == 1.0
-    assert demand.series("all", "arriving", at(30), 600, 3).tolist() == [1.0, 0.0, 0.0]
-    assert demand.series("all", "arriving_jobs", at(30), 600, 3).tolist() == [4.0, 0.0, 0.0]
+    assert demand.read_series("all", "arriving", at(30), 600, 3).tolist() == [1.0, 0.0, 0.0]
+    assert demand.read_series("all", "arriving_jobs", at(30), 600, 3).tolist() == [4.0, 0.0, 0.0]
 
 
 def test_parts_of_one_gpu_run_as_parts_in_their_pools_and_groups() -> None:
@@ -102,7 +102,7 @@ def test_a_request_for_a_part_waits_and_is_promised_as_a_part() -> None:
 def test_parts_that_wait_for_a_quota_add_up() -> None:
     waits = [Queued(job=job, sequence=2, time_ms=at(2), reason="QOSGrpGRES") for job in "ab"]
     demand, _ = demand_of(ask("a", 1), ask("b", 1, 333), *waits)
-    assert over_quota(demand.known())[DemandScope()] == 0.583
+    assert sum_over_quota(demand.list_contributions())[DemandScope()] == 0.583
 
 
 def test_bins_hold_more_gpus_than_four_bytes_do() -> None:
@@ -117,7 +117,7 @@ def test_bins_hold_more_gpus_than_four_bytes_do() -> None:
     again.load(about, rows)
     for one in (bins, again):
         one.advance(5)
-        assert one.levels(RUNNING, 5, 1).tolist() == [6_000_000_000.0]
+        assert one.compute_levels(RUNNING, 5, 1).tolist() == [6_000_000_000.0]
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_a_dump_of_whole_gpus_reads_as_before(old: tuple[DemandSeries, dict[str,
             scope, target, bin_s = name.split()
             queue, rest = SCOPES[scope]
             expected = [np.nan if value is None else value for value, times in runs for _ in range(times)]
-            found = one.series(queue, target, at(30), int(bin_s), 40, **rest)  # type: ignore[arg-type]
+            found = one.read_series(queue, target, at(30), int(bin_s), 40, **rest)  # type: ignore[arg-type]
             np.testing.assert_array_equal(found, expected)
 
 

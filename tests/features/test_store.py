@@ -5,10 +5,10 @@ from hypothesis import strategies as st
 
 from fleetcast.features.extract import MAXIMA
 from fleetcast.features.job_window import GPU_METRICS
-from fleetcast.features.layout import SUMMED, RingSpan, layout_of
+from fleetcast.features.layout import SUMMED, RingSpan, make_layout
 from fleetcast.features.ring import Ring
 from fleetcast.features.serving import EDGES, RATES
-from fleetcast.features.store import WindowStore, Written
+from fleetcast.features.store import WindowStore, WriteOutcome
 from fleetcast.fleet.samples import EntityKind
 from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet, whole
 from tests.fuzz.bounds import examples
@@ -41,7 +41,7 @@ def state(store: WindowStore) -> dict[str, np.ndarray]:
     arrays = {name: getattr(ring, name) for name in ("time_ms", "raw", "changed_ms", "rate", "first_seen_ms")}
     arrays |= {name: whole(ring, name) for name in ("fine", "events")}
     arrays = {name: array[..., : ring.size] for name, array in arrays.items()}
-    return arrays | {f"day {name}": ring.day(name) for name in ring.layout.days}
+    return arrays | {f"day {name}": ring.read_day_means(name) for name in ring.layout.days}
 
 
 def assert_same(left: WindowStore, right: WindowStore) -> None:
@@ -60,20 +60,20 @@ def test_a_gauge_is_kept_with_its_time() -> None:
 def test_an_older_sample_is_late_and_not_applied() -> None:
     store = store_of([("power_w", 0, T0 + 15_000, 410.0)])
     written = store.write(batch(GPU, [("power_w", 0, T0, 11.0), ("power_w", 0, T0 + 15_000, 12.0)]), NOW)
-    assert written == Written(applied=0, late=2)
+    assert written == WriteOutcome(applied=0, late=2)
 
 
 def test_a_time_too_far_ahead_is_a_bad_record() -> None:
     store = WindowStore(fleet())
     written = store.write(batch(GPU, [("power_w", 0, T0 + 60_000, 11.0), ("power_w", 0, T0 + 60_001, 11.0)]), T0)
-    assert written == Written(applied=1, future=1)
+    assert written == WriteOutcome(applied=1, future=1)
 
 
 def test_what_is_no_number_is_a_bad_record() -> None:
     store = WindowStore(fleet())
     values = (float("nan"), float("inf"), -1e40, 5.0)
     rows = [("power_w", 0, T0 + i, value) for i, value in enumerate(values)]
-    assert store.write(batch(GPU, rows), T0) == Written(applied=1, not_finite=3)
+    assert store.write(batch(GPU, rows), T0) == WriteOutcome(applied=1, not_finite=3)
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_what_cannot_be_is_a_bad_record_that_names_the_unit(metric: str, value: 
     assert written.implausible[0].detail.startswith(f"n0/1: {metric} = {value:g} ")
     assert written.implausible[0].detail.endswith(looks_like)
     ring = store.ring(GPU)
-    assert np.isnan(ring.current(ring.layout.metrics.index(metric))[1]), "never stored, so never scored"
+    assert np.isnan(ring.find_newest_values(ring.layout.metrics.index(metric))[1]), "never stored, so never scored"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_many_implausible_samples_of_a_metric_share_one_error() -> None:
 
 
 def test_an_empty_batch_changes_nothing() -> None:
-    assert WindowStore(fleet()).write(batch(GPU, []), T0) == Written()
+    assert WindowStore(fleet()).write(batch(GPU, []), T0) == WriteOutcome()
 
 
 def test_a_counter_becomes_a_rate_and_its_first_sample_gives_none() -> None:
@@ -171,7 +171,7 @@ def test_a_wrapped_counter_goes_on() -> None:
 def test_room_grows_with_the_entities() -> None:
     store = store_of([("power_w", 2, T0, 300.0)])
     for gpu in range(3, 500):
-        store.entities.of_node(GPU, "n9", gpu)
+        store.entities.add_to_node(GPU, "n9", gpu)
         store.write(batch(GPU, [("power_w", gpu, T0, float(gpu))]), NOW)
     ring = store.ring(GPU)
     power = ring.raw[ring.layout.metrics.index("power_w"), : ring.size]
@@ -197,9 +197,9 @@ def test_a_late_sample_opens_the_slots_between() -> None:
     assert_same(in_turn, late_last)
     ring = late_last.ring(GPU)
     assert ring.first_slot == (NOW - 20 * 60_000) // INTERVAL_MS
-    power = ring.slots("power_w", 120)
+    power = ring.read_slots("power_w", 120)
     assert np.isfinite(power).sum() == 2
-    assert np.nanmin(ring.peak("power_w")) == 400.0
+    assert np.nanmin(ring.compute_peak("power_w")) == 400.0
 
 
 def test_a_sample_older_than_the_ring_opens_nothing() -> None:
@@ -212,11 +212,11 @@ def test_a_sample_older_than_the_ring_opens_nothing() -> None:
 def test_a_ring_that_grows_equals_one_that_had_room_for_all(early: list[Row], later: list[Row]) -> None:
     growing = store_of(early)
     for gpu in range(3, 40):
-        growing.entities.of_node(GPU, f"m{gpu}", 0)
+        growing.entities.add_to_node(GPU, f"m{gpu}", 0)
     growing.write(batch(GPU, later), NOW)
     roomy = WindowStore(fleet(3))
     for gpu in range(3, 40):
-        roomy.entities.of_node(GPU, f"m{gpu}", 0)
+        roomy.entities.add_to_node(GPU, f"m{gpu}", 0)
     roomy.write(batch(GPU, early), NOW)
     roomy.write(batch(GPU, later), NOW)
     assert_same(growing, roomy)
@@ -247,11 +247,11 @@ def test_the_store_equals_a_naive_one(rows: list[Row]) -> None:
         metric = ring.layout.metrics.index(name)
         assert ring.time_ms[metric, entity] == series.time_ms
         assert ring.changed_ms[metric, entity] == series.changed_ms
-        np.testing.assert_equal(np.float32(ring.current(metric)[entity]), np.float32(series.current))
-        slots = range(ring.end - 119, ring.end + 1)
+        np.testing.assert_equal(np.float32(ring.find_newest_values(metric)[entity]), np.float32(series.current))
+        slots = range(ring.end_slot - 119, ring.end_slot + 1)
         if ring.layout.value[metric] >= 0:
             fine = np.array([series.fine.get(slot, np.nan) for slot in slots], np.float32)
-            np.testing.assert_array_equal(ring.slots(name, 120)[:, entity], fine)
+            np.testing.assert_array_equal(ring.read_slots(name, 120)[:, entity], fine)
         elif ring.layout.event[metric] >= 0:
             row = ring.layout.event[metric]
             counts = ring.events[row, np.array(slots) % ring.span.slots, entity]
@@ -269,7 +269,7 @@ def test_bucket_means_equal_naive_ones(rows: list[Row]) -> None:
             continue
         buckets = range(newest - 143, newest + 1)
         means = [np.mean(series.buckets[b]) if series.buckets.get(b) else np.nan for b in buckets]
-        np.testing.assert_allclose(store.ring(GPU).day(name)[:, entity], means, rtol=1e-6)
+        np.testing.assert_allclose(store.ring(GPU).read_day_means(name)[:, entity], means, rtol=1e-6)
 
 
 @examples(62)
@@ -318,17 +318,17 @@ def test_a_batch_may_hold_many_samples_of_a_series(samples: int) -> None:
 
 
 def test_rings_hold_the_slots_that_are_read_and_no_others() -> None:
-    gpu, port, node = (layout_of(kind).values for kind in (GPU, PORT, EntityKind.NODE))
+    gpu, port, node = (make_layout(kind).values for kind in (GPU, PORT, EntityKind.NODE))
     assert set(gpu) == {*GPU_METRICS, *SUMMED[GPU]} | set(MAXIMA[GPU])
     assert set(port) == {"tx_bytes", *SUMMED[PORT], *MAXIMA[PORT]}
     assert set(node) == {*SUMMED[EntityKind.NODE], *MAXIMA[EntityKind.NODE]}
-    assert {*RATES, *EDGES} <= set(layout_of(EntityKind.SERVED_MODEL).values)
-    assert not layout_of(EntityKind.GPU_INSTANCE).values
+    assert {*RATES, *EDGES} <= set(make_layout(EntityKind.SERVED_MODEL).values)
+    assert not make_layout(EntityKind.GPU_INSTANCE).values
 
 
 @pytest.mark.parametrize(("kind", "most"), [(GPU, 17.5), (PORT, 14.5), (EntityKind.NODE, 6.0)])
 def test_memory_of_an_entity_is_bounded(kind: EntityKind, most: float) -> None:
-    ring = Ring(layout_of(kind), RingSpan())
+    ring = Ring(make_layout(kind), RingSpan())
     ring.reserve(1024)
     assert ring.nbytes / ring.capacity / 1024 <= most
 
@@ -336,4 +336,4 @@ def test_memory_of_an_entity_is_bounded(kind: EntityKind, most: float) -> None:
 def test_slots_of_a_metric_without_any_are_refused() -> None:
     ring = store_of([("xid", 0, T0, 79.0)]).ring(GPU)
     with pytest.raises(AssertionError, match="xid is none of"):
-        ring.slots("xid", 8)
+        ring.read_slots("xid", 8)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.features.arrays_file import read_parts
-from fleetcast.features.extract import extract
+from fleetcast.features.extract import extract_frames
 from fleetcast.features.store import StoreError, WindowStore
 from tests.features.oracle import GPU, T0, Row, batch, fleet
 from tests.fuzz.bounds import examples
@@ -31,14 +31,14 @@ def run(store: WindowStore, rows: list[Row]) -> WindowStore:
 
 def assert_same(left: WindowStore, right: WindowStore) -> None:
     end = T0 + 46 * 60_000
-    ours, theirs = extract(left, end).gpu, extract(right, end).gpu
+    ours, theirs = extract_frames(left, end).gpu, extract_frames(right, end).gpu
     np.testing.assert_allclose(ours.values, theirs.values, rtol=1e-6)
     np.testing.assert_array_equal(ours.since_ms, theirs.since_ms)
     one, other = left.ring(GPU), right.ring(GPU)
     for name in one.layout.values:
-        np.testing.assert_array_equal(one.slots(name, 120), other.slots(name, 120))
+        np.testing.assert_array_equal(one.read_slots(name, 120), other.read_slots(name, 120))
     for name in one.layout.days:
-        np.testing.assert_array_equal(one.day(name), other.day(name))
+        np.testing.assert_array_equal(one.read_day_means(name), other.read_day_means(name))
 
 
 @examples(75)
@@ -135,7 +135,7 @@ def test_a_folder_may_be_moved_after_the_save(tmp_path: Path, told: bool) -> Non
     store = WindowStore(fleet())
     for minute in range(3):
         run(store, rows_at(minute))
-        for work in store.saving(tmp_path / "beside", becomes=tmp_path / str(minute) if told else None):
+        for work in store.iterate_save_steps(tmp_path / "beside", becomes=tmp_path / str(minute) if told else None):
             work()
         (tmp_path / "beside").rename(tmp_path / str(minute))
     assert len(list((tmp_path / "2").glob("*.slots"))) == (3 if told else 1)
@@ -144,7 +144,7 @@ def test_a_folder_may_be_moved_after_the_save(tmp_path: Path, told: bool) -> Non
 
 def test_a_save_that_was_overtaken_is_not_built_upon(tmp_path: Path) -> None:
     store = saved_minutes(tmp_path, 2)
-    slow = store.saving(tmp_path / "slow")
+    slow = store.iterate_save_steps(tmp_path / "slow")
     next(slow)()
     run(store, rows_at(2))
     store.save(tmp_path / "newer")
@@ -158,7 +158,7 @@ def test_a_save_that_was_overtaken_is_not_built_upon(tmp_path: Path) -> None:
 def test_a_save_that_was_given_up_leaves_nothing_out_of_the_next(tmp_path: Path) -> None:
     store = saved_minutes(tmp_path, 2)
     run(store, rows_at(2))
-    given_up = store.saving(tmp_path / "given up")
+    given_up = store.iterate_save_steps(tmp_path / "given up")
     next(given_up)()
     given_up.close()
     run(store, rows_at(3))
@@ -179,7 +179,7 @@ def test_a_store_that_is_written_while_it_is_saved_comes_back_whole(
     done = min(cuts[0], len(rows))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fleetcast.features.store_files._slice_length", lambda ring, since: 1)
-        for number, work in enumerate(store.saving(folder / "sliced")):
+        for number, work in enumerate(store.iterate_save_steps(folder / "sliced")):
             work()
             upto = max(done, cuts[min(number + 1, 2)])
             run(store, rows[done:upto])
@@ -197,7 +197,7 @@ def test_a_slice_holds_what_was_written_while_the_save_was_under_way(
     store.save(tmp_path / "before")
     monkeypatch.setattr("fleetcast.features.store_files._slice_length", lambda ring, since: 1)
     late = ("power_w", 2, T0 + 40 * 60_000 + 50_000, 999.0)  # in the slot of the last minute's last sample
-    for number, work in enumerate(store.saving(tmp_path / "sliced")):
+    for number, work in enumerate(store.iterate_save_steps(tmp_path / "sliced")):
         work()
         if number == 0:
             run(store, [late])

@@ -54,7 +54,7 @@ class ScrapedWorld:
     def _sources(self, entities: Entities) -> list[Source]:
         self.scraper = Scraper(entities, [], self.config.scrape, self.clock)
         self._patch.setattr(self.scraper, "_client", self)  # `fetch` answers for all targets
-        self._targets = [self.scraper.target(spec) for spec in self._specs]
+        self._targets = [self.scraper.make_target(spec) for spec in self._specs]
         self.scraper.targets = {target.spec.url: target for target in self._targets}
         return [self.scraper]
 
@@ -67,7 +67,7 @@ class ScrapedWorld:
     def scrape(self) -> None:
         """One round over all targets."""
         for target in self._targets:
-            self.pipeline.take(asyncio.run(self.scraper.scrape(target)))
+            self.pipeline.apply_batch(asyncio.run(self.scraper.scrape(target)))
 
     def tick(self) -> Board:
         asyncio.run(self.pipeline.tick())
@@ -91,7 +91,7 @@ class ScrapedWorld:
     def decide(self, **request: Any) -> Decision:
         board = BoardReader(self.config.board).latest()
         assert board is not None
-        view = ViewDecoder(self.config.placer).observe(board).view
+        view = ViewDecoder(self.config.placer).decode_board(board).view
         return decide(PlacementRequest(request_id="r", **request), view)
 
     def past(self, node: str) -> NodePast:

@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleetcast.features.episodes import Episode, episodes
+from fleetcast.features.episodes import Episode, find_episodes
 from fleetcast.fleet.checkpoint_edges import MAX_EDGES, Edges, fold_edge
 from fleetcast.fleet.events import Checkpoint
 from fleetcast.fleet.job_table import JobTable, decode_job, encode_job
@@ -34,7 +34,7 @@ def test_a_gang_whose_ranks_each_tell_keeps_its_newest_checkpoints(ranks: int) -
         row.fold(event)
         row.fold(event)
     last = 30_000 + 4000 * (ranks - 1) // ranks
-    assert episodes(row.checkpoints) == [Episode(600_000 * n, 600_000 * n + last, ranks) for n in range(8)]
+    assert find_episodes(row.checkpoints) == [Episode(600_000 * n, 600_000 * n + last, ranks) for n in range(8)]
     assert len(row.checkpoints) < 64
 
 
@@ -79,10 +79,10 @@ def test_a_snapshot_that_kept_single_events_by_sequence_is_read() -> None:
     old["checkpoints"] = msgspec.to_builtins(told)
     [row] = decode_job(msgspec.msgpack.encode([old]))
     table = JobTable()
-    table.put(row)
+    table.add_attempt(row)
     late = [Checkpoint(job="a", sequence=9, time_ms=1_800_000, edge="begin"),
             Checkpoint(job="a", sequence=10, time_ms=1_831_000, edge="end")]  # fmt: skip
     for event in late:
         table.apply(event)
-    spans = [(one.begin_ms, one.end_ms, one.bytes) for one in episodes(row.checkpoints)]
+    spans = [(one.begin_ms, one.end_ms, one.bytes) for one in find_episodes(row.checkpoints)]
     assert spans == [*((600_000 * n, 600_000 * n + 33_000, 4) for n in range(3)), (1_800_000, 1_831_000, None)]

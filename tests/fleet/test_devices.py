@@ -17,16 +17,16 @@ def test_domains_differ() -> None:
 
 def test_a_board_that_moved_is_where_it_was_last_seen() -> None:
     devices = GpuDevices()
-    devices.learn("n1", "GPU-a", 0)
-    devices.learn("n1", "GPU-a", 0)
-    assert (devices.gpu("n1", "GPU-a"), devices.learnt) == (0, 1)
-    devices.learn("n1", "GPU-a", 3)
-    assert devices.gpu("n1", "GPU-a") == 3
-    assert devices.gpu("n2", "GPU-a") is None
+    devices.record_device("n1", "GPU-a", 0)
+    devices.record_device("n1", "GPU-a", 0)
+    assert (devices.find_gpu("n1", "GPU-a"), devices.learnt) == (0, 1)
+    devices.record_device("n1", "GPU-a", 3)
+    assert devices.find_gpu("n1", "GPU-a") == 3
+    assert devices.find_gpu("n2", "GPU-a") is None
 
 
 def test_a_page_that_names_ever_new_boards_takes_bounded_room() -> None:
     devices = GpuDevices()
     for number in range(2 * MOST_PER_NODE):
-        devices.learn("n1", f"GPU-{number}", 0)
+        devices.record_device("n1", f"GPU-{number}", 0)
     assert devices.learnt == MOST_PER_NODE

@@ -15,8 +15,8 @@ def test_rows_are_given_in_order_of_first_mention_and_kept() -> None:
 def test_an_entity_of_a_node_registers_the_node() -> None:
     entities = Entities()
     entities.node("n1")
-    gpu = entities.of_node(EntityKind.GPU, "n2", 3)
-    port = entities.of_node(EntityKind.PORT, "n2", "mlx5_0", 1)
+    gpu = entities.add_to_node(EntityKind.GPU, "n2", 3)
+    port = entities.add_to_node(EntityKind.PORT, "n2", "mlx5_0", 1)
     assert entities[EntityKind.GPU].names[gpu] == "n2/3"
     assert entities[EntityKind.PORT].names[port] == "n2/mlx5_0/1"
     assert entities[EntityKind.GPU].node.tolist() == [1]
@@ -26,7 +26,7 @@ def test_an_entity_of_a_node_registers_the_node() -> None:
 
 def test_a_table_grows_past_its_first_allocation() -> None:
     entities = Entities()
-    rows = [entities.of_node(EntityKind.GPU, f"n{number // 8}", number % 8) for number in range(1000)]
+    rows = [entities.add_to_node(EntityKind.GPU, f"n{number // 8}", number % 8) for number in range(1000)]
     assert rows == list(range(1000))
     assert entities[EntityKind.GPU].node.tolist() == [number // 8 for number in range(1000)]
 
@@ -57,7 +57,7 @@ def test_what_was_dumped_comes_back_row_by_row(mentions: list[tuple[str, int | N
         if gpu is None:
             entities.node(node)
         else:
-            entities.of_node(EntityKind.GPU, node, gpu)
+            entities.add_to_node(EntityKind.GPU, node, gpu)
     entities[EntityKind.POOL].add("train")
     again = Entities.load(entities.dump())
     for kind in EntityKind:

@@ -21,15 +21,15 @@ def points() -> Iterator[list[str]]:
         reached.append(point)
         return failpoints.KEEP_ALL
 
-    failpoints.arm(note)
+    failpoints.set_hook(note)
     yield reached
-    failpoints.arm(None)
+    failpoints.set_hook(None)
 
 
 def test_a_file_is_replaced_in_an_order_that_a_power_cut_cannot_hurt(tmp_path: Path, points: list[str]) -> None:
     files.replace_file(tmp_path / "mark", [b"one", b"two"], "mark")
     assert (tmp_path / "mark").read_bytes() == b"onetwo"
-    assert files.listing(tmp_path) == ["mark"]
+    assert files.list_names(tmp_path) == ["mark"]
     before = [point.removeprefix("mark.before_") for point in points if ".before_" in point]
     assert before == ["write", "write", "sync", "rename", "sync_folder"]
     assert set(points) <= set(failpoints.POINTS)
@@ -42,15 +42,15 @@ def test_a_replacement_without_sync_is_a_rename_alone(tmp_path: Path, points: li
 
 def test_a_full_disk_leaves_the_old_file_and_no_half(tmp_path: Path) -> None:
     files.replace_file(tmp_path / "mark", [b"old"], "mark")
-    failpoints.arm(failpoints.parse_failpoints("mark.before_sync=error"))
+    failpoints.set_hook(failpoints.parse_failpoints("mark.before_sync=error"))
     try:
         with pytest.raises(OSError, match=r"No space left on device \(failpoint mark\.before_sync\)") as caught:
             files.replace_file(tmp_path / "mark", [b"new"], "mark")
     finally:
-        failpoints.arm(None)
+        failpoints.set_hook(None)
     assert caught.value.errno == errno.ENOSPC
     assert (tmp_path / "mark").read_bytes() == b"old"
-    assert files.listing(tmp_path) == ["mark"]
+    assert files.list_names(tmp_path) == ["mark"]
 
 
 def test_a_write_that_breaks_off_says_how_far_it_came(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_a_write_that_breaks_off_says_how_far_it_came(tmp_path: Path, monkeypatc
 
 
 def test_a_file_is_closed_once_and_then_takes_nothing(tmp_path: Path) -> None:
-    file = files.create(tmp_path / "a", "snapshot")
+    file = files.create_file(tmp_path / "a", "snapshot")
     file.close()
     file.close()
     assert file.closed
@@ -128,8 +128,8 @@ def test_a_link_takes_the_place_of_what_has_its_name(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_has_no_size_and_no_names(tmp_path: Path) -> None:
-    assert files.size_bytes(tmp_path / "none") == 0
-    assert files.listing(tmp_path / "none") == []
+    assert files.read_size_bytes(tmp_path / "none") == 0
+    assert files.list_names(tmp_path / "none") == []
     files.remove_tree(tmp_path / "none")
 
 

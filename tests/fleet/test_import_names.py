@@ -9,8 +9,8 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.import_names import ROOT, find_full_module_names
-from fleetcast.service.plugins import load
-from fleetcast.training.judges.own_forecasters import make
+from fleetcast.service.plugins import load_plugin
+from fleetcast.training.judges.own_forecasters import load_factory
 
 
 @pytest.mark.parametrize(
@@ -40,14 +40,14 @@ def test_a_module_of_the_users_own_is_not_taken_for_ours(tmp_path: Path, monkeyp
     (folder / "filters.py").write_text("mine = True\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert find_full_module_names("dashboards_of_users.filters") == ()
-    assert load("placer.filters", "dashboards_of_users.filters:mine") is True
+    assert load_plugin("placer.filters", "dashboards_of_users.filters:mine") is True
 
 
 def test_a_name_that_two_modules_have_now_is_refused_with_both() -> None:
     with pytest.raises(
         ConfigError, match=r"give 'fleetcast\.placement\.ledger\.charges:X' or 'fleetcast\.placement\.q"
     ):
-        load("placer.filters", "placement.charges:X")
+        load_plugin("placer.filters", "placement.charges:X")
 
 
 @pytest.mark.parametrize("code", ["from models.forecaster import Mine", "raise NameError('x')"])
@@ -74,11 +74,11 @@ def test_the_configuration_is_refused_with_the_path_to_write() -> None:
     with pytest.raises(
         ConfigError, match=r"^pipeline\.forecasters: .*give 'fleetcast\.models\.demand\.naive:Persistence'$"
     ):
-        load("pipeline.forecasters", "models.demand.naive:Persistence")
+        load_plugin("pipeline.forecasters", "models.demand.naive:Persistence")
     with pytest.raises(ConfigError, match=r"^placer\.filters: .*give 'fleetcast\.placement\.machines\.filters:busy'$"):
-        load("placer.filters", "placement.filters:busy")
+        load_plugin("placer.filters", "placement.filters:busy")
 
 
 def test_an_option_of_the_command_is_refused_with_the_path_to_write() -> None:
     with pytest.raises(ConfigError, match=r"^--forecaster: .*give 'fleetcast\.models\.demand\.theta:Theta'$"):
-        make("models.demand.theta:Theta")
+        load_factory("models.demand.theta:Theta")

@@ -198,7 +198,7 @@ def test_an_attempt_that_was_kept_can_be_put_back() -> None:
     for event in (submitted(), started(nodes=("n1",)), submitted("b")):
         table.apply(event)
     for attempt in table:
-        again.put(attempt)
+        again.add_attempt(attempt)
     assert [row.job for row in again.running()] == ["a"]
     assert [row.job for row in again.queued()] == ["b"]
     assert again.apply(started(nodes=("n1",))) is None
@@ -210,7 +210,7 @@ def test_a_job_that_was_over_before_is_laid_to_rest_and_still_known() -> None:
     for event in told:
         table.apply(event)
     before = sorted(table, key=lambda row: row.job)
-    assert [row.job for row in table.rest(100)] == ["a"]
+    assert [row.job for row in table.pack_old_jobs(100)] == ["a"]
     assert list(table.attempts) == [("b", 1)]
     assert sorted(table, key=lambda row: row.job) == before
     assert table.get("a") == before[0]
@@ -221,7 +221,7 @@ def test_an_event_wakes_a_job_at_rest_and_a_duplicate_stays_one() -> None:
     table = JobTable()
     for event in (submitted(), started(), finished()):
         table.apply(event)
-    table.rest(100)
+    table.pack_old_jobs(100)
     assert table.apply(started()) is None
     assert "a" not in table.resting
     assert table.apply(submitted(attempt=2, sequence=1, time_ms=70)) is not None
@@ -235,14 +235,14 @@ def test_a_job_rests_only_when_all_its_attempts_are_over() -> None:
     table = JobTable()
     for event in (submitted(), started(), finished(), submitted(attempt=2, sequence=1, time_ms=60)):
         table.apply(event)
-    assert table.rest(100) == []
+    assert table.pack_old_jobs(100) == []
 
 
 def test_jobs_at_rest_are_forgotten_too() -> None:
     table = JobTable()
     for event in (submitted(), started(), finished(), submitted("b"), started("b"), finished("b", time_ms=200)):
         table.apply(event)
-    table.rest(300)
+    table.pack_old_jobs(300)
     assert table.drop_ended_before(100) == 1
     assert [row.job for row in table] == ["b"]
 
@@ -411,7 +411,7 @@ def test_any_order_gives_the_same_table(events: list[JobEvent], random) -> None:
 @given(histories(), st.integers(0, 25), st.integers(0, 100))
 def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int, before_ms: int) -> None:
     table = fold(events[:cut])
-    table.rest(before_ms)
+    table.pack_old_jobs(before_ms)
     for event in events[cut:]:
         table.apply(event)
     straight = fold(events)
@@ -435,7 +435,7 @@ def test_a_snapshot_and_an_overlapping_replay_equal_a_straight_run(events: list[
     overlap = data.draw(st.integers(0, cut))
     before, table = fold(events[:cut]), JobTable()
     for attempt in before:
-        table.put(attempt)
+        table.add_attempt(attempt)
     table.position = before.position
     for event in events[overlap:]:
         table.apply(event)
@@ -562,7 +562,7 @@ def test_an_end_that_is_told_late_counts_more_than_the_next_start() -> None:
     assert first is not None
     assert (first.state, first.over_ms) == ("finished", 35)
     assert table.drop_ended_before(50) == 1
-    assert table.before(table.attempts["a", 2]) is None
+    assert table.find_previous_attempt(table.attempts["a", 2]) is None
 
 
 T0 = 1_789_000_000_000

@@ -169,7 +169,7 @@ def take(batch: Batch) -> None:
     state = FleetState(entities, WindowStore(entities), Topology.build([NodeSpec("n1", 8)]))
     state.apply(batch, NOW_MS)
     for pool in state.demand.queues():
-        assert not np.isinf(state.demand.series(pool, "wanted", NOW_MS, 600, 3)).any()
+        assert not np.isinf(state.demand.read_series(pool, "wanted", NOW_MS, 600, 3)).any()
 
 
 EVENTS = Decoder(

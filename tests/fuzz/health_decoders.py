@@ -9,12 +9,19 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
-from fleetcast.ingest.health.gpud import Known, _checked, decode_events, decode_states, make_xid_events, state_events
+from fleetcast.ingest.health.gpud import (
+    Known,
+    _check_events,
+    decode_events,
+    decode_states,
+    make_state_events,
+    make_xid_events,
+)
 from fleetcast.ingest.health.nvsentinel import TYPE, decode
 from fleetcast.ingest.health.ufm import UfmSource, decode_alerts
 from fleetcast.ingest.kernel_log.events import KernelReader
-from fleetcast.models.risk.node_events import event_signals
-from fleetcast.service.api.routes.kernel_log import decode as decode_log
+from fleetcast.models.risk.node_events import make_event_signals
+from fleetcast.service.api.routes.kernel_log import decode_kernel_log as decode_log
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import FUTURE_MS, NOW_MS
@@ -57,7 +64,7 @@ def _applied(log: bytes, headers: dict[str, str] | None = None) -> None:
         assert isinstance(record.event, NodeEvent)
         table.apply(record.event)
     rows = {name: row for row, name in enumerate(table.nodes)}
-    event_signals(table.nodes, rows, {}, NOW_MS)
+    make_event_signals(table.nodes, rows, {}, NOW_MS)
 
 
 GPUD = b"""[{"component":"fan","states":[{"time":"2025-01-21T04:41:44Z","name":"fan","health":"Unhealthy",
@@ -71,11 +78,11 @@ UFM = b"""[{"alert_id":1,"timestamp":"2025-01-21 04:41:44","node_guid":"0x1","no
 def _gpud(body: bytes) -> None:
     """Either answer of a daemon: told once, and not again."""
     with contextlib.suppress(RecordError):
-        _checked(list(make_xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
+        _check_events(list(make_xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
     known: Known = {}
     with contextlib.suppress(RecordError):
         states = decode_states(body)
-        _checked(list(state_events("n1", states, known, NOW_MS)), NOW_MS)
+        _check_events(list(make_state_events("n1", states, known, NOW_MS)), NOW_MS)
         json.dumps(known)
 
 
@@ -83,8 +90,10 @@ def _ufm(body: bytes) -> None:
     source = UfmSource(ENTITIES, ManualClock(NOW_MS), {"url": "http://ufm", "verify": False})
     with contextlib.suppress(RecordError):
         alerts, bad = decode_alerts(body)
-        ports = {key: (alert.probability, alert) for alert in alerts if (key := source._port(alert)) is not None}
-        source._changes(ports, bad, NOW_MS)
+        ports = {
+            key: (alert.probability, alert) for alert in alerts if (key := source._find_port_key(alert)) is not None
+        }
+        source._make_change_events(ports, bad, NOW_MS)
         json.dumps(source._known)
 
 

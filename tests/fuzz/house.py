@@ -12,7 +12,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.placer_link import FORWARDED_HEADERS, Forwarded, PlacerLink
+from fleetcast.service.api.placer_link import FORWARDED_HEADERS, ForwardedAnswer, PlacerLink
 from fleetcast.service.config import ApiConfig, Config
 from fleetcast.service.http.access import Access
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
@@ -47,17 +47,17 @@ class Corridor(PlacerLink):
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
         timeout_s: float = 15.0,
-    ) -> Forwarded:
+    ) -> ForwardedAnswer:
         told = tuple((name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items())
         answered = await ask(self.placer, Asked(method, path, told, (body or b"",)))
         kept = {name: value for name, value in answered.headers.items() if name in FORWARDED_HEADERS}
-        return Forwarded(answered.status, kept, answered.body)
+        return ForwardedAnswer(answered.status, kept, answered.body)
 
 
 class House:
     """`tick`: the pipeline takes what came in and publishes, the placer works its queue, ten seconds go by.
 
-    `think`: what the pipeline does beside its ticks: forecasts, fingerprints, the archive and a snapshot.
+    `compute_plan`: what the pipeline does beside its ticks: forecasts, fingerprints, the archive and a snapshot.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -76,18 +76,18 @@ class House:
     async def tick(self) -> None:
         (inbox,) = self.pipeline.sources
         while inbox.backlog_bytes():
-            self.pipeline.take(await inbox.next())
+            self.pipeline.apply_batch(await inbox.next())
         if inbox.errors:  # it is guarded, and would go on
             raise RuntimeError(f"the inbox cannot be read: {inbox.last_error}")
         self.clock.advance(TICK_S)
         await self.pipeline.tick()
-        await self.worker.step()
+        await self.worker.run_due_pass()
 
     async def think(self) -> None:
         pipeline = self.pipeline
         await pipeline.capabilities[DemandForecasts].forecast(pipeline.state)
         await pipeline.capabilities[RunForecasts].forecast(pipeline.state)
-        await pipeline.capabilities[Fingerprints].renew(pipeline.state)
+        await pipeline.capabilities[Fingerprints].run_pass(pipeline.state)
         await pipeline.save()
 
     async def close(self) -> None:

@@ -35,7 +35,7 @@ async def _ask(pieces: list[bytes]) -> bytes | Exception:
     buffer, transport = bytearray(LIMIT), _Transport()
     connection = _Connection(memoryview(buffer))
     connection.connection_made(transport)
-    asked = asyncio.ensure_future(connection.ask("http://n001:9400/metrics", b"GET", LIMIT))
+    asked = asyncio.ensure_future(connection.send_request("http://n001:9400/metrics", b"GET", LIMIT))
     await asyncio.sleep(0)
     for piece in pieces:
         if transport.closed:

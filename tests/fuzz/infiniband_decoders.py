@@ -50,8 +50,8 @@ def decode_counters(data: bytes) -> None:
     bad: list[RecordError] = []
     rows = PortRows(Entities())
     for port in parse_counters(data.decode(errors="replace"), bad):
-        rows.add("n1", "mlx5_0", port.port, port.readings, 1000)
-    for samples in rows.batch().samples:
+        rows.add_port("n1", "mlx5_0", port.port, port.readings, 1000)
+    for samples in rows.pop_batch().samples:
         assert np.isfinite(samples.value).all()
     assert len(bad) <= data.count(b"\n") + 2
 
@@ -92,7 +92,7 @@ def decode_wiring(data: bytes) -> None:
     def read(path: Path) -> None:
         topology = load_topology(path).add_unplaced_nodes(["n-x"])
         for row in range(min(len(topology), 50)):
-            assert all(device.rail >= -1 for device in topology.devices(row))
+            assert all(device.rail >= -1 for device in topology.find_devices(row))
 
     file_of(data, "topology", read)
     with contextlib.suppress(ConfigError):

@@ -47,11 +47,11 @@ def decode_value(value: bytes) -> None:
     entities = Entities()
     decoder = PayloadDecoder(entities, ManualClock(NOW_MS))
     message = Message(("t", 0), 0, NOW_MS, value[:20], value, HEADERS[len(value) % len(HEADERS)])
-    first, second = (_check(decoder.telemetry(message), entities) for _ in range(2))
+    first, second = (_check(decoder.decode_telemetry(message), entities) for _ in range(2))
     assert first == second
-    take(_checked(decoder.events(message)).batch)
+    take(_checked(decoder.decode_events(message)).batch)
     told = Message(("t", 0), 0, NOW_MS, b"n1", b"up 1", (("time_ms", value[:40]), ("node", value[:300])))
-    _check(decoder.telemetry(told), entities)
+    _check(decoder.decode_telemetry(told), entities)
 
 
 def _checked(decoded: Decoded) -> Decoded:

@@ -34,7 +34,7 @@ class _Line:
 
 def decode_watch(body: bytes) -> None:
     """Whatever a watch tells of any collection, the source folds it, remembers it, and goes on from what it kept."""
-    for collection in _source().collections():
+    for collection in _source().list_collections():
         source = _source()
         try:
             for changes in watch(_Line(body), collection, "7"):
@@ -48,12 +48,12 @@ def decode_watch(body: bytes) -> None:
 
 def _source() -> KubernetesSource:
     source = KubernetesSource(Entities(), ManualClock(NOW_MS), {}, server=_Line(b""))
-    source.take([Changes(name, (), "1") for name in KINDS])
+    source.fold_messages([Changes(name, (), "1") for name in KINDS])
     return source
 
 
 def _fold(source: KubernetesSource, changes: Changes) -> None:
-    batch = source.take([changes])
+    batch = source.fold_messages([changes])
     assert len(batch.bad) <= len(changes.changes) + len(batch)
     take(batch)
     asyncio.run(source.close())

@@ -13,7 +13,7 @@ from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
 from fleetcast.placement.ledger.chain import CHECKSUMS, encode, hash_line
 from fleetcast.placement.ledger.file import read_ledger_identity
 from fleetcast.placement.ledger.ledger import IntentState, Ledger, LedgerError
-from fleetcast.placement.ledger.verify import verify
+from fleetcast.placement.ledger.verify import verify_ledger
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 
@@ -30,7 +30,7 @@ def _decision(request: PlacementRequest, outcome: str) -> Decision:
 def _file() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
         ledger = Ledger(Path(folder) / "ledger.sqlite")
-        ledger.commit(PLACED, _decision(PLACED, "placed"), 1_000, "ada", "place")
+        ledger.commit_decision(PLACED, _decision(PLACED, "placed"), 1_000, "ada", "place")
         ledger.enqueue(WAITING, _decision(WAITING, "queued"), 2_000, "bob")
         ledger.set_identity("s-1")
         ledger.close()
@@ -42,7 +42,7 @@ FILE = _file()
 
 def use(path: Path) -> None:
     """Everything that the placer does with a ledger, and what looks at its file from outside."""
-    for look in (read_ledger_identity, verify):
+    for look in (read_ledger_identity, verify_ledger):
         with contextlib.suppress(LedgerError):
             look(path)
     try:
@@ -52,15 +52,15 @@ def use(path: Path) -> None:
     with contextlib.closing(ledger):
         for ask in (
             lambda: [intent.gpus for intent in ledger.list_active_intents()],
-            lambda: [entry.request.members for entry in ledger.queued()],
+            lambda: [entry.request.members for entry in ledger.list_queue_entries()],
             lambda: [ledger.find_stored_reply(request) for request in (PLACED, WAITING, NEW)],
-            lambda: ledger.find("placed"),
-            lambda: ledger.decisions_after(0, 10),
+            lambda: ledger.find_reply("placed"),
+            lambda: ledger.read_decisions_after(0, 10),
             lambda: ledger.read_intent_state("placed"),
-            lambda: ledger.audit(10),
-            lambda: ledger.audit(10, after=0, request_id="placed"),
+            lambda: ledger.read_audit_trail(10),
+            lambda: ledger.read_audit_trail(10, after=0, request_id="placed"),
             lambda: ledger.finish_intents([("placed", IntentState.CANCELLED)], 3_000),
-            lambda: ledger.commit(WAITING, _decision(WAITING, "placed"), 4_000, "queue", "place"),
+            lambda: ledger.commit_decision(WAITING, _decision(WAITING, "placed"), 4_000, "queue", "place"),
             lambda: ledger.enqueue(NEW, _decision(NEW, "queued"), 5_000, "ada"),
         ):
             with contextlib.suppress(LedgerError, RequestError):

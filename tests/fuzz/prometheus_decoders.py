@@ -5,7 +5,7 @@ from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.ingest.pages.exporters import ExporterResolver
 from fleetcast.ingest.pages.target_groups import read_groups
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
-from fleetcast.ingest.remote_write.request import Version, walk
+from fleetcast.ingest.remote_write.request import Version, parse_write_request
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, packed
@@ -27,7 +27,7 @@ WORDS = (
 def _message(data: bytes, version: Version) -> None:
     """A message is refused whole, or each sample belongs to a series, whoever reads it."""
     try:
-        write = walk(data, version)
+        write = parse_write_request(data, version)
     except RecordError:
         return
     series = len(write.labels) or len(write.begin)
@@ -38,7 +38,7 @@ def _message(data: bytes, version: Version) -> None:
     decoder = WriteDecoder(ExporterResolver(Entities()))
     first = decoder.decode(packed(data), version, T0)
     again = decoder.decode(packed(data), version, T0)
-    assert len(first) <= len(walk(data, version, exact=True).of)
+    assert len(first) <= len(parse_write_request(data, version, exact=True).of)
     assert len(again) >= len(first)  # what was learnt is not forgotten
 
 

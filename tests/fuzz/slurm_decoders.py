@@ -12,8 +12,8 @@ from fleetcast.ingest.inbox.job_events import decode_event
 from fleetcast.ingest.slurm import json as slurm_json
 from fleetcast.ingest.slurm import text as slurm_text
 from fleetcast.ingest.slurm.jobcomp import read_completions
-from fleetcast.ingest.slurm.jobs import Site, SlurmJob, job_events
-from fleetcast.ingest.slurm.nodes import SlurmNode, changes
+from fleetcast.ingest.slurm.jobs import Site, SlurmJob, make_job_events
+from fleetcast.ingest.slurm.nodes import SlurmNode, find_changes
 from fleetcast.ingest.slurm.scan import JobScan, number_attempts
 from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import MIB
@@ -46,23 +46,23 @@ def _check(events: Sequence[JobEvent | NodeEvent]) -> None:
         assert decode_event(msgspec.json.encode(event), NOW_MS) == event
 
 
-def _jobs(read: Callable[[bytes], slurm_json.Read[SlurmJob]], body: bytes) -> None:
+def _jobs(read: Callable[[bytes], slurm_json.ReadRecords[SlurmJob]], body: bytes) -> None:
     found = read(body)
     look = JobScan(SITE, NOW_MS)
-    look.take(number_attempts(found.rows, SITE.prefix, look, {}), set())
+    look.add_jobs(number_attempts(found.rows, SITE.prefix, look, {}), set())
     _check(look.fresh)
     take(Batch(events=tuple(look.fresh), bad=(*found.bad, *look.bad)))
     for job in found.rows[:10]:
         try:
-            _check(job_events(job, Site()))
+            _check(make_job_events(job, Site()))
         except RecordError:
             continue
 
 
-def _nodes(read: Callable[[bytes], slurm_json.Read[SlurmNode]], body: bytes) -> None:
+def _nodes(read: Callable[[bytes], slurm_json.ReadRecords[SlurmNode]], body: bytes) -> None:
     for row in read(body).rows[:1000]:
-        events, now = changes(row, {"drain": 5}, "slurm", NOW_MS)
-        again, _ = changes(row, now, "slurm", NOW_MS)
+        events, now = find_changes(row, {"drain": 5}, "slurm", NOW_MS)
+        again, _ = find_changes(row, now, "slurm", NOW_MS)
         assert not again
         _check(events)
 

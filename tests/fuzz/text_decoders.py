@@ -11,7 +11,7 @@ from pathlib import Path
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.ingest.job_tables import read_gpu_numbers, read_history
+from fleetcast.ingest.job_tables import read_gpu_numbers, read_job_table
 from fleetcast.ingest.pages.recorded import PageReplay, ReplaySpeed
 from fleetcast.ingest.pages.targets import TargetList
 from fleetcast.ingest.pages.text import MAX_BAD_LINES
@@ -131,7 +131,7 @@ TARGETS_TEXT = b"http://n1:9400/metrics\nhttps://10.0.0.7:9400 n001 # the second
 
 def decode_targets(data: bytes) -> None:
     def read(path: Path) -> None:
-        for target in TargetList([f"file:{path}"]).read().values():
+        for target in TargetList([f"file:{path}"]).read_targets().values():
             assert target.host
 
     file_of(data, "targets.txt", read)
@@ -168,7 +168,7 @@ SACCT = b"""JobID|JobIDRaw|State|Submit|Start|End|User|NNodes|AllocTRES|AllocGRE
 
 def decode_history(data: bytes) -> None:
     for kind, name in (("helios", "cluster_log.csv"), ("swf", "a.swf"), ("slurm", "jobs.txt")):
-        read = functools.partial(read_history, kind)
+        read = functools.partial(read_job_table, kind)
         file_of(data, name, read)
         file_of(data, f"{name}.gz", read)
         file_of(gzip.compress(data, 1), f"{name}.gz", read)

@@ -43,7 +43,7 @@ class Desk:
 
     def decode(self, *lines: str, now_ms: int = 1000) -> dict[str, float]:
         batch = self.decoder.decode(page(*lines), now_ms)
-        self.tally = batch.counted()
+        self.tally = batch.get_tally()
         return self.words(batch)
 
     def words(self, batch: Batch) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleetcast.clients.kafka_records import Gap, Message, Outgoing, Place
+from fleetcast.clients.kafka_records import Gap, Message, OutgoingRecord, Place
 from fleetcast.fleet.errors import SourceError
 
 
@@ -84,7 +84,7 @@ class FakeReader:
         letters = self.brokers.letters(topic)
         return [message.key or b"" for message in letters[since.get(0, 0) :]], {0: len(letters)}
 
-    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+    async def send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]:
         self._answer()
         for record in records:
             log = self.brokers.logs.setdefault((record.topic, 0), [])

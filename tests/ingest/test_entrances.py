@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError, RequestError
 from fleetcast.fleet.node_names import explain_node_name_fault, is_node_name
-from fleetcast.fleet.requests import PlacementRequest, check_avoided
+from fleetcast.fleet.requests import PlacementRequest, check_avoided_nodes
 from fleetcast.ingest.inbox.job_events import decode_event
 from fleetcast.ingest.kernel_log.events import KernelReader
-from fleetcast.ingest.node_names import check_name, expand_nodes, node_name
+from fleetcast.ingest.node_names import check_name, expand_nodes, find_or_register_node
 from fleetcast.ingest.pages.target_spec import parse_target
 from fleetcast.ingest.slurm.jobs import expand_node_list
 from fleetcast.ingest.topology.load import parse_topology
@@ -63,7 +63,7 @@ ENTRANCES: dict[str, Callable[[str], bool]] = {
     "ranks of a start": lambda name: by_event(name, type="started", ranks=[{"rank": 0, "node": "NODE"}]),
     "nodes of a resize": lambda name: by_event(name, type="resized", nodes=["NODE"]),
     "node of a lost node": lambda name: by_event(name, type="node_lost", node="NODE"),
-    "labels and pages": lambda name: node_name(name, Entities()) == name,
+    "labels and pages": lambda name: find_or_register_node(name, Entities()) == name,
     "configuration": lambda name: check_name(name) == name,
     "kernel log": by_kernel_log,
     "lists": lambda name: expand_nodes(name) == [name],
@@ -71,7 +71,7 @@ ENTRANCES: dict[str, Callable[[str], bool]] = {
     "targets": lambda name: bool(name) and parse_target(f"http://h:9400 {name}").node == name,
     "topology as TOML": lambda name: by_topology(f'[[rack]]\nname = "r"\nnodes = {json.dumps(name)}\n', name),
     "topology as labels": lambda name: by_topology(json.dumps({name: {}}), name),
-    "avoided nodes": lambda name: check_avoided(PlacementRequest(request_id="r", avoid_nodes=(name,))) is None,
+    "avoided nodes": lambda name: check_avoided_nodes(PlacementRequest(request_id="r", avoid_nodes=(name,))) is None,
     "maintenance": lambda name: bool(read_queues(WINDOW % json.dumps(name)).windows),
 }
 

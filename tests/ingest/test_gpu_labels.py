@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleetcast.ingest.gpu_labels import host_pod, owner_of, parse_job_label
+from fleetcast.ingest.gpu_labels import find_host_pod, parse_job_label, parse_owner
 
 OWN = {"pod": "nvidia-dcgm-exporter-x8k2p", "namespace": "gpu-operator", "container": "nvidia-dcgm-exporter"}
 
@@ -25,13 +25,13 @@ def test_a_prometheus_that_keeps_its_own_labels_renames_the_pods() -> None:
 @pytest.mark.parametrize("prefix", ["", "exported_"])
 def test_the_worker_of_another_scheduler_is_a_host_and_no_job(container: str, prefix: str) -> None:
     stated = {f"{prefix}{key}": value for key, value in (("pod", "w-0"), ("namespace", "a"), ("container", container))}
-    assert (parse_job_label(stated), host_pod(stated)) == (None, ("w-0", "a"))
+    assert (parse_job_label(stated), find_host_pod(stated)) == (None, ("w-0", "a"))
 
 
 @pytest.mark.parametrize("container", ["torch", "worker", "dask-worker-image-job", "notebook", "main"])
 def test_other_containers_are_jobs(container: str) -> None:
     stated = {"pod": "w-0", "namespace": "a", "container": container}
-    assert (parse_job_label(stated) is None, host_pod(stated)) == (False, None)
+    assert (parse_job_label(stated) is None, find_host_pod(stated)) == (False, None)
 
 
 def test_the_exporters_own_pod_holds_nothing() -> None:
@@ -77,4 +77,4 @@ def test_slurms_jobs_are_called_as_the_slurm_source_calls_them() -> None:
     ],
 )
 def test_a_pods_owner_is_its_name_without_what_controllers_append(pod: str, owner: str) -> None:
-    assert owner_of(pod)[0] == owner
+    assert parse_owner(pod)[0] == owner

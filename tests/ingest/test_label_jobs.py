@@ -24,17 +24,17 @@ class Labels:
         self.entities = Entities()
         for node in ("n1", "n2"):
             for gpu in (0, 1):
-                self.entities.of_node(EntityKind.GPU, node, gpu)
+                self.entities.add_to_node(EntityKind.GPU, node, gpu)
         self.gpus, self.jobs, self.fold = LabelledGpus(self.entities), LabelJobs(), JobFold()
 
     def page(
         self, at_s: float, jobs: Mapping[int, tuple[JobLabel, ...]], gpus: tuple[int, ...] = (0, 1, 2, 3)
     ) -> list[JobEvent]:
-        self.gpus.take(LabelSight(self.ms(at_s), (0, 1, 2, 3), jobs))
+        self.gpus.apply_labels(LabelSight(self.ms(at_s), (0, 1, 2, 3), jobs))
         return self.tick(at_s)
 
     def tick(self, at_s: float) -> list[JobEvent]:
-        events = self.jobs.events(self.gpus.holds(self.ms(at_s)), self.fold.jobs, self.ms(at_s))
+        events = self.jobs.make_events(self.gpus.list_current_holds(self.ms(at_s)), self.fold.jobs, self.ms(at_s))
         for event in events:
             self.fold.apply(event)
         return events
@@ -69,7 +69,7 @@ def test_a_job_begins_with_its_label_on_all_nodes_and_ends_when_it_was_last_seen
     ended = labels.fold.jobs.get("ml/a")
     assert ended is not None
     assert (ended.state, ended.source, ended.queue, ended.run_s) == ("finished", "labels", "ml", 30.0)
-    assert labels.fold.demand.durations()["all"]["n"] == 1
+    assert labels.fold.demand.compute_duration_quantiles()["all"]["n"] == 1
 
 
 def test_lost_pages_and_one_page_without_the_label_end_nothing(labels: Labels) -> None:
@@ -119,7 +119,11 @@ def test_what_ran_when_its_exporter_was_first_heard_teaches_no_run_time() -> Non
     ended = labels.fold.jobs.get("ml/a")
     assert ended is not None
     assert ended.has_unseen_start
-    assert (ended.state, labels.fold.demand.durations()["all"], len(labels.fold.runs)) == ("finished", None, 0)
+    assert (ended.state, labels.fold.demand.compute_duration_quantiles()["all"], len(labels.fold.runs)) == (
+        "finished",
+        None,
+        0,
+    )
 
 
 def test_jobs_of_several_labels_hold_the_gpu_together_and_are_counted(labels: Labels) -> None:
@@ -127,13 +131,13 @@ def test_jobs_of_several_labels_hold_the_gpu_together_and_are_counted(labels: La
     labels.page(30, {0: (A, B)})
     labels.page(45, {0: (B, A), 1: (B, A)})
     assert labels.running() == {"ml/b": [("n1", (0, 1))], "ml/a": [("n1", (0, 1))]}
-    assert labels.gpus.counts() == {"labelled": 2, "shared": 2, "divided": 0}
+    assert labels.gpus.count_gpus() == {"labelled": 2, "shared": 2, "divided": 0}
 
 
 def test_labels_of_mig_instances_hold_no_whole_gpu_and_are_counted(labels: Labels) -> None:
-    labels.gpus.take(LabelSight(labels.ms(15), (0, 1), {}, divided=(0,)))
+    labels.gpus.apply_labels(LabelSight(labels.ms(15), (0, 1), {}, divided=(0,)))
     assert labels.tick(15) == []
-    assert labels.gpus.counts()["divided"] == 1
+    assert labels.gpus.count_gpus()["divided"] == 1
 
 
 def test_the_same_and_older_pages_change_nothing_nor_does_a_restart(labels: Labels) -> None:
@@ -171,4 +175,4 @@ def test_real_events_of_another_attempt_or_of_the_pods_owner_end_the_labels_atte
     assert (event.job, event.sequence < 0) == ("ml/set-part", True)
     assert list(labels.running()) == ["ml/set"]
     assert labels.page(45, {0: (part,)}) == []
-    assert labels.fold.demand.durations()["all"] is None, "it did not end, somebody else told of it"
+    assert labels.fold.demand.compute_duration_quantiles()["all"] is None, "it did not end, somebody else told of it"

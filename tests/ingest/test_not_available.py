@@ -35,8 +35,8 @@ def test_a_virtual_function_has_no_power_and_no_temperature() -> None:
         words = desk.words(batch)
         assert {name.partition(" ")[0] for name in words} == {"gpu_util", "fb_used_bytes", "fb_total_bytes"}
         assert batch.bad == ()
-        assert batch.counted().ignored == {SkipRule.NO_DATA: 4, SkipRule.REPEATED: 2}
-    assert desk.entities.devices.gpu("109dcea3cb13", "00000000-0000-0000-0000-000000000000") is None
+        assert batch.get_tally().ignored == {SkipRule.NO_DATA: 4, SkipRule.REPEATED: 2}
+    assert desk.entities.devices.find_gpu("109dcea3cb13", "00000000-0000-0000-0000-000000000000") is None
 
 
 def test_ticks_over_virtual_functions_warn_of_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -52,7 +52,7 @@ def test_ticks_over_virtual_functions_warn_of_nothing(tmp_path: Path, caplog: py
     async def scenario() -> None:
         pipeline = Pipeline(Config(state=str(tmp_path / "state")), clock, Topology.build([]), sources)
         for _ in range(4):
-            pipeline.take(await pipeline.sources[0].next())
+            pipeline.apply_batch(await pipeline.sources[0].next())
             await pipeline.tick()
         assert not pipeline.state.counts.bad
 
@@ -76,7 +76,7 @@ def test_dcgm_by_scrape_and_by_remote_write(name: str, number: str) -> None:
     world = World()
     batch = world.decode([(gpu(f"DCGM_FI_DEV_{name}", 0), [(T0, float(number))])])
     assert (world.named(batch), batch.bad) == ([], ())
-    assert batch.counted().ignored[SkipRule.NO_DATA] == 1
+    assert batch.get_tally().ignored[SkipRule.NO_DATA] == 1
 
 
 @pytest.mark.parametrize("number", [*SENTINELS, "65535"])
@@ -113,7 +113,7 @@ def test_no_board_is_at_zero_or_below(numbers: list[float]) -> None:
         page(*(f"DCGM_FI_DEV_POWER_USAGE{labels(at)} {value}" for at, value in enumerate(numbers))), 1000
     )
     assert all(value > 0 for value in desk.words(batch).values())
-    assert batch.counted().all == len(numbers)
+    assert batch.get_tally().all == len(numbers)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ from fleetcast.ingest.source import Batch, MemorySource
 
 
 def gpu_samples(*rows: tuple[int, int, int, float]) -> SampleBatch:
-    return SampleBatch.of(EntityKind.GPU, rows)
+    return SampleBatch.from_rows(EntityKind.GPU, rows)
 
 
 def test_merging_keeps_order_and_makes_one_sample_batch_a_kind() -> None:
-    node = SampleBatch.of(EntityKind.NODE, [(1, 0, 10, 1.0)])
+    node = SampleBatch.from_rows(EntityKind.NODE, [(1, 0, 10, 1.0)])
     merged = Batch.merge(
         [
             Batch(samples=(gpu_samples((0, 0, 10, 1.0)), node)),

@@ -16,8 +16,8 @@ from fleetcast.ingest.health.gpud import (
     ComponentStates,
     Event,
     count_states_and_events,
+    make_state_events,
     make_xid_events,
-    state_events,
 )
 from fleetcast.ingest.inbox.records import decode_records, encode_refusals
 from fleetcast.ingest.inbox.segments import Record, RecordKind
@@ -64,7 +64,7 @@ ROWS = st.lists(st.tuples(SERIES, st.lists(st.tuples(TIMES, VALUES), max_size=3)
 def test_a_remote_write(requests: list[list[Row]], version: Version) -> None:
     decoder = WriteDecoder(ExporterResolver(Entities()))
     for rows in [*requests, requests[0]]:
-        tally = decoder.decode(packed(MESSAGES[version](rows)), version, NOW_MS).counted()
+        tally = decoder.decode(packed(MESSAGES[version](rows)), version, NOW_MS).get_tally()
         assert tally.all == sum(len(samples) for _, samples in rows), tally
         assert min([tally.read, tally.refused, tally.unread, *tally.ignored.values()], default=0) >= 0
 
@@ -89,7 +89,7 @@ def test_a_columnar_record(data: st.DataObject) -> None:
     record = ColumnarRecord(Header("n1", columns, "", bad), NOW_MS, tuple(values))
     decoder = RecordDecoder(Entities())
     for encode in (encode_json_record, encode_binary_record):
-        tally = decoder.decode(encode(record), NOW_MS).counted()
+        tally = decoder.decode(encode(record), NOW_MS).get_tally()
         assert tally.all == sum(block.size for block in values) + sum(bad.values())
         assert bool(tally.names) == bool(tally.unread)
 
@@ -102,16 +102,20 @@ def sent(value: bytes | None, **headers: str) -> Message:
 def test_records_of_kafka() -> None:
     decoder = PayloadDecoder(Entities(), ManualClock(NOW_MS))
     page = b'DCGM_FI_DEV_POWER_USAGE{gpu="0"} 400 1759999990\nmade_up 1\n'
-    text = decoder.telemetry(sent(page)).batch
-    assert (text.counted().all, text.counted().unread, [error.reason for error in text.bad]) == (2, 1, ["absurd_time"])
+    text = decoder.decode_telemetry(sent(page)).batch
+    assert (text.get_tally().all, text.get_tally().unread, [error.reason for error in text.bad]) == (
+        2,
+        1,
+        ["absurd_time"],
+    )
     kind = {"content-type": "application/openmetrics-text; version=1.0.0"}
-    assert decoder.telemetry(sent(page, **kind)).batch.counted().read == 1, "seconds, as the content type says"
+    assert decoder.decode_telemetry(sent(page, **kind)).batch.get_tally().read == 1, "seconds, as the content type says"
     for batch, count in (
-        (decoder.telemetry(sent(None)).batch, {SkipRule.NO_DATA: 1}),
-        (decoder.events(sent(None)).batch, {SkipRule.NO_DATA: 1}),
+        (decoder.decode_telemetry(sent(None)).batch, {SkipRule.NO_DATA: 1}),
+        (decoder.decode_events(sent(None)).batch, {SkipRule.NO_DATA: 1}),
     ):
-        assert (batch.counted().all, batch.counted().ignored) == (1, count)
-    refused = decoder.telemetry(sent(b"{}")).batch.counted()
+        assert (batch.get_tally().all, batch.get_tally().ignored) == (1, count)
+    refused = decoder.decode_telemetry(sent(b"{}")).batch.get_tally()
     assert (refused.all, refused.refused) == (1, 1)
 
 
@@ -128,7 +132,7 @@ EVENTS = st.lists(st.builds(Event, name=st.sampled_from(["xid", "other"]), messa
 def test_an_answer_of_gpud(states: list[ComponentStates], events: list[ComponentEvents]) -> None:
     known: dict[str, list[Any]] = {}
     for _ in range(2):
-        told = [*state_events("n1", states, known, NOW_MS)]
+        told = [*make_state_events("n1", states, known, NOW_MS)]
         xids = [*make_xid_events("n1", events, NOW_MS)]
         tally = count_states_and_events(states, events, len(told), len(xids), 0)
         parts = [*(row.states or () for row in states), *(row.events or () for row in events)]
@@ -149,7 +153,7 @@ def test_the_inbox_counts_events_refusals_samples_and_what_it_cannot_read() -> N
     ]
     records = [Record(kind, T0, payload) for kind, payload in rows]
     batch = decode_records(records, (), WriteDecoder(ExporterResolver(Entities())))
-    tally = batch.counted()
+    tally = batch.get_tally()
     assert (tally.all, tally.read, tally.refused, tally.unread, tally.names) == (5, 2, 2, 1, ("new",))
 
 

@@ -7,7 +7,7 @@ from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, RunningTally, 
 
 def test_a_batch_that_counts_nothing_else_is_its_good_and_bad_records() -> None:
     batch = Batch(bad=(RecordError("bad_line"),))
-    assert batch.counted() == RecordTally(refused=1)
+    assert batch.get_tally() == RecordTally(refused=1)
     counted = Batch(tally=RecordTally(read=3, ignored={SkipRule.REPEATED: 2}, unread=1, names=("a",)))
     merged = Batch.merge([batch, counted, Batch()])
     assert merged.tally == RecordTally(read=3, refused=1, ignored={SkipRule.REPEATED: 2}, unread=1, names=("a",))
@@ -16,8 +16,8 @@ def test_a_batch_that_counts_nothing_else_is_its_good_and_bad_records() -> None:
 def test_the_document_adds_up_and_holds_the_first_names() -> None:
     running = RunningTally()
     for number in range(3 * MAX_UNREAD_NAMES):
-        running.add(RecordTally(2, 1, {SkipRule.EXPORTER: 1}, 2, (f"name_{number}", "again"), 4))
-    document = running.document()
+        running.add_tally(RecordTally(2, 1, {SkipRule.EXPORTER: 1}, 2, (f"name_{number}", "again"), 4))
+    document = running.make_document()
     assert document["all"] == 6 * 3 * MAX_UNREAD_NAMES
     assert document["all"] == sum(document[key] for key in ("read", "refused", "ignored", "unread"))
     assert document["ignored_by"] == {"exporter": 3 * MAX_UNREAD_NAMES}

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fleetcast.benchmarks.inputs.decode import page_of
+from fleetcast.benchmarks.inputs.decode import make_page
 from tests.integration.prometheus_writer import PrometheusWriter
 from tests.integration.test_remote_write import page_server
 from tests.programs import needed
@@ -34,7 +34,7 @@ def backfill(state: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_what_prometheus_has_recorded_lands_in_the_archive_once(tmp_path: Path) -> None:
-    pages = [page_of(f"old{number}", np.random.default_rng(number), gpus=2) for number in range(NODES)]
+    pages = [make_page(f"old{number}", np.random.default_rng(number), gpus=2) for number in range(NODES)]
     lines = b"".join(line + b"\n" for page in pages for line in page.split(b"\n") if line and line[:1] != b"#")
     with page_server(lines) as target:
         writer = PrometheusWriter(Path(needed("prometheus")), tmp_path, [target], interval_s=1.0)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleetcast.benchmarks.inputs.decode import page_of
+from fleetcast.benchmarks.inputs.decode import make_page
 from tests.docs.pages import ROOT
 from tests.docs.runner import Reader
 from tests.integration.prometheus_writer import PrometheusWriter
@@ -19,7 +19,7 @@ SCRAPES = 5
 
 
 def test_every_command_of_the_page_works(tmp_path: Path) -> None:
-    with page_server(page_of("n001", np.random.default_rng(1), gpus=2)) as target:
+    with page_server(make_page("n001", np.random.default_rng(1), gpus=2)) as target:
         writer = PrometheusWriter(Path(needed("prometheus")), tmp_path, [target], interval_s=1.0)
         try:
             deadline = time.monotonic() + 300

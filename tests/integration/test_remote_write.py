@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from fleetcast.benchmarks.inputs.decode import GPUS, page_of
+from fleetcast.benchmarks.inputs.decode import GPUS, make_page
 from tests.ingest.write_requests import Row, gpu, message_v1, message_v2, packed
 from tests.integration.built import needed
 from tests.integration.prometheus_build import prometheus
@@ -75,7 +75,7 @@ def test_what_a_real_prometheus_writes_arrives_whole(
     version: int, program: Path, tmp_path: Path, start_service: Callable[..., Service]
 ) -> None:
     nodes = [f"n{number:04d}" for number in range(NODES)]
-    pages = [page_of(node, np.random.default_rng(number)) for number, node in enumerate(nodes)]
+    pages = [make_page(node, np.random.default_rng(number)) for number, node in enumerate(nodes)]
     series = sum(page.count(b"\n") - page.count(b"\n#") - 1 for page in pages)
     lines = b"".join(line + b"\n" for page in pages for line in page.split(b"\n") if line and line[:1] != b"#")
     service = start_service(**QUICK)

@@ -20,7 +20,7 @@ RESTS_AFTER_H = 2
 @pytest.mark.timeout(6 * 3600)  # it is all computing: how long it takes says how busy the machine is
 def test_hours_of_coming_and_going_leave_no_more_than_there_is(tmp_path: Path) -> None:
     site = SoakSite(GPUS, tmp_path)
-    hours = list(site.live(HOURS, TICK_S))
+    hours = list(site.run_hours(HOURS, TICK_S))
     pipeline, state = site.pipeline, site.pipeline.state
     live = len(site.mill.running) + len(state.jobs.queued())
     ended_lately = max(later.jobs_at_rest - before.jobs_at_rest for before, later in pairwise(hours))

@@ -15,7 +15,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from fleetcast.features.demand_series import TARGETS
-from fleetcast.features.extract import Frames, extract
+from fleetcast.features.extract import Frames, extract_frames
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import (
@@ -37,7 +37,7 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
-from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.ingest.inbox.job_events import identify_event
 from fleetcast.ingest.source import Batch
 from fleetcast.service.pipeline.state import FleetState
 from tests.features.oracle import whole
@@ -150,7 +150,7 @@ NODE_EVENTS: st.SearchStrategy[NodeEvent] = st.builds(
 @st.composite
 def histories(draw: st.DrawFn, *, contradict: bool = False) -> list[Told]:
     """`contradict`: two events of one identity may say different things, of which the first one delivered counts."""
-    once: Callable[[Any], Any] | None = None if contradict else identity
+    once: Callable[[Any], Any] | None = None if contradict else identify_event
     least = draw(st.sampled_from((0, 5, 30)))  # else most lists are short
     events: list[Told] = draw(
         st.lists(st.one_of(JOB_EVENTS, JOB_EVENTS, NODE_EVENTS), min_size=least, max_size=50, unique_by=once)
@@ -204,14 +204,14 @@ def batch_of(told: Iterable[Told], entities: Entities) -> Batch:
             if row.kind is EntityKind.NODE:
                 entity = entities.node(row.node)
             else:
-                entity = entities.of_node(row.kind, row.node, *row.parts)
+                entity = entities.add_to_node(row.kind, row.node, *row.parts)
             sample = (find_metric_row(row.kind, row.metric), entity, row.time_ms, row.value)
             rows.setdefault(row.kind, []).append(sample)
         elif isinstance(row, NodeEvent):
             node_events.append(row)
         else:
             events.append(row)
-    samples = tuple(SampleBatch.of(kind, columns) for kind, columns in rows.items())
+    samples = tuple(SampleBatch.from_rows(kind, columns) for kind, columns in rows.items())
     return Batch(samples=samples, events=tuple(events), node_events=tuple(node_events))
 
 
@@ -229,7 +229,7 @@ def essence(state: FleetState, now_ms: int = END) -> dict[str, Any]:
     for kind in KINDS:
         state.store.ring(kind)
     state.store.advance(now_ms)
-    frames = extract(state.store, now_ms)
+    frames = extract_frames(state.store, now_ms)
     parts = {f"{kind} {name}": value for kind in KINDS for name, value in _ring(state, kind, frames).items()}
     jobs = state.jobs
     live = {name: {(row.job, row.attempt) for row in getattr(jobs, name)()} for name in ("running", "queued")}
@@ -248,7 +248,7 @@ def _ring(state: FleetState, kind: EntityKind, frames: Frames) -> dict[str, Any]
     names = ("time_ms", "raw", "changed_ms", "rate", "first_seen_ms")
     parts: dict[str, Any] = {name: getattr(ring, name)[..., spoken] for name in names}
     parts |= {name: whole(ring, name)[:, slots][..., spoken] for name in ("fine", "events")}
-    parts |= {f"day {name}": ring.day(name)[:, spoken] for name in ring.layout.days}
+    parts |= {f"day {name}": ring.read_day_means(name)[:, spoken] for name in ring.layout.days}
     frame = getattr(frames, kind.value)
     about = {f"about {name}": frame.column(name)[spoken] for name in frame.names}
     return parts | about | {"names": [table.names[row] for row in spoken], "head": ring.head}
@@ -258,12 +258,12 @@ def _demand(state: FleetState, now_ms: int) -> dict[str, Any]:
     demand = state.demand
     spans: tuple[tuple[Literal[60, 600], int], ...] = ((60, 1500), (600, 200))
     series = {
-        f"{target} of {pool} by {bin_s} s": demand.series(pool, target, now_ms, bin_s, bins)
+        f"{target} of {pool} by {bin_s} s": demand.read_series(pool, target, now_ms, bin_s, bins)
         for pool in demand.queues()
         for target in TARGETS
         for bin_s, bins in spans
     }
-    return {**series, "durations": demand.durations(), "queues": demand.queues()}
+    return {**series, "durations": demand.compute_duration_quantiles(), "queues": demand.queues()}
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive
-from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.compact import compact, find_compaction_runs
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles, FileName
 from tests.fuzz.bounds import examples
 
@@ -61,7 +61,7 @@ class Life:
 
     def open(self) -> None:
         self.entities = Entities()
-        self.gpus = [self.entities.of_node(EntityKind.GPU, name, 0) for name in NODES]
+        self.gpus = [self.entities.add_to_node(EntityKind.GPU, name, 0) for name in NODES]
         self.archive = Archive(ArchiveFiles(str(self.folder)), self.entities)
 
     def add(self, readings: Sequence[Reading]) -> None:
@@ -72,10 +72,10 @@ class Life:
             sure.append(second > self.newest.get(gpu, -1))
             self.newest[gpu] = max(second, self.newest.get(gpu, -1))
             self.told.append(((gpu, second), self.number))
-        self.archive.add(SampleBatch.of(EntityKind.GPU, rows), np.array(sure))
+        self.archive.add(SampleBatch.from_rows(EntityKind.GPU, rows), np.array(sure))
 
     def flush(self) -> None:
-        self.archive.hand_over(self.topology, T0)()
+        self.archive.prepare_flush(self.topology, T0)()
         for key, value in self.told:
             self.there.setdefault(key, value)
         self.told, self.saved = [], dict(self.newest)
@@ -93,7 +93,7 @@ class Life:
 
     def compact(self) -> None:
         self.flush()
-        for run in runs(self.archive.files, "0", T0 + 2 * HOUR_MS, most_rows=30):
+        for run in find_compaction_runs(self.archive.files, "0", T0 + 2 * HOUR_MS, most_rows=30):
             compact(self.archive.files, run)
 
     def rows(self) -> dict[Reading, float]:
@@ -157,7 +157,7 @@ class Stream:
             self.position = told + 1
 
     def flush(self) -> None:
-        self.archive.hand_over(topology("b1"), T0 + STREAM[-1] * 1000)()
+        self.archive.prepare_flush(topology("b1"), T0 + STREAM[-1] * 1000)()
         self.written = max(self.written, self.position)
 
     def save(self) -> None:
@@ -176,7 +176,7 @@ class Stream:
 
     def fail(self) -> None:
         """The disk is full after a file."""
-        put, puts = self.archive.files.put, []
+        put, puts = self.archive.files.write_file, []
 
         def full(name: FileName, data: Any) -> None:
             puts.append(name)
@@ -184,11 +184,11 @@ class Stream:
                 raise OSError(errno.ENOSPC, "No space left on device")
             put(name, data)
 
-        with patch.object(self.archive.files, "put", full), contextlib.suppress(OSError):
+        with patch.object(self.archive.files, "write_file", full), contextlib.suppress(OSError):
             self.flush()
 
     def compact(self) -> None:
-        for run in runs(self.archive.files, "0", T0 + 3 * HOUR_MS, most_rows=12):
+        for run in find_compaction_runs(self.archive.files, "0", T0 + 3 * HOUR_MS, most_rows=12):
             compact(self.archive.files, run)
 
     def rows(self) -> list[int]:

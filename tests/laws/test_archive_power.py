@@ -16,7 +16,7 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive
-from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.compact import compact, find_compaction_runs
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
 from fleetcast.ingest.archive.rows import Words, make_row_lookup
@@ -46,17 +46,17 @@ class Life:
         self.archive = Archive(self.files, self.entities)
 
     def tell(self, number: int) -> None:
-        gpu = self.entities.of_node(EntityKind.GPU, "n1", 0)
+        gpu = self.entities.add_to_node(EntityKind.GPU, "n1", 0)
         time_ms = T0_MS + 1000 * number
-        batch = SampleBatch.of(EntityKind.GPU, [(POWER, gpu, time_ms, 1.0)])
+        batch = SampleBatch.from_rows(EntityKind.GPU, [(POWER, gpu, time_ms, 1.0)])
         self.archive.add(batch, batch.time_ms > 0)
         self.archive.add_event(Submitted(job=f"j{number}", sequence=1, time_ms=time_ms))
 
     def flush(self) -> None:
-        self.archive.hand_over(TOPOLOGY, T0_MS + HOUR_MS)()
+        self.archive.prepare_flush(TOPOLOGY, T0_MS + HOUR_MS)()
 
     def compact(self) -> None:
-        for run in runs(self.files, "0", T0_MS + HOUR_MS, most_rows=100):
+        for run in find_compaction_runs(self.files, "0", T0_MS + HOUR_MS, most_rows=100):
             compact(self.files, run)
 
     def end(self) -> None:
@@ -90,11 +90,11 @@ def ending_at(step: int, how: Callable[[], None]) -> Iterator[list[str]]:
             how()
         return failpoints.KEEP_ALL
 
-    failpoints.arm(hook)
+    failpoints.set_hook(hook)
     try:
         yield reached
     finally:
-        failpoints.arm(None)
+        failpoints.set_hook(None)
 
 
 def fails() -> None:

@@ -11,7 +11,7 @@ from fleetcast.models.demand.evidence import compute_mean_of_others
 from fleetcast.models.demand.gate import Gate
 from fleetcast.models.demand.naive import FORECASTERS, compute_short_spread
 from fleetcast.models.demand.theta import Theta
-from fleetcast.models.demand.units import pinball
+from fleetcast.models.demand.units import compute_pinball_loss
 from fleetcast.models.forecast import QUANTILES, Panel
 from tests.fuzz.bounds import examples
 
@@ -37,9 +37,9 @@ class Run:
 
     def _issued(self, every):
         for bin in range(DAY, self.values.shape[1]):
-            self.gate.mature(bin, self.values[:, bin])
+            self.gate.score_bin(bin, self.values[:, bin])
             if (bin - DAY) % every == 0:
-                yield self.gate.issue(bin, self.raw[:, :, :, (bin - DAY) // every]).values
+                yield self.gate.issue_forecast(bin, self.raw[:, :, :, (bin - DAY) // every]).values
 
     def ratio(self, first=0, end=None):
         """(step, series) loss of what was issued from bin `first` to `end`, in units of persistence's."""
@@ -50,7 +50,7 @@ class Run:
             chosen = np.flatnonzero(inside & (self.origins + step < bins))
             outcome = self.values[:, self.origins[chosen] + step].T
             ours, base = (
-                pinball(rows[:, at, chosen], outcome).sum(axis=0)
+                compute_pinball_loss(rows[:, at, chosen], outcome).sum(axis=0)
                 for rows in (self.served, np.maximum(self.raw[0], 0.0))
             )
             rows.append(np.divide(ours, base, out=np.ones_like(base), where=base > 0))
@@ -153,10 +153,10 @@ def test_where_persistence_is_finite_so_is_what_is_served(outcomes, size):
     gate = Gate(["persistence", "other"], (1, 3), ("healthy", "absurd"), bin_s=21_600)
     spread = np.linspace(-1.0, 1.0, len(QUANTILES))[None, :, None]
     for bin, outcome in enumerate(outcomes):
-        gate.mature(bin, np.array([10.0 + bin % 3, outcome]))
+        gate.score_bin(bin, np.array([10.0 + bin % 3, outcome]))
         last = np.array([10.0 + bin % 3, np.nan_to_num(outcome)])
         raw = np.stack([last + spread, last * 0.5 + size * spread])[:, 0][:, :, None, :]
-        served = gate.issue(bin, np.repeat(raw, 2, axis=2))
+        served = gate.issue_forecast(bin, np.repeat(raw, 2, axis=2))
         assert np.isfinite(served.values).all()
         assert (np.diff(served.values, axis=0) >= 0).all()
         assert served.values[:, :, 0].max() < 40

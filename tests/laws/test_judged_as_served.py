@@ -22,7 +22,7 @@ from fleetcast.service.config import Config, ScrapeConfig
 from fleetcast.service.pipeline.pipeline import Pipeline
 from fleetcast.simulator.faults.fault_file import parse_fault_file
 from fleetcast.simulator.instrument import simulate_faults
-from fleetcast.training.judges.risk_runs import watch
+from fleetcast.training.judges.risk_runs import replay_run
 from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 WORLD = """name = "run"
@@ -95,13 +95,13 @@ def read_board(board: Board) -> Scored:
 
 async def served(run: FaultRun, folder: Path) -> list[Scored]:
     """The run, scrape by scrape, through a pipeline that ticks after each."""
-    clock = ManualClock(next(run.rounds(FleetWatch.of(run.topology).entities)).time_ms - INTERVAL_MS)
+    clock = ManualClock(next(run.read_rounds(FleetWatch.from_topology(run.topology).entities)).time_ms - INTERVAL_MS)
     config = Config(state=str(folder), scrape=ScrapeConfig(interval_s=run.interval_s))
     pipeline = Pipeline(config, clock, run.topology, lambda _: [])
     scores = []
-    for round in run.rounds(pipeline.state.entities):
+    for round in run.read_rounds(pipeline.state.entities):
         clock.advance((round.time_ms - clock.now_ms()) / 1000)
-        pipeline.take(Batch(round.batches, round.events, round.node_events))
+        pipeline.apply_batch(Batch(round.batches, round.events, round.node_events))
         await pipeline.tick()
         board = BoardReader(config.board).latest()
         assert board is not None
@@ -111,11 +111,11 @@ async def served(run: FaultRun, folder: Path) -> list[Scored]:
 
 
 def replayed(run: FaultRun) -> Iterator[Scored]:
-    replay = FleetWatch.of(run.topology, run.interval_s)
-    for round in run.rounds(replay.entities):
+    replay = FleetWatch.from_topology(run.topology, run.interval_s)
+    for round in run.read_rounds(replay.entities):
         now_ms = round.time_ms
-        replay.take(round.batches, round.events, now_ms, round.node_events)
-        fleet = replay.score(replay.moment(replay.frames(run.topology, now_ms), run.topology, now_ms))
+        replay.apply_batch(round.batches, round.events, now_ms, round.node_events)
+        fleet = replay.score(replay.make_moment(replay.extract_frames(run.topology, now_ms), run.topology, now_ms))
         reasons = {run.topology.names[row]: found for row, found in fleet.risk.reasons.items() if found}
         yield Scored(now_ms, fleet.risk.values, plain(fleet.stragglers), plain(reasons))
 
@@ -138,7 +138,7 @@ def test_a_replay_scores_as_the_pipeline_does_bit_for_bit(run: FaultRun, board_s
 
 
 def test_what_risk_is_judged_by_is_what_was_served(run: FaultRun, board_scores: list[Scored]) -> None:
-    judged = watch(run)
+    judged = replay_run(run)
     assert judged.time_ms.tolist() == [live.time_ms for live in board_scores]
     hour = np.array([np.nan_to_num(live.risk[:, 0].max(axis=0)) for live in board_scores])
     np.testing.assert_array_equal(hour, judged.p)

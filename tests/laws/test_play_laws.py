@@ -105,16 +105,16 @@ def starts(rows: Sequence[Job], tree: QueueTree | None = TREE, exact: bool = Fal
 @given(scenes)
 def test_no_gpu_is_given_twice_limits_hold_and_every_wait_has_a_reason(rows: list[Job]) -> None:
     plan, replay = played(rows)
-    for _ in replay.steps():
+    for _ in replay.play_steps():
         held: Counter[tuple[str, int]] = Counter()
         by_queue: Counter[str] = Counter()
         for hold in plan.holds.values():
             for rank in hold.ranks:
                 held.update({(rank.node, gpu): rank.milli for gpu in rank.gpus})
-                for node in TREE.path(TREE.leaf_of(hold.request)):
+                for node in TREE.list_path(TREE.find_request_leaf(hold.request)):
                     by_queue[node.name] += len(rank.gpus) * rank.milli
         assert max(held.values(), default=0) <= 1000
-        assert all(by_queue[node.name] <= 1000 * node.most("gpu") for node in TREE.nodes)
+        assert all(by_queue[node.name] <= 1000 * node.find_limit("gpu") for node in TREE.nodes)
         assert int(plan.view.milli.sum()) <= 1000 * NODES * EACH - sum(held.values())
         assert all(wait.why for wait in plan.waits)
 
@@ -138,7 +138,7 @@ def test_all_that_can_run_start_and_charges_are_the_integral_of_what_was_held(ro
 def test_credits_are_conserved(rows: list[Job]) -> None:
     plan, replay = played(rows)
     assert plan.played is not None
-    for now_s in replay.steps():
+    for now_s in replay.play_steps():
         for bank in plan.played.banks.values():
             assert bank.banked == pytest.approx(bank.earned - bank.spent - bank.expired, abs=1e-6)
             assert 0 <= bank.banked <= 360.0 + 1e-6
@@ -160,9 +160,9 @@ def test_the_same_input_gives_the_same_bytes(rows: list[Job]) -> None:
 def test_a_pass_made_twice_is_a_pass_made_once(rows: list[Job]) -> None:
     """In one line: nobody starts in the second pass who did not in the first. (Shares move with each start.)"""
     plan, replay = played(rows, tree=None)
-    for now_s in replay.steps():
+    for now_s in replay.play_steps():
         waits = [(wait.entry.request.request_id, wait.start_ms) for wait in plan.waits]
-        assert not plan.go(now_s)
+        assert not plan.start_jobs(now_s)
         assert [(wait.entry.request.request_id, wait.start_ms) for wait in plan.waits] == waits
 
 

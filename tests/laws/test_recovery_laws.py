@@ -109,7 +109,7 @@ class Life:
     async def take(self, batches: int) -> None:
         for _ in range(batches):
             try:
-                self.pipeline.take(await self.source.next())
+                self.pipeline.apply_batch(await self.source.next())
             except StopAsyncIteration:
                 return
 

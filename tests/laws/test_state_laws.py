@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleetcast.fleet.topology import Topology
-from fleetcast.ingest.inbox.job_events import identity
-from fleetcast.service.pipeline.occupancy import observe
+from fleetcast.ingest.inbox.job_events import identify_event
+from fleetcast.service.pipeline.occupancy import compute_occupancy
 from fleetcast.service.pipeline.state import FleetState
 from tests.fuzz.bounds import examples
 from tests.laws.histories import (
@@ -29,7 +29,7 @@ from tests.laws.histories import (
 )
 
 randoms = st.randoms(use_true_random=False)
-events_once = st.lists(st.one_of(JOB_EVENTS, JOB_EVENTS, NODE_EVENTS), max_size=80, unique_by=identity)
+events_once = st.lists(st.one_of(JOB_EVENTS, JOB_EVENTS, NODE_EVENTS), max_size=80, unique_by=identify_event)
 
 
 @examples(30)
@@ -68,7 +68,7 @@ def held(state: FleetState) -> dict[str, set[tuple[str, int]]]:
     """GPUs by job, of jobs that name theirs: who gets which of those that nobody names is for the first to say."""
     topology: Topology = state.topology
     running = sorted(state.jobs.running(), key=lambda row: (row.job, row.attempt))
-    seen = observe(running, topology, {name: row for row, name in enumerate(topology.names)})
+    seen = compute_occupancy(running, topology, {name: row for row, name in enumerate(topology.names)})
     named = {row.job for row in running if row.ranks and all(place.gpus for place in row.ranks)}
     holders: dict[str, set[tuple[str, int]]] = {}
     for node, gpus in zip(topology.names, seen.holder.tolist(), strict=True):

@@ -28,7 +28,7 @@ from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.ingest.inbox.job_events import check_event
-from fleetcast.models.risk.node_events import event_signals
+from fleetcast.models.risk.node_events import make_event_signals
 from fleetcast.models.risk.node_risk import score_nodes
 from fleetcast.service.adapter_records import AdapterAuditLine, AdapterRecords
 from fleetcast.service.answers.queues import ChargeRow, Charges
@@ -116,7 +116,7 @@ def test_what_an_adapter_was_told_steers_no_terminal(tmp_path: Path) -> None:
         **{"time_ms": NOW_MS, "decision": "d", "adapter": "band_file", "mode": "write", "board": 1, "key": "n1"},
         **{"field": "band", "seen": None, "value": "high", "why": why, "outcome": "done"},
     )
-    AdapterRecords(tmp_path / "var").append([line])
+    AdapterRecords(tmp_path / "var").append_lines([line])
     lines = CliRunner().invoke(app, ["adapters", "show", "band_file", "--config", str(config)]).output.split("\n")
     assert not [one for one in lines if not one.isprintable()]
     assert len([one for one in lines if " done " in one and one.startswith("20")]) == 1
@@ -127,7 +127,7 @@ def test_the_report_of_a_demo_shows_the_words_of_a_visitor_as_they_are(monkeypat
     report = {"faults": [fault | {"reason": "guest: [/] [red]hot \x1b[2J"}], "false_nodes": [], "worth": None}
     out = io.StringIO()
     monkeypatch.setattr("sys.stderr", out)
-    DemoScreen(1).finish(report, ["a problem [/b]"])
+    DemoScreen(1).print_report(report, ["a problem [/b]"])
     assert "guest: [/] [red]hot \\u001b[2J" in out.getvalue()
     assert "a problem [/b]" in out.getvalue()
 
@@ -140,7 +140,7 @@ def test_the_sentence_of_a_flag_is_one_plain_line_whatever_a_checker_says(messag
     check_event(event, NOW_MS)
     table = NodeTable()
     table.apply(event)
-    risk = score_nodes(event_signals(table.nodes, {"n1": 0}, {}, NOW_MS), np.array([True]), NOW_MS, None)
+    risk = score_nodes(make_event_signals(table.nodes, {"n1": 0}, {}, NOW_MS), np.array([True]), NOW_MS, None)
     said = [row.sentence for row in risk.reasons[0]] + [risk.actions[0].sentence]
     assert all(map(is_one_plain_line, said))
 
@@ -150,7 +150,7 @@ def test_the_reason_of_a_write_is_one_plain_line(tmp_path: Path) -> None:
     world.reason = "GPU 3:\nname: other \x1b[2J"
     world.step(0.9, 0.0)
     assert all(write.why.isprintable() for batch in PORT.batches for write in batch)
-    assert all(line.why.isprintable() for line in world.host.records.newest("memory", 9))
+    assert all(line.why.isprintable() for line in world.host.records.read_newest_lines("memory", 9))
 
 
 @examples(250)
@@ -159,7 +159,7 @@ def test_the_reason_of_a_write_is_one_plain_line(tmp_path: Path) -> None:
 @example({"a\rb": 1, "a b": 2})
 def test_every_label_value_comes_back_from_the_exposition(values: dict[str, int]) -> None:
     page = Page()
-    page.gauge("own_gpus", "GPUs.", [({"job": name}, value) for name, value in values.items()])
+    page.add_gauge("own_gpus", "GPUs.", [({"job": name}, value) for name, value in values.items()])
     rows = [{"name": name, "kind": "plugin", "bad": value} for name, value in values.items()]
     merged = merge_pages(format_pipeline_page({"sources": rows, "bad_records": values}, 1.0, 1), page.encode().decode())
     found: dict[str, dict[str, float]] = {}
@@ -213,7 +213,7 @@ async def streamed(rows: list[dict[str, str]]) -> bytes:
         writer = BoardWriter(Path(folder))
         writer.publish([Section("x", b"1", 1)], 1)
         stream = EventBroadcaster(BoardCache(Path(folder), hold_s=0.0), poll_s=0.001)
-        events = stream.events()
+        events = stream.stream_events()
         await anext(events)
         await anext(events)
         writer.publish_urgent([Section("doc.urgent", json.dumps({"rows": unique(rows)}).encode(), 2)], 2)

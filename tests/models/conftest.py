@@ -83,9 +83,9 @@ class SmallFleet:
         self.entities = Entities()
         for name in self.names:
             for index in range(8):
-                self.entities.of_node(EntityKind.GPU, name, index)
+                self.entities.add_to_node(EntityKind.GPU, name, index)
                 if ports:
-                    self.entities.of_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
+                    self.entities.add_to_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
         self.topology = Topology.build([NodeSpec(name, gpus=8, gpu_model="H100") for name in self.names])
         n = len(self.names)
         self.gpu = {name: np.full(8 * n, value) for name, value in HEALTHY_GPU.items()}

@@ -9,14 +9,14 @@ RAW = np.array([0.0, 0.5, 1.0]).reshape(1, 3, 1, 1)
 
 
 def followed(outcomes: list[float]) -> QuantileTracker:
-    tracker = QuantileTracker.of(LEVELS, 1, (1,), 1, 3600)
+    tracker = QuantileTracker.empty(LEVELS, 1, (1,), 1, 3600)
     for outcome in outcomes:
-        tracker.learn(0, np.array([[[0.0], [0.5], [1.0]]]), np.array([outcome]), np.array([True]))
+        tracker.learn_outcome(0, np.array([[[0.0], [0.5], [1.0]]]), np.array([outcome]), np.array([True]))
     return tracker
 
 
 def test_quantiles_that_are_missed_move_to_where_outcomes_are() -> None:
-    low, middle, high = followed([5.0] * 300).apply(RAW, np.zeros((1, 1), np.intp)).ravel()
+    low, middle, high = followed([5.0] * 300).apply_offsets(RAW, np.zeros((1, 1), np.intp)).ravel()
     assert low > 0.5
     assert middle > 2.0
     assert high > 3.0
@@ -25,13 +25,13 @@ def test_quantiles_that_are_missed_move_to_where_outcomes_are() -> None:
 def test_an_unknown_outcome_moves_nothing() -> None:
     tracker = followed([5.0])
     before = tracker.offset.copy()
-    tracker.learn(0, np.zeros((1, 3, 1)), np.array([99.0]), np.array([False]))
+    tracker.learn_outcome(0, np.zeros((1, 3, 1)), np.array([99.0]), np.array([False]))
     assert np.array_equal(tracker.offset, before)
 
 
 def test_the_first_outcomes_are_believed_little() -> None:
-    assert followed([5.0]).trust().max() < 0.05
-    assert followed([5.0] * 300).trust().min() > 0.9
+    assert followed([5.0]).compute_trust().max() < 0.05
+    assert followed([5.0] * 300).compute_trust().min() > 0.9
 
 
 def test_one_absurd_outcome_widens_little_and_a_new_size_is_learnt() -> None:

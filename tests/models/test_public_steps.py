@@ -8,8 +8,8 @@ import pytest
 
 from fleetcast.training.sets.operation_traces import read_traces
 from fleetcast.training.sets.straggler_steps import find_natural_spells, read_series
-from fleetcast.training.sets.straggler_steps import ours as slow_steps
-from fleetcast.training.sets.straggler_traces import ours
+from fleetcast.training.sets.straggler_steps import flag_by_pace as slow_steps
+from fleetcast.training.sets.straggler_traces import score_by_serving_rule
 
 DATA = Path(os.environ.get("FLEETCAST_DATA", Path(__file__).parents[2] / "../shared/data"))
 MEGATRON = DATA / "faults" / "megatron_step_times" / "step_times.parquet"
@@ -35,6 +35,6 @@ def test_accepted_runs_raise_few_alarms():
 @pytest.mark.skipif(not BYTEDANCE.exists(), reason="no ByteDance trace under FLEETCAST_DATA")
 def test_the_slow_worker_of_a_production_job_is_named_in_every_step():
     (trace,) = read_traces(DATA, [])
-    found = ours(trace.seconds)
+    found = score_by_serving_rule(trace.seconds)
     assert np.argwhere(found.all(axis=0)).tolist() == [[0, 0]]  # replica 0, stage 0, as its authors found
     assert (found > 0).sum() == len(found)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, note
 from hypothesis import strategies as st
 
-from fleetcast.checks import check_adapter, wavering_hour
+from fleetcast.checks import check_adapter, make_wavering_hour
 from fleetcast.schedulers import buffers, kueue
 from fleetcast.schedulers.adapter import Adapter, NotKnown, Seen
 from fleetcast.schedulers.external_metrics import METRIC
@@ -164,7 +164,7 @@ def test_a_writer_keeps_the_laws(use: str, options: dict[str, Any]) -> None:
 def test_a_writer_keeps_the_laws_whatever_the_fleet(fleets: list[dict[str, float]]) -> None:
     """Check every writer over the same fleets. They share the hour of wavering boards that ends the check."""
     weathers = [full(RISKS), *(full(risk, number) for number, risk in enumerate(fleets))]
-    hour = wavering_hour(weathers)
+    hour = make_wavering_hour(weathers)
     for use, options in WRITER_CASES:
         note(f"{use} {options}")
         check_adapter(make_door(use, options).adapter, weathers, hour=hour, **law(use))

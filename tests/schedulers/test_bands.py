@@ -32,7 +32,7 @@ def test_bands_follow_the_names_when_the_nodes_change() -> None:
     bands = Bands()
     bands.step({"a": 0, "b": 1}, np.array([0.4, 0.0]))
     assert bands.step({"new": 0, "b": 1, "a": 2}, np.array([0.25, 0.25, 0.25])).tolist() == [1, 1, 2]
-    assert bands.marked == {"new": "elevated", "b": "elevated", "a": "high"}
+    assert bands.bands_above_low == {"new": "elevated", "b": "elevated", "a": "high"}
 
 
 def test_a_restart_goes_on_where_the_process_before_it_was() -> None:

@@ -15,7 +15,7 @@ from fleetcast.schedulers.buffers import (
     REPLICAS,
     THEIRS,
     CapacityBuffers,
-    asked,
+    read_annotations,
 )
 from fleetcast.schedulers.weather import DemandKey, Weather
 from tests.schedulers.small_fleet import NOW_MS, wanted
@@ -136,8 +136,11 @@ def test_a_raised_minimum_is_followed() -> None:
 
 def test_a_buffer_is_of_a_queue_or_of_a_pool_of_machines() -> None:
     size = {"fleetcast.io/gpus-per-replica": "8"}
-    of_queue, of_pool = asked(size | {"fleetcast.io/queue": "serve"}), asked(size | {"fleetcast.io/pool": "h100"})
-    assert (of_queue.queue, of_queue.pool, of_queue.whose) == ("serve", "all", "queue serve")
-    assert (of_pool.queue, of_pool.pool, of_pool.whose) == ("all", "h100", "pool h100")
+    of_queue, of_pool = (
+        read_annotations(size | {"fleetcast.io/queue": "serve"}),
+        read_annotations(size | {"fleetcast.io/pool": "h100"}),
+    )
+    assert (of_queue.queue, of_queue.pool, of_queue.owner_text) == ("serve", "all", "queue serve")
+    assert (of_pool.queue, of_pool.pool, of_pool.owner_text) == ("all", "h100", "pool h100")
     with pytest.raises(RequestError, match=r"leave it out beside fleetcast.io/queue = 'serve'"):
-        asked(size | {"fleetcast.io/queue": "serve", "fleetcast.io/pool": "h100"})
+        read_annotations(size | {"fleetcast.io/queue": "serve", "fleetcast.io/pool": "h100"})

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.errors import RequestError, UnknownEntity
 from fleetcast.schedulers.adapter import NotKnown
-from fleetcast.schedulers.demand_value import OLDEST_S, row_of, value_of
+from fleetcast.schedulers.demand_value import OLDEST_S, compute_demand_value, find_fresh_row
 from fleetcast.schedulers.weather import DemandKey, Weather
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_demand import FLEET, LLAMA, QUANTILES, row, small_demand
@@ -16,7 +16,7 @@ WEATHER = Weather(1, NOW_MS, NOW_MS, demand=small_demand())
 
 
 def value(key: DemandKey, quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
-    return value_of(row_of(WEATHER, key), quantile, horizon_s, NOW_MS + round(1000 * age_s))
+    return compute_demand_value(find_fresh_row(WEATHER, key), quantile, horizon_s, NOW_MS + round(1000 * age_s))
 
 
 def test_a_horizon_of_the_forecast_has_its_own_value() -> None:
@@ -44,7 +44,7 @@ def test_what_no_forecast_is_of_is_refused_with_what_there_is(quantile: float, h
 
 def test_without_a_forecast_nothing_is_known() -> None:
     with pytest.raises(NotKnown, match="no forecast of demand"):
-        row_of(dataclasses.replace(WEATHER, demand=None), FLEET)
+        find_fresh_row(dataclasses.replace(WEATHER, demand=None), FLEET)
     with pytest.raises(NotKnown, match="request_rate 400 s ahead"):
         value(LLAMA, 0.9, 400)
     assert value(LLAMA, 0.9, 300) == 80.0, "the horizon after it is not needed"
@@ -55,7 +55,7 @@ def test_the_age_of_a_forecast_counts_until_it_is_too_old() -> None:
     assert value(FLEET, 0.5, 600, age_s=240) == value(FLEET, 0.5, 600), "no further than it reaches"
     later = dataclasses.replace(WEATHER, now_ms=NOW_MS + round(1000 * OLDEST_S) + 1000)
     with pytest.raises(NotKnown, match="is 601 s old"):
-        row_of(later, FLEET)
+        find_fresh_row(later, FLEET)
 
 
 @examples(250)
@@ -72,7 +72,7 @@ def test_a_pool_that_no_inventory_has_is_the_queue_of_that_name() -> None:
     other = DemandKey("serve", "all", "all", "wanted")
     rows = {key: row(key, now, [[now] * 3] * 3) for key, now in ((pool, 1.0), (queue, 2.0), (other, 3.0))}
     seen = Weather(1, NOW_MS, NOW_MS, demand=rows)
-    assert row_of(seen, pool).now == 1.0
-    assert row_of(seen, DemandKey("all", "all", "all", "wanted", "serve")).now == 3.0
+    assert find_fresh_row(seen, pool).now == 1.0
+    assert find_fresh_row(seen, DemandKey("all", "all", "all", "wanted", "serve")).now == 3.0
     with pytest.raises(UnknownEntity, match="pool 'lost'"):
-        row_of(seen, DemandKey("all", "all", "all", "wanted", "lost"))
+        find_fresh_row(seen, DemandKey("all", "all", "all", "wanted", "lost"))

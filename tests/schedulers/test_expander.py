@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.errors import RequestError
 from fleetcast.schedulers.adapter import NotKnown
-from fleetcast.schedulers.expander import LABEL, ExpanderAdapter, GroupOption, best, compute_pool_risks
+from fleetcast.schedulers.expander import LABEL, ExpanderAdapter, GroupOption, choose_best_options, compute_pool_risks
 from fleetcast.schedulers.weather import Weather
 from tests.fuzz.bounds import examples
 from tests.schedulers.small_fleet import NOW_MS, outlook, weather
@@ -23,7 +23,7 @@ def option(id: str, count: int = 1, pool: str = "") -> GroupOption:
 
 
 def ids(*options: GroupOption, pools: dict[str, float] | None = None) -> list[str]:
-    return best(options, POOLS if pools is None else pools)
+    return choose_best_options(options, POOLS if pools is None else pools)
 
 
 def test_the_group_whose_nodes_are_least_likely_to_fail_is_left() -> None:
@@ -87,6 +87,6 @@ def test_a_question_of_another_shape_is_refused(body: bytes) -> None:
 )
 def test_some_option_is_always_left_and_none_is_invented(asked: list[tuple[str, int]], pools: dict[str, float]) -> None:
     options = [option(name, count) for name, count in asked]
-    left = best(options, pools)
+    left = choose_best_options(options, pools)
     assert left
     assert set(left) <= {name for name, _ in asked}

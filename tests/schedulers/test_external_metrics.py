@@ -17,8 +17,8 @@ from fleetcast.schedulers.external_metrics import (
     VERSION,
     ExternalMetrics,
     add_selector_defaults,
+    format_quantity,
     make_api_resource_list,
-    quantity,
 )
 from tests.schedulers.small_demand import small_demand
 from tests.schedulers.small_fleet import weather
@@ -109,7 +109,7 @@ def test_without_a_forecast_there_is_no_answer_at_all() -> None:
 
 @given(st.floats(0, 1e6))
 def test_a_quantity_is_never_less_than_the_value_and_at_most_a_thousandth_more(value: float) -> None:
-    text = quantity(value)
+    text = format_quantity(value)
     told = Fraction(text.removesuffix("m")) / (1000 if text.endswith("m") else 1)
     assert -1e-8 <= float(told) - value <= 0.001 + 1e-8
 

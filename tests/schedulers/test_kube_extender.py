@@ -23,7 +23,7 @@ REFUSED = {"drained": "fleetcast: drained", "risky": "fleetcast: risk 90 % withi
 @pytest.fixture(scope="module")
 def extender() -> KubeExtender:
     made = KubeExtender()
-    made.update(outlook(NODES, state=STATE))
+    made.use_outlook(outlook(NODES, state=STATE))
     return made
 
 
@@ -97,9 +97,9 @@ def test_what_is_seen_anew_counts_at_once() -> None:
     extender = KubeExtender()
     rows = {"a": 0, "b": 1}
     for risk, expected in (([0.0, 0.0], [10, 10]), ([0.9, 0.0], [0, 10]), ([0.9, 0.1], [0, 4])):
-        extender.update(outlook(dict(zip("ab", risk, strict=True)), rows=rows))
+        extender.use_outlook(outlook(dict(zip("ab", risk, strict=True)), rows=rows))
         assert scores(extender, ["a", "b", "c"]) == [*expected, NEUTRAL]
-    extender.update(outlook({"c": 0.0}))
+    extender.use_outlook(outlook({"c": 0.0}))
     assert scores(extender, ["a", "b", "c"]) == [NEUTRAL, NEUTRAL, 10]
 
 
@@ -185,7 +185,7 @@ def container(gpus: str | int, *, key: str = "requests", name: str = "nvidia.com
 
 def test_a_pod_of_mig_instances_is_ranked_as_one_with_gpus() -> None:
     extender = KubeExtender()
-    extender.update(outlook({"idle": 0.0, "full": 0.0}, free=np.array([8, 0])))  # type: ignore[arg-type]
+    extender.use_outlook(outlook({"idle": 0.0, "full": 0.0}, free=np.array([8, 0])))  # type: ignore[arg-type]
 
     def ranked(resource: str) -> list[int]:
         pod = {"spec": {"containers": [container("1", name=resource)]}}
@@ -231,7 +231,7 @@ def test_how_long_a_pod_will_run(annotation: str | None, deadline_s: int | None,
 @given(st.lists(st.sampled_from(list(NODES)) | st.text(), unique=True), st.integers(0, 20))
 def test_replies_are_about_the_nodes_asked_about_and_no_others(names: list[str], gpus: int) -> None:
     extender = KubeExtender()
-    extender.update(outlook(NODES, state=STATE))
+    extender.use_outlook(outlook(NODES, state=STATE))
     names = [name for name in names if name.isprintable() or name.isascii()]
     answer = json.loads(extender.filter(asked(names, gpus)))
     failed = answer["FailedAndUnresolvableNodes"]

@@ -8,26 +8,26 @@ from tests.schedulers.small_fleet import outlook
 def seen(*outlooks: Outlook) -> Ratings:
     ratings = Ratings()
     for one in outlooks:
-        ratings.update(one)
+        ratings.use_outlook(one)
     return ratings
 
 
 def test_the_riskier_a_band_the_lower_and_the_unknown_is_neither_worst_nor_best() -> None:
     ratings = seen(outlook({"low": 0.01, "elevated": 0.1, "high": 0.4, "above the limit": 0.6, "unknown": np.nan}))
-    assert ratings.scores(8).tolist() == [10, 4, 1, 0, NEUTRAL]
-    assert ratings.scores(1).tolist() == [6, 2, 0, 0, NEUTRAL]
+    assert ratings.compute_scores(8).tolist() == [10, 4, 1, 0, NEUTRAL]
+    assert ratings.compute_scores(1).tolist() == [6, 2, 0, 0, NEUTRAL]
 
 
 def test_a_small_pod_fills_a_broken_node_before_it_breaks_a_whole_one() -> None:
     ratings = seen(outlook({"whole": 0.0, "broken": 0.0, "full": 0.0}, free=np.array([8, 2, 0])))  # type: ignore[arg-type]
-    whole, broken, full = ratings.scores(2).tolist()
+    whole, broken, full = ratings.compute_scores(2).tolist()
     assert broken == 10
     assert broken > whole >= full == 6
 
 
 def test_a_pod_without_gpus_goes_where_none_is_free() -> None:
     ratings = seen(outlook({"whole": 0.0, "full": 0.0}, free=np.array([8, 0])))  # type: ignore[arg-type]
-    assert ratings.scores(0).tolist() == [6, 10]
+    assert ratings.compute_scores(0).tolist() == [6, 10]
 
 
 def test_the_reason_is_said_once() -> None:
@@ -39,38 +39,38 @@ def test_the_reason_is_said_once() -> None:
             urgent={"e": "XID 79 on GPU 1 of e"},
         )
     )
-    assert ratings.unusable().why == {
+    assert ratings.find_unusable().why == {
         "a": "drained since 14:02 UTC",
         "b": "lost; had a fault 2 h ago",
         "c": "risk 93 % within 1 h; GPU 3: XID 79",
         "d": "drained",
         "e": "XID 79 on GPU 1 of e",
     }
-    assert ratings.scores(8).tolist() == [0, 0, 0, 0, 0]
+    assert ratings.compute_scores(8).tolist() == [0, 0, 0, 0, 0]
 
 
 def test_risk_is_that_of_the_time_a_pod_will_run() -> None:
     ratings = seen(outlook({"a": 0.35, "b": 0.0}, max_risk=0.5))  # a: 0.35, 0.45, 0.55, 0.65 within 1 h, 5 h, 1 d, 7 d
-    assert [sorted(ratings.unusable(limit_s).why) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
+    assert [sorted(ratings.find_unusable(limit_s).why) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
         [],
         [],
         [],
         ["a"],
         ["a"],
     ]
-    assert ratings.unusable(10**9).why == {"a": "risk 65 % within 7 d"}
+    assert ratings.find_unusable(10**9).why == {"a": "risk 65 % within 7 d"}
 
 
 def test_who_has_seen_nothing_says_nothing() -> None:
-    assert seen().unusable().why == {}
-    assert seen().scores(3).tolist() == []
+    assert seen().find_unusable().why == {}
+    assert seen().compute_scores(3).tolist() == []
 
 
 def test_a_node_in_a_maintenance_window_is_refused_and_one_without_room_scores_least() -> None:
     ratings = Ratings()
-    ratings.update(
+    ratings.use_outlook(
         outlook({"a": 0.0, "b": 0.0, "c": 0.0}, in_window={"b": "in maintenance 'fans'"}, free=np.array([4, 8, 0]))
     )
-    assert ratings.unusable().why == {"b": "in maintenance 'fans'"}
-    low, window, full = ratings.scores(1).tolist()
+    assert ratings.find_unusable().why == {"b": "in maintenance 'fans'"}
+    low, window, full = ratings.compute_scores(1).tolist()
     assert window == 0 < full < low

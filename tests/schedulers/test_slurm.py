@@ -14,14 +14,14 @@ from fleetcast.schedulers.slurm import (
     PENDING,
     REQUEUE,
     THEIRS,
-    SlurmAims,
     SlurmMarks,
+    SlurmSettings,
 )
 from fleetcast.schedulers.weather import JobOutlook, StartOutlook, Weather
 from tests.schedulers.small_fleet import MINUTE_MS, NOW_MS, job, outlook, start
 
 RISKS = {"a": 0.81, "b": 0.1, "c": 0.0, "unknown": np.nan, "elsewhere": 0.9}
-ALL = SlurmAims(extra=True, comments=True, requeue=True)
+ALL = SlurmSettings(extra=True, comments=True, requeue=True)
 REASON = "[fleetcast] p_fail_1h=0.81 cause=ecc_ue"
 STAMPED = "[fleetcast] start 2025-10-09T09:23 (p90 2025-10-09T10:03)"
 
@@ -35,7 +35,7 @@ def weather(
     return Weather(1, NOW_MS, NOW_MS, nodes, None, jobs, starts)
 
 
-def told(given: Weather | None, seen: Seen, aims: SlurmAims = ALL) -> dict[tuple[str, str], str | None]:
+def told(given: Weather | None, seen: Seen, aims: SlurmSettings = ALL) -> dict[tuple[str, str], str | None]:
     return {(write.key, write.field): write.value for write in SlurmMarks(aims).wishes(given, seen)}
 
 
@@ -54,8 +54,8 @@ def test_nodes_are_told_by_their_band_as_far_as_slurm_and_a_forecast_know_them()
 
 
 def test_a_site_chooses_what_is_done() -> None:
-    assert told(weather(), {"a": {}}, SlurmAims(drain=False)) == {("a", FEATURE): "risk_high"}
-    assert told(weather(), {"a": {FEATURE: "risk_high"}}, SlurmAims(features=False)) == {
+    assert told(weather(), {"a": {}}, SlurmSettings(drain=False)) == {("a", FEATURE): "risk_high"}
+    assert told(weather(), {"a": {FEATURE: "risk_high"}}, SlurmSettings(features=False)) == {
         ("a", DRAIN): REASON,
         ("a", FEATURE): None,
     }
@@ -70,7 +70,9 @@ def test_a_node_of_which_somebody_says_something_is_not_drained() -> None:
 def test_a_drain_of_ours_is_lifted_by_a_low_band_alone(risk: dict[str, float], lifted: bool) -> None:
     wishes = told(weather(risk), {"a": {DRAIN: "[fleetcast] older"}})
     assert (wishes.get(("a", DRAIN), "stays") is None) == lifted
-    assert lifted == (("a", DRAIN) in told(weather(risk), {"a": {DRAIN: "[fleetcast] older"}}, SlurmAims(drain=False)))
+    assert lifted == (
+        ("a", DRAIN) in told(weather(risk), {"a": {DRAIN: "[fleetcast] older"}}, SlurmSettings(drain=False))
+    )
 
 
 def test_what_is_not_known_lifts_no_drain_but_takes_back_the_rest() -> None:
@@ -94,8 +96,10 @@ def test_a_job_that_waits_is_told_when_it_starts() -> None:
     assert told(weather(starts=starts), seen) == {("job 7", COMMENT): STAMPED}
     assert told(weather(starts=starts), {"job 7": {**waits, THEIRS + COMMENT: "mine"}}) == {}
     assert told(weather(starts=starts), {"job 8": {COMMENT: STAMPED}}) == {("job 8", COMMENT): None}
-    assert told(weather(starts={"site-7": start(30, 70)}), {"job 7": waits}, SlurmAims(comments=True, prefix="site-"))
-    berlin = SlurmAims(comments=True, zone=ZoneInfo("Europe/Berlin"))
+    assert told(
+        weather(starts={"site-7": start(30, 70)}), {"job 7": waits}, SlurmSettings(comments=True, prefix="site-")
+    )
+    berlin = SlurmSettings(comments=True, zone=ZoneInfo("Europe/Berlin"))
     assert told(weather(starts={"7": start(30)}), {"job 7": waits}, berlin) == {
         ("job 7", COMMENT): "[fleetcast] start 2025-10-09T11:23"
     }
@@ -116,7 +120,7 @@ REQUEUEABLE = {MAY_REQUEUE: "yes"}
 
 
 def test_a_straggler_leaves_its_slow_node_once_after_a_checkpoint() -> None:
-    def wishes(one: JobOutlook, values: dict[str, str] = REQUEUEABLE, aims: SlurmAims = ALL) -> object:
+    def wishes(one: JobOutlook, values: dict[str, str] = REQUEUEABLE, aims: SlurmSettings = ALL) -> object:
         return told(weather(jobs={"8": one}), {"job 8": values}, aims)
 
     assert wishes(job()) == {("job 8", REQUEUE): "high"}
@@ -132,11 +136,11 @@ def test_a_straggler_leaves_its_slow_node_once_after_a_checkpoint() -> None:
         assert wishes(one) == {}
     assert wishes(job(), {}) == {}
     assert wishes(job(), {**REQUEUEABLE, REQUEUE: "high"}) == {}
-    assert wishes(job(), aims=SlurmAims()) == {}
+    assert wishes(job(), aims=SlurmSettings()) == {}
 
 
 def test_a_hold_of_ours_is_released_whatever_is_known() -> None:
     seen = {"job 8": {HOLD: "high", REQUEUE: "high", PENDING: "yes"}}
     for given in (weather(), weather(None)):
-        assert told(given, seen, SlurmAims()) == {("job 8", HOLD): None}
+        assert told(given, seen, SlurmSettings()) == {("job 8", HOLD): None}
     assert [write.field for write in SlurmMarks().wishes(None, seen)] == [HOLD, REQUEUE]

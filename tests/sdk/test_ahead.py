@@ -63,7 +63,7 @@ def test_a_value_is_the_one_that_the_doors_of_the_service_give(
 ) -> None:
     body = json.loads(msgspec.json.encode(small_demand()[key]))
     try:
-        wanted = demand_value.value_of(small_demand()[key], quantile, horizon_s, NOW_MS + age_ms)
+        wanted = demand_value.compute_demand_value(small_demand()[key], quantile, horizon_s, NOW_MS + age_ms)
     except FleetcastError:
         with pytest.raises(ValueError, match="forecast"):
             value_of(body, quantile, horizon_s, age_ms / 1000)

@@ -116,11 +116,11 @@ class World:
         """What is due now, to its end. The last step began long ago: no time passes in a test."""
         for steps in self.host._steps.values():
             steps.began_s = -math.inf
-        self.host.poll(self.reader.latest())
+        self.host.begin_due_steps(self.reader.latest())
         for steps in self.host._steps.values():
             if steps.task:
                 await asyncio.wait([steps.task])
-        _ = self.host.changed
+        _ = self.host.has_ended_step
 
     def step(self, *risk: float, after_s: float = 10.0) -> AdapterStatus:
         self.clock.advance(after_s)

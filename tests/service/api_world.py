@@ -20,7 +20,7 @@ from fleetcast.service.api.routes import demand_examples
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.config import ApiConfig, Config, PlacerConfig
 from fleetcast.service.pipeline.demand.sections import make_demand_sections
-from fleetcast.service.pipeline.publish import pieces
+from fleetcast.service.pipeline.publish import make_pieces_sections
 
 NOW_MS = 1_760_000_000_000
 NODES = ("n001", "n002", "n003")
@@ -123,8 +123,8 @@ def sections(as_of_ms: int = NOW_MS) -> list[Section]:
         "node.domain.rack": np.array([0, 0, -1], np.int32),
         "node.risk": risk_values(),
         "doc.risk_calibration": b'{"rows":[],"history":{}}',
-        **pieces("answers.node", bodies),
-        **pieces("answers.risk", [json.dumps(row).encode() for row in ranked]),
+        **make_pieces_sections("answers.node", bodies),
+        **make_pieces_sections("answers.risk", [json.dumps(row).encode() for row in ranked]),
         "metrics.fleet": b'# TYPE fleetcast_gpus gauge\nfleetcast_gpus{state="free"} 8\n',
     }
     parts |= {name: json.dumps(value).encode() for name, value in documents().items()}

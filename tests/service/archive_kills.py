@@ -56,7 +56,7 @@ class Numbered(Source):
     name = "numbered"
 
     def __init__(self, entities: Entities, t0: int, most: int) -> None:
-        self._gpus = [entities.of_node(EntityKind.GPU, node, index) for node in NODES for index in range(2)]
+        self._gpus = [entities.add_to_node(EntityKind.GPU, node, index) for node in NODES for index in range(2)]
         self._t0 = t0
         self._next = 0
         self._left = most
@@ -73,7 +73,7 @@ class Numbered(Source):
         number, self._next = self._next, self._next + 1
         rows = [(metric, self._gpus[gpu], ms, value) for metric, gpu, ms, value in samples_of(number, self._t0)]
         step, told = events_of(number, self._t0)
-        return Batch(samples=(SampleBatch.of(EntityKind.GPU, rows),), events=(step,), node_events=(told,))
+        return Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, rows),), events=(step,), node_events=(told,))
 
     def position(self) -> dict[str, Any]:
         return {"next": self._next}
@@ -112,7 +112,7 @@ async def live(folder: Path, t0: int, most: int) -> None:
             await task
     await pipeline.save()
     assert pipeline.archive_writer.archive is not None
-    await pipeline.archive_writer.tidy(pipeline.archive_writer.archive)
+    await pipeline.archive_writer.compact_and_prune(pipeline.archive_writer.archive)
     await pipeline.close()
 
 
@@ -120,7 +120,7 @@ async def _tidy(pipeline: Pipeline) -> None:
     assert pipeline.archive_writer.archive is not None
     while True:
         await asyncio.sleep(0.03)
-        await pipeline.archive_writer.tidy(pipeline.archive_writer.archive)
+        await pipeline.archive_writer.compact_and_prune(pipeline.archive_writer.archive)
 
 
 def child(folder: Path, t0: int, most: int) -> int:

@@ -63,7 +63,7 @@ class BareWorld:
         for node, text in pages.items():
             decoder = self._decoders.setdefault(node, PageDecoder(self.resolver, Target(node)))
             batches.append(decoder.decode(text, self.clock.now_ms()))
-            self.pipeline.take(batches[-1])
+            self.pipeline.apply_batch(batches[-1])
         return batches
 
     def tick(self) -> Board:
@@ -86,8 +86,8 @@ class BareWorld:
 
     def running(self, bins: int = 3, pool: str = "all") -> list[float]:
         """GPUs in use of the last minutes."""
-        return self.pipeline.state.demand.series(pool, "running", self.clock.now_ms(), 60, bins).tolist()
+        return self.pipeline.state.demand.read_series(pool, "running", self.clock.now_ms(), 60, bins).tolist()
 
     def decide(self, board: Board, **request: Any) -> Decision:
-        view = ViewDecoder(self.config.placer).observe(board).view
+        view = ViewDecoder(self.config.placer).decode_board(board).view
         return decide(PlacementRequest(request_id="r", **request), view)

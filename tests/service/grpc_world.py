@@ -16,7 +16,7 @@ from fleetcast.clients.grpc_stubs import externalscaler_pb2 as scaler
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.api.grpc_door import serve_grpc
-from fleetcast.service.api.role import limits_of
+from fleetcast.service.api.role import make_connection_limits
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.wiring import make_api_context
 from fleetcast.service.board.board import BoardWriter, Section
@@ -128,7 +128,7 @@ async def grpc_world(folder: Path, access: Access | None = None, **api: Any) -> 
     config = Config(state=str(folder), api=msgspec.structs.replace(ApiConfig(), grpc_port=port, **api))
     context = make_api_context(config, clock, access or Access())
     context.cache._hold_s = 0.0
-    pool = ConnectionPool(limits_of(config.api))
+    pool = ConnectionPool(make_connection_limits(config.api))
     async with serve_grpc(context, pool, None), grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         try:
             yield GrpcWorld(folder, context, clock, channel)

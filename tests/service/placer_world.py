@@ -135,7 +135,7 @@ class World:
 
     def step(self) -> None:
         """One step of the queue's worker."""
-        asyncio.run(self.worker.step())
+        asyncio.run(self.worker.run_due_pass())
 
     def ask(self, method: str, path: str, body: Any = None, **more: Any) -> httpx.Response:
         content = body if isinstance(body, bytes) else None if body is None else _json(body)

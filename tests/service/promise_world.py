@@ -75,12 +75,12 @@ class PromiseWorld:
 
         async def fold() -> None:
             while inbox.backlog_bytes():
-                self.pipeline.take(await inbox.next())
+                self.pipeline.apply_batch(await inbox.next())
             await self.pipeline.tick()
 
         asyncio.run(fold())
         if self.api is not None:
-            self.context.listening.beat()
+            self.context.listening.write_statement()
 
     def pass_time(self, seconds: float) -> None:
         """Let time pass, with a board every few seconds and one at the end."""

@@ -59,11 +59,11 @@ def readings(entities: Entities, time_ms: int, memory_gib: float, power_w: float
     """All eight GPUs of n1 use as much."""
     names = {"fb_used_bytes": memory_gib * GIB, "power_w": power_w}
     rows = [
-        (find_metric_row(EntityKind.GPU, name), entities.of_node(EntityKind.GPU, "n1", index), time_ms, value)
+        (find_metric_row(EntityKind.GPU, name), entities.add_to_node(EntityKind.GPU, "n1", index), time_ms, value)
         for name, value in names.items()
         for index in range(8)
     ]
-    return SampleBatch.of(EntityKind.GPU, rows)
+    return SampleBatch.from_rows(EntityKind.GPU, rows)
 
 
 def batch(*events: JobEvent) -> Batch:

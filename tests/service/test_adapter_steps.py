@@ -62,15 +62,15 @@ def test_a_step_ends_after_its_batch_when_it_no_longer_holds(
     async def meanwhile(batch: Sequence[Write]) -> Sequence[WriteOutcome]:
         monkeypatch.setattr(PORT, "write", write)
         if happens == "withdrawn":
-            world.host.records.withdraw("marks")
+            world.host.records.mark_withdrawn("marks")
         elif happens == "stale":
             world.clock.advance(100.0)
         elif happens == "a newer board":
             world.publish(0.0, 0.0, 0.9, 0.0, 0.0)
-        world.host.poll(world.reader.latest())
+        world.host.begin_due_steps(world.reader.latest())
         if happens == "the end":
             for steps in world.host._steps.values():
-                steps.end()
+                steps.end_running_step()
         return await write(batch)
 
     PORT.held = {f"n{at}": {} for at in range(1, 6)}

@@ -25,10 +25,10 @@ def test_bands_reach_the_other_system_and_only_changes_are_written(tmp_path: Pat
     status = world.step(0.8, 0.001, 0.09)
     assert (status.wishes, status.writes, status.ours, len(PORT.batches)) == (3, 3, 3, 1)
     assert world.step(0.0, 0.0, 0.1).writes == 4
-    lines = world.host.records.newest("memory", 2)
+    lines = world.host.records.read_newest_lines("memory", 2)
     assert (lines[0].key, lines[0].seen, lines[0].value, lines[0].outcome) == ("n1", "high", "low", "done")
     assert lines[0].why == "GPU 3: XID 79"
-    assert len({line.decision for line in world.host.records.newest("memory", 9)}) == 4
+    assert len({line.decision for line in world.host.records.read_newest_lines("memory", 9)}) == 4
 
 
 def test_who_observes_counts_and_writes_nothing(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_who_observes_counts_and_writes_nothing(tmp_path: Path) -> None:
         status = world.step(risk, 0.0)
     assert (status.mode, status.wishes, status.writes) == ("observe", 3, 0)
     assert not (tmp_path / "bands").exists()
-    assert [line.outcome for line in world.host.records.newest("band_file", 9)] == ["observed"] * 3
+    assert [line.outcome for line in world.host.records.read_newest_lines("band_file", 9)] == ["observed"] * 3
 
 
 def test_a_stale_board_writes_nothing_and_a_lost_one_takes_back(tmp_path: Path) -> None:
@@ -80,11 +80,11 @@ def test_who_never_saw_a_board_takes_back_what_an_earlier_process_left(tmp_path:
 def test_a_withdrawal_lasts_until_it_is_undone(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.step(0.9)
-    world.host.records.withdraw("memory")
+    world.host.records.mark_withdrawn("memory")
     assert world.step(0.9).withdrawn
     assert world.step(0.9).withdrawn
     assert PORT.bands() == {}
-    world.host.records.withdraw("memory", undo=True)
+    world.host.records.mark_withdrawn("memory", undo=True)
     world.step(0.9)
     assert PORT.bands() == {"n1": "high"}
 
@@ -97,7 +97,7 @@ def test_a_withdrawal_is_written_even_by_who_observes(tmp_path: Path) -> None:
     assert path.read_text() == "n1 high\nn2 low\n"
     asyncio.run(world.host.withdraw("band_file"))
     assert not path.exists()
-    assert world.host.records.status().adapters[0].withdrawn
+    assert world.host.records.read_status().adapters[0].withdrawn
 
 
 def test_what_somebody_else_wrote_meanwhile_is_left_alone_and_counted(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_withdrawal_is_not_over_while_something_is_left(tmp_path: Path) -> Non
     world = World(tmp_path)
     world.step(0.9, 0.9)
     PORT.other = {"n1": {"band": "theirs"}}
-    world.host.records.withdraw("memory")
+    world.host.records.mark_withdrawn("memory")
     assert not world.step().withdrawn
     PORT.other = {}
     asyncio.run(world.host.withdraw("memory"))
@@ -155,24 +155,24 @@ def test_withdrawals_and_first_marks_are_free() -> None:
     wishes += [Write(key, "band", "high", "low", "", cost) for key, cost in (("c", 1), ("d", 2))]
     limit = ChangeLimit(1)
     for _ in range(2):
-        due = limit.within(wishes, frozenset("acd"), 0)
+        due = limit.choose_writes(wishes, frozenset("acd"), 0)
         assert [write.key for write in due] == ["a", "b", "d"], "what was not made counts for nothing"
     limit.count_limited_writes(due, 0)
-    assert [write.key for write in limit.within(wishes, frozenset("acd"), 59_999)] == ["a", "b"]
-    assert [write.key for write in limit.within(wishes, frozenset("acd"), 60_000)] == ["a", "b", "d"]
+    assert [write.key for write in limit.choose_writes(wishes, frozenset("acd"), 59_999)] == ["a", "b"]
+    assert [write.key for write in limit.choose_writes(wishes, frozenset("acd"), 60_000)] == ["a", "b", "d"]
 
 
 def test_at_most_a_share_of_a_pool_is_marked(tmp_path: Path) -> None:
     world = World(tmp_path, max_share=0.4)
     world.step(0.9, 0.8, 0.7, 0.6, 0.0)
     assert [*PORT.bands().values()] == ["high", "high", "elevated", "elevated", "low"]
-    assert world.host.status().held_down == 2
+    assert world.host.make_status().held_down == 2
 
 
 def test_a_restart_remembers_the_bands(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.step(0.9)
-    world.host.records.keep(world.host.status())
+    world.host.records.write_status(world.host.make_status())
     world.host = AdapterHost(world.config, world.clock)
     world.step(0.25)  # between where it is left and where it is entered
     assert PORT.bands() == {"n1": "high"}
@@ -187,7 +187,7 @@ def test_the_audit_keeps_its_newest_segments(tmp_path: Path, monkeypatch: pytest
     assert len([*folder.glob("audit-*")]) == 8
     newest = max(folder.glob("audit-*"))
     newest.write_bytes(newest.read_bytes() + b'{"cut sh')
-    lines = world.host.records.newest("memory", 99)
+    lines = world.host.records.read_newest_lines("memory", 99)
     assert [line.value for line in lines] == ["high", "low"] * 4
 
 
@@ -195,7 +195,7 @@ def test_the_page_of_metrics(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.step(0.9, 0.0)
     world.clock.advance(5.0)
-    page = make_adapters_page(world.host.status(), world.clock.now_ms())
+    page = make_adapters_page(world.host.make_status(), world.clock.now_ms())
     assert 'fleetcast_adapter_writes_total{adapter="memory"} 2.0' in page
     assert 'fleetcast_adapter_seen_age_seconds{adapter="memory"} 5.0' in page
     assert 'fleetcast_adapter_withdrawn{adapter="memory"} 0.0' in page
@@ -206,12 +206,12 @@ def test_the_page_of_metrics(tmp_path: Path) -> None:
 
 def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
     records = AdapterRecords(tmp_path)
-    records.keep(AdaptersStatus(as_of_ms=5))
+    records.write_status(AdaptersStatus(as_of_ms=5))
     (records.folder / "status").write_bytes(b"{")
-    assert records.status() == AdaptersStatus()
+    assert records.read_status() == AdaptersStatus()
     (records.folder / "status").unlink()
     (records.folder / "status").mkdir()
-    assert records.status() == AdaptersStatus()
+    assert records.read_status() == AdaptersStatus()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.fleet.clock import ScaledClock, SystemClock
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.service.config import Config, load_config, override, save_config
+from fleetcast.service.config import Config, load_config, override_config, save_config
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +26,7 @@ def test_no_file_means_the_defaults() -> None:
 
 
 def test_a_written_configuration_reads_back(tmp_path: Path) -> None:
-    config = override(Config(), scrape_targets=("http://127.0.0.1:1/metrics",), api_port=9000, state="here")
+    config = override_config(Config(), scrape_targets=("http://127.0.0.1:1/metrics",), api_port=9000, state="here")
     save_config(config, tmp_path / "c.toml")
     assert load_config(tmp_path / "c.toml") == config
     assert config.placer.port == 9001
@@ -122,7 +122,7 @@ def test_a_board_is_not_stale_within_fifteen_seconds_of_the_machine() -> None:
 
 
 def test_fitted_models_lie_in_the_state_folder_unless_told_otherwise(tmp_path: Path) -> None:
-    assert override(Config(), state="here").models_folder == Path("here/models")
+    assert override_config(Config(), state="here").models_folder == Path("here/models")
     assert load_config(write(tmp_path, "[models]\nfolder = '/srv/models'\n")).models_folder == Path("/srv/models")
     with pytest.raises(ConfigError, match=r"models\.keep_versions = 0"):
         load_config(write(tmp_path, "[models]\nkeep_versions = 0\n"))

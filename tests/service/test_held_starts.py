@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from fleetcast.service.held_starts import mark_refused_starts, marked, marks_folder
+from fleetcast.service.held_starts import find_marked_requests, mark_refused_starts, marks_folder
 
 
 def test_marks_of_active_requests_are_found_and_others_removed(tmp_path: Path) -> None:
     mark_refused_starts(tmp_path, ["r1", "r2"])
-    assert marked(tmp_path, ["r1", "r3"]) == {"r1"}
+    assert find_marked_requests(tmp_path, ["r1", "r3"]) == {"r1"}
     assert len(list(marks_folder(tmp_path).iterdir())) == 1
 
 
@@ -21,7 +21,7 @@ def test_a_disk_that_refuses_the_removal_changes_no_answer(tmp_path: Path, monke
     mark_refused_starts(tmp_path, ["r1", "r2"])
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
-        assert marked(tmp_path, ["r1"]) == {"r1"}
+        assert find_marked_requests(tmp_path, ["r1"]) == {"r1"}
     assert len(list(marks_folder(tmp_path).iterdir())) == 2
-    assert marked(tmp_path, ["r1"]) == {"r1"}
+    assert find_marked_requests(tmp_path, ["r1"]) == {"r1"}
     assert len(list(marks_folder(tmp_path).iterdir())) == 1

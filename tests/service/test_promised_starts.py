@@ -12,7 +12,7 @@ import pytest
 from fleetcast.fleet import files
 from fleetcast.fleet.events import Started, Submitted
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.ingest.inbox.job_events import identity
+from fleetcast.ingest.inbox.job_events import identify_event
 from fleetcast.ingest.source import Batch, MemorySource
 from fleetcast.placement.ledger.ledger import IntentState
 from fleetcast.service.config import LimitsConfig
@@ -73,9 +73,9 @@ def test_placed_jobs_count_nowhere(make: Make) -> None:
             assert world.place(f"p{number}", gpus=1) == "placed"
             rank = {"ranks": [{"rank": 0, "node": "n01", "gpus": [number]}]}
             assert world.send(world.event(f"p{number}", "started", **rank)).status_code == 202
-        assert world.context.names.used("live_jobs") == 0
+        assert world.context.names.count_used("live_jobs") == 0
         world.tick()
-        assert world.pipeline.state.used()["live_jobs"]["used"] == 0
+        assert world.pipeline.state.count_used_limits()["live_jobs"]["used"] == 0
         assert len(world.pipeline.state.jobs.running()) == 8
         assert fill(world) == 10, "strangers have the whole limit"
 
@@ -85,11 +85,11 @@ def test_an_attempt_that_was_submitted_before_it_was_placed_gives_its_place_back
     with world.serving():
         world.send(world.event("a", "submitted"))
         world.tick()
-        assert world.pipeline.state.used()["live_jobs"]["used"] == 1
+        assert world.pipeline.state.count_used_limits()["live_jobs"]["used"] == 1
         assert world.place("a") == "placed"
         world.send(world.started("a"))
         world.tick()
-        assert world.pipeline.state.used()["live_jobs"]["used"] == 0
+        assert world.pipeline.state.count_used_limits()["live_jobs"]["used"] == 0
 
 
 def test_the_fold_lets_a_placed_start_in_again_after_a_restart_from_the_inbox(make: Make) -> None:
@@ -218,7 +218,7 @@ def test_a_disk_that_refuses_events_is_an_outage(make: Make, monkeypatch: pytest
         with monkeypatch.context() as broken:
             broken.setattr(files.File, "sync", full)
             assert world.send(world.started("a")).status_code == 503
-        world.context.listening.beat()
+        world.context.listening.write_statement()
         world.pass_time(10)
         assert world.state("a") is IntentState.ACTIVE
         assert world.send(world.started("a")).status_code == 202
@@ -236,18 +236,18 @@ def test_bodies_that_leave_no_room_for_others_are_an_outage(make: Make) -> None:
         world.tick()
         assert world.place("a") == "placed"
         budget = world.context.bodies
-        budget.take(int(budget.limit_bytes))
+        budget.try_take_bytes(int(budget.limit_bytes))
         assert world.send(world.started("a")).status_code == 503
-        budget.give_back(int(budget.limit_bytes))
-        world.context.listening.beat()
+        budget.return_bytes(int(budget.limit_bytes))
+        world.context.listening.write_statement()
         world.pass_time(EXPIRES_S + 3)
         assert world.state("a") is IntentState.EXPIRED, "it was in time to be sent again"
         assert world.place("b") == "placed"
         world.pass_time(EXPIRES_S - 3)
-        budget.take(int(budget.limit_bytes))
+        budget.try_take_bytes(int(budget.limit_bytes))
         assert world.send(world.started("b")).status_code == 503
-        budget.give_back(int(budget.limit_bytes))
-        world.context.listening.beat()
+        budget.return_bytes(int(budget.limit_bytes))
+        world.context.listening.write_statement()
         world.pass_time(6)
         assert world.state("b") is IntentState.ACTIVE
 
@@ -354,7 +354,7 @@ def test_a_source_of_starts_that_is_away_holds_promises_and_an_idle_one_does_not
 
 
 async def take(world: PromiseWorld, number: int) -> None:
-    world.pipeline.take(await world.pipeline.sources[number].next())
+    world.pipeline.apply_batch(await world.pipeline.sources[number].next())
 
 
 def test_a_source_that_is_behind_is_waited_for(make: Make) -> None:
@@ -411,10 +411,10 @@ def test_of_many_callers_each_may_fill_a_tenth(make: Make, tmp_path: Path) -> No
         names = world.context.names
         for number in range(30):
             event = Submitted(job=f"of-{number}", sequence=1, time_ms=NOW_MS)
-            assert names.body(f"caller-{number}").passes(event, identity(event))
-        body = names.body("caller-0")
+            assert names.start_body(f"caller-{number}").is_admitted(event, identify_event(event))
+        body = names.start_body("caller-0")
         events = [Submitted(job=f"j{number}", sequence=1, time_ms=NOW_MS) for number in range(20)]
-        assert sum(body.passes(event, identity(event)) for event in events) == 9
+        assert sum(body.is_admitted(event, identify_event(event)) for event in events) == 9
 
 
 def test_an_unreadable_ledger_refuses_no_name(

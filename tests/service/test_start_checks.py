@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.service.config import Config, override
-from fleetcast.service.start_checks import check_ports, check_start
+from fleetcast.service.config import Config, override_config
+from fleetcast.service.start_checks import check_ports_available, check_role_settings
 from tests.ports import free_port
 
 NOT_CALLABLE = 7
@@ -38,7 +38,7 @@ def a_config(**sections: Any) -> Config:
 )
 def test_what_a_role_would_refuse_is_refused_before_any_starts(sections: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_start(a_config(**sections))
+        check_role_settings(a_config(**sections))
     assert named in str(refused.value)
 
 
@@ -46,7 +46,7 @@ def test_a_topology_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "topology.toml"
     file.write_bytes(bytes(range(256)))
     with pytest.raises(ConfigError, match=r"topology\.toml"):
-        check_start(a_config(fleet={"topology": str(file)}))
+        check_role_settings(a_config(fleet={"topology": str(file)}))
 
 
 @pytest.fixture
@@ -62,17 +62,17 @@ def taken() -> Iterator[socket.socket]:
 )
 def test_a_port_that_is_taken_is_refused_by_its_key(taken: socket.socket, section: str, key: str) -> None:
     port = taken.getsockname()[1]
-    config = override(Config(), api_port=free_port())
+    config = override_config(Config(), api_port=free_port())
     value = msgspec.structs.replace(getattr(config, section), **{key: port})
     config = msgspec.structs.replace(config, **{section: value})
     with pytest.raises(ConfigError, match=rf"{section}\.{key} = 127\.0\.0\.1:{port}: cannot listen there"):
-        check_ports(config)
+        check_ports_available(config)
 
 
 def test_ports_of_our_own_roles_that_still_end_are_waited_for(tmp_path: Path, taken: socket.socket) -> None:
     """A supervisor that was killed leaves roles behind, which end a moment later."""
     port = taken.getsockname()[1]
-    config = override(Config(state=str(tmp_path)), api_port=port)
+    config = override_config(Config(state=str(tmp_path)), api_port=port)
     config = msgspec.structs.replace(config, placer=msgspec.structs.replace(config.placer, port=free_port()))
     lock = (tmp_path / "placer.lock").open("wb")
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -84,6 +84,6 @@ def test_ports_of_our_own_roles_that_still_end_are_waited_for(tmp_path: Path, ta
     timer = threading.Timer(0.3, end)
     timer.start()
     try:
-        check_ports(config, ["placer"])
+        check_ports_available(config, ["placer"])
     finally:
         timer.join()

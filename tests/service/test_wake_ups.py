@@ -89,9 +89,9 @@ def test_a_new_file_of_queues_is_followed_by_a_pass_at_once(tmp_path: Path) -> N
             for number in range(5):
                 body = {"request_id": f"b{number}", "queue": "b", "gpus_per_node": 8}
                 assert (await client.post("/queue", json=body)).status_code == 202
-            await until(lambda: len(world.service.ledger.queued()), 1)
+            await until(lambda: len(world.service.ledger.list_queue_entries()), 1)
             world.file.write_text("[queue.b]\nlimit = {gpu = 40}\n")
-            await until(lambda: len(world.service.ledger.queued()), 0)
+            await until(lambda: len(world.service.ledger.list_queue_entries()), 0)
 
     world.run(run)
     world.close()
@@ -107,7 +107,7 @@ def test_a_request_and_a_stop_end_the_wait_of_the_placer(tmp_path: Path) -> None
         for name in ("a0", "a1"):
             body = {"request_id": name, "queue": "a", "gpus_per_node": 8}
             assert (await client.post("/queue", json=body)).status_code == 202
-            await until(lambda: len(world.service.ledger.queued()), 0)
+            await until(lambda: len(world.service.ledger.list_queue_entries()), 0)
         world.worker.stop()
         await asyncio.wait_for(working, PATIENCE_S)
 
@@ -118,7 +118,7 @@ def test_a_request_and_a_stop_end_the_wait_of_the_placer(tmp_path: Path) -> None
 def test_event_streams_show_each_board_when_it_comes(tmp_path: Path) -> None:
     async def run() -> None:
         writer, stream = publish(tmp_path), EventBroadcaster(BoardCache(tmp_path / "board"), heartbeat_s=LONG_S)
-        events = stream.events()
+        events = stream.stream_events()
         assert b"retry" in await anext(events)
         assert b'"sequence":1' in await anext(events)
         for sequence in (2, 3, 4):
@@ -186,10 +186,10 @@ def test_a_stop_ends_the_rest_of_the_start_times(tmp_path: Path) -> None:
 async def serve(world: AdaptersWorld) -> None:
     """Run the adapters."""
     while True:
-        world.host.poll(world.reader.latest())
-        await world.host.wait()
-        if world.host.changed:
-            world.host.records.keep(world.host.status())
+        world.host.begin_due_steps(world.reader.latest())
+        await world.host.wait_for_change()
+        if world.host.has_ended_step:
+            world.host.records.write_status(world.host.make_status())
 
 
 def test_adapters_follow_boards_withdrawals_and_their_own_steps(
@@ -203,8 +203,8 @@ def test_adapters_follow_boards_withdrawals_and_their_own_steps(
             for risk, band in ((0.9, "high"), (0.0, "low"), (0.9, "high")):
                 world.publish(risk, 0.0)
                 await until(lambda: PORT.bands().get("n1"), band)
-            await until(lambda: world.host.records.status().adapters[0].writes, 4)
-            AdapterRecords(tmp_path).withdraw("memory")
+            await until(lambda: world.host.records.read_status().adapters[0].writes, 4)
+            AdapterRecords(tmp_path).mark_withdrawn("memory")
             await until(PORT.bands, {})
 
     asyncio.run(run())
@@ -268,7 +268,7 @@ def test_the_first_pipeline_reads_the_board_of_another_when_it_comes(
     async def run() -> None:
         async with running(others.work(Any)):
             for sequence in (1, 2, 3):  # its folder comes with the first one
-                writer = BoardWriter(config.home(1) / "board")
+                writer = BoardWriter(config.get_pipeline_folder(1) / "board")
                 writer.publish([Section("a", b"", NOW_MS)], NOW_MS)
                 await until(lambda: seen[-1:], [sequence])
 

@@ -53,7 +53,7 @@ def station(folder: Path, now_ms: int = NOW_MS) -> WeatherStation:
 def test_a_forecast_of_demand_is_found_by_its_key(tmp_path: Path) -> None:
     writer = BoardWriter(Config(state=str(tmp_path)).board)
     writer.publish(make_demand_sections([ROW], {}, [], NOW_MS), NOW_MS)
-    weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
+    weather = station(tmp_path).make_weather(BoardReader(Config(state=str(tmp_path)).board).latest())
     assert weather is not None
     assert weather.demand is not None
     assert weather.demand[DemandKey("gpu", "all", "", "running")] == ROW
@@ -63,7 +63,7 @@ def test_a_forecast_of_demand_is_found_by_its_key(tmp_path: Path) -> None:
 
 def test_a_board_without_forecasts_has_no_demand(tmp_path: Path) -> None:
     BoardWriter(Config(state=str(tmp_path)).board).publish([Section("meta", b"{}", NOW_MS)], NOW_MS)
-    weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
+    weather = station(tmp_path).make_weather(BoardReader(Config(state=str(tmp_path)).board).latest())
     assert weather is not None
     assert weather.demand is None
 
@@ -72,7 +72,7 @@ def test_a_board_without_forecasts_has_no_demand(tmp_path: Path) -> None:
 def test_forecasts_that_are_much_older_than_the_board_are_none(tmp_path: Path, age_s: int, known: bool) -> None:
     old = make_demand_sections([ROW], {}, [], NOW_MS - 1000 * age_s)
     BoardWriter(Config(state=str(tmp_path)).board).publish(old, NOW_MS)
-    weather = station(tmp_path).fresh(BoardReader(Config(state=str(tmp_path)).board).latest())
+    weather = station(tmp_path).make_weather(BoardReader(Config(state=str(tmp_path)).board).latest())
     assert weather is not None
     assert (weather.demand is not None) == known
 
@@ -90,7 +90,7 @@ def test_nodes_have_their_places_in_the_topology(tmp_path: Path) -> None:
     }
     config = Config(state=str(tmp_path))
     BoardWriter(config.board).publish([Section(name, data, NOW_MS) for name, data in parts.items()], NOW_MS)
-    weather = station(tmp_path).fresh(BoardReader(config.board).latest())
+    weather = station(tmp_path).make_weather(BoardReader(config.board).latest())
     assert weather is not None
     assert weather.nodes is not None
     assert list(weather.nodes.domains) == ["rack"]
@@ -102,9 +102,9 @@ def test_jobs_have_their_nodes_times_and_last_checkpoint(tmp_path: Path) -> None
     pipeline = pipeline_in(tmp_path)
     kept = Checkpoint(job="one", sequence=2, time_ms=NOW_MS - 60_000, edge="end")
     waits = came("two", NOW_MS - 1000)
-    pipeline.take(batch(*past(), came("one", NOW_MS - 301_000), began("one", NOW_MS - 300_000), kept, waits))
+    pipeline.apply_batch(batch(*past(), came("one", NOW_MS - 301_000), began("one", NOW_MS - 300_000), kept, waits))
     asyncio.run(pipeline.tick())
-    weather = station(tmp_path).fresh(board_of(tmp_path))
+    weather = station(tmp_path).make_weather(board_of(tmp_path))
     assert weather is not None
     assert weather.jobs is not None
     one, two = weather.jobs["one"], weather.jobs["two"]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fleetcast.features.extract import Frames, extract
+from fleetcast.features.extract import Frames, extract_frames
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.jobs import JobAttempt
@@ -21,7 +21,7 @@ GPUS = 8
 
 def no_samples(now_ms: int) -> Frames:
     """Frames of a fleet whose telemetry nobody has heard yet."""
-    return extract(WindowStore(Entities(), interval_s=15.0), now_ms)
+    return extract_frames(WindowStore(Entities(), interval_s=15.0), now_ms)
 
 
 def tick_of(
@@ -43,6 +43,6 @@ def tick_of(
         events=EventView(running=running, queued=queued, ended=ended, nodes=nodes or {}, durations={}, position=0),
         interval_s=15.0,
         meta=BoardMeta("test", 1, now_ms, 1.0, 15.0, True, "", {}, None),
-        ingestion=PipelineMetrics().ingestion(now_ms, Counts(), []),
+        ingestion=PipelineMetrics().make_ingestion_document(now_ms, Counts(), []),
         fleet=fleet,
     )

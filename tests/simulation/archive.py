@@ -5,7 +5,7 @@ from io import BytesIO
 
 import pyarrow.parquet as pq
 
-from fleetcast.ingest.archive.files import FileName, live
+from fleetcast.ingest.archive.files import FileName, drop_superseded_files
 from tests.simulation.disk import Content, Folder, MemoryDisk
 from tests.simulation.oracle import Broken, EventKey
 
@@ -25,7 +25,7 @@ class ArchiveLook:
             return None
         self._looked_at = self._disk.names_changed
         there = dict(_files("events", self._disk.find(("state", "archive", "events"))))
-        names = live(there)
+        names = drop_superseded_files(there)
         if names == self.names:
             return None
         self.names = names
@@ -42,7 +42,7 @@ def _files(path: str, node: Content | Folder | None) -> Iterator[tuple[FileName,
     if isinstance(node, Folder):
         for part, inside in node.names.items():
             yield from _files(f"{path}/{part}", inside)
-    elif node is not None and (name := FileName.of(path)) is not None:
+    elif node is not None and (name := FileName.parse(path)) is not None:
         yield name, node
 
 

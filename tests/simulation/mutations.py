@@ -18,7 +18,7 @@ from fleetcast.placement.ledger.promised import PromiseReader
 from fleetcast.service.board import expiry
 from fleetcast.service.board.board import BoardWriter
 from fleetcast.service.board.expiry import Expiry
-from fleetcast.service.listening import Listening
+from fleetcast.service.listening import ListeningStatement
 from fleetcast.service.pipeline import pipeline
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.placer import promised_view
@@ -49,7 +49,7 @@ def _by_the_clock(self: Expiry, intents: Any, board: Any, now_ms: int) -> set[st
 
 _sync = files.File.sync
 _add = SeenSequences.add
-_caught_up = pipeline.caught_up
+_caught_up = pipeline.wait_for_backlog
 _first = BoardWriter.__init__
 
 
@@ -105,20 +105,20 @@ def _if_room(self: FleetState, event: Any, _: bool) -> bool:
 
 
 MUTATIONS = {
-    "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "expired", _by_the_clock),
-    "forget-promises": Mutation(1, ("given once",), promised_view, "with_intents", lambda observed, intents: observed),
+    "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "find_expired", _by_the_clock),
+    "forget-promises": Mutation(1, ("given once",), promised_view, "add_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
     "folders-not-synced": Mutation(17, ("found once", "progress"), files, "make_folder", _made_in_passing),
     "fold-twice": Mutation(1, ("found once",), SeenSequences, "add", _always_new),
-    "board-too-early": Mutation(3, ("found once", "never back", "given once"), pipeline, "caught_up", _at_once),
-    "board-while-held-up": Mutation(8, ("found once", "given once"), pipeline, "caught_up", _impatient),
+    "board-too-early": Mutation(3, ("found once", "never back", "given once"), pipeline, "wait_for_backlog", _at_once),
+    "board-while-held-up": Mutation(8, ("found once", "given once"), pipeline, "wait_for_backlog", _impatient),
     "number-boards-anew": Mutation(3, ("never back",), BoardWriter, "__init__", _numbered_anew),
     "commit-seldom": Mutation(3, ("same bytes", "given once"), LedgerFile, "transaction", _commits_seldom),
     "die-of-a-full-disk": Mutation(1, ("no end",), pipeline, "log_disk_errors", lambda *_: contextlib.nullcontext()),
     "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_find_stored_events", lambda *_: set()),
     "limits-refuse-what-was-placed": Mutation(1, ("passes",), PromiseReader, "admits", lambda *_: False),
     "the-fold-has-a-bound-of-its-own": Mutation(5, ("found once", "never back"), FleetState, "_has_room", _if_room),
-    "outages-stop-no-clock": Mutation(1, ("waits",), Listening, "covers", lambda *_: True),
-    "refused-starts-leave-no-mark": Mutation(1, ("waits",), expiry, "marked", lambda *_: set()),
-    "never-expire": Mutation(2, ("progress",), Expiry, "expired", lambda *_: set()),
+    "outages-stop-no-clock": Mutation(1, ("waits",), ListeningStatement, "covers", lambda *_: True),
+    "refused-starts-leave-no-mark": Mutation(1, ("waits",), expiry, "find_marked_requests", lambda *_: set()),
+    "never-expire": Mutation(2, ("progress",), Expiry, "find_expired", lambda *_: set()),
 }

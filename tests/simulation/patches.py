@@ -40,12 +40,12 @@ def simulated(world: "World") -> Iterator[None]:
     names = [module for module in ours if getattr(module, "uuid", None) is uuid]
     for module in names:
         module.uuid = SimpleNamespace(uuid4=lambda: uuid.UUID(int=world.rng.getrandbits(128)))  # type: ignore
-    failpoints.arm(world.reach, world.end_running)
+    failpoints.set_hook(world.reach, world.end_running)
     try:
         with patch.multiple(history, REST_WALL_S=REST_S, TIDY_S=TIDY_S):
             yield
     finally:
-        failpoints.arm(None)
+        failpoints.set_hook(None)
         for module in names:
             module.uuid = uuid  # type: ignore[attr-defined]
         for module in patched:

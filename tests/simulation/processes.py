@@ -16,8 +16,8 @@ from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import BYTES_AN_EVENT
 from fleetcast.ingest.inbox.event_body import decode_body
 from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter
-from fleetcast.service.api.routes.events import accept
-from fleetcast.service.api.wiring import make_api_context, remember
+from fleetcast.service.api.routes.events import accept_records
+from fleetcast.service.api.wiring import make_api_context, record_recent_events
 from fleetcast.service.board.board import BoardReader
 from fleetcast.service.config import ApiConfig, ArchiveConfig, Config, LimitsConfig, PipelineConfig, PlacerConfig
 from fleetcast.service.http.access import load_access
@@ -140,14 +140,14 @@ class Api(Process):
         self.spawn(self._open())
 
     async def _open(self) -> None:
-        await asyncio.to_thread(remember, self.context)
+        await asyncio.to_thread(record_recent_events, self.context)
         self.context.inbox = InboxWriter(self.config.inbox, "api", segment_bytes=SEGMENT_BYTES)
-        self.spawn(self.context.listening.beat_forever())
+        self.spawn(self.context.listening.run_statement_loop())
 
     async def events(self, body: bytes) -> dict[str, Any]:
         """What POST /v1/events does once it has the body."""
         now_ms = self.world.clock.now_ms()
-        answer = await accept(REQUEST, self.context, decode_body(body, now_ms), now_ms)
+        answer = await accept_records(REQUEST, self.context, decode_body(body, now_ms), now_ms)
         return {"status": answer.status_code, **msgspec.json.decode(answer.body)}
 
 
@@ -165,7 +165,7 @@ class Placer(Process):
         """A pass over the queue, if there is none under way."""
         if not self.working:
             self.working = True
-            self.spawn(self.worker.step(), self._worked)
+            self.spawn(self.worker.run_due_pass(), self._worked)
 
     def _worked(self, result: object) -> None:
         self.working = False
@@ -191,7 +191,7 @@ class PipelineProcess(Process):
         self.archive = pipeline.archive_writer.archive
         self.spawn(pipeline._fold_source_batches(pipeline.sources[0]))
         self.spawn(pipeline._tick_forever())
-        self.spawn(pipeline.time.beat_forever())
+        self.spawn(pipeline.time.check_standstill_forever())
         self.spawn(pipeline._snapshot_forever())
         self.spawn(pipeline.archive_writer.flush_forever())
         self.spawn(pipeline.archive_writer.compact_archive_forever())

@@ -151,7 +151,7 @@ class World:
         keys = self.archive.look()
         if keys is not None:
             self.counts["archives"] += 1
-            self.counts["compacted"] += any(name.compacted for name in self.archive.names)
+            self.counts["compacted"] += any(name.is_compacted for name in self.archive.names)
             self.oracle.archived(keys)
 
     def _after(self, process: Process) -> None:

@@ -164,7 +164,7 @@ class Stage:
         await self.driver.advance(self.clock.time_ms)
 
     async def drained(self) -> None:
-        await self.driver.outbox.drained()
+        await self.driver.outbox.wait_until_empty()
 
 
 def play(
@@ -393,8 +393,8 @@ def test_a_refused_request_is_forgotten():
 
 def test_work_in_loading_and_checkpoints_is_not_slowed():
     live = LiveJob(job("a"), PROFILE, 100.0, 100.0, last_ms=0)
-    live.progress("loading", math.nan, 10_000)
-    live.progress("checkpoint", 12.0, 20_000)
+    live.advance_work("loading", math.nan, 10_000)
+    live.advance_work("checkpoint", 12.0, 20_000)
     assert live.remaining_s == 80.0
 
 

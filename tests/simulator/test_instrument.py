@@ -25,7 +25,7 @@ from fleetcast.simulator.faults.fault_file import (
 from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, FAULT_KINDS
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.columns import Recorder
-from fleetcast.simulator.hardware.workload import profile_of
+from fleetcast.simulator.hardware.workload import draw_job_profile
 from fleetcast.simulator.instrument import simulate_faults
 from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
@@ -55,9 +55,11 @@ def from_pages(fleet: SimulatedFleet, now_ms: int) -> dict[tuple[str, int, str],
     resolver = ExporterResolver(entities)
     batches = [
         batch
-        for target in fleet.targets()
-        if fleet.answers(*target)
-        for batch in PageDecoder(resolver, Target(target[0], fixed=True)).decode(fleet.page(*target), now_ms).samples
+        for target in fleet.list_targets()
+        if fleet.is_answering(*target)
+        for batch in PageDecoder(resolver, Target(target[0], fixed=True))
+        .decode(fleet.render_page(*target), now_ms)
+        .samples
     ]
     return table(batches, entities)
 
@@ -65,7 +67,7 @@ def from_pages(fleet: SimulatedFleet, now_ms: int) -> dict[tuple[str, int, str],
 def test_columns_hold_what_the_decoded_pages_hold(tmp_path: Path) -> None:
     fleet = SimulatedFleet(FleetSpec(nodes=3), seed=2)
     ranks = [RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(("n001", "n002"))]
-    fleet.start_job("j", 1, ranks, profile_of("j", 16), -600_000)
+    fleet.start_job("j", 1, ranks, draw_job_profile("j", 16), -600_000)
     fleet.faults.inject("gpu_off_bus", "n001", 5, 20_000, warns_s=0.0)
     fleet.faults.inject("ib_flap", "n002", 1, 10_000)
     fleet.faults.inject("exporter_restart", "n003", None, 55_000, end_ms=90_000, down_s=20.0)
@@ -73,12 +75,12 @@ def test_columns_hold_what_the_decoded_pages_hold(tmp_path: Path) -> None:
     expected = {}
     for time_ms in (0, 15_000, 30_000, 60_000):
         fleet.advance(time_ms)
-        recorder.take(time_ms)
+        recorder.record_scrape(time_ms)
         expected[time_ms] = from_pages(fleet, time_ms)
     recorder.close()
     (tmp_path / "events.jsonl").write_bytes(b"")
     entities = Entities()
-    for round_ in FaultRun(tmp_path).rounds(entities):
+    for round_ in FaultRun(tmp_path).read_rounds(entities):
         seen = table(list(round_.batches), entities)
         about_scrapes = {key for key in seen if key[0] == "node"} - expected[round_.time_ms].keys()
         assert len(about_scrapes) == 4 * 3 - (round_.time_ms == 60_000)  # nobody counts GPUs on n003 then
@@ -92,7 +94,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> FaultRun:
     out = tmp_path_factory.mktemp("faults")
     kinds = msgspec.structs.replace(
         SMALL.kinds,
-        **{kind: msgspec.structs.replace(SMALL.kinds.of(kind), rate=200.0) for kind in (*FAULT_KINDS, *DECOY_KINDS)},
+        **{
+            kind: msgspec.structs.replace(SMALL.kinds.get_kind(kind), rate=200.0)
+            for kind in (*FAULT_KINDS, *DECOY_KINDS)
+        },
     )
     draw = msgspec.structs.replace(SMALL.draw, scale=40.0, decoy_scale=40.0, limit_s=360.0, precursor_share=0.5)
     draw = msgspec.structs.replace(draw, precursor_s=(60.0, 120.0), repeat_share=0.0)
@@ -113,7 +118,7 @@ def test_a_run_has_faults_and_decoys_of_every_kind_with_their_strength_and_their
 
 
 def test_jobs_of_a_run_start_tell_their_steps_and_end(run: FaultRun) -> None:
-    events = [event for round_ in run.rounds(Entities()) for event in round_.events]
+    events = [event for round_ in run.read_rounds(Entities()) for event in round_.events]
     assert [event.time_ms for event in events] == sorted(event.time_ms for event in events)
     assert any(isinstance(event, Finished) for event in events)
     assert any(isinstance(event, Failed) and event.category == "hardware" for event in events)
@@ -129,7 +134,7 @@ def test_a_gpu_off_the_bus_has_no_rows(run: FaultRun) -> None:
     assert gone.end_ms is not None
     entities = Entities()
     assert gone.end_ms > gone.start_ms + 90_000
-    for round_ in run.rounds(entities):
+    for round_ in run.read_rounds(entities):
         if gone.start_ms + 60_000 <= round_.time_ms < gone.end_ms:
             (gpus,) = [batch for batch in round_.batches if batch.kind is EntityKind.GPU]
             names = {entities[EntityKind.GPU].names[row] for row in np.unique(gpus.entity).tolist()}
@@ -137,7 +142,7 @@ def test_a_gpu_off_the_bus_has_no_rows(run: FaultRun) -> None:
 
 
 def test_repairs_are_told_and_nothing_else_of_a_fault(run: FaultRun) -> None:
-    told = [event for round_ in run.rounds(Entities()) for event in round_.node_events]
+    told = [event for round_ in run.read_rounds(Entities()) for event in round_.node_events]
     repaired = {"ecc_storm", "gpu_off_bus", "node_lost", "pcie_downgrade"}
     ends = {(row.node, row.end_ms) for row in run.truth if row.kind in repaired and row.end_ms and row.visible}
     table = NodeTable()

@@ -14,7 +14,7 @@ START_MS = 1_795_202_400_000
 
 def test_each_job_is_dealt_to_a_team_and_a_user_the_same_in_every_run() -> None:
     trace = generate_trace(1064, start_ms=START_MS, seed=1, days_before=3, days_after=1)
-    assert trace.row(0).queue == POOL
+    assert trace.get_job(0).queue == POOL
     dealt = assign_teams(trace)
     assert assign_teams(trace).queue == dealt.queue
     counts = Counter(queue.partition("/")[0] for queue in dealt.queue)
@@ -32,9 +32,9 @@ def test_the_placer_takes_the_file_and_every_request_of_a_dealt_trace() -> None:
     guaranteed = {node.name: node.guaranteed.get("gpu") for node in tree.nodes if node.parent == 0}
     assert guaranteed == {"urgent": 64, "language": 400, "vision": 400, "teaching": 200}
     for row in assign_teams(generate_trace(1064, start_ms=START_MS, seed=2, days_before=1, days_after=1)):
-        leaf = tree.leaf_of(PlacementRequest(request_id=row.job, queue=row.queue, user=row.user))
+        leaf = tree.find_request_leaf(PlacementRequest(request_id=row.job, queue=row.queue, user=row.user))
         assert leaf.startswith(row.queue)
-    assert tree.leaf_of(PlacementRequest(request_id="visitor")) == "vision"
+    assert tree.find_request_leaf(PlacementRequest(request_id="visitor")) == "vision"
 
 
 @pytest.mark.parametrize("gpus", [8, 64, 320, 10_000])

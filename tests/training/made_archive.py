@@ -67,6 +67,6 @@ def live(folder: Path, events: Sequence[JobEvent], node_events: Sequence[NodeEve
         some = [events[first + row] for row in rng.permutation(len(events[first : first + 50]))]
         state.apply(Batch(events=(*some, some[0])), T0)
     state.apply(Batch(node_events=tuple(node_events)), T0)
-    state.archive.hand_over(state.topology, T0)()
+    state.archive.prepare_flush(state.topology, T0)()
     state.archive.close()
     return state

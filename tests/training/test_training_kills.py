@@ -50,9 +50,9 @@ def test_a_kill_while_a_version_is_written_leaves_none_and_the_next_run_is_whole
         killed.send_signal(signal.SIGKILL)
         killed.wait(30)
     registry = Registry(tmp_path)
-    assert registry.names("demand") == []
-    assert registry.current("demand") is None
+    assert registry.list_names("demand") == []
+    assert registry.find_serving_folder("demand") is None
     with start(tmp_path) as again:
         assert again.communicate(timeout=100)[0].strip() == "0001"
-    assert registry.damage("demand", "0001") is None
+    assert registry.find_damage("demand", "0001") is None
     assert not list((tmp_path / "demand").glob(".new*"))

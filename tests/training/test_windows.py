@@ -3,7 +3,7 @@
 import pytest
 
 from fleetcast.training.reports.results import ResultRow, WindowRow
-from fleetcast.training.reports.window_rows import gains, rows_of, summarise_windows
+from fleetcast.training.reports.window_rows import compute_gains, make_window_rows, summarise_windows
 from fleetcast.training.windows import DAY_S, RollingWindow, find_window_numbers, make_rolling_windows
 
 
@@ -49,7 +49,7 @@ def told(metric: str, values: list[float | None], method: str = "ours") -> list[
     return [
         found
         for window, value in zip(windows, values, strict=True)
-        for found in rows_of(window, [row(metric, value, method)])
+        for found in make_window_rows(window, [row(metric, value, method)])
     ]
 
 
@@ -70,5 +70,5 @@ def test_a_window_without_outcomes_counts_for_nothing() -> None:
 
 def test_gains_are_over_the_best_rival_of_each_window() -> None:
     rows = [*told("wql", [0.9, 1.2]), *told("wql", [1.0, 1.0], "persistence"), *told("wql", [1.5, 0.8], "theta")]
-    assert gains(rows, ["persistence", "theta"]) == pytest.approx([-0.1, 0.5])
-    assert gains(rows, ["ets"]) == []
+    assert compute_gains(rows, ["persistence", "theta"]) == pytest.approx([-0.1, 0.5])
+    assert compute_gains(rows, ["ets"]) == []

@@ -19,9 +19,9 @@ from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.forecast import Forecaster
 from fleetcast.models.versions.card import GateVerdict, TargetVerdict
 from fleetcast.training.fits.fan_out import map_items
-from fleetcast.training.reports.contests import MAIN, Comparison, contests, words_of
+from fleetcast.training.reports.contests import MAIN, Comparison, format_metric, make_comparisons
 from fleetcast.training.reports.results import ResultRow, Results
-from fleetcast.training.sets.demand_sets import DemandSet, capped
+from fleetcast.training.sets.demand_sets import DemandSet, cap_panel
 from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory
 
 Say = Callable[[str], None]
@@ -54,9 +54,9 @@ def make_demand_windows(
     """Return windows over the last share of each panel's bins."""
     parts = []
     for number in range(count):
-        cuts = [_cut(row.panel.bins, number, count, share) for row in sets]
+        cuts = [_compute_window_cut(row.panel.bins, number, count, share) for row in sets]
         pairs = zip(sets, cuts, strict=True)
-        rows = [DemandSet(row.dataset, capped(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
+        rows = [DemandSet(row.dataset, cap_panel(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
         judged = tuple(row for row in rows if row.panel.bins > row.train_bins > 0)
         parts.append(BacktestWindow(seed, demand=judged, own=tuple(own)))
     return [window for window in parts if window.demand]
@@ -70,15 +70,15 @@ def make_duration_windows(
     for number in range(count):
         rows = []
         for name, table in tables:
-            cut, end = _cut(len(table), number, count, share)
+            cut, end = _compute_window_cut(len(table), number, count, share)
             if 0 < cut < end:
                 train_end_s = float(table.submit_s[cut - 1])
-                rows.append(JobHistory(name, table.take(np.arange(end)), np.arange(end) >= cut, train_end_s))
+                rows.append(JobHistory(name, table.select_rows(np.arange(end)), np.arange(end) >= cut, train_end_s))
         parts.append(BacktestWindow(seed, jobs=tuple(rows)))
     return [window for window in parts if window.jobs]
 
 
-def _cut(rows: int, number: int, count: int, share: float) -> tuple[int, int]:
+def _compute_window_cut(rows: int, number: int, count: int, share: float) -> tuple[int, int]:
     """Return the row at which the fit of a window ends, and the row at which the window ends."""
     first = rows * (1 - share)
     return round(first + rows * share * number / count), round(first + rows * share * (number + 1) / count)
@@ -99,19 +99,19 @@ def backtest(
     if not windows:
         raise FleetcastError("too little history for a back-test: no window has something before and something in it")
     judge = {"demand": judge_demand, "duration": judge_duration}[task]
-    return merged(task, map_items(judge, windows, address, say, processes))
+    return merge_results(task, map_items(judge, windows, address, say, processes))
 
 
 def judge_demand(window: BacktestWindow) -> Results:
     """Fit the demand model on the history before the window, and evaluate it on the window."""
-    from fleetcast.training.judges.demand import Models, add, draw_judged_origins
+    from fleetcast.training.judges.demand import DemandModels, add_set_results, draw_judged_origins
 
     results = Results("demand")
     sets = [one for one in window.demand if len(draw_judged_origins(one, window.seed))]
     known = [DemandSet(one.dataset, one.panel.until(one.train_bins), one.train_bins) for one in sets]
-    models = Models.fit(known, sets, window.seed, _print_nothing, windows=1)
+    models = DemandModels.fit(known, sets, window.seed, _print_nothing, windows=1)
     for one in sets:
-        add(results, one, models, window.seed, own=window.own)
+        add_set_results(results, one, models, window.seed, own=window.own)
     return results
 
 
@@ -126,7 +126,7 @@ def _print_nothing(line: str) -> None:
     """Print nothing. A window is reported once it is done."""
 
 
-def merged(task: str, parts: Sequence[Results]) -> Results:
+def merge_results(task: str, parts: Sequence[Results]) -> Results:
     """Return the mean of each number over the windows, weighted by outcomes.
 
     The intervals assume that the windows are independent.
@@ -136,14 +136,14 @@ def merged(task: str, parts: Sequence[Results]) -> Results:
         for row in part.rows:
             key = (row.dataset, row.target, row.series, row.horizon_s, row.method, row.metric)
             groups.setdefault(key, []).append(row)
-    whole = Results(task, [_mean(rows) for rows in groups.values()])
+    whole = Results(task, [_average_rows(rows) for rows in groups.values()])
     whole.skipped = list(dict.fromkeys(line for part in parts for line in part.skipped))
     whole.windows = [row for part in parts for row in part.windows]
     whole.predictions = [block for part in parts for block in part.predictions]
     return whole
 
 
-def _mean(rows: Sequence[ResultRow]) -> ResultRow:
+def _average_rows(rows: Sequence[ResultRow]) -> ResultRow:
     known = [row for row in rows if row.value is not None and row.n]
     if len(known) < 2:
         return known[0] if known else rows[0]
@@ -153,24 +153,27 @@ def _mean(rows: Sequence[ResultRow]) -> ResultRow:
     model = "+".join(dict.fromkeys(name for row in known for name in row.model.split("+")))
     bounds: tuple[float | None, float | None] = (None, None)
     if all(row.low is not None and row.high is not None for row in known):
-        bounds = value - _reach(known, weights, "low"), value + _reach(known, weights, "high")
+        bounds = (
+            value - _compute_interval_reach(known, weights, "low"),
+            value + _compute_interval_reach(known, weights, "high"),
+        )
     return msgspec.structs.replace(known[0], model=model, value=value, n=n, low=bounds[0], high=bounds[1])
 
 
-def _reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
+def _compute_interval_reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
     """Return how far the interval of a mean of independent numbers extends to one side."""
     off = [weight * (getattr(row, side) - (row.value or 0.0)) for weight, row in zip(weights, rows, strict=True)]
     return float(np.sqrt(np.square(off).sum()))
 
 
-def verdict(task: str, results: Results) -> GateVerdict | None:
+def make_verdict(task: str, results: Results) -> GateVerdict | None:
     """Return the gate's verdict: whether we beat the best baseline of each number in geometric mean.
 
     Returns None if nothing was judged. The best baseline is chosen in hindsight. Forecasts of demand get a verdict
     for each target. The verdict's numbers are then those of the targets that won.
     """
     metric = MAIN[task][0]
-    found = [one for one in contests(results.rows, (metric,)) if one.ours.value and one.rival.value]
+    found = [one for one in make_comparisons(results.rows, (metric,)) if one.ours.value and one.rival.value]
     if not found:
         return None
     targets = _judge_targets(found, metric) if task == "demand" else ()
@@ -184,7 +187,7 @@ def verdict(task: str, results: Results) -> GateVerdict | None:
     most = max(dict.fromkeys(names), key=names.count)
     word = "below" if ratio < 1 else "above"
     sentence = (
-        f"{words_of(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), "
+        f"{format_metric(metric)} {abs(1 - ratio):.1%} {word} the best baseline ({most.replace('_', ' ')} most often), "
         f"geometric mean over {len(judged)} numbers out of sample; {1 - WIN:.0%} below is asked for"
     )
     if len(targets) > 1 or (targets and not won):
@@ -210,11 +213,11 @@ def _judge_targets(found: Sequence[Comparison], metric: str) -> tuple[TargetVerd
         worse = [one for one in rows if one.ours.low is not None and one.ours.low > (one.rival.value or 0.0)]
         why = ""
         if worse:
-            worst = min(worse, key=lambda one: one.change)
+            worst = min(worse, key=lambda one: one.relative_gain)
             at = f" at {worst.ours.horizon_s / 3600:g} h" if worst.ours.horizon_s else ""
-            why = f"{words_of(metric)}{at} {-worst.change:.1%} above {worst.rival.method.replace('_', ' ')}"
+            why = f"{format_metric(metric)}{at} {-worst.relative_gain:.1%} above {worst.rival.method.replace('_', ' ')}"
         elif ratio > WIN:
-            why = f"{words_of(metric)} {abs(1 - ratio):.1%} {'below' if ratio < 1 else 'above'} the best baselines"
+            why = f"{format_metric(metric)} {abs(1 - ratio):.1%} {'below' if ratio < 1 else 'above'} the best baselines"
         verdicts.append(TargetVerdict(target, not why, ratio, why))
     return tuple(verdicts)
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.clock import moment
+from fleetcast.fleet.clock import format_moment
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.demand.features import FEATURES as DEMAND_FEATURES
-from fleetcast.models.demand.features import PanelPast, features
-from fleetcast.models.versions.drift import PSI_MOVED, Moved, moved
+from fleetcast.models.demand.features import PanelPast, compute_features
+from fleetcast.models.versions.drift import PSI_MOVED, FeatureShift, compare_features
 from fleetcast.training.sets.demand_sets import DemandSet
 from fleetcast.training.sets.job_sets import HistoryJobs
 
@@ -33,18 +33,18 @@ class FeatureDrift:
     """
 
     name: str
-    rows: list[Moved]
+    rows: list[FeatureShift]
     features: tuple[str, ...]
     before: Array
     now: Array
 
     @property
-    def far(self) -> list[Moved]:
+    def drifted_features(self) -> list[FeatureShift]:
         """The features whose values now come from another population."""
         return [row for row in self.rows if row.verdict == "drifted"]
 
     @property
-    def untold(self) -> list[Moved]:
+    def undecided_features(self) -> list[FeatureShift]:
         """The features that differ, but have too few independent rows for a verdict."""
         return [row for row in self.rows if row.verdict == "too_few"]
 
@@ -61,19 +61,19 @@ def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[Featu
         cut = (since_ms - panel.first_ms) // (panel.bin_s * 1000)
         if not 0 < cut < panel.bins:
             continue
-        past, step = PanelPast.of(panel), max(1, HOUR_S // panel.bin_s)
+        past, step = PanelPast.from_panel(panel), max(1, HOUR_S // panel.bin_s)
         before, now = (
-            features(past, _spread(first, end, len(panel.names)), (step,))[0]
+            compute_features(past, _choose_row_numbers(first, end, len(panel.names)), (step,))[0]
             for first, end in ((0, cut), (cut, panel.bins))
         )
         found.append(_measure_drift(f"{row.dataset} {panel.target}", DEMAND_FEATURES, before, now))
-    return _some(found, since_ms, newest_ms)
+    return _check_comparable(found, since_ms, newest_ms)
 
 
 def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
     """Return the drift of each history between jobs submitted before and after a moment."""
     from fleetcast.features.past_runs import FEATURES
-    from fleetcast.training.sets.duration_rows import replay
+    from fleetcast.training.sets.duration_rows import replay_history
 
     found = []
     for name, table in tables:
@@ -81,15 +81,15 @@ def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: 
         if not 0 < cut < len(table):
             continue
         chosen = np.zeros(len(table), np.bool_)
-        chosen[_spread(0, cut, 1)] = chosen[_spread(cut, len(table), 1)] = True
-        rows = replay(table, submissions=chosen)
+        chosen[_choose_row_numbers(0, cut, 1)] = chosen[_choose_row_numbers(cut, len(table), 1)] = True
+        rows = replay_history(table, submissions=chosen)
         later = rows.job >= cut
         found.append(_measure_drift(name, FEATURES, rows.features[~later], rows.features[later]))
     newest_s = max((float(table.submit_s[-1]) for _, table in tables if len(table)), default=0.0)
-    return _some(found, since_ms, round(newest_s * 1000))
+    return _check_comparable(found, since_ms, round(newest_s * 1000))
 
 
-def _spread(first: int, end: int, each: int) -> NDArray[np.intp]:
+def _choose_row_numbers(first: int, end: int, each: int) -> NDArray[np.intp]:
     """Return evenly spaced row numbers from `first` to `end` - 1.
 
     If each number stands for `each` rows, they make at most MOST_ROWS rows in total.
@@ -104,13 +104,13 @@ def _measure_drift(
     columns = [at for at, feature in enumerate(names) if feature not in CLOCKS]
     chosen = tuple(names[at] for at in columns)
     then, later = before[..., columns].astype(np.float64), now[..., columns].astype(np.float64)
-    return FeatureDrift(name, moved(chosen, then, later), chosen, then, later)
+    return FeatureDrift(name, compare_features(chosen, then, later), chosen, then, later)
 
 
-def _some(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[FeatureDrift]:
+def _check_comparable(found: list[FeatureDrift], since_ms: int, newest_ms: int) -> list[FeatureDrift]:
     if found:
         return found
-    since, newest = moment(since_ms), moment(newest_ms)
+    since, newest = format_moment(since_ms), format_moment(newest_ms)
     if newest_ms <= since_ms:
         raise FleetcastError(
             f"nothing to compare yet: the history ends at {newest}, and what came after {since} is asked for; "
@@ -124,10 +124,16 @@ def render_drift_page(title: str, found: Sequence[FeatureDrift], reasons: Mappin
 
     It includes plots of their distributions.
     """
-    from fleetcast.training.reports.page import listed, page, panels, section, table
+    from fleetcast.training.reports.page import (
+        render_list,
+        render_page,
+        render_panel_grid,
+        render_section,
+        render_table,
+    )
 
     said = "; ".join(reasons.values()) or "Nothing asks for a new fit."
-    body = [section("Retraining", listed([said], ""))]
+    body = [render_section("Retraining", render_list([said], ""))]
     for one in found:
         head = ("feature", "PSI", "by chance", "verdict", "KS", "median before", "median now", "values", "independent")
         rows = [
@@ -144,17 +150,17 @@ def render_drift_page(title: str, found: Sequence[FeatureDrift], reasons: Mappin
             )
             for row in one.rows[:LISTED]
         ]
-        body.append(section(one.name, panels(_plot_drifted_features(one)), table(head, rows)))
-    return page(title, f"PSI above {PSI_MOVED:g} is the usual word for another population", body)
+        body.append(render_section(one.name, render_panel_grid(_plot_drifted_features(one)), render_table(head, rows)))
+    return render_page(title, f"PSI above {PSI_MOVED:g} is the usual word for another population", body)
 
 
 def _plot_drifted_features(one: FeatureDrift) -> Iterator[str]:
     """Yield plots of the three features that moved most."""
-    from fleetcast.training.reports.page import panel
+    from fleetcast.training.reports.page import render_panel
 
     for row in one.rows[:PLOTTED]:
         column = one.features.index(row.feature)
-        yield panel(
+        yield render_panel(
             _draw_distributions(one.before[..., column], one.now[..., column], f"{one.name} {row.feature}"), row.feature
         )
 
@@ -164,9 +170,9 @@ def _draw_distributions(before: Array, now: Array, label: str) -> str:
 
     The largest gap between them is the KS statistic.
     """
-    from fleetcast.training.reports.plots import OURS_INK, SOFT, drawn
+    from fleetcast.training.reports.plots import OURS_INK, SOFT, open_canvas
 
-    with drawn(label) as canvas:
+    with open_canvas(label) as canvas:
         for values, ink, word in ((before, SOFT, "before"), (now, OURS_INK, "now")):
             known = np.sort(values[np.isfinite(values)])
             shown = known[np.linspace(0, len(known) - 1, min(len(known), POINTS)).astype(np.intp)]

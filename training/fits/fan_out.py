@@ -31,11 +31,11 @@ def map_items(
     if address is not None:
         return _run_on_dask(function, items, address, say)
     if processes < 2 or len(items) < 2:
-        return [_said(function(item), say, at + 1, len(items)) for at, item in enumerate(items)]
+        return [_report_progress(function(item), say, at + 1, len(items)) for at, item in enumerate(items)]
     return _run_in_processes(function, items, min(processes, len(items)), say)
 
 
-def _said(result: Result, say: Say, done: int, of: int) -> Result:
+def _report_progress(result: Result, say: Say, done: int, of: int) -> Result:
     say(f"{done} of {of} done")
     return result
 
@@ -54,7 +54,7 @@ def _run_in_processes(
         futures = [pool.submit(function, item) for item in items]
         try:
             for done, future in enumerate(as_completed(futures)):
-                _said(future.result(), say, done + 1, len(items))
+                _report_progress(future.result(), say, done + 1, len(items))
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -77,5 +77,5 @@ def _run_on_dask(function: Callable[[Item], Result], items: Sequence[Item], addr
         say(f"{len(items)} pieces for {workers} workers of {address}")
         futures = [client.submit(function, item, pure=False) for item in items]
         for done, future in enumerate(as_completed(futures, loop=client.loop)):
-            _said(future.result(), say, done + 1, len(items))
+            _report_progress(future.result(), say, done + 1, len(items))
         return [future.result() for future in futures]

@@ -20,8 +20,8 @@ from fleetcast.models.risk.node_risk import (
     KindFit,
     RiskFit,
     compute_excess_hazard,
+    compute_probabilities,
     compute_published_hazard,
-    probabilities,
 )
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
@@ -68,9 +68,9 @@ def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
     kinds = {}
     for k, kind in enumerate(RISK_KINDS):
         if split.fit.labels[k].sum() >= FEWEST_EVENTS and split.calibrate.labels[k].any():
-            kinds[kind] = fit_kind(split.fit, split.calibrate, k)
+            kinds[kind] = fit_fault_kind(split.fit, split.calibrate, k)
     fit = RiskFit(version=1, kinds=kinds, notes={})
-    scores = {"test": judge(split.test, fit), "test_rule_priors": judge(split.test, None)}
+    scores = {"test": score_kinds(split.test, fit), "test_rule_priors": score_kinds(split.test, None)}
     return RiskFit(version=1, kinds=kinds, notes={**notes, **scores})
 
 
@@ -87,7 +87,7 @@ def compute_prevalence_weights(labels: NDArray[np.bool_], kind: int) -> Array:
     return np.where(labels, real / share, (1 - real) / max(1 - share, 1e-9))
 
 
-def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
+def fit_fault_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
     """Fit the logistic of one kind and its calibration.
 
     A weight may be negative: the rule then counts in favour of a node.
@@ -99,12 +99,12 @@ def fit_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
         model = LogisticRegression(C=INVERSE_PENALTY, max_iter=1000)
         model.fit(rows.levels[:, used], labels, sample_weight=compute_prevalence_weights(labels, kind))
         coefficients[used], intercept = model.coef_[0], float(model.intercept_[0])
-    x, y = calibrate(held_out, kind, intercept, coefficients)
+    x, y = fit_calibration(held_out, kind, intercept, coefficients)
     named = {RULES[row].name: round(float(coefficients[row]), 4) for row in used.tolist()}
     return KindFit(round(intercept, 4), named, x, y)
 
 
-def calibrate(
+def fit_calibration(
     rows: RiskRows, kind: int, intercept: float, coefficients: Array
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Fit an isotonic map of the logistic's output, on runs that it has not seen.
@@ -122,26 +122,28 @@ def calibrate(
     return tuple(round(float(value), 6) for value in x), tuple(round(float(value), 6) for value in y)
 
 
-def judge(rows: RiskRows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]:
+def score_kinds(rows: RiskRows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]:
     """Return events, AUROC, average precision and Brier skill over the base rate for each kind.
 
     The rows are not weighted back.
     """
-    p = predict(rows, fit)
-    return {kind: _scores(p[k], rows.labels[k]) for k, kind in enumerate(RISK_KINDS)}
+    p = predict_risk(rows, fit)
+    return {kind: _compute_scores(p[k], rows.labels[k]) for k, kind in enumerate(RISK_KINDS)}
 
 
-def predict(rows: RiskRows, fit: RiskFit | None) -> Array:
+def predict_risk(rows: RiskRows, fit: RiskFit | None) -> Array:
     """Return (kind, n) the probability within the hour, as the service computes it.
 
     It assumes nodes that never had a fault.
     """
     levels = rows.levels.astype(np.float64)
     known = np.ones(len(rows), bool)
-    return probabilities(compute_excess_hazard(levels, fit), compute_published_hazard(len(rows)), known)[:, 0, :]
+    return compute_probabilities(compute_excess_hazard(levels, fit), compute_published_hazard(len(rows)), known)[
+        :, 0, :
+    ]
 
 
-def _scores(p: Array, labels: NDArray[np.bool_]) -> dict[str, float | None]:
+def _compute_scores(p: Array, labels: NDArray[np.bool_]) -> dict[str, float | None]:
     events = int(labels.sum())
     if events == 0 or events == len(labels):
         return {"events": float(events), "auroc": None, "ap": None, "brier_skill": None}

@@ -15,11 +15,11 @@ import numpy as np
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.models.forecast import Forecaster
-from fleetcast.models.versions.card import Card, FitSpan, compute_calibration, metrics_of, read_package_versions
+from fleetcast.models.versions.card import Card, FitSpan, compute_calibration, make_card_metrics, read_package_versions
 from fleetcast.models.versions.registry import Registry
-from fleetcast.training.fits.backtest import backtest, make_demand_windows, make_duration_windows, verdict
-from fleetcast.training.reports.card_page import card_html
-from fleetcast.training.reports.contests import pooled
+from fleetcast.training.fits.backtest import backtest, make_demand_windows, make_duration_windows, make_verdict
+from fleetcast.training.reports.card_page import render_card
+from fleetcast.training.reports.contests import select_pooled_rows
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.demand_sets import DemandSet
 from fleetcast.training.sets.job_sets import HistoryJobs
@@ -53,7 +53,7 @@ class TrainingPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainingOutcome:
     """The version that a training added, and its results.
 
     objection: why it does not serve, "" if it serves.
@@ -84,7 +84,7 @@ def train(
     *,
     promote: bool = True,
     say: Say = print,
-) -> Trained:
+) -> TrainingOutcome:
     """Train a model, and add it to the registry as a version.
 
     promote: whether the version shall serve if the gate allows it. Raises FleetcastError if the data are too few or
@@ -105,8 +105,8 @@ def train(
     results = backtest(plan.kind, windows, address=plan.address, processes=plan.processes, say=say)
     say("2 of 2: fitting on all of it")
     fit = fit_demand(sets, plan.seed, say) if plan.kind == "demand" else fit_duration(tables, plan.seed)
-    card = _card(fit, plan, results, now_ms)
-    version = registry.add(plan.kind, fit.model.save, card, card_html)
+    card = _make_card(fit, plan, results, now_ms)
+    version = registry.add(plan.kind, fit.model.save, card, render_card)
     objection = "it was not asked for (--no-promote)"
     if promote:
         try:
@@ -114,11 +114,11 @@ def train(
             objection = ""
         except FleetcastError as error:
             objection = str(error)
-    return Trained(version, registry.card(plan.kind, version), results, objection)
+    return TrainingOutcome(version, registry.read_version_card(plan.kind, version), results, objection)
 
 
-def _card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int) -> Card:
-    metrics = metrics_of(pooled(results.rows))
+def _make_card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int) -> Card:
+    metrics = make_card_metrics(select_pooled_rows(results.rows))
     return Card(
         kind=plan.kind,
         created_ms=now_ms,
@@ -130,7 +130,7 @@ def _card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int) -> 
         settings=fit.settings,
         metrics=metrics,
         calibration=compute_calibration(metrics),
-        gate=verdict(plan.kind, results),
+        gate=make_verdict(plan.kind, results),
         dependencies=read_package_versions(*DEPENDENCIES),
     )
 
@@ -159,14 +159,14 @@ def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitRes
     from fleetcast.features.past_runs import FEATURES
     from fleetcast.models.run_times.boosted_quantiles import LEAF_ROWS, PARAMETERS, TREES
     from fleetcast.models.run_times.duration import HELD_OUT, ROWS_FITTED, DurationModel
-    from fleetcast.training.judges.duration import _some
-    from fleetcast.training.sets.duration_rows import LANDMARKS_S, replay
+    from fleetcast.training.judges.duration import _draw_watched_jobs
+    from fleetcast.training.sets.duration_rows import LANDMARKS_S, replay_history
 
     ((name, table),) = tables
     until_s = float(np.nanmax(np.concatenate((table.submit_s, table.end_s))))
-    watched = _some(np.ones(len(table), np.bool_), seed)
-    rows = replay(table, watched=watched, landmarks_s=LANDMARKS_S)
-    model = DurationModel(seed).fit(rows.of(table), until_s)
+    watched = _draw_watched_jobs(np.ones(len(table), np.bool_), seed)
+    rows = replay_history(table, watched=watched, landmarks_s=LANDMARKS_S)
+    model = DurationModel(seed).fit(rows.join_run_times(table), until_s)
     if model.fitted_until_ms is None:
         raise FleetcastError(f"{name}: {len(table):,} jobs, too few of them ended to fit on")
     span = FitSpan(name, round(float(table.submit_s.min()) * 1000), round(until_s * 1000), len(table))

@@ -26,12 +26,12 @@ class RunPools:
     def __init__(self) -> None:
         self._runs: dict[Key, deque[float]] = defaultdict(lambda: deque(maxlen=MAX_RUNS))
 
-    def ended(self, kinds: Sequence[Key], run_s: float) -> None:
+    def record_end(self, kinds: Sequence[Key], run_s: float) -> None:
         """Record that a job of these kinds ran for `run_s`."""
         for kind in kinds:
             self._runs[kind].append(math.log(max(run_s, 1.0)))
 
-    def known(self, kinds: Sequence[Key]) -> Levels:
+    def find_known_runs(self, kinds: Sequence[Key]) -> Levels:
         """Return (k,) logarithms of seconds, ascending, of the first kind with enough runs.
 
         Returns (0,) if no kind has enough.
@@ -42,7 +42,9 @@ class RunPools:
                 return np.sort(np.array(runs))
         return np.zeros(0)
 
-    def draw(self, kinds: Sequence[Key], limit_s: float, ages_s: Levels, own: Levels, common: Levels) -> Levels:
+    def draw_run_times(
+        self, kinds: Sequence[Key], limit_s: float, ages_s: Levels, own: Levels, common: Levels
+    ) -> Levels:
         """Draw (path, job) run times of jobs of one kind that have run for `ages_s` (job,).
 
         They are at most the limit. own: (path, job), common: (path,), standard normal. A job older than all known
@@ -50,7 +52,7 @@ class RunPools:
         """
         mixed = math.sqrt(SHARED) * common[:, None] + math.sqrt(1 - SHARED) * own
         levels = 0.5 * (1 + _compute_error_function(mixed / math.sqrt(2)))
-        known = self.known(kinds)
+        known = self.find_known_runs(kinds)
         if not len(known):
             known = np.log(np.array([60.0, max(limit_s, 61.0)]))
         at = (np.arange(len(known)) + 0.5) / len(known)
@@ -68,6 +70,6 @@ def _compute_error_function(x: Levels) -> Levels:
     return np.asarray(np.sign(x) * (1 - tail * np.exp(-x * x)))
 
 
-def spread(paths: int) -> Levels:
+def compute_normal_quantiles(paths: int) -> Levels:
     """Return (path,) evenly likely standard normal values."""
     return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

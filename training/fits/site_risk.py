@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.risk.hazard import HORIZONS_DAYS, HorizonFit, logistic
+from fleetcast.models.risk.hazard import HORIZONS_DAYS, HorizonFit, fit_logistic
 from fleetcast.models.risk.scores import RISK_KINDS
 from fleetcast.models.risk.site_risk import PAST_FEATURES, SITE_FEATURES, USABLE, SiteFit
 from fleetcast.training.sites.site_days import DAY_MS, SiteDays
@@ -21,9 +21,9 @@ PENALTY = 20.0  # on squared weights of features scaled to one standard deviatio
 Mask = NDArray[np.bool_]
 
 
-def events_of(days: SiteDays, until_ms: int) -> dict[str, int]:
+def count_events(days: SiteDays, until_ms: int) -> dict[str, int]:
     """Return how many faults of each kind had begun by `until_ms`."""
-    return {kind: days.begun[kind].until(until_ms) for kind in RISK_KINDS}
+    return {kind: days.begun[kind].count_until(until_ms) for kind in RISK_KINDS}
 
 
 def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None) -> SiteFit:
@@ -31,20 +31,22 @@ def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None)
 
     The fit uses only rows whose outcome was known at `until_ms`.
     """
-    counts = events_of(days, until_ms)
+    counts = count_events(days, until_ms)
     kinds = {}
     for kind, count in counts.items():
         if count >= FEWEST_EVENTS and len(days):
-            kinds[kind] = {span: _fit(days, until_ms, kind, span) for span in HORIZONS_DAYS}
+            kinds[kind] = {span: _fit_horizon(days, until_ms, kind, span) for span in HORIZONS_DAYS}
     return SiteFit(kinds, {**(notes or {}), "events": counts, "nodes": len(days.names), "rows": len(days)})
 
 
-def _fit(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
+def _fit_horizon(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
     """Fit one kind and horizon on the features that are in use."""
     matured = np.flatnonzero(days.time_ms + span * DAY_MS <= until_ms)
-    rows = days.take(matured[:: 1 + len(matured) // ROWS_AT_MOST])
+    rows = days.select_rows(matured[:: 1 + len(matured) // ROWS_AT_MOST])
     used = choose_features(rows)
-    intercept, weights = logistic(rows.columns[:, used].astype(np.float64), rows.labels(kind, span), PENALTY)
+    intercept, weights = fit_logistic(
+        rows.columns[:, used].astype(np.float64), rows.compute_labels(kind, span), PENALTY
+    )
     names = [SITE_FEATURES[at] for at in used.tolist()]
     named = {name: round(float(weight), 5) for name, weight in zip(names, weights, strict=True)}
     return HorizonFit(round(intercept, 5), named)

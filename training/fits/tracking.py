@@ -14,7 +14,7 @@ from typing import Any
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.models.versions.card import Card, CardMetric
-from fleetcast.training.reports.contests import OURS, lead, pooled
+from fleetcast.training.reports.contests import OURS, format_lead, select_pooled_rows
 from fleetcast.training.reports.results import ResultRow
 
 ENVIRONMENT = {
@@ -42,9 +42,9 @@ def log_version_to_mlflow(uri: str, card: Card, folder: Path) -> str:
     try:
         client = MlflowClient(tracking_uri=uri)
         experiment = _find_or_create_experiment(client, f"fleetcast-{card.kind}")
-        run = client.create_run(experiment, tags=_tags(card), run_name=f"{card.kind} {card.version}").info.run_id
+        run = client.create_run(experiment, tags=_make_tags(card), run_name=f"{card.kind} {card.version}").info.run_id
         try:
-            _log(client, run, card, folder)
+            _log_run(client, run, card, folder)
         except (MlflowException, OSError):
             client.set_terminated(run, "FAILED")
             raise
@@ -72,12 +72,12 @@ def _find_or_create_experiment(client: Any, name: str) -> str:
     return str(found.experiment_id)
 
 
-def _log(client: Any, run: str, card: Card, folder: Path) -> None:
+def _log_run(client: Any, run: str, card: Card, folder: Path) -> None:
     from mlflow.entities import Metric as Logged
     from mlflow.entities import Param
 
     params = [Param(NO_NAME.sub("_", name), value[:LONGEST_VALUE]) for name, value in make_mlflow_params(card).items()]
-    metrics = [Logged(name, value, card.created_ms, 0) for name, value in metrics_of(card)]
+    metrics = [Logged(name, value, card.created_ms, 0) for name, value in list_card_metrics(card)]
     for first in range(0, len(params), BATCH_PARAMS):
         client.log_batch(run, params=params[first : first + BATCH_PARAMS])
     for first in range(0, len(metrics), BATCH_METRICS):
@@ -85,7 +85,7 @@ def _log(client: Any, run: str, card: Card, folder: Path) -> None:
     client.log_artifacts(run, str(folder))
 
 
-def _tags(card: Card) -> dict[str, str]:
+def _make_tags(card: Card) -> dict[str, str]:
     sentence = card.gate.sentence if card.gate else ""
     return {"fleetcast.gate": card.state, "fleetcast.made_by": card.made_by, "mlflow.note.content": sentence}
 
@@ -103,13 +103,13 @@ def make_mlflow_params(card: Card) -> dict[str, str]:
     }
 
 
-def metrics_of(card: Card) -> Iterator[tuple[str, float]]:
+def list_card_metrics(card: Card) -> Iterator[tuple[str, float]]:
     """Yield the pooled numbers with names such as `venus/running/wql/1 h/ours`.
 
     Our numbers come with the ends of their intervals.
     """
-    for row in pooled(_row(metric) for metric in card.metrics):
-        parts = (row.dataset, row.target, row.metric, lead(row.horizon_s), row.method)
+    for row in select_pooled_rows(_make_result_row(metric) for metric in card.metrics):
+        parts = (row.dataset, row.target, row.metric, format_lead(row.horizon_s), row.method)
         name = NO_NAME.sub("_", "/".join(part for part in parts if part))
         ends = ((" low", row.low), (" high", row.high)) if row.method == OURS else ()
         for end, value in (("", row.value), *ends):
@@ -117,5 +117,5 @@ def metrics_of(card: Card) -> Iterator[tuple[str, float]]:
                 yield f"{name}{end}", value
 
 
-def _row(metric: CardMetric) -> ResultRow:
+def _make_result_row(metric: CardMetric) -> ResultRow:
     return ResultRow(**{name: getattr(metric, name) for name in ResultRow.__struct_fields__})

@@ -25,15 +25,15 @@ from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan
 from fleetcast.ingest.archive.source import ArchiveSource
 from fleetcast.models.jobs.co_run_fit import CoRunFit, PastCoRun
-from fleetcast.models.jobs.interference import LOADS, Pairs, compute_gpu_prior, learn, predict
+from fleetcast.models.jobs.interference import LOADS, Pairs, compute_gpu_prior, fit_residuals, predict_speeds
 from fleetcast.models.risk.watch import FleetWatch
-from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, read_package_versions
+from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, make_card_metrics, read_package_versions
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits.backtest import WIN
-from fleetcast.training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
-from fleetcast.training.reports.card_page import card_html
-from fleetcast.training.reports.results import ResultRow, Results, interval
-from fleetcast.training.sites.archive_days import measure_scrape_interval_s, node_names, span_of
+from fleetcast.training.fits.retrain import DEPENDENCIES, TrainingOutcome, TrainingPlan
+from fleetcast.training.reports.card_page import render_card
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
+from fleetcast.training.sites.archive_days import find_archive_span, list_node_names, measure_scrape_interval_s
 
 Say = Callable[[str], None]
 Array = NDArray[np.float64]
@@ -71,14 +71,14 @@ class SiteCoRuns:
 
 def read_co_runs(files: ArchiveFiles, end_ms: int, topology: Topology | None = None) -> SiteCoRuns:
     """Read the co-runs of an archive up to a moment. Raises FleetcastError if it has none."""
-    span = span_of(files, end_ms)
+    span = find_archive_span(files, end_ms)
     if topology is None:
-        topology = Topology.build([NodeSpec(name) for name in node_names(files, span)])
-    return asyncio.run(_replay(files, span, topology))
+        topology = Topology.build([NodeSpec(name) for name in list_node_names(files, span)])
+    return asyncio.run(_replay_archive(files, span, topology))
 
 
-async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) -> SiteCoRuns:
-    watch, co_runs = FleetWatch.of(topology, measure_scrape_interval_s(files, span)), CoRuns()
+async def _replay_archive(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) -> SiteCoRuns:
+    watch, co_runs = FleetWatch.from_topology(topology, measure_scrape_interval_s(files, span)), CoRuns()
     options = {"url": files.url, "from_ms": span.first_ms, "to_ms": span.end_ms, "step_ms": STEP_MS}
     source = ArchiveSource(watch.entities, ManualClock(span.end_ms), options)
     seen: dict[tuple[object, object], SeenCoRun] = {}
@@ -88,21 +88,21 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology) ->
         except StopAsyncIteration:
             break
         now_ms = source.position()["at_ms"]
-        watch.take(batch.samples, batch.events, now_ms, batch.node_events)
+        watch.apply_batch(batch.samples, batch.events, now_ms, batch.node_events)
         running = watch.fold.jobs.running()
-        frame = watch.frames(topology, now_ms).gpu
-        number, rows = _held(running, watch.entities)
+        frame = watch.extract_frames(topology, now_ms).gpu
+        number, rows = _list_held_gpus(running, watch.entities)
         loads = compute_mean_loads(frame, number, rows, len(running))
         co_runs.observe(running, co_runs.keys_of(running), (), loads, now_ms)
-        for pair, row in co_runs.found.items():
+        for pair, row in co_runs.newest_co_runs.items():
             if pair not in seen or seen[pair].co_run != row:
-                known = [_load(co_runs, keys) for keys in (row.keys, row.partner_keys)]
+                known = [_find_load(co_runs, keys) for keys in (row.keys, row.partner_keys)]
                 seen[pair] = SeenCoRun(now_ms, row, *known)
     ordered = tuple(sorted(seen.values(), key=lambda one: one.time_ms))
-    return SiteCoRuns(ordered, dict(co_runs.loads), dict(co_runs.turns), span.first_ms, span.end_ms)
+    return SiteCoRuns(ordered, dict(co_runs.loads_alone), dict(co_runs.step_times_alone), span.first_ms, span.end_ms)
 
 
-def _held(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _list_held_gpus(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return (held GPU,) the attempt's index in `running`, and the GPU's row."""
     gpus = {name: row for row, name in enumerate(entities[EntityKind.GPU].names)}
     pairs = [
@@ -116,36 +116,36 @@ def _held(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np
     return table[:, 0], table[:, 1]
 
 
-def _load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
-    return next((co_runs.loads[key] for key in keys if key in co_runs.loads), UNKNOWN)
+def _find_load(co_runs: CoRuns, keys: tuple[int, int]) -> tuple[float, ...]:
+    return next((co_runs.loads_alone[key] for key in keys if key in co_runs.loads_alone), UNKNOWN)
 
 
 def make_training_pairs(rows: Sequence[SeenCoRun]) -> tuple[Pairs, Array]:
     """Return the inputs of the interference model for these co-runs, and their measured speeds."""
     predicted = [(row.load, row.partner_load, row.co_run.keys, row.co_run.partner_keys) for row in rows]
-    return Pairs.of(predicted), np.array([row.co_run.speed for row in rows], np.float64)
+    return Pairs.from_rows(predicted), np.array([row.co_run.speed for row in rows], np.float64)
 
 
-def errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
+def compute_errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Array:
     """Return (later,) the absolute errors of the speeds predicted from the known co-runs."""
     past, speed = make_training_pairs(known[-MOST:])
-    taught = learn(past, speed - np.nan_to_num(compute_gpu_prior(past), nan=1.0))
+    taught = fit_residuals(past, speed - np.nan_to_num(compute_gpu_prior(past), nan=1.0))
     pairs, came = make_training_pairs(later)
-    predicted = predict(pairs, compute_gpu_prior(pairs), taught).p50
+    predicted = predict_speeds(pairs, compute_gpu_prior(pairs), taught).p50
     return np.abs(np.where(np.isnan(predicted), 1.0, predicted) - came)
 
 
 def train_interference(
     site: SiteCoRuns, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True
-) -> Trained:
+) -> TrainingOutcome:
     """Train and add one version. It serves if it predicts later co-runs better than the serving version.
 
     promote: False only adds it.
     """
     on_gpu = [row for row in site.seen if row.co_run.share == "gpu"]
     version = registry.current_version(KIND)
-    since_ms = registry.card(KIND, version).fitted_until_ms if version else site.first_ms
-    results, gate = judge(on_gpu, version, since_ms)
+    since_ms = registry.read_version_card(KIND, version).fitted_until_ms if version else site.first_ms
+    results, gate = judge_co_runs(on_gpu, version, since_ms)
     rows = [PastCoRun(one.share, one.keys, one.partner_keys, one.speed) for one in (row.co_run for row in site.seen)]
     loads = {key: tuple(value if np.isfinite(value) else None for value in row) for key, row in site.loads.items()}
     card = Card(
@@ -157,11 +157,11 @@ def train_interference(
         data=(FitSpan("archive", site.first_ms, site.end_ms, len(site.seen)),),
         features=LOADS,
         settings={"fewest": FEWEST, "most": MOST},
-        metrics=metrics_of(results.rows),
+        metrics=make_card_metrics(results.rows),
         gate=gate,
         dependencies=read_package_versions(*DEPENDENCIES),
     )
-    added = registry.add(KIND, CoRunFit(tuple(rows[-MOST:]), loads, site.turns).save, card, card_html)
+    added = registry.add(KIND, CoRunFit(tuple(rows[-MOST:]), loads, site.turns).save, card, render_card)
     objection = "it was not asked for (--no-promote)"
     if promote:
         try:
@@ -169,10 +169,10 @@ def train_interference(
             objection = ""
         except FleetcastError as error:
             objection = str(error)
-    return Trained(added, registry.card(KIND, added), results, objection)
+    return TrainingOutcome(added, registry.read_version_card(KIND, added), results, objection)
 
 
-def judge(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
+def judge_co_runs(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
     """Evaluate the later half of the co-runs with the earlier half known, compared with the rule alone.
 
     If a version serves, evaluate the co-runs after its data, and compare with that version's co-runs.
@@ -190,10 +190,10 @@ def judge(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tupl
         if len(fresh) < FEWEST:
             sentence = f"{len(fresh)} co-runs since the data of {rival} ended, {FEWEST} needed to compare them"
             return results, GateVerdict(False, sentence, "mae", rival, 0.0, 0.0, 0)
-    ours, theirs = errors(rows[:half], later), errors(known, later)
+    ours, theirs = compute_errors(rows[:half], later), compute_errors(known, later)
     for method, found in (("ours", ours), (rival, theirs)):
         given = ("archive", "speed", "all", None, method, "co_runs" if method == "ours" else "", "mae")
-        results.rows.append(ResultRow(*given, *interval(found, block=4), len(later)))
+        results.rows.append(ResultRow(*given, *compute_interval(found, block=4), len(later)))
     own, other = float(ours.mean()), float(theirs.mean())
     sentence = (
         f"error of the speed {own:.3f} with {half} co-runs known, {rival} {other:.3f}, over {len(later)} later ones; "

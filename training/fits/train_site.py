@@ -6,11 +6,11 @@ from fleetcast.fleet.errors import FleetcastError
 from fleetcast.models.risk.hazard import HORIZONS_DAYS
 from fleetcast.models.risk.scores import RISK_KINDS
 from fleetcast.models.risk.site_risk import SITE_FEATURES, SiteFit
-from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, metrics_of, read_package_versions
+from fleetcast.models.versions.card import Card, FitSpan, GateVerdict, make_card_metrics, read_package_versions
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits.backtest import WIN
-from fleetcast.training.fits.retrain import DEPENDENCIES, Trained, TrainingPlan
-from fleetcast.training.fits.site_risk import FEWEST_EVENTS, PENALTY, events_of, fit_site
+from fleetcast.training.fits.retrain import DEPENDENCIES, TrainingOutcome, TrainingPlan
+from fleetcast.training.fits.site_risk import FEWEST_EVENTS, PENALTY, count_events, fit_site
 from fleetcast.training.judges.site_risk import (
     BESIDE,
     OURS,
@@ -21,8 +21,8 @@ from fleetcast.training.judges.site_risk import (
     judge_windows,
     make_risk_results,
 )
-from fleetcast.training.reports.card_page import card_html
-from fleetcast.training.reports.contests import pooled
+from fleetcast.training.reports.card_page import render_card
+from fleetcast.training.reports.contests import select_pooled_rows
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sites.site_days import SiteDays
 
@@ -35,16 +35,16 @@ FEWEST_JUDGED = 20  # failures, drains and slowdowns that came in the judged win
 
 def train_risk(
     days: SiteDays, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True, say: Say = print
-) -> Trained:
+) -> TrainingOutcome:
     """Train and add one version. It serves if it beats the serving version.
 
     If the process is killed, the registry stays as it was.
     """
-    counts = events_of(days, days.end_ms)
+    counts = count_events(days, days.end_ms)
     say(f"1 of 2: judging on {plan.windows} windows that are not fitted on, each by a fit on what came before")
-    served = _served(registry)
+    served = _load_serving_fit(registry)
     version = registry.current_version(KIND)
-    since_ms = registry.card(KIND, version).fitted_until_ms if version and served else 0
+    since_ms = registry.read_version_card(KIND, version).fitted_until_ms if version and served else 0
     enough = counts["fail"] >= FEWEST_EVENTS
     judged = judge_windows(days, plan.windows, served, since_ms) if enough else None
     results = make_risk_results(judged, "site", plan.seed) if judged else Results(KIND)
@@ -59,11 +59,11 @@ def train_risk(
         data=(FitSpan("archive", int(days.time_ms.min(initial=days.end_ms)), days.end_ms, len(days)),),
         features=SITE_FEATURES,
         settings={"penalty": PENALTY, "fewest_events": FEWEST_EVENTS, "horizons_days": list(HORIZONS_DAYS)},
-        metrics=metrics_of(pooled(results.rows)),
-        gate=verdict(counts, judged, results, version),
+        metrics=make_card_metrics(select_pooled_rows(results.rows)),
+        gate=make_verdict(counts, judged, results, version),
         dependencies=read_package_versions(*DEPENDENCIES),
     )
-    added = registry.add(KIND, fit.save, card, card_html)
+    added = registry.add(KIND, fit.save, card, render_card)
     objection = "it was not asked for (--no-promote)"
     if promote:
         try:
@@ -71,15 +71,17 @@ def train_risk(
             objection = ""
         except FleetcastError as error:
             objection = str(error)
-    return Trained(added, registry.card(KIND, added), results, objection)
+    return TrainingOutcome(added, registry.read_version_card(KIND, added), results, objection)
 
 
-def _served(registry: Registry) -> SiteFit | None:
-    folder = registry.current(KIND)
+def _load_serving_fit(registry: Registry) -> SiteFit | None:
+    folder = registry.find_serving_folder(KIND)
     return None if folder is None else SiteFit.load(folder)
 
 
-def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results, version: str | None) -> GateVerdict:
+def make_verdict(
+    counts: dict[str, int], judged: JudgedDays | None, results: Results, version: str | None
+) -> GateVerdict:
     """Return the gate's verdict on the new fit.
 
     The fit needs enough failures to win. Its log loss must be lower than those of the shipped fit and of the
@@ -104,7 +106,7 @@ def verdict(counts: dict[str, int], judged: JudgedDays | None, results: Results,
             ours, theirs, n = beside, against, later
         else:
             rival = SHIPPED
-    return _verdict(ours, theirs, n, rival, kinds, counts, len(judged.fits))
+    return _judge_ratio(ours, theirs, n, rival, kinds, counts, len(judged.fits))
 
 
 def _count_judged_events(results: Results, method: str) -> int:
@@ -112,7 +114,7 @@ def _count_judged_events(results: Results, method: str) -> int:
     return sum(row.n for row in results.select(series="all", method=method, metric="log_loss", horizon_s=86_400))
 
 
-def _verdict(
+def _judge_ratio(
     ours: float, theirs: float, n: int, rival: str, kinds: list[str], counts: dict[str, int], windows: int
 ) -> GateVerdict:
     ratio = ours / theirs

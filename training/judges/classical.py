@@ -52,25 +52,25 @@ class SeriesSpan:
     is_flow: bool
 
     @property
-    def hour(self) -> int:
+    def bins_per_hour(self) -> int:
         """The number of bins in an hour. 1 if bins are longer."""
         return max(1, HOUR_S // self.bin_s)
 
     @property
-    def day(self) -> int:
+    def hours_per_day(self) -> int:
         """The number of hours (or longer bins) in a day."""
-        return max(1, DAY_S // (self.hour * self.bin_s))
+        return max(1, DAY_S // (self.bins_per_hour * self.bin_s))
 
-    def hours(self) -> Array:
+    def compute_hour_values(self) -> Array:
         """Return (bin,) the value of the hour that each bin ends: its level, or the mean of its arrivals."""
-        return compute_rolling_mean(self.values[None], self.hour)[0] if self.is_flow else self.values
+        return compute_rolling_mean(self.values[None], self.bins_per_hour)[0] if self.is_flow else self.values
 
 
 Method = Callable[[SeriesSpan], Array]  # (step, bin) the forecast from each bin; those before `fitted` - 1 do not count
 
 
 @dataclass(slots=True)
-class Refitted:
+class RefittedForecaster:
     """A forecaster that is fitted again every week, counted from bin `first`.
 
     It forecasts nothing before the first fit. If a fit fails, the forecasts of its week are unknown. `failed`
@@ -88,7 +88,7 @@ class Refitted:
         points = np.full((len(steps), *filled.shape), np.nan)
         for begin, end in self._split_into_weeks(panel, int(origins.min(initial=panel.bins)) - max(steps)):
             for row, values in enumerate(filled[:, :end]):
-                points[:, row, begin - 1 : end] = self._points(panel, values, begin, steps)
+                points[:, row, begin - 1 : end] = self._forecast_points(panel, values, begin, steps)
         at = {step: number for number, step in enumerate(steps)}
         return forecast_by_errors(panel, origins, steps, lambda panel, filled, step: points[at[step]])
 
@@ -102,7 +102,7 @@ class Refitted:
         for begin in range(self.first - (self.first - since) // week * week, panel.bins + 1, week):
             yield begin, min(begin + week - 1, panel.bins)
 
-    def _points(self, panel: Panel, values: Array, begin: int, steps: Sequence[int]) -> Array:
+    def _forecast_points(self, panel: Panel, values: Array, begin: int, steps: Sequence[int]) -> Array:
         """Return (step, bin) forecasts from bin `begin` - 1 on, fitted on the bins before `begin`."""
         known = int(np.isfinite(values).argmax()) if np.isfinite(values).any() else len(values)
         since = max(known, begin - FIT_S // panel.bin_s)
@@ -125,7 +125,7 @@ class Refitted:
         return found
 
 
-def autoreg(span: SeriesSpan) -> Array:
+def forecast_by_autoreg(span: SeriesSpan) -> Array:
     """Return (step, bin) forecasts by an autoregression of a few lags, fitted by least squares."""
     from statsmodels.tsa.ar_model import AutoReg
 
@@ -150,32 +150,34 @@ def forecast_autoregression(values: Array, constant: float, weights: dict[int, f
     return ahead[[longest - 1 + step for step in steps]]
 
 
-def ets(span: SeriesSpan) -> Array:
+def forecast_by_ets(span: SeriesSpan) -> Array:
     """Return (step, bin) forecasts by exponential smoothing with additive error, trend and season.
 
     The trend is damped. The season is that of a day, if four days are known.
     """
     from statsmodels.tsa.exponential_smoothing.ets import ETSModel
 
-    hours, fitted = span.hours(), span.fitted
-    season = span.day if fitted >= 4 * span.day * span.hour and span.day > 1 else None
+    hours, fitted = span.compute_hour_values(), span.fitted
+    season = (
+        span.hours_per_day if fitted >= 4 * span.hours_per_day * span.bins_per_hour and span.hours_per_day > 1 else None
+    )
     kind = {"error": "add", "trend": "add", "damped_trend": True, "seasonal": "add" if season else None}
-    own = hours[:fitted][::-1][:: span.hour][::-1]
+    own = hours[:fitted][::-1][:: span.bins_per_hour][::-1]
     model = ETSModel(own, **kind, seasonal_periods=season, initialization_method="heuristic")
     fit = model.fit(disp=False, maxiter=ITERATIONS)
     start = {"initial_level": fit.initial_level, "initial_trend": fit.initial_trend}
     if season:
         start["initial_seasonal"] = fit.initial_seasonal
-    leads = _leads(span)
+    leads = _list_lead_hours(span)
     found = np.full((len(leads), len(hours)), np.nan)
-    for phase in range(span.hour):
-        part = hours[phase :: span.hour]
+    for phase in range(span.bins_per_hour):
+        part = hours[phase :: span.bins_per_hour]
         model = ETSModel(part, **kind, seasonal_periods=season, initialization_method="known", **start)
         states = np.asarray(model.smooth(fit.params).states)
-        found[:, phase :: span.hour] = np.stack(
+        found[:, phase :: span.bins_per_hour] = np.stack(
             [_forecast_ets(states, fit.damping_trend, season, lead) for lead in leads]
         )
-    return _within(span, hours, leads, found)
+    return _interpolate_steps(span, hours, leads, found)
 
 
 def _forecast_ets(states: Array, damping: float, season: int | None, lead: int) -> Array:
@@ -190,7 +192,7 @@ def _forecast_ets(states: Array, damping: float, season: int | None, lead: int) 
     return np.asarray(point)
 
 
-def mstl(span: SeriesSpan) -> Array:
+def forecast_by_mstl(span: SeriesSpan) -> Array:
     """Return (step, bin) forecasts that repeat the seasons of a day and a week, and smooth the rest.
 
     A season counts if more than two of its cycles are known.
@@ -198,49 +200,51 @@ def mstl(span: SeriesSpan) -> Array:
     from statsmodels.tsa.holtwinters import SimpleExpSmoothing
     from statsmodels.tsa.seasonal import MSTL
 
-    hours, fitted = span.hours(), span.fitted
-    own = hours[:fitted][::-1][:: span.hour][::-1]
-    periods = [period for period in (span.day, 7 * span.day) if 2 * period < len(own) and period > 1]
+    hours, fitted = span.compute_hour_values(), span.fitted
+    own = hours[:fitted][::-1][:: span.bins_per_hour][::-1]
+    periods = [
+        period for period in (span.hours_per_day, 7 * span.hours_per_day) if 2 * period < len(own) and period > 1
+    ]
     seasons = np.asarray(MSTL(own, periods=periods).fit().seasonal).reshape(len(own), -1)
     level = SimpleExpSmoothing(own - seasons.sum(axis=1), initialization_method="estimated").fit().params
-    leads = _leads(span)
-    columns = [_repeated(seasons[:, number], period, span, leads[-1]) for number, period in enumerate(periods)]
+    leads = _list_lead_hours(span)
+    columns = [_repeat_last_cycle(seasons[:, number], period, span, leads[-1]) for number, period in enumerate(periods)]
     shape = np.sum(columns, axis=0)  # (bin + hours ahead,)
     plain = hours - shape[: len(hours)]
     smooth = np.empty_like(plain)
-    for phase in range(span.hour):
-        part = plain[phase :: span.hour]
+    for phase in range(span.bins_per_hour):
+        part = plain[phase :: span.bins_per_hour]
         model = SimpleExpSmoothing(part, initialization_method="known", initial_level=part[0])
         rest = model.fit(smoothing_level=level["smoothing_level"], optimized=False)
-        smooth[phase :: span.hour] = rest.level
-    found = np.stack([smooth + shape[lead * span.hour :][: len(hours)] for lead in leads])
-    return _within(span, hours, leads, found)
+        smooth[phase :: span.bins_per_hour] = rest.level
+    found = np.stack([smooth + shape[lead * span.bins_per_hour :][: len(hours)] for lead in leads])
+    return _interpolate_steps(span, hours, leads, found)
 
 
-def _repeated(season: Array, period: int, span: SeriesSpan, ahead: int) -> Array:
+def _repeat_last_cycle(season: Array, period: int, span: SeriesSpan, ahead: int) -> Array:
     """Return (bin + hours ahead,) the last cycle of an hourly season at every bin.
 
     Values between two hours lie on a line.
     """
-    size = len(span.values) + ahead * span.hour
-    hours = (np.arange(size) - (span.fitted - 1)) / span.hour  # since the last one that was fitted on
+    size = len(span.values) + ahead * span.bins_per_hour
+    hours = (np.arange(size) - (span.fitted - 1)) / span.bins_per_hour  # since the last one that was fitted on
     cycle = np.append(season[-period:], season[-period])
     return np.asarray(np.interp((hours + period - 1) % period, np.arange(period + 1), cycle))
 
 
-def _leads(span: SeriesSpan) -> list[int]:
+def _list_lead_hours(span: SeriesSpan) -> list[int]:
     """Return the whole hours that the steps need."""
-    return sorted({max(1, -(-step // span.hour)) for step in span.steps})
+    return sorted({max(1, -(-step // span.bins_per_hour)) for step in span.steps})
 
 
-def _within(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) -> Array:
+def _interpolate_steps(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) -> Array:
     """Interpolate (lead, bin) forecasts by the hour into (step, bin).
 
     Values between two leads lie on a line. Before the first lead, the line starts from what is known now.
     """
     known = found[:1] if span.is_flow else hours[None]
     table = np.concatenate([known, found])
-    at = np.array([0, *leads], np.float64) * span.hour
+    at = np.array([0, *leads], np.float64) * span.bins_per_hour
     points = []
     for step in span.steps:
         above = int(np.searchsorted(at, step))
@@ -249,4 +253,4 @@ def _within(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) 
     return np.stack(points)
 
 
-METHODS: dict[str, Method] = {"ets": ets, "mstl": mstl, "autoreg": autoreg}
+METHODS: dict[str, Method] = {"ets": forecast_by_ets, "mstl": forecast_by_mstl, "autoreg": forecast_by_autoreg}

@@ -24,15 +24,15 @@ from numpy.typing import NDArray
 
 from fleetcast.models.demand.boosting import Settings
 from fleetcast.models.demand.flows import cap_lone_spikes
-from fleetcast.models.demand.gate import Gate, Served
-from fleetcast.models.demand.naive import FORECASTERS, count_bins_per_day, forward_fill, shifted
-from fleetcast.models.demand.smoothers import RollingMedian, smoothers
-from fleetcast.models.demand.sparse import Sparse
+from fleetcast.models.demand.gate import Gate, ServedForecasts
+from fleetcast.models.demand.naive import FORECASTERS, count_bins_per_day, forward_fill, shift_bins
+from fleetcast.models.demand.smoothers import RollingMedian, make_smoothers
+from fleetcast.models.demand.sparse import SparseForecaster
 from fleetcast.models.demand.trees import DemandTrees
 from fleetcast.models.demand.units import are_whole_numbers
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
-from fleetcast.training.judges.classical import METHODS, Method, Refitted
-from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge, judge_windows
+from fleetcast.training.judges.classical import METHODS, Method, RefittedForecaster
+from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge_set, judge_windows
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.demand_sets import DemandSet, read_panels
 from fleetcast.training.windows import RollingWindow, make_rolling_windows
@@ -68,40 +68,42 @@ def evaluate(
     """
     results = Results("demand")
 
-    def skip(line: str) -> None:
+    def report_or_skip(line: str) -> None:
         (results.skipped.append(line.removeprefix("skipped ")) if line.startswith("skipped ") else say(line))
 
-    found = read_panels(train, test, skip)
+    found = read_panels(train, test, report_or_skip)
     sets = [one for one in found if len(draw_judged_origins(one, seed))]
     judged_names = {one.dataset for one in sets}
     for dataset in dict.fromkeys(one.dataset for one in found if one.dataset not in judged_names):
         results.skipped.append(f"{dataset}: no full hour comes after the train folder and some of its own history")
     known = read_panels(train, None) if sets else []
-    models = Models.fit(known, sets, seed, say, windows)
+    models = DemandModels.fit(known, sets, seed, say, windows)
     for number, one in enumerate(sets):
         say(
             f"{number + 1} of {len(sets)}: {one.dataset} {one.panel.target}, {len(models.windows[one.dataset])} windows"
         )
-        add(results, one, models, seed, own=own, classical=classical)
+        add_set_results(results, one, models, seed, own=own, classical=classical)
     return results
 
 
-def add(
+def add_set_results(
     results: Results,
     one: DemandSet,
-    models: "Models",
+    models: "DemandModels",
     seed: int,
     *,
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] | None = None,
 ) -> None:
     """Add the results of one set, over all of it and for each of its windows."""
-    refitted = [Refitted(name, method, one.begin) for name, method in (classical or {}).items()]
-    judged = run(one, models, seed, [*refitted, *own])
-    judge(results, judged, seed)
+    refitted = [RefittedForecaster(name, method, one.bins_before_judging) for name, method in (classical or {}).items()]
+    judged = run_forecasts(one, models, seed, [*refitted, *own])
+    judge_set(results, judged, seed)
     judge_windows(results, judged, models.windows[one.dataset])
     for baseline in refitted:
-        results.rows.append(_count(one, baseline.name, "failed_fits", sum(baseline.failed.values()), baseline.fits))
+        results.rows.append(
+            _make_count_row(one, baseline.name, "failed_fits", sum(baseline.failed.values()), baseline.fits)
+        )
     results.skipped += [
         f"{one.dataset} {one.panel.target}: {count} of {baseline.fits} fits of {baseline.name} failed: {reason}"
         for baseline in refitted
@@ -109,12 +111,12 @@ def add(
     ]
 
 
-def _count(one: DemandSet, method: str, metric: str, value: float, n: int) -> ResultRow:
+def _make_count_row(one: DemandSet, method: str, metric: str, value: float, n: int) -> ResultRow:
     return ResultRow(one.dataset, one.panel.target, "all", None, method, method, metric, value, None, None, n)
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class DemandModels:
     """The windows of each data set, the trees of its warm-up, and the trees of each window.
 
     Trees are None if there was nothing to fit on.
@@ -127,7 +129,7 @@ class Models:
     @classmethod
     def fit(
         cls, known: Sequence[DemandSet], sets: Sequence[DemandSet], seed: int, say: Say, windows: int = 0
-    ) -> "Models":
+    ) -> "DemandModels":
         """Fit the trees of the warm-up, and trees before each window.
 
         known: the train folder's sets.
@@ -136,7 +138,7 @@ class Models:
         of_others: dict[tuple[str, ...], DemandTrees | None] = {}
         for dataset, panel in {one.dataset: one.panel for one in sets}.items():
             mine = [one for one in sets if one.dataset == dataset]
-            rolling = windows_of(mine, windows)
+            rolling = make_windows(mine, windows)
             found.windows[dataset] = rolling
             if own := [one for one in known if one.dataset == dataset]:
                 until = [find_warm_up_start(one.train_bins, one.panel.bin_s) for one in own]
@@ -153,12 +155,12 @@ class Models:
         return found
 
 
-def windows_of(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow, ...]:
+def make_windows(sets: Sequence[DemandSet], count: int = 0) -> tuple[RollingWindow, ...]:
     """Return the rolling windows over the sets of one folder.
 
     They cover the time from the earliest judged bin of any set to the latest bin of any set.
     """
-    begins = [one.panel.end_ms(one.begin - 1) for one in sets]
+    begins = [one.panel.end_ms(one.bins_before_judging - 1) for one in sets]
     ends = [one.panel.end_ms(one.panel.bins - 1) for one in sets]
     return make_rolling_windows(min(begins) / 1000, max(ends) / 1000, count)
 
@@ -172,7 +174,9 @@ def _refit_by_window(
     """
     names = {one.panel.target: one.panel.names for one in own}
     parts = [
-        replace(one, panel=_some(one.panel, names[one.panel.target])) for one in whole if one.panel.target in names
+        replace(one, panel=_select_series(one.panel, names[one.panel.target]))
+        for one in whole
+        if one.panel.target in names
     ]
     for number, window in enumerate(rolling):
         if not number:  # the train folder itself
@@ -183,7 +187,7 @@ def _refit_by_window(
         say(f"{whole[0].dataset}: fitted on its train part, window {number + 1} of {len(rolling)}")
 
 
-def _some(panel: Panel, names: Sequence[str]) -> Panel:
+def _select_series(panel: Panel, names: Sequence[str]) -> Panel:
     """Return the panel with only the series that have one of these names."""
     rows = np.flatnonzero(np.isin(panel.names, list(names)))
     return replace(
@@ -219,7 +223,9 @@ def draw_judged_origins(one: DemandSet, seed: int = 0) -> Bins:
 
     They are one bin of each hour after the train part that has an outcome to come.
     """
-    return _draw_hourly_bins(one.panel, one.begin - 1, one.panel.bins - 1, np.random.default_rng((seed, 0)))
+    return _draw_hourly_bins(
+        one.panel, one.bins_before_judging - 1, one.panel.bins - 1, np.random.default_rng((seed, 0))
+    )
 
 
 def draw_warm_up_origins(one: DemandSet, seed: int = 0) -> Bins:
@@ -227,9 +233,9 @@ def draw_warm_up_origins(one: DemandSet, seed: int = 0) -> Bins:
     first = (
         find_warm_up_start(one.train_bins, panel.bin_s)
         if one.train_bins
-        else min(count_bins_per_day(panel.bin_s), one.begin // 2)
+        else min(count_bins_per_day(panel.bin_s), one.bins_before_judging // 2)
     )
-    return _draw_hourly_bins(panel, first, one.begin - 1, np.random.default_rng((seed, 1)))
+    return _draw_hourly_bins(panel, first, one.bins_before_judging - 1, np.random.default_rng((seed, 1)))
 
 
 def _draw_hourly_bins(panel: Panel, first: int, end: int, rng: np.random.Generator) -> Bins:
@@ -242,7 +248,9 @@ def _draw_hourly_bins(panel: Panel, first: int, end: int, rng: np.random.Generat
     return np.asarray(hours + rng.integers(0, per, len(hours)))
 
 
-def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster] = ()) -> JudgedForecasts:
+def run_forecasts(
+    one: DemandSet, models: DemandModels, seed: int, further: Sequence[Forecaster] = ()
+) -> JudgedForecasts:
     """Forecast at every origin by all methods. As in the service, the gate chooses among them.
 
     further: baselines in addition to the usual ones.
@@ -250,18 +258,21 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     panel = one.panel
     steps = tuple(sorted({max(1, round(horizon_s / panel.bin_s)) for horizon_s in HORIZONS_S}))
     warm, judged = draw_warm_up_origins(one, seed), draw_judged_origins(one, seed)
-    plain: list[Forecaster] = [*FORECASTERS, *smoothers(), Sparse()]
+    plain: list[Forecaster] = [*FORECASTERS, *make_smoothers(), SparseForecaster()]
     origins = np.concatenate([warm, judged])
     usable = cap_lone_spikes(panel)
     raw = [forecaster.forecast(usable, origins, steps) for forecaster in plain]
     names = [forecaster.name for forecaster in plain]
-    begins = [max(one.begin, _count_bins_before(panel, window.begin_ms)) for window in models.windows[one.dataset]]
-    table = np.stack([*raw, _trees(one, models, origins, begins, steps)])
+    begins = [
+        max(one.bins_before_judging, _count_bins_before(panel, window.begin_ms))
+        for window in models.windows[one.dataset]
+    ]
+    table = np.stack([*raw, _forecast_by_trees(one, models, origins, begins, steps)])
     whole = np.asarray(are_whole_numbers(panel.values[:, : origins[0] + 1]).all(axis=1))
     gate = Gate([*names, "trees"], steps, panel.names, panel.bin_s, panel.capacity, whole=whole)
     values = np.empty((len(QUANTILES), len(steps), len(judged), len(panel.names)))
     model = np.empty(values.shape[1:], dtype="U24")
-    for number, served in _served(gate, panel, origins, table):
+    for number, served in _run_gate(gate, panel, origins, table):
         if number >= len(warm):
             values[:, :, number - len(warm)] = served.values
             model[:, number - len(warm)] = served.model
@@ -274,19 +285,21 @@ def run(one: DemandSet, models: Models, seed: int, further: Sequence[Forecaster]
     )
 
 
-def _served(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, Served]]:
+def _run_gate(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, ServedForecasts]]:
     """Run the gate bin by bin. Yields (number of the origin, the forecast that the gate serves there).
 
     In each bin the gate receives the outcomes first. Then it issues the forecast of that moment.
     """
     waiting = {int(origin): number for number, origin in enumerate(origins)}
     for bin in range(int(origins[0]), int(origins[-1]) + 1):
-        gate.mature(bin, panel.values[:, bin])
+        gate.score_bin(bin, panel.values[:, bin])
         if bin in waiting:
-            yield waiting[bin], gate.issue(bin, table[:, :, :, waiting[bin]])
+            yield waiting[bin], gate.issue_forecast(bin, table[:, :, :, waiting[bin]])
 
 
-def _trees(one: DemandSet, models: Models, origins: Bins, begins: Sequence[int], steps: Sequence[int]) -> Array:
+def _forecast_by_trees(
+    one: DemandSet, models: DemandModels, origins: Bins, begins: Sequence[int], steps: Sequence[int]
+) -> Array:
     """Return (quantile, step, origin, series) the forecasts of the trees that served at each origin.
 
     The trees of the warm-up come first, then those of each window.
@@ -309,8 +322,8 @@ def compute_seasonal_scale(one: DemandSet) -> Array:
     Only bins before the judged origins count.
     """
     panel = one.panel
-    filled = forward_fill(panel.values[:, : one.begin])
-    change = np.abs(panel.values[:, : one.begin] - shifted(filled, count_bins_per_day(panel.bin_s)))
+    filled = forward_fill(panel.values[:, : one.bins_before_judging])
+    change = np.abs(panel.values[:, : one.bins_before_judging] - shift_bins(filled, count_bins_per_day(panel.bin_s)))
     known = np.isfinite(change)
     total = np.where(known, change, 0.0).sum(axis=1)
     return np.asarray(np.divide(total, known.sum(axis=1), out=np.full(len(total), np.nan), where=total > 0))

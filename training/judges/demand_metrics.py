@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.models.demand.units import pinball
+from fleetcast.models.demand.units import compute_pinball_loss
 from fleetcast.models.forecast import QUANTILES, Panel
-from fleetcast.training.reports.results import ResultRow, Results, interval
-from fleetcast.training.reports.window_rows import rows_of
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
+from fleetcast.training.reports.window_rows import make_window_rows
 from fleetcast.training.windows import RollingWindow, find_window_numbers
 
 Array = NDArray[np.float64]
@@ -52,7 +52,7 @@ class JudgedForecasts:
     model: NDArray[np.str_]
     scale: Array
 
-    def outcomes(self, at: int) -> Array:
+    def find_outcomes(self, at: int) -> Array:
         """Return (origin, series) the outcomes of the forecasts of one step.
 
         An outcome is NaN if it is unknown or after the end.
@@ -63,24 +63,24 @@ class JudgedForecasts:
         return found
 
 
-def judge(results: Results, judged: JudgedForecasts, seed: int) -> None:
+def judge_set(results: Results, judged: JudgedForecasts, seed: int) -> None:
     """Add the rows and the predictions of one set. All methods are judged on the same outcomes.
 
     If a baseline has no forecast, persistence stands in for it. `stood_in` is the share of such forecasts.
     """
     missing = {name: _find_missing_forecasts(judged, name) for name in judged.methods}
     for at in range(len(judged.steps)):
-        outcomes, known = _known(judged, at)
+        outcomes, known = _find_known_outcomes(judged, at)
         if not known.any():
             continue
         for method in judged.methods:
-            parts = _scored(judged, at, method, outcomes, known)
-            results.rows.extend(_rows(judged, at, method, parts, known, seed))
+            parts = _compute_method_parts(judged, at, method, outcomes, known)
+            results.rows.extend(_make_rows(judged, at, method, parts, known, seed))
             if (silent := missing[method][at] & known).any():
                 results.rows.append(
                     _make_stand_in_row(judged, at, method, float(silent.sum() / known.sum()), int(known.sum()))
                 )
-        _predict(results, judged, at, outcomes, known)
+        _add_predictions(results, judged, at, outcomes, known)
 
 
 def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[RollingWindow]) -> None:
@@ -88,20 +88,20 @@ def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[R
     issued_s = judged.panel.first_ms / 1000 + (judged.origins + 1) * judged.panel.bin_s
     within = find_window_numbers(windows, issued_s)
     for at in range(len(judged.steps)):
-        outcomes, known = _known(judged, at)
+        outcomes, known = _find_known_outcomes(judged, at)
         for number, window in enumerate(windows):
             own = known & (within == number)[:, None]
             if own.any():
                 for method in judged.methods:
-                    parts = _scored(judged, at, method, outcomes, own)
-                    results.windows += rows_of(
-                        window, [_pooled(judged, at, method, metric, parts) for metric in METRICS]
+                    parts = _compute_method_parts(judged, at, method, outcomes, own)
+                    results.windows += make_window_rows(
+                        window, [_make_pooled_row(judged, at, method, metric, parts) for metric in METRICS]
                     )
 
 
-def _known(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
+def _find_known_outcomes(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
     """Return (origin, series) outcomes, and a mask of those that both persistence and ours forecast."""
-    outcomes = judged.outcomes(at)
+    outcomes = judged.find_outcomes(at)
     known = np.isfinite(outcomes)
     for name in (OURS, PERSISTENCE):
         known &= np.isfinite(judged.methods[name][:, at]).all(axis=0)
@@ -113,12 +113,12 @@ def _find_missing_forecasts(judged: JudgedForecasts, method: str) -> NDArray[np.
     return np.asarray(~np.isfinite(judged.methods[method]).all(axis=0))
 
 
-def _scored(
+def _compute_method_parts(
     judged: JudgedForecasts, at: int, method: str, outcomes: Array, known: NDArray[np.bool_]
 ) -> dict[str, tuple[Array, Array]]:
     own, usual = judged.methods[method][:, at], judged.methods[PERSISTENCE][:, at]
     values = np.where(np.isfinite(own).all(axis=0), own, usual)
-    return _parts(np.where(known, values, np.nan), np.where(known, outcomes, np.nan), judged.scale)
+    return _compute_metric_parts(np.where(known, values, np.nan), np.where(known, outcomes, np.nan), judged.scale)
 
 
 def _make_stand_in_row(judged: JudgedForecasts, at: int, method: str, share: float, n: int) -> ResultRow:
@@ -127,7 +127,7 @@ def _make_stand_in_row(judged: JudgedForecasts, at: int, method: str, share: flo
     return ResultRow(*identity, share, None, None, n)
 
 
-def _pooled(
+def _make_pooled_row(
     judged: JudgedForecasts, at: int, method: str, metric: str, parts: Mapping[str, tuple[Array, Array]]
 ) -> ResultRow:
     """Return a metric over all series, without an interval."""
@@ -137,14 +137,14 @@ def _pooled(
     return ResultRow(*identity, top / below if below else None, None, None, n)
 
 
-def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array, Array]]:
+def _compute_metric_parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array, Array]]:
     """Return metric -> (origin, series) numerator and denominator. A metric is the ratio of their sums."""
     one = np.where(np.isfinite(outcome), 1.0, np.nan)
     off = np.abs(outcome - values[MEDIAN])
     both = np.abs(outcome) + np.abs(values[MEDIAN])
     parts = {
         "mase": (off / scale, one * np.where(np.isfinite(scale), 1.0, np.nan)),
-        "wql": (pinball(values, outcome), np.abs(outcome)),
+        "wql": (compute_pinball_loss(values, outcome), np.abs(outcome)),
         "smape": (np.divide(2 * off, both, out=np.zeros_like(off) * one, where=both > 0), one),
         "mae": (off, one),
     }
@@ -159,7 +159,7 @@ def _parts(values: Array, outcome: Array, scale: Array) -> dict[str, tuple[Array
     return parts
 
 
-def _rows(
+def _make_rows(
     judged: JudgedForecasts,
     at: int,
     method: str,
@@ -174,12 +174,12 @@ def _rows(
     hours = max(1, round(horizon_s / 3600))
     rows = []
     for series, columns in chosen:
-        model = _most(judged.model[at][:, columns][known[:, columns]]) if method == OURS else method
+        model = _name_serving_models(judged.model[at][:, columns][known[:, columns]]) if method == OURS else method
         for metric in METRICS:
             top, below = (np.nansum(part[:, columns], axis=1) for part in parts[metric])
             n = int(np.isfinite(parts[metric][0][:, columns]).sum())
             counted = np.isfinite(parts[metric][1][:, columns]).any(axis=1)
-            value, low, high = interval(top[counted], below[counted], block=max(BLOCK_HOURS, hours), seed=seed)
+            value, low, high = compute_interval(top[counted], below[counted], block=max(BLOCK_HOURS, hours), seed=seed)
             target = judged.panel.target
             rows.append(
                 ResultRow(judged.dataset, target, series, horizon_s, method, model, metric, value, low, high, n)
@@ -187,13 +187,15 @@ def _rows(
     return rows
 
 
-def _most(models: NDArray[np.str_]) -> str:
+def _name_serving_models(models: NDArray[np.str_]) -> str:
     """Return the names of the models that served, the most frequent first."""
     names, counts = np.unique(models, return_counts=True)
     return "+".join(names[np.argsort(-counts, kind="stable")].tolist())
 
 
-def _predict(results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]) -> None:
+def _add_predictions(
+    results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]
+) -> None:
     """Add a block of predictions, one line for each origin, series and quantile of ours."""
     panel = judged.panel
     values = judged.methods[OURS][:, at]  # (quantile, origin, series)

@@ -15,18 +15,18 @@ from numpy.typing import NDArray
 
 from fleetcast.features.past_runs import COLUMN, EMPIRICAL
 from fleetcast.features.run_past import LEVELS
-from fleetcast.models.run_times.duration import DurationModel, capped
+from fleetcast.models.run_times.duration import DurationModel, cap_by_limit
 from fleetcast.models.run_times.rows import Survival
 from fleetcast.models.run_times.tracker import RunTracker
 from fleetcast.training.judges.duration_metrics import (
     ELAPSED_S,
-    Judged,
+    JudgedDurations,
     judge_remaining_times,
-    judge_run,
+    judge_run_times,
     judge_windows,
 )
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.duration_rows import LANDMARKS_S, DurationRows, replay
+from fleetcast.training.sets.duration_rows import LANDMARKS_S, DurationRows, replay_history
 from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
 from fleetcast.training.windows import find_window_numbers, make_rolling_windows
 
@@ -56,53 +56,58 @@ def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int 
     for one in sets:
         for reason, count in sorted(one.skipped.items()):
             say(f"{one.dataset}: left out {count:,} rows: {reason}")
-        judged = predict(one, seed, say, windows)
-        judge_run(results, judged, seed)
+        judged = predict_test_span(one, seed, say, windows)
+        judge_run_times(results, judged, seed)
         judge_remaining_times(results, judged, seed)
         judge_windows(results, judged, seed)
     return results
 
 
-def predict(one: JobHistory, seed: int, say: Say, windows: int = 0) -> Judged:
+def predict_test_span(one: JobHistory, seed: int, say: Say, windows: int = 0) -> JudgedDurations:
     """Fit before each window on the jobs known by then, and predict the test span in order of time."""
-    table, judged = one.table, one.judged
-    rows = replay(table, watched=judged | _some(~one.in_test, seed), landmarks_s=_list_landmarks())
-    in_span = rows.take(judged[rows.job])
+    table, judged = one.table, one.is_judged
+    rows = replay_history(table, watched=judged | _draw_watched_jobs(~one.in_test, seed), landmarks_s=_list_landmarks())
+    in_span = rows.select_rows(judged[rows.job])
     first = in_span.elapsed_s == 0
-    submissions, late = in_span.take(first), in_span.take(~first & np.isin(in_span.elapsed_s.round(), ELAPSED_S))
+    submissions, late = (
+        in_span.select_rows(first),
+        in_span.select_rows(~first & np.isin(in_span.elapsed_s.round(), ELAPSED_S)),
+    )
     rolling = make_rolling_windows(one.train_end_s, float(table.submit_s.max(initial=0.0)) + 1, windows)
     run_in, late_in = (
         find_window_numbers(rolling, table.submit_s[submissions.job]),
-        find_window_numbers(rolling, late.of(table).at_s),
+        find_window_numbers(rolling, late.join_run_times(table).at_s),
     )
     late_in = np.where(late_in < 0, len(rolling) - 1, late_in)  # it was submitted in the last window
     runs: dict[str, Array] = {}
     remaining: dict[str, Array] = {}
     for number, window in enumerate(rolling):
-        train = table.until(window.begin_s) if number else one.train
-        past = rows if number else rows.take(~one.in_test[rows.job])
+        train = table.select_known_at(window.begin_s) if number else one.train_jobs
+        past = rows if number else rows.select_rows(~one.in_test[rows.job])
         say(
             f"{one.dataset}: fitting on {len(train):,} jobs, judging {int((run_in == number).sum()):,}, "
             f"window {number + 1} of {len(rolling)}"
         )
-        model = DurationModel(seed).fit(past.of(table), window.begin_s)
-        mine, aged = submissions.take(run_in == number), late.take(late_in == number)
-        predicted = {**baselines(table, train, mine), "ours": tracked(model, table, mine)}
+        model = DurationModel(seed).fit(past.join_run_times(table), window.begin_s)
+        mine, aged = submissions.select_rows(run_in == number), late.select_rows(late_in == number)
+        predicted = {**predict_by_baselines(table, train, mine), "ours": predict_with_outcomes(model, table, mine)}
         left = estimate_conditional_medians(table, train, window.begin_s, aged)
         if len(aged.job):
-            left["ours"] = np.log(model.remaining_s(aged.features, aged.elapsed_s, (0.5,))[:, 0])
-        _fill(runs, predicted, run_in == number)
-        _fill(remaining, left, late_in == number)
+            left["ours"] = np.log(model.predict_remaining_s(aged.features, aged.elapsed_s, (0.5,))[:, 0])
+        _fill_rows(runs, predicted, run_in == number)
+        _fill_rows(remaining, left, late_in == number)
     known = {name: values for name, values in runs.items() if np.isfinite(values).any()}
     spans = (rolling, run_in, late_in)
-    return Judged(one.dataset, table, submissions.job, known, late.job, late.elapsed_s.round(), remaining, *spans)
+    return JudgedDurations(
+        one.dataset, table, submissions.job, known, late.job, late.elapsed_s.round(), remaining, *spans
+    )
 
 
 def _list_landmarks() -> tuple[int, ...]:
     return tuple(sorted({*LANDMARKS_S, *ELAPSED_S}))
 
 
-def _fill(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool_]) -> None:
+def _fill_rows(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool_]) -> None:
     """Write the predictions of some rows into those of all rows. Rows without a prediction are NaN."""
     for name, values in part.items():
         if name not in whole:
@@ -110,7 +115,7 @@ def _fill(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool
         whole[name][rows] = values
 
 
-def _some(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
+def _draw_watched_jobs(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
     rows = np.flatnonzero(mask)
     if len(rows) <= WATCHED:
         return mask
@@ -119,14 +124,14 @@ def _some(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
     return chosen
 
 
-def tracked(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Array:
+def predict_with_outcomes(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Array:
     """Return (row, level) the model's quantiles, corrected by the outcomes known at each submission.
 
     They are capped by the limit.
     """
-    issued = model.log_run(rows.features)
+    issued = model.predict_log_run(rows.features)
     similar = rows.features[:, _SIMILAR].astype(np.float64)
-    kinds = list(zip(kin(table)[rows.job].tolist(), table.gpus[rows.job].tolist(), strict=True))
+    kinds = list(zip(find_groups(table)[rows.job].tolist(), table.gpus[rows.job].tolist(), strict=True))
     actual, ends = np.log(table.run_s[rows.job]), table.end_s[rows.job]
     tracker = RunTracker()
     events = sorted(
@@ -135,18 +140,20 @@ def tracked(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Arr
     )
     for at, kind, row in events:
         if kind == 1:
-            issued[row] = tracker.served(issued[row : row + 1], similar[row : row + 1], kinds[row : row + 1])[0]
+            issued[row] = tracker.correct_quantiles(
+                issued[row : row + 1], similar[row : row + 1], kinds[row : row + 1]
+            )[0]
         else:
-            tracker.learn(issued[row], similar[row], kinds[row], float(actual[row]), at)
-    return capped(issued, rows.features)
+            tracker.learn_outcome(issued[row], similar[row], kinds[row], float(actual[row]), at)
+    return cap_by_limit(issued, rows.features)
 
 
-def kin(table: HistoryJobs) -> NDArray[np.object_]:
+def find_groups(table: HistoryJobs) -> NDArray[np.object_]:
     """Return (job,) the group of each job, or its queue if it has no group."""
     return np.where(table.group != "", table.group, table.queue)
 
 
-def baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
+def predict_by_baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
     """Return method → (row, level) forecasts of each baseline, as logarithms of seconds.
 
     last_two: the mean of the user's (else the group's) last two runs. group: the median of the last 20 and
@@ -184,7 +191,7 @@ def _estimate_group_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDAr
     if not ended.any():
         return np.full((len(jobs), len(LEVELS)), np.nan)
     log_run = np.log(train.run_s[ended])
-    groups = _sized(train)[ended]
+    groups = _name_sized_groups(train)[ended]
     names, where = np.unique(groups, return_inverse=True)
     order = np.argsort(where, kind="stable")
     parts = np.split(log_run[order], np.flatnonzero(np.diff(where[order])) + 1)
@@ -194,11 +201,11 @@ def _estimate_group_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDAr
         if len(part) >= FEWEST_OF_GROUP
     }
     everyone = np.quantile(log_run, LEVELS)
-    return np.array([known.get(name, everyone) for name in _sized(table)[jobs].tolist()])
+    return np.array([known.get(name, everyone) for name in _name_sized_groups(table)[jobs].tolist()])
 
 
-def _sized(table: HistoryJobs) -> NDArray[np.str_]:
-    pairs = zip(kin(table).tolist(), table.gpus.tolist(), strict=True)
+def _name_sized_groups(table: HistoryJobs) -> NDArray[np.str_]:
+    pairs = zip(find_groups(table).tolist(), table.gpus.tolist(), strict=True)
     return np.array([f"{group}|{gpus:g}" for group, gpus in pairs], np.str_)
 
 
@@ -209,23 +216,23 @@ def estimate_conditional_medians(
 
     The medians come from runs known at the fit that lasted longer than the job has run.
     """
-    curve = _survival(train, now_s)
-    everyone = np.log(np.maximum(1.0, curve.beyond(rows.elapsed_s, 0.5) - rows.elapsed_s))
+    curve = _fit_survival_curve(train, now_s)
+    everyone = np.log(np.maximum(1.0, curve.estimate_run_s(rows.elapsed_s, 0.5) - rows.elapsed_s))
     own = everyone.copy()
-    train_of, rows_of = _places(kin(train)), _places(kin(table)[rows.job])
+    train_of, rows_of = _group_rows_by_name(find_groups(train)), _group_rows_by_name(find_groups(table)[rows.job])
     for name, mine in rows_of.items():
         if name not in train_of:
             continue
-        part = train.take(train_of[name])
+        part = train.select_rows(train_of[name])
         ended_s = np.sort(part.run_s[np.isfinite(part.run_s)])
         longer = len(ended_s) - np.searchsorted(ended_s, rows.elapsed_s[mine], side="right")
         mine = mine[longer >= FEWEST_OF_GROUP]
-        left = _survival(part, now_s).beyond(rows.elapsed_s[mine], 0.5) - rows.elapsed_s[mine]
+        left = _fit_survival_curve(part, now_s).estimate_run_s(rows.elapsed_s[mine], 0.5) - rows.elapsed_s[mine]
         own[mine] = np.log(np.maximum(1.0, left))
     return {"global": everyone, "group": own}
 
 
-def _places(names: NDArray[np.object_]) -> dict[str, NDArray[np.int64]]:
+def _group_rows_by_name(names: NDArray[np.object_]) -> dict[str, NDArray[np.int64]]:
     """Return name → the rows that have it."""
     found, where = np.unique(names.astype(np.str_), return_inverse=True)
     order = np.argsort(where, kind="stable")
@@ -233,8 +240,8 @@ def _places(names: NDArray[np.object_]) -> dict[str, NDArray[np.int64]]:
     return dict(zip(found.tolist(), parts, strict=True)) if len(names) else {}
 
 
-def _survival(table: HistoryJobs, now_s: float) -> Survival:
+def _fit_survival_curve(table: HistoryJobs, now_s: float) -> Survival:
     begun = np.isfinite(table.begin_s)
     ended = np.isfinite(table.run_s[begun])
     run_s = np.where(ended, table.run_s[begun], np.maximum(1.0, now_s - table.begin_s[begun]))
-    return Survival.of(run_s, ended)
+    return Survival.from_run_times(run_s, ended)

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.run_past import LEVELS
-from fleetcast.training.reports.results import ResultRow, Results, interval
-from fleetcast.training.reports.window_rows import rows_of
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
+from fleetcast.training.reports.window_rows import make_window_rows
 from fleetcast.training.sets.job_sets import HistoryJobs
 from fleetcast.training.windows import RollingWindow
 
@@ -26,7 +26,7 @@ MODEL = {"ours": "boosted+tracker", "group": "last 20 and 200", "group_train": "
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedDurations:
     """The predictions of one set in the test span, as logarithms of seconds.
 
     runs: method -> (row, level) for the jobs `job`, NaN if the method has none. A point forecast has only the
@@ -45,7 +45,7 @@ class Judged:
     run_in: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
     late_in: NDArray[np.intp] = field(default_factory=lambda: np.zeros(0, np.intp))
 
-    def within(self, number: int) -> "Judged":
+    def select_window(self, number: int) -> "JudgedDurations":
         """Return the predictions of one window."""
         run, late = self.run_in == number, self.late_in == number
         return replace(
@@ -58,26 +58,26 @@ class Judged:
         )
 
 
-def judge_windows(results: Results, judged: Judged, seed: int) -> None:
+def judge_windows(results: Results, judged: JudgedDurations, seed: int) -> None:
     """Add the numbers of each window. A window without jobs has no rows."""
     for number, window in enumerate(judged.windows):
-        one, found = judged.within(number), Results("duration")
+        one, found = judged.select_window(number), Results("duration")
         if len(one.job):
-            judge_run(found, one, seed)
+            judge_run_times(found, one, seed)
         if len(one.late_job):
             judge_remaining_times(found, one, seed)
-        results.windows += rows_of(window, found.rows)
+        results.windows += make_window_rows(window, found.rows)
 
 
-def judge_run(results: Results, judged: Judged, seed: int) -> None:
+def judge_run_times(results: Results, judged: JudgedDurations, seed: int) -> None:
     """Add the rows and predictions of the run times."""
     actual = np.log(judged.table.run_s[judged.job])
     block = max(1, len(actual) // BLOCKS)
     for method, values in judged.runs.items():
         for metric, scores in _score_predictions(actual, values):
-            _add(results, judged.dataset, "run_s", None, method, metric, scores, block, seed)
+            _add_row(results, judged.dataset, "run_s", None, method, metric, scores, block, seed)
     ours = judged.runs["ours"]
-    jobs = np.repeat(_names(judged, judged.job), len(LEVELS))
+    jobs = np.repeat(_name_jobs(judged, judged.job), len(LEVELS))
     results.predictions.append(
         {
             "dataset": [judged.dataset] * ours.size,
@@ -93,7 +93,7 @@ def judge_run(results: Results, judged: Judged, seed: int) -> None:
     )
 
 
-def judge_remaining_times(results: Results, judged: Judged, seed: int) -> None:
+def judge_remaining_times(results: Results, judged: JudgedDurations, seed: int) -> None:
     """Add the rows and predictions of the remaining times, by elapsed time (in horizon_s)."""
     if not len(judged.late_job):
         results.skipped.append(f"{judged.dataset}: no judged job ran for {ELAPSED_S[0]} s")
@@ -107,12 +107,12 @@ def judge_remaining_times(results: Results, judged: Judged, seed: int) -> None:
                 scores = np.abs(actual - values)[rows]
                 block = max(1, len(scores) // BLOCKS)
                 name = "remaining_log_mae"
-                _add(results, judged.dataset, "remaining_s", elapsed_s, method, name, scores, block, seed)
+                _add_row(results, judged.dataset, "remaining_s", elapsed_s, method, name, scores, block, seed)
     ours, many = judged.remaining["ours"], len(actual)
     results.predictions.append(
         {
             "dataset": [judged.dataset] * many,
-            "job": _names(judged, judged.late_job).tolist(),
+            "job": _name_jobs(judged, judged.late_job).tolist(),
             "target": ["remaining_s"] * many,
             "series": ["all"] * many,
             "horizon_s": judged.elapsed_s.astype(np.int64).tolist(),
@@ -146,17 +146,17 @@ def _score_predictions(actual: Array, values: Array) -> Iterator[tuple[str, Arra
             yield f"coverage_{percent}", np.where(np.isfinite(below) & ended, inside, np.nan)
 
 
-def _add(
+def _add_row(
     results: Results, dataset: str, target: str, elapsed_s: int | None, method: str, metric: str, scores: Array,
     block: int, seed: int,
 ) -> None:  # fmt: skip
-    value, low, high = interval(scores, block=block, seed=seed)
+    value, low, high = compute_interval(scores, block=block, seed=seed)
     model = MODEL.get(method, method) if target == "run_s" else method
     n = int(np.isfinite(scores).sum())
     results.rows.append(ResultRow(dataset, target, "all", elapsed_s, method, model, metric, value, low, high, n))
 
 
-def _names(judged: Judged, jobs: NDArray[np.int64]) -> NDArray[np.object_]:
+def _name_jobs(judged: JudgedDurations, jobs: NDArray[np.int64]) -> NDArray[np.object_]:
     """Return the set's names of jobs, or row numbers where there is no name."""
     names = judged.table.job[jobs]
     return np.where(names != "", names, np.array([f"row {row}" for row in jobs.tolist()], object))

@@ -81,7 +81,7 @@ class Score:
         self.delays += other.delays
 
 
-def score(
+def score_findings(
     findings: Sequence[FlagSpell], truth: Sequence[RunTruth], hosts: Hosts | None = None, kind: str | None = None
 ) -> Score:
     """Score findings against the truth.
@@ -94,7 +94,7 @@ def score(
     for fault in faults:
         if fault.visible_ms is None or (kind is not None and fault.kind != kind):
             continue
-        found = _found(fault, findings)
+        found = _find_detection(fault, findings)
         _score_node(scored, fault, found, findings, faults, hosts or {})
         if found is None:
             scored.missed += 1
@@ -107,11 +107,11 @@ def score(
             scored.units += 1
             scored.own_units += name == unit
     scored.spells = len(finders)
-    scored.wrong = 0 if kind is not None else len(false_alarms(findings, faults))
+    scored.wrong = 0 if kind is not None else len(find_false_alarms(findings, faults))
     return scored
 
 
-def false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
+def find_false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
     """Return the findings that begin where there is no fault and there was none just before."""
     return [one for one in findings if _is_false_alarm(one, {one.node}, faults)]
 
@@ -148,7 +148,7 @@ def measure_healthy_time(
 ) -> HealthyTime:
     """Return the healthy time of a run, given the findings of a method."""
     faults = [row for row in truth if not row.benign]
-    false = {id(one) for one in false_alarms(findings, faults)}
+    false = {id(one) for one in find_false_alarms(findings, faults)}
     sums = HealthyTime()
     for name in names:
         spells = [(one.first_ms, one.last_ms, id(one) in false) for one in findings if one.node == name]
@@ -167,11 +167,11 @@ def _find_healthy_spans(
 ) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of each time of a node that is neither during a fault nor just after one."""
     at_ms = first_ms
-    for fault in sorted((row for row in faults if row.node == name), key=_begins_ms):
-        until_ms = min(_begins_ms(fault), last_ms)
+    for fault in sorted((row for row in faults if row.node == name), key=_compute_begin_ms):
+        until_ms = min(_compute_begin_ms(fault), last_ms)
         if until_ms > at_ms:
             yield at_ms, until_ms
-        at_ms = max(at_ms, min(_ends_ms(fault) + AFTER_MS, last_ms))
+        at_ms = max(at_ms, min(_compute_end_ms(fault) + AFTER_MS, last_ms))
     if last_ms > at_ms:
         yield at_ms, last_ms
 
@@ -183,7 +183,7 @@ def find_faulty_unit(fault: RunTruth) -> str:
     return f"{fault.node}/mlx5_{fault.port}/1" if fault.port is not None else ""
 
 
-def shuffled(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Generator) -> list[RunTruth]:
+def shuffle_faults(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Generator) -> list[RunTruth]:
     """Return the truth with every fault moved to another node."""
     found = []
     for row in truth:
@@ -208,7 +208,7 @@ def shuffle_findings(
     return moved
 
 
-def _found(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, int] | None:
+def _find_detection(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, int] | None:
     """Return when a fault was found, the GPU or port named first, and the number of the finding.
 
     The name is "" if only the node was named. Returns None if no finding found it.
@@ -217,12 +217,12 @@ def _found(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, in
     for row, one in enumerate(findings):
         if one.node != fault.node:
             continue
-        if _begins_ms(fault) <= one.first_ms <= _ends_ms(fault):
-            units = (name for name, at_ms in one.named.items() if name != one.node and at_ms <= _ends_ms(fault))
+        if _compute_begin_ms(fault) <= one.first_ms <= _compute_end_ms(fault):
+            units = (name for name, at_ms in one.named.items() if name != one.node and at_ms <= _compute_end_ms(fault))
             hits.append((one.first_ms, next(units, ""), row))
-        elif one.first_ms < _begins_ms(fault):
+        elif one.first_ms < _compute_begin_ms(fault):
             unit = find_faulty_unit(fault) or fault.node
-            if _begins_ms(fault) <= one.named.get(unit, -1) <= _ends_ms(fault):
+            if _compute_begin_ms(fault) <= one.named.get(unit, -1) <= _compute_end_ms(fault):
                 hits.append((one.named[unit], unit, row))
     return min(hits, default=None)
 
@@ -236,23 +236,24 @@ def _score_node(
     hosts: Hosts,
 ) -> None:
     """Count whether the fault's node was flagged before any healthy node of the job that it hit."""
-    until_ms = found[0] if found else _ends_ms(fault)
+    until_ms = found[0] if found else _compute_end_ms(fault)
     peers = hosts.get(fault.job or "", frozenset()) - {fault.node}
-    others = [one for one in findings if one.node in peers and _begins_ms(fault) <= one.first_ms < until_ms]
+    others = [one for one in findings if one.node in peers and _compute_begin_ms(fault) <= one.first_ms < until_ms]
     if found or others:
         scored.nodes += 1
-        scored.own_nodes += found is not None and not false_alarms(others, faults)
+        scored.own_nodes += found is not None and not find_false_alarms(others, faults)
 
 
 def _is_false_alarm(one: FlagSpell, nodes: Container[str], faults: Iterable[RunTruth]) -> bool:
     return not any(
-        fault.node in nodes and _begins_ms(fault) <= one.first_ms <= _ends_ms(fault) + AFTER_MS for fault in faults
+        fault.node in nodes and _compute_begin_ms(fault) <= one.first_ms <= _compute_end_ms(fault) + AFTER_MS
+        for fault in faults
     )
 
 
-def _begins_ms(fault: RunTruth) -> int:
+def _compute_begin_ms(fault: RunTruth) -> int:
     return fault.start_ms - int(fault.lead_s * 1000)
 
 
-def _ends_ms(fault: RunTruth) -> int:
+def _compute_end_ms(fault: RunTruth) -> int:
     return FOREVER_MS if fault.end_ms is None else fault.end_ms

@@ -16,15 +16,15 @@ import pandas as pd
 from numpy.typing import NDArray
 from sklearn.metrics import f1_score
 
-from fleetcast.features.episodes import episodes
-from fleetcast.features.fingerprint import estimate_class_odds, shape_of
+from fleetcast.features.episodes import find_episodes
+from fleetcast.features.fingerprint import compute_shape, estimate_class_odds
 from fleetcast.features.period import Period, find_period
 from fleetcast.fleet.checkpoint_edges import Edges
 from fleetcast.fleet.events import Checkpoint, JobEvent
 from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
 from fleetcast.models.jobs.renewal import predict_next_beginning
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
+from fleetcast.training.sets.fingerprint_sets import CHANNELS, convert_to_numbers, make_mean_row, read_files
 from fleetcast.training.sets.rendered_runs import RENDERED, judge_rendered_runs
 
 Array = NDArray[np.float64]
@@ -38,7 +38,7 @@ CLASS_OF_NAME = {"t": "training", "i": "inference", "b": "idle"}  # of recorded 
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
+class RecordedRun:
     """A recorded run on a grid of GRID_S.
 
     `phase`: (second,) names. `channels`: column → means over GPUs.
@@ -49,17 +49,19 @@ class Recorded:
     channels: dict[str, Array]
     fine: Array  # (channel, tenth of a second)
 
-    def of(self, column: str) -> Array:
+    def get_channel(self, column: str) -> Array:
         return self.channels.get(column, np.full(len(self.phase), np.nan))
 
     @property
     def levels(self) -> JobLevels:
-        memory = self.of("mem_used_mib") / 1024
-        return JobLevels(GRID_S, self.of("sm_active"), memory, self.of("nvlink_tx_bytes_s"), self.host)
+        memory = self.get_channel("mem_used_mib") / 1024
+        return JobLevels(
+            GRID_S, self.get_channel("sm_active"), memory, self.get_channel("nvlink_tx_bytes_s"), self.host_traffic
+        )
 
     @property
-    def host(self) -> Array:
-        return self.of("pcie_rx_bytes_s") + self.of("pcie_tx_bytes_s")
+    def host_traffic(self) -> Array:
+        return self.get_channel("pcie_rx_bytes_s") + self.get_channel("pcie_tx_bytes_s")
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
@@ -74,9 +76,14 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
         else:
             results.skipped.append(f"{folder}: not in {test}")
     paths = sorted((test / RECORDED).glob("*_telemetry.csv.gz"))
-    tested = {run.name: run for run in readable(results, RECORDED, paths, _recorded)}
-    paths = [path for path in sorted((train / RECORDED).glob("*_telemetry.csv.gz")) if _name(path) not in tested]
-    runs = {**{run.name: run for run in readable(results, f"{RECORDED} of {train}", paths, _recorded)}, **tested}
+    tested = {run.name: run for run in read_files(results, RECORDED, paths, _read_recorded_run)}
+    paths = [
+        path for path in sorted((train / RECORDED).glob("*_telemetry.csv.gz")) if _parse_run_name(path) not in tested
+    ]
+    runs = {
+        **{run.name: run for run in read_files(results, f"{RECORDED} of {train}", paths, _read_recorded_run)},
+        **tested,
+    }
     if tested and len(runs) > 1:
         say(f"{RECORDED}: {len(tested)} runs, each judged by what the others teach")
         _judge_phases(results, list(runs.values()), set(tested), seed)
@@ -88,17 +95,17 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 # -- phases and classes -------------------------------------------------------------------------------------------
 
 
-def _name(path: Path) -> str:
+def _parse_run_name(path: Path) -> str:
     return path.name.removesuffix("_telemetry.csv.gz")
 
 
-def _recorded(path: Path) -> Recorded | None:
+def _read_recorded_run(path: Path) -> RecordedRun | None:
     """Read a recorded run. Returns None if it has no phases or no SM activity. Raises one of UNREADABLE."""
     table = pd.read_csv(path, low_memory=False)
     if not {"phase", "sm_active", "timestamp"} <= set(table):
         return None
     phase = table["phase"].where(table["phase"].isin(PHASES))
-    table = numbers(table, [str(name) for name in table if name != "phase"])
+    table = convert_to_numbers(table, [str(name) for name in table if name != "phase"])
     known = np.isfinite(table["timestamp"]) & phase.notna()
     if not known.any():
         raise ValueError(f"no row has a timestamp and a phase ({', '.join(PHASES)})")
@@ -114,16 +121,16 @@ def _recorded(path: Path) -> Recorded | None:
     columns = [column for column in CHANNELS if column in table]
     tenth = (since_s / FINE_S).round().astype(int)
     fine = table[columns].groupby(tenth).mean().reindex(pd.RangeIndex(int(tenth.max()) + 1))
-    return Recorded(_name(path), phases.to_numpy(object), channels, fine.to_numpy(np.float64).T)
+    return RecordedRun(_parse_run_name(path), phases.to_numpy(object), channels, fine.to_numpy(np.float64).T)
 
 
-def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], seed: int) -> None:
+def _judge_phases(results: Results, runs: Sequence[RecordedRun], tested: set[str], seed: int) -> None:
     scores: dict[str, list[float]] = defaultdict(list)
     right: dict[str, list[float]] = defaultdict(list)
     for run in runs:
         if run.name not in tested:
             continue
-        others = [other for other in runs if not _are_same(other, run)]
+        others = [other for other in runs if not _are_same_run(other, run)]
         if others:
             for method, said in _predict_phases(run, others).items():
                 macro = f1_score(run.phase, said, labels=sorted(set(run.phase)), average="macro", zero_division=0)
@@ -133,18 +140,20 @@ def _judge_phases(results: Results, runs: Sequence[Recorded], tested: set[str], 
             for method, odds in _predict_classes(run).items():
                 right[method].append(float(odds == actual))
     for method, values in scores.items():
-        results.rows.append(row_of(RECORDED, "phase", method, "phase_f1", values, seed))
+        results.rows.append(make_mean_row(RECORDED, "phase", method, "phase_f1", values, seed))
     for method, values in right.items():
-        results.rows.append(row_of(RECORDED, "class", method, "class_accuracy", values, seed))
+        results.rows.append(make_mean_row(RECORDED, "class", method, "class_accuracy", values, seed))
 
 
-def _are_same(one: Recorded, other: Recorded) -> bool:
+def _are_same_run(one: RecordedRun, other: RecordedRun) -> bool:
     """Return whether two recordings are one run, or one is a longer part of the other."""
     many = min(len(one.phase), len(other.phase), 30)
-    return one.name == other.name or bool(np.array_equal(one.of("power_w")[:many], other.of("power_w")[:many]))
+    return one.name == other.name or bool(
+        np.array_equal(one.get_channel("power_w")[:many], other.get_channel("power_w")[:many])
+    )
 
 
-def _predict_phases(run: Recorded, others: Sequence[Recorded]) -> dict[str, list[str]]:
+def _predict_phases(run: RecordedRun, others: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """Return method -> the phase that it predicts for each second.
 
     The baselines are the most frequent phase, and the most frequent phase at that time.
@@ -155,7 +164,7 @@ def _predict_phases(run: Recorded, others: Sequence[Recorded]) -> dict[str, list
     for second in range(len(run.phase)):
         there = Counter(other.phase[second] for other in others if second < len(other.phase))
         usual.append(there.most_common(1)[0][0] if there else most)
-    ours = PhaseRule(_measure_warmup_s(others)).phases(run.levels)
+    ours = PhaseRule(_measure_warmup_s(others)).classify_phases(run.levels)
     return {
         "ours": [PHASES[code] for code in ours],
         "most_frequent": [most] * len(run.phase),
@@ -163,38 +172,44 @@ def _predict_phases(run: Recorded, others: Sequence[Recorded]) -> dict[str, list
     }
 
 
-def _measure_warmup_s(others: Sequence[Recorded]) -> float:
+def _measure_warmup_s(others: Sequence[RecordedRun]) -> float:
     """Return the usual time from the first computation to the steady phase."""
     lengths = []
     for run in others:
-        active = np.flatnonzero(run.of("sm_active") > 0.02)
+        active = np.flatnonzero(run.get_channel("sm_active") > 0.02)
         steady = np.flatnonzero(run.phase == "steady")
         if len(active) and len(steady) and steady[0] > active[0]:
             lengths.append(float(steady[0] - active[0]) * GRID_S)
     return float(np.median(lengths)) if lengths else PhaseRule().warmup_s
 
 
-def _predict_classes(run: Recorded) -> dict[str, str]:
+def _predict_classes(run: RecordedRun) -> dict[str, str]:
     period = find_period(run.fine, FINE_S)
-    shape = shape_of(run.of("sm_active"), run.of("tensor_active"), run.of("nvlink_tx_bytes_s"), run.host, period)
+    shape = compute_shape(
+        run.get_channel("sm_active"),
+        run.get_channel("tensor_active"),
+        run.get_channel("nvlink_tx_bytes_s"),
+        run.host_traffic,
+        period,
+    )
     odds = estimate_class_odds(shape)
     return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _classify_by_rules(run)}
 
 
-def _classify_by_rules(run: Recorded) -> str:
+def _classify_by_rules(run: RecordedRun) -> str:
     """Apply the classifier that came with the recordings.
 
     A run is training if at least two of three hold: power above 400 W, tensor/SM above 0.25, and a
     repetition of NVLink traffic stronger than 0.3.
     """
-    power, sm, tensor = (_median(run.of(name)) for name in ("power_w", "sm_active", "tensor_active"))
-    nvlink = run.of("nvlink_tx_bytes_s")
-    repeats = find_period(nvlink[None, :], GRID_S) if _median(nvlink) > 0 else Period(None)
+    power, sm, tensor = (_compute_median(run.get_channel(name)) for name in ("power_w", "sm_active", "tensor_active"))
+    nvlink = run.get_channel("nvlink_tx_bytes_s")
+    repeats = find_period(nvlink[None, :], GRID_S) if _compute_median(nvlink) > 0 else Period(None)
     votes = (power > 400) + (sm > 0 and tensor / sm > 0.25) + (repeats.strength > 0.3)
     return "idle" if sm < 0.02 else "training" if votes >= 2 else "inference"
 
 
-def _median(values: Array) -> float:
+def _compute_median(values: Array) -> float:
     """Return the median of the known values, or 0 if none is known."""
     known = values[np.isfinite(values)]
     return float(np.median(known)) if len(known) else 0.0
@@ -210,7 +225,7 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
     """
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
-    for read_attempt_numbers in readable(
+    for read_attempt_numbers in read_files(
         results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _read_checkpoint_begins
     ):
         for begins in read_attempt_numbers.values():
@@ -229,9 +244,9 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
                     hits[method].append(float(near))
                 inside.append(float(predicted is not None and predicted.p10_ms <= actual <= predicted.p90_ms))
     for method, values in hits.items():
-        results.rows.append(row_of(SIMULATED, "checkpoint", method, "checkpoint_hit", values, seed))
+        results.rows.append(make_mean_row(SIMULATED, "checkpoint", method, "checkpoint_hit", values, seed))
     if inside:
-        results.rows.append(row_of(SIMULATED, "checkpoint", "ours", "coverage_80", inside, seed))
+        results.rows.append(make_mean_row(SIMULATED, "checkpoint", "ours", "coverage_80", inside, seed))
     else:
         results.skipped.append(f"{SIMULATED}: no job with three checkpoints")
 
@@ -247,5 +262,7 @@ def _read_checkpoint_begins(path: Path) -> dict[tuple[str, int], NDArray[np.int6
         for line in file:
             event = decoder.decode(line) if b'"checkpoint"' in line else None
             if isinstance(event, Checkpoint):
-                edges[event.job, event.attempt].append(Edges.of(event))
-    return {key: np.array([one.begin_ms for one in episodes(predicted)], np.int64) for key, predicted in edges.items()}
+                edges[event.job, event.attempt].append(Edges.from_event(event))
+    return {
+        key: np.array([one.begin_ms for one in find_episodes(predicted)], np.int64) for key, predicted in edges.items()
+    }

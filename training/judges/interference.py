@@ -25,9 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.features.co_runs import MOST_CO_RUNS
-from fleetcast.models.jobs.interference import Pairs, Prediction, compute_gpu_prior, learn, predict, rule
-from fleetcast.training.reports.results import ResultRow, Results, interval
-from fleetcast.training.sets.co_run_sets import CoRunPairs, CoRunSet, family, read_co_run_sets
+from fleetcast.models.jobs.interference import (
+    Pairs,
+    Prediction,
+    compute_gpu_prior,
+    compute_published_rule,
+    fit_residuals,
+    predict_speeds,
+)
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
+from fleetcast.training.sets.co_run_sets import CoRunPairs, CoRunSet, find_family, read_co_run_sets
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -55,45 +62,54 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
     """Add the rows of one set, for unseen pairs and for unseen families."""
     found: dict[str, list[tuple[CoRunPairs, dict[str, Array]]]] = {}
-    for target, fitted, judged, new in splits(one, seed):
+    for target, fitted, judged, new in make_splits(one, seed):
         if len(fitted) < FEWEST or not len(judged):
             results.skipped.append(f"{one.dataset} {target}: {len(fitted)} rows to fit on, {len(judged)} to judge")
             continue
         of = f" of {', '.join(sorted(new))}" if new else ""
         say(f"{one.dataset} {target}: fitting on {len(fitted):,} rows, judging {len(judged):,}{of}")
-        found.setdefault(target, []).append(predictions(fitted, judged, new, seed))
+        found.setdefault(target, []).append(predict_by_methods(fitted, judged, new, seed))
     for target, parts in found.items():
-        judge(results, one.dataset, target, parts, seed)
+        judge_target(results, one.dataset, target, parts, seed)
 
 
-def splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRunPairs, CoRunPairs, set[str]]]:
+def make_splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRunPairs, CoRunPairs, set[str]]]:
     """Return the splits of a set: (target, rows to fit on, rows to judge, models that are new there)."""
     rows, found = one.rows, []
-    train, test = rows.take(~one.in_test), rows.take(one.in_test)
+    train, test = rows.select_rows(~one.in_test), rows.select_rows(one.in_test)
     if len(test):
-        seen = test.take(~test.has(one.new_models)) if one.new_models else test
+        seen = test.select_rows(~test.has_any_model(one.new_models)) if one.new_models else test
         found.append(("unseen_pair", train, seen, set[str]()))
     else:
         fold = np.random.default_rng(seed).integers(0, FOLDS, int(rows.pair.max()) + 1)[rows.pair]
-        found += [("unseen_pair", rows.take(fold != k), rows.take(fold == k), set[str]()) for k in range(FOLDS)]
+        found += [
+            ("unseen_pair", rows.select_rows(fold != k), rows.select_rows(fold == k), set[str]()) for k in range(FOLDS)
+        ]
     if one.new_models:
-        found.append(("unseen_family", train, test.take(test.has(one.new_models)), one.new_models))
+        found.append(("unseen_family", train, test.select_rows(test.has_any_model(one.new_models)), one.new_models))
         return found
     judged = test if len(test) else rows
-    for models in _families(judged):
-        found.append(("unseen_family", train.take(~train.has(models)), judged.take(judged.has(models)), models))
+    for models in _group_models_by_family(judged):
+        found.append(
+            (
+                "unseen_family",
+                train.select_rows(~train.has_any_model(models)),
+                judged.select_rows(judged.has_any_model(models)),
+                models,
+            )
+        )
     return found
 
 
-def _families(rows: CoRunPairs) -> list[set[str]]:
+def _group_models_by_family(rows: CoRunPairs) -> list[set[str]]:
     """Group the models by family. Returns the models of each family."""
     groups: dict[str, set[str]] = {}
     for model in sorted({*rows.model.tolist(), *rows.partner_model.tolist()}):
-        groups.setdefault(family(model), set()).add(model)
+        groups.setdefault(find_family(model), set()).add(model)
     return list(groups.values())
 
 
-def predictions(
+def predict_by_methods(
     fitted: CoRunPairs, judged: CoRunPairs, new: set[str], seed: int
 ) -> tuple[CoRunPairs, dict[str, Array]]:
     """Return the rows that remain to be judged, and the speeds of each method: method -> (row,).
@@ -101,30 +117,32 @@ def predictions(
     The entries `…|bound` are the lower bounds of these speeds. Revealed co-runs are not judged.
     """
     shown = draw_revealed_co_runs(judged, new, seed)
-    rest, of_jobs = judged.take(~shown), judged.take(shown)
-    of_models = judged.take(shown & draw_for_each_model(judged, shown, new, seed))
+    rest, of_jobs = judged.select_rows(~shown), judged.select_rows(shown)
+    of_models = judged.select_rows(shown & draw_for_each_model(judged, shown, new, seed))
     found = {
-        "rule": rule(rest.pairs.load[:, 0], rest.pairs.partner_load[:, 0]),
+        "rule": compute_published_rule(rest.pairs.load[:, 0], rest.pairs.partner_load[:, 0]),
         "constant": np.full(len(rest), fitted.speed.mean()),
         "trees": fit_error_trees(fitted, seed)(rest.pairs),
         "label": -rest.label,
         "load": -(rest.pairs.load[:, 0] + rest.pairs.partner_load[:, 0]),
     }
-    nothing = fitted.take(np.zeros(len(fitted), bool))
+    nothing = fitted.select_rows(np.zeros(len(fitted), bool))
     for method, site in (("ours", fitted), ("new_site", nothing)):
         kinds = {"": nothing, "_3_co_runs": of_jobs, "_3_of_model": of_models}
         for suffix, more in kinds.items():
             if suffix and not len(more):
                 continue
-            said = _served(_limit_co_runs(site, more, seed), rest)
+            said = _predict_as_served(_limit_co_runs(site, more, seed), rest)
             found[method + suffix], found[method + suffix + BOUND] = said.p50, said.lower_90
     return rest, found
 
 
-def _served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
+def _predict_as_served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
     """Predict speeds in the same way as the service."""
-    return predict(
-        asked.pairs, compute_gpu_prior(asked.pairs), learn(seen.pairs, seen.speed - compute_gpu_prior(seen.pairs))
+    return predict_speeds(
+        asked.pairs,
+        compute_gpu_prior(asked.pairs),
+        fit_residuals(seen.pairs, seen.speed - compute_gpu_prior(seen.pairs)),
     )
 
 
@@ -134,10 +152,10 @@ def _limit_co_runs(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPair
     If there are too many, all of the newest remain, and some of the others are dropped at random.
     """
     order = np.random.default_rng(seed).permutation(len(site))
-    return _join(site.take(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
+    return _concatenate_co_runs(site.select_rows(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
 
 
-def _join(one: CoRunPairs, other: CoRunPairs) -> CoRunPairs:
+def _concatenate_co_runs(one: CoRunPairs, other: CoRunPairs) -> CoRunPairs:
     pairs = Pairs(
         *(np.concatenate([getattr(rows.pairs, name) for rows in (one, other)]) for name in Pairs.__dataclass_fields__)
     )
@@ -170,12 +188,14 @@ def draw_for_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[s
     return np.asarray(np.isin(judged.pair, [pair for pairs in drawn for pair in pairs[:CO_RUNS].tolist()]))
 
 
-def features(pairs: Pairs) -> Array:
+def compute_features(pairs: Pairs) -> Array:
     """Return (n, feature) the loads of both jobs, their sums and products, and the rule."""
     (u, m, memory), (v, w, partner_memory) = pairs.load.T, pairs.partner_load.T
     both = np.maximum(u + v, 1e-6)
     columns = [u, v, m, w, memory, partner_memory, u + v, np.maximum(0, u + v - 1), m + w, np.maximum(0, m + w - 1)]
-    return np.column_stack([*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), rule(u, v)])
+    return np.column_stack(
+        [*columns, u * v, m * w, v / both, w / np.maximum(m + w, 1e-6), compute_published_rule(u, v)]
+    )
 
 
 def fit_error_trees(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
@@ -186,14 +206,14 @@ def fit_error_trees(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
     from sklearn.ensemble import ExtraTreesRegressor
 
     def predict_by_rule(pairs: Pairs) -> Array:
-        return rule(pairs.load[:, 0], pairs.partner_load[:, 0])
+        return compute_published_rule(pairs.load[:, 0], pairs.partner_load[:, 0])
 
     model = ExtraTreesRegressor(TREES, min_samples_leaf=5, max_features=0.5, random_state=seed, n_jobs=1)
-    model.fit(features(fitted.pairs), fitted.speed - predict_by_rule(fitted.pairs))
-    return lambda pairs: predict_by_rule(pairs) + model.predict(features(pairs)) if len(pairs) else np.zeros(0)
+    model.fit(compute_features(fitted.pairs), fitted.speed - predict_by_rule(fitted.pairs))
+    return lambda pairs: predict_by_rule(pairs) + model.predict(compute_features(pairs)) if len(pairs) else np.zeros(0)
 
 
-def judge(
+def judge_target(
     results: Results, dataset: str, target: str, parts: list[tuple[CoRunPairs, dict[str, Array]]], seed: int
 ) -> None:
     """Add the rows of all methods for one target. Several left-out parts are judged together."""
@@ -202,15 +222,15 @@ def judge(
     speed = np.concatenate([rows.speed for rows, _ in parts])
     pair = np.concatenate([rows.pair + 1_000_000 * n for n, (rows, _) in enumerate(parts)])
     model = np.concatenate([rows.model for rows, _ in parts])
-    _judge(results, (dataset, target, "all"), methods, speed, pair, seed)
+    _judge_series(results, (dataset, target, "all"), methods, speed, pair, seed)
     for name in sorted(set(model.tolist())) if target == "unseen_family" else ():
         own = model == name
         found = {method: said[own] for method, said in methods.items() if method not in ACCEPTING}
-        _judge(results, (dataset, target, name), found, speed[own], pair[own], seed)
-    _predict(results, dataset, target, methods, speed)
+        _judge_series(results, (dataset, target, name), found, speed[own], pair[own], seed)
+    _add_predictions(results, dataset, target, methods, speed)
 
 
-def _judge(
+def _judge_series(
     results: Results,
     of: tuple[str, str, str],
     methods: Mapping[str, Array],
@@ -223,26 +243,26 @@ def _judge(
     of: data set, target, series.
     """
 
-    def add(method: str, metric: str, top: Array, below: Array | None = None) -> None:
-        value, low, high = interval(top, below, block=4, seed=seed)
+    def add_row(method: str, metric: str, top: Array, below: Array | None = None) -> None:
+        value, low, high = compute_interval(top, below, block=4, seed=seed)
         if value is not None:
             results.rows.append(ResultRow(*of, None, method, method, metric, value, low, high, len(top)))
 
     order = np.argsort(pair, kind="stable")
     for method in [name for name in methods if name not in ACCEPTING and not name.endswith(BOUND)]:
-        add(method, "mae", np.abs(methods[method] - speed)[order])
-        add(method, "auc_085", _compute_auc_parts(methods[method], speed < HARM))
-        add(method, "harmful_at_73", *_measure_accepted_harm(methods[method], speed, order))
+        add_row(method, "mae", np.abs(methods[method] - speed)[order])
+        add_row(method, "auc_085", _compute_auc_parts(methods[method], speed < HARM))
+        add_row(method, "harmful_at_73", *_measure_accepted_harm(methods[method], speed, order))
         if method + BOUND in methods:
             bound = methods[method + BOUND]
             is_within = np.where(np.isfinite(bound), speed >= bound, np.nan)
-            add(method, "coverage_lower_90", is_within[order])
+            add_row(method, "coverage_lower_90", is_within[order])
             if of[2] == "all" and not np.isfinite(bound).any():
                 results.skipped.append(f"{of[0]} {of[1]}: {method} has too few co-runs for a bound")
     if "label" in methods and np.isfinite(methods["label"]).all():
-        _judge_rule(add, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
+        _judge_rule(add_row, "lucid_label", methods["label"] >= -2, methods["label"], speed, order)
     if "load" in methods:
-        _judge_rule(add, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
+        _judge_rule(add_row, "sum_100", methods["load"] >= -1, methods["load"], speed, order)
 
 
 def _compute_auc_parts(said: Array, harmed: NDArray[np.bool_]) -> Array:
@@ -294,7 +314,7 @@ def _judge_rule(
     add(method, "harmful_at_73", *_measure_accepted_harm(said, speed, order))
 
 
-def _predict(results: Results, dataset: str, target: str, methods: Mapping[str, Array], speed: Array) -> None:
+def _add_predictions(results: Results, dataset: str, target: str, methods: Mapping[str, Array], speed: Array) -> None:
     for method in ("ours", "ours_3_co_runs"):
         if method in methods:
             n = len(speed)

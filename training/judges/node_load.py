@@ -23,7 +23,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.models.node_load import AHEAD_S, Z_90, GpuUse
 from fleetcast.models.risk.watch import FleetWatch
-from fleetcast.training.reports.results import ResultRow, Results, WindowRow, interval
+from fleetcast.training.reports.results import ResultRow, Results, WindowRow, compute_interval
 from fleetcast.training.sets.fault_runs import FaultRun, read_fault_runs
 
 Array = NDArray[np.float64]
@@ -38,7 +38,7 @@ OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
-class Watched:
+class WatchedRun:
     """The GPU use and the forecasts of one run.
 
     use: (round, n) mean use of each node's GPUs. issued: number of a round → method -> (level, n) forecasts.
@@ -58,38 +58,40 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
         results.skipped.append(f"{SIMULATED}: no runs in {test}; `fleetcast simulate faults` makes some")
     losses: dict[tuple[str, str], list[Array]] = {}
     for run in runs:
-        seen = watch(run)
+        seen = replay_run(run)
         say(f"{run.name}: {len(seen.issued)} forecasts of {run.nodes} nodes")
-        for key, by_origin in judged(seen, run.interval_s).items():
+        for key, by_origin in compute_losses(seen, run.interval_s).items():
             losses.setdefault(key, []).append(by_origin)
-            results.windows += _hours(run, key, seen, by_origin)
+            results.windows += _make_hour_rows(run, key, seen, by_origin)
     for (method, metric), parts in losses.items():
         each = np.concatenate(parts)
-        value, low, high = interval(each, block=round(HOUR_S / EVERY_S), seed=seed)
+        value, low, high = compute_interval(each, block=round(HOUR_S / EVERY_S), seed=seed)
         about = (SIMULATED, TARGET, "all", round(AHEAD_S), method, "", metric)
         results.rows.append(ResultRow(*about, value, low, high, len(each)))
     return results
 
 
-def watch(run: FaultRun) -> Watched:
+def replay_run(run: FaultRun) -> WatchedRun:
     """Replay one run and issue its forecasts."""
-    fleet, topology = FleetWatch.of(run.topology, run.interval_s), run.topology
+    fleet, topology = FleetWatch.from_topology(run.topology, run.interval_s), run.topology
     times, use, issued = [], [], {}
     every, warm = round(EVERY_S / run.interval_s), round(WARM_S / run.interval_s)
-    for number, loads in enumerate(run.rounds(fleet.entities)):
-        fleet.take(loads.batches, loads.events, loads.time_ms, loads.node_events)
-        frame = fleet.frames(topology, loads.time_ms).gpu
-        rows = gpu_rows(fleet, topology.gpus)
-        gpus = GpuUse.of(frame, rows, held_s(fleet.fold.jobs.running(), topology.names, rows.shape, loads.time_ms))
+    for number, loads in enumerate(run.read_rounds(fleet.entities)):
+        fleet.apply_batch(loads.batches, loads.events, loads.time_ms, loads.node_events)
+        frame = fleet.extract_frames(topology, loads.time_ms).gpu
+        rows = find_gpu_rows(fleet, topology.gpus)
+        gpus = GpuUse.from_frame(
+            frame, rows, compute_held_s(fleet.fold.jobs.running(), topology.names, rows.shape, loads.time_ms)
+        )
         times.append(loads.time_ms)
-        use.append(_mean(gpus.newest))
+        use.append(_average_known(gpus.newest))
         if number >= warm and number % every == 0:
-            half_hour = _mean(np.where(rows >= 0, frame.column("gpu_util_mean_30m")[rows], np.nan))
-            issued[number] = forecasts(gpus, use[-1], half_hour)
-    return Watched(np.array(times, np.int64), np.array(use), issued)
+            half_hour = _average_known(np.where(rows >= 0, frame.column("gpu_util_mean_30m")[rows], np.nan))
+            issued[number] = make_forecasts(gpus, use[-1], half_hour)
+    return WatchedRun(np.array(times, np.int64), np.array(use), issued)
 
 
-def gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
+def find_gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
     """Return (n, g) the row of the frame of each node's GPUs, -1 if a GPU has never reported."""
     table = fleet.entities[EntityKind.GPU]
     rows = np.full((len(gpus), max(1, int(gpus.max(initial=1)))), -1, np.int32)
@@ -98,7 +100,7 @@ def gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
     return rows
 
 
-def held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tuple[int, ...], now_ms: int) -> Array:
+def compute_held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tuple[int, ...], now_ms: int) -> Array:
     """Return (n, g) for how many seconds each GPU's job has run. NaN if the GPU is free."""
     held, row_of = np.full(shape, np.nan), {name: row for row, name in enumerate(names)}
     for attempt in running:
@@ -107,15 +109,15 @@ def held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tuple[int, 
     return held
 
 
-def forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Array]:
+def make_forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Array]:
     """Return method -> (level, n) of the forecasts issued at one moment."""
-    spread = Z_90 * np.nan_to_num(_mean(gpus.std_30m))
+    spread = Z_90 * np.nan_to_num(_average_known(gpus.std_30m))
     found = {"last_value": [now, now], "last_value_spread": [now, now + spread]}
     found["mean_30m_spread"] = [half_hour, half_hour + spread]
-    return {OURS: gpus.forecast(), **{method: np.clip(levels, 0.0, 1.0) for method, levels in found.items()}}
+    return {OURS: gpus.forecast_use(), **{method: np.clip(levels, 0.0, 1.0) for method, levels in found.items()}}
 
 
-def judged(seen: Watched, interval_s: float) -> dict[tuple[str, str], Array]:
+def compute_losses(seen: WatchedRun, interval_s: float) -> dict[tuple[str, str], Array]:
     """Return (method, metric) -> (forecast,) means over the nodes.
 
     Forecasts of the last ten minutes have no full outcome, so they are left out.
@@ -127,7 +129,7 @@ def judged(seen: Watched, interval_s: float) -> dict[tuple[str, str], Array]:
         for method, (middle, high) in methods.items() if len(came) == ahead else ():
             above = came - high
             for metric, losses in (
-                ("mae", np.abs(middle - _mean(came.T))),
+                ("mae", np.abs(middle - _average_known(came.T))),
                 ("pinball_90", np.maximum(0.9 * above, -0.1 * above)),
             ):
                 known = losses[np.isfinite(losses)]
@@ -135,7 +137,7 @@ def judged(seen: Watched, interval_s: float) -> dict[tuple[str, str], Array]:
     return {key: np.array(losses) for key, losses in found.items()}
 
 
-def _hours(run: FaultRun, key: tuple[str, str], seen: Watched, losses: Array) -> Iterator[WindowRow]:
+def _make_hour_rows(run: FaultRun, key: tuple[str, str], seen: WatchedRun, losses: Array) -> Iterator[WindowRow]:
     hour_ms, first_ms = round(HOUR_S * 1000), int(seen.time_ms[0])
     hour = (seen.time_ms[list(seen.issued)[: len(losses)]] - first_ms) // hour_ms
     for number in np.unique(hour[np.isfinite(losses)]).tolist():
@@ -145,7 +147,7 @@ def _hours(run: FaultRun, key: tuple[str, str], seen: Watched, losses: Array) ->
         yield WindowRow(*about, *span, float(losses[mine].mean()), int(mine.sum()))
 
 
-def _mean(values: Array) -> Array:
+def _average_known(values: Array) -> Array:
     """Return (n,) the mean of the known values of each row. NaN if no value is known."""
     known = np.isfinite(values)
     total: Array = np.where(known, values, 0.0).sum(axis=1)

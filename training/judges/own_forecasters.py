@@ -40,7 +40,7 @@ class OwnForecaster:
     @classmethod
     def of(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
         """Load the forecaster at a path. Raises ConfigError if there is none, or if its name is in use."""
-        name = getattr(limited(lambda: _made(path), path, limit_s), "name", None)
+        name = getattr(call_with_limit(lambda: _make_forecaster(path), path, limit_s), "name", None)
         if not isinstance(name, str) or not name or name in TAKEN:
             raise ConfigError(f"--forecaster {path}: its name is {name!r}; give it one that no other method has")
         return cls(path, name, limit_s)
@@ -51,7 +51,9 @@ class OwnForecaster:
         Raises FleetcastError if the call fails or takes too long, or if the result has another shape.
         """
         what = f"{len(origins):,} origins of {len(panel.names)} series of {panel.target}"
-        found = limited(lambda: _made(self.path).forecast(panel, origins, steps), self.path, self.limit_s, what)
+        found = call_with_limit(
+            lambda: _make_forecaster(self.path).forecast(panel, origins, steps), self.path, self.limit_s, what
+        )
         wanted = (len(QUANTILES), len(steps), len(origins), len(panel.names))
         if np.shape(found) != wanted:
             raise FleetcastError(f"--forecaster {self.path}: answers {np.shape(found)} where {wanted} is asked for")
@@ -59,7 +61,7 @@ class OwnForecaster:
 
 
 @cache
-def _made(path: str) -> Forecaster:
+def _make_forecaster(path: str) -> Forecaster:
     made: Forecaster = _import_class(path)()
     return made
 
@@ -76,19 +78,19 @@ def _import_class(path: str) -> Callable[[], Forecaster]:
     return found
 
 
-def make(path: str) -> Callable[[], Forecaster]:
+def load_factory(path: str) -> Callable[[], Forecaster]:
     """Return a factory of the forecaster at a path, for `fleetcast.checks.check_forecaster`."""
     return _import_class(path)
 
 
-def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
+def call_with_limit(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
     """Call `answer` in a thread, and return its result if it comes within the limit.
 
     Raises FleetcastError that names the path if the call fails or takes longer. Our own errors and failed checks
     are raised unchanged.
     """
     future: Future[Answer] = Future()
-    Thread(target=_answer, args=(future, answer), daemon=True).start()
+    Thread(target=_set_answer, args=(future, answer), daemon=True).start()
     try:
         return future.result(limit_s)
     except (FleetcastError, AssertionError):
@@ -102,7 +104,7 @@ def limited(answer: Callable[[], Answer], path: str, limit_s: float, what: str =
         raise FleetcastError(f"--forecaster {path}: {what}: {type(error).__name__}: {error}") from error
 
 
-def _answer(future: "Future[Answer]", answer: Callable[[], Answer]) -> None:
+def _set_answer(future: "Future[Answer]", answer: Callable[[], Answer]) -> None:
     try:
         future.set_result(answer())
     except Exception as error:  # whatever a plugin raises goes to who waits

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.placement.machines.potential import Ways, find_best_slots, score_potential_growth, ways
+from fleetcast.placement.machines.potential import Ways, find_best_slots, list_ways, score_potential_growth
 from fleetcast.placement.machines.shapes import COMMON, MemberShape, RecentShapes, ShapeDemand, make_shape_demand
 from fleetcast.placement.machines.slots import WHOLE
 from fleetcast.training.sets.packing_sets import Machines, PodKind, PodList
@@ -34,11 +34,11 @@ class Policy(Protocol):
     must be computed again.
     """
 
-    def begin(self, arrived: int, shape: MemberShape) -> bool: ...
+    def begin_arrival(self, arrived: int, shape: MemberShape) -> bool: ...
 
-    def good(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats: ...
+    def score_ways(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats: ...
 
-    def choose(self, good: Floats) -> int: ...
+    def choose_row(self, good: Floats) -> int: ...
 
 
 @dataclass(slots=True)
@@ -58,11 +58,11 @@ class PackedFleet:
         self.milli = self.machines.milli.astype(np.int64)
         self.cpus, self.memory_mib = self.machines.cpus.copy(), self.machines.memory_mib.copy()
 
-    def hosts(self, kind: PodKind) -> NDArray[np.bool_]:
+    def find_hosting_models(self, kind: PodKind) -> NDArray[np.bool_]:
         """Return (models,) whether the kind may run on the model."""
         return np.array([kind.shape.is_hosted_by(model) for model in self.machines.models], bool)
 
-    def take(self, kind: PodKind, row: int, slot: int) -> None:
+    def place_pod(self, kind: PodKind, row: int, slot: int) -> None:
         """Place one pod on a machine, and reduce the machine's free resources."""
         free = self.milli[row]
         if slot >= 0:
@@ -75,7 +75,7 @@ class PackedFleet:
 
 
 @dataclass(slots=True)
-class _Seen:
+class _KindScores:
     """The scores of one kind of pod.
 
     good: (n,) the score of the best way, -inf if there is none. slot: (n,) its slot.
@@ -86,35 +86,42 @@ class _Seen:
     upto: int  # of the fleet's changes
 
 
-def pack(machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callable[[PackedFleet], Policy]) -> float:
+def pack_pods(
+    machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callable[[PackedFleet], Policy]
+) -> float:
     """Return the share of GPUs that is allocated after all arrivals.
 
     order: (arrivals,) index into `kinds`.
     """
     fleet = PackedFleet(machines)
     policy = make(fleet)
-    hosts = [fleet.hosts(kind)[machines.model] for kind in kinds]
-    seen: dict[int, _Seen] = {}
+    hosts = [fleet.find_hosting_models(kind)[machines.model] for kind in kinds]
+    seen: dict[int, _KindScores] = {}
     allocated = 0
     for arrived, number in enumerate(order.tolist()):
         kind = kinds[number]
-        if policy.begin(arrived, kind.shape):
+        if policy.begin_arrival(arrived, kind.shape):
             seen.clear()
         known = _update_cached_scores(seen, number, kind, fleet, hosts[number], policy)
-        row = policy.choose(known.good)
+        row = policy.choose_row(known.good)
         if row >= 0:
-            fleet.take(kind, row, int(known.slot[row]))
+            fleet.place_pod(kind, row, int(known.slot[row]))
             allocated += kind.shape.gpus * kind.shape.milli
     return allocated / WHOLE / machines.gpus
 
 
 def _update_cached_scores(
-    seen: dict[int, _Seen], number: int, kind: PodKind, fleet: PackedFleet, hosts: NDArray[np.bool_], policy: Policy
-) -> _Seen:
+    seen: dict[int, _KindScores],
+    number: int,
+    kind: PodKind,
+    fleet: PackedFleet,
+    hosts: NDArray[np.bool_],
+    policy: Policy,
+) -> _KindScores:
     n = len(fleet.cpus)
     known = seen.get(number)
     if known is None:
-        known = seen[number] = _Seen(np.full(n, -np.inf), np.full(n, -1, np.int64), len(fleet.changed))
+        known = seen[number] = _KindScores(np.full(n, -np.inf), np.full(n, -1, np.int64), len(fleet.changed))
         rows = np.arange(n)
     else:
         rows = np.array(sorted(set(fleet.changed[known.upto :])), np.int64)
@@ -123,20 +130,20 @@ def _update_cached_scores(
         return known
     known.good[rows] = -np.inf
     rows = rows[hosts[rows] & (fleet.cpus[rows] >= kind.shape.cpus) & (fleet.memory_mib[rows] >= kind.memory_mib)]
-    taken = ways(kind.shape, fleet.milli[rows])
+    taken = list_ways(kind.shape, fleet.milli[rows])
     if len(taken.at):
-        good = policy.good(kind.shape, rows, taken)
+        good = policy.score_ways(kind.shape, rows, taken)
         known.good[rows], known.slot[rows] = find_best_slots(taken, good, len(rows))
     return known
 
 
-def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
+def draw_arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
     """Return (arrivals,) int64 indices of the arriving pods' kinds, in random order.
 
     Each pod arrives once. Clones of drawn pods follow until `load` times the GPUs are requested.
     """
     rng = np.random.default_rng(seed)
-    each = pods.gpus()
+    each = pods.compute_milli_gpus()
     drawn = np.arange(len(each))
     short = load * machines.gpus * WHOLE - each.sum()
     if short > 0 and each.any():
@@ -145,13 +152,13 @@ def arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
     return np.asarray(pods.kind[rng.permutation(drawn)])
 
 
-def find_first_best(good: Floats) -> int:
+def find_best_row(good: Floats) -> int:
     """Return the first of the best rows, or -1 if there is none."""
     row = int(np.argmax(good))
     return row if good[row] > -np.inf else -1
 
 
-class ByGrowth:
+class GrowthPolicy:
     """A policy that places a pod where a measure over the demand grows least.
 
     The measure is the potential, or a part of it. `learns`: the demand is learned from the arrivals.
@@ -166,38 +173,38 @@ class ByGrowth:
         self._now = np.zeros(len(fleet.cpus))
         self._upto = self._next = 0
 
-    def begin(self, arrived: int, shape: MemberShape) -> bool:
+    def begin_arrival(self, arrived: int, shape: MemberShape) -> bool:
         due = arrived == self._next
         if due:
-            self._demand = make_shape_demand(self._recent.counted(), self._fleet.machines.models, self._common)
-            self._now = self._of(np.arange(len(self._now)))
+            self._demand = make_shape_demand(self._recent.count_members(), self._fleet.machines.models, self._common)
+            self._now = self._measure_rows(np.arange(len(self._now)))
             self._next = arrived + min(max(arrived, SOON), LATE) if self._learns else -1
         else:
             rows = np.array(sorted(set(self._fleet.changed[self._upto :])), np.int64)
-            self._now[rows] = self._of(rows)
+            self._now[rows] = self._measure_rows(rows)
         self._upto = len(self._fleet.changed)
         if self._learns:
             self._recent.add(shape)
         return due
 
-    def _of(self, rows: Ints) -> Floats:
+    def _measure_rows(self, rows: Ints) -> Floats:
         fleet = self._fleet
         if self._demand is None:
             return np.zeros(len(rows))
         return self._measure(self._demand, fleet.milli[rows], fleet.cpus[rows], fleet.machines.model[rows])
 
-    def good(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats:
+    def score_ways(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats:
         if self._demand is None:
             return np.zeros(len(taken.at))
         fleet, at = self._fleet, rows[taken.at]
         after = self._measure(self._demand, taken.milli, fleet.cpus[at] - shape.cpus, fleet.machines.model[at])
         return score_potential_growth(after - self._now[at])
 
-    def choose(self, good: Floats) -> int:
-        return find_first_best(good)
+    def choose_row(self, good: Floats) -> int:
+        return find_best_row(good)
 
 
-class ByScore:
+class ScorePolicy:
     """A baseline policy that scores the node alone.
 
     score: (shape, fleet, rows, taken) → (ways,).
@@ -206,39 +213,39 @@ class ByScore:
     def __init__(self, fleet: PackedFleet, score: Score) -> None:
         self._fleet, self._score = fleet, score
 
-    def begin(self, arrived: int, shape: MemberShape) -> bool:
+    def begin_arrival(self, arrived: int, shape: MemberShape) -> bool:
         return False
 
-    def good(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats:
+    def score_ways(self, shape: MemberShape, rows: Ints, taken: Ways) -> Floats:
         return self._score(shape, self._fleet, rows, taken)
 
-    def choose(self, good: Floats) -> int:
-        return find_first_best(good)
+    def choose_row(self, good: Floats) -> int:
+        return find_best_row(good)
 
 
-class ByChance(ByScore):
+class RandomPolicy(ScorePolicy):
     """A policy that takes any node with room and any slot, at random."""
 
     def __init__(self, fleet: PackedFleet, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         super().__init__(fleet, lambda shape, fleet, rows, taken: self._rng.random(len(taken.at)))
 
-    def choose(self, good: Floats) -> int:
+    def choose_row(self, good: Floats) -> int:
         rows = np.flatnonzero(good > -np.inf)
         return int(self._rng.choice(rows)) if len(rows) else -1
 
 
-def best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
+def score_best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
     """Return (ways,) scores, highest on the node with the fewest GPUs and CPUs left, in its fullest slot.
 
     Both are counted as parts of the largest node.
     """
     gpus = taken.milli.sum(axis=1) / (fleet.milli.shape[1] * WHOLE)
     cpus = (fleet.cpus[rows[taken.at]] - shape.cpus) / fleet.machines.cpus.max()
-    return np.asarray(-(gpus + cpus) - _left(taken) / (100 * WHOLE))
+    return np.asarray(-(gpus + cpus) - _count_left_milli(taken) / (100 * WHOLE))
 
 
-def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
+def score_dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
     """Return (ways,) scores, highest for the least dot product of requested and free resources.
 
     Each resource is counted as a part of the largest node.
@@ -247,16 +254,16 @@ def dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways)
     free = fleet.milli[rows].sum(axis=1)[taken.at] / whole
     asked = shape.gpus * shape.milli / whole
     cpus = fleet.cpus[rows[taken.at]] * shape.cpus / fleet.machines.cpus.max() ** 2
-    return np.asarray(-(free * asked + cpus) - _left(taken) / (1e6 * WHOLE))
+    return np.asarray(-(free * asked + cpus) - _count_left_milli(taken) / (1e6 * WHOLE))
 
 
-def packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
+def score_packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
     """Return (ways,) scores: slots in use come first, then idle slots of nodes in use, then idle nodes."""
     used = (fleet.milli[rows].sum(axis=1) < fleet.machines.milli[rows].sum(axis=1, dtype=np.int64))[taken.at]
-    shared = (taken.slot >= 0) & (_left(taken) < WHOLE - shape.milli)
-    return np.where(shared, 2.0, used.astype(np.float64)) - _left(taken) / (100 * WHOLE)
+    shared = (taken.slot >= 0) & (_count_left_milli(taken) < WHOLE - shape.milli)
+    return np.where(shared, 2.0, used.astype(np.float64)) - _count_left_milli(taken) / (100 * WHOLE)
 
 
-def _left(taken: Ways) -> Floats:
+def _count_left_milli(taken: Ways) -> Floats:
     """Return (ways,) the milli-GPUs that are then left of the slot. 0 for whole GPUs."""
     return np.where(taken.slot >= 0, taken.milli[np.arange(len(taken.at)), taken.slot], 0).astype(np.float64)

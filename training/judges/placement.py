@@ -16,19 +16,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fleetcast.placement.machines.potential import count_fragmented_milli, potential
+from fleetcast.placement.machines.potential import compute_potential, count_fragmented_milli
 from fleetcast.placement.machines.shapes import RecentShapes
 from fleetcast.training.judges.packing import (
-    ByChance,
-    ByGrowth,
-    ByScore,
+    GrowthPolicy,
     PackedFleet,
     Policy,
-    arrivals,
-    best_fit,
-    dot_product,
-    pack,
-    packing,
+    RandomPolicy,
+    ScorePolicy,
+    draw_arrivals,
+    pack_pods,
+    score_best_fit,
+    score_dot_product,
+    score_packing,
 )
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.packing_sets import PackingSet, PodList, read_packing_sets
@@ -51,11 +51,11 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None:
     """Add the rows of one list. Every policy packs the same arrivals."""
-    order = arrivals(one.pods, one.machines, LOAD, seed)
+    order = draw_arrivals(one.pods, one.machines, LOAD, seed)
     say(f"{one.dataset}: {len(order):,} arrivals for {one.machines.gpus:,} GPUs of {len(one.machines.cpus):,} nodes")
-    for method, make in policies(one, seed).items():
+    for method, make in make_policies(one, seed).items():
         began = time.process_time()
-        share = pack(one.machines, one.pods.kinds, order, make)
+        share = pack_pods(one.machines, one.pods.kinds, order, make)
         took_s = time.process_time() - began
         for metric, value in (("allocated_at_130", 100 * share), ("seconds", took_s)):
             row = ResultRow(one.dataset, "packing", "all", None, method, "", metric, value, None, None, len(order))
@@ -63,15 +63,15 @@ def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None
         say(f"{one.dataset}: {method} {100 * share:.2f} % in {took_s:.1f} s")
 
 
-def policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Policy]]:
+def make_policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Policy]]:
     """Return the policies to compare, by method."""
     return {
-        "ours": lambda fleet: ByGrowth(fleet, potential, _sample_past_shapes(one.before, seed), True),
-        "fgd": lambda fleet: ByGrowth(fleet, count_fragmented_milli, _collect_all_shapes(one.pods), False, POPULAR),
-        "best_fit": lambda fleet: ByScore(fleet, best_fit),
-        "dot_prod": lambda fleet: ByScore(fleet, dot_product),
-        "packing": lambda fleet: ByScore(fleet, packing),
-        "random": lambda fleet: ByChance(fleet, seed),
+        "ours": lambda fleet: GrowthPolicy(fleet, compute_potential, _sample_past_shapes(one.before, seed), True),
+        "fgd": lambda fleet: GrowthPolicy(fleet, count_fragmented_milli, _collect_all_shapes(one.pods), False, POPULAR),
+        "best_fit": lambda fleet: ScorePolicy(fleet, score_best_fit),
+        "dot_prod": lambda fleet: ScorePolicy(fleet, score_dot_product),
+        "packing": lambda fleet: ScorePolicy(fleet, score_packing),
+        "random": lambda fleet: RandomPolicy(fleet, seed),
     }
 
 

@@ -29,7 +29,13 @@ from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
 from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
-from fleetcast.training.judges.queue import METHODS, ON_LIMITS, make_trace, peer, simulate_conservative_backfill
+from fleetcast.training.judges.queue import (
+    METHODS,
+    ON_LIMITS,
+    make_peer_scheduler,
+    make_trace,
+    simulate_conservative_backfill,
+)
 from fleetcast.training.sets.job_sets import HistoryJobs
 
 SERVED = ("ours", "one_queue", "kueue_order", "one_line")
@@ -59,24 +65,24 @@ class PlayScene:
         return self.each * max(1, self.nodes)
 
     @property
-    def limited(self) -> bool:
+    def has_limits(self) -> bool:
         return 2 * sum(limit is not None for limit in self.trace.limit_s) > len(self.trace)
 
-    def methods(self) -> list[str]:
+    def list_methods(self) -> list[str]:
         """Return the methods that make sense in this scene."""
-        without = (set() if self.limited else ON_LIMITS) | (set() if self.tree is not None else OF_THE_FILE)
+        without = (set() if self.has_limits else ON_LIMITS) | (set() if self.tree is not None else OF_THE_FILE)
         return [method for method in METHODS_PLAYED if method not in without]
 
-    def machine(self, planned: Planned, backfills: bool) -> PlayedMachine[CountAsk]:
+    def make_machine(self, planned: Planned, backfills: bool) -> PlayedMachine[CountAsk]:
         """Return the machine that a peer plays on."""
         if self.nodes:
             return NodeCounts(self.nodes, self.each, planned, backfills)
         return Capacity(self.each, planned, backfills)
 
-    def ask(self, job: int) -> CountAsk:
+    def make_ask(self, job: int) -> CountAsk:
         return CountAsk(int(self.trace.gpus[job]), self.trace.limit_s[job])
 
-    def request(self, job: int, queue: str) -> PlacementRequest:
+    def make_request(self, job: int, queue: str) -> PlacementRequest:
         """Return a job as a request in a queue.
 
         On a count of GPUs, it is a gang of members with one GPU each.
@@ -97,7 +103,7 @@ class PlayScene:
 
 
 @dataclass(frozen=True, slots=True)
-class Played:
+class PlayResult:
     """The result of one play.
 
     start_s: (job,). seconds: CPU time.
@@ -122,7 +128,7 @@ class RefusedStarts:
         return crc32(f"{job}.{tried}".encode()) < self.share * 2**32
 
 
-def scene_of(
+def make_scene(
     table: HistoryJobs, nodes: int, each: int, tree: QueueTree | None, max_wait_s: float, refused: float = 0.0
 ) -> tuple[PlayScene, Counter[str]]:
     """Return the scene of the jobs that every method can play, and the number of other jobs by reason.
@@ -132,24 +138,24 @@ def scene_of(
     limited = len(table) > 0 and float(np.isfinite(table.limit_s).mean()) > 0.5
     refuses = RefusedStarts(refused) if refused else None
     scene = PlayScene(make_trace(table, limited), nodes, each, tree, max_wait_s, refuses)
-    reasons = [_refused(scene, job) for job in range(len(table))]
+    reasons = [_explain_left_out(scene, job) for job in range(len(table))]
     is_played = np.array([not reason for reason in reasons], bool)
-    played = scene if is_played.all() else replace(scene, trace=make_trace(table.take(is_played), limited))
+    played = scene if is_played.all() else replace(scene, trace=make_trace(table.select_rows(is_played), limited))
     return played, Counter(reason for reason in reasons if reason)
 
 
-def _refused(scene: PlayScene, job: int) -> str:
+def _explain_left_out(scene: PlayScene, job: int) -> str:
     """Return why a job is left out. "" if it is played."""
-    request = scene.request(job, scene.find_own_queue(job))
+    request = scene.make_request(job, scene.find_own_queue(job))
     if request.members.min * request.gpus_per_node > scene.gpus:
         return "larger than the fleet"
     try:
-        return QueueStanding(scene.tree, {}, {}).never(request) if scene.tree is not None else ""
+        return QueueStanding(scene.tree, {}, {}).explain_permanent_refusal(request) if scene.tree is not None else ""
     except RequestError as error:
         return str(error)
 
 
-def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Played:
+def play_method(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> PlayResult:
     """Play a method to the end, and return its result.
 
     tick: function that is called with the time of each step.
@@ -157,31 +163,33 @@ def play(scene: PlayScene, method: str, tick: Tick = lambda now_s: None) -> Play
     begun_s = time.process_time()
     if method == "conservative_limits":
         start_s = simulate_conservative_backfill(scene.trace, scene.gpus)
-        return Played(method, start_s, 0, time.process_time() - begun_s)
+        return PlayResult(method, start_s, 0, time.process_time() - begun_s)
     if method in SERVED:
-        replay = Replay(scene.trace, served(scene, method), scene.refuses)
+        replay = Replay(scene.trace, make_served_plan(scene, method), scene.refuses)
     else:
         replay = Replay(
-            scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s), scene.refuses
+            scene.trace,
+            make_peer_scheduler(scene.trace, method, scene.make_machine, scene.make_ask, scene.max_wait_s),
+            scene.refuses,
         )
-    for now_s in replay.steps():
+    for now_s in replay.play_steps():
         tick(now_s)
-    return Played(method, replay.start_s, replay.passes, time.process_time() - begun_s)
+    return PlayResult(method, replay.start_s, replay.passes, time.process_time() - begun_s)
 
 
-def served(scene: PlayScene, method: str) -> ServedPlan:
+def make_served_plan(scene: PlayScene, method: str) -> ServedPlan:
     """Return the serving plan on the scene's machine."""
-    tree = _tree(scene, method)
+    tree = _make_tree(scene, method)
     own = tree is not None and scene.tree is not None and method != "one_queue"
     return ServedPlan(
         view=make_empty_view(_list_node_sizes(scene)),
-        ask=lambda job: scene.request(job, scene.find_own_queue(job) if own else DEFAULT_QUEUE),
+        ask=lambda job: scene.make_request(job, scene.find_own_queue(job) if own else DEFAULT_QUEUE),
         tree=tree,
         forgets=method == "kueue_order",
     )
 
 
-def _tree(scene: PlayScene, method: str) -> QueueTree | None:
+def _make_tree(scene: PlayScene, method: str) -> QueueTree | None:
     if method == "one_line":
         return None
     if scene.tree is None or method == "one_queue":

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.placement.play.replay import Floats, Trace
-from fleetcast.training.judges.played import Played, PlayScene
-from fleetcast.training.judges.queue import jain
+from fleetcast.training.judges.played import PlayResult, PlayScene
+from fleetcast.training.judges.queue import compute_jain_index
 
 SIZES = ((1, 1), (2, 4), (5, 8), (9, 64), (65, None))  # GPUs of a job, from and to
 
 
-class WaitsOf(msgspec.Struct, frozen=True):
+class WaitSummary(msgspec.Struct, frozen=True):
     """The waits of some jobs in seconds.
 
     name: their size class or queue.
@@ -36,45 +36,45 @@ class PlayNumbers(msgspec.Struct, frozen=True):
     """
 
     method: str
-    wait: WaitsOf
+    wait: WaitSummary
     utilisation: float
     jain: float | None
     jain_queues: float | None
-    by_size: list[WaitsOf]
-    by_queue: list[WaitsOf]
+    by_size: list[WaitSummary]
+    by_queue: list[WaitSummary]
     passes: int
     seconds: float
     pass_ms: float | None
 
 
-def compute_play_numbers(scene: PlayScene, played: Played) -> PlayNumbers:
+def compute_play_numbers(scene: PlayScene, played: PlayResult) -> PlayNumbers:
     """Return all numbers of a play."""
     trace = scene.trace
     wait_s, gpus = played.start_s - np.array(trace.submit_s), np.array(trace.gpus)
-    queue, every = np.array(queues_of(scene)), np.ones(len(trace), bool)
-    sizes = {_words(low, high): (gpus >= low) & (gpus <= (high or np.inf)) for low, high in SIZES}
-    used = measure_held_gpus(np.array([trace.submit_s[0], last_s(trace)]), trace, played.start_s)
+    queue, every = np.array(list_job_queues(scene)), np.ones(len(trace), bool)
+    sizes = {_format_size_range(low, high): (gpus >= low) & (gpus <= (high or np.inf)) for low, high in SIZES}
+    used = measure_held_gpus(np.array([trace.submit_s[0], find_last_arrival_s(trace)]), trace, played.start_s)
     by_queue = replace(trace, user=queue.tolist())
     return PlayNumbers(
         method=played.method,
-        wait=_waits("all", wait_s),
+        wait=_summarise_waits("all", wait_s),
         utilisation=round(float(used[0]) / scene.gpus, 4),
-        jain=jain(trace, played.start_s, every),
-        jain_queues=jain(by_queue, played.start_s, every),
-        by_size=[_waits(name, wait_s[rows]) for name, rows in sizes.items() if rows.any()],
-        by_queue=[_waits(name, wait_s[queue == name]) for name in sorted(set(queue.tolist()))],
+        jain=compute_jain_index(trace, played.start_s, every),
+        jain_queues=compute_jain_index(by_queue, played.start_s, every),
+        by_size=[_summarise_waits(name, wait_s[rows]) for name, rows in sizes.items() if rows.any()],
+        by_queue=[_summarise_waits(name, wait_s[queue == name]) for name in sorted(set(queue.tolist()))],
         passes=played.passes,
         seconds=round(played.seconds, 3),
         pass_ms=round(1000 * played.seconds / played.passes, 3) if played.passes else None,
     )
 
 
-def queues_of(scene: PlayScene) -> list[str]:
+def list_job_queues(scene: PlayScene) -> list[str]:
     """Return (job,) the queue that each job counts towards."""
     return [scene.find_own_queue(job) for job in range(len(scene.trace))]
 
 
-def last_s(trace: Trace) -> float:
+def find_last_arrival_s(trace: Trace) -> float:
     """Return the time of the last arrival, at least a second after the first."""
     return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
 
@@ -106,16 +106,16 @@ def describe_fairness_price(found: Sequence[PlayNumbers]) -> str:
     return f"the price of fairness in mean wait: {more:+,.0f} s ({said})"
 
 
-def _waits(name: str, wait_s: Floats) -> WaitsOf:
+def _summarise_waits(name: str, wait_s: Floats) -> WaitSummary:
     p50, p99 = np.quantile(wait_s, (0.5, 0.99))
     numbers = (float(wait_s.mean()), float(p50), float(p99), float(wait_s.max()))
-    return WaitsOf(name, len(wait_s), *(round(value, 1) for value in numbers))
+    return WaitSummary(name, len(wait_s), *(round(value, 1) for value in numbers))
 
 
-def _words(low: int, high: int | None) -> str:
+def _format_size_range(low: int, high: int | None) -> str:
     """Return a range of sizes in words.
 
-    >>> _words(1, 1), _words(2, 4), _words(65, None)
+    >>> _format_size_range(1, 1), _format_size_range(2, 4), _format_size_range(65, None)
     ('1', '2 to 4', '65 or more')
     """
     if high is None:

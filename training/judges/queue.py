@@ -19,11 +19,11 @@ from fleetcast.placement.play.capacity import Capacity, CountAsk, Planned
 from fleetcast.placement.play.replay import PlayedMachine, QueuePolicy, Replay, RowScheduler, Trace
 from fleetcast.placement.play.rows import NEVER
 from fleetcast.placement.play.seen_runs import SeenRuns
-from fleetcast.placement.queues.order import area
-from fleetcast.training.judges.queue_policies import Forecast, KeyedPeer, Qssf
+from fleetcast.placement.queues.order import compute_area
+from fleetcast.training.judges.queue_policies import FixedKeyPolicy, ForecastPolicy, Qssf
 from fleetcast.training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
-from fleetcast.training.judges.start import capacity_of
-from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.judges.start import estimate_capacity
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
 from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory, read_job_sets
 
 DAY_S = 86_400
@@ -39,7 +39,7 @@ METHODS = (
     *("qssf", "area_oracle", "sjf_oracle"),
 )
 
-LEARNT: Mapping[str, Callable[[Trace, SeenRuns], QueuePolicy]] = {"forecast_x_cores": Forecast, "qssf": Qssf}
+LEARNT: Mapping[str, Callable[[Trace, SeenRuns], QueuePolicy]] = {"forecast_x_cores": ForecastPolicy, "qssf": Qssf}
 
 Floats = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -60,12 +60,12 @@ class QueueScene:
     max_wait_s: float
     limited: bool
 
-    def ask(self, job: int) -> CountAsk | None:
+    def make_ask(self, job: int) -> CountAsk | None:
         """Return the request of a job. None if it is larger than the fleet."""
         gpus = self.trace.gpus[job]
         return CountAsk(gpus, self.trace.limit_s[job]) if gpus <= self.capacity else None
 
-    def machine(self, planned: Planned, backfills: bool = True) -> Capacity:
+    def make_machine(self, planned: Planned, backfills: bool = True) -> Capacity:
         return Capacity(self.capacity, planned, backfills)
 
 
@@ -80,24 +80,24 @@ def evaluate(
     for one in read_job_sets(train, test, results.skipped):
         for reason, count in sorted(one.skipped.items()):
             results.skipped.append(f"{one.dataset}: {count:,} rows: {reason}")
-        scene = scene_of(one.own, capacity, max_wait_h * 3600)
+        scene = make_scene(one.own_history, capacity, max_wait_h * 3600)
         say(f"{scene.dataset}: {len(scene.trace):,} jobs on {scene.capacity:,} GPUs or cores")
         for method in METHODS:
             if method in ON_LIMITS and not scene.limited:
                 continue
-            start_s = play(scene, method)
-            _judge(results, scene, method, start_s, seed)
+            start_s = play_method(scene, method)
+            _judge_method(results, scene, method, start_s, seed)
             say(f"{scene.dataset}: {method}: mean wait {_compute_waits_s(scene, start_s).mean():,.0f} s")
     return results
 
 
-def scene_of(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
+def make_scene(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
     """Return the jobs of a set, beginning shortly before the end of the train folder."""
-    capacity = capacity or capacity_of(one.train)
+    capacity = capacity or estimate_capacity(one.train_jobs)
     rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - WARM_UP_S)
-    part = one.table.take(rows)
+    part = one.table.select_rows(rows)
     limited = float(np.isfinite(part.limit_s).mean()) > 0.5
-    return QueueScene(one.dataset, make_trace(part, limited), one.judged[rows], capacity, max_wait_s, limited)
+    return QueueScene(one.dataset, make_trace(part, limited), one.is_judged[rows], capacity, max_wait_s, limited)
 
 
 def make_trace(table: HistoryJobs, limited: bool = True) -> Trace:
@@ -118,17 +118,19 @@ def make_trace(table: HistoryJobs, limited: bool = True) -> Trace:
     )
 
 
-def play(scene: QueueScene, method: str) -> Floats:
+def play_method(scene: QueueScene, method: str) -> Floats:
     """Play the scene's jobs by a scheduling method, and return (job,) their start times.
 
     The start time is NaN for jobs larger than the fleet.
     """
     if method == "conservative_limits":
         return simulate_conservative_backfill(scene.trace, scene.capacity)
-    return Replay(scene.trace, peer(scene.trace, method, scene.machine, scene.ask, scene.max_wait_s)).play()
+    return Replay(
+        scene.trace, make_peer_scheduler(scene.trace, method, scene.make_machine, scene.make_ask, scene.max_wait_s)
+    ).play()
 
 
-def peer(
+def make_peer_scheduler(
     trace: Trace, method: str, machine: MachineOf, ask: Callable[[int], CountAsk | None], max_wait_s: float
 ) -> RowScheduler[CountAsk]:
     """Return a scheduler that plays a method's order on a machine.
@@ -137,14 +139,14 @@ def peer(
     """
     seen = SeenRuns()
     learns = LEARNT.get(method)
-    policy = KeyedPeer(trace, seen, _keys(trace, method)) if learns is None else learns(trace, seen)
+    policy = FixedKeyPolicy(trace, seen, _compute_keys(trace, method)) if learns is None else learns(trace, seen)
     bound_s = NEVER if method in BY_ARRIVAL else max_wait_s
-    return RowScheduler(trace.submit_s, machine(seen.planned, method != "fifo"), policy, ask, bound_s)
+    return RowScheduler(trace.submit_s, machine(seen.plan_run_s, method != "fifo"), policy, ask, bound_s)
 
 
-def _keys(trace: Trace, method: str) -> Sequence[float]:
+def _compute_keys(trace: Trace, method: str) -> Sequence[float]:
     gpus, run_s = np.array(trace.gpus, np.float64), np.array(trace.run_s)
-    areas = np.array([area(*ask) for ask in zip(trace.gpus, trace.limit_s, strict=True)])
+    areas = np.array([compute_area(*ask) for ask in zip(trace.gpus, trace.limit_s, strict=True)])
     keys = {"ours": areas, "limit_x_cores": areas, "gpus_only": gpus}
     keys |= {"sjf_oracle": run_s, "area_oracle": run_s * gpus}
     found: list[float] = keys.get(method, np.zeros(len(trace))).tolist()
@@ -171,24 +173,24 @@ def _compute_waits_s(scene: QueueScene, start_s: Floats, rows: NDArray[np.bool_]
     return np.asarray(wait_s[np.isfinite(wait_s)])
 
 
-def _judge(results: Results, scene: QueueScene, method: str, start_s: Floats, seed: int) -> None:
-    for series, rows in _spans(scene):
+def _judge_method(results: Results, scene: QueueScene, method: str, start_s: Floats, seed: int) -> None:
+    for series, rows in _list_judged_spans(scene):
         wait_s = _compute_waits_s(scene, start_s, rows)
         if not len(wait_s):
             continue
-        value, low, high = interval(wait_s.tolist(), block=BLOCK, seed=seed)
+        value, low, high = compute_interval(wait_s.tolist(), block=BLOCK, seed=seed)
         found: dict[str, tuple[float | None, float | None, float | None]] = {
             "wait_mean_s": (value, low, high),
             "wait_p99_s": (float(np.quantile(wait_s, 0.99)), None, None),
             "wait_max_s": (float(wait_s.max()), None, None),
-            "jain": (jain(scene.trace, start_s, rows), None, None),
+            "jain": (compute_jain_index(scene.trace, start_s, rows), None, None),
         }
         for metric, numbers in found.items():
             row = ResultRow(scene.dataset, "queue", series, None, method, method, metric, *numbers, len(wait_s))
             results.rows.append(row)
 
 
-def _spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
+def _list_judged_spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
     """Yield (name, (job,) mask) of all judged jobs, and of each 30 days if there are several."""
     yield "all", scene.judged
     submit_s = np.array(scene.trace.submit_s)
@@ -198,7 +200,7 @@ def _spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
         yield f"month {number + 1}", scene.judged & (month == number)
 
 
-def jain(trace: Trace, start_s: Floats, rows: NDArray[np.bool_]) -> float | None:
+def compute_jain_index(trace: Trace, start_s: Floats, rows: NDArray[np.bool_]) -> float | None:
     """Return Jain's index over users with enough jobs. None for fewer than two such users.
 
     A user's value is the share of GPU time in the system in which the user's jobs run. 1: all users are

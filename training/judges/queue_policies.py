@@ -19,7 +19,7 @@ import numpy as np
 from fleetcast.placement.play.replay import Trace
 from fleetcast.placement.play.rows import NEVER
 from fleetcast.placement.play.seen_runs import SeenRuns
-from fleetcast.placement.queues.order import area
+from fleetcast.placement.queues.order import compute_area
 from fleetcast.training.fits.run_pools import Key, RunPools
 
 
@@ -37,7 +37,7 @@ def list_job_kinds(trace: Trace) -> list[tuple[Key, ...]]:
 
 
 @dataclass(slots=True)
-class Streaming:
+class LearningPolicy:
     """A policy that learns run times from the ends of jobs alone."""
 
     trace: Trace
@@ -48,51 +48,51 @@ class Streaming:
     def __post_init__(self) -> None:
         self.kinds = list_job_kinds(self.trace)
 
-    def started(self, job: int, now_s: float) -> None:
+    def record_start(self, job: int, now_s: float) -> None:
         """Do nothing. A start teaches nothing."""
 
-    def ended(self, job: int, now_s: float) -> None:
-        self.pools.ended(self.kinds[job], self.trace.run_s[job])
-        self.seen.ended(self.trace.gpus[job], self.trace.run_s[job])
+    def record_end(self, job: int, now_s: float) -> None:
+        self.pools.record_end(self.kinds[job], self.trace.run_s[job])
+        self.seen.record_end(self.trace.gpus[job], self.trace.run_s[job])
 
 
-class Qssf(Streaming):
+class Qssf(LearningPolicy):
     """A policy that orders by the mean of the user's newest runs of that GPU count, times GPUs.
 
     The mean is 0 for a new user.
     """
 
-    def key(self, job: int, now_s: float) -> float:
-        known = self.pools.known(self.kinds[job][1:2])
+    def compute_key(self, job: int, now_s: float) -> float:
+        known = self.pools.find_known_runs(self.kinds[job][1:2])
         return self.trace.gpus[job] * (float(np.exp(known).mean()) if len(known) else 0.0)
 
 
-class Forecast(Streaming):
+class ForecastPolicy(LearningPolicy):
     """A policy that orders by the mean of the newest runs of similar jobs, times GPUs.
 
     A run counts as no longer than the limit. If no run is known, the limit counts.
     """
 
-    def key(self, job: int, now_s: float) -> float:
+    def compute_key(self, job: int, now_s: float) -> float:
         limit_s = self.trace.limit_s[job]
-        known = np.exp(self.pools.known(self.kinds[job]))
+        known = np.exp(self.pools.find_known_runs(self.kinds[job]))
         mean_s = float(np.minimum(known, limit_s or NEVER).mean()) if len(known) else limit_s
-        return area(self.trace.gpus[job], mean_s)
+        return compute_area(self.trace.gpus[job], mean_s)
 
 
 @dataclass(slots=True)
-class KeyedPeer:
+class FixedKeyPolicy:
     """A policy with fixed keys. Only the plan's estimates of run times are learned."""
 
     trace: Trace
     seen: SeenRuns
     keys: Sequence[float]
 
-    def key(self, job: int, now_s: float) -> float:
+    def compute_key(self, job: int, now_s: float) -> float:
         return self.keys[job]
 
-    def started(self, job: int, now_s: float) -> None:
+    def record_start(self, job: int, now_s: float) -> None:
         """Do nothing. A start teaches nothing."""
 
-    def ended(self, job: int, now_s: float) -> None:
-        self.seen.ended(self.trace.gpus[job], self.trace.run_s[job])
+    def record_end(self, job: int, now_s: float) -> None:
+        self.seen.record_end(self.trace.gpus[job], self.trace.run_s[job])

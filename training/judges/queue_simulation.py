@@ -71,10 +71,10 @@ class Profile:
     def free_now(self) -> int:
         return int(self._free[0])
 
-    def time_of(self, step: int) -> int:
+    def get_time(self, step: int) -> int:
         return int(self._times[step])
 
-    def place(self, cores: int, length_s: int, wanted: int, step: int = 0) -> tuple[int, int]:
+    def reserve_cores(self, cores: int, length_s: int, wanted: int, step: int = 0) -> tuple[int, int]:
         """Reserve cores for each of the jobs that can start together earliest. Returns (step, jobs placed).
 
         cores: cores of one job. It places at most `wanted` jobs. step: where the search begins. The last step must have
@@ -91,7 +91,7 @@ class Profile:
         lowest = int(_minimum(free[step:end]))
         count = min(wanted, lowest // cores)
         if end == size or times[end] != end_s:
-            self._insert(end, end_s)
+            self._insert_step(end, end_s)
         self._free[step:end] -= count * cores
         return step, count
 
@@ -100,7 +100,7 @@ class Profile:
         end = max(1, int(self._times[: self._size].searchsorted(self._times[0] + length_s)))
         return int(_minimum(self._free[:end]))
 
-    def _insert(self, at: int, time_s: np.int64) -> None:
+    def _insert_step(self, at: int, time_s: np.int64) -> None:
         size = self._size
         if size == len(self._times):
             self._times = np.concatenate([self._times, np.empty_like(self._times)])
@@ -164,22 +164,22 @@ class QueueSimulation:
 
     # -- what is known
 
-    def running(self) -> list[int]:
+    def list_running(self) -> list[int]:
         return [job for _, job in self._running]
 
-    def waiting(self) -> list[int]:
+    def list_waiting(self) -> list[int]:
         """Return the waiting jobs, in order."""
         return [job for row in self._queue for job in row.jobs]
 
-    def plan(self) -> dict[int, int]:
+    def plan_starts(self) -> dict[int, int]:
         """Return job → planned start for all waiting jobs, as a scheduler would print it. Changes nothing."""
-        profile = self._profile()
+        profile = self._make_profile()
         starts = {}
         for row in self._queue:
             step, left = 0, row.jobs
             while left:
-                step, count = profile.place(row.cores, row.limit_s, len(left), step)
-                starts.update(dict.fromkeys(left[:count], profile.time_of(step)))
+                step, count = profile.reserve_cores(row.cores, row.limit_s, len(left), step)
+                starts.update(dict.fromkeys(left[:count], profile.get_time(step)))
                 left = left[count:]
         return starts
 
@@ -204,16 +204,16 @@ class QueueSimulation:
         other._passed_s, other._changed, other._forked_s = self._passed_s, self._changed, self.now_s
         return other
 
-    def play(self, job: int, until_s: int = NEVER_S) -> int:
+    def play_until_start(self, job: int, until_s: int = NEVER_S) -> int:
         """Advance without further submissions until `job` starts, and return its start time.
 
         Returns `until_s` if the job has not started by then.
         """
         while job not in self.start_s:
-            next_s = self.next_s()
+            next_s = self.find_next_event_s()
             if next_s >= until_s:
                 return until_s
-            self.step(next_s)
+            self.process_events_at(next_s)
         return self.start_s[job]
 
     # -- what happens
@@ -234,7 +234,7 @@ class QueueSimulation:
         self._waiting[cores] += 1
         self._changed = True
 
-    def next_s(self) -> int:
+    def find_next_event_s(self) -> int:
         """Return the time of the next event if no job is submitted."""
         end_s = self._running[0][0] if self._running else NEVER_S
         if self._changed and self._queue:
@@ -249,25 +249,25 @@ class QueueSimulation:
 
     def advance(self, until_s: int) -> None:
         """Process all events before `until_s`, and set the clock to `until_s`."""
-        while (next_s := self.next_s()) < until_s:
-            self.step(next_s)
+        while (next_s := self.find_next_event_s()) < until_s:
+            self.process_events_at(next_s)
         self.now_s = max(self.now_s, until_s)
 
-    def step(self, next_s: int) -> None:
+    def process_events_at(self, next_s: int) -> None:
         """Move the clock to the next event. Jobs end, and a pass runs if one is due.
 
         next_s: the time of the next event.
         """
         self.now_s = next_s
         while self._running and self._running[0][0] <= next_s:
-            self._end(heapq.heappop(self._running)[1])
+            self._end_job(heapq.heappop(self._running)[1])
         if self._changed and next_s >= self._compute_next_pass_s():
             self._passed_s = next_s
             self._changed = False
             if self._queue and self._free >= min(self._waiting):
-                self._pass()
+                self._run_pass()
 
-    def _end(self, job: int) -> None:
+    def _end_job(self, job: int) -> None:
         cores = self._cores[job]
         at = bisect_left(self._ends, self.start_s[job] + self._limit_s[job])
         self._back[at] -= cores
@@ -276,7 +276,7 @@ class QueueSimulation:
         self._free += cores
         self._changed = True
 
-    def _start(self, job: int) -> None:
+    def _start_job(self, job: int) -> None:
         cores, limit_s = self._cores[job], self._limit_s[job]
         self.start_s[job] = self.now_s
         heapq.heappush(self._running, (self.now_s + max(1, min(self.run_s[job], limit_s)), job))
@@ -292,11 +292,11 @@ class QueueSimulation:
         if not self._waiting[cores]:
             del self._waiting[cores]
 
-    def _profile(self) -> Profile:
+    def _make_profile(self) -> Profile:
         return Profile(self.now_s, self._free, np.array(self._ends, np.int64), np.array(self._back, np.int64))
 
-    def _pass(self) -> None:
-        profile = self._profile()
+    def _run_pass(self) -> None:
+        profile = self._make_profile()
         left = NEVER_S if self.reserved is None else self.reserved
         refused: set[tuple[int, int]] = set()
         emptied = False
@@ -306,14 +306,14 @@ class QueueSimulation:
             if profile.free_now < fewest:
                 break
             if left <= 0:
-                self._fill(profile, row, refused)
+                self._backfill_row(profile, row, refused)
             else:
-                left -= self._place(profile, row, fewest)
+                left -= self._place_row(profile, row, fewest)
             emptied |= not row.jobs
         if emptied:
             self._queue = [row for row in self._queue if row.jobs]
 
-    def _place(self, profile: Profile, row: _Row, fewest: int) -> int:
+    def _place_row(self, profile: Profile, row: _Row, fewest: int) -> int:
         """Start the jobs of a row that fit now and reserve cores for the rest. Returns how many are reserved."""
         step = reserved = 0
         waiting = len(row.jobs)
@@ -321,18 +321,18 @@ class QueueSimulation:
         for _ in range(STEPS):
             if not waiting or profile.free_now < fewest:
                 break
-            step, count = profile.place(row.cores, row.limit_s, waiting, step)
+            step, count = profile.reserve_cores(row.cores, row.limit_s, waiting, step)
             waiting -= count
             if step == 0:
                 started += count
             else:
                 reserved += count
         for job in row.jobs[:started]:
-            self._start(job)
+            self._start_job(job)
         del row.jobs[:started]
         return reserved
 
-    def _fill(self, profile: Profile, row: _Row, refused: set[tuple[int, int]]) -> None:
+    def _backfill_row(self, profile: Profile, row: _Row, refused: set[tuple[int, int]]) -> None:
         """Start the jobs of a row that fit now without touching a reservation."""
         shape = (row.cores, row.limit_s)
         if row.cores > profile.free_now or shape in refused:
@@ -341,7 +341,7 @@ class QueueSimulation:
         if count <= 0:
             refused.add(shape)
             return
-        profile.place(row.cores, row.limit_s, count)
+        profile.reserve_cores(row.cores, row.limit_s, count)
         for job in row.jobs[:count]:
-            self._start(job)
+            self._start_job(job)
         del row.jobs[:count]

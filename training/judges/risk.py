@@ -32,9 +32,9 @@ from fleetcast.training.judges.risk_metrics import (
     METRICS,
     Interval,
     NodeDays,
-    Ranked,
+    RankedScores,
+    compute_differences,
     compute_metric_intervals,
-    differences,
 )
 from fleetcast.training.judges.risk_runs import judge_runs
 from fleetcast.training.reports.results import ResultRow, Results
@@ -74,17 +74,17 @@ class FaultSet:
     cut_day: int
     end_day: int
 
-    def name(self, node: int) -> str:
+    def name_node(self, node: int) -> str:
         """Return the name of a node's row. A node that never fails has a number instead."""
         return self.names[node] if node < len(self.names) else f"never failed {node - len(self.names)}"
 
-    def train(self, until_day: int) -> FaultHistory:
+    def select_train_faults(self, until_day: int) -> FaultHistory:
         """Return the faults of the train folder that were known on a day."""
         some, whole = slice(self.train_faults), self.history
         node, start, end, hardware = whole.node[some], whole.start_day[some], whole.end_day[some], whole.hardware[some]
-        return FaultHistory(node, start, end, hardware).until(until_day)
+        return FaultHistory(node, start, end, hardware).truncate(until_day)
 
-    def cuts(self, windows: int) -> list[int]:
+    def list_window_cuts(self, windows: int) -> list[int]:
         """Return the first day of each window, and the day after the last one that has an outcome."""
         edges = np.linspace(self.cut_day, self.end_day - CENSORED_DAYS + 1, windows + 1)
         return list(dict.fromkeys(edges.round().astype(int).tolist()))
@@ -128,14 +128,14 @@ def read_fault_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
     missing = set(NEEDED) - (set(tables[0].columns) & set(tables[1].columns))
     if missing:
         return f"no column {', '.join(sorted(missing))}"
-    tables = [_faults(table) for table in tables]
+    tables = [_clean_faults(table) for table in tables]
     table = pd.concat(tables, ignore_index=True)
     table["end_day"] = table.groupby(["node", "start_day"])["end_day"].transform("max")  # a later copy may know more
     table = table.drop_duplicates(["node", "start_day"])  # and may hold the train rows, too
     sizes = len(tables[0]), len(table) - len(tables[0])
     if not min(sizes):
         return f"{sizes[0]} faults with a start in the train folder, {sizes[1]} others in the test folder"
-    history, names = _history(table)
+    history, names = _make_history(table)
     start = history.start_day
     cut = int(np.ceil(start[: sizes[0]].max()))
     first, until = int(np.floor(start.min())), int(np.floor(np.nanmax(np.concatenate((start, history.end_day)))))
@@ -159,7 +159,7 @@ def fit_history_file(path: Path, until_day: int | None, nodes: int) -> HistoryFi
     missing = set(NEEDED) - set(table.columns)
     if missing:
         raise RecordError("no faults", f"{path}: no column {', '.join(sorted(missing))}")
-    history, names = _history(_faults(table))
+    history, names = _make_history(_clean_faults(table))
     if not len(names):
         raise RecordError("no faults", f"{path}: no row with a start_day")
     first, last = math.floor(history.start_day.min()), math.floor(history.start_day.max())
@@ -171,7 +171,7 @@ def fit_history_file(path: Path, until_day: int | None, nodes: int) -> HistoryFi
         raise RecordError("no faults", f"{path}: {error}") from None
 
 
-def _faults(table: pd.DataFrame) -> pd.DataFrame:
+def _clean_faults(table: pd.DataFrame) -> pd.DataFrame:
     """Return the rows that have a start, as numbers, each fault once.
 
     The columns are NEEDED, and `hardware`: whether a part was at fault.
@@ -184,22 +184,22 @@ def _faults(table: pd.DataFrame) -> pd.DataFrame:
     return found[np.isfinite(start)].drop_duplicates(["node", "start_day"])
 
 
-def _history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
+def _make_history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
     """Return the faults in the table's order, and the nodes' names."""
     names, node = np.unique(table["node"].to_numpy(str), return_inverse=True)
     start, end = (np.asarray(table[name], np.float64) for name in NEEDED[1:])
     return FaultHistory(node.astype(np.int64), start, end, table["hardware"].to_numpy(bool)), tuple(names.tolist())
 
 
-def baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
+def compute_baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
     """Return the baselines for the same rows as `make_past_days`."""
     parts = []
     for day in days:
-        known = history.until(day)
+        known = history.truncate(day)
         works = np.flatnonzero(~is_in_repair(known, nodes))
-        recency = np.maximum(known.latest(known.start_day, nodes) - day, -NEVER_DAYS)
+        recency = np.maximum(known.find_latest(known.start_day, nodes) - day, -NEVER_DAYS)
         parts.append(
-            (recency[works], known.counts(nodes)[works], compute_own_rates(known, day - since_day, nodes)[works])
+            (recency[works], known.count_faults(nodes)[works], compute_own_rates(known, day - since_day, nodes)[works])
         )
     return Baselines(*(np.concatenate(column) for column in zip(*parts, strict=True)))
 
@@ -234,10 +234,10 @@ def split_fault_log(log: FaultLogFile) -> FaultSet:
 
 def judge_fault_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int = 1) -> None:
     """Fit on the days before each window, and judge on the days of the window."""
-    cuts = one.cuts(windows)
+    cuts = one.list_window_cuts(windows)
     test_days = range(one.cut_day, one.end_day - CENSORED_DAYS + 1)
     judged = make_past_days(one.history, test_days, one.nodes)
-    beside = baselines(one.history, test_days, one.first_day, one.nodes)
+    beside = compute_baselines(one.history, test_days, one.first_day, one.nodes)
     say(f"{one.dataset}: {len(cuts) - 1} fits, judging {len(judged.day):,} node-days")
     share, faults = count_first_faults(one.history, test_days)
     say(f"{one.dataset}: {share:.0%} of the {faults} faults judged hit a node that never had one")
@@ -264,14 +264,14 @@ def make_rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int])
     """
     forecasts = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
     for cut, until in pairwise(cuts):
-        known = one.train(cut)
+        known = one.select_train_faults(cut)
         fit = fit_history(known, one.first_day, cut, one.nodes)
         trained = make_past_days(known, range(one.first_day + WARM_UP_DAYS, cut), one.nodes)
         rows = (judged.day >= cut) & (judged.day < until)
         for days in HORIZONS_DAYS:
             matured = trained.day + days <= cut
-            forecasts[days].p[rows] = 1 - np.exp(-fit.hazard(judged.columns[rows], (days * DAY_S,))[0])
-            forecasts[days].base[rows] = float(trained.begins(known, days)[matured].mean())
+            forecasts[days].p[rows] = 1 - np.exp(-fit.compute_hazard(judged.columns[rows], (days * DAY_S,))[0])
+            forecasts[days].base[rows] = float(trained.has_new_fault(known, days)[matured].mean())
     return forecasts
 
 
@@ -300,15 +300,15 @@ def _judge_horizon(
     horizon: int,
     seed: int,
 ) -> None:
-    labels = judged.begins(one.history, horizon)
+    labels = judged.has_new_fault(one.history, horizon)
     rows = NodeDays(judged.day - one.cut_day, labels, int(judged.day.max()) - one.cut_day + 1)
     rate = 1 - np.exp(-beside.rate * horizon)
     methods = {
-        "ours": Ranked(rows, forecasts.p, forecasts.p, forecasts.base),
-        "recency": Ranked(rows, beside.recency),
-        "count": Ranked(rows, beside.count),
-        "empirical_bayes": Ranked(rows, beside.rate, rate, forecasts.base),
-        "base_rate": Ranked(rows, np.zeros(len(rate)), forecasts.base, forecasts.base),
+        "ours": RankedScores(rows, forecasts.p, forecasts.p, forecasts.base),
+        "recency": RankedScores(rows, beside.recency),
+        "count": RankedScores(rows, beside.count),
+        "empirical_bayes": RankedScores(rows, beside.rate, rate, forecasts.base),
+        "base_rate": RankedScores(rows, np.zeros(len(rate)), forecasts.base, forecasts.base),
     }
 
     def add_rows(series: str, method: str, found: Mapping[str, Interval], metrics: Sequence[str], events: int) -> None:
@@ -322,7 +322,7 @@ def _judge_horizon(
     for method, ranked in methods.items():
         add_rows("all", method, compute_metric_intervals(ranked, rows.days, seed), METRICS, events)
     for rival in PAIRED:
-        above = differences(methods["ours"], methods[rival], rows.days, seed)
+        above = compute_differences(methods["ours"], methods[rival], rows.days, seed)
         add_rows(
             "all",
             "ours",
@@ -335,14 +335,14 @@ def _judge_horizon(
         weight = np.zeros(rows.days)
         weight[cut - one.cut_day : until - one.cut_day] = 1.0
         for method, ranked in methods.items() if len(cuts) > 2 else ():
-            found = {metric: (value, None, None) for metric, value in ranked.metrics(weight).items()}
+            found = {metric: (value, None, None) for metric, value in ranked.compute_metrics(weight).items()}
             add_rows(f"window {number + 1} of {len(cuts) - 1}", method, found, METRICS, int(labels[inside].sum()))
     results.predictions.append(
         {
             "dataset": [one.dataset] * len(forecasts.p),
             "issued_ms": (judged.day * DAY_MS).tolist(),
             "target": ["fault"] * len(forecasts.p),
-            "series": [one.name(node) for node in judged.node.tolist()],
+            "series": [one.name_node(node) for node in judged.node.tolist()],
             "horizon_s": [horizon * DAY_S] * len(forecasts.p),
             "value": forecasts.p.tolist(),
             "actual": rows.labels.astype(np.float64).tolist(),

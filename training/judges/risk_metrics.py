@@ -31,7 +31,7 @@ class NodeDays:
     days: int
 
 
-class Ranked:
+class RankedScores:
     """One method's scores, sorted once.
 
     Equal scores form one group, so that their order does not count.
@@ -50,7 +50,7 @@ class Ranked:
         self._top = compute_top_precision(rows, score)
         self._squares = None if p is None else _sum_daily_squared_errors(rows, p, base)
 
-    def metrics(self, weight: Array) -> dict[str, float]:
+    def compute_metrics(self, weight: Array) -> dict[str, float]:
         """Return every metric with each day counted `weight` times.
 
         weight: (days,).
@@ -135,28 +135,28 @@ def _compute_wilson_interval(share: float, n: int) -> tuple[float, float]:
 Interval = tuple[float, float | None, float | None]
 
 
-def compute_metric_intervals(ranked: Ranked, days: int, seed: int) -> dict[str, Interval]:
+def compute_metric_intervals(ranked: RankedScores, days: int, seed: int) -> dict[str, Interval]:
     """Return metric -> value and 95 % interval.
 
     Days are drawn in circular blocks, the same ones for every method.
     """
-    return _intervals(ranked.metrics, days, seed)
+    return _bootstrap_intervals(ranked.compute_metrics, days, seed)
 
 
-def differences(ours: Ranked, rival: Ranked, days: int, seed: int) -> dict[str, Interval]:
+def compute_differences(ours: RankedScores, rival: RankedScores, days: int, seed: int) -> dict[str, Interval]:
     """Return metric -> the lead of ours over the rival, and its 95 % interval.
 
     Both are judged on the same drawn days.
     """
 
-    def more(weight: Array) -> dict[str, float]:
-        own, other = ours.metrics(weight), rival.metrics(weight)
+    def compute_lead(weight: Array) -> dict[str, float]:
+        own, other = ours.compute_metrics(weight), rival.compute_metrics(weight)
         return {name: own[name] - other[name] for name in own if name in other}
 
-    return _intervals(more, days, seed)
+    return _bootstrap_intervals(compute_lead, days, seed)
 
 
-def _intervals(metrics: Callable[[Array], dict[str, float]], days: int, seed: int) -> dict[str, Interval]:
+def _bootstrap_intervals(metrics: Callable[[Array], dict[str, float]], days: int, seed: int) -> dict[str, Interval]:
     value = metrics(np.ones(days))
     if days < 2 * BLOCK_DAYS:
         return {name: (number, None, None) for name, number in value.items()}

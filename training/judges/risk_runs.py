@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
 from fleetcast.models.risk.watch import FleetWatch
 from fleetcast.training.judges.findings import AFTER_MS
-from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, compute_metric_intervals
+from fleetcast.training.judges.risk_metrics import NodeDays, RankedScores, compute_metric_intervals
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.dropped import find_dropped_metrics
 from fleetcast.training.sets.fault_runs import FaultRun, RunTruth, read_fault_runs
@@ -60,7 +60,7 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
             results.skipped.append(f"{dataset}: it has no faults")
             continue
         say(f"{dataset}: replaying {run.nodes} nodes, {len(faults)} faults")
-        judge_run(results, dataset, watch(run), run.topology.names, faults, alarm, seed)
+        add_run_rows(results, dataset, replay_run(run), run.topology.names, faults, alarm, seed)
 
 
 def find_alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
@@ -71,24 +71,24 @@ def find_alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
     quiet = []
     for run in runs:
         say(f"{run.name}: replaying {run.nodes} nodes for the level of the alarm")
-        seen = watch(run)
+        seen = replay_run(run)
         row = {name: at for at, name in enumerate(run.topology.names)}
-        active, before = _marks(seen, row, tuple(fault for fault in run.truth if not fault.benign))
+        active, before = _label_faults(seen, row, tuple(fault for fault in run.truth if not fault.benign))
         quiet.append(seen.p[~active & ~before])
     level = np.concatenate(quiet) if quiet else np.empty(0)
     return float(np.quantile(level, 1 - ALARM_SHARE)) if len(level) else ALARM_P
 
 
-def watch(run: FaultRun) -> WatchedRun:
+def replay_run(run: FaultRun) -> WatchedRun:
     """Return the scores that a service would have given, one row for each minute."""
-    replay = FleetWatch.of(run.topology, run.interval_s)
+    replay = FleetWatch.from_topology(run.topology, run.interval_s)
     times: list[int] = []
     p: list[Array] = []
     signs: list[NDArray[np.bool_]] = []
-    for round in run.rounds(replay.entities):
-        replay.take(round.batches, round.events, round.time_ms, round.node_events)
-        frames = replay.frames(run.topology, round.time_ms)
-        risk = replay.score(replay.moment(frames, run.topology, round.time_ms)).risk
+    for round in run.read_rounds(replay.entities):
+        replay.apply_batch(round.batches, round.events, round.time_ms, round.node_events)
+        frames = replay.extract_frames(run.topology, round.time_ms)
+        risk = replay.score(replay.make_moment(frames, run.topology, round.time_ms)).risk
         if not times or round.time_ms - times[-1] >= EVERY_MS:
             times.append(round.time_ms)
             p.append(np.nan_to_num(risk.values[:, 0].max(axis=0)))
@@ -96,7 +96,7 @@ def watch(run: FaultRun) -> WatchedRun:
     return WatchedRun(np.array(times, np.int64), np.array(p), np.array(signs))
 
 
-def judge_run(
+def add_run_rows(
     results: Results,
     dataset: str,
     seen: WatchedRun,
@@ -107,31 +107,33 @@ def judge_run(
 ) -> None:
     """Add AUROC, AP and warnings of one run, for all faults and for those with and without a precursor."""
     row = {name: at for at, name in enumerate(names)}
-    active, before = _marks(seen, row, faults)
+    active, before = _label_faults(seen, row, faults)
     groups = {
         "all": faults,
         "with precursor": tuple(fault for fault in faults if fault.precursor),
         "without precursor": tuple(fault for fault in faults if not fault.precursor),
     }
     share = len(groups["with precursor"]) / len(faults)
-    results.rows.append(_row(dataset, "all", "truth", "precursor_share", share, None, None, len(faults)))
+    results.rows.append(_make_row(dataset, "all", "truth", "precursor_share", share, None, None, len(faults)))
     above = float((seen.p[~active & ~before] > alarm).mean()) if (~active & ~before).any() else 0.0
-    results.rows.append(_row(dataset, "all", "ours", "quiet_share_above_alarm", above, None, None, len(faults)))
+    results.rows.append(_make_row(dataset, "all", "ours", "quiet_share_above_alarm", above, None, None, len(faults)))
     for series, own in groups.items():
         if not own:
             continue
-        labels = _marks(seen, row, own)[1]
+        labels = _label_faults(seen, row, own)[1]
         counted = ~active & (labels | ~before)  # other faults' hours are neither
-        _rank(results, dataset, series, seen, counted, labels, seed)
+        _add_ranking_rows(results, dataset, series, seen, counted, labels, seed)
         leads = np.array([_measure_lead_s(seen, row[fault.node], active, fault, alarm) for fault in own])
         warned = leads[leads > 0]
-        results.rows.append(_row(dataset, series, "ours", "warned_share", len(warned) / len(own), None, None, len(own)))
+        results.rows.append(
+            _make_row(dataset, series, "ours", "warned_share", len(warned) / len(own), None, None, len(own))
+        )
         if len(warned):
             low, middle, high = np.quantile(warned, (0.1, 0.5, 0.9)).tolist()
-            results.rows.append(_row(dataset, series, "ours", "lead_s", middle, low, high, len(warned)))
+            results.rows.append(_make_row(dataset, series, "ours", "lead_s", middle, low, high, len(warned)))
 
 
-def _rank(
+def _add_ranking_rows(
     results: Results,
     dataset: str,
     series: str,
@@ -143,13 +145,13 @@ def _rank(
     block = ((seen.time_ms - seen.time_ms[0]) // BLOCK_MS)[:, None] + np.zeros(labels.shape[1], np.int64)
     rows = NodeDays(block[counted], labels[counted], int(block.max()) + 1)
     for method, score in (("ours", seen.p), ("any_signal", seen.signs.astype(np.float64))):
-        found = compute_metric_intervals(Ranked(rows, score[counted]), rows.days, seed)
+        found = compute_metric_intervals(RankedScores(rows, score[counted]), rows.days, seed)
         for metric in ("auroc", "ap"):
             if metric in found:
-                results.rows.append(_row(dataset, series, method, metric, *found[metric], int(rows.labels.sum())))
+                results.rows.append(_make_row(dataset, series, method, metric, *found[metric], int(rows.labels.sum())))
 
 
-def _marks(
+def _label_faults(
     seen: WatchedRun, row: dict[str, int], faults: tuple[RunTruth, ...]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Return (m, n) whether a fault is or was just active, and (m, n) whether one begins within the hour."""
@@ -169,7 +171,7 @@ def _measure_lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], faul
     return float(fault.start_ms - seen.time_ms[at[0]]) / 1000 if len(at) else 0.0
 
 
-def _row(
+def _make_row(
     dataset: str,
     series: str,
     method: str,

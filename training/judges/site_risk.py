@@ -16,8 +16,8 @@ from fleetcast.models.risk.hazard import HORIZONS_DAYS, HistoryFit, fit_history
 from fleetcast.models.risk.scores import RISK_KINDS
 from fleetcast.models.risk.site_risk import SiteFit
 from fleetcast.training.fits.site_risk import fit_site
-from fleetcast.training.judges.risk_metrics import NodeDays, Ranked
-from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.judges.risk_metrics import NodeDays, RankedScores
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
 from fleetcast.training.sites.site_days import DAY_MS, SiteDays
 from fleetcast.training.windows import RollingWindow, make_rolling_windows
 
@@ -56,7 +56,7 @@ class JudgedDays:
     fits: tuple[SiteFit, ...]
 
 
-def windows_of(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
+def make_windows(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
     """Return windows over the last share of the days that have outcomes."""
     first_ms = int(days.time_ms.min(initial=days.end_ms))
     end_ms = days.end_ms - HORIZONS_DAYS[-1] * DAY_MS
@@ -69,23 +69,27 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
 
     served: the version that serves. It is judged on the rows from since_ms on, when its data ended.
     """
-    windows = windows_of(days, count)
+    windows = make_windows(days, count)
     parts, said, numbers, fits = [], list[dict[str, Array]](), [], []
     for number, window in enumerate(windows):
-        rows = days.take((days.time_ms >= window.begin_ms) & (days.time_ms < window.end_ms))
-        known = days.take(days.time_ms < window.begin_ms)
+        rows = days.select_rows((days.time_ms >= window.begin_ms) & (days.time_ms < window.end_ms))
+        known = days.select_rows(days.time_ms < window.begin_ms)
         fit = fit_site(known, window.begin_ms)
         refit = fit_own_history(days, window.begin_ms)
-        p = {OURS: rows.probabilities(fit), SHIPPED: rows.probabilities(None, refit), BASE: _base(known, rows, window)}
+        p = {
+            OURS: rows.compute_probabilities(fit),
+            SHIPPED: rows.compute_probabilities(None, refit),
+            BASE: _compute_base_rates(known, rows, window),
+        }
         if served is not None:
             later = rows.time_ms >= since_ms
-            p[SERVING] = np.where(later, rows.probabilities(served), np.nan)
+            p[SERVING] = np.where(later, rows.compute_probabilities(served), np.nan)
             p[BESIDE] = np.where(later, p[OURS], np.nan)
         parts.append(rows)
         said.append(p)
         numbers.append(np.full(len(rows), number))
         fits.append(fit)
-    whole = days.take(np.isin(days.time_ms, np.concatenate([part.time_ms for part in parts]))) if parts else days
+    whole = days.select_rows(np.isin(days.time_ms, np.concatenate([part.time_ms for part in parts]))) if parts else days
     joined = {name: np.concatenate([p[name] for p in said], axis=2) for name in (said[0] if said else {})}
     return JudgedDays(whole, joined, np.concatenate([*numbers, np.zeros(0, np.int64)]), tuple(fits))
 
@@ -93,12 +97,12 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
 def fit_own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
     """Return the history hazard that a service fits by itself once it has enough (models/risk/fault_log.py)."""
     first_day, at_day = int(days.time_ms.min()) // DAY_MS, at_ms // DAY_MS
-    if at_day - first_day < OWN_DAYS or len(days.faults.until(at_day).node) < OWN_FAULTS:
+    if at_day - first_day < OWN_DAYS or len(days.faults.truncate(at_day).node) < OWN_FAULTS:
         return None
     return fit_history(days.faults, first_day, at_day, len(days.names))
 
 
-def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
+def _compute_base_rates(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
     """Return (kind, horizon, n) base rates: the share of rows with an event of each kind.
 
     Only rows whose outcome was known when the window began count.
@@ -107,7 +111,7 @@ def _base(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
             matured = known.time_ms + span * DAY_MS <= window.begin_ms
-            found[k, h] = known.labels(kind, span)[matured].mean() if matured.any() else 0.0
+            found[k, h] = known.compute_labels(kind, span)[matured].mean() if matured.any() else 0.0
     return found
 
 
@@ -116,7 +120,7 @@ def make_risk_results(judged: JudgedDays, dataset: str, seed: int = 0) -> Result
     results = Results("risk")
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
-            labels = judged.rows.labels(kind, span)
+            labels = judged.rows.compute_labels(kind, span)
             for method, p in judged.p.items():
                 is_judged = np.isfinite(p[k, h])
                 given = (dataset, kind, span * DAY_S, method)
@@ -146,7 +150,7 @@ def _add_rows(
     if not len(p) or not labels.any():
         return
     dataset, kind, horizon_s, method = given
-    for metric, value in metrics(time_ms, p, labels).items():
+    for metric, value in compute_metrics(time_ms, p, labels).items():
         found: tuple[float | None, float | None, float | None] = value, None, None
         if metric in CHOSEN and seed is not None:
             found = _measure_with_interval(metric, time_ms, p, labels, seed)
@@ -156,11 +160,11 @@ def _add_rows(
         )
 
 
-def metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
+def compute_metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
     """Return the value of each of METRICS by name. Equal probabilities share their ranks."""
     came, is_judged = float(labels.mean()), float(p.mean())
     days = np.unique(time_ms, return_inverse=True)[1]
-    ranked = Ranked(NodeDays(days, labels, int(days.max()) + 1), p).metrics(np.ones(int(days.max()) + 1))
+    ranked = RankedScores(NodeDays(days, labels, int(days.max()) + 1), p).compute_metrics(np.ones(int(days.max()) + 1))
     return {
         "log_loss": float(compute_log_losses(p, labels).mean()),
         "brier": float(((p - labels) ** 2).mean()),
@@ -207,7 +211,7 @@ def _measure_with_interval(
     """Return a metric with its interval. Days are drawn in weeks, because the labels of a week overlap."""
     losses = compute_log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
     day = np.unique(time_ms, return_inverse=True)[1]
-    return interval(np.bincount(day, losses), np.bincount(day).astype(float), block=BLOCK_DAYS, seed=seed)
+    return compute_interval(np.bincount(day, losses), np.bincount(day).astype(float), block=BLOCK_DAYS, seed=seed)
 
 
 def compare_geometric_means(

@@ -5,11 +5,11 @@ It also reports whether the gate lets it serve.
 
 from collections.abc import Callable, Mapping
 
-from fleetcast.training.fits.site_risk import events_of
-from fleetcast.training.fits.train_site import verdict
+from fleetcast.training.fits.site_risk import count_events
+from fleetcast.training.fits.train_site import make_verdict
 from fleetcast.training.judges.site_risk import judge_windows, make_risk_results
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.simulated_year import plan_of, simulated_year
+from fleetcast.training.sets.simulated_year import draw_plan, simulate_year
 from fleetcast.training.sites.site_days import SiteDays
 
 Say = Callable[[str], None]
@@ -25,24 +25,24 @@ def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
     Also ask the gate at the year's end and after the first failures.
     """
     say(f"a year of {nodes:,} nodes, seed {seed}")
-    days = simulated_year(plan_of(nodes, seed=seed))
-    counts = events_of(days, days.end_ms)
-    say(f"{len(days):,} node-days, events: {_words(counts)}; judging {WINDOWS} windows")
+    days = simulate_year(draw_plan(nodes, seed=seed))
+    counts = count_events(days, days.end_ms)
+    say(f"{len(days):,} node-days, events: {_format_counts(counts)}; judging {WINDOWS} windows")
     judged = judge_windows(days, WINDOWS)
     results = make_risk_results(judged, DATASET, seed)
-    gate = verdict(counts, judged, results, None)
+    gate = make_verdict(counts, judged, results, None)
     say(f"gate, whole year: {'serves' if gate.won else 'does not serve'}: {gate.sentence}")
-    young = events_of(days, find_youth_end(days))
-    refused = verdict(young, None, Results("risk"), None)
+    young = count_events(days, find_first_failures_ms(days))
+    refused = make_verdict(young, None, Results("risk"), None)
     say(f"gate, {YOUNG} failures: {'serves' if refused.won else 'does not serve'}: {refused.sentence}")
     return results
 
 
-def find_youth_end(days: SiteDays) -> int:
+def find_first_failures_ms(days: SiteDays) -> int:
     """Return the time in ms by which the first YOUNG failures had begun."""
     times = sorted(days.begun["fail"].time_ms.tolist())
     return int(times[min(YOUNG, len(times)) - 1])
 
 
-def _words(counts: Mapping[str, int]) -> str:
+def _format_counts(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} {count:,}" for kind, count in counts.items())

@@ -22,11 +22,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from fleetcast.training.fits.run_pools import Key, RunPools, spread
+from fleetcast.training.fits.run_pools import Key, RunPools, compute_normal_quantiles
 from fleetcast.training.judges.queue_simulation import NEVER_S, QueuedJobs, QueueSimulation
 from fleetcast.training.judges.wait_ratios import WaitRatios
-from fleetcast.training.reports.results import ResultRow, Results, interval
-from fleetcast.training.reports.window_rows import rows_of
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
+from fleetcast.training.reports.window_rows import make_window_rows
 from fleetcast.training.sets.job_sets import HistoryJobs as History
 from fleetcast.training.sets.job_sets import JobHistory, read_job_sets
 from fleetcast.training.windows import find_window_numbers, make_rolling_windows
@@ -54,7 +54,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class StartScene:
     """The replay of one set.
 
     kinds: (job, 4) user, group, size, limit. tried, judged: candidates, drawn by number alone.
@@ -98,20 +98,20 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     """Evaluate every job history that is in both folders and whose jobs wait."""
     results = Results("start")
     for one in read_job_sets(train, test, results.skipped):
-        scene = scene_of(one.own, seed)
+        scene = make_scene(one.own_history, seed)
         if isinstance(scene, str):
             results.skipped.append(f"{one.dataset}: {scene}")
             continue
         say(f"{one.dataset}: replaying {len(scene.jobs):,} jobs on {scene.capacity:,} cores or GPUs")
-        rows = forecast(scene, seed, say)
+        rows = forecast_scene(scene, seed, say)
         if len(rows) < FEWEST:
             results.skipped.append(f"{one.dataset}: hardly any job waits on {scene.capacity:,} cores or GPUs")
             continue
-        _judge(results, scene, rows, seed)
+        _add_scores(results, scene, rows, seed)
     return results
 
 
-def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene | str:
+def make_scene(one: JobHistory, seed: int, capacity: int | None = None) -> StartScene | str:
     """Return the replay of a set, or why there is none."""
     table = one.table
     limited = float(np.isfinite(table.limit_s).mean()) > 0.5
@@ -119,21 +119,21 @@ def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene |
         return "neither limits nor waits are known: there is no queue to replay"
     since_s = one.train_end_s - WARM_UP_S - TRIED_S
     rows = np.flatnonzero((table.submit_s >= since_s) & (table.submit_s <= one.train_end_s + LONGEST_S))
-    part = table.take(rows)
-    limit_s = _limits(one.train, part, limited)
+    part = table.select_rows(rows)
+    limit_s = _compute_planned_run_s(one.train_jobs, part, limited)
     run_s = np.minimum(part.run_s, limit_s) if limited else part.run_s
     jobs = QueuedJobs(*(np.ceil(column).astype(np.int64) for column in (part.submit_s, part.gpus, limit_s)))
-    capacity = capacity or capacity_of(one.train)
+    capacity = capacity or estimate_capacity(one.train_jobs)
     rng = np.random.default_rng(seed)
-    before = np.flatnonzero((part.submit_s > one.train_end_s - TRIED_S) & ~one.judged[rows])
-    after = np.flatnonzero(one.judged[rows])
-    return Scene(
+    before = np.flatnonzero((part.submit_s > one.train_end_s - TRIED_S) & ~one.is_judged[rows])
+    after = np.flatnonzero(one.is_judged[rows])
+    return StartScene(
         dataset=one.dataset,
         jobs=jobs,
         run_s=np.maximum(1, np.ceil(run_s)).astype(np.int64),
-        kinds=_kinds(part, jobs),
-        tried=_some(before, CANDIDATES * TRIED, rng),
-        judged=_some(after, CANDIDATES * JUDGED, rng),
+        kinds=_make_kinds(part, jobs),
+        tried=_draw_rows(before, CANDIDATES * TRIED, rng),
+        judged=_draw_rows(after, CANDIDATES * JUDGED, rng),
         capacity=capacity,
         planned_by="limit" if limited else "group",
         history=part,
@@ -141,7 +141,7 @@ def scene_of(one: JobHistory, seed: int, capacity: int | None = None) -> Scene |
     )
 
 
-def capacity_of(train: History) -> int:
+def estimate_capacity(train: History) -> int:
     """Return the number of cores (or GPUs) at which jobs really wait.
 
     The train folder's jobs use the share BUSY of it, unless the largest job needs more.
@@ -153,7 +153,7 @@ def capacity_of(train: History) -> int:
     return int(max(np.ceil(used / span_s / BUSY), np.ceil(train.gpus.max())))
 
 
-def _limits(train: History, part: History, limited: bool) -> NDArray[np.float64]:
+def _compute_planned_run_s(train: History, part: History, limited: bool) -> NDArray[np.float64]:
     """Return (job,) the run time in seconds that the scheduler plans with.
 
     It is the limit. Without limits, it is the median of the job's group and size in `train`.
@@ -168,7 +168,7 @@ def _limits(train: History, part: History, limited: bool) -> NDArray[np.float64]
     return np.maximum(1.0, np.where(np.isfinite(part.limit_s), part.limit_s, own) if limited else own)
 
 
-def _kinds(part: History, jobs: QueuedJobs) -> NDArray[np.int64]:
+def _make_kinds(part: History, jobs: QueuedJobs) -> NDArray[np.int64]:
     kin = np.where(part.group != "", part.group, part.queue)
     user, group = (
         pd.factorize(names)[0].astype(np.int64) for names in (np.where(part.user != "", part.user, kin), kin)
@@ -176,34 +176,34 @@ def _kinds(part: History, jobs: QueuedJobs) -> NDArray[np.int64]:
     return np.stack([user, group, jobs.cores, jobs.limit_s], axis=1)
 
 
-def keys_of(kinds: NDArray[np.int64]) -> tuple[Key, ...]:
+def list_kind_keys(kinds: NDArray[np.int64]) -> tuple[Key, ...]:
     """Return the keys of one row of `Scene.kinds`, the most specific first."""
     user, group, cores, limit_s = kinds.tolist()
     return ((0, user, cores, limit_s), (1, user, cores), (2, user), (3, group, cores), (4, cores, limit_s), (5,))
 
 
-def _some(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
+def _draw_rows(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
     return np.asarray(np.sort(rng.choice(rows, count, replace=False)) if len(rows) > count else rows)
 
 
-def forecast(scene: Scene, seed: int, say: Say) -> list[WaitForecast]:
+def forecast_scene(scene: StartScene, seed: int, say: Say) -> list[WaitForecast]:
     """Forecast the starts of the judged jobs that had to wait, in order of submission."""
-    moments, start_s = watch(scene)
+    moments, start_s = replay_scene(scene)
     return forecast_waits(scene, moments, start_s, seed, say)
 
 
 def forecast_waits(
-    scene: Scene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
+    scene: StartScene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
     """Return the forecasts of the judged jobs, made at these moments, in order of submission."""
-    tried, judged = chosen(scene, [moment.job for moment in moments], seed)
+    tried, judged = choose_jobs(scene, [moment.job for moment in moments], seed)
     say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
     player = QueuePlayer(scene, start_s, seed)
-    rows = [player.tell(moment) for moment in moments if moment.job in tried | judged]
+    rows = [player.forecast_job(moment) for moment in moments if moment.job in tried | judged]
     return [row for row in rows if row.job in judged]
 
 
-def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
+def choose_jobs(scene: StartScene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
     """Choose the jobs to forecast among the candidates that must wait.
 
     Returns those before the train folder's end, and those after it.
@@ -211,11 +211,11 @@ def chosen(scene: Scene, waiting: Sequence[int], seed: int) -> tuple[set[int], s
     rng = np.random.default_rng(seed)
     tried = np.intersect1d(waiting, scene.tried)
     share = (len(tried) + 1) / (len(scene.tried) + 1)
-    taken = _some(scene.judged, min(2 * JUDGED, round(JUDGED / share)), rng)
-    return set(_some(tried, TRIED, rng).tolist()), set(np.intersect1d(waiting, taken).tolist())
+    taken = _draw_rows(scene.judged, min(2 * JUDGED, round(JUDGED / share)), rng)
+    return set(_draw_rows(tried, TRIED, rng).tolist()), set(np.intersect1d(waiting, taken).tolist())
 
 
-def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
+def replay_scene(scene: StartScene) -> tuple[list[SubmitMoment], Ints]:
     """Run the replay. Returns the moments of candidates that must wait by the plan, and all start times.
 
     A moment is the submission of a candidate. Start times: (job,).
@@ -227,7 +227,7 @@ def watch(scene: Scene) -> tuple[list[SubmitMoment], Ints]:
         state.advance(submit_s)
         state.submit(job)
         if job in candidates:
-            planned_s = state.plan().get(job, submit_s)
+            planned_s = state.plan_starts().get(job, submit_s)
             if planned_s > submit_s + WAITS_S:
                 moments.append(SubmitMoment(job, state.fork(state.run_s), planned_s))
     state.advance(NEVER_S)
@@ -242,46 +242,49 @@ class QueuePlayer:
     It knows only the run times and waits of jobs that had ended by then.
     """
 
-    def __init__(self, scene: Scene, start_s: Ints, seed: int) -> None:
+    def __init__(self, scene: StartScene, start_s: Ints, seed: int) -> None:
         self._scene, self._start_s, self._seed = scene, start_s, seed
         self._pools, self._ratios = RunPools(), WaitRatios()
         end_s = start_s + scene.run_s
         self._ends: Iterator[tuple[int, int]] = iter(sorted(zip(end_s.tolist(), range(len(end_s)), strict=True)))
         self._next = next(self._ends, None)
 
-    def tell(self, moment: SubmitMoment) -> WaitForecast:
+    def forecast_job(self, moment: SubmitMoment) -> WaitForecast:
         """Forecast the wait of one job."""
         scene, job = self._scene, moment.job
         now_s = int(scene.jobs.submit_s[job])
-        self._learn(now_s)
+        self._record_ended_runs(now_s)
         planned_s = moment.planned_s - now_s
-        middle_s = max(WAITS_S, float(np.median([path - now_s for path in self._paths(moment)])))
-        (middle,) = (middle_s * ratio for ratio in self._ratios.at((LEVELS[1],), now_s))
-        low, high = (middle_s * ratio for ratio in self._ratios.at((LEVELS[0], ASKED), now_s, middle_s))
+        middle_s = max(WAITS_S, float(np.median([path - now_s for path in self._play_paths(moment)])))
+        (middle,) = (middle_s * ratio for ratio in self._ratios.compute_quantiles((LEVELS[1],), now_s))
+        low, high = (middle_s * ratio for ratio in self._ratios.compute_quantiles((LEVELS[0], ASKED), now_s, middle_s))
         high = max(min(high, planned_s), middle)
-        self._ratios.issue(now_s, middle_s, int(self._start_s[job]))
+        self._ratios.record_forecast(now_s, middle_s, int(self._start_s[job]))
         return WaitForecast(job, planned_s, (min(low, middle), middle, high), float(self._start_s[job] - now_s))
 
-    def _learn(self, now_s: int) -> None:
+    def _record_ended_runs(self, now_s: int) -> None:
         while self._next is not None and self._next[0] < now_s:
             job = self._next[1]
-            self._pools.ended(keys_of(self._scene.kinds[job]), float(self._scene.run_s[job]))
+            self._pools.record_end(list_kind_keys(self._scene.kinds[job]), float(self._scene.run_s[job]))
             self._next = next(self._ends, None)
 
-    def _paths(self, moment: SubmitMoment) -> list[int]:
+    def _play_paths(self, moment: SubmitMoment) -> list[int]:
         """Return the job's start on each path."""
         state = moment.state
         until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
         rng = np.random.default_rng((self._seed, moment.job))
-        return [state.fork(run_s, RESERVED).play(moment.job, until_s) for run_s in self._draw(state, rng)]
+        return [
+            state.fork(run_s, RESERVED).play_until_start(moment.job, until_s)
+            for run_s in self._draw_run_times(state, rng)
+        ]
 
-    def _draw(self, state: QueueSimulation, rng: np.random.Generator) -> list[dict[int, int]]:
+    def _draw_run_times(self, state: QueueSimulation, rng: np.random.Generator) -> list[dict[int, int]]:
         """Draw run times for all jobs that run or wait. Returns job → run time, once for each path.
 
         Jobs are in the order of their numbers within those that run and those that wait.
         """
-        running = sorted(state.running())
-        jobs = [*running, *state.waiting()]
+        running = sorted(state.list_running())
+        jobs = [*running, *state.list_waiting()]
         ages_s = np.array([state.now_s - state.start_s[job] for job in running] + [0] * (len(jobs) - len(running)))
         kinds = self._scene.kinds[jobs]
         drawn = np.ones((PATHS, len(jobs)), np.int64)
@@ -289,31 +292,35 @@ class QueuePlayer:
         inverse = inverse.ravel()
         order = np.argsort(inverse, kind="stable")
         for rows in np.split(order, np.flatnonzero(np.diff(inverse[order])) + 1):
-            key, limit_s = keys_of(kinds[rows[0]]), self._limit_s(kinds[rows[0]])
+            key, limit_s = list_kind_keys(kinds[rows[0]]), self._get_limit_s(kinds[rows[0]])
             own = rng.standard_normal((PATHS, len(rows)))
-            drawn[:, rows] = np.round(self._pools.draw(key, limit_s, ages_s[rows].astype(float), own, spread(PATHS)))
+            drawn[:, rows] = np.round(
+                self._pools.draw_run_times(
+                    key, limit_s, ages_s[rows].astype(float), own, compute_normal_quantiles(PATHS)
+                )
+            )
         return [dict(zip(jobs, row, strict=True)) for row in np.maximum(drawn, 1).tolist()]
 
-    def _limit_s(self, kinds: NDArray[np.int64]) -> float:
+    def _get_limit_s(self, kinds: NDArray[np.int64]) -> float:
         return float(kinds[3]) if self._scene.planned_by == "limit" else float("inf")
 
 
-def _judge(results: Results, scene: Scene, rows: Sequence[WaitForecast], seed: int) -> None:
+def _add_scores(results: Results, scene: StartScene, rows: Sequence[WaitForecast], seed: int) -> None:
     issued_s = scene.jobs.submit_s[[row.job for row in rows]]
     rolling = make_rolling_windows(scene.judged_s, float(issued_s.max()) + 1)
     within = find_window_numbers(rolling, issued_s)
     for method in ("ours", scene.planned_by):
-        for metric, (top, below) in _scores(rows, method).items():
-            results.rows.append(_row(scene, method, metric, top, below, seed))
+        for metric, (top, below) in _compute_scores(rows, method).items():
+            results.rows.append(_make_row(scene, method, metric, top, below, seed))
             for number, window in enumerate(rolling):
                 own = within == number
                 if own.any():
-                    row = _row(scene, method, metric, top[own], None if below is None else below[own], seed)
-                    results.windows += rows_of(window, [row])
+                    row = _make_row(scene, method, metric, top[own], None if below is None else below[own], seed)
+                    results.windows += make_window_rows(window, [row])
     results.predictions += [_make_prediction_columns(scene, rows)]
 
 
-def _scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
+def _compute_scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
     """Return metric → (job,) numerator and denominator. NaN does not count.
 
     A denominator of None stands for 1 for each job.
@@ -330,25 +337,25 @@ def _scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array,
     }
 
 
-def _row(scene: Scene, method: str, metric: str, top: Array, below: Array | None, seed: int) -> ResultRow:
+def _make_row(scene: StartScene, method: str, metric: str, top: Array, below: Array | None, seed: int) -> ResultRow:
     divisor = None if below is None else below.tolist()
-    value, low, high = interval(top.tolist(), divisor, block=BLOCK, seed=seed)
+    value, low, high = compute_interval(top.tolist(), divisor, block=BLOCK, seed=seed)
     fields: dict[str, Any] = {"value": value, "low": low, "high": high, "n": int(np.isfinite(top).sum())}
-    return ResultRow(scene.dataset, "start", "all", None, method, _model(method, scene), metric, **fields)
+    return ResultRow(scene.dataset, "start", "all", None, method, _describe_model(method, scene), metric, **fields)
 
 
-def _model(method: str, scene: Scene) -> str:
+def _describe_model(method: str, scene: StartScene) -> str:
     """Return the model of a forecast, and the capacity that the replay had."""
     return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
 
 
-def _make_prediction_columns(scene: Scene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
+def _make_prediction_columns(scene: StartScene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
     """Return columns with one row for each job and level of our forecasts.
 
     Waits are in seconds from the job's submission.
     """
     size = len(rows) * len(LEVELS)
-    same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _model("ours", scene)}
+    same = {"dataset": scene.dataset, "target": "start", "series": "all", "model": _describe_model("ours", scene)}
     job = np.array([row.job for row in rows])
     return {
         **{name: [word] * size for name, word in same.items()},

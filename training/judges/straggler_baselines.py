@@ -34,7 +34,7 @@ class BaselineMoment:
         """Return (gpu,) the values of one feature."""
         return self.gpu.column(name).astype(np.float64)
 
-    def on_nodes(self, bad: Mask) -> Mask:
+    def flag_nodes(self, bad: Mask) -> Mask:
         """Return (node,) whether any of the node's GPUs is bad."""
         flagged = np.zeros(self.nodes, bool)
         flagged[self.gpu.node[bad & (self.gpu.node >= 0)]] = True
@@ -47,7 +47,7 @@ Rule = Callable[[BaselineMoment], Mask]
 def flag_by_thresholds(sight: BaselineMoment) -> Mask:
     """Return (node,) whether an XID was reported or a GPU is hotter than 85 °C."""
     with np.errstate(invalid="ignore"):
-        return sight.on_nodes((sight.column("xid") > 0) | (sight.column("gpu_temp_c") > HOT_C))
+        return sight.flag_nodes((sight.column("xid") > 0) | (sight.column("gpu_temp_c") > HOT_C))
 
 
 def flag_by_health_rules(sight: BaselineMoment) -> Mask:
@@ -63,7 +63,7 @@ def flag_by_health_rules(sight: BaselineMoment) -> Mask:
         for name in ("nvlink_replay_errors", "nvlink_recovery_errors", "nvlink_crc_data_errors"):
             bad |= sight.column(f"{name}_count_10m") > 0
         reasons = np.nan_to_num(sight.column("clock_event_reasons")).astype(np.int64)
-        return sight.on_nodes(bad | ((reasons & HW_SLOWDOWN) != 0))
+        return sight.flag_nodes(bad | ((reasons & HW_SLOWDOWN) != 0))
 
 
 class FleetWideZ:
@@ -79,10 +79,10 @@ class FleetWideZ:
         """Return (node,) whether the node has such a GPU."""
         busy = np.nan_to_num(sight.column("sm_active")) > 0.2
         self._streak = np.pad(self._streak, (0, len(busy) - len(self._streak)))
-        self._streak = np.where(self._low(sight, busy), self._streak + 1, 0)
-        return sight.on_nodes(self._streak >= PERSISTS_ROUNDS)
+        self._streak = np.where(self._find_low_gpus(sight, busy), self._streak + 1, 0)
+        return sight.flag_nodes(self._streak >= PERSISTS_ROUNDS)
 
-    def _low(self, sight: BaselineMoment, busy: Mask) -> Mask:
+    def _find_low_gpus(self, sight: BaselineMoment, busy: Mask) -> Mask:
         bad = np.zeros(len(busy), bool)
         if busy.sum() < FEWEST_NODES:
             return bad
@@ -110,7 +110,7 @@ class Minder:
         """Return (node,) whether the node has been its gang's outlier for long enough."""
         flagged = np.zeros(sight.nodes, bool)
         streak: dict[tuple[str, int], int] = {}
-        values = self._channels(sight)
+        values = self._compute_channel_means(sight)
         for job, rows in sight.gangs.items():
             worst = _find_outlier(values[rows]) if len(rows) >= FEWEST_NODES else None
             if worst is None:
@@ -121,7 +121,7 @@ class Minder:
         self._streak = streak
         return flagged
 
-    def _channels(self, sight: BaselineMoment) -> Array:
+    def _compute_channel_means(self, sight: BaselineMoment) -> Array:
         """Return (node, channel) means over the node's GPUs."""
         owned = sight.gpu.node >= 0
         node = sight.gpu.node[owned]
@@ -145,7 +145,7 @@ def _find_outlier(values: Array) -> int | None:
     return worst if far[worst] > 1.5 * float(np.median(others)) and far[worst] > 0 else None
 
 
-def baselines() -> dict[str, Rule]:
+def make_baselines() -> dict[str, Rule]:
     """Return name → rule, with new instances of the rules that have a state."""
     return {
         "static thresholds": flag_by_thresholds,

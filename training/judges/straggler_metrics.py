@@ -42,34 +42,34 @@ class Table:
     dataset: str
     target: str
 
-    def share(self, metric: str, method: str, hits: int, of: int, series: str = "all") -> None:
+    def add_share(self, metric: str, method: str, hits: int, of: int, series: str = "all") -> None:
         """Add a share of outcomes. Adds no row if there are no outcomes."""
         if of:
-            self.add(metric, method, hits / of, compute_share_bounds(hits, of), of, series)
+            self.add_number(metric, method, hits / of, compute_share_bounds(hits, of), of, series)
 
-    def rate(self, metric: str, method: str, count: int, exposure: float, series: str = "all") -> None:
+    def add_rate(self, metric: str, method: str, count: int, exposure: float, series: str = "all") -> None:
         """Add a rate of events for each unit of exposure. `n` is the number of events."""
         if exposure > 0:
-            self.add(metric, method, count / exposure, compute_rate_bounds(count, exposure), count, series)
+            self.add_number(metric, method, count / exposure, compute_rate_bounds(count, exposure), count, series)
 
-    def median(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
+    def add_median(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
         """Add a median with its bootstrap interval."""
-        self._quantile(metric, method, values, 0.5, series)
+        self._add_quantile(metric, method, values, 0.5, series)
 
-    def delays(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
+    def add_delays(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
         """Add the median, and the 90th percentile as `METRIC_p90`, with their bootstrap intervals."""
-        self._quantile(metric, method, values, 0.5, series)
-        self._quantile(f"{metric}_p90", method, values, 0.9, series)
+        self._add_quantile(metric, method, values, 0.5, series)
+        self._add_quantile(f"{metric}_p90", method, values, 0.9, series)
 
-    def _quantile(self, metric: str, method: str, values: Sequence[float], level: float, series: str) -> None:
+    def _add_quantile(self, metric: str, method: str, values: Sequence[float], level: float, series: str) -> None:
         known = np.array([value for value in values if np.isfinite(value)])
         if not len(known):
             return
         draws = np.random.default_rng(0).choice(known, (400, len(known)))
         low, high = np.quantile(np.quantile(draws, level, axis=1), (0.025, 0.975))
-        self.add(metric, method, float(np.quantile(known, level)), (float(low), float(high)), len(known), series)
+        self.add_number(metric, method, float(np.quantile(known, level)), (float(low), float(high)), len(known), series)
 
-    def add(
+    def add_number(
         self,
         metric: str,
         method: str,
@@ -84,7 +84,7 @@ class Table:
             ResultRow(self.dataset, self.target, series, None, method, "", metric, value, low, high, n)
         )
 
-    def found(
+    def add_detection(
         self, method: str, right: int, wrong: int, missed: int, series: str = "all", spells: int | None = None
     ) -> None:
         """Add precision, recall and F1. The bounds of F1 come from those of the other two.
@@ -92,13 +92,13 @@ class Table:
         spells: the number of right findings, if one finding may find several faults.
         """
         hits = right if spells is None else spells
-        self.share("precision", method, hits, hits + wrong, series)
-        self.share("recall", method, right, right + missed, series)
+        self.add_share("precision", method, hits, hits + wrong, series)
+        self.add_share("recall", method, right, right + missed, series)
         parts = [compute_share_bounds(hits, hits + wrong), compute_share_bounds(right, right + missed)]
         if right + wrong + missed:
             low, high = (_compute_f1(*(part[side] for part in parts)) for side in (0, 1))
             value = _compute_f1(hits / max(1, hits + wrong), right / max(1, right + missed))
-            self.add("f1", method, value, (low, high), right + wrong + missed, series)
+            self.add_number("f1", method, value, (low, high), right + wrong + missed, series)
 
 
 def _compute_f1(precision: float, recall: float) -> float:

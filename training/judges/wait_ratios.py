@@ -16,7 +16,7 @@ UNKNOWN = {0.1: 0.3, 0.5: 1.0, 0.94: 5.0}  # log-normal, until enough is known
 
 
 @dataclass(frozen=True, slots=True)
-class _Issued:
+class _IssuedForecast:
     at_s: int
     forecast_s: float
     start_s: int
@@ -26,16 +26,16 @@ class WaitRatios:
     """A collection of issued forecasts. A job's start counts only once it has happened."""
 
     def __init__(self) -> None:
-        self._issued: deque[_Issued] = deque(maxlen=MAX_RATIOS)
+        self._issued: deque[_IssuedForecast] = deque(maxlen=MAX_RATIOS)
 
-    def issue(self, now_s: int, forecast_s: float, start_s: int) -> None:
+    def record_forecast(self, now_s: int, forecast_s: float, start_s: int) -> None:
         """Record a forecast wait of `forecast_s`.
 
         start_s: when the job really starts. It is not used before that time.
         """
-        self._issued.append(_Issued(now_s, forecast_s, start_s))
+        self._issued.append(_IssuedForecast(now_s, forecast_s, start_s))
 
-    def at(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
+    def compute_quantiles(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
         """Return the quantiles of real waits divided by forecast waits, as known now.
 
         None of them exceeds the largest ratio. near_s: only the forecasts nearest to it count.

@@ -87,36 +87,36 @@ class PageObserver:
 
     def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
         self.topology = topology
-        self.watch = FleetWatch.of(topology, interval_s)
+        self.watch = FleetWatch.from_topology(topology, interval_s)
         self._resolver = ExporterResolver(self.watch.entities)
         self._targets: dict[tuple[str, str], PageTarget] = {}
         self._scrapes = ScrapeSamples(self.watch.entities)
         self._moments: list[tuple[int, NDArray[np.float32]]] = []
 
-    def scrape(self, pages: Iterable[ExporterPage], events: Iterable[JobEvent], now_ms: int) -> FleetMoment:
+    def apply_pages(self, pages: Iterable[ExporterPage], events: Iterable[JobEvent], now_ms: int) -> FleetMoment:
         """Apply one round of pages, and the events since the last round."""
-        self.watch.take([batch for page in pages for batch in self._decode(page, now_ms)], events, now_ms)
-        return self.watch.moment(self.watch.frames(self.topology, now_ms), self.topology, now_ms)
+        self.watch.apply_batch([batch for page in pages for batch in self._decode_page(page, now_ms)], events, now_ms)
+        return self.watch.make_moment(self.watch.extract_frames(self.topology, now_ms), self.topology, now_ms)
 
-    def keep(self, evidence: Evidence, now_ms: int) -> None:
+    def add_training_rows(self, evidence: Evidence, now_ms: int) -> None:
         """Store this moment of all nodes as training rows."""
-        self._moments.append((now_ms, evidence.signals.levels(len(self.topology)).astype(np.float32)))
+        self._moments.append((now_ms, evidence.signals.compute_levels(len(self.topology)).astype(np.float32)))
 
-    def stragglers(self, evidence: Evidence, now_ms: int) -> dict[str, dict[str, object]]:
+    def detect_stragglers(self, evidence: Evidence, now_ms: int) -> dict[str, dict[str, object]]:
         paces = self.watch.memory.paces
         return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, paces, now_ms)
 
-    def rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
+    def make_risk_rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
         """Return the stored moments, labelled by the faults that were active or began within the horizon."""
         n = len(self.topology)
         times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
         node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))
         levels = np.concatenate([row for _, row in self._moments]) if self._moments else np.zeros((0, len(RULES)))
         return RiskRows(
-            times, node, levels.astype(np.float32), label(times, node, faults, self.topology.names, horizon_s)
+            times, node, levels.astype(np.float32), label_rows(times, node, faults, self.topology.names, horizon_s)
         )
 
-    def _decode(self, page: ExporterPage, now_ms: int) -> tuple[SampleBatch, ...]:
+    def _decode_page(self, page: ExporterPage, now_ms: int) -> tuple[SampleBatch, ...]:
         """Return a page's samples, and those of the scrape itself."""
         key = (page.node, page.exporter)
         if key not in self._targets:
@@ -125,7 +125,7 @@ class PageObserver:
         return self._scrapes.decode(self._targets[key], page.body, page.took_s, now_ms)
 
 
-def label(
+def label_rows(
     time_ms: NDArray[np.int64],
     node: NDArray[np.int32],
     faults: Sequence[LabelledFault],

@@ -57,7 +57,7 @@ class Comparison:
     rival: ResultRow
 
     @property
-    def change(self) -> float:
+    def relative_gain(self) -> float:
         """Our gain as a share of the baseline's number, below 0 if worse.
 
         If the baseline is 0, the plain difference.
@@ -67,7 +67,7 @@ class Comparison:
         return gain / abs(rival) if rival else gain
 
     @property
-    def apart(self) -> bool:
+    def has_separate_intervals(self) -> bool:
         """Whether the two 95 % intervals do not overlap."""
         ours, rival = self.ours, self.rival
         if ours.low is None or ours.high is None or rival.low is None or rival.high is None:
@@ -75,7 +75,7 @@ class Comparison:
         return ours.high < rival.low or rival.high < ours.low
 
 
-def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
+def select_pooled_rows(rows: Iterable[ResultRow]) -> list[ResultRow]:
     """Return the rows over all series of a set. A set with a single series has that series' rows."""
     rows = list(rows)
     series: dict[tuple[str, str], set[str]] = {}
@@ -88,10 +88,10 @@ def pooled(rows: Iterable[ResultRow]) -> list[ResultRow]:
     ]
 
 
-def contests(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
+def make_comparisons(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
     """Return a comparison for every set, target, horizon and metric that ours and a baseline both have."""
     groups: dict[tuple[str, str, str, int | None], list[ResultRow]] = {}
-    for row in pooled(rows):
+    for row in select_pooled_rows(rows):
         if row.metric in metrics and row.value is not None:
             groups.setdefault((row.dataset, row.target, row.metric, row.horizon_s), []).append(row)
     found = []
@@ -104,24 +104,24 @@ def contests(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparis
     return found
 
 
-def won(found: Iterable[Comparison]) -> list[Comparison]:
-    return [contest for contest in found if contest.change > LEVEL]
+def select_won(found: Iterable[Comparison]) -> list[Comparison]:
+    return [contest for contest in found if contest.relative_gain > LEVEL]
 
 
-def lost(found: Iterable[Comparison]) -> list[Comparison]:
-    return [contest for contest in found if contest.change < -LEVEL]
+def select_lost(found: Iterable[Comparison]) -> list[Comparison]:
+    return [contest for contest in found if contest.relative_gain < -LEVEL]
 
 
-def level(found: Iterable[Comparison]) -> list[Comparison]:
-    return [contest for contest in found if abs(contest.change) <= LEVEL]
+def select_level(found: Iterable[Comparison]) -> list[Comparison]:
+    return [contest for contest in found if abs(contest.relative_gain) <= LEVEL]
 
 
-def sentences(found: Iterable[Comparison]) -> list[str]:
+def describe_comparisons(found: Iterable[Comparison]) -> list[str]:
     """Return one sentence for each set, target and metric.
 
     >>> ours = ResultRow("venus", "running", "all", 3600, "ours", "trees", "wql", 0.9, 0.8, 1.0, 9)
     >>> rival = ResultRow("venus", "running", "all", 3600, "persistence", "", "wql", 1.2, 1.1, 1.3, 9)
-    >>> sentences([Comparison(ours, rival)])
+    >>> describe_comparisons([Comparison(ours, rival)])
     ['venus, running, WQL: better by 25 % at 1 h (persistence)']
     """
     groups: dict[tuple[str, str, str], list[Comparison]] = {}
@@ -130,15 +130,15 @@ def sentences(found: Iterable[Comparison]) -> list[str]:
     lines = []
     for (dataset, target, metric), group in groups.items():
         group.sort(key=lambda contest: contest.ours.horizon_s or 0)
-        named = ", ".join(part for part in (dataset, format_target(target), words_of(metric)) if part)
-        sides = (("better by", won(group)), ("worse by", lost(group)))
-        said = [f"{word} {_parts(some)}" for word, some in sides if some]
-        said += [f"as good {_parts(level(group))}"] if level(group) else []
+        named = ", ".join(part for part in (dataset, format_target(target), format_metric(metric)) if part)
+        sides = (("better by", select_won(group)), ("worse by", select_lost(group)))
+        said = [f"{word} {_describe_contests(some)}" for word, some in sides if some]
+        said += [f"as good {_describe_contests(select_level(group))}"] if select_level(group) else []
         lines.append(f"{named}: {'; '.join(said)}")
     return lines
 
 
-def _parts(group: list[Comparison]) -> str:
+def _describe_contests(group: list[Comparison]) -> str:
     """Return the sizes and horizons of these comparisons as one text.
 
     Neighbours with the same rival share its name.
@@ -147,23 +147,23 @@ def _parts(group: list[Comparison]) -> str:
     for at, contest in enumerate(group):
         last = at + 1 == len(group) or group[at + 1].rival.method != contest.rival.method
         rival = f" ({contest.rival.method.replace('_', ' ')})" if last else ""
-        where = f"at {lead(contest.ours.horizon_s)}" if contest.ours.horizon_s is not None else ""
-        parts.append(" ".join(part for part in (_size(contest), where) if part) + rival)
+        where = f"at {format_lead(contest.ours.horizon_s)}" if contest.ours.horizon_s is not None else ""
+        parts.append(" ".join(part for part in (_describe_change(contest), where) if part) + rival)
     return ", ".join(parts)
 
 
-def _size(contest: Comparison) -> str:
+def _describe_change(contest: Comparison) -> str:
     """Return the size of the difference in words. "" if there is hardly one.
 
     Two shares are written next to each other. Other numbers have their difference in %.
     """
-    if abs(contest.change) <= LEVEL:
+    if abs(contest.relative_gain) <= LEVEL:
         return ""
     if contest.ours.metric in MORE_IS_BETTER:
         ours, rival = contest.ours.value or 0.0, contest.rival.value or 0.0
         said = f"{abs(ours - rival) * 100:.2g} points, {ours:.1%} against {rival:.1%}".replace("%", " %")
         return f"{said}," if contest.ours.horizon_s is not None else said
-    size = abs(contest.change)
+    size = abs(contest.relative_gain)
     if size > 1:
         return f"a factor of {1 + size:.3g}"
     return (f"{size:.1%}" if size < 0.0995 else f"{size:.0%}").replace("%", " %")
@@ -174,10 +174,10 @@ def format_target(target: str) -> str:
     return TARGETS.get(target, target.replace("_", " "))
 
 
-def words_of(metric: str) -> str:
+def format_metric(metric: str) -> str:
     """Return the usual name of a metric.
 
-    >>> words_of("pinball_90"), words_of("coverage_80"), words_of("wql")
+    >>> format_metric("pinball_90"), format_metric("coverage_80"), format_metric("wql")
     ('pinball loss at p90', 'coverage at 80 %', 'WQL')
     """
     head, _, level = metric.rpartition("_")
@@ -188,10 +188,10 @@ def words_of(metric: str) -> str:
     return WORDS.get(metric, metric.replace("_", " "))
 
 
-def lead(seconds: int | None) -> str:
+def format_lead(seconds: int | None) -> str:
     """Return a horizon, or a time that a job has run, in its natural unit.
 
-    >>> lead(600), lead(5400), lead(86400), lead(259200), lead(30)
+    >>> format_lead(600), format_lead(5400), format_lead(86400), format_lead(259200), format_lead(30)
     ('10 min', '1.5 h', '24 h', '72 h', '30 s')
     """
     if seconds is None:

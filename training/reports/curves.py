@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from fleetcast.training.reports.plots import OURS_INK, RIVAL_INKS, drawn
+from fleetcast.training.reports.plots import OURS_INK, RIVAL_INKS, open_canvas
 from fleetcast.training.reports.results import ResultRow, Results
 
 METRICS = {
@@ -39,7 +39,7 @@ class CurvePoint:
     faults: int
     values: dict[str, tuple[float, float | None, float | None]] = field(default_factory=dict)
 
-    def words(self) -> str:
+    def format_values(self) -> str:
         """Return the point's numbers as one line of text."""
         return ", ".join(f"{name} {value:.3f}" for name, (value, _, _) in self.values.items())
 
@@ -54,18 +54,18 @@ def make_curve_point(task: str, at: float | str, results: Results) -> CurvePoint
         rows = results.select(method="ours", metric=metric, series=series)
         known = [row for row in rows if row.value is not None]
         if known:
-            values[name] = _mean(known)
-    return CurvePoint(at, _faults(task, results), values)
+            values[name] = _average_rows(known)
+    return CurvePoint(at, _count_faults(task, results), values)
 
 
-def _mean(rows: Sequence[ResultRow]) -> tuple[float, float | None, float | None]:
+def _average_rows(rows: Sequence[ResultRow]) -> tuple[float, float | None, float | None]:
     if len(rows) == 1:
         return float(rows[0].value or 0.0), rows[0].low, rows[0].high
     own = np.array([row.value for row in rows], np.float64)
     return float(np.average(own, weights=np.maximum([row.n for row in rows], 1))), float(own.min()), float(own.max())
 
 
-def _faults(task: str, results: Results) -> int:
+def _count_faults(task: str, results: Results) -> int:
     """Return the number of faults that were visible (straggler), or of all faults (risk)."""
     metric, method = ("recall", "ours") if task == "straggler" else ("precursor_share", "truth")
     return sum(row.n for row in results.select(method=method, metric=metric, series="all"))
@@ -85,13 +85,13 @@ def make_curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list
     return [
         [axis, "faults", *names],
         *(
-            [format_point_label(one.at), str(one.faults), *(_cell(one.values.get(name)) for name in names)]
+            [format_point_label(one.at), str(one.faults), *(_format_cell(one.values.get(name)) for name in names)]
             for one in points
         ),
     ]
 
 
-def _cell(value: tuple[float, float | None, float | None] | None) -> str:
+def _format_cell(value: tuple[float, float | None, float | None] | None) -> str:
     if value is None:
         return "–"
     middle, low, high = (None if number is None else f"{number:.3f}".lstrip("0") or "0" for number in value)
@@ -105,7 +105,7 @@ def draw_curve(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
     """
     good, bad = METRICS[task][0][2], METRICS[task][-1][2]
     at = np.arange(len(points))
-    with drawn(f"{good} and {bad} over {axis}", width=4.6, height=2.6) as canvas:
+    with open_canvas(f"{good} and {bad} over {axis}", width=4.6, height=2.6) as canvas:
         axes = canvas.axes
         for name, ink, mark, dash in ((good, OURS_INK, "o", "-"), (bad, RIVAL_INKS[0], "s", (0, (5, 2)))):
             y = np.array([one.values.get(name, (np.nan, None, None))[0] for one in points])

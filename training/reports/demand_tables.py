@@ -6,25 +6,25 @@ One table has a row for each set and target. Another has a row for each method.
 from collections.abc import Sequence
 from math import exp, log
 
-from fleetcast.training.reports.contests import OURS, format_target, lead
+from fleetcast.training.reports.contests import OURS, format_lead, format_target
 from fleetcast.training.reports.results import Results, WindowRow
-from fleetcast.training.reports.window_rows import gains
+from fleetcast.training.reports.window_rows import compute_gains
 
 PERSISTENCE = "persistence"
 CLASSICAL = ("ets", "mstl", "autoreg")
 Key = tuple[str, str, int | None]  # data set, target, lead
 
 
-def demand_tables(results: Results) -> dict[str, list[list[str]]]:
+def make_demand_tables(results: Results) -> dict[str, list[list[str]]]:
     """Return name -> table, as rows of cells with the header first."""
-    numbers = _numbers(results.windows)
+    numbers = _group_wql_rows(results.windows)
     return {
         "evaluate demand": _make_set_table(numbers),
         "evaluate demand, methods": _make_method_table(numbers, results),
     }
 
 
-def _numbers(rows: Sequence[WindowRow]) -> dict[Key, list[WindowRow]]:
+def _group_wql_rows(rows: Sequence[WindowRow]) -> dict[Key, list[WindowRow]]:
     found: dict[Key, list[WindowRow]] = {}
     for row in rows:
         if row.metric == "wql":
@@ -32,7 +32,7 @@ def _numbers(rows: Sequence[WindowRow]) -> dict[Key, list[WindowRow]]:
     return found
 
 
-def _leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
+def _list_leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
     return sorted({key[2] for key in numbers}, key=lambda lead_s: lead_s or 0)
 
 
@@ -41,23 +41,25 @@ def _make_set_table(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
 
     A cell compares ours with persistence (mean and worst window) and with the best method of statsmodels.
     """
-    leads = _leads(numbers)
-    lines = [["WQL over persistence's, mean and worst window, % (over the best of statsmodels)", *map(lead, leads)]]
+    leads = _list_leads(numbers)
+    lines = [
+        ["WQL over persistence's, mean and worst window, % (over the best of statsmodels)", *map(format_lead, leads)]
+    ]
     for dataset, target in dict.fromkeys(key[:2] for key in numbers):
         some = [numbers.get((dataset, target, lead_s), []) for lead_s in leads]
         windows = sorted({(row.begin_ms, row.end_ms) for rows in some for row in rows})
         days = (windows[0][1] - windows[0][0]) / 86_400_000
         name = f"{dataset}, {format_target(target)}, {len(windows)} × {days:.3g} days"
-        lines.append([name, *(_cell(rows) for rows in some)])
+        lines.append([name, *(_format_cell(rows) for rows in some)])
     return lines
 
 
-def _cell(rows: Sequence[WindowRow]) -> str:
-    found = gains(rows, [PERSISTENCE])
+def _format_cell(rows: Sequence[WindowRow]) -> str:
+    found = compute_gains(rows, [PERSISTENCE])
     if not found:
         return "–"
     said = f"{_format_percent(sum(found) / len(found))}, {_format_percent(max(found))}"
-    means = {method: _mean(rows, method) for method in (OURS, *CLASSICAL)}
+    means = {method: _average_values(rows, method) for method in (OURS, *CLASSICAL)}
     rivals = [(mean, method) for method in CLASSICAL if (mean := means[method]) is not None and mean > 0]
     own = means[OURS]
     if not rivals or own is None:
@@ -78,7 +80,7 @@ def _format_percent(share: float) -> str:
     return f"−{-percent}" if percent else "0"
 
 
-def _mean(rows: Sequence[WindowRow], method: str) -> float | None:
+def _average_values(rows: Sequence[WindowRow], method: str) -> float | None:
     values = [row.value for row in rows if row.method == method]
     return sum(values) / len(values) if values else None
 
@@ -88,12 +90,14 @@ def _make_method_table(numbers: dict[Key, list[WindowRow]], results: Results) ->
 
     Its cells are the geometric mean of its WQL over persistence's, how often it is best, and its failed fits.
     """
-    leads = _leads(numbers)
+    leads = _list_leads(numbers)
     methods = list(dict.fromkeys(row.method for rows in numbers.values() for row in rows))
-    best = [_best(rows) for rows in numbers.values()]
-    lines = [["WQL over persistence's, geometric mean", *map(lead, leads), "best of all", "failed fits"]]
+    best = [_find_best_method(rows) for rows in numbers.values()]
+    lines = [["WQL over persistence's, geometric mean", *map(format_lead, leads), "best of all", "failed fits"]]
     for method in methods:
-        cells = [_share([rows for key, rows in numbers.items() if key[2] == lead_s], method) for lead_s in leads]
+        cells = [
+            _format_mean_ratio([rows for key, rows in numbers.items() if key[2] == lead_s], method) for lead_s in leads
+        ]
         failed = [row for row in results.rows if row.method == method and row.metric == "failed_fits"]
         failures = f"{sum(row.value or 0 for row in failed):.0f} of {sum(row.n for row in failed)}" if failed else "–"
         judged = sum(any(row.method == method for row in rows) for rows in numbers.values())
@@ -101,12 +105,12 @@ def _make_method_table(numbers: dict[Key, list[WindowRow]], results: Results) ->
     return lines
 
 
-def _best(rows: Sequence[WindowRow]) -> str:
-    means = {row.method: _mean(rows, row.method) or 0.0 for row in rows}
+def _find_best_method(rows: Sequence[WindowRow]) -> str:
+    means = {row.method: _average_values(rows, row.method) or 0.0 for row in rows}
     return min(means, key=lambda method: means[method])
 
 
-def _share(some: Sequence[Sequence[WindowRow]], method: str) -> str:
-    pairs = [(_mean(rows, method), _mean(rows, PERSISTENCE)) for rows in some]
+def _format_mean_ratio(some: Sequence[Sequence[WindowRow]], method: str) -> str:
+    pairs = [(_average_values(rows, method), _average_values(rows, PERSISTENCE)) for rows in some]
     logs = [log(own / usual) for own, usual in pairs if own and usual]
     return f"{exp(sum(logs) / len(logs)):.2f}" if logs else "–"

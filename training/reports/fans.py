@@ -28,13 +28,13 @@ def make_courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
             sets.setdefault(key, []).append({name: columns[name][own] for name in NEEDED[2:]})
     made = {}
     for key, parts in sets.items():
-        course = _make_course({name: np.concatenate([part[name] for part in parts]) for name in NEEDED[2:]})
+        course = _make_series_course({name: np.concatenate([part[name] for part in parts]) for name in NEEDED[2:]})
         if course is not None:
             made[key] = course
     return made
 
 
-def served(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
+def count_served_models(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
     """Return, for each (dataset, target) and horizon, how often each model made the forecast."""
     found: dict[tuple[str, str], Shares] = {}
     for block in predictions:
@@ -55,7 +55,7 @@ def _list_sets(block: Block) -> set[tuple[str, str]]:
     return {(str(dataset), str(target)) for dataset, target in set(zip(block["dataset"], block["target"], strict=True))}
 
 
-def _make_course(columns: Columns) -> Course | None:
+def _make_series_course(columns: Columns) -> Course | None:
     """Return the last part of the largest series that its fans cover.
 
     Returns None if no forecast has several horizons.
@@ -68,7 +68,11 @@ def _make_course(columns: Columns) -> Course | None:
     horizons = np.unique(horizon_ms)
     if len(horizons) < 2:
         return None
-    fans = [fan for start in _apart(issued, horizon_ms) if (fan := _fan(columns, int(start), horizons)) is not None]
+    fans = [
+        fan
+        for start in _choose_origins(issued, horizon_ms)
+        if (fan := _make_fan(columns, int(start), horizons)) is not None
+    ]
     if not fans:
         return None
     at_ms, first = np.unique(issued + horizon_ms, return_index=True)
@@ -77,7 +81,7 @@ def _make_course(columns: Columns) -> Course | None:
     return Course(str(names[number[own][0]]), at_ms[seen], actual[seen], fans)
 
 
-def _apart(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[np.int64]:
+def _choose_origins(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the last origins with the longest horizon that are at least that horizon apart."""
     longest = int(horizon_ms.max())
     origins = np.unique(issued[horizon_ms == longest])
@@ -88,7 +92,7 @@ def _apart(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[
     return np.array(shown[::-1], np.int64)
 
 
-def _fan(columns: Columns, issued_ms: int, horizons: NDArray[np.int64]) -> Fan | None:
+def _make_fan(columns: Columns, issued_ms: int, horizons: NDArray[np.int64]) -> Fan | None:
     """Return the forecast of one origin. None if one of its horizons or quantiles is missing."""
     own = columns["issued_ms"] == issued_ms
     levels = np.unique(columns["quantile"][own].astype(float))

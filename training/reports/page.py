@@ -49,16 +49,16 @@ details summary { cursor: pointer; color: var(--ink-2); margin: 4px 0; }
 """
 
 
-class Raw(str):
+class RawHtml(str):
     """Text that is already HTML: inserted without escaping."""
 
 
-def text_of(value: object) -> str:
+def format_cell_text(value: object) -> str:
     """Return the text of a cell, safe in HTML.
 
     Numbers have four digits. None becomes a dash.
     """
-    if isinstance(value, Raw):
+    if isinstance(value, RawHtml):
         return str(value)
     if value is None:
         return "–"
@@ -67,7 +67,7 @@ def text_of(value: object) -> str:
     return escape(f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value))
 
 
-def page(title: str, lead: str, body: Iterable[str]) -> str:
+def render_page(title: str, lead: str, body: Iterable[str]) -> str:
     """Return the whole HTML document.
 
     lead: one sentence below the title. body: HTML.
@@ -80,7 +80,7 @@ def page(title: str, lead: str, body: Iterable[str]) -> str:
     return f'{head}<main><h1>{escape(title)}</h1><p class="quiet">{escape(lead)}</p>{"".join(body)}</main></html>\n'
 
 
-def panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
+def render_panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
     """Return a figure with a title above and a note below.
 
     kind: "wide" spans the page, "small" makes a plot small.
@@ -90,26 +90,28 @@ def panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
     return f'<figure class="panel {kind}">{head}{inner}{foot}</figure>'
 
 
-def panels(inner: Iterable[str]) -> str:
+def render_panel_grid(inner: Iterable[str]) -> str:
     return f'<div class="panels">{"".join(inner)}</div>'
 
 
-def section(title: str, *inner: str) -> str:
+def render_section(title: str, *inner: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(inner)}</section>"
 
 
-def listed(lines: Iterable[str], nothing: str) -> str:
+def render_list(lines: Iterable[str], nothing: str) -> str:
     """Return sentences as a list, or the text `nothing` if there are none."""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else f'<p class="quiet">{escape(nothing)}</p>'
 
 
-def terms(pairs: Iterable[tuple[str, object]]) -> str:
+def render_terms(pairs: Iterable[tuple[str, object]]) -> str:
     """Return a list of names and their values."""
-    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{text_of(value)}</dd>' for name, value in pairs)}</dl>"
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{format_cell_text(value)}</dd>' for name, value in pairs)}</dl>"
 
 
-def table(names: Sequence[str], rows: Iterable[Sequence[object]], off: frozenset[tuple[int, int]] = frozenset()) -> str:
+def render_table(
+    names: Sequence[str], rows: Iterable[Sequence[object]], off: frozenset[tuple[int, int]] = frozenset()
+) -> str:
     """Return a table. Columns of numbers are aligned to the right.
 
     off: (row, column) of cells to mark.
@@ -121,13 +123,13 @@ def table(names: Sequence[str], rows: Iterable[Sequence[object]], off: frozenset
     ]
     head = "".join(f"<th{' class=n' if right[at] else ''}>{escape(name)}</th>" for at, name in enumerate(names))
     body = "".join(
-        "<tr>" + "".join(_cell(value, right[at], (line, at) in off) for at, value in enumerate(row)) + "</tr>"
+        "<tr>" + "".join(_render_cell(value, right[at], (line, at) in off) for at, value in enumerate(row)) + "</tr>"
         for line, row in enumerate(rows)
     )
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _cell(value: object, right: bool, off: bool) -> str:
+def _render_cell(value: object, right: bool, off: bool) -> str:
     words = " ".join(name for name, said in (("n", right), ("off", off)) if said)
     opening = f'<td class="{words}">' if words else "<td>"
-    return f"{opening}{text_of(value)}</td>"
+    return f"{opening}{format_cell_text(value)}</td>"

@@ -9,13 +9,20 @@ from fleetcast.training.judges.played import PlayScene
 from fleetcast.training.judges.played_numbers import (
     PlayNumbers,
     describe_fairness_price,
-    last_s,
+    find_last_arrival_s,
+    list_job_queues,
     measure_held_gpus,
-    queues_of,
 )
 from fleetcast.training.reports.contests import OURS
-from fleetcast.training.reports.page import listed, page, panel, panels, section, table
-from fleetcast.training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, choose_styles, drawn
+from fleetcast.training.reports.page import (
+    render_list,
+    render_page,
+    render_panel,
+    render_panel_grid,
+    render_section,
+    render_table,
+)
+from fleetcast.training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, choose_styles, open_canvas
 
 BINS = 160
 MOST_LINES = 4  # rivals in a plot over time
@@ -35,7 +42,7 @@ HEAD = (
 )
 
 
-def play_report(
+def render_play_report(
     scene: PlayScene, found: Sequence[PlayNumbers], starts: Mapping[str, Floats], skipped: Sequence[str]
 ) -> str:
     """Return the HTML page of a play.
@@ -46,17 +53,32 @@ def play_report(
     lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."
     price = describe_fairness_price(found)
     body = [
-        section("Methods", panels([panel(table(HEAD, [_row(one) for one in found]), note=price, kind="wide")])),
-        section("Waits", panels([panel(draw_wait_by_size(found), "Mean wait by GPUs of a job, hours", kind="wide")])),
-        section("Over time", panels(_plot_use_over_time(scene, starts))),
-        section("Queues", panels([panel(table(*_make_queue_table(found)), "Mean wait by queue, s", kind="wide")])),
+        render_section(
+            "Methods",
+            render_panel_grid(
+                [render_panel(render_table(HEAD, [_make_row(one) for one in found]), note=price, kind="wide")]
+            ),
+        ),
+        render_section(
+            "Waits",
+            render_panel_grid(
+                [render_panel(draw_wait_by_size(found), "Mean wait by GPUs of a job, hours", kind="wide")]
+            ),
+        ),
+        render_section("Over time", render_panel_grid(_plot_use_over_time(scene, starts))),
+        render_section(
+            "Queues",
+            render_panel_grid(
+                [render_panel(render_table(*_make_queue_table(found)), "Mean wait by queue, s", kind="wide")]
+            ),
+        ),
     ]
     if skipped:
-        body.append(section("Left out", listed(skipped, "")))
-    return page("Play", lead, body)
+        body.append(render_section("Left out", render_list(skipped, "")))
+    return render_page("Play", lead, body)
 
 
-def _row(one: PlayNumbers) -> list[object]:
+def _make_row(one: PlayNumbers) -> list[object]:
     wait = one.wait
     numbers = [wait.mean_s, wait.p50_s, wait.p99_s, wait.max_s, one.utilisation, one.jain, one.jain_queues, one.pass_ms]
     return [one.method.replace("_", " "), *numbers]
@@ -74,7 +96,7 @@ def draw_wait_by_size(found: Sequence[PlayNumbers]) -> str:
     names = [one.name for one in found[0].by_size]
     style_of = choose_styles([one.method for one in found])
     thick = 0.84 / len(found)
-    with drawn("mean wait by size", width=11.5, height=3.4) as canvas:
+    with open_canvas("mean wait by size", width=11.5, height=3.4) as canvas:
         for at, one in enumerate(found):
             x = np.arange(len(names)) + (at - (len(found) - 1) / 2) * thick
             hours = [row.mean_s / 3600 for row in one.by_size]
@@ -90,11 +112,11 @@ def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[
 
     The shares are those of ours, or of the first method.
     """
-    edges_s = np.linspace(scene.trace.submit_s[0], last_s(scene.trace), BINS + 1)
+    edges_s = np.linspace(scene.trace.submit_s[0], find_last_arrival_s(scene.trace), BINS + 1)
     methods = [*list(starts)[: MOST_LINES + 1]]
     use = {method: measure_held_gpus(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
     main = OURS if OURS in starts else methods[0]
-    queue = np.array(queues_of(scene))
+    queue = np.array(list_job_queues(scene))
     names, jobs = np.unique(queue, return_counts=True)
     largest = names[np.argsort(-jobs, kind="stable")][:MOST_QUEUES].tolist()
     shares = {
@@ -102,8 +124,10 @@ def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[
     }
     days = (edges_s[:-1] + np.diff(edges_s) / 2 - edges_s[0]) / DAY_S
     return [
-        panel(draw_lines_over_days(days, use, "use over time"), "Share of the GPUs in use, over days", kind="wide"),
-        panel(
+        render_panel(
+            draw_lines_over_days(days, use, "use over time"), "Share of the GPUs in use, over days", kind="wide"
+        ),
+        render_panel(
             draw_lines_over_days(days, shares, "shares over time"), f"Shares of queues, {main}, over days", kind="wide"
         ),
     ]
@@ -112,7 +136,7 @@ def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[
 def draw_lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
     """Draw one line for each name. The first has the strong colour."""
     inks = (OURS_INK, *RIVAL_INKS)
-    with drawn(label, width=11.5, height=2.9) as canvas:
+    with open_canvas(label, width=11.5, height=2.9) as canvas:
         for at, (name, values) in enumerate(lines.items()):
             dashes = RIVAL_DASHES[at % len(RIVAL_DASHES)] if at >= len(inks) else "solid"
             canvas.axes.plot(days, values, color=inks[at % len(inks)], linestyle=dashes, linewidth=1.2, label=name)

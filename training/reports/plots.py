@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.training.reports.contests import OURS, lead
+from fleetcast.training.reports.contests import OURS, format_lead
 from fleetcast.training.reports.results import ResultRow
 
 Array = NDArray[np.float64]
@@ -57,7 +57,7 @@ STYLE = {
 class Canvas:
     """A plot that is being drawn.
 
-    `svg` is set once the `with` block of `drawn` has ended.
+    `svg` is set once the `with` block of `open_canvas` has ended.
     """
 
     figure: Any
@@ -89,7 +89,7 @@ class Course:
 
 
 @contextmanager
-def drawn(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Iterator[Canvas]:
+def open_canvas(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Iterator[Canvas]:
     """Yield a canvas in the house style, and render it as SVG when the context ends.
 
     label: describes the plot for people who cannot see it. It must be unique on a page.
@@ -161,7 +161,7 @@ def draw_lines(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] |
     horizons = sorted({row.horizon_s for row in rows if row.horizon_s is not None})
     place = {horizon: at for at, horizon in enumerate(horizons)}
     methods = list(dict.fromkeys(row.method for row in rows))
-    with drawn(label) as canvas:
+    with open_canvas(label) as canvas:
         for shift, (method, style) in enumerate(choose_styles(methods).items()):
             own = sorted(
                 (row for row in rows if row.method == method and row.value is not None and row.horizon_s in place),
@@ -173,7 +173,7 @@ def draw_lines(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] |
             low = np.array([np.nan if row.low is None else row.low for row in own])
             high = np.array([np.nan if row.high is None else row.high for row in own])
             canvas.axes.vlines(x, low, high, colors=style["color"], linewidth=1.0, alpha=0.55, zorder=style["zorder"])
-        canvas.axes.set_xticks(range(len(horizons)), [(ticks or {}).get(at, lead(at)) for at in horizons])
+        canvas.axes.set_xticks(range(len(horizons)), [(ticks or {}).get(at, format_lead(at)) for at in horizons])
         canvas.axes.set_ylim(bottom=0)
         canvas.axes.margins(x=0.04)
         _draw_legend(canvas)
@@ -188,7 +188,7 @@ def draw_bars(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) 
     methods = list(dict.fromkeys(row.method for row in rows))
     style_of = choose_styles(methods)
     thick = 0.8 / max(1, len(methods))
-    with drawn(label, height=0.7 + 0.24 * len(groups) * len(methods)) as canvas:
+    with open_canvas(label, height=0.7 + 0.24 * len(groups) * len(methods)) as canvas:
         for at, method in enumerate(style_of):
             values = {row.metric: row for row in rows if row.method == method and row.value is not None}
             places = [place for place, metric in enumerate(groups) if metric in values]
@@ -216,7 +216,7 @@ def draw_calibration(points: Mapping[str, Sequence[tuple[float, float]]], label:
 
     On the dotted line the two are the same.
     """
-    with drawn(label, width=3.4, height=3.1) as canvas:
+    with open_canvas(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
         axes.plot([0, 1], [0, 1], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as promised")
         axes.fill_between([0, 1], [-0.03, 0.97], [0.03, 1.03], color=SOFT, alpha=0.12, linewidth=0)
@@ -241,7 +241,7 @@ def draw_reliability(points: Sequence[tuple[float, float, float, float]], label:
     """
     predicted, observed, low, high = np.array(points, np.float64).T
     most = 1.08 * max(float(predicted.max()), float(high.max()), 1e-6)
-    with drawn(label, width=3.4, height=3.1) as canvas:
+    with open_canvas(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
         axes.plot([0, most], [0, most], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as told")
         bars = (observed - low, high - observed)
@@ -262,11 +262,13 @@ def draw_course(course: Course, label: str, y_label: str) -> str:
     """
     from matplotlib import dates
 
-    with drawn(label, width=11.5, height=2.9) as canvas:
+    with open_canvas(label, width=11.5, height=2.9) as canvas:
         axes = canvas.axes
         for fan in course.fans:
             _draw_fan(axes, fan)
-        axes.plot(_days(course.at_ms), course.actual, color=INK, linewidth=1.1, zorder=3, label="what happened")
+        axes.plot(
+            _convert_to_days(course.at_ms), course.actual, color=INK, linewidth=1.1, zorder=3, label="what happened"
+        )
         locator = dates.AutoDateLocator(minticks=4, maxticks=10, tz="UTC")
         axes.xaxis.set_major_locator(locator)
         axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz="UTC", show_offset=False))
@@ -274,14 +276,14 @@ def draw_course(course: Course, label: str, y_label: str) -> str:
         axes.margins(x=0.005)
         handles, names = axes.get_legend_handles_labels()
         once = dict(zip(names, handles, strict=True))
-        bands = _bands(course.fans[0].levels) if course.fans else []
+        bands = _list_bands(course.fans[0].levels) if course.fans else []
         shown = [*once.values(), *(_make_legend_patch(depth) for depth, _ in enumerate(bands, start=1))]
         said = [*once, *(f"{high - low:.0%} interval".replace("%", " %") for low, high in bands)]
         canvas.figure.legend(shown, said, loc="outside upper left", ncols=6, fontsize=8, borderpad=0.1)
     return canvas.svg
 
 
-def _bands(levels: Sequence[float]) -> list[tuple[float, float]]:
+def _list_bands(levels: Sequence[float]) -> list[tuple[float, float]]:
     """Return the pairs of quantiles at the same distance from the middle, widest first."""
     pairs = [(low, high) for low in levels for high in levels if low < 0.5 and abs(low + high - 1) < 1e-9]
     return sorted(pairs)
@@ -295,15 +297,17 @@ def _make_legend_patch(depth: int) -> Any:
 
 
 def _draw_fan(axes: Any, fan: Fan) -> None:
-    x, at = _days(fan.at_ms), fan.levels.index
-    for low, high in _bands(fan.levels):
+    x, at = _convert_to_days(fan.at_ms), fan.levels.index
+    for low, high in _list_bands(fan.levels):
         band = fan.values[at(low)], fan.values[at(high)]
         axes.fill_between(x, *band, color=OURS_INK, alpha=BAND_ALPHA, linewidth=0, zorder=1)
     if 0.5 in fan.levels:
         axes.plot(x, fan.values[at(0.5)], color=OURS_INK, linewidth=1.3, zorder=2, label="median")
-    axes.axvline(_days(np.array([fan.issued_ms]))[0], color=SOFT, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0)
+    axes.axvline(
+        _convert_to_days(np.array([fan.issued_ms]))[0], color=SOFT, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0
+    )
 
 
-def _days(at_ms: NDArray[np.int64]) -> Array:
+def _convert_to_days(at_ms: NDArray[np.int64]) -> Array:
     """Return the times in days since 1970, as matplotlib counts them."""
     return np.asarray(at_ms, np.float64) / 86_400_000

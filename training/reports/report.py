@@ -11,18 +11,26 @@ from fleetcast.training.reports.contests import (
     MAIN,
     OURS,
     Comparison,
-    contests,
+    describe_comparisons,
+    format_lead,
+    format_metric,
     format_target,
-    lead,
-    level,
-    lost,
-    pooled,
-    sentences,
-    won,
-    words_of,
+    make_comparisons,
+    select_level,
+    select_lost,
+    select_pooled_rows,
+    select_won,
 )
-from fleetcast.training.reports.fans import Shares, make_courses, served
-from fleetcast.training.reports.page import listed, page, panel, panels, section, table, text_of
+from fleetcast.training.reports.fans import Shares, count_served_models, make_courses
+from fleetcast.training.reports.page import (
+    format_cell_text,
+    render_list,
+    render_page,
+    render_panel,
+    render_panel_grid,
+    render_section,
+    render_table,
+)
 from fleetcast.training.reports.plots import draw_bars, draw_calibration, draw_course, draw_lines, draw_reliability
 from fleetcast.training.reports.results import ResultRow, Results
 
@@ -42,54 +50,60 @@ UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requ
 
 def render_report(results: Results) -> str:
     """Return the page of one evaluation. It leaves out sections without rows."""
-    body = [verdicts(results), *sections(results)]
+    body = [render_verdicts(results), *render_sections(results)]
     if results.skipped:
-        body.append(section("Skipped", listed(results.skipped, "")))
+        body.append(render_section("Skipped", render_list(results.skipped, "")))
     sets = len({row.dataset for row in results.rows})
     said = (
         f"{len(results.rows):,} numbers on {sets} data {'set' if sets == 1 else 'sets'}; "
         "95 % intervals by moving-block bootstrap; all methods on the same origins."
     )
-    return page(TITLES.get(results.task, results.task), said, [*body, render_all_rows(results.rows)])
+    return render_page(TITLES.get(results.task, results.task), said, [*body, render_all_rows(results.rows)])
 
 
-def sections(results: Results) -> Iterator[str]:
+def render_sections(results: Results) -> Iterator[str]:
     """Yield the sections of each set. The task decides what they contain."""
     tasks: dict[str, Callable[[Results], Iterator[str]]] = {
-        "demand": _demand,
+        "demand": _render_demand,
         "duration": _render_duration,
-        "risk": _risk,
+        "risk": _render_risk,
     }
-    return tasks.get(results.task, _start)(results)
+    return tasks.get(results.task, _render_start)(results)
 
 
-def verdicts(results: Results) -> str:
+def render_verdicts(results: Results) -> str:
     """Return HTML boxes of the numbers where ours is better, as good and worse than the best baseline."""
-    found = contests(results.rows, MAIN.get(results.task, ()))
+    found = make_comparisons(results.rows, MAIN.get(results.task, ()))
     boxes = [
-        _render_comparisons(f"{len(won(found))} of {len(found)} better", won(found), "than the best baseline"),
-        _render_comparisons(f"{len(lost(found))} of {len(found)} worse", lost(found), "than the best baseline"),
+        _render_comparisons(
+            f"{len(select_won(found))} of {len(found)} better", select_won(found), "than the best baseline"
+        ),
+        _render_comparisons(
+            f"{len(select_lost(found))} of {len(found)} worse", select_lost(found), "than the best baseline"
+        ),
     ]
-    if level(found):
+    if select_level(found):
         boxes.append(
             _render_comparisons(
-                f"{len(level(found))} of {len(found)} as good", level(found), "as the best baseline, within 1 %"
+                f"{len(select_level(found))} of {len(found)} as good",
+                select_level(found),
+                "as the best baseline, within 1 %",
             )
         )
     return f'<div class="verdicts">{"".join(boxes)}</div>'
 
 
 def _render_comparisons(head: str, some: Sequence[Comparison], note: str) -> str:
-    apart = sum(contest.apart for contest in some)
+    apart = sum(contest.has_separate_intervals for contest in some)
     note += f"; the intervals of {apart} are apart" if apart else ""
-    inner = f'<strong>{head}</strong><p class="quiet">{note}</p>{listed(sentences(some), "Nowhere.")}'
+    inner = f'<strong>{head}</strong><p class="quiet">{note}</p>{render_list(describe_comparisons(some), "Nowhere.")}'
     return f'<div class="panel">{inner}</div>'
 
 
 def group_rows_by_set(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
     """Return the pooled rows of each (dataset, target), in the order of the evaluation."""
     found: dict[tuple[str, str], list[ResultRow]] = {}
-    for row in pooled(rows):
+    for row in select_pooled_rows(rows):
         if row.value is not None:
             found.setdefault((row.dataset, row.target), []).append(row)
     return found
@@ -98,42 +112,44 @@ def group_rows_by_set(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[R
 # -- demand ---------------------------------------------------------------------------------------------------------
 
 
-def _demand(results: Results) -> Iterator[str]:
-    drawn, shares = make_courses(results.predictions), served(results.predictions)
+def _render_demand(results: Results) -> Iterator[str]:
+    drawn, shares = make_courses(results.predictions), count_served_models(results.predictions)
     for (dataset, target), rows in group_rows_by_set(results.rows).items():
         name = f"{dataset}, {format_target(target)}"
-        inner = [_lines(rows, metric, name) for metric in DEMAND_LINES]
-        inner += [calibration(rows, name), _render_coverage_table(rows)]
-        inner.append(_served(rows, shares.get((dataset, target), {})))
+        inner = [_render_lines(rows, metric, name) for metric in DEMAND_LINES]
+        inner += [render_calibration(rows, name), _render_coverage_table(rows)]
+        inner.append(_render_served_models(rows, shares.get((dataset, target), {})))
         if (dataset, target) in drawn:
             course = drawn[dataset, target]
             of = "" if course.name in (ALL, target, dataset) else f" of {course.name}"
             svg = draw_course(course, f"{name}: forecasts", UNITS.get(target, "GPUs"))
             note = "Each fan was issued at its dotted line, and is drawn through the horizons that were judged."
-            inner.append(panel(svg, f"What was forecast{of}", note, "wide"))
-        yield section(name, panels(inner))
+            inner.append(render_panel(svg, f"What was forecast{of}", note, "wide"))
+        yield render_section(name, render_panel_grid(inner))
 
 
-def _lines(rows: list[ResultRow], metric: str, name: str) -> str:
+def _render_lines(rows: list[ResultRow], metric: str, name: str) -> str:
     own = [row for row in rows if row.metric == metric and row.horizon_s is not None]
     if not own:
         return ""
-    title = words_of(metric)
-    return panel(draw_lines(own, f"{name}: {title} by horizon"), f"{title} by horizon, less is better")
+    title = format_metric(metric)
+    return render_panel(draw_lines(own, f"{name}: {title} by horizon"), f"{title} by horizon, less is better")
 
 
-def calibration(rows: Iterable[ResultRow], name: str) -> str:
+def render_calibration(rows: Iterable[ResultRow], name: str) -> str:
     """Draw the observed coverage of ours against the promised coverage, at no more than four horizons."""
     own = [row for row in rows if row.metric in NOMINAL and row.method == OURS and row.value is not None]
     if not own:
         return ""
-    horizons = sorted({row.horizon_s for row in own}, key=_first)
+    horizons = sorted({row.horizon_s for row in own}, key=_make_sort_key)
     shown = horizons if len(horizons) <= 4 else [horizons[at * (len(horizons) - 1) // 3] for at in range(4)]
     points = {
-        lead(horizon) or OURS: [(NOMINAL[row.metric], row.value or 0.0) for row in own if row.horizon_s == horizon]
+        format_lead(horizon) or OURS: [
+            (NOMINAL[row.metric], row.value or 0.0) for row in own if row.horizon_s == horizon
+        ]
         for horizon in shown
     }
-    return panel(
+    return render_panel(
         draw_calibration(points, f"{name}: calibration"), "Are the intervals honest?", "Grey: within 3 points.", "small"
     )
 
@@ -149,10 +165,10 @@ def _render_coverage_table(rows: Iterable[ResultRow]) -> str:
     for rival in rows:
         if rival.metric == "interval_score_80" and rival.method != OURS:
             best[rival.horizon_s] = min(best.get(rival.horizon_s, rival), rival, key=lambda row: row.value or 0.0)
-    horizons = sorted({horizon for horizon, metric in own if metric in NOMINAL}, key=_first)
+    horizons = sorted({horizon for horizon, metric in own if metric in NOMINAL}, key=_make_sort_key)
     lines, off = [], set()
     for line, horizon in enumerate(horizons):
-        cells: list[object] = [lead(horizon) or "all"]
+        cells: list[object] = [format_lead(horizon) or "all"]
         for column, (metric, nominal) in enumerate(NOMINAL.items(), start=1):
             row = own.get((horizon, metric))
             cells.append(None if row is None or row.value is None else round(100 * row.value, 1))
@@ -167,10 +183,10 @@ def _render_coverage_table(rows: Iterable[ResultRow]) -> str:
     note = (
         "Outcomes inside, in %; marked: more than 3 points off. Interval scores at 80 %, ours and the best baseline's."
     )
-    return panel(table(names, lines, frozenset(off)), "Coverage", note)
+    return render_panel(render_table(names, lines, frozenset(off)), "Coverage", note)
 
 
-def _served(rows: Iterable[ResultRow], shares: Shares) -> str:
+def _render_served_models(rows: Iterable[ResultRow], shares: Shares) -> str:
     """Return a table of the models that the gate served, by horizon.
 
     It shows each model's share of all forecasts if these are known. Otherwise it shows the row's model.
@@ -182,14 +198,17 @@ def _served(rows: Iterable[ResultRow], shares: Shares) -> str:
             f"{name.replace('_', ' ')} {n / total:.0%}".replace("%", " %")
             for name, n in count.most_common(MAX_MODELS_SHOWN)
         ]
-        lines.append((lead(horizon), ", ".join(said)))
+        lines.append((format_lead(horizon), ", ".join(said)))
     if not lines:
         own = {row.horizon_s: row.model for row in rows if row.method == OURS and row.model}
-        lines = [(lead(at) or "all", own[at].replace("_", " ").replace("+", ", ")) for at in sorted(own, key=_first)]
-    return panel(table(("", "model"), lines), "What the gate served, most often first") if lines else ""
+        lines = [
+            (format_lead(at) or "all", own[at].replace("_", " ").replace("+", ", "))
+            for at in sorted(own, key=_make_sort_key)
+        ]
+    return render_panel(render_table(("", "model"), lines), "What the gate served, most often first") if lines else ""
 
 
-def _first(horizon_s: int | None) -> int:
+def _make_sort_key(horizon_s: int | None) -> int:
     """Return a sort key for horizons. A missing horizon comes first."""
     return horizon_s or 0
 
@@ -201,7 +220,7 @@ def _render_duration(results: Results) -> Iterator[str]:
     by_set = group_rows_by_set(results.rows)
     for dataset in dict.fromkeys(dataset for dataset, _ in by_set):
         rows = [row for (own, _), some in by_set.items() if own == dataset for row in some]
-        yield section(dataset, panels(_render_duration_panels(dataset, rows)))
+        yield render_section(dataset, render_panel_grid(_render_duration_panels(dataset, rows)))
 
 
 def _render_duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str]:
@@ -215,19 +234,21 @@ def _render_duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str
     if pinball:
         ticks = {row.horizon_s or 0: f"p{row.horizon_s or 0:02d}" for row in pinball}
         svg = draw_lines(pinball, f"{dataset}: pinball loss by level", ticks)
-        yield panel(svg, "Run time: pinball loss of log seconds, less is better")
+        yield render_panel(svg, "Run time: pinball loss of log seconds, less is better")
     remaining = [row for row in rows if row.metric == "remaining_log_mae" and row.horizon_s is not None]
     if remaining:
         svg = draw_lines(remaining, f"{dataset}: error of the remaining time")
-        yield panel(svg, "Remaining time: log error by time already run")
+        yield render_panel(svg, "Remaining time: log error by time already run")
     whole = [row for row in rows if row.horizon_s is None]
     groups = {
-        metric: words_of(metric) for metric in ("within_2x", "under_share") if any(r.metric == metric for r in whole)
+        metric: format_metric(metric)
+        for metric in ("within_2x", "under_share")
+        if any(r.metric == metric for r in whole)
     }
     if groups:
         shares = [row for row in whole if row.metric in groups]
-        yield panel(draw_bars(shares, f"{dataset}: shares of jobs", groups), "Run time: shares of jobs")
-    yield calibration([row for row in whole if row.metric in NOMINAL], dataset)
+        yield render_panel(draw_bars(shares, f"{dataset}: shares of jobs", groups), "Run time: shares of jobs")
+    yield render_calibration([row for row in whole if row.metric in NOMINAL], dataset)
     yield _render_methods_table(whole)
 
 
@@ -240,37 +261,45 @@ def _render_methods_table(rows: Iterable[ResultRow]) -> str:
     methods = sorted({row.method for row in rows}, key=lambda method: (method != OURS, method))
     cells: dict[str, dict[str, str]] = {}
     for row in rows:
-        among = "" if row.low is None or row.high is None else f" [{text_of(row.low)}, {text_of(row.high)}]"
-        cells.setdefault(words_of(row.metric), {})[row.method] = f"{text_of(row.value)}{among}"
+        among = (
+            ""
+            if row.low is None or row.high is None
+            else f" [{format_cell_text(row.low)}, {format_cell_text(row.high)}]"
+        )
+        cells.setdefault(format_metric(row.metric), {})[row.method] = f"{format_cell_text(row.value)}{among}"
     if not cells:
         return ""
     lines = [(name, *(values.get(method) for method in methods)) for name, values in cells.items()]
-    return panel(table(("", *(method.replace("_", " ") for method in methods)), lines), "All of it", kind="wide")
+    return render_panel(
+        render_table(("", *(method.replace("_", " ") for method in methods)), lines), "All of it", kind="wide"
+    )
 
 
 # -- start times ----------------------------------------------------------------------------------------------------
 
 
-def _start(results: Results) -> Iterator[str]:
+def _render_start(results: Results) -> Iterator[str]:
     for (dataset, target), rows in group_rows_by_set(results.rows).items():
         inner = []
-        groups = {m: words_of(m) for m in ("within_10min", "bound_90_correct") if any(row.metric == m for row in rows)}
+        groups = {
+            m: format_metric(m) for m in ("within_10min", "bound_90_correct") if any(row.metric == m for row in rows)
+        }
         if groups:
             shares = [row for row in rows if row.metric in groups]
             title = "Shares of starts; of the p90, 90 % is right"
-            inner.append(panel(draw_bars(shares, f"{dataset}: shares of starts", groups), title))
+            inner.append(render_panel(draw_bars(shares, f"{dataset}: shares of starts", groups), title))
         widths = [row for row in rows if row.metric == "bound_90_width"]
         if widths:
             svg = draw_bars(widths, f"{dataset}: width of the bound", {"bound_90_width": "p90 / actual"})
-            inner.append(panel(svg, "The p90 bound over the actual wait, less is better"))
+            inner.append(render_panel(svg, "The p90 bound over the actual wait, less is better"))
         inner.append(_render_methods_table(rows))
-        yield section(f"{dataset}, {format_target(target)}" if target else dataset, panels(inner))
+        yield render_section(f"{dataset}, {format_target(target)}" if target else dataset, render_panel_grid(inner))
 
 
 # -- node risk ------------------------------------------------------------------------------------------------------
 
 
-def _risk(results: Results) -> Iterator[str]:
+def _render_risk(results: Results) -> Iterator[str]:
     """Yield a section for each set, with a table and a reliability plot for each horizon.
 
     Rows without a horizon describe the trace, not a method.
@@ -280,16 +309,18 @@ def _risk(results: Results) -> Iterator[str]:
         for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):
             points = measure_reliability(results.predictions, dataset, horizon)
             if points:
-                svg = draw_reliability(points, f"{dataset}: measure_reliability within {lead(horizon)}")
+                svg = draw_reliability(points, f"{dataset}: measure_reliability within {format_lead(horizon)}")
                 note = "Tenths of the node-days by probability; on the dotted line faults come as often as told."
-                inner.append(panel(svg, f"Is the probability within {lead(horizon)} true?", note, "small"))
+                inner.append(
+                    render_panel(svg, f"Is the probability within {format_lead(horizon)} true?", note, "small")
+                )
             inner.append(_render_methods_table([row for row in rows if row.horizon_s == horizon]))
         for row in rows:
             if row.metric == "first_fault_share":
                 share = f"{row.value or 0.0:.0%}".replace("%", " %")
                 said = f"{share} of the {row.n} faults judged hit a node that never had one: no history tells of those."
-                inner.append(panel("", said))
-        yield section(dataset, panels(inner))
+                inner.append(render_panel("", said))
+        yield render_section(dataset, render_panel_grid(inner))
 
 
 # -- everything -----------------------------------------------------------------------------------------------------
@@ -301,12 +332,12 @@ def render_all_rows(rows: Sequence[ResultRow]) -> str:
     names = ("data set", "target", "series", "horizon", "method", "model", "metric", "value", "low", "high", "outcomes")
     lines = [
         (
-            *(row.dataset, row.target, row.series, lead(row.horizon_s), row.method, row.model, row.metric),
+            *(row.dataset, row.target, row.series, format_lead(row.horizon_s), row.method, row.model, row.metric),
             *(row.value, row.low, row.high, row.n),
         )
         for row in ordered
     ]
     left = len(rows) - len(ordered)
     more = f'<p class="quiet">{left:,} more rows, of single series, are in the JSON.</p>' if left else ""
-    inner = f"<details><summary>{len(ordered):,} rows</summary>{table(names, lines)}{more}</details>"
-    return section("Every number", f'<div class="panel">{inner}</div>')
+    inner = f"<details><summary>{len(ordered):,} rows</summary>{render_table(names, lines)}{more}</details>"
+    return render_section("Every number", f'<div class="panel">{inner}</div>')

@@ -67,7 +67,7 @@ class Results:
         return [row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())]
 
 
-def interval(
+def compute_interval(
     numerator: Iterable[float], denominator: Iterable[float] | None = None, *, block: int = 1, seed: int = 0
 ) -> tuple[float | None, float | None, float | None]:
     """Return sum(numerator) / sum(denominator) and its 95 % interval by circular moving-block bootstrap.
@@ -77,7 +77,7 @@ def interval(
     the beginning (Politis and Romano, 1992). The value is None if the quotient is not finite. The interval is
     None for fewer than FEWEST outcomes.
 
-    >>> interval([1.0] * 8, [2.0] * 8)
+    >>> compute_interval([1.0] * 8, [2.0] * 8)
     (0.5, 0.5, 0.5)
     """
     top = np.asarray(list(numerator), np.float64)

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fleetcast.training.reports.demand_tables import demand_tables
+from fleetcast.training.reports.demand_tables import make_demand_tables
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.reports.window_rows import summarise_windows
 
@@ -56,25 +56,25 @@ def write_predictions(results: Results, path: Path) -> None:
     part.replace(path)
 
 
-def summary(results: Results) -> str:
+def format_summary(results: Results) -> str:
     """Return the main metrics by dataset, target and horizon: ours and each baseline.
 
     Only pooled series are included.
     """
     return "\n".join(
         f"{' '.join(part for part in key if part):<44} {', '.join(f'{row.method} {row.value:.4g}' for row in rows)}"
-        for key, rows in _pooled(results).items()
+        for key, rows in _group_pooled_rows(results).items()
     )
 
 
-def tables(results: Results) -> dict[str, list[list[str]]]:
+def make_task_tables(results: Results) -> dict[str, list[list[str]]]:
     """Return the tables of a task by name, with the header first."""
     if results.task == "demand" and results.windows:
-        return demand_tables(results)
-    return {f"evaluate {results.task}": table(results)}
+        return make_demand_tables(results)
+    return {f"evaluate {results.task}": make_result_table(results)}
 
 
-def table(results: Results) -> list[list[str]]:
+def make_result_table(results: Results) -> list[list[str]]:
     """Return the cells of a table. Ours has its interval.
 
     With rolling windows, ours also has their mean and the worst one.
@@ -86,7 +86,7 @@ def table(results: Results) -> list[list[str]]:
         for row in summarise_windows(results.windows)
         if row.method == "ours" and row.series == "all"
     }
-    for key, rows in _pooled(results).items():
+    for key, rows in _group_pooled_rows(results).items():
         ours = [f"{row.value:.4g}{_format_interval(row)}" for row in rows if row.method == "ours"]
         others = [f"{row.method} {row.value:.4g}" for row in rows if row.method != "ours"]
         line = [*key, ", ".join(ours) or "–", ", ".join(others) or "–"]
@@ -96,13 +96,13 @@ def table(results: Results) -> list[list[str]]:
     return cells
 
 
-def _pooled(results: Results) -> dict[tuple[str, str, str, str], list[ResultRow]]:
+def _group_pooled_rows(results: Results) -> dict[tuple[str, str, str, str], list[ResultRow]]:
     """Return (dataset, target, metric, horizon or pool) -> the rows of each method."""
     pooled: dict[tuple[str, str, str, str], list[ResultRow]] = {}
     for row in results.rows:
         if row.metric in SHOWN and row.series in POOLED and row.value is not None:
             among = "" if row.series == "all" else f"({row.series})"
-            pooled.setdefault((row.dataset, row.target, row.metric, _lead(row) or among), []).append(row)
+            pooled.setdefault((row.dataset, row.target, row.metric, _format_horizon(row) or among), []).append(row)
     return pooled
 
 
@@ -110,7 +110,7 @@ def _format_interval(row: ResultRow) -> str:
     return "" if row.low is None else f" ({row.low:.4g} to {row.high:.4g})"
 
 
-def _lead(row: ResultRow) -> str:
+def _format_horizon(row: ResultRow) -> str:
     if row.horizon_s is None:
         return ""
     return f"{row.horizon_s / 3600:g} h" if row.horizon_s >= 3600 else f"{row.horizon_s // 60} min"

@@ -32,7 +32,7 @@ class WindowSummary(msgspec.Struct, frozen=True):
     worst_begin_ms: int
 
 
-def rows_of(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
+def make_window_rows(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
     """Return the rows of one window from the numbers that were judged in it.
 
     Numbers without a value are left out.
@@ -77,7 +77,7 @@ def compute_badness(metric: str, value: float) -> float:
     return -value if metric in MORE_IS_BETTER else value
 
 
-def gains(rows: Sequence[WindowRow], rivals: Sequence[str], ours: str = OURS) -> list[float]:
+def compute_gains(rows: Sequence[WindowRow], rivals: Sequence[str], ours: str = OURS) -> list[float]:
     """Return, for each window, our value divided by the best rival's, minus one. Below 0 is better.
 
     rows: the rows of one metric, target and horizon. Windows without both values are left out.

@@ -49,9 +49,9 @@ class CoRunPairs:
     def __len__(self) -> int:
         return len(self.speed)
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "CoRunPairs":
+    def select_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "CoRunPairs":
         return CoRunPairs(
-            self.pairs.take(rows),
+            self.pairs.select_rows(rows),
             self.speed[rows],
             self.pair[rows],
             self.model[rows],
@@ -59,7 +59,7 @@ class CoRunPairs:
             self.label[rows],
         )
 
-    def has(self, models: set[str]) -> NDArray[np.bool_]:
+    def has_any_model(self, models: set[str]) -> NDArray[np.bool_]:
         """Return (n,) whether the victim or the partner is one of these models."""
         names = list(models)
         return np.asarray(np.isin(self.model, names) | np.isin(self.partner_model, names))
@@ -79,10 +79,10 @@ class CoRunSet:
     left_out: dict[str, int] = field(default_factory=dict)
 
 
-def family(model: str) -> str:
+def find_family(model: str) -> str:
     """Return the name up to its first number. Models that differ in size or version share it.
 
-    >>> family("ResNet50"), family("EfficientNet"), family("3D-UNet")
+    >>> find_family("ResNet50"), find_family("EfficientNet"), find_family("3D-UNet")
     ('ResNet', 'EfficientNet', '3D-UNet')
     """
     found = re.match(r"[^\W\d]+", model)
@@ -96,8 +96,8 @@ def read_co_run_sets(train: Path, test: Path, skipped: list[str]) -> list[CoRunS
     for name in names:
         dataset = f"{SETS}/{name}"
         try:
-            tables = [[_table(folder / dataset, part) for part in TABLES] for folder in (train, test)]
-            found.append(_joined(dataset, *tables))
+            tables = [[_read_set_table(folder / dataset, part) for part in TABLES] for folder in (train, test)]
+            found.append(_join_folders(dataset, *tables))
         except (RecordError, FileNotFoundError) as error:
             skipped.append(f"{dataset}: {error}")
     if not names:
@@ -105,33 +105,33 @@ def read_co_run_sets(train: Path, test: Path, skipped: list[str]) -> list[CoRunS
     return found
 
 
-def _table(folder: Path, name: str) -> pd.DataFrame:
+def _read_set_table(folder: Path, name: str) -> pd.DataFrame:
     paths = sorted(folder.glob(f"{name}.*"))
     if not paths:
         raise FileNotFoundError(f"no {name} in {folder}")
     return read_table(paths[0])
 
 
-def _joined(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
+def _join_folders(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
     """Join both folders. A co-run that is in both counts as train.
 
     A profile may come from either folder.
     """
     left_out: dict[str, int] = {}
-    profiles = _profiles(train[1]) | _profiles(test[1])
+    profiles = _read_profiles(train[1]) | _read_profiles(test[1])
     known = _read_co_runs(train[0], profiles, left_out)
     later = {key: speeds for key, speeds in _read_co_runs(test[0], profiles, left_out).items() if key not in known}
     both = {**known, **later}
     if not both:
         raise RecordError("no co-runs", "no row has two speeds and the profiles of both")
-    rows = _rows(both, profiles)
+    rows = _make_pair_rows(both, profiles)
     in_test = np.repeat(np.arange(len(both)) >= len(known), 2)
     trained = {config[0] for key in known for config in key}
     new = {config[0] for key in later for config in key} - trained
     return CoRunSet(dataset, rows, in_test, new, left_out)
 
 
-def _need(table: pd.DataFrame, columns: list[str]) -> None:
+def _require_columns(table: pd.DataFrame, columns: list[str]) -> None:
     missing = [name for name in columns if name not in table.columns]
     if missing:
         raise RecordError("missing column", f"no column {', '.join(missing)}")
@@ -142,21 +142,21 @@ def _read_configs(table: pd.DataFrame, suffix: str = "") -> list[Config]:
     return list(zip(*columns, strict=True))
 
 
-def _numbers(column: "pd.Series[Any]") -> Array:
+def _convert_to_numbers(column: "pd.Series[Any]") -> Array:
     return np.asarray(pd.to_numeric(column, errors="coerce"), np.float64)
 
 
-def _profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
+def _read_profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
     """Return configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none).
 
     Rows with unreadable loads are skipped.
     """
-    _need(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
-    label = _numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)
+    _require_columns(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
+    label = _convert_to_numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)
     loads = zip(
-        _numbers(table["gpu_util"]) / 100,
-        _numbers(table["gmem_util"]) / 100,
-        _numbers(table["gmem"]) / GPU_MEMORY_MIB,
+        _convert_to_numbers(table["gpu_util"]) / 100,
+        _convert_to_numbers(table["gmem_util"]) / 100,
+        _convert_to_numbers(table["gmem"]) / GPU_MEMORY_MIB,
         label,
         strict=True,
     )
@@ -171,9 +171,11 @@ def _read_co_runs(
 
     A co-run that was measured several times has the mean.
     """
-    _need(table, [part + suffix for suffix in "12" for part in (*PARTS, "speed")])
+    _require_columns(table, [part + suffix for suffix in "12" for part in (*PARTS, "speed")])
     found: dict[tuple[Config, Config], list[tuple[float, float]]] = {}
-    speeds = zip(_numbers(table["speed1"]).tolist(), _numbers(table["speed2"]).tolist(), strict=True)
+    speeds = zip(
+        _convert_to_numbers(table["speed1"]).tolist(), _convert_to_numbers(table["speed2"]).tolist(), strict=True
+    )
     for one, other, pair in zip(_read_configs(table, "1"), _read_configs(table, "2"), speeds, strict=True):
         if not all(SLOWEST <= speed <= FASTEST for speed in pair):
             reason = f"no speed from {SLOWEST:g} to {FASTEST:g}"
@@ -183,26 +185,28 @@ def _read_co_runs(
             found.setdefault((one, other), []).append(pair)
             continue
         left_out[reason] = left_out.get(reason, 0) + 1
-    return {key: (_mean([one for one, _ in rows]), _mean([two for _, two in rows])) for key, rows in found.items()}
+    return {
+        key: (_average([one for one, _ in rows]), _average([two for _, two in rows])) for key, rows in found.items()
+    }
 
 
-def _mean(values: list[float]) -> float:
+def _average(values: list[float]) -> float:
     return sum(values) / len(values)
 
 
-def _rows(both: dict[tuple[Config, Config], tuple[float, float]], profiles: dict[Config, Any]) -> CoRunPairs:
+def _make_pair_rows(both: dict[tuple[Config, Config], tuple[float, float]], profiles: dict[Config, Any]) -> CoRunPairs:
     rows, speed, models, labels = [], [], [], []
     for (one, other), speeds in both.items():
         for victim, partner, value in ((one, other, speeds[0]), (other, one, speeds[1])):
-            rows.append((profiles[victim][:3], profiles[partner][:3], _keys(victim), _keys(partner)))
+            rows.append((profiles[victim][:3], profiles[partner][:3], _compute_keys(victim), _compute_keys(partner)))
             speed.append(value)
             models.append((victim[0], partner[0]))
             labels.append(profiles[victim][3] + profiles[partner][3])
     names = np.array(models, np.str_).reshape(len(models), 2)
     pair = np.repeat(np.arange(len(both), dtype=np.int64), 2)
-    return CoRunPairs(Pairs.of(rows), np.array(speed), pair, names[:, 0], names[:, 1], np.array(labels))
+    return CoRunPairs(Pairs.from_rows(rows), np.array(speed), pair, names[:, 0], names[:, 1], np.array(labels))
 
 
-def _keys(config: Config) -> tuple[int, int]:
+def _compute_keys(config: Config) -> tuple[int, int]:
     """Return the keys of the configuration and of its model, never 0."""
     return zlib.crc32("|".join(config).encode()) + 1, zlib.crc32(config[0].encode()) + 1

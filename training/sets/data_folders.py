@@ -111,7 +111,7 @@ def _find_test_rows(
 ) -> "pd.Series[bool] | None":
     """Return which rows are test rows. None if neither the time nor the hold-out applies to this table."""
     held = _find_held_out_rows(table, hold_out)
-    later = None if at is None or column is None else _later(table[column], at)
+    later = None if at is None or column is None else _find_later_rows(table[column], at)
     if held is None or later is None:
         return later if held is None else held
     return held | later
@@ -142,7 +142,7 @@ def find_time_column(name: str, table: pd.DataFrame) -> str | None:
     return next((column for column in TIME_COLUMNS if column in table.columns), None)
 
 
-def _later(times: "pd.Series[Any]", at: str) -> "pd.Series[bool]":
+def _find_later_rows(times: "pd.Series[Any]", at: str) -> "pd.Series[bool]":
     if pd.api.types.is_numeric_dtype(times):
         try:
             return times >= float(at)
@@ -154,7 +154,7 @@ def _later(times: "pd.Series[Any]", at: str) -> "pd.Series[bool]":
     except ValueError:
         raise ConfigError(f"--at {at}: expected a time like 2020-07-01T00:00") from None
     moment = moment.tz_localize("UTC") if moment.tzinfo is None else moment
-    return pd.Series(seconds_of(times) >= moment.timestamp(), index=times.index)
+    return pd.Series(convert_to_seconds(times) >= moment.timestamp(), index=times.index)
 
 
 def _find_held_out_rows(table: pd.DataFrame, hold_out: HoldOut) -> "pd.Series[bool] | None":
@@ -187,14 +187,14 @@ def read_table(path: Path) -> pd.DataFrame:
         raise RecordError("no table", f"{path}: {said[0] if said else type(error).__name__}") from None
 
 
-def seconds_of(times: "pd.Series[Any]") -> Array:
+def convert_to_seconds(times: "pd.Series[Any]") -> Array:
     """Convert dates or numbers into Unix seconds. NaN where unreadable.
 
     Dates without a zone are in UTC. The size of the numbers decides whether they are in s, ms, µs or ns.
 
-    >>> seconds_of(pd.Series(["1970-01-01 00:01", "1970-01-01T01:00:00+01:00", "soon"])).tolist()
+    >>> convert_to_seconds(pd.Series(["1970-01-01 00:01", "1970-01-01T01:00:00+01:00", "soon"])).tolist()
     [60.0, 0.0, nan]
-    >>> seconds_of(pd.Series([1.6e12])).tolist()
+    >>> convert_to_seconds(pd.Series([1.6e12])).tolist()
     [1600000000.0]
     """
     dated = times.dtype.kind == "M"
@@ -208,12 +208,12 @@ def seconds_of(times: "pd.Series[Any]") -> Array:
     return np.asarray((moments - EPOCH) / pd.Timedelta(1, "s"), np.float64)
 
 
-def words(column: "pd.Series[Any]") -> Names:
+def convert_to_text(column: "pd.Series[Any]") -> Names:
     """Convert names into text, "" where there is none.
 
     A whole number that gaps made a float loses its fraction: 1.0 becomes "1".
 
-    >>> words(pd.Series([1.0, None])).tolist()
+    >>> convert_to_text(pd.Series([1.0, None])).tolist()
     ['1', '']
     """
     if column.dtype.kind == "f":
@@ -229,7 +229,7 @@ def write_table(table: pd.DataFrame, path: Path) -> None:
         table.to_csv(path, index=False)
 
 
-def span_of(name: str, path: Path) -> FileSpan:
+def measure_file_span(name: str, path: Path) -> FileSpan:
     """Return the number of rows and the time span of one table."""
     table = read_table(path)
     column = find_time_column(name, table)

@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.models.forecast import Panel
-from fleetcast.training.sets.data_folders import is_table, read_table, seconds_of, words
+from fleetcast.training.sets.data_folders import convert_to_seconds, convert_to_text, is_table, read_table
 from fleetcast.training.sets.job_demand import JobDemand, read_job_demand
 
 Array = NDArray[np.float64]
@@ -59,13 +59,13 @@ class DemandSet:
     alone_bins: int = 0
 
     @property
-    def begin(self) -> int:
+    def bins_before_judging(self) -> int:
         """The number of bins that have ended when the first judged forecast is issued."""
         return self.train_bins or self.alone_bins
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _SetRows:
     """The rows of one set in one layout.
 
     train_end_s: the end of its train part, None if it has no train part.
@@ -144,17 +144,17 @@ def read_panels(
     names = sorted({name for folder in folders for name in _list_set_names(folder)})
     found = [one for name in names if wanted(name) for one in _read_set_or_jobs(name, train, test, say)]
     trained = [(one.first_s, one.train_end_s) for one in found if one.train_end_s is not None]
-    return [panel for one in found for panel in _panels(one, _find_judging_start(one, trained), say)]
+    return [panel for one in found for panel in _make_panels(one, _find_judging_start(one, trained), say)]
 
 
-def _read_set_or_jobs(name: str, train: Path, test: Path | None, say: Say) -> "Sequence[_Found | JobDemand]":
+def _read_set_or_jobs(name: str, train: Path, test: Path | None, say: Say) -> "Sequence[_SetRows | JobDemand]":
     if not name.startswith("jobs/"):
         return _read_set(name, train, test, say)
     jobs = read_job_demand(name, train, test, say)
     return [jobs] if jobs is not None else []
 
 
-def _find_judging_start(one: "_Found | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
+def _find_judging_start(one: "_SetRows | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
     """Return the time from which a set without a train part is judged.
 
     It comes after some history of the set's own and after the train folder. Train sets that begin after this
@@ -164,7 +164,7 @@ def _find_judging_start(one: "_Found | JobDemand", trained: Sequence[tuple[float
     return max([own_s, *(end_s for first_s, end_s in trained if first_s < one.last_s)])
 
 
-def capped(panel: Panel, bins: int) -> Panel:
+def cap_panel(panel: Panel, bins: int) -> Panel:
     """Return the panel with the capacity that was known at the end of bin `bins` - 1.
 
     Without a known capacity in its history, the panel is returned unchanged.
@@ -189,7 +189,7 @@ def _list_set_names(folder: Path) -> list[str]:
     ]
 
 
-def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_Found]:
+def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_SetRows]:
     before = _read_tables(train / name, say)
     after = _read_tables(test / name, say) if test is not None else {}
     if not before and not after:
@@ -201,7 +201,7 @@ def _read_set(name: str, train: Path, test: Path | None, say: Say) -> list[_Foun
         if parts:
             rows = pd.concat(parts, ignore_index=True).drop_duplicates(["time_s", "series", "client"], keep="last")
             rows = rows.sort_values(["series", "client", "time_s"], kind="stable", ignore_index=True)
-            sets.append(_Found(name, layout, rows, float(clean[0]["time_s"].max()) if len(clean[0]) else None))
+            sets.append(_SetRows(name, layout, rows, float(clean[0]["time_s"].max()) if len(clean[0]) else None))
         elif layout.name in before or layout.name in after:
             say(f"skipped {name}: no row of it can be read")
     return sets
@@ -226,9 +226,9 @@ def _clean_table(table: pd.DataFrame | None, layout: DemandColumns, name: str, s
     """Return the good rows of a table as (time_s, series, client, values)."""
     if table is None:
         return pd.DataFrame()
-    rows = pd.DataFrame({"time_s": _seconds(table)}, index=table.index)
-    rows["series"] = _series(table)
-    rows["client"] = words(table["client"]) if "client" in table else ""
+    rows = pd.DataFrame({"time_s": _read_seconds(table)}, index=table.index)
+    rows["series"] = _name_series(table)
+    rows["client"] = convert_to_text(table["client"]) if "client" in table else ""
     known = dict(layout.sums) | dict(layout.levels)
     for column, called in known.items():
         if column in table:
@@ -256,28 +256,28 @@ def _find_stray_times(time_s: Array) -> NDArray[np.bool_]:
     return strays
 
 
-def _seconds(table: pd.DataFrame) -> Array:
+def _read_seconds(table: pd.DataFrame) -> Array:
     """Return the times in seconds.
 
     A column `time` counts since 1970. Otherwise the seconds are as the table counts them.
     """
     if "time" in table:
-        return seconds_of(table["time"])
+        return convert_to_seconds(table["time"])
     if "t_s" not in table:
         return np.full(len(table), np.nan)
     return np.asarray(pd.to_numeric(table["t_s"], errors="coerce"), np.float64)
 
 
-def _series(table: pd.DataFrame) -> "pd.Series[str]":
+def _name_series(table: pd.DataFrame) -> "pd.Series[str]":
     """Return the name of each row's series: cluster/vc where the table has both."""
     named = pd.Series(ALL, index=table.index)
     for number, column in enumerate(column for column in SERIES_COLUMNS if column in table):
-        own = np.where(table[column].isna(), UNKNOWN, words(table[column]))
+        own = np.where(table[column].isna(), UNKNOWN, convert_to_text(table[column]))
         named = pd.Series(own, index=table.index) if not number else named + "/" + own
     return named
 
 
-def _panels(one: "_Found | JobDemand", alone_from_s: float, say: Say) -> list[DemandSet]:
+def _make_panels(one: "_SetRows | JobDemand", alone_from_s: float, say: Say) -> list[DemandSet]:
     begin_s = alone_from_s if one.train_end_s is None else one.train_end_s
     bin_s, shift_s = (BIN_S, 0) if isinstance(one, JobDemand) else _choose_binning(one, begin_s)
     first, last = (int((time_s + shift_s) // bin_s) for time_s in (one.first_s, one.last_s))
@@ -293,11 +293,11 @@ def _panels(one: "_Found | JobDemand", alone_from_s: float, say: Say) -> list[De
             bound = np.full(len(names), np.nan)
             panel = Panel(target, names, bin_s, first * bin_s * 1000, columns[target], bound, others)
             parts = (0, begin) if one.train_end_s is None else (begin, 0)
-            sets.append(DemandSet(one.dataset, capped(panel, begin), *parts))
+            sets.append(DemandSet(one.dataset, cap_panel(panel, begin), *parts))
     return sets
 
 
-def _choose_binning(one: _Found, begin_s: float) -> tuple[int, int]:
+def _choose_binning(one: _SetRows, begin_s: float) -> tuple[int, int]:
     """Return the seconds of a bin, and by how many seconds the rows come early."""
     early = one.rows[one.rows["time_s"] <= begin_s]
     steps = early.groupby(["series", "client"])["time_s"].diff()
@@ -310,12 +310,12 @@ def _choose_binning(one: _Found, begin_s: float) -> tuple[int, int]:
 
 
 def _make_series_columns(
-    one: "_Found | JobDemand", first: int, size: int, bin_s: int, shift_s: int
+    one: "_SetRows | JobDemand", first: int, size: int, bin_s: int, shift_s: int
 ) -> tuple[tuple[str, ...], dict[str, Array]]:
     """Return the names of the series, and column -> (series, bin)."""
     if isinstance(one, JobDemand):
-        columns = one.columns(one.names(), first, size, bin_s)
-        return one.names(), columns | {"wanted": columns["running"] + columns["queued"]}
+        columns = one.make_columns(one.list_series_names(), first, size, bin_s)
+        return one.list_series_names(), columns | {"wanted": columns["running"] + columns["queued"]}
     names = tuple(sorted(one.rows["series"].unique()))
     bins = np.floor((one.rows["time_s"].to_numpy() + shift_s) / bin_s).astype(np.int64)
     columns = _bin_rows(one.layout, one.rows, bins - first, size, names)

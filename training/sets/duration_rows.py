@@ -31,18 +31,18 @@ class DurationRows:
     features: NDArray[np.float32]
     group: Array
 
-    def take(self, rows: NDArray[np.bool_]) -> "DurationRows":
+    def select_rows(self, rows: NDArray[np.bool_]) -> "DurationRows":
         """Return some of the rows."""
         return DurationRows(self.job[rows], self.elapsed_s[rows], self.features[rows], self.group[rows])
 
-    def of(self, table: HistoryJobs) -> RunRows:
+    def join_run_times(self, table: HistoryJobs) -> RunRows:
         """Return the same rows with the starts and ends of their jobs, for fitting a model."""
         begin_s = table.begin_s[self.job]
         at_s = np.where(self.elapsed_s > 0, begin_s + self.elapsed_s, table.submit_s[self.job])
         return RunRows(self.features, at_s, begin_s, table.end_s[self.job])
 
 
-def shape_of(table: HistoryJobs, row: int) -> JobShape:
+def make_job_shape(table: HistoryJobs, row: int) -> JobShape:
     """Return the facts that the job states at submission. NaN becomes None."""
     cpus, limit_s = float(table.cpus[row]), float(table.limit_s[row])
     return JobShape(
@@ -57,7 +57,7 @@ def shape_of(table: HistoryJobs, row: int) -> JobShape:
     )
 
 
-def replay(
+def replay_history(
     table: HistoryJobs,
     *,
     submissions: NDArray[np.bool_] | None = None,
@@ -72,7 +72,7 @@ def replay(
     """
     history = history or PastRuns()
     chosen = np.ones(len(table), np.bool_) if submissions is None else submissions
-    times, kinds, jobs = _events(table, watched, landmarks_s)
+    times, kinds, jobs = _list_events(table, watched, landmarks_s)
     wanted = (kinds == _LANDMARK) | ((kinds == _SUBMIT) & chosen[jobs])
     found = np.empty((int(wanted.sum()), len(FEATURES)), np.float32)
     group = np.full((len(found), 1 + len(LEVELS)), np.nan)
@@ -81,32 +81,32 @@ def replay(
     for time_ms, kind, job, want in zip(times.tolist(), kinds.tolist(), jobs.tolist(), wanted.tolist(), strict=True):
         features = None
         if kind == _SUBMIT:
-            shape = shape_of(table, job)
+            shape = make_job_shape(table, job)
             past = history.find_group_runs(shape) if want else None
             if past is not None:
-                group[at] = (past.compute_short_median(), *past.levels())
-            features = history.submitted(str(job), 1, shape, wanted=want)
+                group[at] = (past.compute_short_median(), *past.compute_quantiles())
+            features = history.record_submission(str(job), 1, shape, wanted=want)
         elif kind == _START:
-            history.started(str(job), 1, time_ms)
+            history.record_start(str(job), 1, time_ms)
         elif kind == _LANDMARK:
-            features = history.compute_job_features(str(job), 1, time_ms)
+            features = history.compute_open_job_features(str(job), 1, time_ms)
         else:
-            history.ended(str(job), 1, time_ms, "failed" if failed[job] else "finished")
+            history.record_end(str(job), 1, time_ms, "failed" if failed[job] else "finished")
         if want:
             found[at] = np.nan if features is None else features
             at += 1
-    begin_ms = _ms(table.begin_s)
+    begin_ms = _convert_to_ms(table.begin_s)
     late = kinds[wanted] == _LANDMARK
     rows = jobs[wanted]
     elapsed_s = np.where(late, (times[wanted] - begin_ms[rows]) / 1000, 0.0)
     return DurationRows(rows, elapsed_s, found, group)
 
 
-def _ms(times_s: Array) -> NDArray[np.int64]:
+def _convert_to_ms(times_s: Array) -> NDArray[np.int64]:
     return np.asarray(np.round(np.where(np.isfinite(times_s), times_s, 0.0) * 1000), np.int64)
 
 
-def _events(
+def _list_events(
     table: HistoryJobs, watched: NDArray[np.bool_] | None, landmarks_s: tuple[int, ...]
 ) -> tuple[NDArray[np.int64], NDArray[np.int8], NDArray[np.int64]]:
     """Return (time_ms, kind, job) of every event, in order."""
@@ -115,14 +115,14 @@ def _events(
     started = np.flatnonzero(np.isfinite(begin_s))
     ended = np.flatnonzero(np.isfinite(end_s))
     parts = [
-        (_ms(table.submit_s), np.full(len(every), _SUBMIT), every),
-        (_ms(begin_s)[started], np.full(len(started), _START), started),
-        (_ms(end_s)[ended], np.full(len(ended), _END), ended),
+        (_convert_to_ms(table.submit_s), np.full(len(every), _SUBMIT), every),
+        (_convert_to_ms(begin_s)[started], np.full(len(started), _START), started),
+        (_convert_to_ms(end_s)[ended], np.full(len(ended), _END), ended),
     ]
     if watched is not None:
         for elapsed_s in landmarks_s:
             rows = np.flatnonzero(watched & (table.run_s > elapsed_s))
-            parts.append((_ms(begin_s)[rows] + elapsed_s * 1000, np.full(len(rows), _LANDMARK), rows))
+            parts.append((_convert_to_ms(begin_s)[rows] + elapsed_s * 1000, np.full(len(rows), _LANDMARK), rows))
     times, kinds, jobs = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((jobs, kinds, times))
     return times[order], kinds[order].astype(np.int8), jobs[order]

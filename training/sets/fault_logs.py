@@ -48,9 +48,9 @@ def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
     """
     faults: dict[tuple[str, float], tuple[float, bool]] = {}
     skipped = Counter[str]()
-    for row in _rows(path):
+    for row in _read_rows(path):
         try:
-            key, fault = _fault(row)
+            key, fault = _parse_fault(row)
         except ValueError as error:
             skipped[str(error)] += 1
             continue
@@ -61,7 +61,7 @@ def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
     if not faults:
         why = "; ".join(f"{count:,} rows: {reason}" for reason, count in skipped.items())
         raise RecordError("no faults", f"{path}: no row is a fault{f' ({why})' if why else ''}")
-    log = _log(path, faults, nodes, skipped)
+    log = _make_fault_log(path, faults, nodes, skipped)
     span = float(np.ptp(log.history.start_day))
     if span > LONGEST_DAYS:
         raise RecordError("no faults", f"{path}: start spans {span:,.0f} days: look for a wrong time")
@@ -70,7 +70,7 @@ def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
     return log
 
 
-def _rows(path: Path) -> Iterable[dict[str, str]]:
+def _read_rows(path: Path) -> Iterable[dict[str, str]]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
@@ -82,12 +82,12 @@ def _rows(path: Path) -> Iterable[dict[str, str]]:
         raise RecordError("no faults", f"{path}: {error}") from None
 
 
-def _fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
+def _parse_fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
     """Return ((node, start), (end, a part was at fault)). Raises ValueError with the reason."""
     node, times = (row["node"] or "").strip(), [(row[name] or "").strip() for name in ("start", "end")]
     if not node:
         raise ValueError("no node")
-    start, end = (_day(name, text) for name, text in zip(("start", "end"), times, strict=True))
+    start, end = (_parse_day(name, text) for name, text in zip(("start", "end"), times, strict=True))
     if np.isnan(start):
         raise ValueError("no start")
     if end < start:
@@ -96,10 +96,10 @@ def _fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
     return (node, start), (end, any(word in kind for word in PARTS))
 
 
-def _day(name: str, text: str) -> float:
+def _parse_day(name: str, text: str) -> float:
     """Convert a time into days since 1970. NaN if the text is empty.
 
-    >>> _day("start", "1970-01-02T12:00:00Z"), _day("start", "1767225600000")
+    >>> _parse_day("start", "1970-01-02T12:00:00Z"), _parse_day("start", "1767225600000")
     (1.5, 20454.0)
     """
     if not text:
@@ -107,13 +107,13 @@ def _day(name: str, text: str) -> float:
     try:
         number = float(text)
     except ValueError:
-        return _dated(name, text)
+        return _parse_iso_day(name, text)
     if not SMALLEST_MS <= number < 100 * SMALLEST_MS:
         raise ValueError(f"{name} is a number, but no epoch milliseconds")
     return number / DAY_MS
 
 
-def _dated(name: str, text: str) -> float:
+def _parse_iso_day(name: str, text: str) -> float:
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -121,7 +121,7 @@ def _dated(name: str, text: str) -> float:
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000 / DAY_MS
 
 
-def _log(
+def _make_fault_log(
     path: Path, faults: Mapping[tuple[str, float], tuple[float, bool]], nodes: int, skipped: Counter[str]
 ) -> FaultLogFile:
     names, node = np.unique(np.array([name for name, _ in faults], np.str_), return_inverse=True)

@@ -98,7 +98,7 @@ class FaultRun:
     @cached_property
     def truth(self) -> tuple[RunTruth, ...]:
         """The faults and decoys, in order of start. Raises ConfigError if a line is invalid."""
-        rows = sorted(self._lines("truth.jsonl", _TRUTHS), key=lambda row: row.start_ms)
+        rows = sorted(self._read_lines("truth.jsonl", _TRUTHS), key=lambda row: row.start_ms)
         strange = {row.node for row in rows} - set(self.topology.names)
         if strange:
             raise ConfigError(f"{self.folder}/truth.jsonl: nodes that are not in topology.toml: {sorted(strange)[:3]}")
@@ -116,7 +116,7 @@ class FaultRun:
             raise ConfigError(f"{path}: interval_s = {interval_s:g}: must be greater than 0")
         return interval_s
 
-    def problem(self) -> str:
+    def find_problem(self) -> str:
         """Return why the run cannot be judged. "" if its small files are readable and it has samples."""
         try:
             _ = self.topology, self.truth, self.interval_s
@@ -128,14 +128,14 @@ class FaultRun:
     def nodes(self) -> int:
         return len(self.topology)
 
-    def rounds(self, entities: Entities) -> Iterator[Round]:
+    def read_rounds(self, entities: Entities) -> Iterator[Round]:
         """Yield every scrape in order of time. The batches carry rows of `entities`."""
-        events = _EventQueue(self._lines("events.jsonl", _EVENTS))
-        node_events = _EventQueue(self._lines("node_events.jsonl", _NODE_EVENTS))
-        for time_ms, batches in self._batches(entities):
-            yield Round(time_ms, batches, events.until(time_ms), node_events.until(time_ms))
+        events = _EventQueue(self._read_lines("events.jsonl", _EVENTS))
+        node_events = _EventQueue(self._read_lines("node_events.jsonl", _NODE_EVENTS))
+        for time_ms, batches in self._read_batches(entities):
+            yield Round(time_ms, batches, events.pop_until(time_ms), node_events.pop_until(time_ms))
 
-    def _lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
+    def _read_lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
         """Yield the objects of a JSON Lines file. A missing file yields none.
 
         Raises ConfigError if a line is invalid.
@@ -150,7 +150,7 @@ class FaultRun:
                 except msgspec.MsgspecError as error:
                     raise ConfigError(f"{path}, line {number}: {explain_decode_error(error, decoder, line)}") from None
 
-    def _batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
+    def _read_batches(self, entities: Entities) -> Iterator[tuple[int, tuple[SampleBatch, ...]]]:
         paths = sorted((self.folder / "samples").glob("*.parquet"))
         try:
             files = [(EntityKind(path.stem), pq.ParquetFile(path)) for path in paths]
@@ -164,7 +164,7 @@ class FaultRun:
         for group in range(groups.pop()):
             blocks = [_Block.of(kind, file.read_row_group(group), entities, self.without) for kind, file in files]
             for time_ms in np.unique(np.concatenate([block.time_ms for block in blocks])).tolist():
-                parts = (block.at(time_ms) for block in blocks)
+                parts = (block.make_batch(time_ms) for block in blocks)
                 yield time_ms, tuple(part for part in parts if len(part))
 
 
@@ -175,7 +175,7 @@ class _EventQueue(Generic[Event]):
         self._events = events
         self._ahead = next(events, None)
 
-    def until(self, time_ms: int) -> tuple[Event, ...]:
+    def pop_until(self, time_ms: int) -> tuple[Event, ...]:
         events_of: list[Event] = []
         while self._ahead is not None and self._ahead.time_ms <= time_ms:
             events_of.append(self._ahead)
@@ -209,7 +209,7 @@ class _Block:
             np.stack(columns) if columns else np.empty((0, table.num_rows)),
         )
 
-    def at(self, time_ms: int) -> SampleBatch:
+    def make_batch(self, time_ms: int) -> SampleBatch:
         """Return the samples of one round, metric by metric."""
         first, last = np.searchsorted(self.time_ms, (time_ms, time_ms + 1)).tolist()
         values = self.values[:, first:last].ravel()
@@ -217,7 +217,7 @@ class _Block:
         entity = np.tile(self.entity[first:last], len(self.metrics))
         batch = SampleBatch(self.kind, metric, entity, np.full(len(values), time_ms, np.int64), values)
         there = ~np.isnan(values)
-        return batch if there.all() else batch.where(there)
+        return batch if there.all() else batch.select_samples(there)
 
 
 def _find_entity_rows(kind: EntityKind, table: pa.Table, entities: Entities) -> NDArray[np.int32]:
@@ -230,15 +230,15 @@ def _find_entity_rows(kind: EntityKind, table: pa.Table, entities: Entities) -> 
     index = table.column("index").to_numpy().astype(np.int64)
     width = int(index.max(initial=0)) + 1
     both, inverse = np.unique(code * width + index, return_inverse=True)
-    rows = [_entity(kind, entities, names[key // width], key % width) for key in both.tolist()]
+    rows = [_find_or_add_entity(kind, entities, names[key // width], key % width) for key in both.tolist()]
     found: NDArray[np.int32] = np.array(rows, np.int32)[inverse]
     return found
 
 
-def _entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
+def _find_or_add_entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
     """Return the row of an entity: GPU 3 of n1 is n1/3, and its port 3 is n1/mlx5_3/1."""
     parts = (f"mlx5_{index}", 1) if kind is EntityKind.PORT else (index,)
-    return entities.of_node(kind, node, *parts)
+    return entities.add_to_node(kind, node, *parts)
 
 
 def read_fault_runs(
@@ -255,6 +255,6 @@ def read_fault_runs(
     runs = [FaultRun(path.parent, without) for path in paths]
     if skipped is None:
         return runs
-    problems = {run.folder: run.problem() for run in runs}
+    problems = {run.folder: run.find_problem() for run in runs}
     skipped += [f"{folder.relative_to(data)}: {problem}" for folder, problem in problems.items() if problem]
     return [run for run in runs if not problems[run.folder]]

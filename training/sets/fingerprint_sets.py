@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from fleetcast.training.reports.results import ResultRow, Results, interval
+from fleetcast.training.reports.results import ResultRow, Results, compute_interval
 
 T = TypeVar("T")
 CHANNELS = (
@@ -30,16 +30,16 @@ MODELS = {
 UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zlib.error, msgspec.MsgspecError)
 
 
-def row_of(
+def make_mean_row(
     dataset: str, target: str, method: str, metric: str, values: Sequence[float], seed: int, series: str = "all"
 ) -> ResultRow:
     """Return the row of a metric: the mean of `values` with its interval."""
-    value, low, high = interval(values, seed=seed)
+    value, low, high = compute_interval(values, seed=seed)
     model = MODELS[target] if method == "ours" else method
     return ResultRow(dataset, target, series, None, method, model, metric, value, low, high, len(values))
 
 
-def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
+def read_files(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
     """Yield the result of `read` for each path, except None.
 
     The number of unreadable files is added to `skipped`, with a reason.
@@ -57,7 +57,7 @@ def readable(results: Results, dataset: str, paths: Sequence[Path], read: Callab
         results.skipped.append(f"{dataset}: {len(odd)} of {len(paths)} cannot be used, the first is {odd[0]}")
 
 
-def numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
+def convert_to_numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
     """Return columns as numbers, NaN where a value is not a number.
 
     Raises KeyError if a column is missing.

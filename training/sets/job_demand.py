@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.job_tables import WAITING
-from fleetcast.training.sets.data_folders import is_table, read_table, seconds_of, words
-from fleetcast.training.sets.job_sets import HistoryJobs, layout_of
+from fleetcast.training.sets.data_folders import convert_to_seconds, convert_to_text, is_table, read_table
+from fleetcast.training.sets.job_sets import HistoryJobs, find_layout
 
 Array = NDArray[np.float64]
 Say = Callable[[str], None]
@@ -46,7 +46,7 @@ class JobTimes:
     gpus: Array
     part: NDArray[np.object_]
 
-    def take(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "JobTimes":
+    def select_rows(self, rows: NDArray[np.bool_] | NDArray[np.intp]) -> "JobTimes":
         return JobTimes(*(getattr(self, name)[rows] for name in self.__dataclass_fields__))
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class JobDemand:
     def last_s(self) -> float:
         return float(self.jobs.submit_s.max())
 
-    def names(self) -> tuple[str, ...]:
+    def list_series_names(self) -> tuple[str, ...]:
         """Return the names of the largest partitions, and `all`. Only `all` if there are fewer than two."""
         parts, at = np.unique(self.jobs.part.astype(str), return_inverse=True)
         size = np.bincount(at, self.jobs.gpus)
@@ -82,16 +82,16 @@ class JobDemand:
             return (ALL,)
         return (*sorted(name for name in parts[largest].tolist() if name != ALL), ALL)
 
-    def columns(self, names: Sequence[str], first: int, bins: int, bin_s: int) -> dict[str, Array]:
+    def make_columns(self, names: Sequence[str], first: int, bins: int, bin_s: int) -> dict[str, Array]:
         """Return name -> (series, bin) of COLUMNS, from bin number `first` on."""
-        found = [_columns(self._of(name), first, bins, bin_s) for name in names]
+        found = [_bin_jobs(self._select_jobs(name), first, bins, bin_s) for name in names]
         return {column: np.stack([one[column] for one in found]) for column in COLUMNS}
 
-    def _of(self, name: str) -> JobTimes:
-        return self.jobs if name == ALL else self.jobs.take(np.flatnonzero(self.jobs.part == name))
+    def _select_jobs(self, name: str) -> JobTimes:
+        return self.jobs if name == ALL else self.jobs.select_rows(np.flatnonzero(self.jobs.part == name))
 
 
-def _columns(jobs: JobTimes, first: int, bins: int, bin_s: int) -> dict[str, Array]:
+def _bin_jobs(jobs: JobTimes, first: int, bins: int, bin_s: int) -> dict[str, Array]:
     one = np.ones(len(jobs))
     ran = np.isfinite(jobs.start_s)
     end_s = np.where(ran, jobs.end_s, np.inf)
@@ -102,20 +102,20 @@ def _columns(jobs: JobTimes, first: int, bins: int, bin_s: int) -> dict[str, Arr
         "left": (jobs.leave_s, jobs.gpus),
     }
     at = {name: np.floor(np.minimum(times, 2.0**52) / bin_s) - first for name, (times, _) in sums.items()}
-    found = {name: _summed(at[name], weights, bins) for name, (_, weights) in sums.items()}
-    level = {name: _before(at[name], jobs.gpus) + found[name].cumsum() for name in sums}
-    jobs_of = {f"{name}_jobs": _summed(at[name], one, bins) for name in ("arriving", "started", "ended")}
+    found = {name: _sum_per_bin(at[name], weights, bins) for name, (_, weights) in sums.items()}
+    level = {name: _sum_before_first_bin(at[name], jobs.gpus) + found[name].cumsum() for name in sums}
+    jobs_of = {f"{name}_jobs": _sum_per_bin(at[name], one, bins) for name in ("arriving", "started", "ended")}
     running, queued = level["started"] - level["ended"], level["arriving"] - level["left"]
     return {**jobs_of, **found, "running": running, "queued": queued}
 
 
-def _summed(at: Array, weights: Array, bins: int) -> Array:
+def _sum_per_bin(at: Array, weights: Array, bins: int) -> Array:
     """Return (bin,) the sum of the weights in each bin."""
     inside = (at >= 0) & (at < bins)
     return np.bincount(at[inside].astype(np.intp), weights[inside], bins).astype(np.float64)
 
 
-def _before(at: Array, weights: Array) -> float:
+def _sum_before_first_bin(at: Array, weights: Array) -> float:
     return float(weights[at < 0].sum())
 
 
@@ -124,40 +124,40 @@ def read_job_demand(name: str, train: Path, test: Path | None, say: Say) -> JobD
 
     Returns None, and passes the reason to `say`, if the set has no usable jobs.
     """
-    before = _read(train / name, say)
-    after = _read(test / name, say) if test is not None else None
+    before = _read_jobs(train / name, say)
+    after = _read_jobs(test / name, say) if test is not None else None
     found = [part for part in (before, after) if part is not None and len(part)]
     if not found:
         return None
-    jobs = _joined(found)
+    jobs = _join_jobs(found)
     if np.isfinite(jobs.start_s).mean() < MOST_KNOWN:
         say(f"skipped {name}: most of its starts are unknown, so it tells run times alone")
         return None
-    good = _whole(jobs)
+    good = _find_usable_jobs(jobs)
     if bad := int((~good).sum()):
         say(f"{name}: {bad:,} of {len(good):,} jobs lack a time or GPUs, or end before they begin: skipped")
     if not good.any():
         return None
-    known_s = np.zeros(0) if before is None else before.submit_s[_whole(before)]
-    return JobDemand(name, jobs.take(good), float(known_s.max()) if len(known_s) else None)
+    known_s = np.zeros(0) if before is None else before.submit_s[_find_usable_jobs(before)]
+    return JobDemand(name, jobs.select_rows(good), float(known_s.max()) if len(known_s) else None)
 
 
-def _whole(jobs: JobTimes) -> NDArray[np.bool_]:
+def _find_usable_jobs(jobs: JobTimes) -> NDArray[np.bool_]:
     known = np.isfinite(jobs.submit_s) & (jobs.gpus > 0) & (jobs.leave_s >= jobs.submit_s)
     return np.asarray(known & ~(np.isfinite(jobs.start_s) & (jobs.end_s < jobs.start_s)))
 
 
-def _joined(parts: Sequence[JobTimes]) -> JobTimes:
+def _join_jobs(parts: Sequence[JobTimes]) -> JobTimes:
     whole = JobTimes(
         *(np.concatenate([getattr(part, name) for part in parts]) for name in JobTimes.__dataclass_fields__)
     )
     rows = pd.DataFrame({"job": whole.job, "submit_s": whole.submit_s, "start_s": whole.start_s})
     twice = rows.duplicated().to_numpy() & (whole.job != "")
-    whole = whole.take(~twice)
-    return whole.take(np.argsort(whole.submit_s, kind="stable"))
+    whole = whole.select_rows(~twice)
+    return whole.select_rows(np.argsort(whole.submit_s, kind="stable"))
 
 
-def _read(folder: Path, say: Say) -> JobTimes | None:
+def _read_jobs(folder: Path, say: Say) -> JobTimes | None:
     """Read the jobs of all tables of a folder. Returns None if it has no table of jobs."""
     found = []
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and is_table(path)):
@@ -166,14 +166,14 @@ def _read(folder: Path, say: Say) -> JobTimes | None:
         except RecordError as error:
             say(f"skipped {error.detail}")
             continue
-        if (layout := layout_of(table.columns)) is not None and not table.empty:
-            found.append(_times(table, layout(table)))
-    return _joined(found) if found else None
+        if (layout := find_layout(table.columns)) is not None and not table.empty:
+            found.append(_make_job_times(table, layout(table)))
+    return _join_jobs(found) if found else None
 
 
-def _times(table: pd.DataFrame, history: HistoryJobs) -> JobTimes:
-    ended = seconds_of(table["end_time"]) if "end_time" in table else np.full(len(table), np.nan)
-    state = words(table["state"]) if "state" in table else np.full(len(table), "", object)
+def _make_job_times(table: pd.DataFrame, history: HistoryJobs) -> JobTimes:
+    ended = convert_to_seconds(table["end_time"]) if "end_time" in table else np.full(len(table), np.nan)
+    state = convert_to_text(table["state"]) if "state" in table else np.full(len(table), "", object)
     started = np.isfinite(history.start_s)
     run_s = np.where(history.run_s >= 0, history.run_s, np.nan)
     end_s = np.where(np.isfinite(run_s), history.start_s + run_s, ended)

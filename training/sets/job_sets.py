@@ -21,7 +21,13 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.training.sets.data_folders import is_table, list_set_names, read_table, seconds_of, words
+from fleetcast.training.sets.data_folders import (
+    convert_to_seconds,
+    convert_to_text,
+    is_table,
+    list_set_names,
+    read_table,
+)
 
 Array = NDArray[np.float64]
 Names = NDArray[np.object_]
@@ -62,7 +68,7 @@ class HistoryJobs:
     def __len__(self) -> int:
         return len(self.submit_s)
 
-    def take(self, rows: NDArray[Any]) -> "HistoryJobs":
+    def select_rows(self, rows: NDArray[Any]) -> "HistoryJobs":
         """Return some of the rows (indices or a mask), in that order."""
         return HistoryJobs(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
@@ -76,12 +82,12 @@ class HistoryJobs:
         """(job,) end times in seconds. NaN if the run time is unknown."""
         return np.asarray(self.begin_s + self.run_s)
 
-    def until(self, now_s: float) -> "HistoryJobs":
+    def select_known_at(self, now_s: float) -> "HistoryJobs":
         """Return the table as it was known at `now_s`: the jobs submitted by then.
 
         A start after `now_s` is inf, and an end after it leaves the run time NaN.
         """
-        table = self.take(self.submit_s <= now_s)
+        table = self.select_rows(self.submit_s <= now_s)
         ends, begins = table.end_s, table.begin_s
         start_s = np.where(begins <= now_s, table.start_s, np.inf)
         run_s = np.where(ends <= now_s, table.run_s, np.nan)
@@ -105,24 +111,24 @@ class JobHistory:
     alone: bool = False
 
     @property
-    def train(self) -> HistoryJobs:
+    def train_jobs(self) -> HistoryJobs:
         """The jobs of the train folder as known at its end, without later starts and ends."""
-        return self.table.take(~self.in_test).until(self.train_end_s)
+        return self.table.select_rows(~self.in_test).select_known_at(self.train_end_s)
 
     @property
-    def judged(self) -> NDArray[np.bool_]:
+    def is_judged(self) -> NDArray[np.bool_]:
         """(job,) whether the job was submitted in the test folder after the end of the train folder."""
         return self.in_test & (self.table.submit_s > self.train_end_s)
 
     @property
-    def own(self) -> "JobHistory":
+    def own_history(self) -> "JobHistory":
         """The history without other sets.
 
         If the set is `alone`, its own jobs before the judged ones take the train part's place.
         """
         if not self.alone:
             return self
-        table = self.table.take(self.in_test)
+        table = self.table.select_rows(self.in_test)
         return JobHistory(self.dataset, table, table.submit_s > self.train_end_s, self.train_end_s, self.skipped)
 
 
@@ -164,22 +170,22 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
             except RecordError as error:
                 skipped[str(error)] += 1
                 continue
-            layout = layout_of(table.columns)
+            layout = find_layout(table.columns)
             if layout is not None:
-                parts.append(_checked(layout(table), skipped))
-    table = _joined(parts)
+                parts.append(_select_good_rows(layout(table), skipped))
+    table = _join_tables(parts)
     rows = pd.DataFrame({name: getattr(table, name) for name in ("job", "submit_s", "start_s", "run_s", "gpus")})
     twice = rows.duplicated().to_numpy() & (table.job != "")
     if twice.any():
         skipped["told twice"] += int(twice.sum())
-    table = table.take(~twice)
-    return table.take(np.argsort(table.submit_s, kind="stable")), skipped
+    table = table.select_rows(~twice)
+    return table.select_rows(np.argsort(table.submit_s, kind="stable")), skipped
 
 
-def layout_of(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
+def find_layout(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs] | None:
     """Return the reader of a layout, or None if no job history has such columns."""
     for needs, reader in (
-        (PLAIN, _plain),
+        (PLAIN, _read_plain_jobs),
         (SWF, _read_swf_jobs),
         (TIMED, _read_timed_jobs),
         (PHILLY, _read_philly_jobs),
@@ -199,18 +205,18 @@ def _make_test_history(
     """
     own, skipped = read
     if not len(own):
-        return _nothing("test", skipped)
+        return _explain_no_jobs("test", skipped)
     first_s, last_s = float(own.submit_s[0]), float(own.submit_s[-1])
     older = [_prefix_newest_jobs(other, table) for other, table in others.items() if table.submit_s[0] < last_s]
     if not older:
         return "not in the train folder, and no set there is older than it"
-    table = _joined([*older, own])
+    table = _join_tables([*older, own])
     in_test = np.arange(len(table)) >= len(table) - len(own)
     order = np.argsort(table.submit_s, kind="stable")
     own_s = first_s + min(ALONE_DAYS * DAY_S, (last_s - first_s) / 2)
     begin_s = max([own_s, *(float(other.submit_s[-1]) for other in older)])
-    found = JobHistory(name, table.take(order), in_test[order], begin_s, skipped, alone=True)
-    return found if found.judged.any() else "not in the train folder, and no job of it is later than that folder"
+    found = JobHistory(name, table.select_rows(order), in_test[order], begin_s, skipped, alone=True)
+    return found if found.is_judged.any() else "not in the train folder, and no job of it is later than that folder"
 
 
 def _prefix_newest_jobs(name: str, table: HistoryJobs) -> HistoryJobs:
@@ -218,14 +224,14 @@ def _prefix_newest_jobs(name: str, table: HistoryJobs) -> HistoryJobs:
 
     Its names get a prefix, because a user or group of the same name here is another one.
     """
-    newest = table.take(np.arange(len(table))[-ALONE_ROWS:])
+    newest = table.select_rows(np.arange(len(table))[-ALONE_ROWS:])
     for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
         known = column != ""
         column[known] = f"{name}/" + column[known]
     return newest
 
 
-def _nothing(folder: str, skipped: Counter[str]) -> str:
+def _explain_no_jobs(folder: str, skipped: Counter[str]) -> str:
     reasons = ", ".join(f"{count:,} rows: {reason}" for reason, count in sorted(skipped.items()))
     return f"no usable job in the {folder} folder" + (f" ({reasons})" if reasons else "")
 
@@ -235,22 +241,22 @@ def _make_joined_history(
 ) -> JobHistory | str:
     (before, bad), (after, bad_too) = train, test
     if not len(before):
-        return _nothing("train", bad)
+        return _explain_no_jobs("train", bad)
     seen = set(zip(before.job.tolist(), before.submit_s.tolist(), strict=True))
     rows = zip(after.job.tolist(), after.submit_s.tolist(), strict=True)
     again = np.array([bool(job) and (job, at) in seen for job, at in rows], np.bool_)
     skipped = bad + bad_too
     if again.any():
         skipped["in both folders"] += int(again.sum())
-    after = after.take(~again)
-    table = _joined([before, after])
+    after = after.select_rows(~again)
+    table = _join_tables([before, after])
     in_test = np.arange(len(table)) >= len(before)
     order = np.argsort(table.submit_s, kind="stable")
-    found = JobHistory(name, table.take(order), in_test[order], float(before.submit_s.max()), skipped)
-    return found if found.judged.any() else "no job of the test folder is later than the train folder"
+    found = JobHistory(name, table.select_rows(order), in_test[order], float(before.submit_s.max()), skipped)
+    return found if found.is_judged.any() else "no job of the test folder is later than the train folder"
 
 
-def _joined(parts: Sequence[HistoryJobs]) -> HistoryJobs:
+def _join_tables(parts: Sequence[HistoryJobs]) -> HistoryJobs:
     columns = {}
     for column in fields(HistoryJobs):
         empty = np.empty(0, np.float64 if column.name in NUMBERS else object)
@@ -261,7 +267,7 @@ def _joined(parts: Sequence[HistoryJobs]) -> HistoryJobs:
 NUMBERS = frozenset({"submit_s", "start_s", "run_s", "gpus", "cpus", "limit_s", "failed"})
 
 
-def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
+def _select_good_rows(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
     """Return the rows with a submission, a run time and a size. Count the others in `skipped`.
 
     Run times below SHORTEST_S are raised to it.
@@ -277,7 +283,7 @@ def _checked(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
         if bad.any():
             skipped[reason] += int(bad.sum())
         good &= holds
-    good_rows = table.take(good)
+    good_rows = table.select_rows(good)
     good_rows.run_s[:] = np.maximum(good_rows.run_s, SHORTEST_S)
     good_rows.start_s[good_rows.start_s < good_rows.submit_s] = np.nan
     return good_rows
@@ -289,9 +295,11 @@ def _read_columns(table: pd.DataFrame, names: Mapping[str, str], **columns: Arra
     A field with neither a name nor an entry in `columns` is unknown.
     """
     rows = len(table)
-    words_of = {name: _names(table, names.get(name, ""), rows) for name in ("job", "user", "group", "name", "queue")}
-    numbers = {name: _numbers(table, names.get(name, ""), rows) for name in NUMBERS - {"failed"}}
-    failed = _failed(_names(table, names["failed"], rows))
+    words_of = {
+        name: _read_names(table, names.get(name, ""), rows) for name in ("job", "user", "group", "name", "queue")
+    }
+    numbers = {name: _read_numbers(table, names.get(name, ""), rows) for name in NUMBERS - {"failed"}}
+    failed = _parse_failures(_read_names(table, names["failed"], rows))
     known: dict[str, Any] = {**words_of, **numbers, "failed": failed, **columns}
     return HistoryJobs(**known)
 
@@ -299,7 +307,7 @@ def _read_columns(table: pd.DataFrame, names: Mapping[str, str], **columns: Arra
 def _read_swf_jobs(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "submit_s": "submit_s", "run_s": "run_s", "user": "user", "group": "group", "name": "exe"}
     names |= {"queue": "queue", "failed": "status"}
-    wait, alloc, limit_s = (_numbers(table, name, len(table)) for name in ("wait_s", "procs_alloc", "time_req_s"))
+    wait, alloc, limit_s = (_read_numbers(table, name, len(table)) for name in ("wait_s", "procs_alloc", "time_req_s"))
     found = _read_columns(table, {**names, "gpus": "procs_req"}, limit_s=_mask_non_positive(limit_s))
     start_s = np.where(wait >= 0, found.submit_s + wait, np.nan)
     return replace(found, start_s=start_s, gpus=np.where(alloc > 0, alloc, found.gpus))
@@ -312,9 +320,9 @@ def _read_timed_jobs(table: pd.DataFrame) -> HistoryJobs:
     found = _read_columns(
         table,
         names,
-        submit_s=_times(table, "submit_time", rows),
-        start_s=_times(table, "start_time", rows),
-        cpus=_mask_non_positive(_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
+        submit_s=_read_times(table, "submit_time", rows),
+        start_s=_read_times(table, "start_time", rows),
+        cpus=_mask_non_positive(_read_numbers(table, "cpu_num" if "cpu_num" in table.columns else "slurm_ncpus", rows)),
     )
     if "slurm_timelimit" not in table.columns:
         return found
@@ -324,12 +332,12 @@ def _read_timed_jobs(table: pd.DataFrame) -> HistoryJobs:
 def _read_philly_jobs(table: pd.DataFrame) -> HistoryJobs:
     names = {"job": "job_id", "run_s": "duration", "gpus": "num_gpus", "queue": "cluster", "failed": "state"}
     names |= {name: name for name in ("user", "group", "name")}
-    return _read_columns(table, names, submit_s=_times(table, "timestamp", len(table)))
+    return _read_columns(table, names, submit_s=_read_times(table, "timestamp", len(table)))
 
 
-def _plain(table: pd.DataFrame) -> HistoryJobs:
+def _read_plain_jobs(table: pd.DataFrame) -> HistoryJobs:
     same = ("job", "submit_s", "run_s", "gpus", "user", "group", "name", "queue", "cpus")
-    limit_s = _mask_non_positive(_numbers(table, "limit_s", len(table)))
+    limit_s = _mask_non_positive(_read_numbers(table, "limit_s", len(table)))
     return _read_columns(table, {name: name for name in (*same, "failed")}, limit_s=limit_s)
 
 
@@ -352,7 +360,7 @@ def parse_slurm_limit_s(text: object) -> float:
     return whole + sum(number * scale for number, scale in zip(numbers, (3600.0, 60.0, 1.0)[first:], strict=False))
 
 
-def _numbers(table: pd.DataFrame, name: str, rows: int) -> Array:
+def _read_numbers(table: pd.DataFrame, name: str, rows: int) -> Array:
     if name not in table.columns:
         return np.full(rows, np.nan)
     return np.array(pd.to_numeric(table[name], errors="coerce"), np.float64)
@@ -362,19 +370,19 @@ def _mask_non_positive(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 
-def _names(table: pd.DataFrame, name: str, rows: int) -> Names:
+def _read_names(table: pd.DataFrame, name: str, rows: int) -> Names:
     """Return a column as words, "" where unknown. SWF writes -1 for unknown."""
     if name not in table.columns:
         return np.full(rows, "", object)
-    named = words(table[name])
+    named = convert_to_text(table[name])
     named[named == "-1"] = ""
     return named
 
 
-def _times(table: pd.DataFrame, name: str, rows: int) -> Array:
-    return seconds_of(table[name]) if name in table.columns else np.full(rows, np.nan)
+def _read_times(table: pd.DataFrame, name: str, rows: int) -> Array:
+    return convert_to_seconds(table[name]) if name in table.columns else np.full(rows, np.nan)
 
 
-def _failed(states: Names) -> Array:
+def _parse_failures(states: Names) -> Array:
     ended = states.tolist()
     return np.array([np.nan if word in UNKNOWN_STATES else float(word not in ENDED_WELL) for word in ended], np.float64)

@@ -52,18 +52,18 @@ def read_traces(data: Path, skipped: list[str]) -> list[OperationTrace]:
     traces = []
     for path in sorted((data / FOLDER).glob("trace-*.parquet")):
         try:
-            traces.append(_read(path))
+            traces.append(_read_trace_file(path))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:  # ArrowInvalid is a ValueError
-            skipped.append(f"{FOLDER}/{path.name}: not a trace of operations ({_reason(error)})")
+            skipped.append(f"{FOLDER}/{path.name}: not a trace of operations ({_describe_error(error)})")
     return traces
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return one line about an error that a library or an unexpected file raised."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
-def _read(path: Path) -> OperationTrace:
+def _read_trace_file(path: Path) -> OperationTrace:
     table = pq.read_table(path)
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing or not table.num_rows:
@@ -86,14 +86,16 @@ def _read(path: Path) -> OperationTrace:
     if not np.isfinite(seconds).any():
         raise ValueError(f"no operation {' or '.join(OP_TYPES)}")
     moved = lasts[np.isin(kind, TRANSFERS)]
-    answers, culprit = _answers(path)
+    answers, culprit = _read_answers(path)
     if culprit is not None and not (culprit[0] < shape[1] and culprit[1] < shape[2]):
         raise ValueError(f"its result blames worker {culprit}, which is not in it")
     transfer_s = float(np.quantile(moved, 0.05)) if len(moved) else 0.0
-    return OperationTrace(path.stem.removeprefix("trace-"), seconds, _order(began), transfer_s, answers, culprit)
+    return OperationTrace(
+        path.stem.removeprefix("trace-"), seconds, _find_schedules(began), transfer_s, answers, culprit
+    )
 
 
-def _order(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _find_schedules(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return the schedule of each stage, as its first replica ran it in the first step."""
     _, _, stages, _, micros = began.shape
     orders = []
@@ -103,7 +105,7 @@ def _order(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
     return tuple(orders)
 
 
-def _answers(path: Path) -> tuple[Mapping[str, Any] | None, tuple[int, int] | None]:
+def _read_answers(path: Path) -> tuple[Mapping[str, Any] | None, tuple[int, int] | None]:
     """Return the authors' results, and the worker that they blame."""
     result = path.with_name(path.stem.replace("trace-", "result-") + ".json")
     worst = path.with_name(path.stem.replace("trace-", "mw-") + ".json")

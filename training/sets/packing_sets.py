@@ -61,7 +61,7 @@ class PodList:
     kinds: tuple[PodKind, ...]
     kind: NDArray[np.int64]
 
-    def gpus(self) -> NDArray[np.int64]:
+    def compute_milli_gpus(self) -> NDArray[np.int64]:
         """Return (pods,) the milli-GPUs of each pod."""
         each = np.array([kind.shape.gpus * kind.shape.milli for kind in self.kinds], np.int64)
         return each[self.kind]
@@ -91,25 +91,25 @@ def read_packing_sets(train: Path, test: Path, skipped: list[str]) -> list[Packi
         skipped.append(f"{SETS}: no pod list in {test}")
     for folder in folders:
         try:
-            machines = _machines([folder, train / SETS / folder.name])
+            machines = _find_machines([folder, train / SETS / folder.name])
         except RecordError as error:
             skipped.append(f"{folder.name}: {error}")
             continue
-        known = _lists(train / SETS / folder.name, skipped)
-        for pods in _lists(folder, skipped):
+        known = _read_pod_lists(train / SETS / folder.name, skipped)
+        for pods in _read_pod_lists(folder, skipped):
             before = tuple(one for one in known if one.name != pods.name)
             found.append(PackingSet(f"{folder.name}/{pods.name}", machines, pods, before))
     return found
 
 
-def _machines(folders: list[Path]) -> Machines:
+def _find_machines(folders: list[Path]) -> Machines:
     for folder in folders:
         for path in sorted(folder.glob("*_node_list_*")):
             return read_machines(read_table(path))
     raise RecordError("no node list", f"no *_node_list_* in {' or '.join(map(str, folders))}")
 
 
-def _lists(folder: Path, skipped: list[str]) -> list[PodList]:
+def _read_pod_lists(folder: Path, skipped: list[str]) -> list[PodList]:
     found = []
     for path in sorted(folder.glob("*_pod_list_*")):
         name = path.name.partition("_pod_list_")[2].partition(".")[0]
@@ -122,7 +122,7 @@ def _lists(folder: Path, skipped: list[str]) -> list[PodList]:
 
 def read_machines(table: pd.DataFrame) -> Machines:
     """Return the nodes with GPUs, in the order of their names."""
-    numbers = _numbers(table, NODE_COLUMNS, ("cpu_milli", "memory_mib", "gpu"))
+    numbers = _read_numbers(table, NODE_COLUMNS, ("cpu_milli", "memory_mib", "gpu"))
     table = table.assign(**numbers)
     table = table[table["gpu"] > 0].sort_values("sn", kind="stable")
     if not len(table) or table["gpu"].max() > MOST_GPUS:
@@ -140,7 +140,7 @@ def read_machines(table: pd.DataFrame) -> Machines:
 
 def read_pods(name: str, table: pd.DataFrame) -> PodList:
     """Read the pods. Raises RecordError for missing columns, bad numbers, and parts of several GPUs."""
-    numbers = _numbers(table, POD_COLUMNS, POD_COLUMNS)
+    numbers = _read_numbers(table, POD_COLUMNS, POD_COLUMNS)
     whole = numbers["gpu_milli"] == WHOLE
     if ((numbers["num_gpu"] > 1) & ~whole).any() or (numbers["gpu_milli"] > WHOLE).any():
         raise RecordError("bad gpu_milli", f"it is of one GPU, at most {WHOLE}, and {WHOLE} where num_gpu is above 1")
@@ -149,15 +149,17 @@ def read_pods(name: str, table: pd.DataFrame) -> PodList:
     rows = zip(*(numbers[column].tolist() for column in POD_COLUMNS), wanted.tolist(), strict=True)
     codes: dict[tuple[float, float, float, float, str], int] = {}
     kind = [codes.setdefault((*row[:4], str(row[4])), len(codes)) for row in rows]
-    return PodList(name, tuple(_kind(*code) for code in codes), np.array(kind, np.int64))
+    return PodList(name, tuple(_make_kind(*code) for code in codes), np.array(kind, np.int64))
 
 
-def _kind(cpu_milli: float, memory_mib: float, num_gpu: float, gpu_milli: float, spec: str) -> PodKind:
+def _make_kind(cpu_milli: float, memory_mib: float, num_gpu: float, gpu_milli: float, spec: str) -> PodKind:
     models = tuple(part.casefold() for part in spec.split("|") if part)
     return PodKind(MemberShape(int(num_gpu), int(gpu_milli) if num_gpu else 0, cpu_milli / 1000, models), memory_mib)
 
 
-def _numbers(table: pd.DataFrame, needed: tuple[str, ...], numeric: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
+def _read_numbers(
+    table: pd.DataFrame, needed: tuple[str, ...], numeric: tuple[str, ...]
+) -> dict[str, NDArray[np.float64]]:
     missing = [column for column in needed if column not in table.columns]
     if missing:
         raise RecordError("missing column", f"no column {', '.join(missing)}")

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from fleetcast.features.period import SAMPLES_A_PERIOD, find_period
 from fleetcast.models.jobs.renewal import LEVELS
-from fleetcast.models.jobs.template import LEVEL_S, ahead, locked
+from fleetcast.models.jobs.template import LEVEL_S, lock_phase, predict_ahead
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.fingerprint_sets import CHANNELS, numbers, readable, row_of
+from fleetcast.training.sets.fingerprint_sets import CHANNELS, convert_to_numbers, make_mean_row, read_files
 
 Array = NDArray[np.float64]
 
@@ -36,7 +36,7 @@ class _Truth(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Rendered:
+class RenderedRun:
     """A rendered run.
 
     channels: (channel, sample) means over GPUs. in_half: whether no threshold was chosen on this run.
@@ -52,26 +52,26 @@ class Rendered:
         return self.truth.period_s < SAMPLES_A_PERIOD * self.truth.interval_s
 
 
-def _read_rendered_run(path: Path) -> Rendered:
+def _read_rendered_run(path: Path) -> RenderedRun:
     """Read a rendered run. Raises one of UNREADABLE."""
     truth = msgspec.json.decode(path.read_bytes(), type=_Truth)
     table = pd.read_parquet(path.parent / "telemetry.parquet")
     names = tuple(name for name in CHANNELS if name in table)
-    values = numbers(table, ["time_s", *names])
+    values = convert_to_numbers(table, ["time_s", *names])
     means = values[np.isfinite(values["time_s"])].groupby("time_s").mean().to_numpy(np.float64).T
     if not names or means.shape[1] < 2:
         raise ValueError(f"no samples of {', '.join(CHANNELS)}")
     series = truth.series or path.parent.name.rpartition("-")[0]  # the same at all intervals
-    return Rendered(truth, names, means, hashlib.sha256(series.encode()).digest()[0] % 2 == 1)
+    return RenderedRun(truth, names, means, hashlib.sha256(series.encode()).digest()[0] % 2 == 1)
 
 
 def judge_rendered_runs(results: Results, folder: Path, seed: int) -> None:
-    runs = list(readable(results, RENDERED, sorted(folder.glob("*/truth.json")), _read_rendered_run))
+    runs = list(read_files(results, RENDERED, sorted(folder.glob("*/truth.json")), _read_rendered_run))
     _judge_periods(results, runs, seed)
     _judge_forecasts(results, [run for run in runs if not run.is_aliased], seed)
 
 
-def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> None:
+def _judge_periods(results: Results, runs: Sequence[RenderedRun], seed: int) -> None:
     """Add how often the period found is within 2 %, or "unknown" for an aliased run.
 
     The series "other_half" has the runs that no threshold was chosen on.
@@ -94,7 +94,7 @@ def _judge_periods(results: Results, runs: Sequence[Rendered], seed: int) -> Non
                 (unknown if run.is_aliased else found)[series, method].append(float(near))
     for metric, kept in (("period_within_2pct", found), ("aliased_unknown", unknown)):
         for (series, method), values in kept.items():
-            results.rows.append(row_of(RENDERED, "period", method, metric, values, seed, series))
+            results.rows.append(make_mean_row(RENDERED, "period", method, metric, values, seed, series))
 
 
 def _find_strongest_period(channels: Array, interval_s: float) -> float:
@@ -104,7 +104,7 @@ def _find_strongest_period(channels: Array, interval_s: float) -> float:
     return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
 
 
-def _judge_forecasts(results: Results, runs: Sequence[Rendered], seed: int) -> None:
+def _judge_forecasts(results: Results, runs: Sequence[RenderedRun], seed: int) -> None:
     """Add the pinball loss and coverage of power and traffic some cycles ahead.
 
     The loss is relative to the mean level. Origins lie in the last half of a run.
@@ -121,10 +121,10 @@ def _judge_forecasts(results: Results, runs: Sequence[Rendered], seed: int) -> N
     for metric, kept in (("expected_pinball", losses), ("coverage_80", inside)):
         for (series, method), values in kept.items():
             if metric == "expected_pinball" or method != "last_value":
-                results.rows.append(row_of(RENDERED, "expected", method, metric, values, seed, series))
+                results.rows.append(make_mean_row(RENDERED, "expected", method, metric, values, seed, series))
 
 
-def _score_forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, float]]]:
+def _score_forecasts(run: RenderedRun) -> Iterator[tuple[str, str, tuple[float, float]]]:
     """Yield (how far ahead, method, (loss, whether p10..p90 held the value)) for each forecast."""
     many = run.channels.shape[1]
     past = min(many // 2, MOST_PAST)
@@ -140,19 +140,21 @@ def _score_forecasts(run: Rendered) -> Iterator[tuple[str, str, tuple[float, flo
                 if origin - 1 + samples >= many or not np.isfinite(values).all():
                     continue
                 actual = float(run.channels[run.names.index(name), origin - 1 + samples])
-                for method, quantiles in _expected(values, stated, samples, run.truth.interval_s).items():
-                    yield f"{cycles}_cycles", method, _scored(actual, quantiles, float(np.abs(values).mean()))
+                for method, quantiles in _forecast_by_methods(values, stated, samples, run.truth.interval_s).items():
+                    yield f"{cycles}_cycles", method, _score_quantiles(actual, quantiles, float(np.abs(values).mean()))
 
 
-def _expected(values: Array, period_s: float | None, samples: int, interval_s: float) -> dict[str, list[float]]:
+def _forecast_by_methods(
+    values: Array, period_s: float | None, samples: int, interval_s: float
+) -> dict[str, list[float]]:
     """Forecast the value `samples` ahead by each method. Returns method -> p10, p50 and p90."""
     level = np.quantile(values[-max(1, round(LEVEL_S / interval_s)) :], LEVELS).tolist()
-    lock = locked(values, period_s / interval_s) if period_s is not None else None
-    ours = level if lock is None else ahead(values, lock, samples, interval_s, LEVELS)
+    lock = lock_phase(values, period_s / interval_s) if period_s is not None else None
+    ours = level if lock is None else predict_ahead(values, lock, samples, interval_s, LEVELS)
     return {"ours": ours, "level": level, "last_value": [float(values[-1])] * 3}
 
 
-def _scored(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
+def _score_quantiles(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
     """Return the pinball loss of p50 and p90 relative to `scale`, and whether p10..p90 holds the value."""
     loss = sum(
         max(level * (actual - stated), (level - 1) * (actual - stated))

@@ -71,26 +71,24 @@ class YearPlan:
 REPAIRED_DAYS = 45
 
 
-def plan_of(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.0) -> YearPlan:
+def draw_plan(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.0) -> YearPlan:
     """Return a site's rates, drawn by the seed.
 
     faults: a factor on the number of faults.
     """
     rng = np.random.default_rng(seed)
 
-    def about(value: float, spread: float = 1.6) -> float:
+    def vary(value: float, spread: float = 1.6) -> float:
         """Return a random value that is at most `spread` times larger or smaller than `value`."""
         return float(value * spread ** rng.uniform(-1, 1))
 
     wears = (
-        Wear(about(8e-4) * faults, about(9), 0.75, ("ecc_corrected_few", "row_remapped"), 0.6, about(1e-3)),
-        Wear(about(7e-4) * faults, about(5), 0.5, ("link_errors_few", "link_flap"), 0.7, about(2.5e-2)),
-        Wear(about(1e-3) * faults, about(12), 0.3, ("gpu_hot", "gpu_hot_for_its_load"), 0.8, about(6e-3), 0.25),
-        Wear(about(3e-4) * faults, about(6), 0.0, ("scrape_slow", "pcie_replays"), 0.5, about(4e-2)),
+        Wear(vary(8e-4) * faults, vary(9), 0.75, ("ecc_corrected_few", "row_remapped"), 0.6, vary(1e-3)),
+        Wear(vary(7e-4) * faults, vary(5), 0.5, ("link_errors_few", "link_flap"), 0.7, vary(2.5e-2)),
+        Wear(vary(1e-3) * faults, vary(12), 0.3, ("gpu_hot", "gpu_hot_for_its_load"), 0.8, vary(6e-3), 0.25),
+        Wear(vary(3e-4) * faults, vary(6), 0.0, ("scrape_slow", "pcie_replays"), 0.5, vary(4e-2)),
     )
-    return YearPlan(
-        nodes, days, seed, wears, about(3e-4) * faults, about(5e-4), 0.06, about(6.0), about(0.3), about(0.15)
-    )
+    return YearPlan(nodes, days, seed, wears, vary(3e-4) * faults, vary(5e-4), 0.06, vary(6.0), vary(0.3), vary(0.15))
 
 
 @dataclass(slots=True)
@@ -119,7 +117,7 @@ class _Fleet:
         self.repaired = np.full(plan.nodes, -np.inf)
         self.away = np.zeros(plan.nodes)
 
-    def day(self, day: int) -> tuple[Array, list[NodeEvent]]:
+    def simulate_day(self, day: int) -> tuple[Array, list[NodeEvent]]:
         """Simulate a day. Returns (node, rule) levels at its end, and its events."""
         plan, rng = self.plan, self.rng
         here = self.away <= day
@@ -137,12 +135,14 @@ class _Fleet:
             self.ends[number, begins] = rng.random(int(begins.sum())) < wear.breaks
             self._add_signs(levels, wear, left > 0, here)
             warned = here & (left > 0) & (rng.random(plan.nodes) < wear.warned)
-            events += [self._event(int(node), day, "health", severity="warning") for node in np.flatnonzero(warned)]
+            events += [
+                self._make_event(int(node), day, "health", severity="warning") for node in np.flatnonzero(warned)
+            ]
             drained = warned & (rng.random(plan.nodes) < 0.15) & ~broken
-            events += [event for node in np.flatnonzero(drained) for event in self._drain(int(node), day)]
+            events += [event for node in np.flatnonzero(drained) for event in self._make_drain_events(int(node), day)]
         planned = here & ~broken & (self.away <= day) & (rng.random(plan.nodes) < plan.drains)
-        events += [event for node in np.flatnonzero(planned) for event in self._drain(int(node), day)]
-        events += [event for node in np.flatnonzero(broken & here) for event in self._fault(int(node), day)]
+        events += [event for node in np.flatnonzero(planned) for event in self._make_drain_events(int(node), day)]
+        events += [event for node in np.flatnonzero(broken & here) for event in self._make_fault_events(int(node), day)]
         return levels, events
 
     def _add_signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
@@ -153,35 +153,35 @@ class _Fleet:
             strength = np.where(wears, rng.uniform(0.3, 1.0, nodes), rng.uniform(0.1, 0.8, nodes))
             levels[:, ROW[rule]] = np.maximum(levels[:, ROW[rule]], np.where(shown, strength, 0.0))
 
-    def _fault(self, node: int, day: int) -> Iterator[NodeEvent]:
+    def _make_fault_events(self, node: int, day: int) -> Iterator[NodeEvent]:
         """Yield the events of a fault: the node goes away, an operator drains it, and it comes back.
 
         It comes back repaired, or no better.
         """
         at = float(self.rng.uniform(0.05, 0.7))
         takes = float(np.exp(self.rng.normal(np.log(0.6), 0.8)))
-        yield self._event(node, day + at, "lost" if self.rng.random() < 0.6 else "health", severity="fatal")
-        yield self._event(node, day + at + 0.04, "drain")
-        yield self._event(node, day + at + takes, "returned")
-        yield self._event(node, day + at + takes, "health", severity="ok")
-        yield self._event(node, day + at + takes, "undrain")
+        yield self._make_event(node, day + at, "lost" if self.rng.random() < 0.6 else "health", severity="fatal")
+        yield self._make_event(node, day + at + 0.04, "drain")
+        yield self._make_event(node, day + at + takes, "returned")
+        yield self._make_event(node, day + at + takes, "health", severity="ok")
+        yield self._make_event(node, day + at + takes, "undrain")
         self.away[node] = np.ceil(day + at + takes)
         if self.rng.random() < self.plan.unhelped:
             self.left[0, node], self.ends[0, node] = np.ceil(self.rng.exponential(4)), True
         else:
             self.left[:, node], self.repaired[node] = 0, self.away[node]
 
-    def _drain(self, node: int, day: int) -> Iterator[NodeEvent]:
+    def _make_drain_events(self, node: int, day: int) -> Iterator[NodeEvent]:
         at, takes = float(self.rng.uniform(0.1, 0.6)), float(self.rng.uniform(0.1, 1.5))
-        yield self._event(node, day + at, "drain")
-        yield self._event(node, day + at + takes, "undrain")
+        yield self._make_event(node, day + at, "drain")
+        yield self._make_event(node, day + at + takes, "undrain")
         self.away[node] = np.ceil(day + at + takes)
 
-    def _event(self, node: int, at_day: float, type: str, severity: str | None = None) -> NodeEvent:
+    def _make_event(self, node: int, at_day: float, type: str, severity: str | None = None) -> NodeEvent:
         self.sequence += 1
         check = CHECK if type == "health" else ""
         return NodeEvent(
-            node=name_of(int(node)),
+            node=format_node_name(int(node)),
             source="year",
             sequence=self.sequence,
             time_ms=EPOCH_MS + round(at_day * DAY_MS),
@@ -191,34 +191,34 @@ class _Fleet:
         )
 
 
-def name_of(node: int) -> str:
+def format_node_name(node: int) -> str:
     return f"n{node:04d}"
 
 
-def simulated_year(plan: YearPlan) -> SiteDays:
+def simulate_year(plan: YearPlan) -> SiteDays:
     """Return the rows of a year, simulated day by day.
 
     Events are folded as in a service, and levels stand for its telemetry.
     """
-    topology = Topology.build([NodeSpec(name_of(node), gpus=8) for node in range(plan.nodes)])
+    topology = Topology.build([NodeSpec(format_node_name(node), gpus=8) for node in range(plan.nodes)])
     fleet, nodes, state, recorder = _Fleet(plan), NodeTable(), RiskState(), SiteRecorder(topology.names)
     waiting = list[NodeEvent]()
     for day in range(plan.days):
-        levels, events = fleet.day(day)
+        levels, events = fleet.simulate_day(day)
         waiting = sorted([*waiting, *events], key=lambda event: (event.time_ms, event.sequence))
         end_ms = EPOCH_MS + (day + 1) * DAY_MS
         for event in [event for event in waiting if event.time_ms <= end_ms]:
             nodes.apply(event)
-            recorder.event(event)
-            _fold(topology, nodes, state, event.time_ms)
+            recorder.record_event(event)
+            _fold_evidence(topology, nodes, state, event.time_ms)
         waiting = [event for event in waiting if event.time_ms > end_ms]
-        levels = np.maximum(levels, _fold(topology, nodes, state, end_ms))
-        state.days.step(levels, topology.names, end_ms)
-        recorder.record(state, nodes.nodes, levels, end_ms)
-    return recorder.days(state.faults, EPOCH_MS + plan.days * DAY_MS)
+        levels = np.maximum(levels, _fold_evidence(topology, nodes, state, end_ms))
+        state.days.record_levels(levels, topology.names, end_ms)
+        recorder.record_moment(state, nodes.nodes, levels, end_ms)
+    return recorder.make_site_days(state.faults, EPOCH_MS + plan.days * DAY_MS)
 
 
-def _fold(topology: Topology, nodes: NodeTable, state: RiskState, now_ms: int) -> Array:
+def _fold_evidence(topology: Topology, nodes: NodeTable, state: RiskState, now_ms: int) -> Array:
     """Fold the events so far. Returns (node, rule) levels at this moment."""
     moment = FleetMoment(now_ms, topology, [], FoldedEvents(running=(), ended=(), nodes=nodes.nodes))
-    return update_fleet_evidence(moment, state).signals.levels(len(topology))
+    return update_fleet_evidence(moment, state).signals.compute_levels(len(topology))

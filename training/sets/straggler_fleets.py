@@ -21,14 +21,14 @@ from fleetcast.training.judges.findings import (
     Findings,
     HealthyTime,
     Score,
-    false_alarms,
+    find_false_alarms,
     find_false_job_alarms,
     measure_healthy_time,
-    score,
+    score_findings,
+    shuffle_faults,
     shuffle_findings,
-    shuffled,
 )
-from fleetcast.training.judges.straggler_baselines import BaselineMoment, baselines
+from fleetcast.training.judges.straggler_baselines import BaselineMoment, make_baselines
 from fleetcast.training.judges.straggler_metrics import Table
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.fault_runs import FaultRun
@@ -58,7 +58,7 @@ class FlaggedRun:
 
 
 @dataclass(slots=True)
-class Pool:
+class RunTotals:
     """Sums over the runs of one kind: with faults, with decoys alone, or healthy."""
 
     methods: dict[str, Score] = field(default_factory=dict)
@@ -69,36 +69,36 @@ class Pool:
     decoys: int = 0
     runs: int = 0
 
-    def add(self, run: FaultRun, seen: FlaggedRun, rng: np.random.Generator) -> None:
+    def add_run(self, run: FaultRun, seen: FlaggedRun, rng: np.random.Generator) -> None:
         """Add one more run."""
         names, truth, ours = run.topology.names, run.truth, seen.found[OURS].rows
         self.runs += 1
         self.decoys += sum(row.benign for row in truth)
         for method, findings in seen.found.items():
-            self.methods.setdefault(method, Score()).add(score(findings.rows, truth, seen.hosts))
+            self.methods.setdefault(method, Score()).add(score_findings(findings.rows, truth, seen.hosts))
             time = measure_healthy_time(names, seen.first_ms, seen.last_ms, truth, findings.rows)
             self.healthy.setdefault(method, HealthyTime()).add(time)
         faults = [row for row in truth if not row.benign]
         for method in (OURS, BLAMED):
             self.methods[method].wrong += len(find_false_job_alarms(seen.stages.rows, faults, seen.hosts))
         for kind in sorted({row.kind for row in truth if not row.benign}):
-            self.kinds.setdefault(kind, Score()).add(score(ours, truth, seen.hosts, kind))
-        self.shuffled.add(score(ours, shuffled(truth, names, rng)))
+            self.kinds.setdefault(kind, Score()).add(score_findings(ours, truth, seen.hosts, kind))
+        self.shuffled.add(score_findings(ours, shuffle_faults(truth, names, rng)))
         since_ms = min((row.start_ms for row in truth), default=seen.first_ms)
-        self.chance.add(score(shuffle_findings(ours, names, since_ms, seen.last_ms, rng), truth))
+        self.chance.add(score_findings(shuffle_findings(ours, names, since_ms, seen.last_ms, rng), truth))
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
     """Add the rows of all runs, pooled by where they come from and whether they have faults."""
     rng = np.random.default_rng(seed)
-    pools: dict[tuple[str, str], Pool] = {}
+    pools: dict[tuple[str, str], RunTotals] = {}
     processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
-    watched = map_items(watch, runs, say=lambda line: say(f"runs: {line}"), processes=processes)
+    watched = map_items(replay_run, runs, say=lambda line: say(f"runs: {line}"), processes=processes)
     for run, seen in zip(runs, watched, strict=True):
-        series = series_of(run)
-        pools.setdefault((run.folder.parent.name, series), Pool()).add(run, seen, rng)
+        series = choose_series(run)
+        pools.setdefault((run.folder.parent.name, series), RunTotals()).add_run(run, seen, rng)
         faults = [row for row in run.truth if not row.benign]
-        wrong = false_alarms(seen.found[OURS].rows, faults) + find_false_job_alarms(
+        wrong = find_false_alarms(seen.found[OURS].rows, faults) + find_false_job_alarms(
             seen.stages.rows, faults, seen.hosts
         )
         say(f"{run.name}: {series}, {len(faults)} faults, {len(seen.found[OURS].rows)} findings, {len(wrong)} false")
@@ -108,55 +108,55 @@ def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say
             _add_fault_scores(table, pool)
         for method, one in pool.methods.items():
             time = pool.healthy[method]
-            table.rate("false_alarms_per_node_day", method, one.wrong, time.quiet_ms / DAY_MS, series)
+            table.add_rate("false_alarms_per_node_day", method, one.wrong, time.quiet_ms / DAY_MS, series)
             if series == "all" and time.all_ms:
                 still = time.after_ms / time.all_ms
-                table.add("flagged_after_repair_share", method, still, (None, None), pool.runs, series)
+                table.add_number("flagged_after_repair_share", method, still, (None, None), pool.runs, series)
         days = pool.healthy[OURS].all_ms / DAY_MS
-        table.add("healthy_node_days", "truth", days, (None, None), pool.runs, series)
-        table.add("decoys", "truth", pool.decoys, (None, None), pool.runs, series)
+        table.add_number("healthy_node_days", "truth", days, (None, None), pool.runs, series)
+        table.add_number("decoys", "truth", pool.decoys, (None, None), pool.runs, series)
 
 
-def series_of(run: FaultRun) -> str:
+def choose_series(run: FaultRun) -> str:
     """Return "all" for a run with faults, "decoys alone" with only decoys, and "healthy" with neither."""
     if any(not row.benign for row in run.truth):
         return "all"
     return "decoys alone" if run.truth else "healthy"
 
 
-def _add_fault_scores(table: Table, pool: Pool) -> None:
+def _add_fault_scores(table: Table, pool: RunTotals) -> None:
     """Add the scores of each method on runs with faults. Ours also gets scores by kind of fault."""
     for method, one in pool.methods.items():
-        table.found(method, one.right, one.wrong, one.missed, spells=one.spells)
-        table.delays("delay_s", method, one.delays)
-        table.share("node_top1", method, one.own_nodes, one.nodes)
+        table.add_detection(method, one.right, one.wrong, one.missed, spells=one.spells)
+        table.add_delays("delay_s", method, one.delays)
+        table.add_share("node_top1", method, one.own_nodes, one.nodes)
         if method in (OURS, BLAMED):
-            table.share("top1", method, one.own_units, one.units)
+            table.add_share("top1", method, one.own_units, one.units)
     for method, one, series in ((OURS, pool.shuffled, "shuffled truth"), ("chance", pool.chance, "all")):
-        table.found(method, one.right, one.wrong, one.missed, series, one.spells)
+        table.add_detection(method, one.right, one.wrong, one.missed, series, one.spells)
     for kind, one in pool.kinds.items():
-        table.share("recall", OURS, one.right, one.right + one.missed, kind)
-        table.share("top1", OURS, one.own_units, one.units, kind)
-        table.share("node_top1", OURS, one.own_nodes, one.nodes, kind)
-        table.delays("delay_s", OURS, one.delays, kind)
+        table.add_share("recall", OURS, one.right, one.right + one.missed, kind)
+        table.add_share("top1", OURS, one.own_units, one.units, kind)
+        table.add_share("node_top1", OURS, one.own_nodes, one.nodes, kind)
+        table.add_delays("delay_s", OURS, one.delays, kind)
 
 
-def watch(run: FaultRun) -> FlaggedRun:
+def replay_run(run: FaultRun) -> FlaggedRun:
     """Replay a run and record what each method flags."""
-    replay = FleetWatch.of(run.topology, run.interval_s)
-    rules, stages = baselines(), Findings()
+    replay = FleetWatch.from_topology(run.topology, run.interval_s)
+    rules, stages = make_baselines(), Findings()
     found = {method: Findings() for method in (OURS, BLAMED, *rules)}
     rows = {name: row for row, name in enumerate(run.topology.names)}
     hosts: dict[str, frozenset[str]] = {}
     first_ms = last_ms = 0
-    for round in run.rounds(replay.entities):
+    for round in run.read_rounds(replay.entities):
         first_ms, last_ms = first_ms or round.time_ms, round.time_ms
-        replay.take(round.batches, round.events, round.time_ms, round.node_events)
-        frames = replay.frames(run.topology, round.time_ms)
-        fleet = replay.score(replay.moment(frames, run.topology, round.time_ms))
+        replay.apply_batch(round.batches, round.events, round.time_ms, round.node_events)
+        frames = replay.extract_frames(run.topology, round.time_ms)
+        fleet = replay.score(replay.make_moment(frames, run.topology, round.time_ms))
         running = {job.job: frozenset(job.hosts) for job in replay.fold.jobs.running()}
         hosts |= {job: hosts.get(job, frozenset()) | own for job, own in running.items()}
-        for node, name in _flagged(fleet, run):
+        for node, name in _find_flagged_nodes(fleet, run):
             found[OURS].record(node, round.time_ms, name)
         for node, name in _find_blamed_nodes(fleet, rows):
             found[OURS].record(node, round.time_ms, name)
@@ -171,7 +171,7 @@ def watch(run: FaultRun) -> FlaggedRun:
     return FlaggedRun(found, stages, hosts, first_ms, last_ms)
 
 
-def _flagged(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
+def _find_flagged_nodes(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
     """Yield (node, named entity) of every node whose action is more than to watch it.
 
     The entity is that of the main reason, "" if there is none.

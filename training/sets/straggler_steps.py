@@ -100,7 +100,7 @@ def find_natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, bef
     return slow
 
 
-def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator) -> Array:
+def extend_run(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator) -> Array:
     """Extend the run to `steps` steps with blocks of its own calm steps.
 
     A run without a calm block is not extended.
@@ -114,7 +114,7 @@ def continued(seconds: Array, spells: Mask, steps: int, rng: np.random.Generator
     return np.concatenate((seconds, blocks[:missing]))
 
 
-def ours(seconds: Array) -> Iterator[bool]:
+def flag_by_pace(seconds: Array) -> Iterator[bool]:
     """Yield after each step whether the pace that the service computes is slow."""
     attempt, pace, now_ms = JobAttempt("judged", 1), None, 0
     for number, duration_s in enumerate(seconds.tolist()):
@@ -124,7 +124,7 @@ def ours(seconds: Array) -> Iterator[bool]:
         yield pace.slow
 
 
-def change_point(seconds: Array) -> Iterator[bool]:
+def flag_by_change_point(seconds: Array) -> Iterator[bool]:
     """Yield after each step whether Greyhound's rule calls the job slow (Wu et al., ATC 2025).
 
     The job is slow once the mean has changed by more than 10 %, more than 10 steps ago, with a posterior above
@@ -161,24 +161,24 @@ def _find_best_split(window: Array) -> tuple[float, float] | None:
     return float(window[:at].mean()), float(window[at:].mean())
 
 
-def static(ratio: float) -> Rule:
+def make_static_rule(ratio: float) -> Rule:
     """Return a rule that calls a step slow if it takes more than `ratio` times as long as the usual one.
 
     The usual step is the median of all steps before. The first ten steps are never slow.
     """
 
-    def rule(seconds: Array) -> Iterator[bool]:
+    def flag_steps(seconds: Array) -> Iterator[bool]:
         for at in range(len(seconds)):
             yield at >= 10 and bool(seconds[at] > ratio * np.median(seconds[:at]))
 
-    return rule
+    return flag_steps
 
 
 RULES: dict[str, Rule] = {
-    "ours": ours,
-    "Greyhound-style change point": change_point,
-    "static 1.1x": static(1.1),
-    "static 1.5x": static(1.5),
+    "ours": flag_by_pace,
+    "Greyhound-style change point": flag_by_change_point,
+    "static 1.1x": make_static_rule(1.1),
+    "static 1.5x": make_static_rule(1.5),
 }
 
 
@@ -190,7 +190,7 @@ class Slowdown:
     last: int
     factor: float
 
-    def on(self, seconds: Array) -> Array:
+    def apply_to(self, seconds: Array) -> Array:
         """Return the series with the slowdown applied, cut off at the slowdown's end.
 
         seconds: (step,) with at least `last` steps.
@@ -216,7 +216,7 @@ def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws
 
 
 @dataclass(slots=True)
-class _Alarms:
+class _AlarmCounts:
     """Counts of alarms.
 
     steps: steps outside natural spells. false, natural: alarms outside and inside natural spells.
@@ -226,7 +226,7 @@ class _Alarms:
     false: int = 0
     natural: int = 0
 
-    def watch(self, slow: Iterable[bool], spells: Mask) -> None:
+    def count_alarms(self, slow: Iterable[bool], spells: Mask) -> None:
         """Count the alarms of one run, and its steps outside natural spells.
 
         spells: (step,) whether the recorded run was slow by itself. Steps after its end are a calm
@@ -250,8 +250,8 @@ class Tally:
     is quiet.
     """
 
-    recorded: _Alarms = field(default_factory=_Alarms)
-    continued: _Alarms = field(default_factory=_Alarms)
+    recorded: _AlarmCounts = field(default_factory=_AlarmCounts)
+    continued: _AlarmCounts = field(default_factory=_AlarmCounts)
     slowdowns: list[tuple[float, float, float, bool]] = field(default_factory=list)
 
 
@@ -261,17 +261,17 @@ def is_quiet(seconds: Array) -> bool:
     return 1.4826 * float(np.median(np.abs(log - np.median(log)))) < QUIET
 
 
-def watch(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
+def evaluate_rule(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
     """Evaluate a rule on one run: as it was, continued, and with slowdowns.
 
     With the same seed, every rule gets the same series.
     """
     rng = np.random.default_rng(seed)
     spells, quiet = find_natural_spells(seconds), is_quiet(seconds)
-    tally.recorded.watch(rule(seconds), spells)
-    tally.continued.watch(rule(continued(seconds, spells, CONTINUED, rng)), spells)
+    tally.recorded.count_alarms(rule(seconds), spells)
+    tally.continued.count_alarms(rule(extend_run(seconds, spells, CONTINUED, rng)), spells)
     for one in draw_slowdowns(seconds, spells, rng):
-        made = one.on(continued(seconds, spells, one.last, rng))
+        made = one.apply_to(extend_run(seconds, spells, one.last, rng))
         delay = _count_steps_to_alarm(rule(made), one.first)
         took_s = float(made[one.first : one.first + int(delay)].sum()) if np.isfinite(delay) else np.nan
         tally.slowdowns.append((delay, took_s, one.factor, quiet))
@@ -296,15 +296,15 @@ def judge_steps(series: dict[str, Array], results: Results, seed: int, say: Say)
     tallies = {method: Tally() for method in RULES}
     for number, name in enumerate(names):
         for method, rule in RULES.items():
-            watch(tallies[method], rule, series[name], [seed, number])
+            evaluate_rule(tallies[method], rule, series[name], [seed, number])
         if number % 25 == 24:
             say(f"step times: {number + 1} of {len(names)} series")
     table = Table(results, "megatron_step_times", "slowdown")
     for method, tally in tallies.items():
-        _rows(table, method, tally)
+        _add_rows(table, method, tally)
 
 
-def _rows(table: Table, method: str, tally: Tally) -> None:
+def _add_rows(table: Table, method: str, tally: Tally) -> None:
     delay, took_s, factor, quiet = np.array(tally.slowdowns).reshape(-1, 4).T
     seen, quiet = np.isfinite(delay), quiet.astype(bool)
     groups = {
@@ -317,11 +317,11 @@ def _rows(table: Table, method: str, tally: Tally) -> None:
     least, steps, seconds = IN_TIME
     in_time = (delay <= steps) | (took_s <= seconds)
     for series, rows in groups.items():
-        table.share("recall", method, int(seen[rows].sum()), int(rows.sum()), series)
-        table.median("delay_steps", method, delay[rows].tolist(), series)
+        table.add_share("recall", method, int(seen[rows].sum()), int(rows.sum()), series)
+        table.add_median("delay_steps", method, delay[rows].tolist(), series)
         grave = rows & (factor >= 1 + least)
-        table.share("seen_in_time", method, int(in_time[grave].sum()), int(grave.sum()), series)
+        table.add_share("seen_in_time", method, int(in_time[grave].sum()), int(grave.sum()), series)
     for series, alarms in (("all", tally.recorded), ("continued", tally.continued)):
         exposure = alarms.steps / TEN_THOUSAND
-        table.rate("false_alarms_per_10000_steps", method, alarms.false, exposure, series)
-        table.rate("natural_spells_per_10000_steps", method, alarms.natural, exposure, series)
+        table.add_rate("false_alarms_per_10000_steps", method, alarms.false, exposure, series)
+        table.add_rate("natural_spells_per_10000_steps", method, alarms.natural, exposure, series)

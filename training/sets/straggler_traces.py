@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from fleetcast.fleet.events import Started, Step, StepParts
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.models.stragglers.step_peers import blame
+from fleetcast.models.stragglers.step_peers import find_blame
 from fleetcast.models.stragglers.steps import StepPace, measure_pace
-from fleetcast.models.stragglers.what_if import OP_TYPES, Attribution, attribute, simulate_step_time
+from fleetcast.models.stragglers.what_if import OP_TYPES, Attribution, attribute_slowdown, simulate_step_time
 from fleetcast.training.judges.straggler_metrics import Table
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.operation_traces import OperationTrace
@@ -34,7 +34,7 @@ STATIC = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class TraceCase:
     """A job and its slow worker.
 
     culprit: (replica, stage), None if no worker is slow.
@@ -52,31 +52,31 @@ def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generato
         results.skipped.append(f"{table.dataset}: no result-{trace.name}.json tells who was slow")
         return
     try:
-        attribution = attribute(trace.seconds, trace.order, trace.transfer_s)
+        attribution = attribute_slowdown(trace.seconds, trace.order, trace.transfer_s)
     except ValueError as error:
         results.skipped.append(f"{table.dataset}: {error}")
         return
     cases = make_cases(trace, rng)
     for method, finder in FINDERS.items():
         for series in dict.fromkeys(case.series for case in cases):
-            _judge(table, method, finder, [case for case in cases if case.series == series])
+            _judge_finder(table, method, finder, [case for case in cases if case.series == series])
     _judge_answers(Table(results, table.dataset, "job"), trace, cases)
-    _compare(Table(results, table.dataset, "what_if"), trace, attribution)
+    _add_slowdowns(Table(results, table.dataset, "what_if"), trace, attribution)
 
 
-def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[Case]:
+def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[TraceCase]:
     """Return the trace and its variants."""
-    cases = [Case("as recorded", trace.seconds, trace.culprit)]
+    cases = [TraceCase("as recorded", trace.seconds, trace.culprit)]
     cases += [_shuffle_replicas(trace, rng) for _ in range(RELABELLINGS)]
     if trace.culprit is not None:
-        cases.append(Case("scaled back", _scale_back_culprit(trace.seconds, trace.culprit), None))
+        cases.append(TraceCase("scaled back", _scale_back_culprit(trace.seconds, trace.culprit), None))
         slowed = _scale_back_culprit(trace.seconds, trace.culprit)
         slowed[len(slowed) // 2 :] *= ALL_SLOWED
-        cases.append(Case("all slowed", slowed, None))
+        cases.append(TraceCase("all slowed", slowed, None))
     return cases
 
 
-def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> Case:
+def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> TraceCase:
     """Return a case in which the replicas of each stage have swapped places."""
     seconds, culprit = trace.seconds.copy(), trace.culprit
     for stage in range(seconds.shape[2]):
@@ -84,7 +84,7 @@ def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> Case:
         seconds[:, :, stage] = trace.seconds[:, order, stage]
         if culprit is not None and trace.culprit is not None and stage == culprit[1]:
             culprit = int(np.flatnonzero(order == trace.culprit[0])[0]), stage
-    return Case("relabelled", seconds, culprit)
+    return TraceCase("relabelled", seconds, culprit)
 
 
 def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
@@ -158,7 +158,7 @@ class TracedJob:
         self.whole_s = self.busy.max(axis=(1, 2)) if whole_s is None else whole_s
         self.now_ms = 0
 
-    def step(self, number: int) -> JobAttempt:
+    def apply_step(self, number: int) -> JobAttempt:
         """Apply the events of one step."""
         whole_s = float(self.whole_s[number])
         self.now_ms += round(whole_s * 1000)
@@ -172,33 +172,33 @@ class TracedJob:
             self.attempt.fold(step)
         return self.attempt
 
-    def place(self, rank: int) -> tuple[int, int]:
+    def locate_rank(self, rank: int) -> tuple[int, int]:
         """Return (replica, stage) of a rank."""
         return rank // self.stages, rank % self.stages
 
 
-def ours(seconds: Array) -> Array:
+def score_by_serving_rule(seconds: Array) -> Array:
     """Return (step, replica, stage) the ratio of each worker that the serving rule blames, else 0.
 
     The rule is evaluated after each step.
     """
     found, job = np.zeros(seconds.shape[:3]), TracedJob(seconds)
     for number in range(len(seconds)):
-        for row in blame(job.step(number).rank_steps).ranks:
-            found[number, *job.place(row.rank)] = row.ratio
+        for row in find_blame(job.apply_step(number).rank_steps).ranks:
+            found[number, *job.locate_rank(row.rank)] = row.ratio
     return found
 
 
 Finder = Callable[[Array], Array]
 FINDERS: dict[str, Finder] = {
-    "ours": ours,
+    "ours": score_by_serving_rule,
     "fleet-wide z": score_by_fleet_z,
     "Minder-style distance": score_by_minder_distance,
     "static 1.5x": score_by_static_ratio,
 }
 
 
-def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None:
+def _judge_finder(table: Table, method: str, finder: Finder, cases: list[TraceCase]) -> None:
     """Add the rows of one method over cases of one series. A finding is a worker in a step.
 
     Top-1 is the share of steps in which the worst worker found is the culprit.
@@ -217,12 +217,12 @@ def _judge(table: Table, method: str, finder: Finder, cases: list[Case]) -> None
             first += int(((found.reshape(len(found), -1).argmax(axis=1) == at) & hits).sum())
     series = cases[0].series
     if right + missed:
-        table.found(method, right, wrong, missed, series)
-        table.share("top1", method, first, steps, series)
-    table.rate("false_culprits", method, wrong, steps, series)
+        table.add_detection(method, right, wrong, missed, series)
+        table.add_share("top1", method, first, steps, series)
+    table.add_rate("false_culprits", method, wrong, steps, series)
 
 
-def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> None:
+def _judge_answers(table: Table, trace: OperationTrace, cases: list[TraceCase]) -> None:
     """Evaluate the job's pace after its last step: whether the job is slow, and which worker is.
 
     The static rule only decides whether the job is slow.
@@ -230,30 +230,30 @@ def _judge_answers(table: Table, trace: OperationTrace, cases: list[Case]) -> No
     for series in dict.fromkeys(case.series for case in cases):
         rows = [case for case in cases if case.series == series]
         slow = [row for row in rows if row.culprit is not None or series == "all slowed"]
-        paces = [(row, *_pace(trace, row.seconds)) for row in rows]
+        paces = [(row, *_compute_pace(trace, row.seconds)) for row in rows]
         if slow:
-            table.share("recall", "ours", sum(pace.slow for _, pace, _ in paces), len(slow), series)
+            table.add_share("recall", "ours", sum(pace.slow for _, pace, _ in paces), len(slow), series)
         else:
-            table.rate("false_alarms", "ours", sum(pace.slow for _, pace, _ in paces), len(rows), series)
-        named = sum(_named(pace, trace.seconds.shape[2]) == row.culprit for row, pace, _ in paces)
-        table.share("top1", "ours", named, len(rows), series)
+            table.add_rate("false_alarms", "ours", sum(pace.slow for _, pace, _ in paces), len(rows), series)
+        named = sum(_find_named_worker(pace, trace.seconds.shape[2]) == row.culprit for row, pace, _ in paces)
+        table.add_share("top1", "ours", named, len(rows), series)
         if series == "all slowed":
             halves = [(whole_s[-1], np.median(whole_s[: len(whole_s) // 2])) for _, _, whole_s in paces]
-            table.share(
+            table.add_share(
                 "recall", "static 1.5x", sum(bool(last > STATIC * usual) for last, usual in halves), len(rows), series
             )
 
 
-def _pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
+def _compute_pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
     """Return the job's pace after its last step, and the step times that a replay yields."""
     whole_s = simulate_step_time(seconds, trace.order, trace.transfer_s)
     job, pace = TracedJob(seconds, whole_s), StepPace(0)
     for number in range(len(seconds)):
-        pace = measure_pace(job.step(number), pace)
+        pace = measure_pace(job.apply_step(number), pace)
     return pace, whole_s
 
 
-def _named(pace: StepPace, stages: int) -> tuple[int, int] | None:
+def _find_named_worker(pace: StepPace, stages: int) -> tuple[int, int] | None:
     """Return (replica, stage) of the worker that the pace names, or None.
 
     If it names a stage, the replica is -1.
@@ -263,7 +263,7 @@ def _named(pace: StepPace, stages: int) -> tuple[int, int] | None:
     return None if pace.stage is None else (-1, pace.stage)
 
 
-def _compare(table: Table, trace: OperationTrace, ours: Attribution) -> None:
+def _add_slowdowns(table: Table, trace: OperationTrace, ours: Attribution) -> None:
     """Add our what-if slowdowns and those of the authors."""
     answers = trace.answers or {}
     ours_by: dict[str, dict[Any, float]] = {
@@ -276,8 +276,8 @@ def _compare(table: Table, trace: OperationTrace, ours: Attribution) -> None:
         known = answers.get(f"blocking_decompose_by_{unit}") or {}
         pairs += [(f"{unit} {name}", value, known.get(str(name))) for name, value in values.items()]
     for series, value, answer in pairs:
-        table.add("slowdown", "ours", value, (None, None), len(trace.seconds), series)
+        table.add_number("slowdown", "ours", value, (None, None), len(trace.seconds), series)
         if answer is not None:
-            table.add("slowdown", "authors", float(answer), (None, None), len(trace.seconds), series)
+            table.add_number("slowdown", "authors", float(answer), (None, None), len(trace.seconds), series)
     if trace.culprit is not None:
-        table.add("share", "ours", float(ours.share[trace.culprit]), (None, None), len(trace.seconds), "culprit")
+        table.add_number("share", "ours", float(ours.share[trace.culprit]), (None, None), len(trace.seconds), "culprit")

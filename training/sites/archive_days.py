@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.fleet.clock import ManualClock, moment
+from fleetcast.fleet.clock import ManualClock, format_moment
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.ingest.archive.files import ArchiveFiles, day_ms
-from fleetcast.ingest.archive.read import NOTHING_MS, ArchiveSpan, newest_ms, read_events, read_samples
+from fleetcast.ingest.archive.files import ArchiveFiles, parse_day_ms
+from fleetcast.ingest.archive.read import NOTHING_MS, ArchiveSpan, find_newest_ms, read_events, read_samples
 from fleetcast.ingest.archive.rows import Words, make_row_lookup
 from fleetcast.ingest.archive.source import ArchiveSource
 from fleetcast.models.risk.rules import RULES
@@ -43,32 +43,32 @@ def read_days(
 
     topology: the site's topology. Without it, the nodes stand alone, as the archive names them.
     """
-    span = span_of(files, end_ms)
+    span = find_archive_span(files, end_ms)
     if topology is None:
-        topology = Topology.build([NodeSpec(name) for name in node_names(files, span)])
+        topology = Topology.build([NodeSpec(name) for name in list_node_names(files, span)])
     if not len(topology):
         raise FleetcastError(f"{files.url}: no node tells of itself and no event names one")
-    return asyncio.run(_replay(files, span, topology, say))
+    return asyncio.run(_replay_archive(files, span, topology, say))
 
 
-def span_of(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
+def find_archive_span(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
     """Return the span of an archive's samples and events up to a moment.
 
     Raises FleetcastError if there are none.
     """
-    days = [day_ms(day) for dataset in ("samples", "events") for day in files.days(dataset)]
+    days = [parse_day_ms(day) for dataset in ("samples", "events") for day in files.list_days(dataset)]
     begun_ms = [time_ms for time_ms in days if time_ms < end_ms]
     if not begun_ms:
-        raise FleetcastError(f"{files.url}: no samples and no events there before {moment(min(end_ms, 2**42))}")
-    newest = max(newest_ms(files), newest_ms(files, "events"))
+        raise FleetcastError(f"{files.url}: no samples and no events there before {format_moment(min(end_ms, 2**42))}")
+    newest = max(find_newest_ms(files), find_newest_ms(files, "events"))
     return ArchiveSpan(min(begun_ms), min(end_ms, newest + 1))
 
 
-def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
+def list_node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
     """Return the nodes that sent samples in one of a few short spans, and those that node events name."""
     entities = Entities()
     names = {event.node for event in read_events(files, span)[0] if isinstance(event, NodeEvent)}
-    newest = newest_ms(files)
+    newest = find_newest_ms(files)
     middle = (span.first_ms + span.end_ms) // 2
     for at in (
         {span.first_ms, _find_first_sample_ms(files, span), middle, newest - CHECK_INTERVAL_MS}
@@ -84,7 +84,7 @@ def node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
 
 
 def _find_first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
-    return min((name.first_ms for name in span.names(files, "samples")), default=span.first_ms)
+    return min((name.first_ms for name in span.list_files(files, "samples")), default=span.first_ms)
 
 
 def measure_scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
@@ -100,8 +100,11 @@ def measure_scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
     return float(np.median(gaps)) / 1000 if len(gaps) >= 8 else USUAL_INTERVAL_S
 
 
-async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, say: Say) -> SiteDays:
-    watch, recorder = FleetWatch.of(topology, measure_scrape_interval_s(files, span)), SiteRecorder(topology.names)
+async def _replay_archive(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, say: Say) -> SiteDays:
+    watch, recorder = (
+        FleetWatch.from_topology(topology, measure_scrape_interval_s(files, span)),
+        SiteRecorder(topology.names),
+    )
     options = {"url": files.url, "from_ms": span.first_ms, "to_ms": span.end_ms, "step_ms": STEP_MS}
     source = ArchiveSource(watch.entities, ManualClock(span.end_ms), options)
     levels: NDArray[np.float64] = np.zeros((len(topology), len(RULES)))
@@ -113,18 +116,18 @@ async def _replay(files: ArchiveFiles, span: ArchiveSpan, topology: Topology, sa
             break
         now_ms = source.position()["at_ms"]
         while next_row < now_ms:  # of what was known before this batch
-            recorder.record(watch.memory, watch.nodes.nodes, levels, next_row)
-            say(f"{moment(next_row)}: {len(watch.memory.faults.faults)} faults so far")
+            recorder.record_moment(watch.memory, watch.nodes.nodes, levels, next_row)
+            say(f"{format_moment(next_row)}: {len(watch.memory.faults.faults)} faults so far")
             next_row += DAY_MS
-        watch.take(batch.samples, batch.events, now_ms, batch.node_events)
+        watch.apply_batch(batch.samples, batch.events, now_ms, batch.node_events)
         _record_events(recorder, batch.node_events)
         if batch.node_events or now_ms - looked_ms >= EVERY_MS:
-            frames = watch.frames(topology, now_ms)
-            seen = update_fleet_evidence(watch.moment(frames, topology, now_ms), watch.memory)
-            levels, looked_ms = seen.signals.levels(len(topology)), now_ms
-    return recorder.days(watch.memory.faults, span.end_ms)
+            frames = watch.extract_frames(topology, now_ms)
+            seen = update_fleet_evidence(watch.make_moment(frames, topology, now_ms), watch.memory)
+            levels, looked_ms = seen.signals.compute_levels(len(topology)), now_ms
+    return recorder.make_site_days(watch.memory.faults, span.end_ms)
 
 
 def _record_events(recorder: SiteRecorder, events: Iterable[NodeEvent]) -> None:
     for event in sorted(events, key=lambda event: event.time_ms):
-        recorder.event(event)
+        recorder.record_event(event)

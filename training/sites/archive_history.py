@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from fleetcast.features.demand_series import BINS, TARGETS, DemandSeries, Target
 from fleetcast.features.job_fold import JobFold
 from fleetcast.features.pool_inventory import EVERYTHING
-from fleetcast.fleet.clock import moment
+from fleetcast.fleet.clock import format_moment
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import FleetcastError
 from fleetcast.fleet.events import Checkpoint, JobEvent, NodeEvent, Phase, Step
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, day_ms
-from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
+from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, parse_day_ms
+from fleetcast.ingest.archive.read import ArchiveSpan, find_newest_ms, read_events, read_samples
 from fleetcast.ingest.archive.rows import Words, make_row_lookup
 from fleetcast.models.forecast import Panel
 
@@ -47,14 +47,14 @@ class JobReplay:
     fold: JobFold = field(default_factory=lambda: JobFold(learns_runs=False))
     attempts: dict[tuple[str, int], JobAttempt] = field(default_factory=dict)
 
-    def take(self, event: JobEvent) -> None:
+    def apply_event(self, event: JobEvent) -> None:
         """Apply one event. Ignores events that change neither demand nor durations."""
         if isinstance(event, (Step, Phase, Checkpoint)):
             return
         for changed in self.fold.apply(event):
             self.attempts[changed.job, changed.attempt] = changed
 
-    def rest(self, now_ms: int) -> None:
+    def forget_old_jobs(self, now_ms: int) -> None:
         """Forget ended jobs after the same time as the service does."""
         for attempt in self.fold.rest(now_ms - REST_MS, now_ms - RETENTION_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
@@ -91,28 +91,30 @@ def read_history(
     bin_ms, bad = bin_s * 1000, dict[str, int]()
     replay, parts = JobReplay(), list[_Window]()
     first_bin = end_bin = -1
-    newest = min(newest_ms(files), span.end_ms)
-    for day, events in _days(files, span, bad):
+    newest = min(find_newest_ms(files), span.end_ms)
+    for day, events in _read_days(files, span, bad):
         for event in events:
             if first_bin < 0:
                 first_bin = end_bin = event.time_ms // bin_ms
             while event.time_ms >= (end_bin + BINS[bin_s]) * bin_ms:
-                parts.append(_read(replay.fold.demand, end_bin, BINS[bin_s], bin_s))
+                parts.append(_read_window(replay.fold.demand, end_bin, BINS[bin_s], bin_s))
                 end_bin += BINS[bin_s]
-            replay.take(event)
+            replay.apply_event(event)
             newest = max(newest, event.time_ms)
-        replay.rest(day_ms(day) + DAY_MS)
+        replay.forget_old_jobs(parse_day_ms(day) + DAY_MS)
         say(f"{day}: {len(events):,} events, {len(replay.attempts):,} attempts so far")
     if first_bin < 0:
-        first = next((events[0].time_ms for _, events in _days(files, ALL_TIME, {}) if events), None)
+        first = next((events[0].time_ms for _, events in _read_days(files, ALL_TIME, {}) if events), None)
         if first is not None:
-            raise FleetcastError(f"{files.url}: no job events before --until; the first is at {moment(first)}")
+            raise FleetcastError(f"{files.url}: no job events before --until; the first is at {format_moment(first)}")
         raise FleetcastError(f"{files.url}: no job events there; name the archive of a Fleetcast that is told of jobs")
     while (left := newest // bin_ms - end_bin) > 0:
-        parts.append(_read(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
+        parts.append(_read_window(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
         end_bin += min(left, BINS[bin_s])
     attempts = sorted(replay.attempts.values(), key=_make_arrival_key)
-    panels = _panels(parts, first_bin * bin_ms, bin_s, fleet_gpus or count_gpus_at_time(files, newest)) if parts else ()
+    panels = (
+        _make_panels(parts, first_bin * bin_ms, bin_s, fleet_gpus or count_gpus_at_time(files, newest)) if parts else ()
+    )
     return ArchiveHistory(panels, tuple(attempts), newest, bad)
 
 
@@ -124,12 +126,14 @@ def count_gpus_at_time(files: ArchiveFiles, time_ms: int) -> int:
     return len(entities[EntityKind.GPU])
 
 
-def _days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
+def _read_days(files: ArchiveFiles, span: ArchiveSpan, bad: dict[str, int]) -> Iterator[tuple[str, list[JobEvent]]]:
     """Yield each day with its job events, in order of time."""
-    days = sorted({name.day for name in span.names(files, "events")})
+    days = sorted({name.day for name in span.list_files(files, "events")})
     for day in days:
-        first_ms = max(span.first_ms, day_ms(day))
-        events, unread = read_events(files, ArchiveSpan(first_ms, min(span.end_ms, day_ms(day) + DAY_MS), span.block))
+        first_ms = max(span.first_ms, parse_day_ms(day))
+        events, unread = read_events(
+            files, ArchiveSpan(first_ms, min(span.end_ms, parse_day_ms(day) + DAY_MS), span.block)
+        )
         for error in unread:
             bad[error.reason] = bad.get(error.reason, 0) + 1
         yield day, [event for event in events if not isinstance(event, NodeEvent)]
@@ -143,7 +147,7 @@ def _make_arrival_key(attempt: JobAttempt) -> tuple[int, str, int]:
 _Window = dict[str, dict[Target, Array]]  # queue -> target -> (bin,)
 
 
-def _read(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
+def _read_window(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
     """Return all series of `bins` full bins from `first_bin` on."""
     return {
         queue: {target: collect_full_bins(demand, queue, target, first_bin, bins, bin_s) for target in TARGETS}
@@ -158,16 +162,16 @@ def collect_full_bins(demand: DemandSeries, queue: str, target: Target, first_bi
     """
     now_ms = (first_bin + bins) * bin_s * 1000
     if target in ("arriving", "arriving_jobs"):
-        return demand.series(queue, target, now_ms, bin_s, bins)
-    return demand.series(queue, target, now_ms, bin_s, bins + 1)[:-1]
+        return demand.read_series(queue, target, now_ms, bin_s, bins)
+    return demand.read_series(queue, target, now_ms, bin_s, bins + 1)[:-1]
 
 
-def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, fleet_gpus: int) -> tuple[Panel, ...]:
+def _make_panels(parts: Iterable[_Window], first_ms: int, bin_s: int, fleet_gpus: int) -> tuple[Panel, ...]:
     """Join windows in order of time. A queue that appeared later is zero before."""
     windows = list(parts)
     names = (*sorted({queue for window in windows for queue in window} - {EVERYTHING}), EVERYTHING)
     values: dict[Target, Array] = {
-        target: np.stack([np.concatenate([_of(window, name, target) for window in windows]) for name in names])
+        target: np.stack([np.concatenate([_find_series(window, name, target) for window in windows]) for name in names])
         for target in TARGETS
     }
     ceilings = np.full(len(names), fleet_gpus or np.nan)
@@ -186,5 +190,5 @@ def _panels(parts: Iterable[_Window], first_ms: int, bin_s: int, fleet_gpus: int
     )
 
 
-def _of(window: _Window, queue: str, target: Target) -> Array:
+def _find_series(window: _Window, queue: str, target: Target) -> Array:
     return window[queue][target] if queue in window else np.zeros(len(window[EVERYTHING][target]))

@@ -15,7 +15,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan
 from fleetcast.models.forecast import Panel
-from fleetcast.training.sets.demand_sets import DemandSet, capped
+from fleetcast.training.sets.demand_sets import DemandSet, cap_panel
 from fleetcast.training.sets.demand_sets import read_panels as read_public_panels
 from fleetcast.training.sets.job_sets import SHORTEST_S, HistoryJobs
 from fleetcast.training.sets.job_sets import read_jobs as read_public_jobs
@@ -60,13 +60,13 @@ class TrainingInputs:
         if self.data is None:
             found = [DemandSet(ARCHIVE, panel, panel.bins) for panel in self.history.panels]
         else:
-            found = read_public_panels(self.data, None, self.say, self._wanted)
-        cut = [DemandSet(row.dataset, panel, panel.bins) for row in found if (panel := self._before(row.panel)).bins]
+            found = read_public_panels(self.data, None, self.say, self._is_wanted)
+        cut = [DemandSet(row.dataset, panel, panel.bins) for row in found if (panel := self._cut_panel(row.panel)).bins]
         long = [row for row in cut if row.panel.bins >= LEAST_BINS]
         for row in cut:
             if row not in long:
                 self.say(f"skipped {row.dataset} {row.panel.target}: {row.panel.bins} bins, less than two days")
-        return self._some(long, "series of demand (demand/…, serving/…, or jobs/… with starts)")
+        return self._require_any(long, "series of demand (demand/…, serving/…, or jobs/… with starts)")
 
     def read_jobs(self) -> list[tuple[str, HistoryJobs]]:
         """Read the job histories, by name. Raises FleetcastError if there are none.
@@ -74,27 +74,27 @@ class TrainingInputs:
         A start or end after the moment is not known.
         """
         if self.data is None:
-            return self._some([(ARCHIVE, make_job_table(self.history.attempts))], "jobs")
+            return self._require_any([(ARCHIVE, make_job_table(self.history.attempts))], "jobs")
         from fleetcast.training.sets.data_folders import list_set_names
 
         found = []
         for name in list_set_names(self.data):
-            if name.startswith("jobs/") and self._wanted(name):
+            if name.startswith("jobs/") and self._is_wanted(name):
                 table, skipped = read_public_jobs(self.data / name)
                 for reason, count in sorted(skipped.items()):
                     self.say(f"skipped {count:,} rows of {name}: {reason}")
-                found.append((name, table if self.until_ms == LAST_MS else table.until(self.until_ms / 1000)))
-        return self._some([row for row in found if len(row[1])], "job histories (jobs/…)")
+                found.append((name, table if self.until_ms == LAST_MS else table.select_known_at(self.until_ms / 1000)))
+        return self._require_any([row for row in found if len(row[1])], "job histories (jobs/…)")
 
-    def _before(self, panel: Panel) -> Panel:
+    def _cut_panel(self, panel: Panel) -> Panel:
         """Return the panel with only the bins that had ended by `until_ms`."""
         bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
-        return capped(panel.until(bins), bins)
+        return cap_panel(panel.until(bins), bins)
 
-    def _wanted(self, name: str) -> bool:
+    def _is_wanted(self, name: str) -> bool:
         return not self.sets or any(name == one or name.rpartition("/")[2] == one for one in self.sets)
 
-    def _some(self, found: list[Found], what: str) -> list[Found]:
+    def _require_any(self, found: list[Found], what: str) -> list[Found]:
         if found:
             return found
         where = self.archive if self.data is None else self.data
@@ -110,30 +110,30 @@ def make_job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
     It leaves out attempts that ended before they began. It also leaves out preempted attempts, because their
     run time only says when they were stopped.
     """
-    rows = [row for row in attempts if row.gpus > 0 and _is_whole(row)]
+    rows = [row for row in attempts if row.gpus > 0 and _is_usable(row)]
     rows.sort(key=lambda row: (_find_arrival_ms(row) or 0, row.job, row.attempt))
     asked = [row.submission for row in rows]
-    submit_s = _numbers([(_find_arrival_ms(row) or 0) / 1000 for row in rows])
-    start_s = _numbers([np.inf if row.started_ms is None else row.started_ms / 1000 for row in rows])
-    end_s = _numbers([None if row.over_ms is None else row.over_ms / 1000 for row in rows])
+    submit_s = _make_number_column([(_find_arrival_ms(row) or 0) / 1000 for row in rows])
+    start_s = _make_number_column([np.inf if row.started_ms is None else row.started_ms / 1000 for row in rows])
+    end_s = _make_number_column([None if row.over_ms is None else row.over_ms / 1000 for row in rows])
     over = {"finished": 0.0, "": np.nan}
     return HistoryJobs(
-        job=_names([f"{row.job}/{row.attempt}" for row in rows]),
+        job=_make_name_column([f"{row.job}/{row.attempt}" for row in rows]),
         submit_s=submit_s,
         start_s=np.maximum(start_s, submit_s),
         run_s=np.where(np.isfinite(start_s), np.maximum(end_s - start_s, SHORTEST_S), np.nan),
-        gpus=_numbers([row.gpus for row in rows]),
-        user=_names([one.user if one else "" for one in asked]),
-        group=_names([one.group if one else "" for one in asked]),
-        name=_names([one.name if one else "" for one in asked]),
-        queue=_names([row.queue for row in rows]),
-        cpus=_numbers([one.cpus if one else None for one in asked]),
-        limit_s=_numbers([one.limit_s if one else None for one in asked]),
-        failed=_numbers([over.get(row.outcome, 1.0) for row in rows]),
+        gpus=_make_number_column([row.gpus for row in rows]),
+        user=_make_name_column([one.user if one else "" for one in asked]),
+        group=_make_name_column([one.group if one else "" for one in asked]),
+        name=_make_name_column([one.name if one else "" for one in asked]),
+        queue=_make_name_column([row.queue for row in rows]),
+        cpus=_make_number_column([one.cpus if one else None for one in asked]),
+        limit_s=_make_number_column([one.limit_s if one else None for one in asked]),
+        failed=_make_number_column([over.get(row.outcome, 1.0) for row in rows]),
     )
 
 
-def _is_whole(attempt: JobAttempt) -> bool:
+def _is_usable(attempt: JobAttempt) -> bool:
     begin_ms, end_ms = attempt.started_ms, attempt.over_ms
     backwards = begin_ms is not None and end_ms is not None and end_ms < begin_ms
     return attempt.outcome != "preempted" and _find_arrival_ms(attempt) is not None and not backwards
@@ -143,20 +143,20 @@ def _find_arrival_ms(attempt: JobAttempt) -> int | None:
     return attempt.started_ms if attempt.submitted_ms is None else attempt.submitted_ms
 
 
-def _numbers(values: Sequence[float | None]) -> NDArray[np.float64]:
+def _make_number_column(values: Sequence[float | None]) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _names(values: Sequence[str]) -> NDArray[np.object_]:
+def _make_name_column(values: Sequence[str]) -> NDArray[np.object_]:
     return np.array(values, object)
 
 
-def moment_ms(option: str, text: str | None) -> int:
+def parse_moment_ms(option: str, text: str | None) -> int:
     """Convert a date, or seconds on a set's own clock, into milliseconds. None means no end.
 
     A date is in UTC unless it says otherwise, and becomes Unix milliseconds.
 
-    >>> moment_ms("--until", "1970-01-01T00:01"), moment_ms("--until", "6000000")
+    >>> parse_moment_ms("--until", "1970-01-01T00:01"), parse_moment_ms("--until", "6000000")
     (60000, 6000000000)
     """
     if text is None:

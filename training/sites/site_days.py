@@ -21,11 +21,11 @@ from fleetcast.fleet.xids import classify_severity
 from fleetcast.models.risk.fault_log import FaultLog
 from fleetcast.models.risk.hazard import FEATURES, HORIZONS_DAYS, FaultHistory, HistoryFit
 from fleetcast.models.risk.node_risk import (
-    Excess,
+    ExcessHazard,
     compute_excess_hazard,
     compute_outcome_factor,
+    compute_probabilities,
     load_shipped_fit,
-    probabilities,
 )
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
@@ -40,7 +40,7 @@ JUDGED_AT = [RISK_HORIZONS_S.index(days * 86_400) for days in HORIZONS_DAYS]
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class EventStarts:
     """The beginnings of failures, drains or slowdowns.
 
     node: (f,) row. time_ms: (f,) when each began.
@@ -49,7 +49,7 @@ class Begun:
     node: NDArray[np.int64]
     time_ms: NDArray[np.int64]
 
-    def until(self, time_ms: int) -> int:
+    def count_until(self, time_ms: int) -> int:
         """Return how many had begun by `time_ms`."""
         return int((self.time_ms <= time_ms).sum())
 
@@ -69,14 +69,14 @@ class SiteDays:
     columns: NDArray[np.float32]
     levels: NDArray[np.float32]
     history: NDArray[np.float32]
-    begun: Mapping[str, Begun]
+    begun: Mapping[str, EventStarts]
     faults: FaultHistory
     end_ms: int
 
     def __len__(self) -> int:
         return len(self.time_ms)
 
-    def take(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
+    def select_rows(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
         """Return some of the rows, with all events."""
         return replace(
             self,
@@ -87,7 +87,7 @@ class SiteDays:
             history=self.history[rows],
         )
 
-    def labels(self, kind: str, days: int) -> Mask:
+    def compute_labels(self, kind: str, days: int) -> Mask:
         """Return (n,) whether an event of this kind begins within a horizon in days after the row's moment."""
         begun_rows = self.begun[kind]
         order = np.lexsort((begun_rows.time_ms, begun_rows.node))
@@ -101,20 +101,20 @@ class SiteDays:
         same = np.append(node, np.int64(-1))[at] == self.node
         return np.asarray(same & (later - self.time_ms <= days * DAY_MS))
 
-    def probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
+    def compute_probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
         """Return (kind, HORIZONS_DAYS, n) probabilities as the service computes them.
 
         fit: the site's own fit, None for the shipped one. refit: the history hazard that a service with enough faults
         fits by itself.
         """
         levels = self.levels.astype(np.float64)
-        excess: Excess = compute_excess_hazard(levels, load_shipped_fit())
+        excess: ExcessHazard = compute_excess_hazard(levels, load_shipped_fit())
         history = self.history.T.astype(np.float64)
         if refit is not None:
-            history = refit.hazard(self.columns[:, : len(FEATURES)].astype(np.float64), RISK_HORIZONS_S)
+            history = refit.compute_hazard(self.columns[:, : len(FEATURES)].astype(np.float64), RISK_HORIZONS_S)
         site = None if fit is None else compute_site_hazard(fit, self.columns.astype(np.float64))
         known = np.ones(len(self), np.bool_)
-        return probabilities(excess, history * compute_outcome_factor(levels), known, site)[:, JUDGED_AT]
+        return compute_probabilities(excess, history * compute_outcome_factor(levels), known, site)[:, JUDGED_AT]
 
 
 @dataclass(slots=True)
@@ -131,7 +131,7 @@ class SiteRecorder:
     def __post_init__(self) -> None:
         self._place = {name: row for row, name in enumerate(self.names)}
 
-    def event(self, event: NodeEvent) -> None:
+    def record_event(self, event: NodeEvent) -> None:
         """Record a drain of a node in service, or a warning. Events must come in order of time."""
         row = self._place.get(event.node)
         if row is None:
@@ -144,7 +144,7 @@ class SiteRecorder:
         elif event.type == "health" and classify_severity(event) == "warning" and event.probability is None:
             self._slow.append((row, event.time_ms))
 
-    def record(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
+    def record_moment(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
         """Record the rows of this moment: the nodes that are at work.
 
         levels: (node, rule) as last evaluated.
@@ -155,11 +155,11 @@ class SiteRecorder:
         ]
         rows = np.array(works, np.intp)
         past = make_event_columns(state.faults, records, self.names, now_ms)
-        columns = np.concatenate((past, state.days.at(self.names, now_ms)), axis=1)
-        history = state.faults.hazard(self.names, RISK_HORIZONS_S, now_ms).T
+        columns = np.concatenate((past, state.days.compute_levels(self.names, now_ms)), axis=1)
+        history = state.faults.compute_hazard(self.names, RISK_HORIZONS_S, now_ms).T
         self._rows.append((now_ms, rows, columns[rows], levels[rows], history[rows]))
 
-    def days(self, faults: FaultLog, end_ms: int) -> SiteDays:
+    def make_site_days(self, faults: FaultLog, end_ms: int) -> SiteDays:
         """Return the recorded rows with their events.
 
         faults: the faults of the whole span.
@@ -168,24 +168,24 @@ class SiteRecorder:
         times = np.repeat(np.array([time_ms for time_ms, *_ in self._rows], np.int64), counts)
         nodes = [rows for _, rows, *_ in self._rows]
         failed = [(self._place[fault.node], fault.start_ms) for fault in faults.faults if fault.node in self._place]
-        begun = dict(zip(RISK_KINDS, map(_begun, (failed, self._drains, self._slow)), strict=True))
+        begun = dict(zip(RISK_KINDS, map(_make_event_starts, (failed, self._drains, self._slow)), strict=True))
         return SiteDays(
             names=self.names,
             time_ms=times,
             node=np.concatenate([*nodes, np.zeros(0, np.intp)]).astype(np.int64),
-            columns=_stacked([row[2] for row in self._rows], len(SITE_FEATURES)),
-            levels=_stacked([row[3] for row in self._rows], len(RULES)),
-            history=_stacked([row[4] for row in self._rows], len(RISK_HORIZONS_S)),
+            columns=_stack_rows([row[2] for row in self._rows], len(SITE_FEATURES)),
+            levels=_stack_rows([row[3] for row in self._rows], len(RULES)),
+            history=_stack_rows([row[4] for row in self._rows], len(RISK_HORIZONS_S)),
             begun=begun,
-            faults=faults.history(self._place),
+            faults=faults.make_history(self._place),
             end_ms=end_ms,
         )
 
 
-def _stacked(parts: Sequence[Array], width: int) -> NDArray[np.float32]:
+def _stack_rows(parts: Sequence[Array], width: int) -> NDArray[np.float32]:
     return np.concatenate([*parts, np.zeros((0, width))]).astype(np.float32)
 
 
-def _begun(rows: Sequence[tuple[int, int]]) -> Begun:
+def _make_event_starts(rows: Sequence[tuple[int, int]]) -> EventStarts:
     table = np.array(rows, np.int64).reshape(-1, 2)
-    return Begun(table[:, 0], table[:, 1])
+    return EventStarts(table[:, 0], table[:, 1])

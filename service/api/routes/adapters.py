@@ -14,7 +14,7 @@ from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.schedulers.kube_types import ExtenderArgs, FilterResult, HostPriority, PreemptionArgs, PreemptionResult
 from fleetcast.schedulers.trimaran import WatcherMetrics
 from fleetcast.schedulers.volcano import EnqueueableAnswer, EnqueueableArgs, PrioritizeArgs, VolcanoScores
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
@@ -24,11 +24,11 @@ from fleetcast.service.http.table import JSON, NO_STORE, Handler, Query, Row
 DEADLINE_S = 1.0  # wall
 
 
-def _asked(adapter: str, verb: str) -> Handler:
+def _make_handler(adapter: str, verb: str) -> Handler:
     async def handle(request: Request, context: Context, query: Query) -> Response:
-        body = await _body(request, context.config.api.max_body_bytes)
+        body = await _read_body_in_time(request, context.config.api.max_body_bytes)
         try:
-            return _answer(context, adapter, verb, body)
+            return _answer_verb(context, adapter, verb, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Problem(400, "not_json", f"the body is not JSON: {explain_json_error(error)}") from None
 
@@ -42,18 +42,18 @@ async def _answer_load_watcher(request: Request, context: Context, query: Query)
     """
     board = context.cache.latest()
     names = bytes(board.raw("names.node")) if board is not None and "names.node" in board else b""
-    return _answer(context, "trimaran", "watcher", names)
+    return _answer_verb(context, "trimaran", "watcher", names)
 
 
-def _answer(context: Context, adapter: str, verb: str, body: bytes) -> Response:
-    made, board = context.answerers.answer(adapter, verb, body)
+def _answer_verb(context: Context, adapter: str, verb: str, body: bytes) -> Response:
+    made, board = context.answerers.answer_verb(adapter, verb, body)
     if board is None:
         context.metrics.neutral.inc()
         return Response(made, 200, {"cache-control": NO_STORE}, JSON)
-    return answer(context, board, board.as_of_ms, made)
+    return make_aged_answer(context, board, board.as_of_ms, made)
 
 
-async def _body(request: Request, most: int) -> bytes:
+async def _read_body_in_time(request: Request, most: int) -> bytes:
     try:
         async with asyncio.timeout(DEADLINE_S):
             return await read_body(request, most)
@@ -91,14 +91,16 @@ WATCHED = {
 }
 
 
-def _row(adapter: str, verb: str, summary: str, **more: Any) -> Row:
+def _make_row(adapter: str, verb: str, summary: str, **more: Any) -> Row:
     path = f"/v1/adapters/{adapter}/{verb}"
     problems = (400, 408, 413, 415, 422)
-    return Row("POST", path, _asked(adapter, verb), summary, "adapters", scope=Scope.READ, problems=problems, **more)
+    return Row(
+        "POST", path, _make_handler(adapter, verb), summary, "adapters", scope=Scope.READ, problems=problems, **more
+    )
 
 
 ROWS = (
-    _row(
+    _make_row(
         "kube",
         "filter",
         "kube-scheduler's extender: nodes that a pod can use",
@@ -113,7 +115,7 @@ ROWS = (
             "Error": "",
         },
     ),
-    _row(
+    _make_row(
         "kube",
         "prioritize",
         "kube-scheduler's extender: a score from 0 to 10 for each node",
@@ -122,7 +124,7 @@ ROWS = (
         answer=list[HostPriority],
         example=[{"Host": "n041", "Score": 9}, {"Host": "n042", "Score": 0}],
     ),
-    _row(
+    _make_row(
         "kube",
         "preempt",
         "kube-scheduler's extender: nodes on which preempting others is of use",
@@ -140,7 +142,7 @@ ROWS = (
         answer=WatcherMetrics,
         example=WATCHED,
     ),
-    _row(
+    _make_row(
         "volcano",
         "prioritize",
         "Volcano's extender: a score from 0 to 100 for each node",
@@ -149,7 +151,7 @@ ROWS = (
         answer=VolcanoScores,
         example={"nodeScore": {"n041": 90.0, "n042": 0.0}, "errorMessage": ""},
     ),
-    _row(
+    _make_row(
         "volcano",
         "enqueueable",
         "Volcano's extender: reject a gang that the fleet could never hold",

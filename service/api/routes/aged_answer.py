@@ -16,6 +16,6 @@ def make_age_headers(context: Context, as_of_ms: int, board: Board | None = None
     return headers
 
 
-def answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
+def make_aged_answer(context: Context, board: Board, as_of_ms: int, body: bytes) -> Response:
     """Return a JSON answer about the fleet, with the age of its data."""
     return Response(body, 200, make_age_headers(context, as_of_ms, board), JSON)

@@ -8,13 +8,13 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetcast.models.jobs.checkpointing import DAY_S, RESTART_S, compute_ettr, plan_of
-from fleetcast.models.risk.gang_risk import gang_risk
-from fleetcast.models.risk.node_risk import usual_risk
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.models.jobs.checkpointing import DAY_S, RESTART_S, compute_ettr, make_checkpoint_plan
+from fleetcast.models.risk.gang_risk import compute_gang_risk
+from fleetcast.models.risk.node_risk import compute_usual_risk
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.gang_risk import domains_of
-from fleetcast.service.api.routes.jobs import find_job, part_of
+from fleetcast.service.api.routes.gang_risk import list_shared_domains
+from fleetcast.service.api.routes.jobs import decode_job_part, require_job_row
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.http.table import Query, Row, encode
@@ -53,26 +53,26 @@ class CheckpointAnswer(msgspec.Struct):
     sentence: str
 
 
-async def checkpoint(request: Request, context: Context, query: Query) -> Response:
+async def answer_checkpoint(request: Request, context: Context, query: Query) -> Response:
     """Answer with the best checkpoint interval of one job."""
-    cache, board = context.cache, context.cache.board()
+    cache, board = context.cache, context.cache.get_board()
     name = request.path_params["job"]
-    row = find_job(cache, board, name)
-    facts = part_of(cache, board, "doc.fingerprints", name, CheckpointFacts)
-    as_of_ms = cache.as_of_ms(board, "node.risk")
-    rate, model = _rate(cache, board, row.nodes), board.meta("node.risk")["model"]
-    found = _advice(as_of_ms, model, facts or CheckpointFacts(), rate, len(row.nodes))
+    row = require_job_row(cache, board, name)
+    facts = decode_job_part(cache, board, "doc.fingerprints", name, CheckpointFacts)
+    as_of_ms = cache.get_as_of_ms(board, "node.risk")
+    rate, model = _compute_failure_rate(cache, board, row.nodes), board.meta("node.risk")["model"]
+    found = _make_advice(as_of_ms, model, facts or CheckpointFacts(), rate, len(row.nodes))
     if facts is None and row.state != "queued":
         over = f"It is {row.state}: there is nothing left to checkpoint."
         found.sentence = NOT_LOOKED_AT if row.state == "running" else over
-    return answer(context, board, as_of_ms, encode(found))
+    return make_aged_answer(context, board, as_of_ms, encode(found))
 
 
-def _rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None:
+def _compute_failure_rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None:
     """Return the gang's failures per day, including faults of its domains. None if it holds no nodes."""
     if not nodes:
         return None
-    cache.section(board, "node.risk")
+    cache.get_section(board, "node.risk")
     risk = board.array("node.risk").astype(np.float64)
     rows = cache.get_or_derive(
         board, "rows_of_nodes", lambda: {name: row for row, name in enumerate(board.names("names.node"))}
@@ -80,11 +80,11 @@ def _rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None
     known = np.array([row for node in nodes if (row := rows.get(node, risk.shape[2])) < risk.shape[2]], np.int64)
     strange = len(nodes) - len(known)
     own = np.concatenate((risk[:, :, known], np.full((*risk.shape[:2], strange), np.nan)), axis=2)
-    domains = [(level, [*names, *[""] * strange]) for level, names in domains_of(board, known)]
-    return gang_risk(own, domains, DAY_S, usual_risk(risk)).hazard
+    domains = [(level, [*names, *[""] * strange]) for level, names in list_shared_domains(board, known)]
+    return compute_gang_risk(own, domains, DAY_S, compute_usual_risk(risk)).hazard
 
 
-def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | None, nodes: int) -> CheckpointAnswer:
+def _make_advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | None, nodes: int) -> CheckpointAnswer:
     cost_s, every_s = facts.checkpoint_cost_s, facts.checkpoint_every_s
     found = CheckpointAnswer(
         as_of_ms,
@@ -101,9 +101,9 @@ def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | Non
     )
     if not cost_s or not rate:
         return found
-    plan = plan_of(cost_s, rate)
+    plan = make_checkpoint_plan(cost_s, rate)
     now = compute_ettr(every_s, cost_s, rate) if every_s else None
-    sentence = f"Checkpoint every {plan.interval_s / 60:.0f} min: {_failing(nodes, rate)}"
+    sentence = f"Checkpoint every {plan.interval_s / 60:.0f} min: {_describe_failure_rate(nodes, rate)}"
     sentence += f" and a checkpoint takes {cost_s:.0f} s, so {100 * plan.expected_ettr:.1f} % of the time is work"
     sentence += f"; now, every {every_s / 60:.0f} min, {100 * now:.1f} %." if every_s and now is not None else "."
     found.interval_s, found.expected_ettr = round(plan.interval_s, 1), round(plan.expected_ettr, 4)
@@ -111,10 +111,10 @@ def _advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float | Non
     return found
 
 
-def _failing(nodes: int, rate: float) -> str:
+def _describe_failure_rate(nodes: int, rate: float) -> str:
     """Describe how often the nodes fail. rate: failures per day.
 
-    >>> _failing(1, 0.00342), _failing(8, 0.84), _failing(512, 3.328)
+    >>> _describe_failure_rate(1, 0.00342), _describe_failure_rate(8, 0.84), _describe_failure_rate(512, 3.328)
     ('1 node fails once in 292 days', '8 nodes fail once in 29 h', '512 nodes fail 3.3 times a day')
     """
     who = "1 node fails" if nodes == 1 else f"{nodes:,} nodes fail"
@@ -131,7 +131,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/jobs/{job:path}/checkpoint",
-        checkpoint,
+        answer_checkpoint,
         "How often a job should checkpoint, and what of its time is work then",
         "jobs",
         answer=CheckpointAnswer,

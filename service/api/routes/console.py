@@ -37,10 +37,10 @@ TYPES = {
 }
 
 
-async def file(request: Request, context: Context, query: Query) -> Response:
+async def answer_file(request: Request, context: Context, query: Query) -> Response:
     """Answer with a file of the console. Browsers revalidate it, and get 304 if it has not changed."""
     name = request.path_params.get("file", "") or "index.html"
-    path = _files().get(name)
+    path = _list_files().get(name)
     kind = TYPES.get(path.suffix) if path else None
     if path is None or kind is None:
         raise Problem(404, "not_found", f"there is nothing at {request.scope['path'][:200]!r}; /docs lists the routes")
@@ -52,7 +52,7 @@ async def file(request: Request, context: Context, query: Query) -> Response:
     return Response(data, 200, {**headers, "content-type": kind})
 
 
-def _files() -> dict[str, Path]:
+def _list_files() -> dict[str, Path]:
     """Return path below the folder -> file, for the files to serve.
 
     No request can reach a file outside the folder.
@@ -60,11 +60,11 @@ def _files() -> dict[str, Path]:
     return {path.relative_to(FOLDER).as_posix(): path for path in FOLDER.rglob("*") if path.is_file()}
 
 
-def docs(rows: Sequence[Row]) -> Handler:
+def make_docs_handler(rows: Sequence[Row]) -> Handler:
     """Make the handler of a page that lists the routes. /openapi.json has the details."""
     lines = "\n".join(
         f"<tr><td>{row.method}</td><td><code>{html.escape(row.path.replace(':path', ''))}</code></td>"
-        f"<td>{html.escape(row.summary)}</td><td>{'anybody' if row.is_open else row.needs}</td></tr>"
+        f"<td>{html.escape(row.summary)}</td><td>{'anybody' if row.is_open else row.required_scope}</td></tr>"
         for row in rows
     )
     page = (
@@ -75,20 +75,20 @@ def docs(rows: Sequence[Row]) -> Handler:
         f"<table>{lines}</table></html>"
     ).encode()
 
-    async def show(request: Request, context: Context, query: Query) -> Response:
+    async def answer_docs(request: Request, context: Context, query: Query) -> Response:
         return Response(page, 200, {**SAFE, "content-type": TYPES[".html"], "cache-control": "no-cache"})
 
-    return show
+    return answer_docs
 
 
 ROWS = (
     Row(
-        *("GET", "/", file, "The console", "console"),
+        *("GET", "/", answer_file, "The console", "console"),
         params=None,
         answer=str,
         media_type="text/html",
         problems=(404,),
         is_open=True,
     ),
-    Row("GET", ANY_FILE, file, "The console's files", "console", params=None, is_open=True),
+    Row("GET", ANY_FILE, answer_file, "The console's files", "console", params=None, is_open=True),
 )

@@ -48,20 +48,20 @@ class Context:
     slurm_attempts: Attempts = field(default_factory=Attempts)
     prefix: str = ""
 
-    def problem_of(self, error: FleetcastError) -> Problem:
+    def make_problem(self, error: FleetcastError) -> Problem:
         return convert_to_problem(error)
 
-    def writer(self) -> InboxWriter:
+    def get_event_writer(self) -> InboxWriter:
         """Return the writer of the inbox. Raises SourceError before the application's start and after its end."""
-        return _open(self.inbox)
+        return _require_open_writer(self.inbox)
 
-    def open_sample_writer(self) -> InboxWriter:
+    def get_sample_writer(self) -> InboxWriter:
         """Return the inbox writer for samples. Raises SourceError if it is not open or too many samples wait."""
-        self.backlog.refuse()
-        return _open(self.writes)
+        self.backlog.refuse_if_full()
+        return _require_open_writer(self.writes)
 
 
-def _open(writer: InboxWriter | None) -> InboxWriter:
+def _require_open_writer(writer: InboxWriter | None) -> InboxWriter:
     if writer is None:
         raise SourceError("the inbox is not open; nothing was kept", retry_after_s=1.0)
     return writer

@@ -14,7 +14,7 @@ from fleetcast.models.demand.forecaster import TARGETS, SeriesKey, format_series
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.service.answers.demand import Demand, DemandModel, DemandRecord
 from fleetcast.service.api.routes import demand_examples
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
@@ -57,13 +57,13 @@ MODEL_PARAMS = (
 )
 
 
-async def demand(request: Request, context: Context, query: Query) -> Response:
+async def answer_demand(request: Request, context: Context, query: Query) -> Response:
     """Answer with the demand forecasts of the series that match the query."""
-    cache, board = context.cache, context.cache.board()
-    cache.section(board, "demand.keys")  # a 503 where there is none
-    as_of_ms = cache.as_of_ms(board, "doc.demand")
+    cache, board = context.cache, context.cache.get_board()
+    cache.get_section(board, "demand.keys")  # a 503 where there is none
+    as_of_ms = cache.get_as_of_ms(board, "doc.demand")
     key = ("demand", *(query[param.name] for param in FILTERS))
-    return answer(
+    return make_aged_answer(
         context, board, as_of_ms, cache.get_or_derive(board, key, lambda: encode_demand(cache, board, query, as_of_ms))
     )
 
@@ -75,26 +75,26 @@ def encode_demand(cache: BoardCache, board: Board, query: Query, as_of_ms: int) 
     """
     keys = read_demand_keys(board)
     asked = {name: query[name] for name in KEYS if query.get(name) is not None}
-    _known("group", asked.get("group"), keys.groups)
-    found, note = _find(keys, asked)
+    _check_known_name("group", asked.get("group"), keys.groups)
+    found, note = _find_demand_rows(keys, asked)
     rows: list[Any] = read_demand_rows(board, found)
     if query["horizon_s"] is not None or note:
         rows = [decode_row(row) for row in rows]
     if query["horizon_s"] is not None:
-        rows = _cut(rows, query["horizon_s"])
+        rows = _select_horizon(rows, query["horizon_s"])
     if note:
         rows = [structs.replace(row, pool=asked["pool"]) for row in rows]
     return encode({"as_of_ms": as_of_ms, "series": rows} | ({"note": note} if note else {}))
 
 
-def _find(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
+def _find_demand_rows(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
     """Return the rows of the series that match, and a note if `pool` names a queue.
 
     A queue without a pool means that queue in all pools, and a pool without a queue means all queues in
     it. Raises UnknownEntity for a name that no series has.
     """
     scope = choose_demand_scope(asked.get("queue"), asked.get("pool"))
-    _known("queue", asked.get("queue"), keys.by_queue)
+    _check_known_name("queue", asked.get("queue"), keys.by_queue)
     pool = scope.get("pool", "all")
     found = keys.find_matching_rows(asked | scope) if pool in keys.pools else []
     if not found and pool in keys.by_queue and pool != "all":
@@ -117,61 +117,63 @@ def choose_demand_scope(queue: str | None, pool: str | None) -> dict[str, str]:
     return {"queue": queue or "all", "pool": pool or "all"}
 
 
-def _known(name: str, value: str | None, names: Collection[str]) -> None:
+def _check_known_name(name: str, value: str | None, names: Collection[str]) -> None:
     """Raise UnknownEntity for a queue or group that no series has."""
     if value is not None and names and value not in names:
         raise UnknownEntity(f"no {name} {value[:200]!r}; {name}s are {', '.join(sorted(names)[:NAMED])}")
 
 
-def _cut(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
+def _select_horizon(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
     """Return the rows reduced to one horizon. Raises a 422 problem if no row has it."""
     horizons = sorted({horizon for row in rows for horizon in row.horizons_s})
     if rows and horizon_s not in horizons:
         raise make_unprocessable_problem("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
-    return [_at(row, horizon_s) for row in rows if horizon_s in row.horizons_s]
+    return [_cut_row(row, horizon_s) for row in rows if horizon_s in row.horizons_s]
 
 
-def _at(row: DemandRow, horizon_s: int) -> DemandRow:
+def _cut_row(row: DemandRow, horizon_s: int) -> DemandRow:
     """Return a row reduced to one horizon."""
     at = row.horizons_s.index(horizon_s)
     cut = structs.replace(row, horizons_s=[horizon_s], values=[[values[at]] for values in row.values])
     return structs.replace(cut, models=[row.models[at]], model=row.models[at]) if row.models else cut
 
 
-async def record(request: Request, context: Context, query: Query) -> Response:
+async def answer_demand_record(request: Request, context: Context, query: Query) -> Response:
     """Answer with the history, the present forecast, and the forecast issued about an hour ago."""
-    cache, board = context.cache, context.cache.board()
-    cache.section(board, "demand_record.keys")
-    as_of_ms = cache.as_of_ms(board, "doc.demand_record")
+    cache, board = context.cache, context.cache.get_board()
+    cache.get_section(board, "demand_record.keys")
+    as_of_ms = cache.get_as_of_ms(board, "doc.demand_record")
     scope = {"queue": "all", "pool": "all"} | choose_demand_scope(query["queue"], query["pool"])
     note, fan = "", read_demand_record(board, _make_record_name(scope, query))
     if fan is None and scope["pool"] != "all":
         fan = read_demand_record(board, _make_record_name({"queue": scope["pool"], "pool": "all"}, query))
         note = QUEUE_HINT.format(scope["pool"])
     if fan is None:
-        known = ", ".join(sorted(msgspec.json.decode(cache.section(board, "demand_record.keys")))[:NAMED]) or "none yet"
+        known = (
+            ", ".join(sorted(msgspec.json.decode(cache.get_section(board, "demand_record.keys")))[:NAMED]) or "none yet"
+        )
         name = _make_record_name(scope, query)[:200]
         raise UnknownEntity(f"no record of queue|target[|class[|pool]] {name!r}; there are: {known}")
     if note:
         scope["queue"] = scope["pool"]
     body = {"as_of_ms": as_of_ms, **scope, "target": query["target"], "class": query["class"], **fan}
-    return answer(context, board, as_of_ms, encode(body | ({"note": note} if note else {})))
+    return make_aged_answer(context, board, as_of_ms, encode(body | ({"note": note} if note else {})))
 
 
 def _make_record_name(scope: Mapping[str, str], query: Query) -> str:
-    """Return the name under which `DemandForecaster.record` publishes a record."""
+    """Return the name under which `DemandForecaster.answer_demand_record` publishes a record."""
     return format_series_name(SeriesKey(scope["queue"], query["class"], pool=scope["pool"]), query["target"])
 
 
-async def model(request: Request, context: Context, query: Query) -> Response:
+async def answer_demand_model(request: Request, context: Context, query: Query) -> Response:
     """Answer with the demand model: the constant demand, the bursts, and how long users wait."""
-    cache, board = context.cache, context.cache.board()
-    as_of_ms = cache.as_of_ms(board, "doc.demand_model")
-    rows = cache.document(board, "doc.demand_model")["rows"]
+    cache, board = context.cache, context.cache.get_board()
+    as_of_ms = cache.get_as_of_ms(board, "doc.demand_model")
+    rows = cache.get_document(board, "doc.demand_model")["rows"]
     rows = [{"queue": row["pool"]} | row for row in rows]  # of a pipeline of an earlier version
     queues = {row["queue"] for row in rows}
     scope, note = choose_demand_scope(query["queue"], query["pool"]), ""
-    _known("queue", query["queue"], queues)
+    _check_known_name("queue", query["queue"], queues)
     if scope.get("pool", "all") != "all":
         note = QUEUE_HINT.format(scope["pool"])
         if scope["pool"] not in queues and rows:
@@ -184,14 +186,14 @@ async def model(request: Request, context: Context, query: Query) -> Response:
     if note:
         rows = [row | {"pool": scope["pool"]} for row in rows]
     body = {"as_of_ms": as_of_ms, "rows": rows} | ({"note": note} if note else {})
-    return answer(context, board, as_of_ms, encode(body))
+    return make_aged_answer(context, board, as_of_ms, encode(body))
 
 
 ROWS = (
     Row(
         "GET",
         "/v1/demand",
-        demand,
+        answer_demand,
         "How many GPUs, and requests to served models, will be wanted, as quantiles by horizon",
         "demand",
         params=FILTERS,
@@ -202,7 +204,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/demand/record",
-        record,
+        answer_demand_record,
         "What was forecast and what then happened",
         "demand",
         params=RECORD_PARAMS,
@@ -213,7 +215,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/demand/model",
-        model,
+        answer_demand_model,
         "What a queue's demand is made of: floor, bands, bursts, mix, durations, waits, cold starts",
         "demand",
         params=MODEL_PARAMS,

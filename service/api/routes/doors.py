@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.service.adapter_records import AdapterRecords
-from fleetcast.service.adapter_rows import adapter_rows
+from fleetcast.service.adapter_rows import read_adapter_rows
 from fleetcast.service.answers.adapters import AdapterDetails, Adapters
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.table import JSON, NO_STORE, Param, Query, Row, encode
@@ -49,29 +49,29 @@ ADAPTER = {
 }
 
 
-def _reply(body: Adapters | AdapterDetails) -> Response:
+def _make_answer(body: Adapters | AdapterDetails) -> Response:
     return Response(encode(body), 200, {"cache-control": NO_STORE}, JSON)
 
 
-async def adapters(request: Request, context: Context, query: Query) -> Response:
-    rows = await asyncio.to_thread(adapter_rows, context.config)
-    return _reply(Adapters(context.clock.now_ms(), rows))
+async def answer_adapters(request: Request, context: Context, query: Query) -> Response:
+    rows = await asyncio.to_thread(read_adapter_rows, context.config)
+    return _make_answer(Adapters(context.clock.now_ms(), rows))
 
 
-async def adapter(request: Request, context: Context, query: Query) -> Response:
+async def answer_one_adapter(request: Request, context: Context, query: Query) -> Response:
     name = request.path_params["name"]
-    rows = {row.name: row for row in await asyncio.to_thread(adapter_rows, context.config)}
+    rows = {row.name: row for row in await asyncio.to_thread(read_adapter_rows, context.config)}
     if name not in rows:
         raise UnknownEntity(f"no adapter {name!r}: there are {', '.join(rows)}")
-    writes = await asyncio.to_thread(AdapterRecords(context.config.folder).newest, name, query["limit"])
-    return _reply(AdapterDetails(context.clock.now_ms(), rows[name], writes))
+    writes = await asyncio.to_thread(AdapterRecords(context.config.folder).read_newest_lines, name, query["limit"])
+    return _make_answer(AdapterDetails(context.clock.now_ms(), rows[name], writes))
 
 
 ROWS = (
     Row(
         "GET",
         "/v1/adapters",
-        adapters,
+        answer_adapters,
         "Doors to other schedulers: who answers, observes, writes; what was written last, what is held back",
         "adapters",
         answer=Adapters,
@@ -80,7 +80,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/adapters/{name}",
-        adapter,
+        answer_one_adapter,
         "One adapter and its newest writes, each with its reason and what became of it",
         "adapters",
         params=(LIMIT,),

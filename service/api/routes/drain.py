@@ -16,17 +16,23 @@ from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.service.answers.jobs import JobRow, RemainingTime
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.checkpoint import CheckpointFacts
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.jobs import Object, estimate_similar_start, find_job, part_of
+from fleetcast.service.api.routes.jobs import Object, decode_job_part, estimate_similar_start, require_job_row
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.board.free import count_promised_gpus, describe_window, find_unheld_gpus, read_gpu_use, serving
-from fleetcast.service.board.gpu_use import Occupant, describe_gpu_use, gpus
+from fleetcast.service.board.free import (
+    count_promised_gpus,
+    describe_window,
+    find_placeable_nodes,
+    find_unheld_gpus,
+    read_gpu_use,
+)
+from fleetcast.service.board.gpu_use import Occupant, describe_gpu_use, format_gpu_count
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.http.table import Query, Row, encode
-from fleetcast.service.pipeline.documents import probability
+from fleetcast.service.pipeline.documents import round_probability
 
 MOST_ASKED = 4  # jobs that the placer is asked about
 NOT_ASKED = f"the placer is asked about the {MOST_ASKED} largest jobs only"
@@ -98,17 +104,17 @@ class Drain(msgspec.Struct):
     sentence: str
 
 
-async def drain(request: Request, context: Context, query: Query) -> Response:
+async def answer_drain_effects(request: Request, context: Context, query: Query) -> Response:
     """Answer with the effects of draining a node now. The request itself drains nothing."""
-    cache, board = context.cache, context.cache.board()
+    cache, board = context.cache, context.cache.get_board()
     name = request.path_params["node"]
-    rows = cache.node_answers(board).rows
+    rows = cache.get_node_answers(board).rows
     row = rows.get(name.encode())
     if row is None:
         raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
-    as_of_ms = cache.as_of_ms(board, "gpu.job")
-    about = _pool(cache, board, row, context.config.placer)
-    jobs = await _jobs(request, context, board, _held(cache, board, row), name, as_of_ms)
+    as_of_ms = cache.get_as_of_ms(board, "gpu.job")
+    about = _count_pool_gpus(cache, board, row, context.config.placer)
+    jobs = await _list_hit_jobs(request, context, board, _count_gpus_by_job(cache, board, row), name, as_of_ms)
     unknown, promised = _find_non_job_use(board, row)
     window = describe_window(board, name)
     p_day = np.nan_to_num(board.array("node.risk")[RISK_KINDS.index("fail"), DAY], nan=-1.0)[row]
@@ -116,21 +122,21 @@ async def drain(request: Request, context: Context, query: Query) -> Response:
         node=name,
         as_of_ms=as_of_ms,
         **structs.asdict(about),
-        p_day=probability(float(p_day)) if p_day >= 0 else None,
+        p_day=round_probability(float(p_day)) if p_day >= 0 else None,
         jobs=jobs,
         unknown_gpus=unknown,
         promised=promised,
         kept_by=window,
         queue_delay_s=None,
         queue_reason=NOT_PLAYED,
-        sentence=_sentence(name, about, jobs, describe_gpu_use(unknown, [*promised.items()]), window),
+        sentence=_describe_effects(name, about, jobs, describe_gpu_use(unknown, [*promised.items()]), window),
     )
-    return answer(context, board, as_of_ms, encode(body))
+    return make_aged_answer(context, board, as_of_ms, encode(body))
 
 
-def _held(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
+def _count_gpus_by_job(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
     """Return job -> number of GPUs that it holds on a node, the largest number first."""
-    cache.section(board, "gpu.job")
+    cache.get_section(board, "gpu.job")
     holder = board.array("gpu.job")[row]
     names = board.names("names.job")
     counts = {names[at]: int((holder == at).sum()) for at in dict.fromkeys(holder[holder >= 0].tolist())}
@@ -145,12 +151,12 @@ def _find_non_job_use(board: Board, row: int) -> tuple[int, dict[str, int]]:
     return int((use[row] == Occupant.UNKNOWN).sum()), count_promised_gpus(board, row)
 
 
-def _pool(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> PoolCounts:
-    cache.section(board, "node.pool")
+def _count_pool_gpus(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> PoolCounts:
+    cache.get_section(board, "node.pool")
     pool = board.array("node.pool")
     usable, free = board.array("gpu.usable"), find_unheld_gpus(board, placer)
     n = min(len(pool), len(usable))  # a topology of this moment may know more nodes than were scored
-    open_here = serving(board, placer)[:n] & (pool[:n] == pool[row])
+    open_here = find_placeable_nodes(board, placer)[:n] & (pool[:n] == pool[row])
     in_service = (board.array("node.state")[:n] == NodeState.IN_SERVICE) & (pool[:n] == pool[row])
     able = (usable[:n] & in_service[:, None]).sum(axis=1)
     free_each = (usable[:n] & free[:n] & open_here[:, None]).sum(axis=1)
@@ -167,16 +173,16 @@ def _pool(cache: BoardCache, board: Board, row: int, placer: PlacerConfig) -> Po
     )
 
 
-async def _jobs(
+async def _list_hit_jobs(
     request: Request, context: Context, board: Board, held: Mapping[str, int], node: str, now_ms: int
 ) -> list[HitJob]:
     cache, jobs = context.cache, []
     for place, (name, gpus_here) in enumerate(held.items()):
-        row = find_job(cache, board, name)
+        row = require_job_row(cache, board, name)
         looked = "doc.fingerprints" in board
-        facts = part_of(cache, board, "doc.fingerprints", name, CheckpointFacts) if looked else None
+        facts = decode_job_part(cache, board, "doc.fingerprints", name, CheckpointFacts) if looked else None
         facts = facts or CheckpointFacts()
-        asks = (part_of(cache, board, "doc.job", name, Object) or {}).get("asks")
+        asks = (decode_job_part(cache, board, "doc.job", name, Object) or {}).get("asks")
         start, why = (
             (None, NOT_ASKED) if place >= MOST_ASKED else await _estimate_restart(request, context, row, asks, node)
         )
@@ -218,7 +224,7 @@ async def _estimate_restart(
     return start_ms, "" if start_ms else start.answer.sentence or "the placer does not say"
 
 
-def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, window: str) -> str:
+def _describe_effects(name: str, about: PoolCounts, jobs: list[HitJob], others: str, window: str) -> str:
     """Describe the effects in a sentence.
 
     others: the work on GPUs of the node that no job holds. window: what withholds the node. Both are ""
@@ -227,25 +233,27 @@ def _sentence(name: str, about: PoolCounts, jobs: list[HitJob], others: str, win
     if not about.in_service:
         return f"{name} is out of service already{f' ({window})' if window else ''}: draining it changes nothing."
     pool = f" of pool {about.pool}" if about.pool else ""
-    lost = f"takes {gpus(about.gpus_lost)} out of service"
+    lost = f"takes {format_gpu_count(about.gpus_lost)} out of service"
     left = f"leaves {about.gpus_free_after} of {about.gpus_free_now} free GPUs{pool}"
     if jobs:
         total = sum(job.gpus for job in jobs)
-        whose = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} with {gpus(total)}"
+        whose = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} with {format_gpu_count(total)}"
         beside = f" Beside them: {others}." if others else ""
         return f"Draining {name} now interrupts {whose}, {lost} and {left}.{beside}"
     if others:
         return f"{others[0].upper()}{others[1:]}: draining {name} would interrupt that, {lost} and {left}."
     if window:
         return f"Nothing runs here, and the node is {window}: draining {name} interrupts nobody, {lost} and {left}."
-    return f"Nothing runs here: draining {name} interrupts nobody, takes {gpus(about.gpus_lost)} and {left}."
+    return (
+        f"Nothing runs here: draining {name} interrupts nobody, takes {format_gpu_count(about.gpus_lost)} and {left}."
+    )
 
 
 ROWS = (
     Row(
         "GET",
         "/v1/nodes/{node}/drain",
-        drain,
+        answer_drain_effects,
         "What would change if a node were drained now: jobs, GPUs and starts; nothing is drained by asking",
         "risk",
         answer=Drain,

@@ -8,15 +8,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import SourceError
-from fleetcast.fleet.requests import PlacementRequest, check_avoided, check_request
+from fleetcast.fleet.requests import PlacementRequest, check_avoided_nodes, check_request
 from fleetcast.service.answers.estimates import Estimate
-from fleetcast.service.api.estimates import NO_START, Start, StartAnswer, estimate
-from fleetcast.service.api.placer_link import Forwarded
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.estimates import NO_START, StartAnswer, StartEstimate, make_estimate
+from fleetcast.service.api.placer_link import ForwardedAnswer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.routes.placements import REQUEST
 from fleetcast.service.http.access import Scope
-from fleetcast.service.http.placement_body import decode
+from fleetcast.service.http.placement_body import decode_placement_body
 from fleetcast.service.http.request_body import read_body
 from fleetcast.service.http.table import Query, Row, encode
 
@@ -26,21 +26,23 @@ REFUSED = (400, 413, 422)
 decode_answer = msgspec.json.Decoder(StartAnswer).decode
 
 
-async def estimate_job(request: Request, context: Context, query: Query) -> Response:
+async def answer_estimate(request: Request, context: Context, query: Query) -> Response:
     """Answer with run time and needs from the board, and the start from the placer.
 
     The start is null, with the reason, while the placer does not answer.
     """
     body = await read_body(request, context.config.api.max_body_bytes)
-    wanted = _read(body)
-    board = context.cache.board()
-    reply = await ask(request, context, body)
-    if isinstance(reply, Forwarded) and (reply.status in REFUSED or (context.mirror and reply.status == 200)):
+    wanted = _decode_request(body)
+    board = context.cache.get_board()
+    reply = await ask_placer(request, context, body)
+    if isinstance(reply, ForwardedAnswer) and (reply.status in REFUSED or (context.mirror and reply.status == 200)):
         return Response(reply.body, reply.status, {"cache-control": "no-store", **reply.headers})
-    return answer(context, board, board.as_of_ms, encode(estimate(board, wanted, start_of(reply), board.as_of_ms)))
+    return make_aged_answer(
+        context, board, board.as_of_ms, encode(make_estimate(board, wanted, parse_start(reply), board.as_of_ms))
+    )
 
 
-async def ask(request: Request, context: Context, body: bytes) -> Forwarded | SourceError:
+async def ask_placer(request: Request, context: Context, body: bytes) -> ForwardedAnswer | SourceError:
     """Request the start of a job from the placer. Returns the answer, or the SourceError without one.
 
     A replica gets the whole answer of the api that has a placer.
@@ -51,38 +53,38 @@ async def ask(request: Request, context: Context, body: bytes) -> Forwarded | So
     }
     path = "/jobs/estimate" if context.mirror else "/estimate"
     try:
-        return await context.placer.forward("POST", path, body, headers, TIMEOUT_S)
+        return await context.placer.forward_request("POST", path, body, headers, TIMEOUT_S)
     except SourceError as error:
         return error
 
 
-def _read(body: bytes) -> PlacementRequest:
+def _decode_request(body: bytes) -> PlacementRequest:
     """Decode the placement request.
 
     Raises a problem if it is invalid, or needs something that is not supported yet.
     """
-    wanted = decode(body)
+    wanted = decode_placement_body(body)
     check_request(wanted)
-    check_avoided(wanted)
+    check_avoided_nodes(wanted)
     return wanted
 
 
-def start_of(reply: Forwarded | SourceError) -> Start:
+def parse_start(reply: ForwardedAnswer | SourceError) -> StartEstimate:
     """Return the placer's estimate of the start, or the reason why there is none."""
     if isinstance(reply, SourceError):
-        return Start(None, str(reply))
+        return StartEstimate(None, str(reply))
     try:
         body = decode_answer(reply.body)
     except msgspec.MsgspecError:
         body = NO_START
-    return Start(body) if reply.status == 200 else Start(None, body.detail)
+    return StartEstimate(body) if reply.status == 200 else StartEstimate(None, body.detail)
 
 
 ROWS = (
     Row(
         "POST",
         "/v1/jobs/estimate",
-        estimate_job,
+        answer_estimate,
         "Run time, needs and start of a request, without placing it",
         "jobs",
         params=(),

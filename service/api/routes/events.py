@@ -16,7 +16,7 @@ from fleetcast.fleet.errors import RecordError, SourceError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.ingest.inbox.event_body import DecodedBody, DecodedRecord, decode_body
 from fleetcast.ingest.inbox.inbox import InboxWriter
-from fleetcast.ingest.inbox.job_events import Identity, identity
+from fleetcast.ingest.inbox.job_events import Identity, identify_event
 from fleetcast.ingest.inbox.records import encode_refusals
 from fleetcast.ingest.inbox.segments import RecordKind
 from fleetcast.placement.ledger.ledger import IntentState
@@ -28,7 +28,7 @@ from fleetcast.service.held_starts import mark_refused_starts
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.request_body import read_body
-from fleetcast.service.http.table import JSON, NO_STORE, Query, Row, caller_of, encode
+from fleetcast.service.http.table import JSON, NO_STORE, Query, Row, encode, get_caller_name
 
 logger = logging.getLogger(__name__)
 
@@ -37,37 +37,37 @@ IN_A_THREAD_BYTES = 131_072
 RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
 
 
-async def events(request: Request, context: Context, query: Query) -> Response:
+async def answer_events(request: Request, context: Context, query: Query) -> Response:
     """Accept every good record of the body, and refuse each bad one. Answers 422 if all were refused."""
-    context.writer()
+    context.get_event_writer()
     try:
         body = await read_event_body(request, context)
     except Problem as problem:
         await refuse_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
-    decoded = await _decode(body, now_ms, dict(request.headers), context)
-    response = await accept(request, context, decoded, now_ms)
+    decoded = await _decode_event_body(body, now_ms, dict(request.headers), context)
+    response = await accept_records(request, context, decoded, now_ms)
     if decoded.rejected and not decoded.records:
         raise _make_all_refused_problem(msgspec.json.decode(response.body, type=EventsAnswer))
     return response
 
 
-async def accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
+async def accept_records(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
     """Write a body's new records, and return the answer with the counts.
 
     Raises a 429 problem for too many new names. The other records are stored, and the sender may send
     all of them again.
     """
     with context.listening.hold_listening_statement():
-        return await _accept(request, context, decoded, now_ms)
+        return await _store_new_records(request, context, decoded, now_ms)
 
 
-async def _accept(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
-    writer = context.writer()
+async def _store_new_records(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
+    writer = context.get_event_writer()
     await _mark_refused_promises(context, decoded)
     new = await filter_new_records(decoded.records, context.recent)
-    names = context.names.body(caller_of(request))
+    names = context.names.start_body(get_caller_name(request))
     fresh = await _filter_admitted_records(new, names)
     errors = [error for _, error in decoded.rejected]
     raws = [record.raw for record, _ in fresh]
@@ -77,10 +77,10 @@ async def _accept(request: Request, context: Context, decoded: DecodedBody, now_
     elif raws:
         await writer.append(raws, now_ms)
     for place, (_, key) in enumerate(fresh, 1):
-        context.recent.add(key)
+        context.recent.add_identity(key)
         if place % RECORDS_A_TURN == 0:
             await asyncio.sleep(0)
-    body = _count(context, decoded, len(fresh), len(decoded.records) - len(new))
+    body = _count_outcomes(context, decoded, len(fresh), len(decoded.records) - len(new))
     if names.refused:
         raise _make_too_many_problem(context, names, body)
     return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
@@ -92,9 +92,11 @@ async def refuse_unreadable_body(context: Context, problem: Problem) -> None:
     If it found no room, it may have contained the start of any promise, so listening was interrupted.
     """
     if problem.status == 503:
-        context.listening.interrupt()
+        context.listening.record_interruption()
     context.metrics.refused.labels(problem.code).inc()
-    await _record_refusals(context.writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms())
+    await _record_refusals(
+        context.get_event_writer(), [RecordError(problem.code, problem.detail)], context.clock.now_ms()
+    )
 
 
 async def read_event_body(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
@@ -111,7 +113,7 @@ async def read_event_body(request: Request, context: Context, expected: str = EX
     return body
 
 
-async def _decode(body: bytes, now_ms: int, headers: dict[str, str], context: Context) -> DecodedBody:
+async def _decode_event_body(body: bytes, now_ms: int, headers: dict[str, str], context: Context) -> DecodedBody:
     limit_ms = round(context.config.pipeline.future_limit_s * 1000)
     if len(body) < IN_A_THREAD_BYTES:
         return decode_body(body, now_ms, headers, limit_ms)
@@ -130,7 +132,7 @@ async def filter_new_records(
     for place, record in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
             await asyncio.sleep(0)
-        key = identity(record.event)
+        key = identify_event(record.event)
         if key not in recent:
             fresh.setdefault(key, record)
     return [(record, key) for key, record in fresh.items()]
@@ -144,14 +146,14 @@ async def _filter_admitted_records(
     for place, (record, key) in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
             await asyncio.sleep(0)
-        if names.passes(record.event, key):
+        if names.is_admitted(record.event, key):
             fresh.append((record, key))
     return fresh
 
 
 async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None:
     """Mark each promise whose job's start is among the refused records. Raises SourceError."""
-    found = [context.promises.find(job, attempt) for job, attempt in decoded.refused_starts]
+    found = [context.promises.find_promise(job, attempt) for job, attempt in decoded.refused_starts]
     held = [promise.request_id for promise in found if promise is not None and promise.state is IntentState.ACTIVE]
     if not held:
         return
@@ -177,11 +179,11 @@ def _make_all_refused_problem(body: EventsAnswer) -> Problem:
 def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
     """Count the names that each bound refused, and return the 429 problem that lists the bounds."""
     reasons = []
-    for bound, count, why in names.bounds():
+    for bound, count, why in names.list_reached_bounds():
         context.metrics.limited.labels(bound).inc(count)
         reasons.append(f"{why}: {count:,} new {'name was' if count == 1 else 'names were'} refused")
     context.metrics.events.labels("limited").inc(names.records)
-    wait_s = max(1, round(context.clock.wall_s(names.retry_after_s())))
+    wait_s = max(1, round(context.clock.wall_s(names.compute_retry_s())))
     detail = "; ".join(reasons) + f"; of all others everything was kept: send the whole body again after {wait_s} s"
     extra = {"limits": dict(names.refused), **structs.asdict(body)}
     return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)
@@ -200,7 +202,7 @@ async def _record_refusals(writer: InboxWriter, errors: Sequence[RecordError], n
         logger.warning("%s; %d refusals are not counted", error, len(errors))
 
 
-def _count(context: Context, decoded: DecodedBody, accepted: int, duplicates: int) -> EventsAnswer:
+def _count_outcomes(context: Context, decoded: DecodedBody, accepted: int, duplicates: int) -> EventsAnswer:
     """Count the outcomes of a body's records, and return the answer with these counts."""
     metrics = context.metrics
     counts = {"accepted": accepted, "duplicate": duplicates, "rejected": len(decoded.rejected)}
@@ -217,7 +219,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/events",
-        events,
+        answer_events,
         "Job and node events: one object, an array, JSON lines or CloudEvents 1.0",
         "events",
         scope=Scope.EVENTS,

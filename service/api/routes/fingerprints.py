@@ -10,9 +10,9 @@ from fleetcast.models.jobs.spikes import DomainKind
 from fleetcast.models.jobs.utilisation import VERDICTS
 from fleetcast.service.answers.fingerprints import Fingerprint, Spikes, Utilisation
 from fleetcast.service.answers.jobs import JobRow
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.jobs import find_job
+from fleetcast.service.api.routes.jobs import require_job_row
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.http.table import Param, Query, Row, encode
@@ -20,22 +20,26 @@ from fleetcast.service.http.table import Param, Query, Row, encode
 MAX_ROWS = 100_000
 
 
-async def fingerprint(request: Request, context: Context, query: Query) -> Response:
+async def answer_fingerprint(request: Request, context: Context, query: Query) -> Response:
     """Answer with the fingerprint of one running job."""
-    cache, board = context.cache, context.cache.board()
+    cache, board = context.cache, context.cache.get_board()
     name = request.path_params["job"]
-    parts = cache.document(board, "doc.fingerprints", dict[str, msgspec.Raw])
+    parts = cache.get_document(board, "doc.fingerprints", dict[str, msgspec.Raw])
     if name in parts:
-        return answer(context, board, msgspec.json.decode(parts[name], type=_Made).as_of_ms, encode(parts[name]))
-    as_of_ms = cache.as_of_ms(board, "doc.fingerprints")
-    return answer(context, board, as_of_ms, encode(_unseen(find_job(cache, board, name), as_of_ms)))
+        return make_aged_answer(
+            context, board, msgspec.json.decode(parts[name], type=_FingerprintTime).as_of_ms, encode(parts[name])
+        )
+    as_of_ms = cache.get_as_of_ms(board, "doc.fingerprints")
+    return make_aged_answer(
+        context, board, as_of_ms, encode(_make_empty_fingerprint(require_job_row(cache, board, name), as_of_ms))
+    )
 
 
-class _Made(msgspec.Struct):
+class _FingerprintTime(msgspec.Struct):
     as_of_ms: int
 
 
-def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
+def _make_empty_fingerprint(row: JobRow, as_of_ms: int) -> Fingerprint:
     """Return a fingerprint without values for a job that does not run, or has not been evaluated yet."""
     why = (
         "it was not looked at yet" if row.state == "running" else f"it is {row.state}: only what runs has a fingerprint"
@@ -50,18 +54,20 @@ def _unseen(row: JobRow, as_of_ms: int) -> Fingerprint:
     )
 
 
-async def utilisation(request: Request, context: Context, query: Query) -> Response:
+async def answer_utilisation(request: Request, context: Context, query: Query) -> Response:
     """Answer with the use that running jobs make of their GPUs, the largest waste first."""
-    cache, board = context.cache, context.cache.board()
-    as_of_ms = cache.as_of_ms(board, "doc.utilisation")
-    rows = cache.document(board, "doc.utilisation", list[dict[str, object]])
+    cache, board = context.cache, context.cache.get_board()
+    as_of_ms = cache.get_as_of_ms(board, "doc.utilisation")
+    rows = cache.get_document(board, "doc.utilisation", list[dict[str, object]])
     chosen = [row for row in rows if query["verdict"] is None or row["verdict"] == query["verdict"]]
     chosen = sorted(chosen, key=_compute_wasted_gpu_seconds, reverse=True)[: query["limit"]]
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_looked(cache, board), "rows": chosen}))
+    return make_aged_answer(
+        context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_read_evaluated_counts(cache, board), "rows": chosen})
+    )
 
 
-def _looked(cache: BoardCache, board: Board) -> dict[str, int]:
-    looked_ms: dict[str, int] = cache.document(board, "doc.jobs_looked", dict[str, int])
+def _read_evaluated_counts(cache: BoardCache, board: Board) -> dict[str, int]:
+    looked_ms: dict[str, int] = cache.get_document(board, "doc.jobs_looked", dict[str, int])
     return looked_ms
 
 
@@ -71,20 +77,22 @@ def _compute_wasted_gpu_seconds(row: dict[str, object]) -> float:
     return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0
 
 
-async def spikes(request: Request, context: Context, query: Query) -> Response:
+async def answer_spikes(request: Request, context: Context, query: Query) -> Response:
     """Answer with the future load peaks, by domain."""
-    cache, board = context.cache, context.cache.board()
-    as_of_ms = cache.as_of_ms(board, "doc.spikes")
-    rows = cache.document(board, "doc.spikes", list[dict[str, object]])
+    cache, board = context.cache, context.cache.get_board()
+    as_of_ms = cache.get_as_of_ms(board, "doc.spikes")
+    rows = cache.get_document(board, "doc.spikes", list[dict[str, object]])
     chosen = [row for row in rows if query["domain_kind"] in (None, row["domain_kind"])][: query["limit"]]
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_looked(cache, board), "rows": chosen}))
+    return make_aged_answer(
+        context, board, as_of_ms, encode({"as_of_ms": as_of_ms, **_read_evaluated_counts(cache, board), "rows": chosen})
+    )
 
 
 ROWS = (
     Row(
         "GET",
         "/v1/spikes",
-        spikes,
+        answer_spikes,
         "Load peaks of the next 15 minutes, summed over jobs by rack, rail group, power domain and checkpoint store",
         "fleet",
         params=(
@@ -116,7 +124,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/jobs/{job:path}/fingerprint",
-        fingerprint,
+        answer_fingerprint,
         "A running job's class, period, phase, and when it checkpoints next",
         "jobs",
         answer=Fingerprint,
@@ -161,7 +169,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/utilisation",
-        utilisation,
+        answer_utilisation,
         "What running jobs make of their GPUs, those that hold most for nothing first",
         "jobs",
         params=(

@@ -11,36 +11,36 @@ from starlette.responses import Response
 from fleetcast.service.answers.fitted_models import FittedModels
 from fleetcast.service.answers.fleet import FleetAnswer, Ingestion
 from fleetcast.service.answers.served_models import ServedModels
-from fleetcast.service.api.routes.aged_answer import answer, make_age_headers
+from fleetcast.service.api.routes.aged_answer import make_age_headers, make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.table import Param, Query, Row
 
 
-async def fleet(request: Request, context: Context, query: Query) -> Response:
+async def answer_fleet(request: Request, context: Context, query: Query) -> Response:
     """Answer with the fleet at a glance, for the console's map and header."""
-    return _document(context, "doc.fleet")
+    return _answer_section(context, "doc.fleet")
 
 
-async def ingestion(request: Request, context: Context, query: Query) -> Response:
+async def answer_ingestion(request: Request, context: Context, query: Query) -> Response:
     """Answer with the sources, rates and lag of ingestion, and its bad records by reason."""
-    return _document(context, "doc.ingestion")
+    return _answer_section(context, "doc.ingestion")
 
 
-async def served_models(request: Request, context: Context, query: Query) -> Response:
+async def answer_served_models(request: Request, context: Context, query: Query) -> Response:
     """Answer with requests, KV cache and time to first token of every served model."""
-    return _document(context, "doc.served_models")
+    return _answer_section(context, "doc.served_models")
 
 
-async def models(request: Request, context: Context, query: Query) -> Response:
+async def answer_fitted_models(request: Request, context: Context, query: Query) -> Response:
     """Answer with the serving fitted models, their recent accuracy, and the reasons to fit them again."""
-    return _document(context, "doc.models")
+    return _answer_section(context, "doc.models")
 
 
-def _document(context: Context, name: str) -> Response:
+def _answer_section(context: Context, name: str) -> Response:
     """Answer with a section of the board as the whole body."""
-    cache, board = context.cache, context.cache.board()
-    body = cache.get_or_derive(board, ("body", name), lambda: bytes(cache.section(board, name)))
-    return answer(context, board, cache.as_of_ms(board, name), body)
+    cache, board = context.cache, context.cache.get_board()
+    body = cache.get_or_derive(board, ("body", name), lambda: bytes(cache.get_section(board, name)))
+    return make_aged_answer(context, board, cache.get_as_of_ms(board, name), body)
 
 
 PARTS = ("board", "urgent")
@@ -49,12 +49,12 @@ BOARD_PARAMS = (
 )
 
 
-async def board(request: Request, context: Context, query: Query) -> Response:
+async def answer_board(request: Request, context: Context, query: Query) -> Response:
     """Answer with the board's bytes, for a reader on another host. 304 if the caller has that ETag."""
-    newest = context.cache.board()
+    newest = context.cache.get_board()
     headers = {**make_age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")
-    tag, body = await asyncio.to_thread(_read, context.config.board / query["part"], known)
+    tag, body = await asyncio.to_thread(_map_published_file, context.config.board / query["part"], known)
     if tag is None:
         return Response(status_code=204, headers=headers)
     headers["etag"] = tag
@@ -63,7 +63,7 @@ async def board(request: Request, context: Context, query: Query) -> Response:
     return Response(body, 200, headers, "application/octet-stream")
 
 
-def _read(path: Path, known: str) -> tuple[str | None, memoryview | None]:
+def _map_published_file(path: Path, known: str) -> tuple[str | None, memoryview | None]:
     """Return the ETag and the mapped bytes of a published file.
 
     The bytes are None if `known` contains the ETag. Both are None if there is no file.
@@ -81,7 +81,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/fleet",
-        fleet,
+        answer_fleet,
         "The fleet at a glance: totals, and a row a node",
         "fleet",
         answer=FleetAnswer,
@@ -101,7 +101,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/ingestion",
-        ingestion,
+        answer_ingestion,
         "Sources, rates, lag, and bad records by reason",
         "fleet",
         answer=Ingestion,
@@ -138,7 +138,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/served-models",
-        served_models,
+        answer_served_models,
         "Served models: requests, KV cache, tokens and time to first token",
         "fleet",
         answer=ServedModels,
@@ -173,7 +173,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/models",
-        models,
+        answer_fitted_models,
         "Fitted models that serve: version, age, record beside the card, and what asks for a new fit",
         "fleet",
         answer=FittedModels,
@@ -207,7 +207,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/board",
-        board,
+        answer_board,
         "The board itself, as published (see service/board/board.py for its layout)",
         "fleet",
         params=BOARD_PARAMS,

@@ -10,15 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
-from fleetcast.models.risk.gang_risk import GangRisk, gang_risk
-from fleetcast.models.risk.node_risk import usual_risk
-from fleetcast.models.words import age
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.models.risk.gang_risk import GangRisk, compute_gang_risk
+from fleetcast.models.risk.node_risk import compute_usual_risk
+from fleetcast.models.words import format_age
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import Board
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import make_unprocessable_problem
-from fleetcast.service.http.request_body import decoded, read_body
+from fleetcast.service.http.request_body import decode_json_body, read_body
 from fleetcast.service.http.table import Query, Row, encode
 
 MOST_NODES = 20_000
@@ -70,14 +70,14 @@ class GangAnswer(msgspec.Struct):
 GANG = msgspec.json.Decoder(GangAsked)
 
 
-async def gang(request: Request, context: Context, query: Query) -> Response:
+async def answer_gang_risk(request: Request, context: Context, query: Query) -> Response:
     """Answer with the risk of the gang, from the board.
 
     Nodes without known risk count as ordinary nodes, and the answer names them.
     """
-    asked = _read(await read_body(request, context.config.api.max_body_bytes))
-    board = context.cache.board()
-    answers = context.cache.node_answers(board)
+    asked = _decode_query(await read_body(request, context.config.api.max_body_bytes))
+    board = context.cache.get_board()
+    answers = context.cache.get_node_answers(board)
     if len(asked.nodes) > len(answers.rows):
         known = f"at most the {len(answers.rows)} nodes of the fleet"
         raise make_unprocessable_problem("nodes", f"{len(asked.nodes)} names", known)
@@ -87,19 +87,21 @@ async def gang(request: Request, context: Context, query: Query) -> Response:
         raise UnknownEntity(f"no node {some}; {len(answers.rows)} known")
     rows = np.array([answers.rows[name.encode()] for name in asked.nodes], np.int64)
     risk = board.array("node.risk").astype(np.float64)
-    prior = usual_risk(risk)
+    prior = compute_usual_risk(risk)
     heat = board.array("node.gpu_temp_c")[rows] if "node.gpu_temp_c" in board else None
-    found = gang_risk(risk[:, :, rows], domains_of(board, rows), asked.duration_s, prior, heat)
-    reasons: dict[str, str] = context.cache.document(board, "risk.reason") if "risk.reason" in board else {}
+    found = compute_gang_risk(risk[:, :, rows], list_shared_domains(board, rows), asked.duration_s, prior, heat)
+    reasons: dict[str, str] = context.cache.get_document(board, "risk.reason") if "risk.reason" in board else {}
     unknown = [asked.nodes[at] for at in np.flatnonzero(np.isnan(risk[0, 0, rows])).tolist()]
-    as_of_ms = context.cache.as_of_ms(board, "node.risk")
+    as_of_ms = context.cache.get_as_of_ms(board, "node.risk")
     model = str(board.meta("node.risk").get("model", ""))
-    return answer(context, board, as_of_ms, encode(_body(asked, found, reasons, unknown, as_of_ms, model)))
+    return make_aged_answer(
+        context, board, as_of_ms, encode(_make_gang_answer(asked, found, reasons, unknown, as_of_ms, model))
+    )
 
 
-def _read(body: bytes) -> GangAsked:
+def _decode_query(body: bytes) -> GangAsked:
     """Decode the query. Raises a problem that names the invalid field."""
-    asked = decoded(body, GANG)
+    asked = decode_json_body(body, GANG)
     if not asked.nodes or len(asked.nodes) > MOST_NODES:
         raise make_unprocessable_problem("nodes", f"{len(asked.nodes)} names", f"from 1 to {MOST_NODES} names")
     twice = find_repeated_name(asked.nodes)
@@ -120,7 +122,7 @@ def find_repeated_name(names: Iterable[str]) -> str | None:
     return None
 
 
-def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
+def list_shared_domains(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
     """Return (level, domain of each row) for each level that the board has. rows: (n,) node rows.
 
     A domain is "" if the node has none.
@@ -133,7 +135,7 @@ def domains_of(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[st
     return found
 
 
-def _body(
+def _make_gang_answer(
     asked: GangAsked, found: GangRisk, reasons: dict[str, str], unknown: list[str], as_of_ms: int, model: str
 ) -> GangAnswer:
     at, p, risk = _find_weakest_member(found)
@@ -150,7 +152,7 @@ def _body(
         weakest=Weakest(name, float(f"{p:.3g}"), risk, f"{name}: {why}"),
         domains=domains,
         unknown=unknown,
-        sentence=_sentence(asked, found, domains, len(unknown)),
+        sentence=_describe_risk(asked, found, domains, len(unknown)),
     )
 
 
@@ -161,11 +163,11 @@ def _find_weakest_member(found: GangRisk) -> tuple[int, float, Literal["interrup
     return found.weakest, float(found.node[found.weakest]), "interruption"
 
 
-def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown: int) -> str:
+def _describe_risk(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown: int) -> str:
     """Describe the risk in words.
 
     >>> risk = GangRisk(0.083, 0.08, 0.6, np.array([0.05, 0.03]), np.array([0.0, 0.6]), 0, 1, ())
-    >>> print(_sentence(GangAsked(("a", "b"), 7200), risk, [], 1))  # doctest: +NORMALIZE_WHITESPACE
+    >>> print(_describe_risk(GangAsked(("a", "b"), 7200), risk, [], 1))  # doctest: +NORMALIZE_WHITESPACE
     2 nodes get through 2 h without interruption with 92 %, without a slow node with 40 %; the weakest is b (slow with
     60 %). Of 1 nothing is known yet.
     """
@@ -173,16 +175,17 @@ def _sentence(asked: GangAsked, found: GangRisk, domains: list[Domain], unknown:
     who = f"{many} nodes get" if many > 1 else "1 node gets"
     at, p, risk = _find_weakest_member(found)
     does = "slow" if risk == "slowness" else "interrupts"
-    said = f"{who} through {age(asked.duration_s)} without interruption with {_percent(1 - found.p_interrupted)}"
-    said += f", without a slow node with {_percent(1 - found.p_slow)}"
-    said += f"; the weakest is {asked.nodes[at]} ({does} with {_percent(p)})."
+    probability = _format_percent(1 - found.p_interrupted)
+    said = f"{who} through {format_age(asked.duration_s)} without interruption with {probability}"
+    said += f", without a slow node with {_format_percent(1 - found.p_slow)}"
+    said += f"; the weakest is {asked.nodes[at]} ({does} with {_format_percent(p)})."
     if domains:
         worst = domains[0]
-        said += f" {worst.nodes} share {worst.level} {worst.name}, {_percent(worst.share)} of the risk."
+        said += f" {worst.nodes} share {worst.level} {worst.name}, {_format_percent(worst.share)} of the risk."
     return said + (f" Of {unknown} nothing is known yet." if unknown else "")
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
@@ -204,7 +207,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/risk/gang",
-        gang,
+        answer_gang_risk,
         "Risk of a set of nodes together, for so long",
         "risk",
         params=(),

@@ -9,7 +9,7 @@ from fleetcast.fleet.errors import SourceError
 from fleetcast.service.adapter_records import AdapterRecords
 from fleetcast.service.answers.fleet import Health, Readiness
 from fleetcast.service.api.adapter_metrics import make_adapters_page
-from fleetcast.service.api.readiness import checks
+from fleetcast.service.api.readiness import run_checks
 from fleetcast.service.api.routes.aged_answer import make_age_headers
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.telemetry import CONTENT_TYPE, format_pipeline_page, merge_pages
@@ -20,32 +20,37 @@ PLACER_PAGE_S = 0.2
 PLACER_UP = "# HELP fleetcast_placer_up 1 while the placer answers.\n# TYPE fleetcast_placer_up gauge\n"
 
 
-async def healthz(request: Request, context: Context, query: Query) -> Response:
+async def answer_healthz(request: Request, context: Context, query: Query) -> Response:
     """Answer that this process is alive, without any check."""
     return Response(b'{"status":"ok"}', 200, {"cache-control": NO_STORE}, JSON)
 
 
-async def readyz(request: Request, context: Context, query: Query) -> Response:
+async def answer_readyz(request: Request, context: Context, query: Query) -> Response:
     """Answer whether every part that the api needs works. 503 with a list of the failed checks if not."""
-    found = await checks(context)
+    found = await run_checks(context)
     missing = [check.sentence for check in found if not check.ok]
     if missing:
         extra = {"missing": missing, "checks": found}
         raise Problem(503, "not_ready", "; ".join(missing), headers={"retry-after": "5"}, extra=extra)
-    board = context.cache.board()
-    warming = context.cache.document(board, "meta").get("warming") if "meta" in board else None
+    board = context.cache.get_board()
+    warming = context.cache.get_document(board, "meta").get("warming") if "meta" in board else None
     body = {"status": "ready", "as_of_ms": board.as_of_ms, "warming": warming, "checks": found}
     return Response(encode(body), 200, make_age_headers(context, board.as_of_ms, board), JSON)
 
 
-async def metrics(request: Request, context: Context, query: Query) -> Response:
+async def answer_metrics(request: Request, context: Context, query: Query) -> Response:
     """Answer with all of our own metrics.
 
     They cover this process, the pipeline and the fleet as the board reports them, the placer, and the
     adapters.
     """
-    adapters = make_adapters_page(AdapterRecords(context.config.folder).status(), context.clock.now_ms())
-    pages = [context.metrics.page(), _make_pipeline_page(context), await _fetch_placer_page(request, context), adapters]
+    adapters = make_adapters_page(AdapterRecords(context.config.folder).read_status(), context.clock.now_ms())
+    pages = [
+        context.metrics.make_page(),
+        _make_pipeline_page(context),
+        await _fetch_placer_page(request, context),
+        adapters,
+    ]
     body = merge_pages(*pages).encode() + _read_fleet_page(context)
     return Response(body, media_type=None, headers={"content-type": CONTENT_TYPE})
 
@@ -73,7 +78,7 @@ async def _fetch_placer_page(request: Request, context: Context) -> str:
     if context.mirror is not None:  # it is the other api's to tell
         return ""
     try:
-        asked = context.placer.forward("GET", "/metrics", headers=context.access.make_caller_headers(request))
+        asked = context.placer.forward_request("GET", "/metrics", headers=context.access.make_caller_headers(request))
         answer = await asyncio.wait_for(asked, PLACER_PAGE_S)
     except (SourceError, TimeoutError):
         return PLACER_UP + "fleetcast_placer_up 0\n"
@@ -83,7 +88,7 @@ async def _fetch_placer_page(request: Request, context: Context) -> str:
 
 ROWS = (
     Row(
-        *("GET", "/healthz", healthz, "This process answers", "health"),
+        *("GET", "/healthz", answer_healthz, "This process answers", "health"),
         answer=Health,
         example={"status": "ok"},
         is_open=True,
@@ -91,7 +96,7 @@ ROWS = (
     Row(
         "GET",
         "/readyz",
-        readyz,
+        answer_readyz,
         "Ready, or 503 with what is missing",
         "health",
         answer=Readiness,
@@ -110,7 +115,7 @@ ROWS = (
     Row(
         "GET",
         "/metrics",
-        metrics,
+        answer_metrics,
         "Our own metrics, for Prometheus",
         "health",
         answer=str,

@@ -7,31 +7,31 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetcast.features.co_runs import Keys, job_keys
+from fleetcast.features.co_runs import Keys, make_job_keys
 from fleetcast.features.past_runs import JobShape
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.service.answers.isolation import Isolation, IsolationCheck
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.jobs import row_of
+from fleetcast.service.api.routes.jobs import find_job_row
 from fleetcast.service.board.board import Board
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import make_unprocessable_problem
-from fleetcast.service.http.request_body import decoded, read_body
+from fleetcast.service.http.request_body import decode_json_body, read_body
 from fleetcast.service.http.table import Query, Row, encode
-from fleetcast.service.pipeline.documents import number
+from fleetcast.service.pipeline.documents import round_number
 from fleetcast.service.pipeline.jobs.interference import (
     NOBODY,
     NOW,
     ON_GPU,
     SECTION,
-    Going,
-    Known,
+    ActiveCoRun,
+    CoRunTables,
     LearntCoRuns,
     Speeds,
     decode_residuals,
-    speeds,
+    predict_party_speeds,
 )
 from fleetcast.service.pipeline.jobs.isolation import (
     DOCUMENT,
@@ -42,8 +42,8 @@ from fleetcast.service.pipeline.jobs.isolation import (
     IsolationExpectation,
     IsolationReport,
     ObservedGpu,
-    checks,
-    verdict,
+    check_isolation,
+    combine_checks,
 )
 
 ShareName = Literal["gpu", "mig", "pcie", "nic", "rail"]
@@ -107,7 +107,7 @@ class Interference(msgspec.Struct):
     sentence: str
     compatibility: float | None = None
     shifts_s: list[float] | None = None
-    now: dict[str, Going] = {}
+    now: dict[str, ActiveCoRun] = {}
     reasons: dict[str, str] = {}
 
 
@@ -121,32 +121,32 @@ PAIR = msgspec.json.Decoder(InterferenceQuery)
 EXPECTED = msgspec.json.Decoder(ToVerify)
 
 
-async def interference(request: Request, context: Context, query: Query) -> Response:
+async def answer_interference(request: Request, context: Context, query: Query) -> Response:
     """Answer with the predicted speeds of two jobs that run next to each other.
 
     `known` is false unless both jobs are known. No speed is predicted if neither is.
     """
-    asked = decoded(await read_body(request, context.config.api.max_body_bytes), PAIR)
-    cache, board = context.cache, context.cache.board()
+    asked = decode_json_body(await read_body(request, context.config.api.max_body_bytes), PAIR)
+    cache, board = context.cache, context.cache.get_board()
     if asked.others and asked.share in ON_GPU:
         raise make_unprocessable_problem(
             "others", len(asked.others), "none on a GPU: more than two are told of on a link only"
         )
-    shares: dict[str, LearntCoRuns] = cache.document(board, SECTION, dict[str, LearntCoRuns])
-    known = Known.on(board)
-    a, b, *others = (known.party(_keys(known, one)) for one in (asked.a, asked.b, *asked.others))
+    shares: dict[str, LearntCoRuns] = cache.get_document(board, SECTION, dict[str, LearntCoRuns])
+    known = CoRunTables.from_board(board)
+    a, b, *others = (known.find_party(_find_job_keys(known, one)) for one in (asked.a, asked.b, *asked.others))
     residuals = cache.get_or_derive(board, ("co-runs", asked.share), lambda: decode_residuals(shares.get(asked.share)))
-    pair_speeds = speeds(a, b, asked.share, residuals, others)
-    as_of_ms = cache.as_of_ms(board, SECTION)
-    now = _now(cache.document(board, NOW, dict[str, Going]), asked)
-    found = _answer(pair_speeds, asked.share, now, as_of_ms)
+    pair_speeds = predict_party_speeds(a, b, asked.share, residuals, others)
+    as_of_ms = cache.get_as_of_ms(board, SECTION)
+    now = _find_present_speeds(cache.get_document(board, NOW, dict[str, ActiveCoRun]), asked)
+    found = _make_interference(pair_speeds, asked.share, now, as_of_ms)
     for name, one, party in (("a", asked.a, a), ("b", asked.b, b)):
         if party.keys == NOBODY and isinstance(one, str) and name in found.reasons:
-            found.reasons[name] = NOT_YET if row_of(cache, board, one) else NO_JOB
-    return answer(context, board, as_of_ms, encode(found))
+            found.reasons[name] = NOT_YET if find_job_row(cache, board, one) else NO_JOB
+    return make_aged_answer(context, board, as_of_ms, encode(found))
 
 
-def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
+def _find_present_speeds(going: dict[str, ActiveCoRun], asked: InterferenceQuery) -> dict[str, ActiveCoRun]:
     """Return a, b -> the present speed of that job, if the two jobs run next to each other now."""
     found = {}
     for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
@@ -156,15 +156,15 @@ def _now(going: dict[str, Going], asked: InterferenceQuery) -> dict[str, Going]:
     return found
 
 
-def _keys(known: Known, asked: str | JobLike) -> Keys | None:
+def _find_job_keys(known: CoRunTables, asked: str | JobLike) -> Keys | None:
     if isinstance(asked, str):
-        return known.of_job(asked)
-    return job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
+        return known.find_job_keys(asked)
+    return make_job_keys(JobShape(user=asked.user, name=asked.name, gpus=asked.gpus))
 
 
-def _answer(pair_speeds: Speeds, share: str, now: dict[str, Going], as_of_ms: int) -> Interference:
+def _make_interference(pair_speeds: Speeds, share: str, now: dict[str, ActiveCoRun], as_of_ms: int) -> Interference:
     found = pair_speeds.found
-    rows = [Speed(number(found.p50[n]), number(found.lower_90[n])) for n in range(2)]
+    rows = [Speed(round_number(found.p50[n]), round_number(found.lower_90[n])) for n in range(2)]
     observed = int(found.observed.sum())
     basis: Basis = "observed" if "observed" in found.basis else "residuals" if "residuals" in found.basis else "rule"
     reasons = {}
@@ -172,7 +172,7 @@ def _answer(pair_speeds: Speeds, share: str, now: dict[str, Going], as_of_ms: in
         reasons["lower_90"] = NO_BOUND
     for name, known in zip("ab", pair_speeds.known, strict=True):
         if not known:
-            reasons[name] = _unknown(share, any(pair_speeds.known))
+            reasons[name] = _explain_unknown(share, any(pair_speeds.known))
     if share not in ON_GPU and pair_speeds.fit is None:
         reasons["compatibility"] = "needs steps of every job that tell how much of them is communication"
     elif pair_speeds.fit is not None and pair_speeds.fit.shifts_s is None:
@@ -186,8 +186,8 @@ def _answer(pair_speeds: Speeds, share: str, now: dict[str, Going], as_of_ms: in
         speed_b=rows[1],
         basis=basis,
         observed=observed,
-        sentence=_sentence(pair_speeds.known, rows, share, basis, observed) + _slower(now),
-        compatibility=None if pair_speeds.fit is None else number(pair_speeds.fit.compatibility),
+        sentence=_describe_speeds(pair_speeds.known, rows, share, basis, observed) + _describe_slow_jobs(now),
+        compatibility=None if pair_speeds.fit is None else round_number(pair_speeds.fit.compatibility),
         shifts_s=None
         if pair_speeds.fit is None or pair_speeds.fit.shifts_s is None
         else [round(at, 4) for at in pair_speeds.fit.shifts_s],
@@ -196,7 +196,7 @@ def _answer(pair_speeds: Speeds, share: str, now: dict[str, Going], as_of_ms: in
     )
 
 
-def _unknown(share: str, other_known: bool) -> str:
+def _explain_unknown(share: str, other_known: bool) -> str:
     """Explain why nothing is known about a job.
 
     If the other job is known, also say what is assumed about this one.
@@ -210,7 +210,7 @@ def _unknown(share: str, other_known: bool) -> str:
     return why + (so if other_known else "")
 
 
-def _slower(now: dict[str, Going]) -> str:
+def _describe_slow_jobs(now: dict[str, ActiveCoRun]) -> str:
     """Return a sentence for each of the two jobs that now runs slower than its lower bound."""
     return "".join(
         f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
@@ -219,7 +219,7 @@ def _slower(now: dict[str, Going]) -> str:
     )
 
 
-def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Basis, observed: int) -> str:
+def _describe_speeds(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Basis, observed: int) -> str:
     alone = [(who, row.p50) for who, row in zip("ab", rows, strict=True) if row.p50 is not None]
     unknown = [who for who, of in zip("ab", known, strict=True) if not of]
     if not alone:
@@ -233,27 +233,27 @@ def _sentence(known: tuple[bool, bool], rows: list[Speed], share: str, basis: Ba
     return text + (f" Nothing is known of {unknown[0]}." if unknown else "")
 
 
-async def verify(request: Request, context: Context, query: Query) -> Response:
+async def answer_isolation_check(request: Request, context: Context, query: Query) -> Response:
     """Answer with a check of each expected field of a GPU against the present observation."""
-    asked = decoded(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
-    cache, board = context.cache, context.cache.board()
-    row = cache.node_answers(board).rows.get(asked.node.encode())
+    asked = decode_json_body(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
+    cache, board = context.cache, context.cache.get_board()
+    row = cache.get_node_answers(board).rows.get(asked.node.encode())
     if row is None:
         raise UnknownEntity(f"no node {asked.node[:200]!r}")
-    as_of_ms = cache.as_of_ms(board, DOCUMENT)
-    seen: IsolationReport = cache.document(board, DOCUMENT, IsolationReport)
-    sight = _sight(board, seen, row, asked)
-    rows = checks(asked.expected, sight, as_of_ms)
+    as_of_ms = cache.get_as_of_ms(board, DOCUMENT)
+    seen: IsolationReport = cache.get_document(board, DOCUMENT, IsolationReport)
+    sight = _read_observed_gpu(board, seen, row, asked)
+    rows = check_isolation(asked.expected, sight, as_of_ms)
     if not rows:
         raise make_unprocessable_problem(
             "expected", {}, f"at least one of {', '.join(IsolationExpectation.__struct_fields__)}"
         )
-    ok = verdict(rows)
-    body = Isolation(as_of_ms, ok, rows, _format_verdict(ok, rows, sight.heard))
-    return answer(context, board, as_of_ms, encode(body))
+    ok = combine_checks(rows)
+    body = Isolation(as_of_ms, ok, rows, _format_verdict(ok, rows, sight.is_reported))
+    return make_aged_answer(context, board, as_of_ms, encode(body))
 
 
-def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
+def _read_observed_gpu(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
     """Return what telemetry observes of a GPU.
 
     Raises UnknownEntity if the board has no row for the GPU, or if it has no readings and the node
@@ -274,7 +274,7 @@ def _sight(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> Ob
         seen.holders.get(gpu, []),
         seen.somewhere.get(asked.node, []),
     )
-    if count and asked.gpu >= count and not sight.heard:
+    if count and asked.gpu >= count and not sight.is_reported:
         raise missing
     return sight
 
@@ -299,7 +299,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/interference",
-        interference,
+        answer_interference,
         "How much two jobs slow each other on shared hardware",
         "jobs",
         params=(),
@@ -328,7 +328,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/isolation/verify",
-        verify,
+        answer_isolation_check,
         "Whether an isolation that is relied upon is in force",
         "jobs",
         params=(),

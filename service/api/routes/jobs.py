@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.service.answers.jobs import JobAnswer, JobRow, Jobs, JobState, Stragglers
-from fleetcast.service.api.archived_jobs import Found
-from fleetcast.service.api.estimates import NO_RUNS, Start
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.archived_jobs import ArchiveSearchResult
+from fleetcast.service.api.estimates import NO_RUNS, StartEstimate
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.estimate import ask, start_of
+from fleetcast.service.api.routes.estimate import ask_placer, parse_start
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.http.access import Caller, get_admitted_caller
@@ -40,20 +40,20 @@ LIST_PARAMS = (
 )
 
 
-async def jobs(request: Request, context: Context, query: Query) -> Response:
+async def answer_jobs(request: Request, context: Context, query: Query) -> Response:
     """Answer with the running, queued and lately ended jobs, in that order."""
-    cache, board = context.cache, context.cache.board()
-    as_of_ms = cache.as_of_ms(board, "doc.jobs")
-    rows, caller = cache.document(board, "doc.jobs", list[msgspec.Raw]), get_admitted_caller(request)
+    cache, board = context.cache, context.cache.get_board()
+    as_of_ms = cache.get_as_of_ms(board, "doc.jobs")
+    rows, caller = cache.get_document(board, "doc.jobs", list[msgspec.Raw]), get_admitted_caller(request)
     if query["state"] is not None or caller.queues:
-        heads = cache.document(board, "doc.jobs", list[Head])
+        heads = cache.get_document(board, "doc.jobs", list[JobRowHead])
         state = query["state"]
-        shown = [state in (None, head.state) and sees(caller, head) for head in heads]
+        shown = [state in (None, head.state) and may_read_job(caller, head) for head in heads]
         rows = [row for row, is_shown in zip(rows, shown, strict=True) if is_shown]
-    return answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]}))
+    return make_aged_answer(context, board, as_of_ms, encode({"as_of_ms": as_of_ms, "rows": rows[: query["limit"]]}))
 
 
-class Head(msgspec.Struct):
+class JobRowHead(msgspec.Struct):
     """The fields of a job's row by which rows are selected."""
 
     job: str
@@ -64,30 +64,32 @@ class Head(msgspec.Struct):
     submitted_ms: int | None = None
 
 
-def sees(caller: Caller, row: Head | JobRow) -> bool:
+def may_read_job(caller: Caller, row: JobRowHead | JobRow) -> bool:
     """Return whether the caller may read one of the queues in which a job waits or ran."""
-    return any(map(caller.sees, row.queues or (row.queue,)))
+    return any(map(caller.may_read_queue, row.queues or (row.queue,)))
 
 
-def find_job(cache: BoardCache, board: Board, name: str) -> JobRow:
+def require_job_row(cache: BoardCache, board: Board, name: str) -> JobRow:
     """Return the row of a job's latest attempt. Raises UnknownEntity."""
-    row = row_of(cache, board, name)
+    row = find_job_row(cache, board, name)
     if row is None:
         raise UnknownEntity(f"no job {name[:200]!r} runs, waits or ended within the last hour")
     return row
 
 
-def row_of(cache: BoardCache, board: Board, name: str) -> JobRow | None:
+def find_job_row(cache: BoardCache, board: Board, name: str) -> JobRow | None:
     """Return the row of a job's latest attempt, or None if no job has this name."""
     latest = cache.get_or_derive(
-        board, "latest_attempts", lambda: _latest(cache.document(board, "doc.jobs", list[Head]))
+        board,
+        "latest_attempts",
+        lambda: _index_latest_attempts(cache.get_document(board, "doc.jobs", list[JobRowHead])),
     )
     if name not in latest:
         return None
-    return decode_row(cache.document(board, "doc.jobs", list[msgspec.Raw])[latest[name]])
+    return decode_row(cache.get_document(board, "doc.jobs", list[msgspec.Raw])[latest[name]])
 
 
-def _latest(heads: list[Head]) -> dict[str, int]:
+def _index_latest_attempts(heads: list[JobRowHead]) -> dict[str, int]:
     """Return job name -> index of its latest attempt."""
     latest: dict[str, int] = {}
     for place, head in enumerate(heads):
@@ -96,7 +98,7 @@ def _latest(heads: list[Head]) -> dict[str, int]:
     return latest | _map_reused_numbers(latest, heads)
 
 
-def _map_reused_numbers(latest: dict[str, int], heads: list[Head]) -> dict[str, int]:
+def _map_reused_numbers(latest: dict[str, int], heads: list[JobRowHead]) -> dict[str, int]:
     """Return further names -> index, for jobs whose number Slurm has reused.
 
     The number alone names the newest job. The first job has that number as its name. It also gets a
@@ -112,35 +114,35 @@ def _map_reused_numbers(latest: dict[str, int], heads: list[Head]) -> dict[str, 
     return found
 
 
-def part_of(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
+def decode_job_part(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
     """Decode the part of a board section that is about one job. Returns None if there is none."""
-    parts = cache.document(board, section, dict[str, msgspec.Raw])
+    parts = cache.get_document(board, section, dict[str, msgspec.Raw])
     return msgspec.json.decode(parts[name], type=kind) if name in parts else None
 
 
-async def job(request: Request, context: Context, query: Query) -> Response:
+async def answer_job(request: Request, context: Context, query: Query) -> Response:
     """Answer with one job's latest attempt, its placement and its last events.
 
     A job that is no longer on the board is read from the archive.
     """
-    cache, board = context.cache, context.cache.board()
+    cache, board = context.cache, context.cache.get_board()
     name, caller = request.path_params["job"], get_admitted_caller(request)
-    row = row_of(cache, board, name)
-    as_of_ms = cache.as_of_ms(board, "doc.job")
-    if caller.queues and (row is None or not sees(caller, row)):
+    row = find_job_row(cache, board, name)
+    as_of_ms = cache.get_as_of_ms(board, "doc.job")
+    if caller.queues and (row is None or not may_read_job(caller, row)):
         raise UnknownEntity(f"no job {name[:200]!r} of your queues runs, waits or ended within the last hour")
     if row is None:
         body = {"as_of_ms": as_of_ms, **await _read_archived_job(context, name)}
-        return answer(context, board, as_of_ms, encode(body))
+        return make_aged_answer(context, board, as_of_ms, encode(body))
     name = row.job  # a number stands for the newest job that has it
-    detail = part_of(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
+    detail = decode_job_part(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
     asks = detail.pop("asks", None)
     body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None}
-    reasons = {name: why for name, why in _reasons(row.state).items() if body.get(name) is None}
+    reasons = {name: why for name, why in _explain_null_fields(row.state).items() if body.get(name) is None}
     if row.state == "queued" and not caller.queues:
-        body["start_ms"], why = await _start(request, context, row, asks)
+        body["start_ms"], why = await _estimate_start(request, context, row, asks)
         reasons |= {"start_ms": why} if why else {}
-    return answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
+    return make_aged_answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
 
 
 async def _read_archived_job(context: Context, name: str) -> Object:
@@ -154,12 +156,12 @@ async def _read_archived_job(context: Context, name: str) -> Object:
     if not context.archived.enabled:
         key = "archive.look_s = 0" if context.config.archive.enabled else "archive.enabled = false"
         raise UnknownEntity(f"{nowhere}; {key}, so those that ended before are not looked for")
-    found = await context.archived.find(name)
+    found = await context.archived.find_job(name)
     if found.attempt is None:
         raise UnknownEntity(f"{nowhere}, and the archive has no event of it{_describe_search_range(found)}")
     attempt = found.attempt
     row = make_job_row(attempt, context.clock.now_ms(), {}, slow=False)
-    reasons = _reasons(attempt.state if attempt.over_ms is not None else "ended")
+    reasons = _explain_null_fields(attempt.state if attempt.over_ms is not None else "ended")
     if attempt.over_ms is None:
         reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_describe_search_range(found)}"
     detail: Object = msgspec.to_builtins(make_job_detail(attempt))
@@ -167,7 +169,7 @@ async def _read_archived_job(context: Context, name: str) -> Object:
     return {**msgspec.to_builtins(row), **detail, "start_ms": None, "source": "archive", "reasons": reasons}
 
 
-def _describe_search_range(found: Found) -> str:
+def _describe_search_range(found: ArchiveSearchResult) -> str:
     """Describe how far back the archive was searched. Returns "" if it was searched completely."""
     if found.stopped_ms is None:
         return ""
@@ -175,7 +177,7 @@ def _describe_search_range(found: Found) -> str:
     return f"; it was read back to {since}, then archive.look_s was over"
 
 
-def _reasons(state: str) -> dict[str, str]:
+def _explain_null_fields(state: str) -> dict[str, str]:
     """Return field -> the reason why it is null in this state.
 
     The start of a waiting job has other reasons.
@@ -199,18 +201,20 @@ def _reasons(state: str) -> dict[str, str]:
 
 async def estimate_similar_start(
     request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
-) -> Start:
+) -> StartEstimate:
     """Request from the placer when a job with the same needs would start.
 
     asks: the keys with which the job was submitted. more: further keys.
     """
     if not isinstance(asks, dict) or not asks:
-        return Start(None, "nobody told what it asks for")
+        return StartEstimate(None, "nobody told what it asks for")
     like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
-    return start_of(await ask(request, context, encode(like)))
+    return parse_start(await ask_placer(request, context, encode(like)))
 
 
-async def _start(request: Request, context: Context, row: JobRow, asks: object) -> tuple[dict[str, int] | None, str]:
+async def _estimate_start(
+    request: Request, context: Context, row: JobRow, asks: object
+) -> tuple[dict[str, int] | None, str]:
     """Return quantiles of when a waiting job should start, by the placer's estimate (Unix ms).
 
     If that is unknown, return None and the reason.
@@ -235,17 +239,17 @@ NO_SCORE = {
 }
 
 
-async def stragglers(request: Request, context: Context, query: Query) -> Response:
+async def answer_stragglers(request: Request, context: Context, query: Query) -> Response:
     """Answer whether a job is slow, since when, and which member or cause slows it."""
-    cache, board = context.cache, context.cache.board()
+    cache, board = context.cache, context.cache.get_board()
     name = request.path_params["job"]
-    as_of_ms = cache.as_of_ms(board, "doc.stragglers")
-    score = part_of(cache, board, "doc.stragglers", name, Object)
+    as_of_ms = cache.get_as_of_ms(board, "doc.stragglers")
+    score = decode_job_part(cache, board, "doc.stragglers", name, Object)
     if score is None:
         score = _find_last_verdict(cache, board, name)
     elif CO_RUNS in board:
-        score |= explain_by_co_run(score, part_of(cache, board, CO_RUNS, name, Object))
-    return answer(context, board, as_of_ms, encode({"judged_ms": as_of_ms, **score, "as_of_ms": as_of_ms}))
+        score |= explain_by_co_run(score, decode_job_part(cache, board, CO_RUNS, name, Object))
+    return make_aged_answer(context, board, as_of_ms, encode({"judged_ms": as_of_ms, **score, "as_of_ms": as_of_ms}))
 
 
 def _find_last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
@@ -253,11 +257,11 @@ def _find_last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
 
     Raises UnknownEntity if neither job nor verdict is known.
     """
-    verdict = part_of(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
+    verdict = decode_job_part(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
     if verdict is None:
-        find_job(cache, board, name)
+        require_job_row(cache, board, name)
         return {**NO_SCORE, "judged_ms": None}
-    row, attempt = row_of(cache, board, name), verdict.pop("attempt", None)
+    row, attempt = find_job_row(cache, board, name), verdict.pop("attempt", None)
     return verdict if row is None or row.attempt == attempt else {**NO_SCORE, "judged_ms": None}
 
 
@@ -281,7 +285,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/jobs",
-        jobs,
+        answer_jobs,
         "Running, queued and lately ended jobs",
         "jobs",
         by_queue=True,
@@ -293,7 +297,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/jobs/{job:path}/stragglers",
-        stragglers,
+        answer_stragglers,
         "Whether a job is slow, and who or what slows it",
         "jobs",
         answer=Stragglers,
@@ -318,7 +322,7 @@ JOB_ROWS = (
     Row(
         "GET",
         "/v1/jobs/{job:path}",
-        job,
+        answer_job,
         "One job: placement, phase and last events",
         "jobs",
         by_queue=True,

@@ -11,7 +11,12 @@ from fleetcast.ingest.kernel_log.events import KernelReader
 from fleetcast.ingest.node_names import check_name
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
+from fleetcast.service.api.routes.events import (
+    IN_A_THREAD_BYTES,
+    accept_records,
+    read_event_body,
+    refuse_unreadable_body,
+)
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem, make_unprocessable_problem
 from fleetcast.service.http.table import Param, Query, Row, encode
@@ -25,9 +30,9 @@ PARAMS = (
 )
 
 
-async def kernel_log(request: Request, context: Context, query: Query) -> Response:
+async def answer_kernel_log(request: Request, context: Context, query: Query) -> Response:
     """Accept the lines about the hardware, and ignore all others."""
-    context.writer()
+    context.get_event_writer()
     node = query["node"] or ""
     try:
         if node:
@@ -41,13 +46,13 @@ async def kernel_log(request: Request, context: Context, query: Query) -> Respon
     now_ms = context.clock.now_ms()
     reader = KernelReader(node, query["utc_offset_s"], boot_ms=float(query["boot_ms"]))
     if len(body) < IN_A_THREAD_BYTES:
-        decoded = decode(body, reader, now_ms)
+        decoded = decode_kernel_log(body, reader, now_ms)
     else:
-        decoded = await asyncio.to_thread(decode, body, reader, now_ms)
-    return await accept(request, context, decoded, now_ms)
+        decoded = await asyncio.to_thread(decode_kernel_log, body, reader, now_ms)
+    return await accept_records(request, context, decoded, now_ms)
 
 
-def decode(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
+def decode_kernel_log(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
     """Decode the events and the bad lines of a kernel log.
 
     Bad lines are numbered after the events.
@@ -66,7 +71,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/kernel-log",
-        kernel_log,
+        answer_kernel_log,
         "Lines of a node's kernel log (journald, dmesg, kmsg): XIDs, lost GPUs, NVLink, PCIe and InfiniBand errors",
         "events",
         params=PARAMS,

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fleetcast.fleet.errors import SourceError
 from fleetcast.fleet.requests import Decision, PlacementRequest
 from fleetcast.service.answers.placements import Audit, Fragmentation, Placements, Queue, Settled
-from fleetcast.service.api.placer_link import Forwarded, PlacerLink
+from fleetcast.service.api.placer_link import ForwardedAnswer, PlacerLink
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
@@ -21,20 +21,22 @@ from fleetcast.service.http.table import Query, Row
 FORWARDED_HEADERS = ("content-type", "accept", "if-match", "if-none-match", "user-agent")
 
 
-async def forward(request: Request, context: Context, query: Query) -> Response:
+async def forward_to_placer(request: Request, context: Context, query: Query) -> Response:
     """Forward the request to the placer, and return its answer unchanged."""
     body = await read_body(request, context.config.api.max_body_bytes) if request.method in ("POST", "PUT") else None
     headers = {name: value for name, value in request.headers.items() if name in FORWARDED_HEADERS or name[:3] == "ce-"}
     headers |= context.access.make_caller_headers(request)
     if request.client is not None:
         headers["x-forwarded-for"] = request.client.host
-    answer = await _ask(context.placer, request, body, headers)
+    answer = await _send_to_placer(context.placer, request, body, headers)
     return Response(answer.body, answer.status, {"cache-control": "no-store", **answer.headers})
 
 
-async def _ask(placer: PlacerLink, request: Request, body: bytes | None, headers: dict[str, str]) -> Forwarded:
+async def _send_to_placer(
+    placer: PlacerLink, request: Request, body: bytes | None, headers: dict[str, str]
+) -> ForwardedAnswer:
     try:
-        return await placer.forward(request.method, make_placer_path(request), body, headers)
+        return await placer.forward_request(request.method, make_placer_path(request), body, headers)
     except SourceError as error:
         retry = {"retry-after": f"{max(1, round(error.retry_after_s))}"}
         raise Problem(503, "placer_away", str(error), headers=retry) from None
@@ -167,18 +169,18 @@ HEAD = {"audit_id": AUDIT["audit_id"], "hash": AUDIT["hash"]}
 PROBLEMS = {"POST": (400, 409, 413, 422, 503), "DELETE": (404, 409, 422, 503)}
 
 
-def _row(method: str, path: str, summary: str, **more: Any) -> Row:
+def _make_row(method: str, path: str, summary: str, **more: Any) -> Row:
     problems = PROBLEMS[method] if method != "GET" else (404, 422, 503) if "{" in path else (422, 503)
     more.setdefault("scope", Scope.READ if method == "GET" else Scope.PLACE)
-    return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
+    return Row(method, path, forward_to_placer, summary, "placement", params=None, problems=problems, **more)
 
 
 PLACEMENT: dict[str, object] = {"answer": Decision, "example": DECISION}
 SUBMISSION: dict[str, object] = {"body": (PlacementRequest,), "body_example": REQUEST}
 
 ROWS = (
-    _row("POST", "/v1/placements", "Decide now: place a gang or say why not", **PLACEMENT, **SUBMISSION),
-    _row(
+    _make_row("POST", "/v1/placements", "Decide now: place a gang or say why not", **PLACEMENT, **SUBMISSION),
+    _make_row(
         "GET",
         "/v1/placements",
         "Decisions since a cursor (after, limit)",
@@ -186,14 +188,14 @@ ROWS = (
         answer=Placements,
         example={**AS_OF, "rows": [{**DECISION, "cursor": 17, "job": "train-42", "attempt": 1}], "cursor": 17},
     ),
-    _row(
+    _make_row(
         "GET",
         "/v1/placements/{request_id:path}",
         "One decision, the same bytes as at first",
         by_queue=True,
         **PLACEMENT,
     ),
-    _row(
+    _make_row(
         "DELETE",
         "/v1/placements/{request_id:path}",
         "Give a placement's GPUs back",
@@ -204,7 +206,7 @@ ROWS = (
             "sentence": "cancelled, its GPUs are free again",
         },
     ),
-    _row(
+    _make_row(
         "GET",
         "/v1/queue",
         "Who waits, why, and when each will start",
@@ -212,7 +214,7 @@ ROWS = (
         answer=Queue,
         example={**AS_OF, "rows": [QUEUED], **OUTLOOK},
     ),
-    _row(
+    _make_row(
         "POST",
         "/v1/queue",
         "Wait in the queue of the bundled engine",
@@ -221,21 +223,21 @@ ROWS = (
         example={**DECISION, "outcome": "queued", "sentence": QUEUED["why"], "ranks": []},
         **SUBMISSION,
     ),
-    _row(
+    _make_row(
         "DELETE",
         "/v1/queue/{request_id:path}",
         "Leave the queue",
         answer=Settled,
         example={"request_id": "train-43-1", "state": "withdrawn", "sentence": "withdrawn from the queue"},
     ),
-    _row(
+    _make_row(
         "GET",
         "/v1/fragmentation",
         "Free GPUs that the present demand cannot use, and the largest gang that fits now, by pool",
         answer=Fragmentation,
         example={**AS_OF, "requests": 2000, "rows": [FRAGMENTS]},
     ),
-    _row(
+    _make_row(
         "GET",
         "/v1/audit",
         "Who asked for what and what was decided, each line with the hash of the one before",

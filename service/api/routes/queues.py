@@ -3,7 +3,7 @@
 from typing import Any
 
 from fleetcast.service.answers.queues import Charges, QueueChange, QueuesAnswer, WhyWaiting
-from fleetcast.service.api.routes.placements import forward
+from fleetcast.service.api.routes.placements import forward_to_placer
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.table import Row
 
@@ -83,12 +83,12 @@ CHANGE: dict[str, Any] = {
 FILE = '[queue.research]\nweight = 40\n[queue."research/nlp"]\nper_user = true\n'
 
 
-def _row(method: str, path: str, summary: str, problems: tuple[int, ...], **more: Any) -> Row:
-    return Row(method, path, forward, summary, "placement", params=None, problems=problems, **more)
+def _make_row(method: str, path: str, summary: str, problems: tuple[int, ...], **more: Any) -> Row:
+    return Row(method, path, forward_to_placer, summary, "placement", params=None, problems=problems, **more)
 
 
 ROWS = (
-    _row(
+    _make_row(
         "GET",
         "/v1/queues",
         "How the queues stand: held, guaranteed, borrowed, lent, share, credits, waits",
@@ -104,7 +104,7 @@ ROWS = (
             "refused": "",
         },
     ),
-    _row(
+    _make_row(
         "PUT",
         "/v1/queues",
         "Serve another file of queues (If-Match: the generation; dry_run=true: only say what would change)",
@@ -116,7 +116,7 @@ ROWS = (
         answer=QueueChange,
         example=CHANGE,
     ),
-    _row(
+    _make_row(
         "GET",
         "/v1/queue/{request_id:path}/why",
         "Why a request waits: who is before it, what is short, and when it starts",
@@ -125,7 +125,7 @@ ROWS = (
         answer=WhyWaiting,
         example=WHY,
     ),
-    _row(
+    _make_row(
         "GET",
         "/v1/charges",
         "GPU-seconds granted, used, lost and waited for, by queue, user, class or pool (by, from, to, format)",

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.inbox.segments import RecordKind
 from fleetcast.ingest.remote_write.decoder import MAX_UNPACKED_BYTES
-from fleetcast.ingest.remote_write.request import Version, WriteRequest, walk
+from fleetcast.ingest.remote_write.request import Version, WriteRequest, parse_write_request
 from fleetcast.ingest.remote_write.snappy import read_unpacked_size, unpack
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.access import Scope
@@ -34,10 +34,10 @@ IN_A_THREAD_BYTES = 131_072  # unpacked
 EXPECTED = f"{PROTOBUF}, and no other proto= than prometheus.WriteRequest or io.prometheus.write.v2.Request"
 
 
-async def write(request: Request, context: Context, query: Query) -> Response:
+async def answer_remote_write(request: Request, context: Context, query: Query) -> Response:
     """Accept all samples of a request, or refuse the whole request."""
-    writer = context.open_sample_writer()
-    version = _version(request.headers.get("content-type", ""))
+    writer = context.get_sample_writer()
+    version = _parse_version(request.headers.get("content-type", ""))
     _check_coding(request.headers.get("content-encoding", ""))
     body = await read_raw_body(request, context.config.api.max_body_bytes)
     try:
@@ -45,24 +45,26 @@ async def write(request: Request, context: Context, query: Query) -> Response:
         if size_bytes <= MAX_UNPACKED_BYTES:
             get_body_lease(request).grow(size_bytes)
         if size_bytes < IN_A_THREAD_BYTES:
-            taken = read(body, version)
+            taken = decode_write_request(body, version)
         else:
-            taken = await asyncio.to_thread(read, body, version)
+            taken = await asyncio.to_thread(decode_write_request, body, version)
     except RecordError as error:
         context.metrics.refused.labels(error.reason).inc()
         raise Problem(413 if error.reason == "too_large" else 400, error.reason, str(error)) from None
     if len(taken.of):
         await writer.append([body], context.clock.now_ms(), KINDS[version])
     context.metrics.written.labels(f"{version}.0").inc(len(taken.of))
-    return Response(None, 204, {"cache-control": NO_STORE} | (_written(taken) if version is Version.V2 else {}))
+    return Response(
+        None, 204, {"cache-control": NO_STORE} | (_make_written_headers(taken) if version is Version.V2 else {})
+    )
 
 
-def read(body: bytes, version: Version) -> WriteRequest:
+def decode_write_request(body: bytes, version: Version) -> WriteRequest:
     """Unpack and decode a request body. Raises RecordError if it is unreadable."""
-    return walk(unpack(body, MAX_UNPACKED_BYTES), version)
+    return parse_write_request(unpack(body, MAX_UNPACKED_BYTES), version)
 
 
-def _version(content_type: str) -> Version:
+def _parse_version(content_type: str) -> Version:
     """Return the protocol version that a content type names. Raises problem 415."""
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
     named = {key.strip(): value.strip().strip('"') for key, _, value in (part.partition("=") for part in parameters)}
@@ -82,7 +84,7 @@ def _check_coding(coding: str) -> None:
         raise Problem(415, "unknown_coding", detail, headers={"accept-encoding": "snappy"})
 
 
-def _written(taken: WriteRequest) -> dict[str, str]:
+def _make_written_headers(taken: WriteRequest) -> dict[str, str]:
     """Return the headers with the numbers of stored records, for a sender of version 2.0.
 
     Samples are stored. Histograms and exemplars are not.
@@ -95,7 +97,7 @@ ROWS = (
     Row(
         "POST",
         "/api/v1/write",
-        write,
+        answer_remote_write,
         "Prometheus remote write 1.0 and 2.0: snappy, protobuf",
         "samples",
         scope=Scope.EVENTS,

@@ -15,13 +15,13 @@ from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.models.risk.part_risk import list_usual_parts
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.service.answers.risk import NodeAnswer, RiskNodes
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.http.problems import warming
+from fleetcast.service.http.problems import make_warming_problem
 from fleetcast.service.http.table import Param, Query, Row, encode
-from fleetcast.service.pipeline.documents import probability
+from fleetcast.service.pipeline.documents import round_probability
 
 MAX_ROWS = 100_000
 ROWS_AT_A_TIME = 250
@@ -36,28 +36,28 @@ RANKING_PARAMS = (
 )
 
 
-async def node(request: Request, context: Context, query: Query) -> Response:
+async def answer_node(request: Request, context: Context, query: Query) -> Response:
     """Answer with the prebuilt answer of one node."""
-    board = context.cache.board()
-    answers = context.cache.node_answers(board)
+    board = context.cache.get_board()
+    answers = context.cache.get_node_answers(board)
     name = request.path_params["node"]
-    body = answers.body(name.encode())
+    body = answers.get_body(name.encode())
     if body is None:
         raise UnknownEntity(f"no node {name[:200]!r}; {len(answers.rows)} known")
     if not body:
-        raise warming(f"node {name} is new and has no scores yet")
-    return answer(context, board, answers.as_of_ms, body)
+        raise make_warming_problem(f"node {name} is new and has no scores yet")
+    return make_aged_answer(context, board, answers.as_of_ms, body)
 
 
-async def ranking(request: Request, context: Context, query: Query) -> Response:
+async def answer_ranking(request: Request, context: Context, query: Query) -> Response:
     """Answer with the ranking of nodes, the riskiest first."""
-    cache, board = context.cache, context.cache.board()
-    as_of_ms = cache.as_of_ms(board, "answers.risk")
+    cache, board = context.cache, context.cache.get_board()
+    as_of_ms = cache.get_as_of_ms(board, "answers.risk")
     of_rack = _make_rack_mask(board, query["rack"])
     key = ("ranking", query["horizon_s"], query["kind"])
     ranked = await asyncio.shield(
         cache.get_or_derive(
-            board, key, lambda: asyncio.ensure_future(_rank(cache, board, query["horizon_s"], query["kind"]))
+            board, key, lambda: asyncio.ensure_future(_rank_nodes(cache, board, query["horizon_s"], query["kind"]))
         )
     )
     chosen = ranked.p >= (-1.0 if query["min"] is None else query["min"])
@@ -70,14 +70,14 @@ async def ranking(request: Request, context: Context, query: Query) -> Response:
         model,
         rows,
         USUAL,
-        _record(cache, board),
+        _encode_calibration(cache, board),
     )
-    return answer(context, board, as_of_ms, body)
+    return make_aged_answer(context, board, as_of_ms, body)
 
 
-def _record(cache: BoardCache, board: Board) -> bytes:
+def _encode_calibration(cache: BoardCache, board: Board) -> bytes:
     """Return the JSON of how accurate past probabilities were, and of the history hazard's training data."""
-    known = cache.document(board, "doc.risk_calibration")
+    known = cache.get_document(board, "doc.risk_calibration")
     return b'"calibration":%b,"history":%b' % (encode(known["rows"]), encode(known["history"]))
 
 
@@ -94,14 +94,14 @@ class Ranking:
     rows: list[bytes]
 
 
-async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | None) -> Ranking:
+async def _rank_nodes(cache: BoardCache, board: Board, horizon_s: int, kind: str | None) -> Ranking:
     """Rank the nodes, and render their rows as JSON in slices. Other requests can run between slices."""
     kinds = RISK_KINDS if kind is None else (kind,)
     risk = board.array("node.risk")[[RISK_KINDS.index(name) for name in kinds], RISK_HORIZONS_S.index(horizon_s)]
     known = np.nan_to_num(risk, nan=-1.0)
     worst, which = known.max(axis=0), known.argmax(axis=0).tolist()
     order = np.argsort(-worst, kind="stable")
-    blob = cache.section(board, "answers.risk")
+    blob = cache.get_section(board, "answers.risk")
     offsets: list[int] = board.array("answers.risk.offsets").tolist()
     tails = [b',"kind":"%b","horizon_s":%d}' % (name.encode(), horizon_s) for name in kinds]
     unknown = b',"kind":null,"horizon_s":%d}' % horizon_s
@@ -109,7 +109,7 @@ async def _rank(cache: BoardCache, board: Board, horizon_s: int, kind: str | Non
     shown: list[float] = []
     for begin in range(0, len(order), ROWS_AT_A_TIME):
         for row in order[begin : begin + ROWS_AT_A_TIME].tolist():
-            p = probability(worst[row]) if worst[row] >= 0 else None
+            p = round_probability(worst[row]) if worst[row] >= 0 else None
             tail = unknown if p is None else tails[which[row]]
             head = bytes(blob[offsets[row] : offsets[row + 1] - 1])
             rows.append(b'%b,"p":%b%b' % (head, encode(p), tail))
@@ -136,7 +136,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/nodes/{node}",
-        node,
+        answer_node,
         "One node: risk by kind and horizon, reasons, action, jobs and GPUs",
         "risk",
         answer=NodeAnswer,
@@ -169,7 +169,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/risk/nodes",
-        ranking,
+        answer_ranking,
         "All nodes, riskiest first",
         "risk",
         params=RANKING_PARAMS,

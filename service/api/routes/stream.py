@@ -12,18 +12,18 @@ from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.table import Query, Row
 
 
-async def stream(request: Request, context: Context, query: Query) -> Response:
+async def answer_stream(request: Request, context: Context, query: Query) -> Response:
     """Stream events to one client until it disconnects or the server stops."""
     if context.stream.clients >= MAX_CLIENTS:
         raise Problem(503, "too_many_streams", f"{MAX_CLIENTS} streams are open", headers={"retry-after": "10"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_counted(context), headers=headers, media_type="text/event-stream")
+    return StreamingResponse(_stream_and_count(context), headers=headers, media_type="text/event-stream")
 
 
-async def _counted(context: Context) -> AsyncIterator[bytes]:
+async def _stream_and_count(context: Context) -> AsyncIterator[bytes]:
     context.metrics.streams.inc()
     try:
-        async with contextlib.aclosing(context.stream.events()) as events:
+        async with contextlib.aclosing(context.stream.stream_events()) as events:
             async for part in events:
                 yield part
     finally:
@@ -34,7 +34,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/stream",
-        stream,
+        answer_stream,
         "Server-sent events: `board` at each new board, `hard` for hard signals at once",
         "fleet",
         answer=str,

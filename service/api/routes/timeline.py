@@ -12,14 +12,14 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.fleet.printable import printable
-from fleetcast.service.api.routes.aged_answer import answer
+from fleetcast.fleet.printable import escape_unprintable
+from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
-from fleetcast.service.http.problems import warming
+from fleetcast.service.http.problems import make_warming_problem
 from fleetcast.service.http.table import Param, Query, Row, encode
-from fleetcast.service.pipeline.node_past import HORIZONS_S, SECTION, PastSpan, Shown, Spell, Stay
+from fleetcast.service.pipeline.node_past import HORIZONS_S, SECTION, PastSpan, PublishedTimeline, Spell, Stay
 
 DAY_MINUTES = 1440
 WORDS = {
@@ -133,57 +133,57 @@ class NodeTimeline(msgspec.Struct):
     states: list[StateSpan]
 
 
-async def timeline(request: Request, context: Context, query: Query) -> Response:
+async def answer_timeline(request: Request, context: Context, query: Query) -> Response:
     """Answer with the timeline of a node over the last minutes, the oldest first."""
-    cache, board = context.cache, context.cache.board()
+    cache, board = context.cache, context.cache.get_board()
     shown = read_node_past(cache, board, request.path_params["node"])
-    as_of_ms = cache.as_of_ms(board, "answers.node")
-    body = _timeline(shown, as_of_ms - 60_000 * int(query["minutes"]), as_of_ms)
-    return answer(context, board, as_of_ms, encode(body))
+    as_of_ms = cache.get_as_of_ms(board, "answers.node")
+    body = _make_timeline(shown, as_of_ms - 60_000 * int(query["minutes"]), as_of_ms)
+    return make_aged_answer(context, board, as_of_ms, encode(body))
 
 
-def read_node_past(cache: BoardCache, board: Board, name: str) -> Shown:
+def read_node_past(cache: BoardCache, board: Board, name: str) -> PublishedTimeline:
     """Return the recorded past of a node.
 
     Raises UnknownEntity, and a 503 problem if the node is too new to have one.
     """
-    rows = cache.node_answers(board).rows
+    rows = cache.get_node_answers(board).rows
     row = rows.get(name.encode())
     if row is None:
         raise UnknownEntity(f"no node {name[:200]!r}; {len(rows)} known")
-    blob, offsets = cache.section(board, SECTION), cache.section(board, f"{SECTION}.offsets").cast("q")
+    blob, offsets = cache.get_section(board, SECTION), cache.get_section(board, f"{SECTION}.offsets").cast("q")
     if row + 1 >= len(offsets):
-        raise warming(f"node {name} is new and has no timeline yet")
-    return msgspec.json.decode(blob[offsets[row] : offsets[row + 1]], type=Shown)
+        raise make_warming_problem(f"node {name} is new and has no timeline yet")
+    return msgspec.json.decode(blob[offsets[row] : offsets[row + 1]], type=PublishedTimeline)
 
 
-def _timeline(past: Shown, from_ms: int, now_ms: int) -> NodeTimeline:
+def _make_timeline(past: PublishedTimeline, from_ms: int, now_ms: int) -> NodeTimeline:
     events = [event for event in past.events if from_ms <= event.time_ms <= now_ms]
     times_ms = {event.time_ms for event in past.events}
     faults = [spell for spell in past.signals if spell.fault and spell.began_ms not in times_ms]
     happened = [_make_event_happening(event) for event in events]
     happened += [_make_fault_happening(spell) for spell in faults if spell.began_ms >= from_ms]
     actions = [ActionSpan(row.code, row.sentence, row.began_ms, row.ended_ms, False) for row in past.actions]
-    actions += _drains(past.events)
+    actions += _make_drain_spans(past.events)
     return NodeTimeline(
         node=past.node,
         as_of_ms=now_ms,
         from_ms=from_ms,
         known_since_ms=past.began_ms,
-        scores=[_scores(past, at, from_ms) for at in range(len(HORIZONS_S))],
-        signals=[_make_signal_spell(row) for row in past.signals if _since(row, from_ms)],
+        scores=[_make_scores(past, at, from_ms) for at in range(len(HORIZONS_S))],
+        signals=[_make_signal_spell(row) for row in past.signals if _overlaps_span(row, from_ms)],
         events=sorted(happened, key=lambda row: row.time_ms),
-        jobs=[_stay(row) for row in past.stays if _since(row, from_ms)],
-        actions=sorted((row for row in actions if _since(row, from_ms)), key=lambda row: row.began_ms),
-        states=[StateSpan(row.code, row.began_ms, row.ended_ms) for row in past.states if _since(row, from_ms)],
+        jobs=[_make_job_stay(row) for row in past.stays if _overlaps_span(row, from_ms)],
+        actions=sorted((row for row in actions if _overlaps_span(row, from_ms)), key=lambda row: row.began_ms),
+        states=[StateSpan(row.code, row.began_ms, row.ended_ms) for row in past.states if _overlaps_span(row, from_ms)],
     )
 
 
-def _since(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> bool:
+def _overlaps_span(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> bool:
     return row.ended_ms is None or row.ended_ms >= from_ms
 
 
-def _scores(past: Shown, at: int, from_ms: int) -> Scores:
+def _make_scores(past: PublishedTimeline, at: int, from_ms: int) -> Scores:
     """Return the steps of one horizon from `from_ms` on, without steps that change nothing.
 
     at: the index of the horizon. The last step before `from_ms` is the first one returned.
@@ -204,7 +204,7 @@ def _make_signal_spell(row: Spell) -> SignalSpell:
     return SignalSpell(*said, row.began_ms, row.ended_ms, values)
 
 
-def _stay(row: Stay) -> JobStay:
+def _make_job_stay(row: Stay) -> JobStay:
     return JobStay(row.job, row.attempt, row.gpus, row.began_ms, row.ended_ms, row.outcome)
 
 
@@ -220,11 +220,11 @@ def _make_event_happening(event: NodeEvent) -> Happening:
     if event.type in ("withhold", "release") and event.check:
         what = f"{what} ({event.check.replace('_', ' ')})"
     where = "" if event.gpu is None else f"GPU {event.gpu}: "
-    said = f"{where}{what}" + (f": {printable(event.message)}" if event.message else "")
+    said = f"{where}{what}" + (f": {escape_unprintable(event.message)}" if event.message else "")
     return Happening(event.time_ms, event.type, said, event.source, event.gpu, event.code)
 
 
-def _drains(events: Sequence[NodeEvent]) -> list[ActionSpan]:
+def _make_drain_spans(events: Sequence[NodeEvent]) -> list[ActionSpan]:
     """Return a span from each drain to its undrain, as events reported them."""
     spans: list[ActionSpan] = []
     for event in sorted(events, key=lambda row: row.time_ms):
@@ -232,7 +232,7 @@ def _drains(events: Sequence[NodeEvent]) -> list[ActionSpan]:
         if event.type == "undrain" and is_open:
             spans[-1].ended_ms = event.time_ms
         elif event.type == "drain" and not is_open:
-            why = f": {printable(event.message)}" if event.message else ""
+            why = f": {escape_unprintable(event.message)}" if event.message else ""
             spans.append(
                 ActionSpan("drained", f"Taken out of service by {event.source}{why}", event.time_ms, None, True)
             )
@@ -296,7 +296,7 @@ ROWS = (
     Row(
         "GET",
         "/v1/nodes/{node}/timeline",
-        timeline,
+        answer_timeline,
         "One node's past on one time axis: scores, signals, faults and events, jobs, actions; changes only",
         "risk",
         params=(Param("minutes", int, "how far back, in fleet time", 60, least=1, most=7 * DAY_MINUTES),),

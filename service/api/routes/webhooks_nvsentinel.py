@@ -8,15 +8,20 @@ from starlette.responses import Response
 from fleetcast.ingest.health.nvsentinel import HealthEnvelope, decode
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
+from fleetcast.service.api.routes.events import (
+    IN_A_THREAD_BYTES,
+    accept_records,
+    read_event_body,
+    refuse_unreadable_body,
+)
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.table import Query, Row
 
 
-async def nvsentinel(request: Request, context: Context, query: Query) -> Response:
+async def answer_nvsentinel(request: Request, context: Context, query: Query) -> Response:
     """Accept every good event of the body."""
-    context.writer()
+    context.get_event_writer()
     try:
         body = await read_event_body(request, context)
     except Problem as problem:
@@ -29,14 +34,14 @@ async def nvsentinel(request: Request, context: Context, query: Query) -> Respon
         decoded = decode(body, headers, now_ms, limit_ms)
     else:
         decoded = await asyncio.to_thread(decode, body, headers, now_ms, limit_ms)
-    return await accept(request, context, decoded, now_ms)
+    return await accept_records(request, context, decoded, now_ms)
 
 
 ROWS = (
     Row(
         "POST",
         "/v1/webhooks/nvsentinel",
-        nvsentinel,
+        answer_nvsentinel,
         "Health events of NVSentinel's event exporter: CloudEvents 1.0, one, a batch, or in headers",
         "events",
         scope=Scope.EVENTS,

@@ -23,13 +23,24 @@ from fleetcast.ingest.lifecycle import (
     compute_queued_sequence,
     compute_submitted_sequence,
 )
-from fleetcast.ingest.slurm.job_numbers import JobNumbers, NumberedJob, number_of, parse_slurm_id, who
+from fleetcast.ingest.slurm.job_numbers import (
+    JobNumbers,
+    NumberedJob,
+    hash_user_and_name,
+    parse_job_number,
+    parse_slurm_id,
+)
 from fleetcast.ingest.slurm.jobcomp import read_completions
-from fleetcast.ingest.slurm.jobs import Site, SlurmJob, check, job_events
-from fleetcast.ingest.slurm.records import Read
+from fleetcast.ingest.slurm.jobs import Site, SlurmJob, encode_checked_event, make_job_events
+from fleetcast.ingest.slurm.records import ReadRecords
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
+from fleetcast.service.api.routes.events import (
+    IN_A_THREAD_BYTES,
+    accept_records,
+    read_event_body,
+    refuse_unreadable_body,
+)
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem, make_unprocessable_problem
 from fleetcast.service.http.table import Param, Query, Row
@@ -62,9 +73,9 @@ class KnownAttempt(msgspec.Struct):
     queues: tuple[str, ...] = ()
 
 
-async def accept_slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
+async def answer_slurm_jobcomp(request: Request, context: Context, query: Query) -> Response:
     """Accept every good record of the body. Unknown jobs without GPUs are ignored."""
-    context.writer()
+    context.get_event_writer()
     prefix = query["prefix"]
     if len(prefix) > MOST_PREFIX or not prefix.isprintable():
         raise make_unprocessable_problem("prefix", prefix[:80], f"at most {MOST_PREFIX} printable characters")
@@ -79,33 +90,35 @@ async def accept_slurm_jobcomp(request: Request, context: Context, query: Query)
         read = read_completions(body, now_ms, zone)
     else:
         read = await asyncio.to_thread(read_completions, body, now_ms, zone)
-    response = await accept(request, context, await translate(read, prefix, context, now_ms), now_ms)
+    response = await accept_records(
+        request, context, await translate_completions(read, prefix, context, now_ms), now_ms
+    )
     response.status_code = 200
     return response
 
 
-async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
+async def translate_completions(read: ReadRecords[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
     """Return the events of the records, numbered in order, and the bad records, numbered after them.
 
     Other tasks can run in between.
     """
     decoded = DecodedBody()
     bad = list(read.bad)
-    numbers, known = read_attempt_numbers(context), known_attempts(context)
+    numbers, known = read_attempt_numbers(context), read_known_attempts(context)
     for place, job in enumerate(read.rows):
         if place % RECORDS_A_TURN == RECORDS_A_TURN - 1:
             await asyncio.sleep(0)
         if not job.tasks:  # all tasks of this array have started, each with a record of its own
             continue
         try:
-            numbered = _numbered(_named(job, prefix, context), prefix, numbers, context)
+            numbered = _assign_attempt(_resolve_job_name(job, prefix, context), prefix, numbers, context)
             row = known.get((prefix + numbered.id, numbered.attempt or 1))
-            stated = job_events(numbered, Site(prefix=prefix))
-            events = stated if row is None else [_corrected(event, row, numbered, now_ms) for event in stated]
-            raws = [check(event, now_ms) for event in events]
+            stated = make_job_events(numbered, Site(prefix=prefix))
+            events = stated if row is None else [_correct_sequence(event, row, numbered, now_ms) for event in stated]
+            raws = [encode_checked_event(event, now_ms) for event in events]
             for event, raw in zip(events, raws, strict=True):
                 decoded.records.append(DecodedRecord(len(decoded.records), raw, event))
-        except _Passed:
+        except _SkippedJob:
             continue
         except RecordError as error:
             bad.append(error.with_traceback(None))
@@ -113,25 +126,28 @@ async def translate(read: Read[SlurmJob], prefix: str, context: Context, now_ms:
     return decoded
 
 
-class _Passed(Exception):
+class _SkippedJob(Exception):
     """The exception that skips a job without GPUs that is not known here."""
 
 
-def _named(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
+def _resolve_job_name(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
     """Return the record with the right job name if several jobs on the board have its Slurm number."""
-    number = number_of(job.id)
+    number = parse_job_number(job.id)
     rows = _find_attempts_by_number(context).get(prefix + number, ())
     jobs: dict[str, NumberedJob] = {}
     for row in rows:
         suffix = row.job.removeprefix(parse_slurm_id(row.job))
-        submit_s, (user, _) = (row.submitted_ms or 0) // 1000, who(SlurmJob(id="", states=(), user=row.user))
+        submit_s, (user, _) = (
+            (row.submitted_ms or 0) // 1000,
+            hash_user_and_name(SlurmJob(id="", states=(), user=row.user)),
+        )
         known = jobs.get(suffix, NumberedJob(suffix, submit_s, submit_s, row.attempt, user, is_counted=True))
         known.first_s, known.last_s = min(known.first_s, submit_s), max(known.last_s, submit_s)
         known.attempt = max(known.attempt, row.attempt)
         jobs[suffix] = known
     if not jobs:
         return job
-    return JobNumbers({number: sorted(jobs.values(), key=lambda one: one.last_s)}).place(job)
+    return JobNumbers({number: sorted(jobs.values(), key=lambda one: one.last_s)}).name_job(job)
 
 
 def _find_attempts_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
@@ -143,7 +159,7 @@ def _find_attempts_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
     if board is None or "doc.jobs" not in board:
         return {}
     return cache.get_or_derive(
-        board, "attempts_by_number", lambda: _group_attempts_by_number(known_attempts(context).values())
+        board, "attempts_by_number", lambda: _group_attempts_by_number(read_known_attempts(context).values())
     )
 
 
@@ -151,34 +167,36 @@ def _group_attempts_by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[Kn
     found: dict[str, list[KnownAttempt]] = {}
     for row in rows:
         if row.submitted_ms is not None:
-            found.setdefault(number_of(row.job), []).append(row)
+            found.setdefault(parse_job_number(row.job), []).append(row)
     return found
 
 
-def _numbered(job: SlurmJob, prefix: str, numbers: dict[str, list[tuple[int, int]]], context: Context) -> SlurmJob:
+def _assign_attempt(
+    job: SlurmJob, prefix: str, numbers: dict[str, list[tuple[int, int]]], context: Context
+) -> SlurmJob:
     """Return the record with its attempt number. A known job without GPUs keeps only its end.
 
     Raises _Passed for an unknown job without GPUs.
     """
     name = prefix + job.id
-    attempt = job.attempt or context.slurm_attempts.of(name, job.submit_ms, numbers.get(name, ()))
+    attempt = job.attempt or context.slurm_attempts.find_attempt(name, job.submit_ms, numbers.get(name, ()))
     job = replace(job, attempt=attempt)
     if job.submit_ms is None or job.has_gpus:
         return job
     ours = (SUBMITTED, STARTED, ENDED, EXPLAINED)
     is_recent = any(("job", name, attempt, sequence) in context.recent for sequence in ours)
     if not is_recent and name not in numbers:
-        raise _Passed
+        raise _SkippedJob
     return replace(job, submit_ms=None, start_ms=None, end_ms=job.end_ms or job.start_ms or job.submit_ms)
 
 
-def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
+def _correct_sequence(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
     """Return the event, with a later sequence if the board shows something else.
 
     The board may show another queue. It may also show a released job as blocked, or the reverse.
     """
     if isinstance(event, Submitted) and (row.queue, row.queues) != (event.queue or row.queue, event.queues):
-        since_ms = job.start_ms or job.end_ms if job.holds or job.ended else now_ms
+        since_ms = job.start_ms or job.end_ms if job.holds_nodes or job.end_state else now_ms
         return msgspec.structs.replace(event, sequence=compute_submitted_sequence(event.time_ms, since_ms or now_ms))
     if isinstance(event, Queued) and row.state == ("queued" if event.blocked else "blocked"):
         later = compute_queued_sequence(row.submitted_ms or event.time_ms, now_ms)
@@ -186,12 +204,12 @@ def _corrected(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -
     return event
 
 
-def known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
+def read_known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
     """Return (job, attempt) -> its row on the board. Empty before the first board."""
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
-    rows = cache.document(board, "doc.jobs", list[KnownAttempt])
+    rows = cache.get_document(board, "doc.jobs", list[KnownAttempt])
     return cache.get_or_derive(board, "known_attempts", lambda: {(row.job, row.attempt): row for row in rows})
 
 
@@ -202,7 +220,9 @@ def read_attempt_numbers(context: Context) -> dict[str, list[tuple[int, int]]]:
         return {}
     cache = context.cache
     return cache.get_or_derive(
-        board, "submissions", lambda: _group_submissions_by_job(cache.document(board, "doc.jobs", list[KnownAttempt]))
+        board,
+        "submissions",
+        lambda: _group_submissions_by_job(cache.get_document(board, "doc.jobs", list[KnownAttempt])),
     )
 
 
@@ -218,7 +238,7 @@ ROWS = (
     Row(
         "POST",
         "/v1/webhooks/slurm-jobcomp",
-        accept_slurm_jobcomp,
+        answer_slurm_jobcomp,
         "Completed jobs of Slurm's jobcomp plugins; environments of its prologs and epilogs",
         "events",
         params=PARAMS,

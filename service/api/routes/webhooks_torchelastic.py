@@ -11,7 +11,12 @@ from starlette.responses import Response
 from fleetcast.ingest.health.torchelastic import ElasticRecord, Sender, decode
 from fleetcast.service.answers.events import EventsAnswer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.events import IN_A_THREAD_BYTES, accept, read_event_body, refuse_unreadable_body
+from fleetcast.service.api.routes.events import (
+    IN_A_THREAD_BYTES,
+    accept_records,
+    read_event_body,
+    refuse_unreadable_body,
+)
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.table import Param, Query, Row
@@ -22,9 +27,9 @@ PARAMS = (
 )
 
 
-async def torchelastic(request: Request, context: Context, query: Query) -> Response:
+async def answer_torchelastic(request: Request, context: Context, query: Query) -> Response:
     """Accept every good record of the body. Records that change nothing are ignored."""
-    context.writer()
+    context.get_event_writer()
     try:
         body = await read_event_body(request, context)
     except Problem as problem:
@@ -37,14 +42,14 @@ async def torchelastic(request: Request, context: Context, query: Query) -> Resp
         decoded = decode(body, headers, sender, now_ms, limit_ms)
     else:
         decoded = await asyncio.to_thread(decode, body, headers, sender, now_ms, limit_ms)
-    return await accept(request, context, decoded, now_ms)
+    return await accept_records(request, context, decoded, now_ms)
 
 
 ROWS = (
     Row(
         "POST",
         "/v1/webhooks/torchelastic",
-        torchelastic,
+        answer_torchelastic,
         "Events of torchelastic's agents, workers and rendezvous, and NVRx's cycles: one, a list, or JSON lines",
         "events",
         params=PARAMS,

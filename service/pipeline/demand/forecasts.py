@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.contribution import OTHER, DemandScope, over_quota
+from fleetcast.features.contribution import OTHER, DemandScope, sum_over_quota
 from fleetcast.features.gpu_residency import ObservedGpus
 from fleetcast.features.job_records import JobRecord
 from fleetcast.features.pool_inventory import EVERYTHING, UNASSIGNED, PoolInventory
@@ -30,9 +30,9 @@ from fleetcast.features.request_series import ServingCapacity, sum_request_rates
 from fleetcast.features.serving import ServedInstance
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.demand.demand_model import Key, RunningGpus, demand_model, list_cold_starts
+from fleetcast.models.demand.demand_model import Key, RunningGpus, list_cold_starts, make_demand_model
 from fleetcast.models.demand.forecaster import BIN_MS, DemandForecaster, Histories, SeriesKey
-from fleetcast.models.demand.prescale import prescale
+from fleetcast.models.demand.prescale import compute_prescale
 from fleetcast.models.demand.rows import DemandRow, WaitsFor
 from fleetcast.service.answers.fitted_models import ShadowModel
 from fleetcast.service.board.board import Board, Section
@@ -119,7 +119,7 @@ class DemandForecasts(Capability):
         return self._trees.version if self._trees is not None else ""
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        unknown = unknown_by_pool(tick) if tick.are_jobs_known else None
+        unknown = count_unattributed_by_pool(tick) if tick.are_jobs_known else None
         in_use = None if unknown is None else sum(unknown.values())
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
         self._unread.append(
@@ -188,12 +188,16 @@ class DemandForecasts(Capability):
     async def forecast(self, state: FleetState) -> None:
         """Forecast all demand, and publish the result in `latest` and `metrics`."""
         now_ms, demand = self._clock.now_ms(), state.demand
-        demand.apply_inventory(PoolInventory.of(state.topology), state.jobs.attempts.values(), now_ms)
+        demand.apply_inventory(PoolInventory.from_topology(state.topology), state.jobs.attempts.values(), now_ms)
         self.record_ticks(state)
         demand.replace_small_groups(now_ms)
         histories = await read_histories(demand, now_ms)
-        rates = {key: demand.requests.served(*key) for key in demand.requests.models()}
-        records, residency, quota = demand.records.rows(), demand.residency.shares(), over_quota(demand.known())
+        rates = {key: demand.requests.find_capacity(*key) for key in demand.requests.list_models()}
+        records, residency, quota = (
+            demand.records.list_records(),
+            demand.residency.compute_shares(),
+            sum_over_quota(demand.list_contributions()),
+        )
         async with self.free:
             await run_in_thread(lambda: self._make_forecasts(histories, now_ms, records, residency, rates, quota))
 
@@ -221,22 +225,22 @@ class DemandForecasts(Capability):
     ) -> None:
         for trees in (self._trees, self._shadow):
             if trees is not None and trees.refresh():
-                self._forecaster.use(trees.name, trees.version)
-        rows = self._forecaster.update(histories, now_ms)
+                self._forecaster.switch_version(trees.name, trees.version)
+        rows = self._forecaster.forecast_all(histories, now_ms)
         add_gpu_bounds(rows, histories, quota)
         cold = list_cold_starts(records)
         for row in rows:
             if row.target == "request_rate" and (row.queue, row.group) in rates:
                 seen = rates[row.queue, row.group]
                 starts = cold.get((row.queue, row.class_))
-                row.prescale = prescale(row, seen.instances, seen.peak_per_instance, starts)
+                row.prescale = compute_prescale(row, seen.instances, seen.peak_per_instance, starts)
         if now_ms // BIN_MS != self._model_bin:
-            self._model = demand_model(find_running_by_class(histories), records, residency)
+            self._model = make_demand_model(find_running_by_class(histories), records, residency)
             self._model_bin = now_ms // BIN_MS
         self.rows = rows
         if self._trees is not None and self._shadow is not None:
-            self.shadow = make_shadow_model(self._forecaster.losses(), self._shadow, self._trees)
-        self.latest = make_demand_sections(rows, self._forecaster.record(), self._model, now_ms)
+            self.shadow = make_shadow_model(self._forecaster.compute_mean_losses(), self._shadow, self._trees)
+        self.latest = make_demand_sections(rows, self._forecaster.make_chart_record(), self._model, now_ms)
         self.metrics = make_demand_page(rows) + make_parts_page(rows) + make_trees_page(self._trees)
 
 
@@ -284,7 +288,7 @@ def add_gpu_bounds(
             row.waits_for = WaitsFor(held_up, round(row.now - held_up, 3))
 
 
-def unknown_by_pool(tick: Tick) -> Counter[str]:
+def count_unattributed_by_pool(tick: Tick) -> Counter[str]:
     """Return pool of machines -> number of GPUs at work that no job holds."""
     at_work = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1)
     counts = np.maximum(at_work - tick.bound_gpus, 0).tolist()  # jobs whose pods are bound count by what they ask for
@@ -300,11 +304,11 @@ def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
 
     Returns the GPUs with known memory and activity, and how many of them are loaded and active.
     """
-    used, free = _reading(tick, "fb_used_bytes"), _reading(tick, "fb_free_bytes")
-    total = _reading(tick, "fb_total_bytes")
+    used, free = _read_feature(tick, "fb_used_bytes"), _read_feature(tick, "fb_free_bytes")
+    total = _read_feature(tick, "fb_total_bytes")
     total = np.where(np.isfinite(total), total, used + free)
-    active = _reading(tick, ACTIVITY[0])
-    active = np.where(np.isfinite(active), active, _reading(tick, ACTIVITY[1]))
+    active = _read_feature(tick, ACTIVITY[0])
+    active = np.where(np.isfinite(active), active, _read_feature(tick, ACTIVITY[1]))
     holder = tick.occupancy.holder
     known = (holder >= 0) & np.isfinite(used) & (total > 0) & np.isfinite(active)
     loaded, busy = known & (used > LOADED_SHARE * total), known & (active > ACTIVE_SHARE)
@@ -318,7 +322,7 @@ def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
     return dict(looks)
 
 
-def _reading(tick: Tick, feature: str) -> NDArray[np.float64]:
+def _read_feature(tick: Tick, feature: str) -> NDArray[np.float64]:
     """Return (n, g) float64, the last fresh value of a feature of each GPU, NaN if unknown."""
     if feature not in tick.frames.gpu.names:
         return np.full(tick.gpu_rows.shape, np.nan)

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from fleetcast.models.demand.rows import DemandRow, WaitsFor
-from fleetcast.service.exposition import Page, span
+from fleetcast.service.exposition import Page, format_horizon
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees
 
 POOLS_SHOWN = 20
@@ -41,23 +41,28 @@ def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
     _add_forecasts(page, rows)
     _add_waits(page, rows)
     left_out = len(size) - len(shown)
-    page.number("demand_pools_left_out", "Queues and pools without series, beyond the bound of this page.", left_out)
+    page.add_number(
+        "demand_pools_left_out", "Queues and pools without series, beyond the bound of this page.", left_out
+    )
     return page.encode()
 
 
 def _add_forecasts(page: Page, rows: Sequence[NamedRow]) -> None:
     """Add the demand now, its forecasts, and how good the forecasts were."""
-    page.gauge(
+    page.add_gauge(
         "demand_now_gpus",
         "GPUs by queue, and by pool of machines: running, queued, wanted (both), and arriving within ten minutes.",
         [(labels, row.now) for labels, row in rows],
     )
-    page.add(
+    page.add_family(
         "summary",
         "demand_forecast_gpus",
         "Forecast of the same, by how far ahead.",
         [
-            ({**labels, "horizon": span(horizon_s), "quantile": f"{q:g}"}, row.values[row.quantiles.index(q)][h])
+            (
+                {**labels, "horizon": format_horizon(horizon_s), "quantile": f"{q:g}"},
+                row.values[row.quantiles.index(q)][h],
+            )
             for labels, row in rows
             for q in QUEUE_QUANTILES
             if q in row.quantiles
@@ -65,22 +70,22 @@ def _add_forecasts(page: Page, rows: Sequence[NamedRow]) -> None:
         ],
     )
     ahead = sorted({horizon_s for _, row in rows for horizon_s in row.horizons_s})
-    page.gauge(
+    page.add_gauge(
         "demand_horizon_seconds",
         "How far ahead a horizon is, to sort by.",
-        [({"horizon": span(horizon_s)}, horizon_s) for horizon_s in ahead],
+        [({"horizon": format_horizon(horizon_s)}, horizon_s) for horizon_s in ahead],
     )
-    page.gauge(
+    page.add_gauge(
         "demand_coverage_ratio",
         "Share of outcomes inside the 10 to 90 % band, in the model's own record; 0.8 is right.",
         [(labels, (row.record or {}).get("coverage_80")) for labels, row in rows],
     )
-    page.gauge(
+    page.add_gauge(
         "demand_loss_ratio",
         "Weighted quantile loss over that of the best naive forecast, in the model's own record; below 1 is better.",
         [(labels, (row.record or {}).get("wql_vs_best_naive")) for labels, row in rows],
     )
-    page.gauge(
+    page.add_gauge(
         "demand_model_info", "Who serves a series.", [({**labels, "model": row.model}, 1) for labels, row in rows]
     )
 
@@ -88,7 +93,7 @@ def _add_forecasts(page: Page, rows: Sequence[NamedRow]) -> None:
 def _add_waits(page: Page, rows: Sequence[NamedRow]) -> None:
     """Add the GPUs that jobs wait for, and those that they may use."""
     waits = [(labels, row.waits_for) for labels, row in rows if isinstance(row.waits_for, WaitsFor)]
-    page.gauge(
+    page.add_gauge(
         "demand_waiting_gpus",
         "GPUs of jobs that wait, by what they wait for: machines, or a quota of their queue.",
         [
@@ -97,7 +102,7 @@ def _add_waits(page: Page, rows: Sequence[NamedRow]) -> None:
             for name, gpus in (("machines", row.machines), ("quota", row.quota))
         ],
     )
-    page.gauge(
+    page.add_gauge(
         "demand_usable_gpus",
         "GPUs that the jobs of a queue may use, and those of a pool of machines.",
         [
@@ -122,15 +127,24 @@ def make_parts_page(rows: Rows) -> bytes:
     groups = [row for row in rows if row.target == "wanted" and row.group != "all" and row.queue != "all"]
     shown = sorted(groups, key=lambda row: (-row.now, row.queue, row.group))[:GROUPS_SHOWN]
     named = [({"queue": row.queue, "group": row.group}, row) for row in shown]
-    page.gauge("demand_group_now_gpus", "GPUs that a user group wants.", [(labels, row.now) for labels, row in named])
-    page.add("summary", "demand_group_forecast_gpus", "Forecast of the same.", _ahead(named, HORIZONS_S))
-    page.number("demand_groups_left_out", "User groups without series.", len(groups) - len(shown))
+    page.add_gauge(
+        "demand_group_now_gpus", "GPUs that a user group wants.", [(labels, row.now) for labels, row in named]
+    )
+    page.add_family(
+        "summary", "demand_group_forecast_gpus", "Forecast of the same.", _make_forecast_rows(named, HORIZONS_S)
+    )
+    page.add_number("demand_groups_left_out", "User groups without series.", len(groups) - len(shown))
     models = [row for row in rows if row.target == "request_rate" and row.group != "all"]
     shown = sorted(models, key=lambda row: (-row.now, row.queue, row.group))[:MODELS_SHOWN]
     named = [({"pool": row.queue, "model": row.group}, row) for row in shown]
-    page.gauge("demand_requests_per_s", "Requests per second.", [(labels, row.now) for labels, row in named])
-    page.add("summary", "demand_requests_forecast_per_s", "Forecast of the same.", _ahead(named, RATE_HORIZONS_S))
-    page.gauge(
+    page.add_gauge("demand_requests_per_s", "Requests per second.", [(labels, row.now) for labels, row in named])
+    page.add_family(
+        "summary",
+        "demand_requests_forecast_per_s",
+        "Forecast of the same.",
+        _make_forecast_rows(named, RATE_HORIZONS_S),
+    )
+    page.add_gauge(
         "demand_prescale_timestamp_seconds",
         "When to scale a served model up, so that it is ready before its p90 passes what now serves.",
         [(labels, scale / 1000) for labels, row in named if row.prescale and (scale := row.prescale.scale_ms)],
@@ -138,10 +152,12 @@ def make_parts_page(rows: Rows) -> bytes:
     return page.encode()
 
 
-def _ahead(named: Sequence[NamedRow], horizons_s: Sequence[int]) -> list[tuple[dict[str, str], float | None]]:
+def _make_forecast_rows(
+    named: Sequence[NamedRow], horizons_s: Sequence[int]
+) -> list[tuple[dict[str, str], float | None]]:
     return [
         (
-            {**labels, "horizon": span(horizon_s), "quantile": f"{q:g}"},
+            {**labels, "horizon": format_horizon(horizon_s), "quantile": f"{q:g}"},
             row.values[row.quantiles.index(q)][row.horizons_s.index(horizon_s)],
         )
         for labels, row in named
@@ -155,7 +171,7 @@ def make_trees_page(trees: ServedTrees | None) -> bytes:
     page = Page()
     if trees is not None:
         rows = [({"model": trees.version}, 1)] if trees.version else []
-        page.gauge("demand_trees_info", "The version of the demand trees that forecast.", rows)
+        page.add_gauge("demand_trees_info", "The version of the demand trees that forecast.", rows)
         text = "1 while the promoted demand trees cannot forecast; the other forecasters serve."
-        page.number("demand_trees_trouble", text, int(bool(trees.trouble)))
+        page.add_number("demand_trees_trouble", text, int(bool(trees.trouble)))
     return page.encode()

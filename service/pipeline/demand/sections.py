@@ -37,9 +37,9 @@ def make_demand_sections(
     `/v1/demand/model`.
     """
     head = b'{"as_of_ms":%d,"series":[' % as_of_ms
-    body, offsets = _joined(head, [encode(row) for row in rows], b"]}")
+    body, offsets = _join_parts(head, [encode(row) for row in rows], b"]}")
     names = [(row.queue, row.class_, row.group, row.target, row.pool) for row in rows]
-    fans, places = _joined(b"{", [encode(name) + b":" + encode(fan) for name, fan in record.items()], b"}")
+    fans, places = _join_parts(b"{", [encode(name) + b":" + encode(fan) for name, fan in record.items()], b"}")
     data: dict[str, NDArray[Any] | bytes] = {
         "doc.demand": body,
         "demand.keys": encode(names),
@@ -69,7 +69,7 @@ def copy_demand_sections(board: Board) -> list[Section]:
     return found
 
 
-def _joined(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
+def _join_parts(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
     """Join parts with commas between `head` and `tail`.
 
     Also return (part, 2) int64, the begin and end offset of each part.
@@ -104,11 +104,11 @@ def read_demand_keys(board: Board) -> DemandKeys:
 
     Boards with the same keys share one result.
     """
-    return _keys(bytes(board.raw("demand.keys")))
+    return _decode_keys(bytes(board.raw("demand.keys")))
 
 
 @lru_cache(2)
-def _keys(encoded: bytes) -> DemandKeys:
+def _decode_keys(encoded: bytes) -> DemandKeys:
     rows = [_complete_key(key) for key in msgspec.json.decode(encoded, type=list[list[str]])]
     by_queue: dict[str, list[int]] = {}
     for row, key in enumerate(rows):
@@ -124,7 +124,7 @@ def _complete_key(key: Sequence[str]) -> Key:
 
 def read_demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
     """Return the demand rows at the given indices, still encoded."""
-    return _parts(board, "doc.demand", "demand.offsets", at)
+    return _read_parts(board, "doc.demand", "demand.offsets", at)
 
 
 def read_demand_record(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
@@ -135,10 +135,10 @@ def read_demand_record(board: Board, name: str) -> dict[str, msgspec.Raw] | None
     names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
     if name not in names:
         return None
-    (part,) = _parts(board, "doc.demand_record", "demand_record.offsets", [names.index(name)])
+    (part,) = _read_parts(board, "doc.demand_record", "demand_record.offsets", [names.index(name)])
     return msgspec.json.decode(b"{%b}" % bytes(part), type=dict[str, dict[str, msgspec.Raw]])[name]
 
 
-def _parts(board: Board, section: str, offsets: str, at: Iterable[int]) -> list[msgspec.Raw]:
+def _read_parts(board: Board, section: str, offsets: str, at: Iterable[int]) -> list[msgspec.Raw]:
     body, places = board.raw(section), board.raw(offsets).cast("q")  # in place: an array costs more than one row
     return [msgspec.Raw(body[places[2 * row] : places[2 * row + 1]]) for row in at]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.errors import ModelError
-from fleetcast.models.demand.largest import largest, select_panel_rows
+from fleetcast.models.demand.largest import find_largest_rows, select_panel_rows
 from fleetcast.models.forecast import QUANTILES, Forecaster, Panel
 from fleetcast.models.versions.card import read_card
 from fleetcast.models.versions.registry import Registry
@@ -51,14 +51,14 @@ class ServedTrees:
         This blocks on files.
         """
         try:
-            wanted = self._wanted()
+            wanted = self._read_wanted_version()
             if wanted == self._pointer:
                 return False
             self._pointer, self._model, self.version = wanted, None, ""
             if wanted is not None:
-                self._load(wanted)
+                self._load_version(wanted)
         except (ModelError, OSError) as error:
-            self._fail(str(error))
+            self._stop_serving(str(error))
             self._pointer = UNREAD
             return False
         spoke = self._spoke
@@ -68,26 +68,26 @@ class ServedTrees:
             self.trouble = ""
         return self._spoke != spoke
 
-    def _wanted(self) -> str | None:
+    def _read_wanted_version(self) -> str | None:
         """Return the name of the version that should serve. Raises ModelError if the registry cannot be read."""
         return self._registry.current_version(KIND)
 
-    def _load(self, version: str) -> None:
+    def _load_version(self, version: str) -> None:
         """Load the current version's trees. If OSError is raised, `refresh` tries again.
 
         A damaged version is not tried again.
         """
         try:
-            folder = self._registry.current(KIND)
+            folder = self._registry.find_serving_folder(KIND)
             if folder is not None:
-                self._use(folder)
+                self._use_folder(folder)
         except ModelError as error:
-            self._fail(f"version {version}: {error}")
+            self._stop_serving(f"version {version}: {error}")
 
-    def _use(self, folder: Path) -> None:
+    def _use_folder(self, folder: Path) -> None:
         gate = read_card(folder).gate if self.withholds else None
         self._model, self._fitted_until_ms = load_trees(folder)
-        self._withheld = gate.withheld if gate else frozenset()
+        self._withheld = gate.withheld_targets if gate else frozenset()
         self.version, self.trouble = f"{KIND}-{folder.name}", ""
         but = f", but not {', '.join(sorted(self._withheld))}, which it lost" if self._withheld else ""
         logger.info("demand: the trees of %s forecast%s", self.version, but)
@@ -100,21 +100,21 @@ class ServedTrees:
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
-        later, rows = np.flatnonzero(ends >= self._fitted_until_ms), largest(panel, MOST_SERIES)
+        later, rows = np.flatnonzero(ends >= self._fitted_until_ms), find_largest_rows(panel, MOST_SERIES)
         if self._model is None or not len(later) or panel.target in self._withheld:
             return found
         try:
             answer = self._model.forecast(select_panel_rows(panel, rows), origins[later], steps)
         except (ModelError, ValueError) as error:
-            self._fail(f"{self.version}: {error}")
+            self._stop_serving(f"{self.version}: {error}")
             return found
         if answer.shape != (len(QUANTILES), len(steps), len(later), len(rows)) or np.isinf(answer).any():
-            self._fail(f"{self.version} gives forecasts that are none")
+            self._stop_serving(f"{self.version} gives forecasts that are none")
             return found
         found[:, :, later[:, None], rows] = np.sort(answer, axis=0)
         return found
 
-    def _fail(self, why: str) -> None:
+    def _stop_serving(self, why: str) -> None:
         if why != self.trouble:
             logger.warning("demand: %s; the other forecasters serve", why)
         self._model, self.version, self.trouble = None, "", why
@@ -137,18 +137,18 @@ class ShadowTrees(ServedTrees):
     name = "shadow"
     withholds = False  # its record says how it would do in all of them
 
-    def _wanted(self) -> str | None:
-        return self._registry.challenger(KIND)
+    def _read_wanted_version(self) -> str | None:
+        return self._registry.find_challenger(KIND)
 
-    def _load(self, version: str) -> None:
-        damage = self._registry.damage(KIND, version)
+    def _load_version(self, version: str) -> None:
+        damage = self._registry.find_damage(KIND, version)
         if damage is not None:
-            self._fail(f"the challenger {version} is damaged: {damage}")
+            self._stop_serving(f"the challenger {version} is damaged: {damage}")
             return
         try:
-            self._use(self._registry.path(KIND, version))
+            self._use_folder(self._registry.find_folder(KIND, version))
         except ModelError as error:
-            self._fail(f"the challenger {version}: {error}")
+            self._stop_serving(f"the challenger {version}: {error}")
 
 
 def make_shadow_model(
@@ -161,11 +161,11 @@ def make_shadow_model(
     if not shadow.version:
         return None
 
-    def mean(name: str) -> tuple[float, int]:
+    def compute_mean_loss(name: str) -> tuple[float, int]:
         rows_found = [rows[name] for rows in losses.values() if name in rows]
         n = sum(count for _, count in rows_found)
         return (sum(loss * count for loss, count in rows_found) / n if n else 1.0), n
 
-    loss, n = mean(shadow.name)
-    champion = round(mean(serving.name)[0], 4) if serving.version else None
+    loss, n = compute_mean_loss(shadow.name)
+    champion = round(compute_mean_loss(serving.name)[0], 4) if serving.version else None
     return ShadowModel(KIND, shadow.version.rpartition("-")[2], round(loss, 4), champion, n)

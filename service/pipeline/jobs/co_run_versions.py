@@ -42,8 +42,8 @@ class ServedCoRuns:
             wanted = self._registry.current_version(KIND)
             if wanted == self._pointer:
                 return False
-            folder = None if wanted is None else self._registry.current(KIND)
-            self._use(None if folder is None else CoRunFit.load(folder))
+            folder = None if wanted is None else self._registry.find_serving_folder(KIND)
+            self._apply_fit(None if folder is None else CoRunFit.load(folder))
         except (ModelError, OSError) as error:
             if str(error) != self._trouble:
                 logger.warning("interference: %s; what was known before stays", error)
@@ -54,9 +54,9 @@ class ServedCoRuns:
         logger.info("interference: %s", f"{self.version} is known" if self.version else "no version serves")
         return True
 
-    def _use(self, fit: CoRunFit | None) -> None:
+    def _apply_fit(self, fit: CoRunFit | None) -> None:
         self.co_runs, self.alone = ([], {}) if fit is None else (fit.co_runs, {})
         if fit is not None:
-            loads, unknown = fit.load_of(), (math.nan,) * len(LOADS)
+            loads, unknown = fit.make_load_table(), (math.nan,) * len(LOADS)
             for key in {*loads, *fit.turns}:
                 self.alone[key] = (*loads.get(key, unknown), *fit.turns.get(key, (math.nan, math.nan)))

@@ -10,16 +10,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.episodes import TOGETHER_MS, episodes
-from fleetcast.features.fingerprint import estimate_class_odds, shape_of
+from fleetcast.features.episodes import TOGETHER_MS, find_episodes
+from fleetcast.features.fingerprint import compute_shape, estimate_class_odds
 from fleetcast.features.job_past import JobPast, compute_watts
 from fleetcast.features.job_window import GPU_METRICS, JobWindow
 from fleetcast.features.period import LEAST_KNOWN, SAMPLES_A_PERIOD, Period, bridge_gaps, find_period
 from fleetcast.features.pulses import find_rhythm
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
-from fleetcast.models.jobs.renewal import LEVELS, Next, predict_next_beginning
-from fleetcast.models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, compute_mfu, use_of
+from fleetcast.models.jobs.renewal import LEVELS, NextBeginning, predict_next_beginning
+from fleetcast.models.jobs.utilisation import FLOPS_LABEL, GIB, Mfu, compute_mfu, measure_use
 from fleetcast.service.answers.fingerprints import Fingerprint, TimeQuantiles, UseRow
 from fleetcast.service.pipeline.jobs.loads import forecast_readings
 
@@ -59,27 +59,27 @@ class JobCopy:
     past: JobPast | None = None
 
     @property
-    def whole(self) -> JobWindow | None:
+    def whole_window(self) -> JobWindow | None:
         """The window if it covers the whole job, otherwise None."""
-        return self.window if self.window is not None and self.window.is_whole else None
+        return self.window if self.window is not None and self.window.is_representative else None
 
     @property
     def idle_before_s(self) -> float:
         """The seconds for which the job was idle before the window, or 0 if part of that time is unknown."""
-        window, idle = self.whole, self.idle
+        window, idle = self.whole_window, self.idle
         if window is None or idle is None or idle.until_ms < window.first_ms:
             return 0.0
         return max(0, window.first_ms - idle.since_ms) / 1000
 
     @property
-    def unheard(self) -> str:
+    def coverage_gap(self) -> str:
         """The reason why telemetry does not cover the whole job, or "" if it does."""
         if self.trouble:
             return self.trouble
-        if self.window is None or not self.window.heard:
+        if self.window is None or not self.window.reporting_gpus:
             return UNHEARD
-        many = f"{self.window.heard} of its {self.window.gpus} GPUs"
-        return "" if self.window.is_whole else f"only {many} are heard of here: that is not the job"
+        many = f"{self.window.reporting_gpus} of its {self.window.gpus} GPUs"
+        return "" if self.window.is_representative else f"only {many} are heard of here: that is not the job"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,8 @@ class Pauses:
     begins: list[int]  # Unix ms
     lasts: list[float]  # seconds, of whole checkpoints
     last_ms: int | None  # when the last whole one began: work since then would be done twice
-    checkpoint: Next | None
-    evaluation: Next | None
+    checkpoint: NextBeginning | None
+    evaluation: NextBeginning | None
 
     @property
     def every_s(self) -> float | None:
@@ -102,12 +102,12 @@ def find_reported_pauses(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int
 
     seen_ms: pauses that telemetry shows, used for a job that reports none.
     """
-    reported = episodes(attempt.checkpoints)
+    reported = find_episodes(attempt.checkpoints)
     begins = [one.begin_ms for one in reported] or list(seen_ms)
     evaluations = sorted(row.time_ms for row in attempt.evaluations)
     pairs = zip([0, *evaluations], evaluations, strict=False)
     apart = [time_ms for before, time_ms in pairs if time_ms - before > TOGETHER_MS]
-    lasts = [one.lasts_s for one in reported if one.lasts_s is not None]
+    lasts = [one.duration_s for one in reported if one.duration_s is not None]
     last_ms = max((one.begin_ms for one in reported if one.end_ms is not None), default=None)
     upcoming = predict_next_beginning(np.array(begins, np.int64), now_ms)
     return Pauses(begins, lasts, last_ms, upcoming, predict_next_beginning(np.array(apart, np.int64), now_ms))
@@ -142,11 +142,11 @@ def find_pause_rhythm(past: JobPast | None, interval_s: float) -> SeenPauses:
     return SeenPauses(rhythm.period * interval_s, begins)
 
 
-def fingerprint_of(seen: JobCopy) -> Fingerprint:
+def make_fingerprint(seen: JobCopy) -> Fingerprint:
     """Make the fingerprint of one job, the response body of `/v1/jobs/{id}/fingerprint`."""
-    attempt, window, now_ms = seen.attempt, seen.whole, seen.now_ms
-    found = _find_period(window, seen.past) if window else Period(None, seen.unheard)
-    rhythm = find_pause_rhythm(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.unheard)
+    attempt, window, now_ms = seen.attempt, seen.whole_window, seen.now_ms
+    found = _find_period(window, seen.past) if window else Period(None, seen.coverage_gap)
+    rhythm = find_pause_rhythm(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.coverage_gap)
     odds = _compute_class_odds(window, found) if window else None
     likely = max(odds, key=lambda name: odds[name]) if odds else None
     basis: Literal["steps", "telemetry"] = "steps"
@@ -154,7 +154,7 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
     if period_s is None:
         period_s, basis = found.period_s, "telemetry"
     pauses = find_reported_pauses(attempt, now_ms, () if likely == "inference" else rhythm.begins_ms)
-    phase, since_ms = _phase(attempt, window)
+    phase, since_ms = _find_phase(attempt, window)
     cost_s, cost_basis = _find_checkpoint_cost(attempt, pauses.lasts)
     return Fingerprint(
         job=attempt.job,
@@ -164,15 +164,15 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
         class_=likely,
         class_p=round(odds[likely], 3) if odds and likely else None,
         class_told=attempt.class_,
-        gpus_heard=seen.window.heard if seen.window else 0,
-        unheard_reason=seen.unheard,
+        gpus_heard=seen.window.reporting_gpus if seen.window else 0,
+        unheard_reason=seen.coverage_gap,
         period_s=None if period_s is None else round(period_s, 4),
         period_basis=None if period_s is None else basis,
         period_reason="" if period_s is not None else f"{TIMELESS if attempt.steps else ''}{found.reason}",
         phase=phase,
         phase_since_ms=since_ms,
         phase_ends_ms=_predict_phase_end(phase, since_ms, pauses, now_ms),
-        next_checkpoint_ms=_quantiles(pauses.checkpoint),
+        next_checkpoint_ms=_make_time_quantiles(pauses.checkpoint),
         last_checkpoint_ms=pauses.last_ms,
         checkpoint_every_s=pauses.every_s,
         checkpoint_every_basis=None if pauses.every_s is None else "told" if attempt.checkpoints else "telemetry",
@@ -180,7 +180,7 @@ def fingerprint_of(seen: JobCopy) -> Fingerprint:
         pause_reason=rhythm.reason,
         checkpoint_cost_s=cost_s,
         checkpoint_cost_basis=cost_basis,
-        next_evaluation_ms=_quantiles(pauses.evaluation),
+        next_evaluation_ms=_make_time_quantiles(pauses.evaluation),
         expected=forecast_readings(window, _choose_period_s(window, found, pauses)) if window else [],
     )
 
@@ -200,14 +200,14 @@ def _choose_period_s(window: JobWindow, found: Period, pauses: Pauses) -> float 
 
 def make_use_row(seen: JobCopy) -> UseRow:
     """Make the row of `/v1/utilisation` for one job."""
-    attempt, window = seen.attempt, seen.whole
+    attempt, window = seen.attempt, seen.whole_window
     gpu = np.full((len(GPU_METRICS), 1, 1), np.nan) if window is None else window.gpu.astype(np.float64)
     of = {name: gpu[row] for row, name in enumerate(GPU_METRICS)}
     steps = list(attempt.steps)[-STEPS:]
     label = attempt.submission.labels.get(FLOPS_LABEL, "") if attempt.submission else ""
-    mfu = compute_mfu(steps, _number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
+    mfu = compute_mfu(steps, _parse_number(label), attempt.gpus, seen.gpu_model) if label else Mfu(None, NO_LABEL)
     interval_s = window.interval_s if window else 1.0
-    use = use_of(
+    use = measure_use(
         interval_s,
         of["sm_active"],
         of["tensor_active"],
@@ -223,13 +223,13 @@ def make_use_row(seen: JobCopy) -> UseRow:
         job=attempt.job,
         class_=attempt.class_,
         gpus=attempt.gpus,
-        gpus_heard=seen.window.heard if seen.window else 0,
+        gpus_heard=seen.window.reporting_gpus if seen.window else 0,
         looked_ms=seen.now_ms,
         user=attempt.submission.user if attempt.submission else "",
         **rounded,
         mfu=None if mfu.value is None else round(mfu.value, 4),
         mfu_reason=mfu.reason,
-        reason=seen.unheard,
+        reason=seen.coverage_gap,
     )
 
 
@@ -238,9 +238,9 @@ def find_idle_time(seen: JobCopy, idle_s: float | None) -> Idle | None:
 
     idle_s: the idle seconds that this evaluation found.
     """
-    if seen.whole is None or not idle_s:
+    if seen.whole_window is None or not idle_s:
         return None
-    return Idle(seen.whole.end_ms - round(idle_s * 1000), seen.whole.end_ms)
+    return Idle(seen.whole_window.end_ms - round(idle_s * 1000), seen.whole_window.end_ms)
 
 
 def _find_checkpoint_cost(
@@ -257,7 +257,7 @@ def _find_checkpoint_cost(
     return cost_s, None if cost_s is None else "told"
 
 
-def _number(text: str) -> float:
+def _parse_number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
@@ -276,7 +276,7 @@ def _find_period(window: JobWindow, past: JobPast | None) -> Period:
 
     A long period shows only over hours of readings.
     """
-    channels, averaged = _channels(window)
+    channels, averaged = _stack_channels(window)
     found = find_period(channels, window.interval_s, averaged)
     if found.period_s is not None or past is None or past.values.shape[1] <= channels.shape[1]:
         return found
@@ -284,7 +284,7 @@ def _find_period(window: JobWindow, past: JobPast | None) -> Period:
     return longer if longer.period_s is not None or longer.reason else found
 
 
-def _channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
+def _stack_channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
     """Return (channel, slot) series in which a period may show, and (channel,) whether each is averaged.
 
     Each value of an averaged channel is the mean over its slot.
@@ -305,7 +305,7 @@ def _compute_exchange_rate(window: JobWindow) -> Array:
     return np.where(known, np.nan_to_num(nvlink) + np.nan_to_num(ports), np.nan)
 
 
-def _host(window: JobWindow) -> Array:
+def _compute_host_traffic(window: JobWindow) -> Array:
     return window.mean("pcie_tx_bytes_per_s") + window.mean("pcie_rx_bytes_per_s")
 
 
@@ -314,11 +314,17 @@ def _compute_class_odds(window: JobWindow, period: Period) -> dict[str, float] |
     if not np.isfinite(activity).any():
         return None
     return estimate_class_odds(
-        shape_of(activity, window.mean("tensor_active"), _compute_exchange_rate(window), _host(window), period)
+        compute_shape(
+            activity,
+            window.mean("tensor_active"),
+            _compute_exchange_rate(window),
+            _compute_host_traffic(window),
+            period,
+        )
     )
 
 
-def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
+def _find_phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
     """Return the phase that the job reports, or else the phase that its readings show.
 
     The second value is when the phase began in Unix ms, None if unknown.
@@ -330,9 +336,14 @@ def _phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, i
     age_s = (window.first_ms - (attempt.started_ms or window.first_ms)) / 1000
     memory = window.mean("fb_used_bytes") / GIB
     levels = JobLevels(
-        window.interval_s, window.mean("sm_active"), memory, _compute_exchange_rate(window), _host(window), age_s
+        window.interval_s,
+        window.mean("sm_active"),
+        memory,
+        _compute_exchange_rate(window),
+        _compute_host_traffic(window),
+        age_s,
     )
-    codes = PhaseRule().phases(levels)
+    codes = PhaseRule().classify_phases(levels)
     other = np.flatnonzero(codes != codes[-1])
     first = int(other[-1]) + 1 if len(other) else 0
     return PHASES[codes[-1]], window.first_ms + round(first * window.interval_s * 1000) if len(other) else None
@@ -349,9 +360,9 @@ def _predict_phase_end(phase: str | None, since_ms: int | None, pauses: Pauses, 
         return TimeQuantiles(low, middle, high)
     if phase == "steady":
         due = [row for row in (pauses.checkpoint, pauses.evaluation) if row is not None]
-        return _quantiles(min(due, key=lambda row: row.p50_ms)) if due else None
+        return _make_time_quantiles(min(due, key=lambda row: row.p50_ms)) if due else None
     return None
 
 
-def _quantiles(upcoming: Next | None) -> TimeQuantiles | None:
+def _make_time_quantiles(upcoming: NextBeginning | None) -> TimeQuantiles | None:
     return None if upcoming is None else TimeQuantiles(upcoming.p10_ms, upcoming.p50_ms, upcoming.p90_ms)

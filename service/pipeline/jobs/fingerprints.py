@@ -22,12 +22,12 @@ import numpy as np
 from msgspec import structs
 
 from fleetcast.features.job_past import JobPast, extend_past
-from fleetcast.features.job_window import JobRows, job_rows, window_of
+from fleetcast.features.job_window import JobRows, copy_window, find_job_rows
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
-from fleetcast.models.jobs.spikes import Domain, JobLoad, Spike, spikes
+from fleetcast.models.jobs.spikes import Domain, JobLoad, Spike, predict_spikes
 from fleetcast.service.answers.fingerprints import Fingerprint, UseRow
 from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline.capability import Capability
@@ -36,10 +36,10 @@ from fleetcast.service.pipeline.jobs.fingerprint_answers import (
     Idle,
     JobCopy,
     find_idle_time,
-    fingerprint_of,
+    make_fingerprint,
     make_use_row,
 )
-from fleetcast.service.pipeline.jobs.loads import load_of, shares_of, sum_rail_capacity
+from fleetcast.service.pipeline.jobs.loads import compute_domain_shares, make_job_load, sum_rail_capacity
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick
@@ -60,7 +60,7 @@ Attempt = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class JobAnswers:
     """The answers about one job.
 
     idle, past: the parts that reach back beyond the window of one evaluation. Both are lost at a
@@ -74,7 +74,7 @@ class Answers:
     past: JobPast | None = None
 
 
-class _Places:
+class _NodeLookups:
     """The lookup tables of a topology by node name: rows, GPU models and GPU counts."""
 
     def __init__(self, topology: Topology) -> None:
@@ -95,22 +95,22 @@ class Fingerprints(Capability):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._metrics = JobMetrics()
-        self.answers: dict[Attempt, Answers] = {}
+        self.answers: dict[Attempt, JobAnswers] = {}
         self._rows: dict[Attempt, tuple[tuple[Any, ...], JobRows]] = {}
         self._sizes: Mapping[Attempt, int] = {}  # GPUs held in the occupancy, where events state another number
         self._odd: dict[Attempt, str] = {}  # of what runs: why nothing could be made of it
-        self._places: _Places | None = None
+        self._places: _NodeLookups | None = None
         self._turn = 0  # whose slice is next: new jobs' or known ones'
         self._spikes: list[Spike] = []
         self._spiked = (-1, 0)  # when, and over how many jobs
-        self.latest = self._encoded(clock.now_ms(), 0)
+        self.latest = self._encode_sections(clock.now_ms(), 0)
 
     def sections(self, tick: Tick) -> Sequence[Section]:
         self._sizes = tick.sizes
         return self.latest
 
     def page(self, tick: Tick) -> bytes:
-        return self._metrics.page(tick, self.latest, self._find_fingerprint)
+        return self._metrics.renew_page(tick, self.latest, self._find_fingerprint)
 
     def _find_fingerprint(self, attempt: JobAttempt) -> Fingerprint | None:
         """Return the fingerprint of an attempt, or None if it has none.
@@ -122,42 +122,42 @@ class Fingerprints(Capability):
 
     async def work(self, state: FleetState) -> None:
         while True:
-            await self.renew(state)
+            await self.run_pass(state)
             await asyncio.sleep(self._pause_wall_s)
 
     @property
     def _pause_wall_s(self) -> float:
         return max(SHORTEST_PAUSE_WALL_S, self._clock.wall_s(PERIOD_S))
 
-    async def renew(self, state: FleetState) -> None:
+    async def run_pass(self, state: FleetState) -> None:
         """Run one pass: evaluate jobs until the budget is spent, and encode the sections."""
         now_ms = self._clock.now_ms()
         running = {(row.job, row.attempt): row for row in state.jobs.running()}
-        self._forget(running)
+        self._drop_ended_jobs(running)
         if self._places is None or self._places.topology is not state.topology:
-            self._places = _Places(state.topology)
+            self._places = _NodeLookups(state.topology)
         places, before = self._places, set(self._odd)
         left_s = BUDGET_SHARE * self._pause_wall_s
-        for due in self._due(running, now_ms):
+        for due in self._iterate_due_slices(running, now_ms):
             began = time.thread_time()
-            seen = [await self._copy(state, row, places, now_ms) for row in due]
+            seen = [await self._copy_job(state, row, places, now_ms) for row in due]
             left_s -= time.thread_time() - began
-            left_s -= await run_in_thread(lambda seen=seen: self._answer(seen, places))  # type: ignore[misc]
+            left_s -= await run_in_thread(lambda seen=seen: self._compute_answers(seen, places))  # type: ignore[misc]
             if left_s <= 0:
                 break
-        self.latest = await run_in_thread(lambda: self._encoded(now_ms, len(running), places))
+        self.latest = await run_in_thread(lambda: self._encode_sections(now_ms, len(running), places))
         for job, attempt in self._odd.keys() - before:
             why = self._odd[job, attempt]
             logger.warning("job %s, attempt %d has no fingerprint: %s", job, attempt, why)
             state.counts.bad[ODD] += 1
 
-    def _forget(self, running: Mapping[Attempt, JobAttempt]) -> None:
+    def _drop_ended_jobs(self, running: Mapping[Attempt, JobAttempt]) -> None:
         """Drop the jobs that no longer run."""
         self.answers = {key: row for key, row in self.answers.items() if key in running}
         self._odd = {key: why for key, why in self._odd.items() if key in running}
         self._rows = {key: row for key, row in self._rows.items() if key in running}
 
-    def _due(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
+    def _iterate_due_slices(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
         """Yield slices of new jobs and of jobs evaluated longest ago, in turn.
 
         The next pass continues with the other kind. Jobs that were evaluated less than REFRESH_S ago are
@@ -167,7 +167,7 @@ class Fingerprints(Capability):
         looked = [(key, answers.use.looked_ms) for key, answers in self.answers.items()]
         old = [key for key, then_ms in looked if not 0 <= now_ms - then_ms < refresh_ms]  # a clock may be set back
         kinds = [[row for key, row in running.items() if key not in self.answers], [running[key] for key in old]]
-        waiting = [_slices(rows) for rows in kinds]
+        waiting = [_split_into_slices(rows) for rows in kinds]
         while True:
             turn = self._turn
             self._turn = 1 - turn
@@ -176,19 +176,19 @@ class Fingerprints(Capability):
                 return
             yield due
 
-    async def _copy(self, state: FleetState, row: JobAttempt, places: _Places, now_ms: int) -> JobCopy:
+    async def _copy_job(self, state: FleetState, row: JobAttempt, places: _NodeLookups, now_ms: int) -> JobCopy:
         """Copy a job's data for the thread. This runs in the event loop, which changes the data."""
         model = places.models.get(row.hosts[0], "") if row.hosts else ""
         window, trouble = None, ""
         try:
-            window = await window_of(state.store, row, self._rows_of(state, row, places))
+            window = await copy_window(state.store, row, self._find_job_rows(state, row, places))
         except ODD_ERRORS as error:
             trouble = self._odd[row.job, row.attempt] = f"its readings cannot be copied ({error})"
         before = self.answers.get((row.job, row.attempt))
         idle, past = (before.idle, before.past) if before else (None, None)
         return JobCopy(row.copy(), window, model, now_ms, trouble, idle, past)
 
-    def _rows_of(self, state: FleetState, row: JobAttempt, places: _Places) -> JobRows:
+    def _find_job_rows(self, state: FleetState, row: JobAttempt, places: _NodeLookups) -> JobRows:
         """Return the rows of the job's readings, from a cache.
 
         The cache is renewed if its GPUs, ports, nodes or ranks have changed.
@@ -198,31 +198,31 @@ class Fingerprints(Capability):
         stamp = (places, *sizes, row.ranks, row.nodes)
         known = self._rows.get((row.job, row.attempt))
         if known is None or known[0] != stamp:
-            known = self._rows[row.job, row.attempt] = (stamp, job_rows(row, tables, places.gpus))
+            known = self._rows[row.job, row.attempt] = (stamp, find_job_rows(row, tables, places.gpus))
         return known[1]
 
-    def _answer(self, seen: Sequence[JobCopy], places: _Places) -> float:
+    def _compute_answers(self, seen: Sequence[JobCopy], places: _NodeLookups) -> float:
         """Compute the answers for copied jobs in a thread, and return the CPU seconds that this took."""
         began = time.thread_time()
         for one in seen:
             key = one.attempt.job, one.attempt.attempt
-            shares = shares_of(one.attempt, places.topology, places.rows)
+            shares = compute_domain_shares(one.attempt, places.topology, places.rows)
             try:
-                answers = _answers_of(one, shares)
+                answers = _make_answers(one, shares)
             except ODD_ERRORS as error:
                 self._odd[key] = f"its readings or steps cannot be used ({error})"
-                answers = _unknown(one, shares, self._odd[key])
+                answers = _make_unknown_answers(one, shares, self._odd[key])
             self.answers.pop(key, None)
             self.answers[key] = answers
         return time.thread_time() - began
 
-    def _encoded(self, now_ms: int, running: int, places: _Places | None = None) -> list[Section]:
+    def _encode_sections(self, now_ms: int, running: int, places: _NodeLookups | None = None) -> list[Section]:
         then_ms, jobs = self._spiked
         if places is not None and (
             not 0 <= now_ms - then_ms < SPIKES_S * 1000 or len(self.answers) >= MANY_MORE * jobs
         ):
             loads = [answers.load for answers in self.answers.values()]
-            self._spikes = spikes(loads, now_ms, places.rails, np.random.default_rng(now_ms))
+            self._spikes = predict_spikes(loads, now_ms, places.rails, np.random.default_rng(now_ms))
             self._spiked = now_ms, max(len(loads), 1)
         documents = {
             "doc.fingerprints": {job: answers.fingerprint for (job, _), answers in self.answers.items()},
@@ -236,7 +236,7 @@ class Fingerprints(Capability):
         return [Section(name, encode(body), now_ms) for name, body in documents.items()]
 
 
-def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
+def _split_into_slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
     """Yield slices of at most SLICE_JOBS jobs and SLICE_GPUS GPUs, but of at least one job."""
     due: list[JobAttempt] = []
     gpus = 0
@@ -250,23 +250,23 @@ def _slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
         yield due
 
 
-def _answers_of(seen: JobCopy, shares: Mapping[Domain, float]) -> Answers:
+def _make_answers(seen: JobCopy, shares: Mapping[Domain, float]) -> JobAnswers:
     """Return the answers about a job. Raises ODD_ERRORS if the arithmetic fails on its numbers.
 
     shares: domain -> share of the job's nodes that lie in it.
     """
-    past = extend_past(seen.past, seen.whole) if seen.whole else seen.past
-    load = load_of(seen.attempt, seen.whole, shares, seen.now_ms)
+    past = extend_past(seen.past, seen.whole_window) if seen.whole_window else seen.past
+    load = make_job_load(seen.attempt, seen.whole_window, shares, seen.now_ms)
     use = make_use_row(seen)
-    return Answers(fingerprint_of(replace(seen, past=past)), use, load, find_idle_time(seen, use.idle_s), past)
+    return JobAnswers(make_fingerprint(replace(seen, past=past)), use, load, find_idle_time(seen, use.idle_s), past)
 
 
-def _unknown(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> Answers:
+def _make_unknown_answers(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> JobAnswers:
     """Return the answers about a job with implausible numbers, from its submission and its nodes alone.
 
     why: the reason that its fingerprint states.
     """
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)
-    answers = _answers_of(replace(seen, attempt=bare, window=None), shares)
+    answers = _make_answers(replace(seen, attempt=bare, window=None), shares)
     return replace(answers, fingerprint=structs.replace(answers.fingerprint, period_reason=why))

@@ -32,14 +32,14 @@ from fleetcast.models.jobs.interference import (
     Prediction,
     Residuals,
     compute_held_out_margins,
-    learn,
-    predict,
+    fit_residuals,
+    predict_speeds,
 )
-from fleetcast.models.jobs.link_overlap import LinkFit, Turns, fit, overlap
+from fleetcast.models.jobs.link_overlap import LinkFit, SendingTurns, compute_overlap, fit_link
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.board.board import Board, Section
 from fleetcast.service.pipeline.capability import Capability
-from fleetcast.service.pipeline.documents import number
+from fleetcast.service.pipeline.documents import round_number
 from fleetcast.service.pipeline.jobs.co_run_versions import ServedCoRuns
 from fleetcast.service.pipeline.jobs.isolation import make_isolation_sections, stack_gpu_readings
 from fleetcast.service.pipeline.publish import encode
@@ -73,7 +73,7 @@ class LearntCoRuns(msgspec.Struct):
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class CoRunTables:
     """The tables about shared hardware on a board, as listed in the module's docstring."""
 
     jobs: NDArray[np.uint64]
@@ -82,22 +82,22 @@ class Known:
     alone: NDArray[np.float32]
 
     @classmethod
-    def on(cls, board: Board) -> "Known":
+    def from_board(cls, board: Board) -> "CoRunTables":
         """Read the tables from a board. Raises KeyError while the pipeline has not published them."""
         return cls(*(board.array(name) for name in (*JOBS, *ALONE_OF)))
 
-    def of_job(self, job: str) -> Keys | None:
-        at = _place(self.jobs, hash_job_name(job))
+    def find_job_keys(self, job: str) -> Keys | None:
+        at = _find_row(self.jobs, hash_job_name(job))
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
-    def party(self, keys: Keys | None) -> "Party":
+    def find_party(self, keys: Keys | None) -> "Party":
         """Return one side of a co-run, with the job's own loads, or else those of its kind.
 
         If `keys` is None, nothing is known about the job.
         """
         if keys is None:
             return Party(NOBODY)
-        rows = [self.alone[at].tolist() for key in keys if (at := _place(self.keys, key)) >= 0]
+        rows = [self.alone[at].tolist() for key in keys if (at := _find_row(self.keys, key)) >= 0]
         return _make_party(keys, rows)
 
 
@@ -106,10 +106,10 @@ class Party(msgspec.Struct):
 
     keys: Keys
     load: Sequence[float] = UNKNOWN
-    turns: Turns | None = None
+    turns: SendingTurns | None = None
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         return math.isfinite(self.load[0])
 
 
@@ -124,7 +124,7 @@ class Speeds(msgspec.Struct):
     fit: LinkFit | None
 
 
-class Going(msgspec.Struct):
+class ActiveCoRun(msgspec.Struct):
     """A co-run in progress: its speed relative to running alone, and the bound of that speed.
 
     lower_90: the bound that nine in ten such co-runs exceed.
@@ -137,7 +137,7 @@ class Going(msgspec.Struct):
     slower: bool
 
 
-class Sharing(Capability):
+class InterferenceLearner(Capability):
     """The capability that learns how jobs on shared hardware slow each other down.
 
     It publishes the latest results as board sections.
@@ -164,19 +164,19 @@ class Sharing(Capability):
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         running, waiting = tick.events.running, tick.open.waiting
         places = tick.events.placements
-        keys = tick.memory.recall("keys", (places,), lambda: self.co_runs.keys_of(running))
+        keys = tick.memory.get_or_make("keys", (places,), lambda: self.co_runs.keys_of(running))
         divided = tick.mig.keys() | _find_silent_gpus(self.co_runs.divided - tick.mig.keys(), tick)
         self.co_runs.observe(running, keys, divided, compute_attempt_loads(tick), tick.now_ms, self._wiring, places)
         waiting_keys = self._waiting_keys(waiting)
-        jobs = tick.memory.recall("jobs by key", (keys, *waiting), lambda: _make_jobs_table(keys | waiting_keys))
+        jobs = tick.memory.get_or_make("jobs by key", (keys, *waiting), lambda: _make_jobs_table(keys | waiting_keys))
         fresh = self._served.refresh(tick.now_ms)
-        alone = self._served.alone | _alone(self.co_runs)
-        self._learn(alone, tick.now_ms, fresh)
+        alone = self._served.alone | _collect_alone_values(self.co_runs)
+        self._learn_if_due(alone, tick.now_ms, fresh)
         data: list[tuple[str, NDArray[Any] | bytes]] = [
             *zip(JOBS, jobs, strict=True),
-            *zip(ALONE_OF, _table(alone, len(ALONE), np.float32), strict=True),
+            *zip(ALONE_OF, _make_table(alone, len(ALONE), np.float32), strict=True),
             (SECTION, self._document),
-            (NOW, encode(self.going())),
+            (NOW, encode(self.list_active_co_runs())),
         ]
         return [Section(name, part, tick.now_ms) for name, part in data] + make_isolation_sections(tick)
 
@@ -185,17 +185,17 @@ class Sharing(Capability):
         """The version of past co-runs in use, such as interference-0002. Empty if no version serves."""
         return self._served.version
 
-    def going(self) -> dict[str, Going]:
+    def list_active_co_runs(self) -> dict[str, ActiveCoRun]:
         """Return job -> the co-run that the job is in now."""
         rows = {}
-        for pair, row in self.co_runs.going.items():
+        for pair, row in self.co_runs.active_co_runs.items():
             bound = self._bounds.get(pair, math.nan)
             slower = row.speed < bound
-            rows[pair[0][0]] = Going(pair[1][0], row.share, round(row.speed, 4), number(bound), slower)
+            rows[pair[0][0]] = ActiveCoRun(pair[1][0], row.share, round(row.speed, 4), round_number(bound), slower)
         return rows
 
-    def _learn(self, alone: Mapping[int, tuple[float, ...]], now_ms: int, fresh: bool) -> None:
-        found = self.co_runs.found
+    def _learn_if_due(self, alone: Mapping[int, tuple[float, ...]], now_ms: int, fresh: bool) -> None:
+        found = self.co_runs.newest_co_runs
         due = fresh or not 0 <= now_ms - self._learnt_ms < LEARN_MS  # a clock may be set back
         if found == self._found and not fresh and not (due and found):
             return
@@ -228,14 +228,14 @@ def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None)
     return {"cause": "interference", "sentence": f"{score['sentence']}; {more}"}
 
 
-def _alone(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
+def _collect_alone_values(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
     """Return key -> the values named in ALONE, as the pipeline's own co-runs know them."""
     unknown = (math.nan,) * 2
-    found = {key: (*load, *co_runs.turns.get(key, unknown)) for key, load in co_runs.loads.items()}
-    return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.turns.items() if key not in found}
+    found = {key: (*load, *co_runs.step_times_alone.get(key, unknown)) for key, load in co_runs.loads_alone.items()}
+    return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.step_times_alone.items() if key not in found}
 
 
-def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
+def _make_table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
     """Return (k,) uint64 sorted keys, and (k, width) the values of each key."""
     keys = np.fromiter(rows, np.uint64, len(rows))
     values = np.array(list(rows.values()), kind).reshape(len(rows), width)
@@ -244,10 +244,10 @@ def _table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[
 
 
 def _make_jobs_table(keys: Mapping[Attempt, Keys]) -> tuple[NDArray[np.uint64], NDArray[Any]]:
-    return _table({_cached_name_key(job): own for (job, _), own in keys.items()}, 2, np.uint64)
+    return _make_table({_cached_name_key(job): own for (job, _), own in keys.items()}, 2, np.uint64)
 
 
-def _place(keys: NDArray[np.uint64], key: int) -> int:
+def _find_row(keys: NDArray[np.uint64], key: int) -> int:
     """Return the row of a key in a sorted column, or -1 if the column lacks it."""
     at = int(np.searchsorted(keys, np.uint64(key)))
     return at if at < len(keys) and int(keys[at]) == key else -1
@@ -295,11 +295,11 @@ def _learn_co_runs(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]
         [_make_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
         for row in rows
     ]
-    pairs = Pairs.of([(one.load, other.load, one.keys, other.keys) for one, other in parties])
+    pairs = Pairs.from_rows([(one.load, other.load, one.keys, other.keys) for one, other in parties])
     prior = np.array(
         [predict_prior_speed(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)]
     )
-    residuals = learn(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
+    residuals = fit_residuals(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
     stated = [
         (
             [_convert_nan_to_none(value) for value in one.load],
@@ -323,34 +323,36 @@ def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
     """
     load = next((row[: len(LOADS)] for row in alone if math.isfinite(row[0])), UNKNOWN)
     turns = next((row[len(LOADS) :] for row in alone if math.isfinite(row[len(LOADS)])), None)
-    return Party(keys, load, None if turns is None else Turns(turns[0], turns[1]))
+    return Party(keys, load, None if turns is None else SendingTurns(turns[0], turns[1]))
 
 
 def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
     """Return the residuals learnt from co-runs, as a board publishes them."""
     if taught is None:
-        return learn(Pairs.of([]), np.zeros(0))
+        return fit_residuals(Pairs.from_rows([]), np.zeros(0))
     rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
     loads = [tuple(row) for row in rows]
-    pairs = Pairs.of([(one, other, row[2], row[3]) for (one, other), row in zip(loads, taught.pairs, strict=True)])
+    pairs = Pairs.from_rows(
+        [(one, other, row[2], row[3]) for (one, other), row in zip(loads, taught.pairs, strict=True)]
+    )
     return Residuals(pairs, np.array(taught.weight), np.array(taught.errors), np.array(taught.strange))
 
 
 def predict_prior_speed(a: Party, b: Party, share: str) -> float:
     """Return the predicted speed of a next to b, without learning from co-runs. NaN if unknown."""
     if share == "gpu":
-        return _apply_gpu_prior(a.load[0], b.load[0])
+        return _predict_gpu_speed(a.load[0], b.load[0])
     if share == "mig":
-        return 1.0 if a.known or b.known else math.nan
+        return 1.0 if a.is_known or b.is_known else math.nan
     if a.turns is None or b.turns is None:
         return math.nan
     return float(_meets(a.turns, b.turns).speed_a.mean())
 
 
-_meets = lru_cache(4096)(overlap)
+_meets = lru_cache(4096)(compute_overlap)
 
 
-def _apply_gpu_prior(own: float, other: float) -> float:
+def _predict_gpu_speed(own: float, other: float) -> float:
     """Return the prior speed of a job that shares a GPU, NaN if both loads are unknown.
 
     It is `compute_gpu_prior` for one pair. own, other: the loads of the job and of its partner.
@@ -361,16 +363,18 @@ def _apply_gpu_prior(own: float, other: float) -> float:
     return 1.0 - own * other / 2
 
 
-def speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
+def predict_party_speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
     """Predict the speeds of two jobs that share hardware.
 
     more: on a link, other jobs there, which the fit includes.
     """
-    pairs = Pairs.of([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
-    found = predict(pairs, np.array([predict_prior_speed(a, b, share), predict_prior_speed(b, a, share)]), residuals)
+    pairs = Pairs.from_rows([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
+    found = predict_speeds(
+        pairs, np.array([predict_prior_speed(a, b, share), predict_prior_speed(b, a, share)]), residuals
+    )
     on_gpu = share in ON_GPU
-    alone = [one.known if on_gpu else one.turns is not None for one in (a, b)]
+    alone = [one.is_known if on_gpu else one.turns is not None for one in (a, b)]
     known = alone[0] or found.observed[0] > 0, alone[1] or found.observed[1] > 0
     turns = [one.turns for one in (a, b, *more) if one.turns is not None]
     fits = not on_gpu and len(turns) == 2 + len(more)
-    return Speeds(found, (bool(known[0]), bool(known[1])), fit(turns) if fits else None)
+    return Speeds(found, (bool(known[0]), bool(known[1])), fit_link(turns) if fits else None)

@@ -101,12 +101,12 @@ class ObservedGpu(msgspec.Struct):
     somewhere: list[str] = []
 
     @property
-    def heard(self) -> bool:
+    def is_reported(self) -> bool:
         """Whether telemetry or a job reported this GPU. If not, it cannot be known to be empty."""
-        return bool(self.holders) or self.measured
+        return bool(self.holders) or self.has_telemetry
 
     @property
-    def measured(self) -> bool:
+    def has_telemetry(self) -> bool:
         """Whether telemetry reported this GPU. Jobs do not say whether a GPU is divided."""
         return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
@@ -118,7 +118,7 @@ def make_isolation_sections(tick: Tick) -> list[Section]:
     if len(tick.frames.node.values):
         both = tick.frames.node.column("net_rx_bytes_per_s") + tick.frames.node.column("net_tx_bytes_per_s")
         network[: len(both)] = both[: len(network)]
-    holders, somewhere = tick.memory.recall(
+    holders, somewhere = tick.memory.get_or_make(
         "isolation",
         (tick.events.placements,),
         lambda: (msgspec.Raw(encode(group_jobs_by_gpu(running))), msgspec.Raw(encode(_find_unnamed_gpu_jobs(running)))),
@@ -159,17 +159,17 @@ def _find_unnamed_gpu_jobs(running: Sequence[JobAttempt]) -> dict[str, list[str]
     return found
 
 
-def checks(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
+def check_isolation(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
     """Check each field that the scheduler expects. Return one row a field, in the order of the fields."""
     found = []
     for field, wanted in msgspec.structs.asdict(expected).items():
         if wanted is not None:
-            observed, ok = _check(field, wanted, sight)
-            found.append(IsolationCheck(field, wanted, observed, ok, as_of_ms, _reason(field, ok, sight)))
+            observed, ok = _check_field(field, wanted, sight)
+            found.append(IsolationCheck(field, wanted, observed, ok, as_of_ms, _explain_result(field, ok, sight)))
     return found
 
 
-def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
+def _explain_result(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
     """Return why a field is unknown, or the limits of the evidence for a confirmed field.
 
     Returns None if the answer needs no explanation.
@@ -183,29 +183,29 @@ def _reason(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
     return BELOW if ok and field in LIMITS else None
 
 
-def verdict(rows: Sequence[IsolationCheck]) -> bool | None:
+def combine_checks(rows: Sequence[IsolationCheck]) -> bool | None:
     """Return False if a field is violated, else None if a field cannot be observed, else True."""
     answers = [row.ok for row in rows]
     return False if False in answers else None if None in answers else True
 
 
-def _check(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | None]:
+def _check_field(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | None]:
     read = sight.readings
-    if not sight.heard and field != "network_max_bytes_per_s":  # that is of the node
+    if not sight.is_reported and field != "network_max_bytes_per_s":  # that is of the node
         return None, None
     match field:
         case "cpu_pinning":
             return None, None
-        case "mig" | "mig_profile" if not sight.measured:
+        case "mig" | "mig_profile" if not sight.has_telemetry:
             return None, None
         case "mig":
             return bool(sight.mig), bool(sight.mig) is wanted
         case "mig_profile":
-            return _profile(wanted, sight.mig)
+            return _check_profile(wanted, sight.mig)
         case "jobs":
-            return _jobs(wanted, sight)
+            return _check_jobs(wanted, sight)
         case "pcie_link_gen" | "pcie_link_width":
-            return _number(read[field]), _known(read[field], read[field] >= wanted)
+            return _convert_nan_to_none(read[field]), _none_if_unknown(read[field], read[field] >= wanted)
         case "pcie_max_bytes_per_s":
             return _check_at_most(read["pcie_tx_bytes_per_s"] + read["pcie_rx_bytes_per_s"], wanted)
         case "network_max_bytes_per_s":
@@ -217,7 +217,7 @@ def _check(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool | Non
     return _check_at_most(read["power_w"], wanted)
 
 
-def _jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
+def _check_jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
     """Return the holders of the GPU, and whether they are as expected.
 
     A job on unnamed GPUs of the node leaves the answer open (None), unless the known holders already
@@ -239,7 +239,7 @@ def parse_profile_gib(profile: str) -> float | None:
     return float(found.group(1)) if found else None
 
 
-def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
+def _check_profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
     """Return the instances' sizes as text, and whether one of them has the memory of the profile.
 
     Telemetry shows the memory of instances, not their slices.
@@ -255,12 +255,12 @@ def _profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | 
 
 
 def _check_at_most(value: float, wanted: float) -> tuple[float | None, bool | None]:
-    return _number(value), _known(value, value <= wanted * SLACK)
+    return _convert_nan_to_none(value), _none_if_unknown(value, value <= wanted * SLACK)
 
 
-def _known(value: float, ok: bool) -> bool | None:
+def _none_if_unknown(value: float, ok: bool) -> bool | None:
     return bool(ok) if math.isfinite(value) else None
 
 
-def _number(value: float) -> float | None:
+def _convert_nan_to_none(value: float) -> float | None:
     return float(f"{value:.4g}") if math.isfinite(value) else None

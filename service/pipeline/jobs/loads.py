@@ -8,14 +8,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.features.episodes import episodes
+from fleetcast.features.episodes import find_episodes
 from fleetcast.features.job_window import JobWindow
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.models.jobs.level import shift_to_present_level
 from fleetcast.models.jobs.renewal import predict_next_beginning
 from fleetcast.models.jobs.spikes import Burst, Domain, JobLoad
-from fleetcast.models.jobs.template import ahead, locked
+from fleetcast.models.jobs.template import lock_phase, predict_ahead
 from fleetcast.service.answers.fingerprints import ExpectedReading
 
 UNNAMED = "unnamed"
@@ -27,17 +27,17 @@ METRICS = ("power_w", "nvlink_tx_bytes_per_s", "ib_tx_bytes_per_s")
 Array = NDArray[np.float64]
 
 
-def shares_of(attempt: JobAttempt, topology: Topology, rows: Mapping[str, int]) -> dict[Domain, float]:
+def compute_domain_shares(attempt: JobAttempt, topology: Topology, rows: Mapping[str, int]) -> dict[Domain, float]:
     """Return domain -> the share of an attempt's nodes that lie in it. rows: node name -> row."""
     found: dict[Domain, float] = {}
     hosts = [rows[host] for host in attempt.hosts if host in rows]
     for row in hosts:
-        for domain in _domains(topology, row):
+        for domain in _list_domains(topology, row):
             found[domain] = found.get(domain, 0.0) + 1 / len(hosts)
     return found
 
 
-def _domains(topology: Topology, row: int) -> list[Domain]:
+def _list_domains(topology: Topology, row: int) -> list[Domain]:
     found = []
     for kind, level in (("rack", Level.RACK), ("rail", Level.RAIL_GROUP)):
         at = int(topology.domain[level][row])
@@ -47,7 +47,9 @@ def _domains(topology: Topology, row: int) -> list[Domain]:
     return [*found, ("power", power)] if power else found
 
 
-def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int) -> JobLoad:
+def make_job_load(
+    attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int
+) -> JobLoad:
     """Return the load of one attempt: its readings and its next checkpoint.
 
     The readings are those of the last RECENT_S seconds, shifted to their present level. window: the
@@ -56,21 +58,21 @@ def load_of(attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domai
     readings = {}
     if window is not None:
         lately = max(1, round(RECENT_S / window.interval_s))
-        series = series_of(window)
+        series = compute_metric_series(window)
         named = {"power_w": series["power_w"], "sent_bytes_per_s": series["ib_tx_bytes_per_s"]}
         known = {name: values[-lately:][np.isfinite(values[-lately:])] for name, values in named.items()}
         readings = {name: shift_to_present_level(values) for name, values in known.items()}
-    return JobLoad(attempt.job, shares, readings, _burst(attempt, now_ms))
+    return JobLoad(attempt.job, shares, readings, _predict_burst(attempt, now_ms))
 
 
-def _burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
+def _predict_burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
     """Predict the burst of writes of the job's next checkpoint, by all ranks together.
 
     Returns None if its time, its duration or its bytes are unknown.
     """
-    reported = episodes(attempt.checkpoints)
+    reported = find_episodes(attempt.checkpoints)
     upcoming = predict_next_beginning(np.array([one.begin_ms for one in reported], np.int64), now_ms)
-    whole = [(one.lasts_s, one.bytes) for one in reported if one.lasts_s is not None and one.bytes]
+    whole = [(one.duration_s, one.bytes) for one in reported if one.duration_s is not None and one.bytes]
     if upcoming is None or not whole:
         return None
     lasts_s, written = (float(np.median(column)) for column in zip(*whole, strict=True))
@@ -90,14 +92,14 @@ def sum_rail_capacity(topology: Topology) -> dict[Domain, float]:
         speeds = [
             device.bytes_per_s
             for row in np.flatnonzero(topology.domain[level] == at).tolist()
-            for device in topology.devices(row)
+            for device in topology.find_devices(row)
         ]
         if speeds and all(speeds):
             known["rail", name] = sum(speeds)
     return known
 
 
-def series_of(window: JobWindow) -> dict[str, Array]:
+def compute_metric_series(window: JobWindow) -> dict[str, Array]:
     """Return metric in METRICS → (slot,) values of the whole job.
 
     Power and NVLink are the mean of the GPUs that reported, times the number of GPUs that the job
@@ -113,17 +115,17 @@ def forecast_readings(window: JobWindow, period_s: float | None) -> list[Expecte
     period_s: None if the job has no period, so that the level is expected to stay.
     """
     rows = []
-    for metric, values in series_of(window).items():
+    for metric, values in compute_metric_series(window).items():
         lately = values[-max(1, round(RECENT_S / window.interval_s)) :]
         lately = lately[np.isfinite(lately)]
         if not len(lately):
             continue
         level = np.quantile(shift_to_present_level(lately), LEVELS).tolist()
-        lock = locked(values, period_s / window.interval_s) if period_s else None
+        lock = lock_phase(values, period_s / window.interval_s) if period_s else None
         for ahead_s in AHEAD_S:
             quantiles = level
             if lock is not None:
-                quantiles = ahead(values, lock, ahead_s / window.interval_s, window.interval_s, LEVELS)
+                quantiles = predict_ahead(values, lock, ahead_s / window.interval_s, window.interval_s, LEVELS)
             p10, p50, p90 = (round(value, 1) for value in quantiles)
             rows.append(ExpectedReading(metric, ahead_s, "level" if lock is None else "template", p10, p50, p90))
     return rows

@@ -48,12 +48,12 @@ class Verdicts(Capability, Stateful):
             self._ended.pop(job, None)
             self._ended[job] = before[job]
             changed = True
-        if not self._forget(tick.now_ms) and not changed:
+        if not self._drop_old_verdicts(tick.now_ms) and not changed:
             return ()
         self._shown = msgspec.json.encode(self._ended)
         return (Section(SECTION, self._shown, tick.now_ms),)
 
-    def _forget(self, now_ms: int) -> bool:
+    def _drop_old_verdicts(self, now_ms: int) -> bool:
         """Drop old verdicts, and those beyond MAX_REMEMBERED. Return whether any was dropped."""
         young = {job: row for job, row in self._ended.items() if row["judged_ms"] >= now_ms - _choose_retention_ms(row)}
         too_many = max(0, len(young) - MAX_REMEMBERED)
@@ -75,7 +75,7 @@ class Verdicts(Capability, Stateful):
             arrays["verdicts"].tobytes(), type=tuple[dict[str, Verdict], dict[str, Verdict]]
         )
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         """Shift the times of verdicts on running jobs after the clock was set. Those on ended jobs stay."""
         for row in self._live.values():
             row["judged_ms"] += by_ms

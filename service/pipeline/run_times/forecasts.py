@@ -20,12 +20,12 @@ from fleetcast.features.ended_jobs import ENDED_RETENTION_MS
 from fleetcast.features.job_peaks import JobPeaks
 from fleetcast.features.past_runs import COLUMN, EMPIRICAL, FEATURES, ClosedRun, JobShape
 from fleetcast.features.run_past import LEVELS
-from fleetcast.features.similarity import shape_of
+from fleetcast.features.similarity import make_job_shape
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.run_times.remaining import beyond, blend_with_everybody
+from fleetcast.models.run_times.remaining import blend_with_everybody, estimate_left_s
 from fleetcast.models.run_times.tracker import RunTracker
-from fleetcast.models.versions.drift import Recent
+from fleetcast.models.versions.drift import RecentAccuracy
 from fleetcast.service.board.board import Section
 from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, make_table_sections
 from fleetcast.service.exposition import Page
@@ -62,7 +62,7 @@ Made = TypeVar("Made")
 
 
 @dataclass(frozen=True, slots=True)
-class New:
+class UnforecastAttempt:
     """An attempt without a forecast, with the features of one.
 
     closed: its run, if it has already ended.
@@ -82,7 +82,7 @@ class ForecastInputs:
     kinds: features of `due`, one shape for each kind. old: features of `aging`, the running attempts.
     """
 
-    new: Sequence[New]
+    new: Sequence[UnforecastAttempt]
     due: Sequence[JobShape]
     kinds: Sequence[Array]
     aging: Sequence[JobAttempt]
@@ -101,9 +101,9 @@ class RunForecasts(Capability):
         self.free = asyncio.Lock()
         self.record = record
         self.model = model
-        self.latest = self._table(clock.now_ms())
+        self.latest = self._make_kind_sections(clock.now_ms())
         self.metrics = b""
-        self.recent = Recent()
+        self.recent = RecentAccuracy()
         self._peaks = peaks
         self._clock = clock
         self._polled_ms = clock.now_ms()  # when new ones were last polled
@@ -114,7 +114,7 @@ class RunForecasts(Capability):
         return self.record.issued
 
     def sections(self, tick: Tick) -> Sequence[Section]:
-        return [*self.latest, *peak_sections(self._peaks, tick)]
+        return [*self.latest, *make_peak_sections(self._peaks, tick)]
 
     def page(self, tick: Tick) -> bytes:
         return self.metrics
@@ -135,35 +135,37 @@ class RunForecasts(Capability):
         """Forecast new attempts and, once a minute, the time left to all running attempts."""
         async with self.free:
             now_ms, record = self._clock.now_ms(), self.record
-            live = {_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
-            closed, retained = state.runs.closed(), self._find_retained_forecasts(state, live, now_ms)
-            taken = {key: state.runs.taken(*key) for key in live if key not in retained}
+            live = {_get_attempt_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
+            closed, retained = state.runs.pop_closed_runs(), self._find_retained_forecasts(state, live, now_ms)
+            taken = {key: state.runs.pop_features(*key) for key in live if key not in retained}
             new = await _process_in_slices(
                 [*taken], lambda key: self._make_forecast_inputs(state, live[key], taken[key], now_ms)
             )
-            over = await _process_in_slices(closed, lambda run: self._over(run, now_ms))
+            over = await _process_in_slices(closed, lambda run: self._score_ended_run(run, now_ms))
             new += [row for row in over if row is not None]
             self._polled_ms = now_ms
-            due = record.due(MOST_DUE)
-            kinds = await _process_in_slices(due, lambda row: state.runs.features(row[1], now_ms))
+            due = record.pop_due_kinds(MOST_DUE)
+            kinds = await _process_in_slices(due, lambda row: state.runs.compute_features(row[1], now_ms))
             aging = self._choose_running_attempts(live, retained, now_ms)
             old = await _process_in_slices(aging, lambda row: _find_features(state, row, now_ms))
-            inputs = ForecastInputs(new, [shape for _, shape in due], kinds, aging, old, state.demand.durations())
-            run_s, issued = await run_in_thread(lambda: self._issue(inputs, retained, now_ms))
+            inputs = ForecastInputs(
+                new, [shape for _, shape in due], kinds, aging, old, state.demand.compute_duration_quantiles()
+            )
+            run_s, issued = await run_in_thread(lambda: self._issue_forecasts(inputs, retained, now_ms))
             record.issued = issued
             record.use_model(self.model.name)
             record.update_kinds([key for key, _ in due], run_s)
             for row in new:
                 if row.closed is not None:
-                    self._score(issued[row.key], row.closed)
+                    self._score_forecast(issued[row.key], row.closed)
             if due:
-                self.latest = self._table(now_ms)
+                self.latest = self._make_kind_sections(now_ms)
             self.metrics = make_run_page(record, self.model, now_ms)
-            self.recent = Recent() if self.model.name == BASELINE else record.recent()
+            self.recent = RecentAccuracy() if self.model.name == BASELINE else record.summarise_recent()
 
-    def _table(self, now_ms: int) -> list[Section]:
+    def _make_kind_sections(self, now_ms: int) -> list[Section]:
         """Return the sections of run times by job kind. Returns no section before the first forecast."""
-        keys, run_s, runs = self.record.table()
+        keys, run_s, runs = self.record.make_table()
         if not len(keys):
             return []
         return [*make_table_sections(RUN, keys, run_s, now_ms, self.record.model), Section(RUNS_SEEN, runs, now_ms)]
@@ -174,19 +176,21 @@ class RunForecasts(Capability):
         for key, issued in self.record.issued.items():
             row = live.get(key) or state.jobs.get(*key)
             if row is not None and (row.over_ms or now_ms) >= now_ms - ENDED_RETENTION_MS:
-                retained[key] = issued if issued.is_over or row.over_ms is None else issued.over()
+                retained[key] = issued if issued.is_over or row.over_ms is None else issued.drop_remaining_time()
         return retained
 
-    def _make_forecast_inputs(self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int) -> New:
+    def _make_forecast_inputs(
+        self, state: FleetState, row: JobAttempt, features: Array | None, now_ms: int
+    ) -> UnforecastAttempt:
         """Make the inputs for a forecast of a waiting or running attempt.
 
         features: those at its submission, None if unknown.
         """
-        shape = shape_of(row)
+        shape = make_job_shape(row)
         self.record.mark_kinds_due(shape)
         if features is None:
-            return New(_key(row), shape, _find_features(state, row, now_ms), in_time=False)
-        return New(_key(row), shape, features, self._is_in_time(shape))
+            return UnforecastAttempt(_get_attempt_key(row), shape, _find_features(state, row, now_ms), in_time=False)
+        return UnforecastAttempt(_get_attempt_key(row), shape, features, self._is_in_time(shape))
 
     def _is_in_time(self, shape: JobShape) -> bool:
         """Return whether the job was submitted since the last poll. Only such forecasts are scored.
@@ -195,19 +199,19 @@ class RunForecasts(Capability):
         """
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
-    def _over(self, run: ClosedRun, now_ms: int) -> New | None:
+    def _score_ended_run(self, run: ClosedRun, now_ms: int) -> UnforecastAttempt | None:
         """Score an ended run. If it has no forecast, return the inputs of one, unless it ended long ago."""
         key = (run.job, run.attempt)
         self.record.mark_kinds_due(run.shape, is_over=True)
         issued, in_time = self.record.issued.get(key), self._is_in_time(run.shape)
         if issued is not None:
-            self._score(issued, run)
+            self._score_forecast(issued, run)
         elif run.features is not None and (in_time or run.ended_ms >= now_ms - ENDED_RETENTION_MS):
-            return New(key, run.shape, run.features, in_time, run)
+            return UnforecastAttempt(key, run.shape, run.features, in_time, run)
         return None
 
-    def _score(self, issued: IssuedRunTime, run: ClosedRun) -> None:
-        self.record.score(issued, run.shape, run.run_s, run.ended_ms)
+    def _score_forecast(self, issued: IssuedRunTime, run: ClosedRun) -> None:
+        self.record.record_outcome(issued, run.shape, run.run_s, run.ended_ms)
 
     def _choose_running_attempts(
         self, live: Rows, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
@@ -222,7 +226,7 @@ class RunForecasts(Capability):
             if row.started_ms is not None and (is_all or key not in retained or retained[key].left_s is None)
         ]
 
-    def _issue(
+    def _issue_forecasts(
         self, inputs: ForecastInputs, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
     ) -> tuple[Array, dict[Attempt, IssuedRunTime]]:
         """Issue the forecasts of one pass. Runs in a thread.
@@ -231,11 +235,13 @@ class RunForecasts(Capability):
         forecasts.
         """
         self.model.refresh()
-        new, features = inputs.new, _stacked([*(row.features for row in inputs.new), *inputs.kinds])
+        new, features = inputs.new, _stack_features([*(row.features for row in inputs.new), *inputs.kinds])
         similar = features[:, _SIMILAR].astype(np.float64)
         shapes = [*(row.shape for row in new), *inputs.due]
         tracker = self.record.tracker if self.model.name == self.record.model else RunTracker()
-        log_run = tracker.served(self.model.log_run(features), similar, [(shape.kin, shape.gpus) for shape in shapes])
+        log_run = tracker.correct_quantiles(
+            self.model.predict_log_run(features), similar, [(shape.group_or_queue, shape.gpus) for shape in shapes]
+        )
         run_s = np.exp(log_run).astype(np.float32)
         similar_s = np.exp(similar).astype(np.float32)
         issued = {
@@ -245,26 +251,26 @@ class RunForecasts(Capability):
             for at, row in enumerate(new)
         }
         issued = {**retained, **issued}
-        keys = [*map(_key, inputs.aging)]
+        keys = [*map(_get_attempt_key, inputs.aging)]
         issued_s = np.array([issued[key].run_s for key in keys], np.float64).reshape(len(keys), len(LEVELS))
         elapsed_s = np.array([now_ms - (row.started_ms or now_ms) for row in inputs.aging], np.float64).clip(0) / 1000
         ended_s = np.array([_find_finished_run_times(inputs.ended, row.gpus) for row in inputs.aging]).reshape(
             len(keys), len(LEVELS)
         )
-        left_s = self._left_s(_stacked(inputs.old), elapsed_s, issued_s, ended_s)
+        left_s = self._predict_remaining_s(_stack_features(inputs.old), elapsed_s, issued_s, ended_s)
         return run_s[len(new) :], issued | update_remaining_times(issued, keys, left_s, now_ms)
 
-    def _left_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
+    def _predict_remaining_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
         """Return (attempt, LEVELS) float32 seconds from now, at most the time left to the limit.
 
         issued_s, ended_s: seconds of the whole run, by the issued forecast and by finished jobs.
         """
-        left_s = self.model.remaining_s(features, elapsed_s, LEVELS)
+        left_s = self.model.predict_remaining_s(features, elapsed_s, LEVELS)
         if self.model.name == BASELINE:
             log_s = np.log(np.maximum(ended_s, 1.0))
-            everybody_s = np.stack([beyond(log_s, elapsed_s, level) for level in LEVELS], axis=1)
+            everybody_s = np.stack([estimate_left_s(log_s, elapsed_s, level) for level in LEVELS], axis=1)
             left_s = blend_with_everybody(left_s, everybody_s, elapsed_s)
-        left_s = young(left_s, issued_s, elapsed_s)
+        left_s = correct_young_runs(left_s, issued_s, elapsed_s)
         ahead_s = (np.exp(features[:, _LIMIT].astype(np.float64)) - elapsed_s)[:, None]
         return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)
 
@@ -279,7 +285,7 @@ def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[fl
     return UNKNOWN_S if row is None else row["levels"]
 
 
-def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
+def correct_young_runs(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
     """Return (attempt, LEVELS) seconds left, corrected for young runs.
 
     Models are not fitted on runs younger than YOUNG_S. The younger a run, the more weight `issued_s`
@@ -289,7 +295,7 @@ def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
     if not len(rows):
         return left_s
     known = np.log(np.maximum(issued_s[rows], 1.0))
-    issued_left_s = np.stack([beyond(known, elapsed_s[rows], level) for level in LEVELS], axis=1)
+    issued_left_s = np.stack([estimate_left_s(known, elapsed_s[rows], level) for level in LEVELS], axis=1)
     share = (elapsed_s[rows] / YOUNG_S)[:, None]
     left_s = left_s.copy()
     left_s[rows] = share * left_s[rows] + (1 - share) * issued_left_s
@@ -298,8 +304,8 @@ def young(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
 
 def _find_features(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
     """Return (feature,) the features of a waiting or running attempt, even without its submission."""
-    found = state.runs.compute_job_features(*_key(row), now_ms)
-    return state.runs.features(shape_of(row), now_ms) if found is None else found
+    found = state.runs.compute_open_job_features(*_get_attempt_key(row), now_ms)
+    return state.runs.compute_features(make_job_shape(row), now_ms) if found is None else found
 
 
 async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
@@ -312,40 +318,40 @@ async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> li
     return made
 
 
-def _stacked(rows: Sequence[Array]) -> Array:
+def _stack_features(rows: Sequence[Array]) -> Array:
     """Stack rows of features into (row, feature) float32."""
     return np.array(rows, np.float32).reshape(len(rows), len(FEATURES))
 
 
-def peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
+def make_peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
     """Record the peaks of jobs at this tick, and return the sections with the peaks by job kind."""
-    peaks.finish(tick.events.ended)
+    peaks.store_finished(tick.events.ended)
     memory, power = tick.frames.gpu.column("fb_used_bytes"), tick.frames.gpu.column("power_w")
     readings = tick.occupancy.holder, tick.gpu_rows, memory, power
     peaks.observe(tick.events.running, tick.now_ms, *readings, tick.events.placements)
-    return make_table_sections(PEAK, *peaks.table(), tick.now_ms)
+    return make_table_sections(PEAK, *peaks.make_table(), tick.now_ms)
 
 
 def make_run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
     """Make the metrics page of run times: how often bounds were right, and which model forecasts."""
     page = Page()
-    page.gauge(
+    page.add_gauge(
         "duration_coverage_ratio",
         f"Share of the last runs (up to {record.outcomes.maxlen}) that lasted no longer than told at their submission.",
-        [({"bound": bound}, share) for bound, share in record.coverage().items()],
+        [({"bound": bound}, share) for bound, share in record.compute_coverage().items()],
     )
-    page.number("duration_scored_runs", "Runs that this coverage is of.", len(record.outcomes))
-    page.gauge("duration_model_info", "The model that run times come from.", [({"model": model.name}, 1)])
-    page.number(
+    page.add_number("duration_scored_runs", "Runs that this coverage is of.", len(record.outcomes))
+    page.add_gauge("duration_model_info", "The model that run times come from.", [({"model": model.name}, 1)])
+    page.add_number(
         "duration_model_trouble",
         "1 while the version that should serve cannot, and similar jobs do.",
         bool(model.trouble),
     )
     fitted_ms = model.fitted_until_ms
     age_s = None if fitted_ms is None else (now_ms - fitted_ms) / 1000
-    page.number("duration_fit_age_seconds", "Fleet time since the end of the history that was fitted on.", age_s)
+    page.add_number("duration_fit_age_seconds", "Fleet time since the end of the history that was fitted on.", age_s)
     return page.encode()
 
 
-def _key(attempt: JobAttempt) -> Attempt:
+def _get_attempt_key(attempt: JobAttempt) -> Attempt:
     return attempt.job, attempt.attempt

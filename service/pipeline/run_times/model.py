@@ -37,9 +37,9 @@ class RunModel(Protocol):
     in log seconds, and no limit caps it.
     """
 
-    def log_run(self, features: Features) -> Array: ...
+    def predict_log_run(self, features: Features) -> Array: ...
 
-    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array: ...
+    def predict_remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array: ...
 
 
 class ServedRunModel:
@@ -71,36 +71,38 @@ class ServedRunModel:
         if version == self._version:
             return False
         self._version = version
-        self._become(self._baseline, BASELINE, None)
+        self._set_model(self._baseline, BASELINE, None)
         self.trouble = ""
         if version is not None:
-            self._load()
+            self._load_version()
         return True
 
-    def _load(self) -> None:
+    def _load_version(self) -> None:
         try:
-            folder = self._registry.current(KIND)
+            folder = self._registry.find_serving_folder(KIND)
             if folder is None:
                 return
-            card = self._registry.card(KIND, folder.name)
-            self._become(load_model(folder), f"{KIND}-{folder.name}", card.fitted_until_ms)
+            card = self._registry.read_version_card(KIND, folder.name)
+            self._set_model(load_model(folder), f"{KIND}-{folder.name}", card.fitted_until_ms)
         except (ModelError, OSError) as error:
             self._fall_back(str(error))
         else:
             logger.info("run times: %s serves", self.name)
 
-    def log_run(self, features: Features) -> Array:
+    def predict_log_run(self, features: Features) -> Array:
         """Return (job, LEVELS) logarithms of run times in seconds, NaN if nothing is known.
 
         No limit caps them.
         """
-        return self._checked(lambda model: model.log_run(features), features, len(LEVELS), SHORTEST_LOG)
+        return self._ask_model(lambda model: model.predict_log_run(features), features, len(LEVELS), SHORTEST_LOG)
 
-    def remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
+    def predict_remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
         """Return (job, level) seconds left for jobs that have run for `elapsed_s`, NaN if nothing is known."""
-        return self._checked(lambda model: model.remaining_s(features, elapsed_s, levels), features, len(levels), 0.0)
+        return self._ask_model(
+            lambda model: model.predict_remaining_s(features, elapsed_s, levels), features, len(levels), 0.0
+        )
 
-    def _checked(self, ask: "_Ask", features: Features, levels: int, least: float) -> Array:
+    def _ask_model(self, ask: "_ModelQuestion", features: Features, levels: int, least: float) -> Array:
         """Return (job, level) the model's answer if it is plausible.
 
         If it is missing or implausible, the baseline answers from now on. levels: number of levels. least:
@@ -126,9 +128,9 @@ class ServedRunModel:
         if why != self.trouble:
             logger.warning("run times: %s; %s serve", why, BASELINE)
         self.trouble = why
-        self._become(self._baseline, BASELINE, None)
+        self._set_model(self._baseline, BASELINE, None)
 
-    def _become(self, model: RunModel, name: str, fitted_until_ms: int | None) -> None:
+    def _set_model(self, model: RunModel, name: str, fitted_until_ms: int | None) -> None:
         self._model, self.name, self.fitted_until_ms = model, name, fitted_until_ms
 
 
@@ -138,7 +140,7 @@ def _make_non_decreasing(answer: Array) -> Array:
     return sorted_up
 
 
-class _Ask(Protocol):
+class _ModelQuestion(Protocol):
     def __call__(self, model: RunModel) -> Array: ...
 
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fleetcast.features.past_runs import JobShape
 from fleetcast.features.run_past import LEVELS
-from fleetcast.features.similarity import Kind, kinds
+from fleetcast.features.similarity import Kind, make_kind_keys
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.models.run_times.tracker import RunTracker
-from fleetcast.models.versions.drift import Recent
+from fleetcast.models.versions.drift import RecentAccuracy
 from fleetcast.service.answers.jobs import RemainingTime
 from fleetcast.service.board.kind_tables import P50, P90, P99, round_run_quantiles
 
@@ -48,14 +48,14 @@ class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
     left_ms: int = 0
     is_over: bool = False
 
-    def remaining(self, now_ms: int) -> RemainingTime | None:
+    def compute_remaining_time(self, now_ms: int) -> RemainingTime | None:
         """Return p50 and p90 of the remaining time in seconds, or None if it is unknown."""
         if self.left is None:
             return None
         since_s = (now_ms - self.left_ms) / 1000
         return RemainingTime(*(float(round(max(0.0, left_s - since_s))) for left_s in self.left))
 
-    def over(self) -> "IssuedRunTime":
+    def drop_remaining_time(self) -> "IssuedRunTime":
         """Return a copy of the forecast without its remaining time, for a job that has ended."""
         return msgspec.structs.replace(self, left_s=None, left=None, left_ms=0, is_over=True)
 
@@ -110,12 +110,12 @@ class RunTimeRecord(Stateful):
         self._bare: dict[int, None] = {}  # kinds without one, likewise
         self._due: dict[int, None] = {}
 
-    def coverage(self) -> dict[str, float]:
+    def compute_coverage(self) -> dict[str, float]:
         """Return bound → share of the last runs that lasted no longer than it. Empty before the first run."""
         shares = np.mean([row[1:4] for row in self.outcomes], axis=0).tolist() if self.outcomes else []
         return dict(zip(SCORED, shares, strict=False))
 
-    def recent(self) -> Recent:
+    def summarise_recent(self) -> RecentAccuracy:
         """Return the recent outcomes of the model in use.
 
         They are the coverage of the 80 % band, the loss relative to that of similar jobs, and the number of
@@ -123,10 +123,12 @@ class RunTimeRecord(Stateful):
         """
         rows = [row for row in self.outcomes if row.model == self.model]
         if not rows:
-            return Recent()
+            return RecentAccuracy()
         both = [(row.loss, row.similar_loss) for row in rows if row.similar_loss is not None]
         ours, theirs = map(sum, zip(*both, strict=True)) if both else (0.0, 0.0)
-        return Recent(sum(row.in_80 for row in rows) / len(rows), ours / theirs if theirs > 0 else None, len(rows))
+        return RecentAccuracy(
+            sum(row.in_80 for row in rows) / len(rows), ours / theirs if theirs > 0 else None, len(rows)
+        )
 
     def use_model(self, model: str) -> None:
         """Set the model in use. A new model starts without learnt errors, and all kinds become due."""
@@ -134,7 +136,7 @@ class RunTimeRecord(Stateful):
             self.model, self.tracker = model, RunTracker()
             self._due = dict.fromkeys(self._shapes)
 
-    def score(self, issued: IssuedRunTime, shape: JobShape, run_s: float, ended_ms: int) -> None:
+    def record_outcome(self, issued: IssuedRunTime, shape: JobShape, run_s: float, ended_ms: int) -> None:
         """Record whether an ended run lay within its bounds, and adapt later forecasts a little to it."""
         if issued.quantiles is None or not issued.in_time:
             return
@@ -145,17 +147,17 @@ class RunTimeRecord(Stateful):
         capped = np.minimum(forecast, most)
         below = log_run <= capped + ROUNDING
         in_80 = bool(below[P90] and log_run >= capped[P10] - ROUNDING)
-        similar_loss = _loss(np.minimum(similar, most), log_run) if np.isfinite(similar).all() else None
+        similar_loss = _compute_loss(np.minimum(similar, most), log_run) if np.isfinite(similar).all() else None
         p50, p90, p99 = (bool(below[at]) for at in SCORED.values())
-        self.outcomes.append(Outcome(issued.model, p50, p90, p99, in_80, _loss(capped, log_run), similar_loss))
+        self.outcomes.append(Outcome(issued.model, p50, p90, p99, in_80, _compute_loss(capped, log_run), similar_loss))
         if issued.model == self.model:
-            self.tracker.learn(forecast, similar, (shape.kin, shape.gpus), log_run, ended_ms / 1000)
+            self.tracker.learn_outcome(forecast, similar, (shape.group_or_queue, shape.gpus), log_run, ended_ms / 1000)
 
     # -- kinds
 
     def mark_kinds_due(self, shape: JobShape, *, is_over: bool = False) -> None:
         """Mark the kinds of a shape as due, because such a job arrived or ended."""
-        for kind, key in kinds(shape).items():
+        for kind, key in make_kind_keys(shape).items():
             before = self._shapes.pop(key, None)
             self._shapes[key] = _drop_unshared_fields(shape, kind, before)
             self._due[key] = None
@@ -169,7 +171,7 @@ class RunTimeRecord(Stateful):
                 for one_table in (self._shapes, self._run_s, self._due, self._runs, self._bare):
                     one_table.pop(oldest, None)
 
-    def due(self, most: int) -> list[tuple[int, JobShape]]:
+    def pop_due_kinds(self, most: int) -> list[tuple[int, JobShape]]:
         """Return at most `most` kinds that are due, longest waiting first. They are no longer due afterwards."""
         keys = [key for key, _ in zip(self._due, range(most), strict=False)]
         for key in keys:
@@ -180,7 +182,7 @@ class RunTimeRecord(Stateful):
         """Record the forecast run times of kinds. run_s: (kind, LEVELS) seconds."""
         self._run_s.update((key, row) for key, row in zip(keys, run_s, strict=True) if key in self._shapes)
 
-    def table(self) -> tuple[NDArray[np.uint64], Array, NDArray[np.uint32]]:
+    def make_table(self) -> tuple[NDArray[np.uint64], Array, NDArray[np.uint32]]:
         """Return the known kinds as columns, sorted by key.
 
         They are (k,) uint64 keys, (k, LEVELS) run times in seconds, and (k,) uint32 numbers of ended runs.
@@ -206,10 +208,10 @@ class RunTimeRecord(Stateful):
         }
         none = np.full(len(LEVELS), np.nan, np.float32)
         arrays = {
-            "run_s": _stacked([row.run_s for _, row in issued]),
-            "similar_s": _stacked([row.similar_s for _, row in issued]),
-            "left_s": _stacked([none if row.left_s is None else row.left_s for _, row in issued]),
-            "kinds.run_s": _stacked([self._run_s.get(key, none) for key in self._shapes]),
+            "run_s": _stack_rows([row.run_s for _, row in issued]),
+            "similar_s": _stack_rows([row.similar_s for _, row in issued]),
+            "left_s": _stack_rows([none if row.left_s is None else row.left_s for _, row in issued]),
+            "kinds.run_s": _stack_rows([self._run_s.get(key, none) for key in self._shapes]),
         }
         return about, arrays
 
@@ -244,7 +246,7 @@ def update_remaining_times(
     }
 
 
-def _loss(issued: NDArray[np.float64], log_run: float) -> float:
+def _compute_loss(issued: NDArray[np.float64], log_run: float) -> float:
     """Return the mean pinball loss over LEVELS. issued: (LEVELS,) log seconds. log_run: the outcome."""
     error = log_run - issued
     return float(np.maximum(_levels * error, (_levels - 1) * error).mean())
@@ -274,5 +276,5 @@ def _compute_usual_limit_s(shape: JobShape, before: JobShape | None) -> float | 
     return float(max(known, 1.0) * (max(shape.limit_s, 1.0) / max(known, 1.0)) ** (1 / USUAL_LIMIT_OF))
 
 
-def _stacked(rows: Sequence[Array]) -> Array:
+def _stack_rows(rows: Sequence[Array]) -> Array:
     return np.array(rows, np.float32).reshape(len(rows), len(LEVELS))

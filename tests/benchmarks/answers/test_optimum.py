@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from fleetcast.benchmarks.answers.optimum import EACH, compare_mean_waits, scene_of, solve_optimum
+from fleetcast.benchmarks.answers.optimum import EACH, compare_mean_waits, make_scene, solve_optimum
 from fleetcast.placement.play.replay import Trace
 from fleetcast.training.judges.played import PlayScene
 
@@ -27,7 +27,7 @@ def test_no_play_is_better_than_the_clairvoyant_plan() -> None:
 
 
 def test_a_scene_is_the_same_for_its_seed_and_limits_are_kept() -> None:
-    one, two, other = scene_of(3).trace, scene_of(3).trace, scene_of(4).trace
+    one, two, other = make_scene(3).trace, make_scene(3).trace, make_scene(4).trace
     assert one == two != other
     assert all(run_s <= (limit_s or 0) for run_s, limit_s in zip(one.run_s, one.limit_s, strict=True))
 

@@ -2,11 +2,11 @@ import json
 
 import pytest
 
-from fleetcast.benchmarks.answers.risk_routes import cases
+from fleetcast.benchmarks.answers.risk_routes import make_cases
 
 
 def test_a_case_measures_a_whole_answer() -> None:
-    asked = cases(20)
+    asked = make_cases(20)
     gang = asked["POST risk/gang"]
     assert len(json.loads(gang.wire.partition(b"\r\n\r\n")[2])["nodes"]) == 16
     right = {

@@ -8,45 +8,45 @@ from fleetcast.benchmarks.kit.autoscale import (
     COLD_S,
     DAY,
     ReplicaSet,
+    compute_wish,
+    draw_office_ramp,
     match_replica_hours,
-    ramp,
     simulate_autoscaler,
-    wish,
 )
 
 STEP = np.concatenate([np.full(60, 8.0), np.full(60, 80.0)])
 
 
 def test_within_a_tenth_nothing_changes() -> None:
-    assert wish(109.0, 10.0, 10) == 10
-    assert wish(111.0, 10.0, 10) == 12
-    assert wish(80.0, 10.0, 10) == 8
+    assert compute_wish(109.0, 10.0, 10) == 10
+    assert compute_wish(111.0, 10.0, 10) == 12
+    assert compute_wish(80.0, 10.0, 10) == 8
 
 
 def test_it_grows_at_most_twofold_or_by_four_in_a_look() -> None:
     replicas = ReplicaSet([0.0])
     grown = []
     for look in range(4):
-        replicas.sync(15.0 * look, [1000.0], 10.0)
+        replicas.evaluate(15.0 * look, [1000.0], 10.0)
         grown.append(len(replicas.warm_at))
     assert grown == [5, 10, 20, 40]
 
 
 def test_it_shrinks_to_the_largest_wish_of_five_minutes_the_newest_first() -> None:
     replicas = ReplicaSet([0.0, 0.0, 0.0])
-    replicas.sync(0.0, [50.0], 10.0)
+    replicas.evaluate(0.0, [50.0], 10.0)
     assert len(replicas.warm_at) == 5
     for now_s in range(15, 300, 15):
-        replicas.sync(float(now_s), [10.0], 10.0)
+        replicas.evaluate(float(now_s), [10.0], 10.0)
     assert len(replicas.warm_at) == 5
-    replicas.sync(300.0, [10.0], 10.0)
+    replicas.evaluate(300.0, [10.0], 10.0)
     assert replicas.warm_at == [0.0]
 
 
 def test_new_replicas_are_cold_and_a_metric_without_a_value_counts_for_nothing() -> None:
     replicas = ReplicaSet([0.0])
-    replicas.sync(0.0, [30.0, float("nan")], 10.0)
-    assert (replicas.warm(0.0), replicas.warm(COLD_S)) == (1, 3)
+    replicas.evaluate(0.0, [30.0, float("nan")], 10.0)
+    assert (replicas.count_warm(0.0), replicas.count_warm(COLD_S)) == (1, 3)
 
 
 def test_a_step_that_is_foreseen_finds_warm_replicas() -> None:
@@ -59,13 +59,13 @@ def test_a_step_that_is_foreseen_finds_warm_replicas() -> None:
 
 
 def test_the_peer_of_equal_cost_costs_as_much() -> None:
-    rates = ramp(2, 3)
+    rates = draw_office_ramp(2, 3)
     peer = match_replica_hours(rates, 16.0, 1.1 * simulate_autoscaler(rates, None, 16.0).replica_hours)
     assert peer.replica_hours == pytest.approx(1.1 * simulate_autoscaler(rates, None, 16.0).replica_hours, rel=0.02)
 
 
 def test_a_forecast_knows_nothing_of_what_comes_later() -> None:
-    rates = ramp(2, 3)
+    rates = draw_office_ramp(2, 3)
     first = len(rates) - DAY + 600
     other = rates.copy()
     other[first + 3 :] *= 5

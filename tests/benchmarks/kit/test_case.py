@@ -11,8 +11,8 @@ MEMINFO = "MemTotal: 24000000 kB\nMemFree:  100000 kB\nMemAvailable:   20000000 
 
 def test_memory_that_only_caches_use_is_available(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
-    assert case.available_bytes(tmp_path / "meminfo", tmp_path / "absent") == 20_000_000 * 1024
-    assert case.available_bytes(tmp_path / "absent", tmp_path / "absent") > 0
+    assert case.read_available_bytes(tmp_path / "meminfo", tmp_path / "absent") == 20_000_000 * 1024
+    assert case.read_available_bytes(tmp_path / "absent", tmp_path / "absent") > 0
 
 
 @pytest.mark.parametrize(("limit", "available"), [("5000000", 4_500_000), ("max", 20_000_000 * 1024)])
@@ -21,11 +21,11 @@ def test_the_limit_of_a_container_counts(tmp_path: Path, limit: str, available: 
     (tmp_path / "memory.max").write_text(f"{limit}\n")
     (tmp_path / "memory.current").write_text("2000000\n")
     (tmp_path / "memory.stat").write_text("anon 500000\ninactive_file 1500000\n")
-    assert case.available_bytes(tmp_path / "meminfo", tmp_path) == available
+    assert case.read_available_bytes(tmp_path / "meminfo", tmp_path) == available
 
 
 def test_a_fleet_that_is_left_out_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(case, "available_bytes", lambda: 2**30)
+    monkeypatch.setattr(case, "read_available_bytes", lambda: 2**30)
     assert case.fits_memory(1_000, 120_000)
     assert capsys.readouterr().err == ""
     assert not case.fits_memory(100_000, 120_000)

@@ -27,16 +27,16 @@ def child(request: pytest.FixtureRequest) -> Iterator[ChildProcess]:
 def test_an_early_end_shows_the_last_output(child: ChildProcess) -> None:
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     with pytest.raises(AssertionError, match=f"the api ended with 3; its log is {child.log}, .*:\nno port is free"):
-        child.check()
+        child.check_running()
 
 
 @pytest.mark.parametrize("child", ["import time; print('busy', flush=True); time.sleep(60)"], indirect=True)
 def test_what_is_late_shows_the_last_output(child: ChildProcess) -> None:
-    while not child.tail():
+    while not child.read_tail():
         time.sleep(0.01)
-    child.check()
+    child.check_running()
     with pytest.raises(AssertionError, match=rf"no board\. the api still runs; its log is {child.log}, .*:\nbusy"):
-        child.check(unless="no board")
+        child.check_running(unless="no board")
 
 
 @pytest.mark.parametrize("child", [REASON, "import time; time.sleep(60)"], indirect=True)
@@ -45,7 +45,7 @@ def test_the_log_stays_after_a_failure_and_goes_otherwise(child: ChildProcess, r
     if failed:
         os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
         with pytest.raises(AssertionError):
-            child.check()
+            child.check_running()
     child.stop(1)
     assert child.log.exists() == failed
     assert not failed or child.log.read_text() == "no port is free\n"
@@ -76,4 +76,4 @@ def test_a_site_of_any_size_is_within_the_bounds_of_unknown_names(tmp_path: Path
         config = tomllib.loads((tmp_path / "site.toml").read_text())
         assert len(load_topology(Path(config["fleet"]["topology"]))) == 12_500
     finally:
-        site._end()
+        site._stop_processes()

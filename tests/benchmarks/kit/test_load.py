@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fleetcast.benchmarks.kit.load import Ask, get, post, run_closed_loop, run_open_loop
+from fleetcast.benchmarks.kit.load import LoadRequest, make_get, make_post, run_closed_loop, run_open_loop
 
 
 class Server:
@@ -58,7 +58,7 @@ class Server:
 
 def test_a_closed_loop_asks_until_nothing_is_left() -> None:
     bodies: list[bytes] = []
-    asks = [get(f"/{number}", lambda head, body: bodies.append(body)) for number in range(20)]
+    asks = [make_get(f"/{number}", lambda head, body: bodies.append(body)) for number in range(20)]
     with Server().running() as server:
         load = run_closed_loop(server.port, lambda: asks.pop() if asks else None, connections=3, seconds=10)
         assert sorted(server.asked) == sorted(f"GET /{number}".encode() for number in range(20))
@@ -69,7 +69,7 @@ def test_a_closed_loop_asks_until_nothing_is_left() -> None:
 def test_an_open_loop_charges_a_stall_to_all_that_were_due_meanwhile() -> None:
     # 100 a second over one connection; the fifth waits 0.4 s, and so do about 40 behind it, each a little less
     with Server(stall_s=0.4).running() as server:
-        load = run_open_loop(server.port, lambda: get("/"), connections=1, seconds=1.0, rate=100)
+        load = run_open_loop(server.port, lambda: make_get("/"), connections=1, seconds=1.0, rate=100)
     assert len(load.latency_s) == 100
     assert sum(latency > 0.1 for latency in load.latency_s) >= 25
     assert load.compute_quantile_ms(1.0) >= 390
@@ -78,10 +78,10 @@ def test_an_open_loop_charges_a_stall_to_all_that_were_due_meanwhile() -> None:
 @pytest.mark.parametrize("status", ["500 Oops", "404 Not Found"])
 def test_an_answer_with_another_status_ends_the_run(status: str) -> None:
     with Server(status=status).running() as server, pytest.raises(AssertionError, match=status[:3]):
-        run_closed_loop(server.port, lambda: get("/"), connections=1, seconds=5)
+        run_closed_loop(server.port, lambda: make_get("/"), connections=1, seconds=5)
 
 
 def test_a_body_goes_out_with_its_length() -> None:
-    assert post("/x", b"{}", b"202") == Ask(
+    assert make_post("/x", b"{}", b"202") == LoadRequest(
         b"POST /x HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}", b"202"
     )

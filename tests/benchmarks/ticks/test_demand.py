@@ -1,8 +1,8 @@
-from fleetcast.benchmarks.ticks.demand import made_up
+from fleetcast.benchmarks.ticks.demand import make_synthetic_panel
 
 
 def test_what_is_made_up_adds_up() -> None:
-    panel = made_up(3, 500)
+    panel = make_synthetic_panel(3, 500)
     started, ended = panel.covariates["started"], panel.covariates["ended"]
     assert (panel.values[:, 1:] - panel.values[:, :-1] == (started - ended)[:, 1:]).all()
     assert (ended >= 0).all()

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from fleetcast.benchmarks.ticks.working_tick import BESIDE, PARTS, Size, WorkingFleet, main, measured
-from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.benchmarks.ticks.working_tick import BESIDE, PARTS, Size, WorkingFleet, main, measure_fleet
+from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 
 
 def test_every_part_of_a_tick_is_called(tmp_path: Path) -> None:
@@ -14,7 +14,7 @@ def test_every_part_of_a_tick_is_called(tmp_path: Path) -> None:
 
 
 def test_a_line_has_every_part() -> None:
-    line = measured(Size(gpus=48, step_s=2.0, scrapes=2), ticks=1)
+    line = measure_fleet(Size(gpus=48, step_s=2.0, scrapes=2), ticks=1)
     assert set(line["parts"]) == {name.strip() for name in (*PARTS, *BESIDE)}
     assert line["value"] > 0
     assert line["events_per_s"] > 0
@@ -29,7 +29,9 @@ def test_the_fleet_works_as_a_real_one_does(tmp_path: Path) -> None:
     assert {step.rank for row in state.jobs.running() for step in row.steps} >= {0, 1}
     assert any(row.checkpoints for row in state.jobs.running())
     assert state.nodes.nodes["n00000"].events
-    assert fleet.pipeline.capabilities[Sharing].co_runs.dump()[0]["together"], "nobody was seen to share hardware"
+    assert fleet.pipeline.capabilities[InterferenceLearner].co_runs.dump()[0]["together"], (
+        "nobody was seen to share hardware"
+    )
     assert state.counts.late == state.counts.duplicates == 0
     assert not state.counts.bad
 

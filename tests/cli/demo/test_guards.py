@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from fleetcast.cli.demo.guards import fresh, refuse_taken_ports, refuse_unknown_token
+from fleetcast.cli.demo.guards import lock_empty_folder, refuse_taken_ports, refuse_unknown_token
 from fleetcast.fleet.errors import ConfigError
 
 
@@ -22,18 +22,18 @@ def test_a_demo_does_not_start_on_a_port_where_somebody_listens() -> None:
 
 
 def test_the_folder_of_a_running_demo_is_not_emptied(tmp_path: Path) -> None:
-    with fresh(tmp_path / "run") as folder:
+    with lock_empty_folder(tmp_path / "run") as folder:
         (folder / "state").touch()
-        with pytest.raises(ConfigError, match="another demo runs in it"), fresh(folder):
+        with pytest.raises(ConfigError, match="another demo runs in it"), lock_empty_folder(folder):
             pass
         assert (folder / "state").exists()
-    with fresh(folder):
+    with lock_empty_folder(folder):
         assert [path.name for path in folder.iterdir()] == ["demo"]
 
 
 def test_a_folder_that_no_demo_made_is_not_emptied(tmp_path: Path) -> None:
     (tmp_path / "mine").touch()
-    with pytest.raises(typer.BadParameter, match="no earlier demo made it"), fresh(tmp_path):
+    with pytest.raises(typer.BadParameter, match="no earlier demo made it"), lock_empty_folder(tmp_path):
         pass
     assert (tmp_path / "mine").exists()
 

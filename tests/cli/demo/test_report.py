@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, parse_flag_reasons
-from fleetcast.cli.demo.report import Totals, Watch, false_nodes, judge_faults, verdict
+from fleetcast.cli.demo.report import FlagHistory, Totals, find_false_nodes, judge_faults, list_problems
 from fleetcast.models.risk.rules import BY_NAME
 from fleetcast.simulator.faults.magnitudes import FAULT_KINDS
 
@@ -32,10 +32,10 @@ def reason(feature: str, entity: str, sentence: str, value: float = 1.0) -> dict
     return {"feature": feature, "entity": entity, "sentence": sentence, "value": value}
 
 
-def flagged(node: str, since_ms: int, *reasons: dict[str, Any]) -> Watch:
-    watch = Watch()
-    watch.update([row(node)], since_ms)
-    watch.record(node, parse_flag_reasons(list(reasons)), since_ms)
+def flagged(node: str, since_ms: int, *reasons: dict[str, Any]) -> FlagHistory:
+    watch = FlagHistory()
+    watch.record_answer([row(node)], since_ms)
+    watch.record_evidence(node, parse_flag_reasons(list(reasons)), since_ms)
     return watch
 
 
@@ -52,12 +52,14 @@ def report(faults: list[dict[str, Any]], **extra: Any) -> dict[str, Any]:
 
 
 def test_a_fault_is_detected_when_its_node_is_flagged_for_it() -> None:
-    watch = Watch()
-    watch.update([row("n1", "none")], 10)
-    assert watch.update([row("n1")], 20) == [("n1", "hot")]
-    watch.record("n1", parse_flag_reasons([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20)
-    assert watch.update([row("n1")], 30) == []
-    watch.record("n1", parse_flag_reasons([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
+    watch = FlagHistory()
+    watch.record_answer([row("n1", "none")], 10)
+    assert watch.record_answer([row("n1")], 20) == [("n1", "hot")]
+    watch.record_evidence(
+        "n1", parse_flag_reasons([reason("gpu_temp_c", "n1/3", "GPU 3: 90 °C, its node's other GPUs 60")]), 20
+    )
+    assert watch.record_answer([row("n1")], 30) == []
+    watch.record_evidence("n1", parse_flag_reasons([reason("sm_clock_mhz", "n1/3", THROTTLES)]), 30)
     (judged,) = judge_faults([fault("n1", 15)], watch, 40)
     assert (judged["detected_ms"], judged["reason"]) == (30, THROTTLES)
 
@@ -107,65 +109,65 @@ def test_every_fault_kind_of_the_simulator_has_rules_that_show_it() -> None:
 
 def test_a_healthy_node_that_a_visitor_reports_lost_is_not_held_against_the_service() -> None:
     lost = reason("node_lost", "n1", "node reported lost at 20:41 UTC")
-    assert false_nodes([], flagged("n1", 20, lost)) == []
-    assert false_nodes([], flagged("n1", 20, lost, reason("sm_clock_mhz", "n1/3", THROTTLES))) == ["n1"]
+    assert find_false_nodes([], flagged("n1", 20, lost)) == []
+    assert find_false_nodes([], flagged("n1", 20, lost, reason("sm_clock_mhz", "n1/3", THROTTLES))) == ["n1"]
 
 
 def test_a_flag_that_ended_before_the_fault_detects_nothing() -> None:
-    watch = Watch()
-    watch.update([row("n1")], 10)
-    watch.update([], 20)
+    watch = FlagHistory()
+    watch.record_answer([row("n1")], 10)
+    watch.record_answer([], 20)
     (judged,) = judge_faults([fault("n1", 15)], watch, 40)
     assert judged["detected_ms"] is None
-    assert false_nodes([fault("n1", 15)], watch) == ["n1"]
+    assert find_false_nodes([fault("n1", 15)], watch) == ["n1"]
 
 
 def test_a_node_without_a_fault_or_with_a_benign_one_is_false() -> None:
-    watch = Watch()
-    watch.update([row("n1"), row("n2"), row("n3")], 50)
-    assert false_nodes([fault("n1", 10), fault("n2", 10, benign=True)], watch) == ["n2", "n3"]
+    watch = FlagHistory()
+    watch.record_answer([row("n1"), row("n2"), row("n3")], 50)
+    assert find_false_nodes([fault("n1", 10), fault("n2", 10, benign=True)], watch) == ["n2", "n3"]
 
 
 def test_an_invisible_fault_excuses_a_flag_but_is_not_counted_as_missed() -> None:
-    watch = Watch()
+    watch = FlagHistory()
     hidden = fault("n1", 0, visible=False)
-    assert verdict(report(judge_faults([hidden], watch, 10 * MINUTE)), 10 * MINUTE) == []
-    watch.update([row("n1")], 50)
-    assert false_nodes([hidden], watch) == []
+    assert list_problems(report(judge_faults([hidden], watch, 10 * MINUTE)), 10 * MINUTE) == []
+    watch.record_answer([row("n1")], 50)
+    assert find_false_nodes([hidden], watch) == []
 
 
 def test_missed_faults_fail_the_run_only_once_they_are_a_minute_old() -> None:
-    faults = judge_faults([fault("n1", 0)], Watch(), MINUTE)
-    assert verdict(report(faults), MINUTE - 1) == []
-    assert "0 of 1 visible faults" in verdict(report(faults), MINUTE)[0]
+    faults = judge_faults([fault("n1", 0)], FlagHistory(), MINUTE)
+    assert list_problems(report(faults), MINUTE - 1) == []
+    assert "0 of 1 visible faults" in list_problems(report(faults), MINUTE)[0]
 
 
 def test_every_broken_promise_is_named() -> None:
     bad = report([], samples=0, bad_records=3, false_nodes=["a", "b", "c"], placements={"placed": 0})
-    assert len(verdict(bad, 0)) == 4
+    assert len(list_problems(bad, 0)) == 4
 
 
 def test_flags_of_a_pipeline_that_began_anew_are_not_told_again() -> None:
-    watch = Watch()
-    assert watch.update([row("n1"), row("n2")], 10 * MINUTE)
-    watch.update([row("n1")], 12 * MINUTE)
-    watch.update([], 13 * MINUTE)
-    watch.restarted(13 * MINUTE)
-    assert watch.update([row("n1"), row("n2"), row("n3")], 20 * MINUTE) == [("n2", "hot"), ("n3", "hot")]
+    watch = FlagHistory()
+    assert watch.record_answer([row("n1"), row("n2")], 10 * MINUTE)
+    watch.record_answer([row("n1")], 12 * MINUTE)
+    watch.record_answer([], 13 * MINUTE)
+    watch.record_restart(13 * MINUTE)
+    assert watch.record_answer([row("n1"), row("n2"), row("n3")], 20 * MINUTE) == [("n2", "hot"), ("n3", "hot")]
     assert [(flag.since_ms, flag.until_ms) for flag in watch.flags["n1"]] == [(10 * MINUTE, 20 * MINUTE)]
 
 
 def test_without_a_restart_a_flag_that_comes_back_is_a_new_one() -> None:
-    watch = Watch()
-    watch.update([row("n1")], 10 * MINUTE)
-    watch.update([], 11 * MINUTE)
-    assert watch.update([row("n1")], 12 * MINUTE) == [("n1", "hot")]
+    watch = FlagHistory()
+    watch.record_answer([row("n1")], 10 * MINUTE)
+    watch.record_answer([], 11 * MINUTE)
+    assert watch.record_answer([row("n1")], 12 * MINUTE) == [("n1", "hot")]
 
 
 def test_counters_go_on_over_the_lives_of_a_pipeline() -> None:
     totals = Totals()
     lives = [(100, 3), (200, 5), (40, 1), (90, 4)]
-    began = [totals.update(ingestion(samples, scrape=bad)) for samples, bad in lives]
+    began = [totals.record_answer(ingestion(samples, scrape=bad)) for samples, bad in lives]
     assert began == [False, False, True, False]
     assert (totals["samples_total"], totals["bad_telemetry"], totals.restarts) == (290, 9, 1)
 
@@ -177,12 +179,12 @@ def ingestion(samples: int, **bad: int) -> dict[str, Any]:
 
 def test_bad_records_that_a_visitor_pushes_are_not_counted_against_the_injected_ones() -> None:
     totals = Totals()
-    totals.update(ingestion(100, scrape=3, inbox=500))
+    totals.record_answer(ingestion(100, scrape=3, inbox=500))
     assert totals["bad_telemetry"] == 3
 
 
 def test_bad_records_need_not_all_be_counted_where_a_pipeline_ended() -> None:
     lost = report([], bad_records=4, bad_records_injected=5)
-    assert "4 bad records counted, 5 were injected" in verdict(lost, 0)
-    assert verdict(lost | {"pipeline_restarts": 1}, 0) == []
-    assert verdict(lost | {"pipeline_restarts": 1, "bad_records": 6}, 0) != []
+    assert "4 bad records counted, 5 were injected" in list_problems(lost, 0)
+    assert list_problems(lost | {"pipeline_restarts": 1}, 0) == []
+    assert list_problems(lost | {"pipeline_restarts": 1, "bad_records": 6}, 0) != []

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from fleetcast.cli.kit.options import configured
+from fleetcast.cli.kit.options import load_site_config
 from fleetcast.service.config import Config, FleetConfig, save_config
 
 
 def test_the_configuration_is_the_one_that_the_service_saved(tmp_path: Path) -> None:
     (tmp_path / "var").mkdir()
     save_config(Config(state="elsewhere", fleet=FleetConfig(name="saved")), tmp_path / "var" / "config.toml")
-    found = configured(None, str(tmp_path / "var"))
+    found = load_site_config(None, str(tmp_path / "var"))
     assert found.fleet.name == "saved"
     assert found.folder == tmp_path / "var"
 
@@ -18,5 +18,5 @@ def test_a_file_that_is_named_goes_before_it_and_without_both_the_defaults_hold(
     save_config(Config(fleet=FleetConfig(name="saved")), tmp_path / "config.toml")
     named = tmp_path / "named.toml"
     named.write_text('[fleet]\nname = "named"\n')
-    assert configured(named, str(tmp_path)).fleet.name == "named"
-    assert configured(None, str(tmp_path / "empty")).fleet.name == Config().fleet.name
+    assert load_site_config(named, str(tmp_path)).fleet.name == "named"
+    assert load_site_config(None, str(tmp_path / "empty")).fleet.name == Config().fleet.name

@@ -7,11 +7,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fleetcast.cli.lab.bench import available, bench, modules
+from fleetcast.cli.lab.bench import bench, find_benchmark_modules, list_benchmarks
 
 
 def test_every_benchmark_module_can_run() -> None:
-    assert {"decode", "store", "decide", "tick"} <= set(available())
+    assert {"decode", "store", "decide", "tick"} <= set(list_benchmarks())
 
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
@@ -25,7 +25,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
 @pytest.mark.parametrize("name", ["decode", "store", "decide", "tick"])
 def test_a_benchmark_line_has_the_contract_keys(name: str) -> None:
     keys = {"bench", "case", "size", "value", "unit", "cpu_s", "repeats", "min", "median", "max", "peer", "ratio"}
-    lines = list(importlib.import_module(modules()[name]).run((64,)))
+    lines = list(importlib.import_module(find_benchmark_modules()[name]).run((64,)))
     assert lines
     for line in lines:
         assert keys | {"machine"} <= set(line)
@@ -41,7 +41,7 @@ def test_a_benchmark_that_fails_is_told_and_leaves_the_lines_of_others(
         yield line | {"bench": name}
         assert name != "store", "nothing was stored"
 
-    monkeypatch.setattr("fleetcast.cli.lab.bench._run", run)
+    monkeypatch.setattr("fleetcast.cli.lab.bench._run_benchmark", run)
     app = typer.Typer()
     app.command()(bench)
     path = tmp_path / "lines"

@@ -12,7 +12,7 @@ from fleetcast.cli.lab.curves import CURVES, make_fault_settings
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.simulator import instrument
-from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, USUAL, scaled
+from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, USUAL, scale_faults
 
 
 def invoke(*words: object) -> None:
@@ -58,19 +58,19 @@ def test_what_is_left_out_is_judged_on_the_same_fleets(tmp_path: Path, monkeypat
 
 
 def test_faults_are_as_strong_as_the_point_says_and_one_is_the_usual() -> None:
-    assert scaled(USUAL, 1.0) == USUAL
+    assert scale_faults(USUAL, 1.0) == USUAL
     half = make_fault_settings("magnitude", 0.5, 7).kinds
     assert half.slow_nic.slow == (1.1, 1.3)
     assert half.thermal_throttle.hot_c == (75.5, 78.0)
     assert half.pcie_downgrade.widths == USUAL.pcie_downgrade.widths
     assert make_fault_settings("interval", 60.0, 7).interval_s == 60.0
-    assert min(scaled(USUAL, 9.0).power_brake.clock) > 0
+    assert min(scale_faults(USUAL, 9.0).power_brake.clock) > 0
 
 
 @pytest.mark.parametrize("times", CURVES["magnitude"])
 def test_look_alikes_keep_their_full_strength_at_each_point(times: float) -> None:
     kinds, usual = (make_fault_settings(*point, 7).kinds for point in (("magnitude", times), ("drop", "nothing")))
-    assert {kind: kinds.of(kind) for kind in DECOY_KINDS} == {kind: usual.of(kind) for kind in DECOY_KINDS}
+    assert {kind: kinds.get_kind(kind) for kind in DECOY_KINDS} == {kind: usual.get_kind(kind) for kind in DECOY_KINDS}
 
 
 @pytest.mark.parametrize(

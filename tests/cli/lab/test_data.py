@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from fleetcast.cli.lab.data import app, find_data_folder
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.ingest.job_tables import read_history
+from fleetcast.ingest.job_tables import read_job_table
 
 runner = CliRunner()
 
@@ -222,7 +222,7 @@ def test_a_file_of_another_layout_is_refused(tmp_path):
 def test_a_header_that_no_reader_can_split_is_named(tmp_path: Path) -> None:
     (tmp_path / "cluster_log.csv").write_text('"' + "a" * 200_000)
     with pytest.raises(ConfigError, match="its header is unreadable"):
-        read_history("helios", tmp_path)
+        read_job_table("helios", tmp_path)
 
 
 @pytest.mark.parametrize("at", ["2020-07-01T02:00:00+02:00", "2020-07-01T00:00:00Z", "2020-07-01"])

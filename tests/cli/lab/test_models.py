@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from fleetcast.cli.lab.models import app
 from fleetcast.fleet.errors import ConfigError, FleetcastError, ModelError, UnknownEntity
-from fleetcast.models.versions.card import compute_calibration, metrics_of
+from fleetcast.models.versions.card import compute_calibration, make_card_metrics
 from fleetcast.models.versions.registry import Registry
-from fleetcast.training.reports.card_page import card_html
+from fleetcast.training.reports.card_page import render_card
 from tests.models.versions.test_registry import LOST, WON, card, hurt, write
 from tests.training.made_results import demand_results
 
@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[3]
 def state(tmp_path: Path) -> Path:
     """Three versions of demand: 0001 served first, 0002 serves, 0003 lost."""
     registry = Registry(tmp_path / "models")
-    metrics = metrics_of(demand_results(origins=1).rows)
+    metrics = make_card_metrics(demand_results(origins=1).rows)
     full = msgspec.structs.replace(
         card(WON), metrics=metrics, calibration=compute_calibration(metrics), dependencies={"lightgbm": "4.7.0"}
     )
@@ -95,7 +95,7 @@ def test_a_card_is_told_as_json_and_as_a_page(state: Path) -> None:
 
 
 def test_a_page_of_a_card_has_its_plots_and_where_it_comes_from(state: Path) -> None:
-    html = card_html(Registry(state / "models").card("demand", "0002"))
+    html = render_card(Registry(state / "models").read_version_card("demand", "0002"))
     for part in ("The gate lets it serve", "Calibration, running", "8 of 20 better", "How it was made", "trees/1h.txt"):
         assert part in html
     assert "<svg" in html
@@ -136,7 +136,7 @@ def test_pruning_says_first_what_would_go(state: Path) -> None:
     Registry(state / "models").add("demand", write, card(WON))
     assert "demand: would delete 0003" in invoke("prune", "--keep", 1, "--dry-run", "--state", state)
     assert told("prune", "demand", "--keep", 1, "--state", state)["deleted"] == {"demand": ["0003"]}
-    assert Registry(state / "models").names("demand") == ["0001", "0002", "0004"]
+    assert Registry(state / "models").list_names("demand") == ["0001", "0002", "0004"]
     assert "demand: deleted nothing" in invoke("prune", "--state", state)
 
 

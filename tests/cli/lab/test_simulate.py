@@ -58,7 +58,7 @@ def test_a_simulated_queue_is_told_start_times(tmp_path: Path, teams: bool) -> N
     trace = generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1)
     fleet = WaitingFleet(tmp_path, drop_oversized_jobs(trace, nodes=4, gpus_per_node=8), 2, spec, teams)
     told = fleet.service.backlog.starts
-    asyncio.run(fleet.live(60))
+    asyncio.run(fleet.run_for(60))
     assert fleet.service.backlog.starts
     assert fleet.service.backlog.starts is not told
     assert (fleet.service.queues.tree is not None) == teams
@@ -70,9 +70,9 @@ def test_a_cold_site_gives_no_start_time_before_anything_is_known(tmp_path: Path
         generate_trace(32, start_ms=start_ms, seed=2, days_before=1, days_after=1, rush_h=2), nodes=4, gpus_per_node=8
     )
     fleet = WaitingFleet(tmp_path, trace, 2, spec, is_cold=True)
-    asyncio.run(fleet.live(60))
-    assert fleet.first.summary()["asked"] > 0
-    assert fleet.first.summary()["given"] == 0
+    asyncio.run(fleet.run_for(60))
+    assert fleet.first.make_summary()["asked"] > 0
+    assert fleet.first.make_summary()["given"] == 0
     assert not fleet.service.backlog.starts
 
 

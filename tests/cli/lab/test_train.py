@@ -44,7 +44,7 @@ def few_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     fit = demand_trees.fit_target
     small = Settings(trees=2, rows=400, leaf_rows=20, threads=1)
     monkeypatch.setattr(demand_trees, "fit_target", lambda pasts, settings, seed: fit(pasts, small, seed))
-    monkeypatch.setattr("fleetcast.training.fits.retrain.card_html", lambda card: f"<p>{card.version}")
+    monkeypatch.setattr("fleetcast.training.fits.retrain.render_card", lambda card: f"<p>{card.version}")
     monkeypatch.setattr(DurationModel.__init__, "__defaults__", (0, 1))
     monkeypatch.setattr(BoostedQuantiles.__init__, "__kwdefaults__", {"seed": 0, "threads": 1, "trees": 2})
 
@@ -61,14 +61,14 @@ def run(*words: object) -> str:
 def test_demand_on_the_site_s_own_archive_becomes_a_version_with_a_card(state: Path, tmp_path: Path) -> None:
     said = run("train", "demand", "--state", state, "--models", tmp_path, "--seed", 3)
     registry = Registry(tmp_path)
-    (card,) = registry.versions("demand")
+    (card,) = registry.list_cards("demand")
     assert (card.version, card.seed) == ("0001", 3)
     assert T0 + 2.9 * DAY_MS < card.fitted_until_ms <= T0 + 3 * DAY_MS
     assert {span.dataset for span in card.data} >= {"archive running", "archive wanted"}
     assert {row.method for row in card.metrics} >= {"ours", "persistence"}
     assert card.gate is not None
     assert card.calibration
-    model = DemandTrees.load(registry.path("demand", "0001"))
+    model = DemandTrees.load(registry.find_folder("demand", "0001"))
     assert model.fitted_until_ms == card.fitted_until_ms
     assert "gate: " in said
     assert (registry.current_version("demand") == "0001") == card.gate.won
@@ -81,13 +81,13 @@ def test_what_wins_serves_and_what_is_not_to_serve_does_not(data: Path, tmp_path
     assert "does not serve: it was not asked for" in said
     assert "fitting active_nodes: 0 of 1 targets done" in said
     registry = Registry(tmp_path)
-    (first,) = registry.versions("demand")
+    (first,) = registry.list_cards("demand")
     asked = f"--data {data} --set demand/made --until 2020-04-08 --models {tmp_path} --no-promote"
     assert first.made_by == f"fleetcast train demand {asked}"
     assert registry.current_version("demand") is None
-    assert registry.card("demand", "1").fitted_until_ms == pd.Timestamp("2020-04-08").value // 10**6
+    assert registry.read_version_card("demand", "1").fitted_until_ms == pd.Timestamp("2020-04-08").value // 10**6
     said = run(*words)
-    second = registry.card("demand", "2")
+    second = registry.read_version_card("demand", "2")
     assert second.gate is not None
     assert registry.current_version("demand") == ("0002" if second.gate.won else None), said
 
@@ -99,20 +99,20 @@ def test_if_drift_does_nothing_while_a_version_is_fine(data: Path, tmp_path: Pat
     registry.promote("demand", "1", force=True)
     words = (*words, *MADE)  # the first run had no --set and so learnt from all sets
     run(*words, "--no-promote", "--if-drift")  # its data ended years ago
-    assert registry.names("demand") == ["0001", "0002"]
+    assert registry.list_names("demand") == ["0001", "0002"]
     config = tmp_path / "config.toml"
     config.write_text("[models]\nretrain_after_days = 0\n")
     assert "nothing asks for another" in run(*words, "--if-drift", "--config", config)
-    assert registry.names("demand") == ["0001", "0002"]
+    assert registry.list_names("demand") == ["0001", "0002"]
 
 
 def test_durations_of_a_data_set(data: Path, tmp_path: Path) -> None:
     run("train", "duration", "--data", data, "--models", tmp_path)
     registry = Registry(tmp_path)
-    (card,) = registry.versions("duration")
+    (card,) = registry.list_cards("duration")
     assert card.data[0].dataset == "jobs/made"
     assert card.settings["trees"] > 0
-    DurationModel.load(registry.path("duration", card.version))
+    DurationModel.load(registry.find_folder("duration", card.version))
     assert any(row.metric == "pinball_90" and row.method == "ours" for row in card.metrics)
 
 
@@ -186,7 +186,7 @@ def test_a_fit_that_breaks_leaves_nothing(data: Path, tmp_path: Path, monkeypatc
     monkeypatch.setattr(DemandTrees, "save", half)
     words = ("train", "demand", "--data", data, *MADE, "--models", tmp_path, "--no-promote")
     CliRunner().invoke(app, [str(word) for word in words])
-    assert Registry(tmp_path).names("demand") == []
+    assert Registry(tmp_path).list_names("demand") == []
     monkeypatch.setattr(DemandTrees, "save", save)
     run(*words)
-    assert Registry(tmp_path).names("demand") == ["0001"]
+    assert Registry(tmp_path).list_names("demand") == ["0001"]

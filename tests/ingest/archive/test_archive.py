@@ -18,9 +18,9 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
-from fleetcast.ingest.archive.compact import compact, list_old_days, prune, runs
-from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, FileName, live
-from fleetcast.ingest.archive.read import ArchiveSpan, newest_ms, read_events, read_samples
+from fleetcast.ingest.archive.compact import compact, find_compaction_runs, list_old_days, prune
+from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, FileName, drop_superseded_files
+from fleetcast.ingest.archive.read import ArchiveSpan, find_newest_ms, read_events, read_samples
 from fleetcast.ingest.archive.rows import METRIC_NAMES, Words, make_row_lookup
 
 T0 = 1_795_276_800_000  # an hour begins
@@ -38,19 +38,19 @@ class World:
         self.entities = Entities()
         for node in TOPOLOGY.names:
             self.entities.node(node)
-        self.gpus = [self.entities.of_node(EntityKind.GPU, node, 0) for node in TOPOLOGY.names]
+        self.gpus = [self.entities.add_to_node(EntityKind.GPU, node, 0) for node in TOPOLOGY.names]
         self.files = ArchiveFiles(url or str(folder))
         self.archive = Archive(self.files, self.entities, limits=ArchiveLimits(**limits), saved_ms=saved_ms)
         self.now_ms = T0 + HOUR_MS
 
     def add(self, rows: Iterable[Row], *, sure: bool = True, gpu: int = 0) -> None:
-        batch = SampleBatch.of(
+        batch = SampleBatch.from_rows(
             EntityKind.GPU, [(POWER, self.gpus[gpu], T0 + round(second * 1000), value) for second, value in rows]
         )
         self.archive.add(batch, np.full(len(batch), sure))
 
     def flush(self) -> None:
-        self.archive.hand_over(TOPOLOGY, self.now_ms)()
+        self.archive.prepare_flush(TOPOLOGY, self.now_ms)()
 
     def rows(self) -> list[Row]:
         """What DuckDB sees, by time and value."""
@@ -71,7 +71,7 @@ class World:
         self.flush()
 
     def compact(self) -> None:
-        for run in runs(self.files, "0", T0 + DAY_MS, most_rows=10**6):
+        for run in find_compaction_runs(self.files, "0", T0 + DAY_MS, most_rows=10**6):
             compact(self.files, run)
 
     def events(self) -> list[tuple[str, int]]:
@@ -81,7 +81,7 @@ class World:
 
 
 def all_names(world: World) -> list[FileName]:
-    return [*world.files.names("samples"), *world.files.names("events")]
+    return [*world.files.list_files("samples"), *world.files.list_files("events")]
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_what_is_replayed_after_a_crash_is_there_once(world: World) -> None:
 def test_a_full_disk_keeps_the_rows_and_the_next_flush_writes_each_once(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put, puts = world.files.put, []
+    put, puts = world.files.write_file, []
 
     def full(name: FileName, data: Any) -> None:
         puts.append(name)
@@ -143,7 +143,7 @@ def test_a_full_disk_keeps_the_rows_and_the_next_flush_writes_each_once(
     world.add([(15, 1.0)])
     world.add([(15, 2.0)], gpu=1)
     world.archive.add_event(Submitted(job="a", sequence=1, time_ms=T0))
-    monkeypatch.setattr(world.files, "put", full)
+    monkeypatch.setattr(world.files, "write_file", full)
     with pytest.raises(OSError, match="No space left"):
         world.flush()
     assert len(puts) == 2
@@ -171,11 +171,11 @@ def test_a_file_that_breaks_off_is_no_file(world: World, monkeypatch: pytest.Mon
 def test_it_says_when_it_should_be_written_and_when_it_is_full(tmp_path: Path) -> None:
     world = World(tmp_path, buffer_bytes=2**20)
     world.add([(second, 1.0) for second in range(12_000)])
-    assert (world.archive.due, world.archive.full) == (True, False)
+    assert (world.archive.is_due, world.archive.is_full) == (True, False)
     world.add([(second, 1.0) for second in range(36_000)])
-    assert world.archive.full
+    assert world.archive.is_full
     world.flush()
-    assert (world.archive.due, world.archive.full, world.archive.nbytes) == (False, False, 0)
+    assert (world.archive.is_due, world.archive.is_full, world.archive.nbytes) == (False, False, 0)
 
 
 def test_events_are_there_once_and_whole(world: World) -> None:
@@ -252,9 +252,9 @@ def test_compaction_leaves_an_hour_alone_in_which_a_file_came_to_be_meanwhile(wo
     for number in (1, 3, 5):
         world.add([(number, 1.0)])
         world.flush()
-    path = world.folder / world.files.names("samples")[1].path
+    path = world.folder / world.files.list_files("samples")[1].path
     aside = path.rename(world.folder / "aside")
-    (run,) = runs(world.files, "0", T0 + HOUR_MS, most_rows=100)
+    (run,) = find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=100)
     aside.rename(path)
     with pytest.raises(ValueError, match="3 files now, not the 2"):
         compact(world.files, run)
@@ -267,17 +267,19 @@ def test_compaction_changes_no_row_and_leaves_one_file(world: World) -> None:
         world.archive.add_event(Finished(job=f"j{minute}", sequence=1, time_ms=T0 + minute))
         world.flush()
     before = world.rows()
-    for run in runs(world.files, "0", T0 + HOUR_MS, most_rows=10**6):
+    for run in find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=10**6):
         compact(world.files, run)
     assert world.rows() == before
-    assert [len(world.files.names(dataset)) for dataset in ("samples", "events")] == [1, 1]
+    assert [len(world.files.list_files(dataset)) for dataset in ("samples", "events")] == [1, 1]
     world.add([(61, 7.0), (60, 7.0)], sure=False)  # looked up in the compacted file
     world.flush()
     assert world.rows() == sorted([*before, (61, 7.0)])
-    assert runs(world.files, "0", T0 + HOUR_MS, most_rows=10**6, days=["2026-11-21"]) == []  # too little to do it again
-    for run in runs(world.files, "0", T0 + HOUR_MS, most_rows=10**6):
+    assert (
+        find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=10**6, days=["2026-11-21"]) == []
+    )  # too little to do it again
+    for run in find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=10**6):
         compact(world.files, run)
-    assert (len(world.files.names("samples")), len(world.rows())) == (1, 21)
+    assert (len(world.files.list_files("samples")), len(world.rows())) == (1, 21)
     assert len(read_events(world.files, ArchiveSpan(T0, T0 + 5))[0]) == 5
 
 
@@ -285,10 +287,10 @@ def test_a_large_hour_becomes_several_files_and_an_open_one_stays(world: World) 
     for minute in range(6):
         world.add([(minute, 1.0), (minute + 0.5, 1.0)])
         world.flush()
-    assert runs(world.files, "0", T0 + HOUR_MS - 1, most_rows=100) == []
-    for run in runs(world.files, "0", T0 + HOUR_MS, most_rows=4):
+    assert find_compaction_runs(world.files, "0", T0 + HOUR_MS - 1, most_rows=100) == []
+    for run in find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=4):
         compact(world.files, run)
-    assert (len(world.files.names("samples")), len(world.rows())) == (3, 12)
+    assert (len(world.files.list_files("samples")), len(world.rows())) == (3, 12)
 
 
 @pytest.mark.parametrize("moment", ["ready", "one part gone", "no part left", "both"])
@@ -298,11 +300,11 @@ def test_a_compaction_that_was_killed_shows_each_row_once_and_is_finished(
     for minute in range(3):
         world.add([(minute, 1.0)])
         world.flush()
-    (run,) = runs(world.files, "0", T0 + HOUR_MS, most_rows=100)
+    (run,) = find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=100)
     if moment == "both":  # an object store copies, then deletes
         monkeypatch.setattr(world.files._fs, "mv", world.files._fs.copy)
     else:
-        monkeypatch.setattr(world.files, "become", lambda _: None)
+        monkeypatch.setattr(world.files, "replace_superseded_files", lambda _: None)
     compact(world.files, run)
     for name in run.names[: {"ready": 0, "one part gone": 1}.get(moment, 3)]:
         world.files.remove(name)
@@ -313,8 +315,8 @@ def test_a_compaction_that_was_killed_shows_each_row_once_and_is_finished(
     again.add([(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)])
     again.flush()
     assert again.rows() == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)]
-    assert not [name for name in again.files.names("samples") if name.ready]
-    assert len(again.files.names("samples")) == 2
+    assert not [name for name in again.files.list_files("samples") if name.ready]
+    assert len(again.files.list_files("samples")) == 2
 
 
 def test_a_metric_that_the_catalogue_lost_survives_compaction(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +326,7 @@ def test_a_metric_that_the_catalogue_lost_survives_compaction(world: World, monk
     world.flush()
     monkeypatch.setattr("fleetcast.ingest.archive.rows._METRIC_AT", {})
     monkeypatch.setattr("fleetcast.ingest.archive.compact.METRIC_NAMES", ())
-    for run in runs(world.files, "0", T0 + HOUR_MS, most_rows=100):
+    for run in find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=100):
         compact(world.files, run)
     found = duckdb.sql(f"SELECT DISTINCT metric FROM read_parquet('{world.folder}/samples/**/*.parquet')").fetchall()
     assert found == [("power_w",)]
@@ -374,7 +376,7 @@ def test_a_damaged_file_is_said_and_holds_up_nobody(
     again = world.died()
     again.add([(0, 1.0), (2, 1.0), (3, 1.0)])
     again.flush()
-    assert [run.names for run in runs(again.files, "0", T0 + HOUR_MS, most_rows=100)]
+    assert [run.names for run in find_compaction_runs(again.files, "0", T0 + HOUR_MS, most_rows=100)]
     words = Words(make_row_lookup(Entities()))
     rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), words)
     assert sorted(rows.time_ms - T0) == [0, 2000, 3000]
@@ -388,14 +390,14 @@ def test_any_filesystem_will_do(tmp_path: Path) -> None:
     for second in (0, 15):
         world.add([(second, 1.0)])
         world.flush()
-    for run in runs(world.files, "0", T0 + HOUR_MS, most_rows=100):
+    for run in find_compaction_runs(world.files, "0", T0 + HOUR_MS, most_rows=100):
         compact(world.files, run)
     again = World(tmp_path, url)
     again.add([(0, 1.0), (15, 1.0), (30, 1.0)])
     again.flush()
     rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), Words(make_row_lookup(Entities())))
     assert sorted(rows.time_ms.tolist()) == [T0, T0 + 15_000, T0 + 30_000]
-    assert newest_ms(again.files) == T0 + 30_000
+    assert find_newest_ms(again.files) == T0 + 30_000
     with pytest.raises(ConfigError, match=r"archive\.url"):
         ArchiveFiles("nowhere://bucket")
 
@@ -420,9 +422,9 @@ def test_names_say_what_stands_for_what() -> None:
 
     parts = [name(number, number) for number in (3, 5, 9)]
     for one in (*parts, name(3, 5), name(3, 9, ready=True)):
-        assert FileName.of(f"x/{one.path}") == one
-    assert live([*parts, name(3, 5)]) == [name(3, 5), name(9, 9)]
-    assert live([*parts, name(3, 5), name(3, 9, ready=True)]) == [name(3, 9, ready=True)]
-    assert live([name(3, 9), name(3, 9, ready=True)]) == [name(3, 9)]
-    assert FileName.of("samples/day=2026-11-21/block=b/13-0-5.csv") is None
+        assert FileName.parse(f"x/{one.path}") == one
+    assert drop_superseded_files([*parts, name(3, 5)]) == [name(3, 5), name(9, 9)]
+    assert drop_superseded_files([*parts, name(3, 5), name(3, 9, ready=True)]) == [name(3, 9, ready=True)]
+    assert drop_superseded_files([name(3, 9), name(3, 9, ready=True)]) == [name(3, 9)]
+    assert FileName.parse("samples/day=2026-11-21/block=b/13-0-5.csv") is None
     assert list(METRIC_NAMES) == sorted(METRIC_NAMES)

@@ -28,17 +28,17 @@ POWER, UP = find_metric_row(EntityKind.GPU, "power_w"), find_metric_row(EntityKi
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     entities = Entities()
-    gpus = [entities.of_node(EntityKind.GPU, node, 0) for node in ("n2", "n1")]
+    gpus = [entities.add_to_node(EntityKind.GPU, node, 0) for node in ("n2", "n1")]
     archive = Archive(ArchiveFiles(str(tmp_path)), entities)
     for step in range(STEPS):
         time_ms = T0 + step * 15_000 + 3_000
-        power = SampleBatch.of(EntityKind.GPU, [(POWER, gpu, time_ms, step + gpu / 2) for gpu in gpus])
-        up = SampleBatch.of(EntityKind.NODE, [(UP, entities.node("n1"), time_ms, 1.0)])
+        power = SampleBatch.from_rows(EntityKind.GPU, [(POWER, gpu, time_ms, step + gpu / 2) for gpu in gpus])
+        up = SampleBatch.from_rows(EntityKind.NODE, [(UP, entities.node("n1"), time_ms, 1.0)])
         for batch in (power, up):
             archive.add(batch, np.ones(len(batch), np.bool_))
     archive.add_event(Finished(job="a", sequence=1, time_ms=T0 + 100_000))
     archive.add_event(NodeEvent(node="n1", source="s", sequence=1, time_ms=T0 + 1_450_000, type="drain"))
-    archive.hand_over(Topology.build([]), T0)()
+    archive.prepare_flush(Topology.build([]), T0)()
     return tmp_path
 
 
@@ -58,7 +58,7 @@ async def drained(source: ArchiveSource) -> list[Batch]:
 
 def test_it_tells_every_step_in_order(folder: Path) -> None:
     entities = Entities()
-    entities.of_node(EntityKind.GPU, "n9", 0)  # other rows than in the archive's process
+    entities.add_to_node(EntityKind.GPU, "n9", 0)  # other rows than in the archive's process
     batches = asyncio.run(drained(source_of(folder, entities)))
     assert len(batches) == STEPS
     merged = Batch.merge(batches)
@@ -83,7 +83,7 @@ def test_it_tells_every_step_in_order(folder: Path) -> None:
 def test_names_that_there_is_no_room_for_are_counted_and_the_others_are_told(folder: Path) -> None:
     entities = Entities()
     entities.node("n1")
-    entities.bound({"n1": 8}, 0, 0)
+    entities.set_limits({"n1": 8}, 0, 0)
     merged = Batch.merge(asyncio.run(drained(source_of(folder, entities))))
     assert {error.reason for error in merged.bad} == {"unknown_nodes"}
     assert sorted((batch.kind, len(batch)) for batch in merged.samples) == [("gpu", STEPS), ("node", STEPS)]

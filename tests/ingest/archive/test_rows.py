@@ -22,9 +22,9 @@ from fleetcast.ingest.archive.rows import (
     Words,
     decode_samples,
     encode_samples,
-    in_order,
     make_row_lookup,
-    series_of,
+    pack_series,
+    sort_unique_rows,
 )
 
 HOUR_MS = 1_795_276_800_000
@@ -37,7 +37,7 @@ def rows_of(given_rows: list[Row]) -> ArchiveRows:
     """Return rows whose values are their positions."""
     kind, metric, entity = np.array([series for series, _ in given_rows], np.int64).reshape(-1, 3).T
     time_ms = np.array([HOUR_MS + ms for _, ms in given_rows], np.int64)
-    return ArchiveRows(series_of(kind, metric, entity), time_ms, np.arange(len(given_rows), dtype=np.float64))
+    return ArchiveRows(pack_series(kind, metric, entity), time_ms, np.arange(len(given_rows), dtype=np.float64))
 
 
 def tuples(rows: ArchiveRows) -> list[Row]:
@@ -46,7 +46,7 @@ def tuples(rows: ArchiveRows) -> list[Row]:
 
 
 def test_a_series_and_a_position_fit_a_number_that_is_not_negative() -> None:
-    assert int(series_of(*LARGEST)) << POSITION_BITS < 2**63
+    assert int(pack_series(*LARGEST)) << POSITION_BITS < 2**63
     assert tuples(rows_of([(LARGEST, 0)])) == [(LARGEST, 0)]
 
 
@@ -59,7 +59,7 @@ def test_rows_are_ordered_by_series_and_time_and_the_first_of_equal_ones_remains
     first = {row: at for at, row in reversed(list(enumerate(given_rows)))}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(archive_rows, "POSITION_BITS", position_bits)
-        rows, order = in_order(rows_of(given_rows), HOUR_MS)
+        rows, order = sort_unique_rows(rows_of(given_rows), HOUR_MS)
     assert tuples(rows) == sorted(first)
     assert order.tolist() == rows.value.tolist() == [first[row] for row in sorted(first)]
 
@@ -68,10 +68,10 @@ def test_rows_are_ordered_by_series_and_time_and_the_first_of_equal_ones_remains
 def test_a_file_of_several_row_groups_has_all_rows(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive_rows, "ROWS_A_GROUP", 8)
     entities = Entities()
-    gpus = [entities.of_node(EntityKind.GPU, f"n{number}", 0) for number in range(5)]
-    ports = [entities.of_node(EntityKind.PORT, "n1", "mlx5_0", number) for number in range(2)]
+    gpus = [entities.add_to_node(EntityKind.GPU, f"n{number}", 0) for number in range(5)]
+    ports = [entities.add_to_node(EntityKind.PORT, "n1", "mlx5_0", number) for number in range(2)]
     places = [(0, 3, gpu) for gpu in gpus[1:]] + [(KINDS.index(EntityKind.PORT), 4, port) for port in ports]
-    rows, _ = in_order(rows_of([(places[at % len(places)], at) for at in range(count)]), HOUR_MS)
+    rows, _ = sort_unique_rows(rows_of([(places[at % len(places)], at) for at in range(count)]), HOUR_MS)
     data = encode_samples(rows, {kind: entities[kind].names for kind in KINDS})
     found = Entities()
     read = decode_samples(io.BytesIO(data), Words(make_row_lookup(found)))
@@ -90,7 +90,7 @@ def _named(rows: ArchiveRows, entities: Entities) -> list[tuple[str, str, str, i
 @pytest.mark.parametrize("statistics", [archive_rows.PART_STATISTICS, STATISTICS])
 def test_row_groups_state_the_limits_of_some_columns(statistics: tuple[str, ...]) -> None:
     entities = Entities()
-    entities.of_node(EntityKind.GPU, "n1", 0)
+    entities.add_to_node(EntityKind.GPU, "n1", 0)
     data = encode_samples(
         rows_of([((0, 0, 0), 1)]), {EntityKind.GPU: entities[EntityKind.GPU].names}, METRIC_NAMES, statistics
     )

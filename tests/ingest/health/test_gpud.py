@@ -146,12 +146,12 @@ def test_an_answer_that_cannot_be_read_is_counted(daemon: Daemon, page: bytes) -
 
 def test_a_bug_in_reading_one_answer_is_that_targets_alone(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
     daemon.pages["/v1/states"] = states(fan=state("Degraded"))
-    told = gpud.state_events
+    told = gpud.make_state_events
 
     def with_a_bug(node: str, *rest: Any) -> Any:
         return 1 / 0 if node == "n0" else told(node, *rest)
 
-    monkeypatch.setattr(gpud, "state_events", with_a_bug)
+    monkeypatch.setattr(gpud, "make_state_events", with_a_bug)
     made = source(f"n0={daemon.url}", f"n1={daemon.url}")
     assert [event.node for event in asyncio.run(first(made))] == ["n1"]
     row = made.health()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.errors import RecordError, SourceError
-from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter, read_events
+from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter, read_newest_events
 from fleetcast.ingest.inbox.records import decode_records, encode_refusals
 from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, encode_record, list_segments, scan_records
 from fleetcast.ingest.source import Batch
@@ -306,7 +306,7 @@ def test_records_whose_sync_failed_are_taken_away(tmp_path: Path, monkeypatch: p
         with pytest.raises(SourceError, match="Input/output error"):
             await writer.append([record(2)], NOW_MS)
         monkeypatch.setattr(os, "fdatasync", real_sync)
-        assert [event.sequence for event in read_events(tmp_path, 100)] == [1]
+        assert [event.sequence for event in read_newest_events(tmp_path, 100)] == [1]
         await writer.append([record(3)], NOW_MS)
         await writer.close()
 
@@ -400,8 +400,8 @@ def test_refusals_arrive_as_bad_records_by_reason(tmp_path: Path) -> None:
 def test_the_newest_events_on_disk_are_what_a_receiver_has_seen(tmp_path: Path) -> None:
     append(tmp_path, 1, 2)
     append(tmp_path, 3)
-    assert [event.sequence for event in read_events(tmp_path, 1000)] == [1, 2, 3]
-    assert [event.sequence for event in read_events(tmp_path, 1)] == [3]
+    assert [event.sequence for event in read_newest_events(tmp_path, 1000)] == [1, 2, 3]
+    assert [event.sequence for event in read_newest_events(tmp_path, 1)] == [3]
 
 
 def test_a_record_larger_than_one_read_comes_through(tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_folder_named_like_a_segment_is_passed_and_said_once(
     assert sequences(drain(source)) == [2]
     append(tmp_path, 3)
     assert sequences(drain(source)) == [3]
-    assert [event.sequence for event in read_events(tmp_path, 10)] == [1, 2, 3]
+    assert [event.sequence for event in read_newest_events(tmp_path, 10)] == [1, 2, 3]
     assert (source.health()["folders_in_the_way"], source.torn) == (1, 0)
     assert source.prune(source.position()) == 1
     assert caplog.text.count("is a folder and no segment") == 1
@@ -472,6 +472,6 @@ def test_what_cannot_be_synced_at_the_start_is_not_known_for_a_duplicate(
         raise OSError(errno.EIO, "Input/output error")
 
     asyncio.run(run())
-    assert len(list(read_events(tmp_path, 10))) == 1
+    assert len(list(read_newest_events(tmp_path, 10))) == 1
     monkeypatch.setattr(os, "fsync", fail)
-    assert list(read_events(tmp_path, 10)) == []
+    assert list(read_newest_events(tmp_path, 10)) == []

@@ -12,7 +12,7 @@ from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import Finished, NodeEvent, Started, Step
 from fleetcast.ingest.inbox.event_body import decode_body
-from fleetcast.ingest.inbox.job_events import check_fields, decode_event, identity, is_usual_step
+from fleetcast.ingest.inbox.job_events import check_fields, decode_event, identify_event, is_usual_step
 from tests.fuzz.bounds import examples
 
 NOW_MS = 1_760_000_000_000
@@ -70,7 +70,7 @@ def test_a_node_event_is_told_by_its_keys() -> None:
     raw = body({"node": "n042", "source": "nhc", "sequence": 1, "time_ms": NOW_MS, "type": "drain", "message": "fan"})
     found = decode_event(raw, NOW_MS)
     assert isinstance(found, NodeEvent)
-    assert identity(found) == ("node", "n042", "nhc", 1)
+    assert identify_event(found) == ("node", "n042", "nhc", 1)
 
 
 def test_cloud_events_carry_the_event_in_their_data() -> None:

@@ -19,7 +19,7 @@ from fleetcast.ingest.kafka.columnar import (
     encode_binary_record,
     encode_json_record,
 )
-from fleetcast.ingest.kafka.node_records import node_records
+from fleetcast.ingest.kafka.node_records import make_node_records
 from fleetcast.ingest.source import Batch
 
 NOW_MS = 1_760_000_000_000
@@ -126,16 +126,18 @@ def test_a_record_that_cannot_be_read_says_why(record: bytes, reason: str) -> No
 def test_a_scrape_becomes_a_record_for_each_node_and_moment() -> None:
     entities = Entities()
     power, up = find_metric_row(EntityKind.GPU, "power_w"), find_metric_row(EntityKind.NODE, "scrape_up")
-    gpus = [entities.of_node(EntityKind.GPU, node, gpu) for node in ("n1", "n2") for gpu in (0, 1)]
+    gpus = [entities.add_to_node(EntityKind.GPU, node, gpu) for node in ("n1", "n2") for gpu in (0, 1)]
     rows = [(power, gpu, NOW_MS + (15_000 if gpu == gpus[3] else 0), float(gpu)) for gpu in gpus]
     batch = Batch(
         samples=(
-            SampleBatch.of(EntityKind.GPU, rows),
-            SampleBatch.of(EntityKind.NODE, [(up, entities.node("n1"), NOW_MS + 3, 1.0)]),  # one scrape with its page
+            SampleBatch.from_rows(EntityKind.GPU, rows),
+            SampleBatch.from_rows(
+                EntityKind.NODE, [(up, entities.node("n1"), NOW_MS + 3, 1.0)]
+            ),  # one scrape with its page
         ),
         bad=(RecordError("bad_line"),),
     )
-    records = node_records(batch, entities, {"n2": "H100"})
+    records = make_node_records(batch, entities, {"n2": "H100"})
     assert [(one.header.node, one.time_ms) for one in records] == [
         ("n1", NOW_MS),
         ("n2", NOW_MS),

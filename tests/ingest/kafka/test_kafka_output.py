@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from fleetcast.clients.kafka_records import Outgoing, Place
+from fleetcast.clients.kafka_records import OutgoingRecord, Place
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError, SourceError
@@ -14,7 +14,7 @@ from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.inbox.event_body import decode_body
 from fleetcast.ingest.kafka.columnar import JSON_TYPE, RecordDecoder
-from fleetcast.ingest.kafka.output import Output, blocks_of, forward, send_events
+from fleetcast.ingest.kafka.output import Output, find_node_blocks, forward, send_events
 from fleetcast.ingest.kafka.source import KafkaSource
 from fleetcast.ingest.source import Batch, MemorySource
 from tests.ingest.fake_kafka import FakeBrokers, FakeReader
@@ -27,9 +27,9 @@ class Writer:
 
     def __init__(self, failures: int = 0) -> None:
         self.failures = failures
-        self.records: list[Outgoing] = []
+        self.records: list[OutgoingRecord] = []
 
-    async def send(self, records: Sequence[Outgoing]) -> dict[Place, int]:
+    async def send(self, records: Sequence[OutgoingRecord]) -> dict[Place, int]:
         if self.failures:
             self.failures -= 1
             raise SourceError("kafka: away", 0.0)
@@ -38,8 +38,8 @@ class Writer:
 
 
 def batches(entities: Entities) -> list[Batch]:
-    power = [(5, entities.of_node(EntityKind.GPU, node, 0), NOW_MS, 400.0) for node in ("n1", "n2")]
-    return [Batch(bad=(RecordError("bad_line"),)), Batch(samples=(SampleBatch.of(EntityKind.GPU, power),))]
+    power = [(5, entities.add_to_node(EntityKind.GPU, node, 0), NOW_MS, 400.0) for node in ("n1", "n2")]
+    return [Batch(bad=(RecordError("bad_line"),)), Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, power),))]
 
 
 @pytest.mark.parametrize("form", ["binary", "json"])
@@ -58,7 +58,7 @@ def test_records_are_keyed_by_block_else_by_node_and_wait_for_the_brokers(form: 
 
 def test_blocks_are_those_of_the_topology() -> None:
     nodes = [NodeSpec("n1", 8, domains={Level.BLOCK: "b1"}), NodeSpec("n2", 8)]
-    assert blocks_of(Topology.build(nodes)) == {"n1": "b1"}
+    assert find_node_blocks(Topology.build(nodes)) == {"n1": "b1"}
 
 
 def test_events_go_as_they_are_keyed_by_job_and_the_source_reads_them() -> None:

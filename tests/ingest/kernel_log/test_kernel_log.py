@@ -139,7 +139,7 @@ def test_many_files_are_asked_some_at_a_time_and_all_before_a_rest(
     for number in range(5):
         (tmp_path / f"{number}.log").write_text(line(48 + number))
     followed = source(str(tmp_path / "*.log"))
-    turns = [followed._read_some() for _ in range(6)]
+    turns = [followed._read_batch() for _ in range(6)]
     assert [len(batch) for batch, _ in turns] == [2, 2, 1, 0, 0, 0]
     assert [more for _, more in turns] == [True, True, False, True, True, False]
     asyncio.run(followed.close())

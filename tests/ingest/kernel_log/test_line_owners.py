@@ -48,7 +48,7 @@ def test_the_host_and_the_time_of_a_line_are_read() -> None:
         "n021": "2026-11-25T22:00:01.123000+00:00",
     }
     assert all(event.code == 79 for event in batch.node_events)
-    assert (batch.bad, batch.counted().read) == ((), 4)
+    assert (batch.bad, batch.get_tally().read) == ((), 4)
 
 
 def test_a_form_that_is_not_understood_drains_nobody(tmp_path: Path) -> None:
@@ -59,7 +59,7 @@ def test_a_form_that_is_not_understood_drains_nobody(tmp_path: Path) -> None:
     assert list(told(batch.node_events)) == [platform.node()], "dmesg alone speaks of this host"
     assert [error.reason for error in batch.bad] == ["unknown_form", "bad_name"]
     assert "2026/11/25" in batch.bad[0].detail
-    tally = batch.counted()
+    tally = batch.get_tally()
     assert (tally.all, tally.read, tally.refused) == (4, 1, 2)
     assert list(told(followed(log, node="n9").node_events)) == ["n9"], "the option names the host"
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.clients.kubernetes import Changes
-from fleetcast.ingest.kubernetes.asked_gpus import ASKED_RESOURCES, NodeGpus, gpus_of
+from fleetcast.ingest.kubernetes.asked_gpus import ASKED_RESOURCES, NodeGpus, read_asked_gpus
 from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources
 from tests.fuzz.bounds import examples
 from tests.ingest.kubernetes.test_owners import Fed
@@ -147,7 +147,7 @@ def test_memory_of_a_board_is_a_part_of_it_where_its_size_is_known() -> None:
     def on(memory_gib: float, **limits: str) -> tuple[int, int | None]:
         rows = {name.replace("__", "/").replace("_", "."): amount for name, amount in limits.items()}
         spec = PodSpec(containers=(Container(resources=Resources(limits=rows)),))
-        found = gpus_of(spec, ASKED_RESOURCES, node=NodeGpus(1, memory_gib))
+        found = read_asked_gpus(spec, ASKED_RESOURCES, node=NodeGpus(1, memory_gib))
         return found.gpus, found.share
 
     assert on(32.0, nvidia_com__gpu="1", nvidia_com__gpumem="8192") == (1, 250)
@@ -184,7 +184,7 @@ def test_a_share_of_a_time_sliced_board_is_a_part_of_it() -> None:
 
 def test_cores_of_hami_are_the_part_of_each_board() -> None:
     spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": 2, "nvidia.com/gpucores": "30"})),))
-    assert gpus_of(spec, ASKED_RESOURCES)[:3] == (2, "", 300)
+    assert read_asked_gpus(spec, ASKED_RESOURCES)[:3] == (2, "", 300)
 
 
 def launcher(*devices: str) -> dict[str, Any]:
@@ -257,12 +257,12 @@ def test_a_resource_that_looks_like_a_gpu_and_is_not_read_is_counted_and_named(n
     fed = Fed()
     decode = fed.decode["pods"]
     pod = Changes("pods", (("ADDED", decode(json.dumps(resources(name, "8")).encode())),), "2")
-    tally = fed.source.take([pod]).counted()
+    tally = fed.source.fold_messages([pod]).get_tally()
     assert (tally.unread, tally.names, tally.all) == (1, (name,), 1)
     node = {"metadata": meta("n1"), "status": {"capacity": {name: "8"}}}
-    tally = fed.source.take(
+    tally = fed.source.fold_messages(
         [Changes("nodes", (("ADDED", fed.decode["nodes"](json.dumps(node).encode())),), "3")]
-    ).counted()
+    ).get_tally()
     assert (tally.read, tally.names, tally.unknown_fields) == (1, (name,), 1)
 
 
@@ -272,7 +272,7 @@ def test_a_resource_that_looks_like_a_gpu_and_is_not_read_is_counted_and_named(n
 def test_resources_that_are_no_gpus_are_left_out_by_rule(name: str) -> None:
     fed = Fed()
     pod = Changes("pods", (("ADDED", fed.decode["pods"](json.dumps(resources(name)).encode())),), "2")
-    tally = fed.source.take([pod]).counted()
+    tally = fed.source.fold_messages([pod]).get_tally()
     assert (tally.unread, tally.names, sum(tally.ignored.values())) == (0, (), 1)
 
 
@@ -324,6 +324,6 @@ def test_pods_that_fill_a_node_of_shares_hold_no_more_than_its_boards(
         amount = data.draw(st.integers(1, left))
         left -= amount
         spec = PodSpec((Container(resources=Resources(limits={"nvidia.com/gpu": amount})),))
-        asked = gpus_of(spec, ASKED_RESOURCES, node=NodeGpus(shares))
+        asked = read_asked_gpus(spec, ASKED_RESOURCES, node=NodeGpus(shares))
         milli += asked.gpus * (asked.share or 1000)
     assert milli <= 1000 * boards + shares * boards, "each part is rounded to a thousandth"

@@ -12,7 +12,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.ingest.kubernetes.asked_gpus import gpus_of
+from fleetcast.ingest.kubernetes.asked_gpus import read_asked_gpus
 from fleetcast.ingest.kubernetes.objects import Container, PodSpec, Resources
 from fleetcast.ingest.kubernetes.source import KubernetesSource
 from fleetcast.ingest.source import Batch
@@ -628,7 +628,7 @@ def test_mig_instances_are_parts_of_gpus_by_their_slices() -> None:
     def asked(**limits: int) -> tuple[int, str, int | None]:
         names = {f"nvidia.com/{name.replace('__', '.').replace('_', '-')}": count for name, count in limits.items()}
         spec = PodSpec(containers=(Container(resources=Resources(limits=names)),))
-        return gpus_of(spec, ("nvidia.com/gpu", "nvidia.com/mig-*"))[:3]
+        return read_asked_gpus(spec, ("nvidia.com/gpu", "nvidia.com/mig-*"))[:3]
 
     assert asked(mig_3g__40gb=1) == (1, "3g.40gb", 429)
     assert asked(mig_3g__40gb=1, mig_1g__10gb=1) == (2, "3g.40gb", 286)  # four sevenths together

@@ -16,7 +16,7 @@ from fleetcast.fleet.events import Started, Submitted
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.ingest.kubernetes.jobs import JobState
 from fleetcast.ingest.kubernetes.objects import Pod, decode
-from fleetcast.ingest.kubernetes.owners import kind_of, owner_of
+from fleetcast.ingest.kubernetes.owners import find_owner, qualify_kind
 from fleetcast.ingest.kubernetes.source import KINDS, KubernetesSource
 from tests.fuzz.bounds import examples
 from tests.ingest.small_kubernetes import CREATED_MS, SmallKubernetes, job, meta, running, template
@@ -37,15 +37,15 @@ class Fed:
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock(CREATED_MS + 60_000)
         self.source = KubernetesSource(Entities(), self.clock, options, server=SmallKubernetes())
-        self.source.take([Listing(name, (), "1") for name in KINDS])
-        self.decode = {row.name: row.decode for row in self.source.collections()}
+        self.source.fold_messages([Listing(name, (), "1") for name in KINDS])
+        self.decode = {row.name: row.decode for row in self.source.list_collections()}
         self.table = JobTable()
         self.events: list[Any] = []
         self.node_events: list[Any] = []
         self.bad: list[str] = []
 
     def put(self, name: str, *things: dict[str, Any], kind: str = "ADDED") -> list[Any]:
-        batch = self.source.take(
+        batch = self.source.fold_messages(
             [
                 Changes(name, ((kind, self.decode[name](json.dumps(thing).encode())),), "2")
                 for thing in json.loads(json.dumps(things))
@@ -60,7 +60,7 @@ class Fed:
 
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        for event in self.source.take([]).events:
+        for event in self.source.fold_messages([]).events:
             self.table.apply(event)
             self.events.append(event)
 
@@ -197,11 +197,11 @@ def test_each_pod_with_gpus_is_held_by_exactly_one_running_job(owners: list[tupl
     fed.put("pods", *pods)
     held = [node for hosts in fed.running().values() for node in hosts]
     assert sorted(held) == sorted(f"n-x-{number}" for number in range(len(owners)))
-    kinds = {kind_of(kind, version) for version, kind in owners}
+    kinds = {qualify_kind(kind, version) for version, kind in owners}
     assert len(fed.running()) == len(kinds)
 
 
 def test_the_pod_itself_where_nobody_owns_it() -> None:
     pod = decode(json.dumps({"metadata": meta("p")}).encode(), Pod)
-    assert owner_of(pod) == ("Pod", "p", True)
+    assert find_owner(pod) == ("Pod", "p", True)
     assert not [row for row in Fed().events if isinstance(row, Started)]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.ingest.kubernetes.objects import Node, decode
-from fleetcast.ingest.kubernetes.withheld import TAINTS, withheld
+from fleetcast.ingest.kubernetes.withheld import TAINTS, find_withheld_reasons
 from tests.fuzz.bounds import examples
 from tests.ingest.kubernetes.test_owners import Fed
 from tests.ingest.small_kubernetes import condition, meta
@@ -155,6 +155,6 @@ def test_whatever_the_order_of_taints_the_last_state_counts(history: list[list[s
     for taints in history:
         thing = node(*taints)
         world.put_node(thing)
-    reasons = withheld(decode(json.dumps(thing).encode(), Node), {})
+    reasons = find_withheld_reasons(decode(json.dumps(thing).encode(), Node), {})
     assert bool(reasons) == (world.state[0] not in ("IN_SERVICE", "DRAINED") or bool(world.state[1]))
     assert world.state[1] == "; ".join(reasons[check] for check in sorted(reasons))

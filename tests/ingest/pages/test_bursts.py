@@ -51,7 +51,7 @@ def test_the_pages_of_a_burst_come_in_one_batch() -> None:
     async def scenario() -> list[Batch]:
         async with exporter(dcgm=answers(dcgm_page(gpus=1))) as url:
             work = Round([f"{url}/dcgm?{number} node-{number}" for number in range(40)])
-            await work.until(lambda: sum(batch.counted().read for batch in work.batches) >= 40)
+            await work.until(lambda: sum(batch.get_tally().read for batch in work.batches) >= 40)
             await work.scraper.close()
             return work.batches
 
@@ -100,7 +100,7 @@ def test_no_more_requests_are_under_way_than_there_are_slots() -> None:
     async def scenario() -> None:
         async with exporter(dcgm=page) as url:
             work = Round([f"{url}/dcgm?{number} n{number}" for number in range(20)], Options(concurrency=3))
-            await work.until(lambda: sum(batch.counted().read for batch in work.batches) >= 60)
+            await work.until(lambda: sum(batch.get_tally().read for batch in work.batches) >= 60)
             await work.scraper.close()
 
     asyncio.run(scenario())
@@ -160,7 +160,7 @@ def test_slots_are_given_in_order_and_given_back_by_those_that_are_cancelled(is_
     order: list[int] = []
 
     async def hold(slots: FetchSlots, number: int) -> None:
-        async with slots.slot(is_slow=False):
+        async with slots.hold_slot(is_slow=False):
             order.append(number)
             await asyncio.sleep(0)
 
@@ -173,7 +173,7 @@ def test_slots_are_given_in_order_and_given_back_by_those_that_are_cancelled(is_
             tasks[1].cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         assert slots.is_idle.is_set()
-        async with asyncio.timeout(5), slots.slot(is_slow=False):
+        async with asyncio.timeout(5), slots.hold_slot(is_slow=False):
             order.append(9)
 
     asyncio.run(scenario())

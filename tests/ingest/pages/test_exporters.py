@@ -16,7 +16,7 @@ from fleetcast.ingest.pages.host import HOST_NAMES
 from fleetcast.ingest.pages.infiniband import PORT_READINGS
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Target
-from fleetcast.ingest.remote_write.backfill import Wish, known, make_write_request
+from fleetcast.ingest.remote_write.backfill import BackfillRequest, find_known_names, make_write_request
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
 from fleetcast.ingest.series import Series
 from fleetcast.ingest.tally import SkipRule
@@ -42,7 +42,7 @@ def test_what_is_read_is_claimed_and_asked_of_prometheus() -> None:
     read = [name for name in NAMES if any(resolver.reads(name) for resolver in RESOLVERS)]
     assert read == NAMES[:-1], "windowed counts of the exporter itself are not read"
     assert all(resolver.claims(name) for name in read for resolver in RESOLVERS if resolver.reads(name))
-    asked = known(["go_threads", *NAMES, "node_uname_info"])
+    asked = find_known_names(["go_threads", *NAMES, "node_uname_info"])
     assert asked[0] == "node_uname_info"
     assert sorted(name for names in asked[1:] for name in names.split("|")) == sorted(read)
 
@@ -51,10 +51,10 @@ def test_names_that_make_one_sample_are_asked_for_together() -> None:
     """One after the other, the sum of each would be taken for the whole."""
     errors = ["node_network_receive_errs_total", "node_network_transmit_errs_total"]
     hot = [f"gpu_violation_{part}_thermal_residency_percentage" for part in ("hbm", "socket")]
-    asked = known([errors[0], hot[0], "gpu_power_usage", errors[1], hot[1]])
+    asked = find_known_names([errors[0], hot[0], "gpu_power_usage", errors[1], hot[1]])
     assert asked == ["|".join(errors), "|".join(hot), "gpu_power_usage"]
-    wish = Wish("http://p", 0, 1, 'cluster="a"')
-    assert [wish.selector(name) for name in asked[1:]] == [
+    wish = BackfillRequest("http://p", 0, 1, 'cluster="a"')
+    assert [wish.make_selector(name) for name in asked[1:]] == [
         f'{{__name__=~"{hot[0]}|{hot[1]}",cluster="a"}}',
         '{__name__="gpu_power_usage",cluster="a"}',
     ]
@@ -81,7 +81,7 @@ class FanResolver(Resolver):
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
         if not self.reads(name):
             return None
-        node = self.entities.node(self.node(labels, target))
+        node = self.entities.node(self.find_node(labels, target))
         return Series(EntityKind.NODE, find_metric_row(EntityKind.NODE, "bmc_power_w"), node, node)
 
 
@@ -91,7 +91,7 @@ def test_a_new_exporter_needs_a_class_and_a_row(monkeypatch: pytest.MonkeyPatch)
     desk = Desk()
     assert desk.decode('fan_watts{hostname="n1"} 40', "fan_rpm 9") == {"bmc_power_w n1": 40.0}
     assert desk.tally.names == ("fan_rpm",)
-    assert known(["fan_rpm", "fan_watts"]) == ["fan_watts"]
+    assert find_known_names(["fan_rpm", "fan_watts"]) == ["fan_watts"]
     row = MatrixRow({"__name__": "fan_watts", "instance": "n2:9"}, [(1.0, 41.0)])
-    written = WriteDecoder(exporters.ExporterResolver(Entities())).read(make_write_request([row]), 2000)
+    written = WriteDecoder(exporters.ExporterResolver(Entities())).decode_request(make_write_request([row]), 2000)
     assert [samples.value.tolist() for samples in written.samples] == [[41.0]]

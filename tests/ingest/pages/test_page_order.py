@@ -62,7 +62,7 @@ def test_a_page_in_another_order_is_read_at_once(monkeypatch: pytest.MonkeyPatch
         expected = fresh.decoder.decode(families(order, number), 2000 + number)
         by_line.clear()
         assert desk.words(read) == fresh.words(expected)
-        assert read.counted() == expected.counted()
+        assert read.get_tally() == expected.get_tally()
         fresh = Desk()
 
 
@@ -86,8 +86,8 @@ def test_two_orders_in_turn_are_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_label_that_changes_at_every_scrape_is_taken_for_another_order_once(monkeypatch: pytest.MonkeyPatch) -> None:
     desk, tried = Desk(), []
-    read = PageOrder.read
-    monkeypatch.setattr(PageOrder, "read", lambda self, page: tried.append(page) or read(self, page))
+    read = PageOrder.read_values
+    monkeypatch.setattr(PageOrder, "read_values", lambda self, page: tried.append(page) or read(self, page))
     for number in range(6):
         desk.decode(*(f"{name}{labels(0, build=str(number))} 40" for name in NAMES))
     assert len(tried) == 1
@@ -127,7 +127,7 @@ def test_what_is_more_than_another_order_is_read_as_by_a_new_decoder(last: str) 
     batches = [desk.decoder.decode(page(*other), 1_700_000_000_000) for desk in (warm, fresh)]
     assert warm.words(batches[0]) == fresh.words(batches[1])
     assert reasons(batches[0]) == reasons(batches[1])
-    assert batches[0].counted() == batches[1].counted()
+    assert batches[0].get_tally() == batches[1].get_tally()
     assert warm.decoder.reported == fresh.decoder.reported
 
 
@@ -163,7 +163,7 @@ def test_pages_in_any_order_are_read_as_by_a_decoder_without_memory(pages: list[
         batches = [desk.decoder.decode(one, 1000 + 15_000 * number) for desk in (warm, plain)]
         assert warm.words(batches[0]) == pytest.approx(plain.words(batches[1]))
         assert sorted(reasons(batches[0])) == sorted(reasons(batches[1]))
-        assert _counts(batches[0].counted()) == _counts(batches[1].counted())
+        assert _counts(batches[0].get_tally()) == _counts(batches[1].get_tally())
         assert warm.decoder.reported == plain.decoder.reported
         assert warm.decoder.noted == plain.decoder.noted
 

@@ -26,7 +26,7 @@ def times(batch: Batch) -> list[int]:
 def test_open_metrics_counts_seconds() -> None:
     batch = Desk().decoder.decode((FIELD / "11-openmetrics-integer-seconds.prom").read_bytes(), NOW_MS)
     assert times(batch) == [1000 * AT_S] * 24
-    assert batch.counted().read == 24
+    assert batch.get_tally().read == 24
     assert batch.bad == ()
 
 
@@ -38,7 +38,7 @@ def test_seconds_may_have_fractions_and_the_last_line_no_end(stamp: str, end: st
     for _ in range(2):
         batch = desk.decoder.decode(text, NOW_MS)
         assert times(batch) == [round(float(stamp) * 1000)]
-        assert (batch.bad, batch.counted().all) == ((), 2)
+        assert (batch.bad, batch.get_tally().all) == ((), 2)
 
 
 def test_an_exemplar_hides_no_sample() -> None:

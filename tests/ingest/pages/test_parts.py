@@ -18,7 +18,7 @@ def rows(*given: tuple[int, int, int, float], mean: bool = False) -> PartRows:
 
 
 def taken(sums: PartSums, *given: tuple[int, int, int, float], mean: bool = False) -> list[tuple[int, int, float]]:
-    identity, time_ms, value = sums.take(rows(*given, mean=mean))
+    identity, time_ms, value = sums.add_parts(rows(*given, mean=mean))
     return list(zip(identity.tolist(), time_ms.tolist(), value.tolist(), strict=True))
 
 

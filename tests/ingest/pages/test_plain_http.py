@@ -454,7 +454,7 @@ def test_a_name_is_looked_up_again_once_its_address_no_longer_answers(monkeypatc
         asked.append(host)
         return at_port(ports[0])
 
-    monkeypatch.setattr(plain_http, "resolve", resolve)
+    monkeypatch.setattr(plain_http, "resolve_host", resolve)
     url = "http://n001.example:9400/metrics"
 
     async def scenario() -> list[str]:
@@ -488,7 +488,7 @@ def test_a_name_with_a_dead_address_is_reached_at_the_other(monkeypatch: pytest.
             async def resolve(host: str, port: int) -> list[Any]:
                 return at_port(closed.getsockname()[1]) + at_port(it.port)
 
-            monkeypatch.setattr(plain_http, "resolve", resolve)
+            monkeypatch.setattr(plain_http, "resolve_host", resolve)
             found = await outcome(client.fetch("http://n001.example:9400/metrics", LIMIT))
             await client.close()
             return found[0]
@@ -506,7 +506,7 @@ def test_a_slow_lookup_stops_no_other_target(monkeypatch: pytest.MonkeyPatch, lo
             await release.wait()
             return await unknown(host, port)
 
-        monkeypatch.setattr(plain_http, "resolve", resolve)
+        monkeypatch.setattr(plain_http, "resolve_host", resolve)
         client = PageClient(60, 15)
         slow = asyncio.create_task(client.fetch(NAMED, LIMIT))
         async with peer([OK, Act.HANG]) as it:
@@ -537,7 +537,7 @@ def test_a_lookup_that_is_slower_than_the_timeout_serves_the_next_fetch(
                 await release.wait()
                 return at_port(it.port)
 
-            monkeypatch.setattr(plain_http, "resolve", resolve)
+            monkeypatch.setattr(plain_http, "resolve_host", resolve)
             reasons = [(await outcome(client.fetch(NAMED, LIMIT)))[0]]
             both = await asyncio.gather(*(outcome(client.fetch(NAMED, LIMIT)) for _ in "ab"))
             reasons += [reason for reason, _, _ in both]
@@ -563,7 +563,7 @@ def test_a_lookup_without_a_waiting_fetch_leaves_no_task_and_no_complaint(
             await release.wait()
             return await unknown(host, port)
 
-        monkeypatch.setattr(plain_http, "resolve", resolve)
+        monkeypatch.setattr(plain_http, "resolve_host", resolve)
         client = PageClient(0.05, 15)
         assert (await outcome(client.fetch(NAMED, LIMIT)))[0] == "timeout"
         assert len(asyncio.all_tasks()) == 2  # this one and the lookup
@@ -601,7 +601,7 @@ def test_the_address_of_a_connect_that_hangs_is_looked_up_again(
                     await asyncio.sleep(3600)
                 return await connect(found, **options)
 
-            monkeypatch.setattr(plain_http, "resolve", resolve)
+            monkeypatch.setattr(plain_http, "resolve_host", resolve)
             monkeypatch.setattr(aiohappyeyeballs, "start_connection", start_connection)
             client._timeout_s = 0.05
             reasons = [(await outcome(client.fetch(NAMED, LIMIT)))[0]]
@@ -616,7 +616,7 @@ def test_the_address_of_a_connect_that_hangs_is_looked_up_again(
 
 @LOOPS
 def test_addresses_need_no_name_service(loop: Callable[[], Any]) -> None:
-    found = run(plain_http.resolve("127.0.0.1", 9400), loop)
+    found = run(plain_http.resolve_host("127.0.0.1", 9400), loop)
     assert [entry[4] for entry in found] == [("127.0.0.1", 9400)]
 
 
@@ -706,7 +706,7 @@ def test_refused_and_unknown_targets_read_as_aiohttp_reports_them(
     async def resolve(_: Any, host: str, port: int = 0, **__: Any) -> list[Any]:
         return await unknown(host, port)
 
-    monkeypatch.setattr(plain_http, "resolve", unknown)
+    monkeypatch.setattr(plain_http, "resolve_host", unknown)
     monkeypatch.setattr(aiohttp.connector.DefaultResolver, "resolve", resolve)
 
     async def text(page: Awaitable[Any]) -> str:

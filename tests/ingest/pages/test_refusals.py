@@ -12,7 +12,7 @@ from fleetcast.features.store import WindowStore
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.gpu_labels import LabelSight
-from fleetcast.ingest.kafka.node_records import node_records
+from fleetcast.ingest.kafka.node_records import make_node_records
 from fleetcast.ingest.pages import refusals
 from fleetcast.ingest.pages.refusals import LASTING_ROUNDS, MAX_LOGGED, LastingRefusals
 from fleetcast.ingest.pages.text import MAX_BAD_LINES, PageDecoder
@@ -74,8 +74,8 @@ def test_a_page_with_a_refused_line_is_parsed_once(line: str, monkeypatch: pytes
             .encode("utf-8", "surrogateescape")
         )
         batch = desk.decoder.decode(dcgm_page(power_w=400.0 + scrape) + text + b"\n", NOW_MS + 15_000 * scrape)
-        seen.append((desk.words(batch), bad(batch), batch.counted()))
-        assert batch.counted().all == sample_lines(dcgm_page()) + 1
+        seen.append((desk.words(batch), bad(batch), batch.get_tally()))
+        assert batch.get_tally().all == sample_lines(dcgm_page()) + 1
     assert desk.line_by_line <= 2
     assert all(row[1:] == seen[0][1:] for row in seen), "the same refusal at every scrape"
     assert [row[0]["power_w n001/0"] for row in seen] == [400.0 + scrape for scrape in range(8)]
@@ -94,13 +94,13 @@ def test_a_page_beyond_the_bound_is_parsed_once_and_read_as_soon_as_there_is_roo
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     desk = CountingDesk(monkeypatch)
-    desk.entities.bound({}, 10, 1)
+    desk.entities.set_limits({}, 10, 1)
     for scrape in range(6):
         batch = desk.decoder.decode(dcgm_page(gpus=4, power_w=400.0 + scrape), NOW_MS + scrape)
         assert desk.words(batch) == {"power_w n001/0": 400.0 + scrape, "gpu_temp_c n001/0": 50.0}
-        assert (bad(batch), batch.counted()) == ({"unknown_gpus": 6}, RecordTally(2, 6))
+        assert (bad(batch), batch.get_tally()) == ({"unknown_gpus": 6}, RecordTally(2, 6))
     assert desk.line_by_line <= 2
-    desk.entities.bound({"n001": 8}, 10, 1)
+    desk.entities.set_limits({"n001": 8}, 10, 1)
     batch = desk.decoder.decode(dcgm_page(gpus=4), NOW_MS + 10)
     assert (len(batch), batch.bad) == (8, ())
 
@@ -108,11 +108,11 @@ def test_a_page_beyond_the_bound_is_parsed_once_and_read_as_soon_as_there_is_roo
 def test_a_large_page_beyond_the_bound_is_read_in_parts_and_then_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     """MIG instances and many fields: more lines than one page may add."""
     desk = CountingDesk(monkeypatch)
-    desk.entities.bound({}, 10, 0)
+    desk.entities.set_limits({}, 10, 0)
     lines = [f"{TEMP}{labels(gpu % 8, x=str(gpu))} 40" for gpu in range(2 * MAX_BAD_LINES + 400)]
     for scrape in range(6):
         batch = desk.decoder.decode(page(*lines), NOW_MS + scrape)
-        assert batch.counted().all == batch.counted().refused == len(lines)
+        assert batch.get_tally().all == batch.get_tally().refused == len(lines)
         assert ("page_abandoned" in bad(batch)) == (scrape < 2)
     assert desk.line_by_line == 3
     assert bad(batch) == {"unknown_gpus": len(lines)}
@@ -123,7 +123,7 @@ def test_a_large_page_beyond_the_bound_is_read_in_parts_and_then_remembered(monk
 def test_a_page_of_many_refused_lines_is_read_whole_after_a_change_of_the_fleet(forgets: bool) -> None:
     """Its good lines come last. The refused lines are resolved again, but they are not new."""
     desk = Desk()
-    desk.entities.bound({"n001": 8}, 10, 0)
+    desk.entities.set_limits({"n001": 8}, 10, 0)
     refused = (f"{TEMP}{labels(gpu % 8, node='other', x=str(gpu))} 40" for gpu in range(2 * MAX_BAD_LINES + 400))
     text = page(*refused, f"{TEMP}{labels(0)} 40")
     for scrape in range(8):
@@ -197,7 +197,7 @@ ODD = st.sampled_from(
 def test_a_decoder_that_remembers_refusals_says_what_a_new_one_says(first: list[str], second: list[str]) -> None:
     """Samples, tallies, reasons and labels of each page, in any order of pages."""
     desk = Desk()
-    desk.entities.bound({"n1": 8}, 1, 1)
+    desk.entities.set_limits({"n1": 8}, 1, 1)
     for moment, lines in enumerate([first, first, second, second, first, first, second, second]):
         text = "".join(
             f"{line.replace('{v}', str(moment + 1)).replace('{{', '{').replace('}}', '}')}\n" for line in lines
@@ -205,7 +205,7 @@ def test_a_decoder_that_remembers_refusals_says_what_a_new_one_says(first: list[
         warm = desk.decoder.decode(text.encode(), NOW_MS + 15_000 * moment)
         cold = PageDecoder(desk.resolver, desk.decoder.target).decode(text.encode(), NOW_MS + 15_000 * moment)
         again = PageDecoder(desk.resolver, desk.decoder.target).decode(text.encode(), NOW_MS + 15_000 * moment)
-        assert warm.counted().all == sample_lines(text.encode())
+        assert warm.get_tally().all == sample_lines(text.encode())
         if moment % 2 and _steady(cold) == _steady(again):
             assert _steady(warm) == _steady(cold)
 
@@ -218,7 +218,7 @@ def _steady(batch: Batch) -> tuple[object, ...]:
         if row.kind is not EntityKind.SERVED_MODEL
     ]
     sights: list[LabelSight] = list(batch.labels)
-    return samples, bad(batch), batch.counted().refused, sights
+    return samples, bad(batch), batch.get_tally().refused, sights
 
 
 def batch_of(refused: int) -> Batch:
@@ -229,17 +229,17 @@ def test_a_refusal_that_lasts_is_logged_once_and_shown_until_it_ends(caplog: pyt
     caplog.set_level(logging.INFO)
     lasting = LastingRefusals()
     for _ in range(LASTING_ROUNDS - 1):
-        lasting.record("http://u:secret@n1:9400/metrics", batch_of(2))
+        lasting.record_page("http://u:secret@n1:9400/metrics", batch_of(2))
     assert (lasting.health(), caplog.text) == ({"targets_refusing": 0, "targets_refused": []}, "")
     for _ in range(5):
-        lasting.record("http://u:secret@n1:9400/metrics", batch_of(2))
+        lasting.record_page("http://u:secret@n1:9400/metrics", batch_of(2))
     shown = lasting.health()["targets_refused"]
     assert [(row["target"], row["lines"], row["reason"]) for row in shown] == [
         ("http://***@n1:9400/metrics", 2, "bad_line: what?")
     ]
     assert caplog.text.count("2 lines are refused at every scrape: bad_line: what?") == 1
     assert "secret" not in caplog.text
-    lasting.record("http://u:secret@n1:9400/metrics", batch_of(0))
+    lasting.record_page("http://u:secret@n1:9400/metrics", batch_of(0))
     assert lasting.health()["targets_refusing"] == 0
     assert "no line is refused any more" in caplog.text
 
@@ -249,10 +249,10 @@ def test_the_log_names_some_targets_and_then_the_place_that_has_all(caplog: pyte
     bad_page = batch_of(1)
     for number in range(3 * MAX_LOGGED):
         for _ in range(LASTING_ROUNDS + 2):
-            lasting.record(f"http://n{number}:9400/metrics", bad_page)
+            lasting.record_page(f"http://n{number}:9400/metrics", bad_page)
     assert caplog.text.count("refused at every scrape") == MAX_LOGGED + 1
     assert lasting.health()["targets_refusing"] == 3 * MAX_LOGGED
-    lasting.forget("http://n0:9400/metrics")
+    lasting.forget_target("http://n0:9400/metrics")
     assert lasting.health()["targets_refusing"] == 3 * MAX_LOGGED - 1
 
 
@@ -264,7 +264,7 @@ def test_a_scraper_shows_targets_with_lasting_refusals_and_reads_hosts_beyond_th
     async def scenario() -> Round:
         async with exporter(good=answers(dcgm_page()), bad=answers(dcgm_page(node="n002") + b"what?\n")) as url:
             work = Round([f"{url}/good", f"{url}/bad"])
-            work.entities.bound({}, 0, 0)
+            work.entities.set_limits({}, 0, 0)
             await work.until(lambda: work.scraper.health()["targets_refusing"] == 1)
             await work.until(lambda: bool(work.values("power_w", "n001/1") and work.values("power_w", "n002/1")))
             await work.scraper.close()
@@ -284,7 +284,7 @@ def test_what_a_page_refuses_is_counted_line_by_line_wherever_it_goes() -> None:
     batches = [desk.decoder.decode(text, NOW_MS + 15_000 * scrape) for scrape in range(4)]
     assert [len(batch.bad) for batch in batches] == [7, 7, 1, 1]
     for batch in batches:
-        records = node_records(batch, desk.entities, {})
+        records = make_node_records(batch, desk.entities, {})
         assert records[0].header.bad == {"bad_line": 7}
         store = WindowStore(desk.entities)
         folded = FleetState(desk.entities, store, Topology.build([]))

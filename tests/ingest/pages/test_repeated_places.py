@@ -39,8 +39,8 @@ def test_a_place_that_is_remembered_for_a_page_is_the_place_of_each_line(pages: 
     dcgm = plain.resolver._resolvers[0]
     assert isinstance(dcgm, DcgmResolver)
 
-    dcgm._find_cached_place = dcgm._place  # type: ignore[method-assign]
-    plain.resolver._derive_label_facts = lambda labels, target: LabelFacts.of(labels)  # type: ignore[method-assign]
+    dcgm._find_cached_place = dcgm._make_place  # type: ignore[method-assign]
+    plain.resolver._derive_label_facts = lambda labels, target: LabelFacts.from_labels(labels)  # type: ignore[method-assign]
     dcgm.inventory.machines._is_repeated_line = lambda *line: False  # type: ignore[method-assign]
     for number, lines in enumerate(pages):
         one = page(*(f"{name}{board} {number + 40}" for name, board in lines))
@@ -54,18 +54,20 @@ def test_a_place_that_is_remembered_for_a_page_is_the_place_of_each_line(pages: 
         assert remembering.resolver.inventory.nodes == plain.resolver.inventory.nodes
         assert remembering.decoder.target == plain.decoder.target
         for device in ("0000:9b:00", "GPU-other"):
-            assert remembering.entities.devices.gpu("n001", device) == plain.entities.devices.gpu("n001", device)
+            assert remembering.entities.devices.find_gpu("n001", device) == plain.entities.devices.find_gpu(
+                "n001", device
+            )
 
 
 def test_a_page_asks_once_for_each_gpu_after_its_first_metric(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    locate = DcgmResolver._locate
+    locate = DcgmResolver._locate_gpu
 
     def counting(self: DcgmResolver, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
         asked.append(labels["gpu"])
         return locate(self, labels, target)
 
-    monkeypatch.setattr(DcgmResolver, "_locate", counting)
+    monkeypatch.setattr(DcgmResolver, "_locate_gpu", counting)
     names = sorted(FIELD_IDS)[:30]
     assert len(Desk().decode(*(f"{name}{labels(gpu)} 5" for name in names for gpu in range(8)))) > 100
     assert len(asked) == 16  # on the first metric boards are new, and the second one confirms them

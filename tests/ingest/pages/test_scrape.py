@@ -293,7 +293,7 @@ def test_a_host_without_tls_or_address_is_a_reason_and_no_crash(monkeypatch: pyt
     async def resolve(host: str, port: int) -> Any:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-    monkeypatch.setattr(plain_http, "resolve", resolve)
+    monkeypatch.setattr(plain_http, "resolve_host", resolve)
 
     async def scenario() -> set[str]:
         async with exporter(dcgm=answers(dcgm_page())) as url:
@@ -441,7 +441,7 @@ def test_a_bug_in_a_scrape_reaches_the_reader(monkeypatch: pytest.MonkeyPatch) -
     async def scenario() -> None:
         async with exporter(dcgm=answers(dcgm_page())) as url:
             work = Round([f"{url}/dcgm"])
-            monkeypatch.setattr(work.scraper, "_node_samples", None)
+            monkeypatch.setattr(work.scraper, "_add_node_samples", None)
             try:
                 with pytest.raises(TypeError):
                     await work.until(lambda: False)

@@ -67,7 +67,7 @@ def test_the_exporter_of_the_gpus_speaks_for_its_node() -> None:
     assert work.scrape(work.host, LOAD + ports(3)) == {"ports_reported": 3}
     assert work.scrape(work.host, None) == {}
     assert work.scrape(work.dcgm, None, 1.5) == {"scrape_up": 0, "scrape_duration_s": 1.5}
-    work.scrapes.forget(work.dcgm)
+    work.scrapes.forget_target(work.dcgm)
     assert work.scrape(work.host, LOAD) == {"scrape_up": 1, "scrape_duration_s": 0.25, "ports_reported": 0}
 
 

@@ -32,7 +32,8 @@ def test_blocks_are_dealt_out_by_name_in_whatever_order_a_file_names_them() -> N
     one, other = blocks(n1="b2", n2="b1", n3="b3"), blocks(n3="b3", n2="b1", n1="b2")
     for topology in (one, other):
         owners = {
-            node: [k for k in range(2) if Share.of(k, 2, topology).owns(node)] for node in ("n1", "n2", "n3", "n1.x")
+            node: [k for k in range(2) if Share.from_topology(k, 2, topology).owns(node)]
+            for node in ("n1", "n2", "n3", "n1.x")
         }
         assert owners == {"n2": [0], "n1": [1], "n1.x": [1], "n3": [0]}
 
@@ -51,15 +52,15 @@ def test_targets_go_with_their_node_or_host_and_one_by_one_on_this_machine() -> 
 def test_samples_are_kept_of_own_nodes_and_what_no_node_owns_goes_to_the_first() -> None:
     entities = Entities()
     names = [f"n{number}" for number in range(32)]
-    rows = [entities.of_node(EntityKind.GPU, name, 0) for name in names]
-    batch = SampleBatch.of(EntityKind.GPU, [(0, row, 1000, float(row)) for row in rows])
-    pools = SampleBatch.of(EntityKind.POOL, [(0, entities[EntityKind.POOL].add("train"), 1000, 1.0)])
+    rows = [entities.add_to_node(EntityKind.GPU, name, 0) for name in names]
+    batch = SampleBatch.from_rows(EntityKind.GPU, [(0, row, 1000, float(row)) for row in rows])
+    pools = SampleBatch.from_rows(EntityKind.POOL, [(0, entities[EntityKind.POOL].add("train"), 1000, 1.0)])
     kept = [OwnRows(Share(number, 3), entities) for number in range(3)]
-    values = [own.of(batch).value for own in kept]
+    values = [own.filter_samples(batch).value for own in kept]
     assert sorted(np.concatenate(values).tolist()) == [float(row) for row in rows]
     for share, own in enumerate(values):
         assert all(Share(share, 3).owns(names[int(value)]) for value in own)
-    assert [len(own.of(pools)) for own in kept] == [1, 0, 0]
-    later = entities.of_node(EntityKind.GPU, "later", 0)
-    more = SampleBatch.of(EntityKind.GPU, [(0, later, 1000, 1.0)])
-    assert sum(len(own.of(more)) for own in kept) == 1
+    assert [len(own.filter_samples(pools)) for own in kept] == [1, 0, 0]
+    later = entities.add_to_node(EntityKind.GPU, "later", 0)
+    more = SampleBatch.from_rows(EntityKind.GPU, [(0, later, 1000, 1.0)])
+    assert sum(len(own.filter_samples(more)) for own in kept) == 1

@@ -61,16 +61,16 @@ def test_what_is_no_list_of_groups_is_refused_whole(data: bytes, origin: str) ->
 
 def test_files_of_a_pattern_come_and_go_and_a_broken_one_keeps_what_it_said(tmp_path: Path) -> None:
     targets = TargetList([f"file_sd:{tmp_path}/*.json"])
-    assert targets.watched
-    assert targets.read() == {}
+    assert targets.has_changing_lists
+    assert targets.read_targets() == {}
     (tmp_path / "a.json").write_text(json.dumps(GROUPS[:1]))
     (tmp_path / "b.json").write_text(json.dumps(GROUPS[1:]))
     (tmp_path / "c.txt").write_text(json.dumps(GROUPS[1:]))
-    assert list(targets.read().values()) == SPECS
+    assert list(targets.read_targets().values()) == SPECS
     (tmp_path / "a.json").write_text('[{"targets": ["n1')
     os.utime(tmp_path / "a.json", (1, 1))
     (tmp_path / "b.json").unlink()
-    assert list(targets.read().values()) == SPECS[:2]
+    assert list(targets.read_targets().values()) == SPECS[:2]
 
 
 def test_a_file_with_an_invalid_byte_is_refused_whole_and_says_so_until_it_is_mended(
@@ -79,22 +79,22 @@ def test_a_file_with_an_invalid_byte_is_refused_whole_and_says_so_until_it_is_me
     path = tmp_path / "a.json"
     targets = TargetList([f"file_sd:{path}"])
     path.write_text(json.dumps(GROUPS[:1]))
-    assert list(targets.read().values()) == SPECS[:2]
+    assert list(targets.read_targets().values()) == SPECS[:2]
     path.write_bytes(b'[{"targets": ["n3:9400", "n\xff:9400"]}]')
     os.utime(path, (1, 1))
     for _ in range(3):
-        assert list(targets.read().values()) == SPECS[:2]
-    (why,) = targets.refused().values()
+        assert list(targets.read_targets().values()) == SPECS[:2]
+    (why,) = targets.list_refusals().values()
     assert why.startswith(f"{path}: byte 27 (0xff) is not UTF-8")
     assert caplog.text.count("is not UTF-8") == 1
     path.write_text(json.dumps(GROUPS[1:]))
-    assert (list(targets.read().values()), targets.refused()) == (SPECS[2:], {})
+    assert (list(targets.read_targets().values()), targets.list_refusals()) == (SPECS[2:], {})
 
 
 def test_a_service_that_lists_targets_is_named_by_its_url() -> None:
     targets = TargetList(["http_sd:http://inventory/gpus?site=a", "http://n0:9400"])
-    assert targets.queried == ("http://inventory/gpus?site=a",)
-    targets.learn(targets.queried[0], SPECS[:1])
-    assert [*targets.read()] == ["http://n0:9400/metrics", "http://n1:9400/metrics"]
+    assert targets.queried_urls == ("http://inventory/gpus?site=a",)
+    targets.replace_answer(targets.queried_urls[0], SPECS[:1])
+    assert [*targets.read_targets()] == ["http://n0:9400/metrics", "http://n1:9400/metrics"]
     with pytest.raises(ConfigError):
         TargetList(["http_sd:inventory"])

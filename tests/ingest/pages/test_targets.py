@@ -29,16 +29,16 @@ def test_what_is_no_target_is_refused_and_quoted(text: str) -> None:
 def test_a_target_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "targets"
     targets = TargetList(["http://n0:9400", f"file:{path}"])
-    assert [*targets.read()] == ["http://n0:9400/metrics"]
+    assert [*targets.read_targets()] == ["http://n0:9400/metrics"]
     path.write_text("# ours\nhttp://n1:9400\n\nhttp://n2:9400 gpu-2  # a comment\nnonsense\n")
     with caplog.at_level(logging.WARNING):
-        assert [*targets.read()] == [f"http://n{number}:9400/metrics" for number in range(3)]
+        assert [*targets.read_targets()] == [f"http://n{number}:9400/metrics" for number in range(3)]
     assert "nonsense" in caplog.text
     path.write_text("http://n3:9400\n")
     os.utime(path, (1, 1))
-    assert [*targets.read()] == ["http://n0:9400/metrics", "http://n3:9400/metrics"]
+    assert [*targets.read_targets()] == ["http://n0:9400/metrics", "http://n3:9400/metrics"]
     path.unlink()
-    assert [*targets.read()] == ["http://n0:9400/metrics"]
+    assert [*targets.read_targets()] == ["http://n0:9400/metrics"]
 
 
 @pytest.mark.parametrize("kind", ["file", "file_sd"])
@@ -47,10 +47,10 @@ def test_a_target_file_that_is_not_there_is_said_once(
 ) -> None:
     path = tmp_path / "targets.json"
     targets = TargetList([f"{kind}:{path}"])
-    assert [targets.read(), targets.read()] == [{}, {}]
+    assert [targets.read_targets(), targets.read_targets()] == [{}, {}]
     assert [record.getMessage() for record in caplog.records] == [
         f"no targets from {path}: there is no such file, looking for it"
     ]
     path.write_text("[]" if kind == "file_sd" else "# none yet")
-    targets.read()
+    targets.read_targets()
     assert len(caplog.records) == 1

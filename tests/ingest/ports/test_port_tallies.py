@@ -29,12 +29,12 @@ def test_files_of_sysfs(tmp_path_factory: "object", files: dict[str, str]) -> No
         (counters.parent / name).write_text("4: ACTIVE")
     rows = PortRows(Entities())
     for device, port, readings in read_tree(Path(folder), rows):
-        rows.add("n1", device, port, readings, 1000)
-    tally = rows.batch().counted()
+        rows.add_port("n1", device, port, readings, 1000)
+    tally = rows.pop_batch().get_tally()
     assert tally.all == len(files) + 3
     assert tally.unread == ("made_up" in files)
     assert tally.names == (("made_up",) if "made_up" in files else ())
-    assert rows.batch().counted().all == 0, "a round begins anew"
+    assert rows.pop_batch().get_tally().all == 0, "a round begins anew"
 
 
 def test_numbers_of_perfquery() -> None:
@@ -45,9 +45,9 @@ def test_numbers_of_perfquery() -> None:
         "PortRcvData:.....................soon\n"
     )
     source = PerfquerySource(Entities(), ManualClock(1000), {"files": ["x"]})
-    source.take(text, 1000, "n1", "mlx5_0")
-    tally = source._rows.batch().counted()
+    source.add_text(text, 1000, "n1", "mlx5_0")
+    tally = source._rows.pop_batch().get_tally()
     assert (tally.read, tally.refused, tally.unread, tally.names) == (1, 1, 1, ("NewCounter",))
     assert tally.ignored == {SkipRule.NO_DATA: 1, SkipRule.NOT_USED: 1}
-    source.take(text, 1000)
-    assert source._rows.batch().counted().ignored[SkipRule.OTHER_PART] == 4, "a port of no node"
+    source.add_text(text, 1000)
+    assert source._rows.pop_batch().get_tally().ignored[SkipRule.OTHER_PART] == 4, "a port of no node"

@@ -10,7 +10,13 @@ from fleetcast.ingest.archive.archive import Archive
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_samples
 from fleetcast.ingest.archive.rows import Words
-from fleetcast.ingest.remote_write.backfill import Progress, PrometheusBackfill, Wish, known, make_write_request
+from fleetcast.ingest.remote_write.backfill import (
+    BackfillRequest,
+    Progress,
+    PrometheusBackfill,
+    find_known_names,
+    make_write_request,
+)
 
 HOUR_MS = 3_600_000
 T0 = 1_760_000_400_000 // HOUR_MS * HOUR_MS
@@ -51,7 +57,7 @@ class World:
         self.files = ArchiveFiles(str(folder / "archive"))
         self._done = folder / "backfill.json"
 
-    def run(self, client: Recorded, wish: Wish) -> PrometheusBackfill:
+    def run(self, client: Recorded, wish: BackfillRequest) -> PrometheusBackfill:
         entities = Entities()
         archive = Archive(self.files, entities, writer="backfill")
         work = PrometheusBackfill(client, archive, entities, Topology.build([]))
@@ -67,8 +73,8 @@ class World:
         return sorted(read_samples(self.files, ArchiveSpan(0, 2**50), words).time_ms.tolist())
 
 
-def wish(hours: int) -> Wish:
-    return Wish("http://p:9090", T0 + 600_000, T0 + hours * HOUR_MS)
+def wish(hours: int) -> BackfillRequest:
+    return BackfillRequest("http://p:9090", T0 + 600_000, T0 + hours * HOUR_MS)
 
 
 def expected(hours: int) -> list[int]:
@@ -76,7 +82,7 @@ def expected(hours: int) -> list[int]:
 
 
 def test_windows_are_whole_hours_less_what_is_not_asked_for() -> None:
-    assert wish(2).windows() == [(T0 + 600_000, T0 + HOUR_MS), (T0 + HOUR_MS, T0 + 2 * HOUR_MS)]
+    assert wish(2).list_windows() == [(T0 + 600_000, T0 + HOUR_MS), (T0 + HOUR_MS, T0 + 2 * HOUR_MS)]
 
 
 def test_a_run_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -95,7 +101,7 @@ def test_what_is_done_is_not_asked_for_again_and_another_question_is_another(tmp
     client = Recorded()
     world.run(client, wish(2))
     assert client.asked == 0
-    other = Wish("http://p:9090", T0 + 600_000, T0 + HOUR_MS, match='cluster="a"')
+    other = BackfillRequest("http://p:9090", T0 + 600_000, T0 + HOUR_MS, match='cluster="a"')
     assert world.run(client, other).taken.samples == 50
     assert world.times() == expected(3)
 
@@ -113,7 +119,7 @@ def test_no_answer_is_small_enough_for_one_that_takes_nothing(tmp_path: Path) ->
 
 def test_only_what_the_catalogue_knows_is_asked_for_hosts_first() -> None:
     names = ["ALERTS", POWER, "go_goroutines", "node_infiniband_port_data_received_bytes_total", "node_uname_info"]
-    assert known(names) == ["node_uname_info", POWER, "node_infiniband_port_data_received_bytes_total"]
+    assert find_known_names(names) == ["node_uname_info", POWER, "node_infiniband_port_data_received_bytes_total"]
 
 
 def test_an_answer_is_a_write() -> None:

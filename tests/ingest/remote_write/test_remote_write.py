@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.ingest.remote_write import request as remote_write
-from fleetcast.ingest.remote_write.request import Version, walk
+from fleetcast.ingest.remote_write.request import Version, parse_write_request
 from fleetcast.ingest.remote_write.snappy import unpack
 from tests.fuzz.bounds import examples
 from tests.ingest.write_requests import T0, Row, block, gpu, message_v1, message_v2, number, packed, sample
@@ -16,7 +16,7 @@ EXEMPLAR, HISTOGRAM = {1: 3, 2: 4}, {1: 4, 2: 3}  # numbers of fields in the two
 
 
 def taken(rows: list[Row], version: Version, behind: bytes = b"") -> list[tuple[int, int, float]]:
-    write = walk(MESSAGES[version](rows, behind), version, exact=True)
+    write = parse_write_request(MESSAGES[version](rows, behind), version, exact=True)
     return list(zip(write.of.tolist(), write.time_ms.tolist(), write.value.tolist(), strict=True))
 
 
@@ -35,7 +35,7 @@ def test_samples_come_in_the_order_they_were_sent_whatever_their_form(version: V
     ]
     expected = [(row, *one) for row, (_, samples) in enumerate(rows) for one in samples]
     assert taken(rows, version) == expected
-    quick = walk(MESSAGES[version](rows), version)
+    quick = parse_write_request(MESSAGES[version](rows), version)
     assert list(zip(quick.of.tolist(), quick.time_ms.tolist(), quick.value.tolist(), strict=True)) == expected
 
 
@@ -43,7 +43,7 @@ def test_samples_come_in_the_order_they_were_sent_whatever_their_form(version: V
 def test_histograms_and_exemplars_are_counted_and_what_is_unknown_is_passed(version: Version) -> None:
     rows: list[Row] = [(gpu(POWER, 0), [(T0, 1.0)])]
     behind = block(EXEMPLAR[version], b"") + block(HISTOGRAM[version], b"abc") + block(77, b"?" * 300)
-    write = walk(MESSAGES[version](rows, behind) + block(99, b"new"), version)
+    write = parse_write_request(MESSAGES[version](rows, behind) + block(99, b"new"), version)
     assert (write.exemplars, write.histograms, write.value.tolist()) == (1, 1, [1.0])
 
 
@@ -55,20 +55,22 @@ def test_the_metadata_of_a_series_hides_no_sample() -> None:
 def test_a_sample_may_say_since_when_it_counts() -> None:
     started = sample(2, T0, 2.0)[2:] + b"\x18" + number(T0 - 1)
     message = message_v2([(gpu(POWER, 0), [])], block(2, started))
-    assert walk(message, Version.V2).value.tolist() == [2.0]
+    assert parse_write_request(message, Version.V2).value.tolist() == [2.0]
 
 
 def test_references_are_numbers_of_symbols_packed_or_not() -> None:
-    write = walk(message_v2([({f"label{n}": "x" for n in range(200)}, [(T0, 1.0)])]), Version.V2)
+    write = parse_write_request(message_v2([({f"label{n}": "x" for n in range(200)}, [(T0, 1.0)])]), Version.V2)
     names = [write.symbols[ref] for ref in write.refs[write.begin[0] : write.end[0] : 2]]
     assert names == [f"label{n}".encode() for n in range(200)]
-    loose = walk(block(4, b"") + block(4, b"a") + block(5, b"\x08\x01\x08\x00" + sample(2, T0, 1.0)), Version.V2)
+    loose = parse_write_request(
+        block(4, b"") + block(4, b"a") + block(5, b"\x08\x01\x08\x00" + sample(2, T0, 1.0)), Version.V2
+    )
     assert loose.refs.tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("version", Version)
 def test_an_empty_message_is_one_without_samples(version: Version) -> None:
-    assert len(walk(b"", version).of) == 0
+    assert len(parse_write_request(b"", version).of) == 0
 
 
 @pytest.mark.parametrize(
@@ -86,7 +88,7 @@ def test_an_empty_message_is_one_without_samples(version: Version) -> None:
 )
 def test_what_is_no_message_is_refused_whole(message: bytes, version: Version) -> None:
     with pytest.raises(RecordError, match="bad_protobuf"):
-        walk(message, version)
+        parse_write_request(message, version)
 
 
 @pytest.mark.parametrize("body", [b"", b"\x80", b"\x05abc", b"\xff\xff\x03\x00"])
@@ -104,17 +106,17 @@ def test_a_body_that_says_it_is_huge_is_not_unpacked() -> None:
 def test_a_small_body_that_unpacks_to_many_fields_is_refused_before_they_are_read(version: Version) -> None:
     exemplars = block(4 if version is Version.V1 else 3, b"") * 40
     rows: list[Row] = [({"__name__": "m"}, [(T0, 1.0)])] * 30
-    assert walk(MESSAGES[version](rows, exemplars), version).histograms == 1_200
+    assert parse_write_request(MESSAGES[version](rows, exemplars), version).histograms == 1_200
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(remote_write, "MAX_FIELDS_READ", 1_000)
         with pytest.raises(RecordError, match="too_many_samples"):
-            walk(MESSAGES[version](rows, exemplars), version)
+            parse_write_request(MESSAGES[version](rows, exemplars), version)
 
 
 def test_a_sample_is_short() -> None:
     long = block(2, sample(2, T0, 1.0)[2:] + b"\x18\x00" * 100)
     with pytest.raises(RecordError, match="bad_protobuf"):
-        walk(block(1, block(1, b"") + long), Version.V1)
+        parse_write_request(block(1, block(1, b"") + long), Version.V1)
 
 
 LABELS = st.dictionaries(st.text(min_size=1, max_size=20), st.text(max_size=150), max_size=5)
@@ -126,5 +128,5 @@ SAMPLES = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.floats(allow_n
 def test_what_is_written_is_read(rows: list[Row], version: Version) -> None:
     expected = [(row, *one) for row, (_, samples) in enumerate(rows) for one in samples]
     assert taken(rows, version) == expected
-    write = walk(MESSAGES[version](rows), version)
+    write = parse_write_request(MESSAGES[version](rows), version)
     assert np.all(np.diff(write.of) >= 0)

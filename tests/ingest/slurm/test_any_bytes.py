@@ -71,7 +71,7 @@ def test_what_became_of_every_record_adds_up() -> None:
     polled = Polled([queue(old_job(7), without, {"job_id": "x"})])
     polled.fake.rows = [nodes(node("n1"), node("n2"))]
     batch = asyncio.run(polled.source.next())
-    tally = batch.counted()
+    tally = batch.get_tally()
     assert (tally.read, tally.refused, sum(tally.ignored.values()), tally.unread, tally.all) == (3, 1, 1, 0, 5)
 
 

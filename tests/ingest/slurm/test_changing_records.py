@@ -67,7 +67,7 @@ class Polled:
         return attempt
 
     def queued(self, pool: str = "all") -> float:
-        return float(self.demand.series(pool, "queued", self.clock.now_ms(), 60, 1)[-1])
+        return float(self.demand.read_series(pool, "queued", self.clock.now_ms(), 60, 1)[-1])
 
 
 # -- the partition of the start ---------------------------------------------------------------------------------------
@@ -246,13 +246,13 @@ def test_a_job_in_a_state_that_is_not_known_holds_its_nodes_and_the_state_is_nam
     assert [(row.job, row.state) for row in polled.table.running()] == [("9", "running")]
     assert [row.job for row in polled.table.queued()] == ["10"]
     batch = asyncio.run(polled.source._poll(polled.source._state.copy()))
-    assert (batch.counted().names, batch.counted().refused) == ((f"state {state}",), 0)
+    assert (batch.get_tally().names, batch.get_tally().refused) == ((f"state {state}",), 0)
 
 
 def test_accounts_of_a_state_that_is_not_known_are_bad_records_and_cut_words_are_completed() -> None:
     scan = JobScan(SITE, NOW_MS)
     rows = read_jobs(accounts(account("9", "FROZEN"), account("10", "OUT_OF_ME+"), account("11", "CANCELLED+"))).rows
-    scan.take(rows, set(), is_queue=False)
+    scan.add_jobs(rows, set(), is_queue=False)
     assert [error.reason for error in scan.bad] == ["unknown_state"]
     assert scan.ended == {("10", 1), ("11", 1)}
 

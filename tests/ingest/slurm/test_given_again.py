@@ -104,7 +104,7 @@ def test_tasks_of_an_array_are_given_again_as_a_whole() -> None:
     polled.poll(2)
     assert states(polled)["7_1@1760000100"] == "running"
     again = queue(task(1, T), task(2, AGAIN, restart_cnt=1), task(3, T))
-    assert {job.id for job in JobNumbers().placed(decode_queued_jobs(again).rows)} == {"7_1", "7_2", "7_3"}
+    assert {job.id for job in JobNumbers().name_all_jobs(decode_queued_jobs(again).rows)} == {"7_1", "7_2", "7_3"}
 
 
 def test_a_number_that_was_given_again_is_known_after_a_restart() -> None:
@@ -138,16 +138,16 @@ jobs = st.builds(
 @given(st.lists(jobs, min_size=1, max_size=8))
 def test_first_attempts_have_one_name_a_submission(records: list[SlurmJob]) -> None:
     numbers = JobNumbers()
-    names = {(record.submit_ms, numbers.place(record).id) for record in records}
+    names = {(record.submit_ms, numbers.name_job(record).id) for record in records}
     assert len({name for _, name in names}) == len({submit for submit, _ in names}) == len(names)
 
 
 def test_what_names_no_submission_is_the_newest_job() -> None:
     numbers = JobNumbers()
     for submit in (T, AGAIN):
-        numbers.place(SlurmJob(id="7", states=("RUNNING",), attempt=1, submit_ms=submit * 1000))
-    assert numbers.place(SlurmJob(id="7", states=("COMPLETED",), attempt=1)).id == OTHER
-    assert numbers.current("7") == OTHER
+        numbers.name_job(SlurmJob(id="7", states=("RUNNING",), attempt=1, submit_ms=submit * 1000))
+    assert numbers.name_job(SlurmJob(id="7", states=("COMPLETED",), attempt=1)).id == OTHER
+    assert numbers.find_newest_name("7") == OTHER
 
 
 def test_the_events_of_both_jobs_have_identities_of_their_own() -> None:

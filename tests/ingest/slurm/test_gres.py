@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Started, Submitted
-from fleetcast.fleet.held_gpus import count_wanted_milli, held_milli
+from fleetcast.fleet.held_gpus import count_held_milli, count_wanted_milli
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.slurm.gres import read_gres
-from fleetcast.ingest.slurm.jobs import Site, job_events
+from fleetcast.ingest.slurm.jobs import Site, make_job_events
 from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs, read_nodes
-from fleetcast.ingest.slurm.nodes import numbered_gpus, shares_of_gpu
+from fleetcast.ingest.slurm.nodes import count_numbered_gpus, find_shares_per_gpu
 from fleetcast.ingest.slurm.text import read_jobs
 from tests.ingest.slurm.test_changing_records import FIELD_MS, Polled, field
 from tests.ingest.slurm_outputs import account, accounts, new_job, node, nodes, old_job, queue
 
 
 def held(polled: Polled, job: str) -> dict[str, int]:
-    return dict(held_milli(polled.job(job)))
+    return dict(count_held_milli(polled.job(job)))
 
 
 def submission(*jobs: dict[str, Any], site: Site = Site()) -> Submitted:  # noqa: B008
     (job,) = decode_queued_jobs(queue(*jobs)).rows
-    event = job_events(job, site)[0]
+    event = make_job_events(job, site)[0]
     assert isinstance(event, Submitted)
     return event
 
@@ -61,7 +61,7 @@ def test_percentages_of_mps_are_parts_of_a_gpu() -> None:
 
 def test_shards_that_wait_are_as_large_as_the_nodes_divide_their_gpus() -> None:
     divided = read_nodes(nodes(node() | {"gres": "gpu:h100:8(S:0-1),shard:h100:64(S:0-1)"})).rows
-    site = Site(shares_of_gpu=shares_of_gpu(divided))
+    site = Site(shares_of_gpu=find_shares_per_gpu(divided))
     assert submission(waiting(tres_per_node="gres/shard:2", node_count=1), site=site).gpu_share == 250
     unknown = submission(waiting(tres_per_node="gres/shard:2", node_count=1))
     assert (unknown.gpus_per_node, unknown.gpu_share) == (1, None)
@@ -105,9 +105,9 @@ def test_every_spelling_of_a_profile_is_one(kind: str) -> None:
 
 def test_on_a_node_with_mig_instances_no_number_names_a_gpu() -> None:
     mixed = read_nodes(nodes(node() | {"gres": "gpu:a100:4(S:0),gpu:a100_1g.5gb:14(S:1)"})).rows
-    site = Site(numbered_gpus=numbered_gpus(mixed))
+    site = Site(numbered_gpus=count_numbered_gpus(mixed))
     (job,) = decode_queued_jobs(queue(old_job(nodes="n1", gres_detail=["gpu:a100:2(IDX:0-1)"]))).rows
-    started = job_events(job, site)[1]
+    started = make_job_events(job, site)[1]
     assert isinstance(started, Started)
     assert (started.ranks, started.nodes) == ((), ("n1",))
     assert mixed[0].gpus == 6
@@ -117,7 +117,7 @@ def test_numbers_beyond_the_gpus_of_a_node_name_none() -> None:
     site = Site(numbered_gpus={"n1": 8, "n2": 8})
     beyond = old_job(nodes="n1", gres_detail=["gpu:2(IDX:9-10)"])
     inside = old_job(nodes="n1", gres_detail=["gpu:2(IDX:6-7)"])
-    ranks = [job_events(decode_queued_jobs(queue(row)).rows[0], site)[1] for row in (beyond, inside)]
+    ranks = [make_job_events(decode_queued_jobs(queue(row)).rows[0], site)[1] for row in (beyond, inside)]
     assert [len(event.ranks) for event in ranks if isinstance(event, Started)] == [0, 1]
 
 
@@ -177,7 +177,7 @@ def test_any_text_has_an_answer_within_bounds(text: str) -> None:
 
 def test_a_part_is_never_more_than_the_gpus_that_are_wanted() -> None:
     table = JobTable()
-    for event in job_events(
+    for event in make_job_events(
         decode_queued_jobs(queue(waiting(tres_per_node="gres/mps:250", node_count=1))).rows[0], Site()
     ):
         table.apply(event)
@@ -190,4 +190,4 @@ def test_a_part_is_never_more_than_the_gpus_that_are_wanted() -> None:
 )
 def test_a_node_with_instances_and_boards_has_the_model_of_its_boards(text: str) -> None:
     (row,) = read_nodes(nodes(node("n1") | {"gres": text})).rows
-    assert (row.spec().gpu_model, row.spec().gpus) == ("A100", 4)
+    assert (row.make_spec().gpu_model, row.make_spec().gpus) == ("A100", 4)

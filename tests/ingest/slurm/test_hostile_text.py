@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleetcast.clients.slurm import SlurmCommands, joined
+from fleetcast.clients.slurm import SlurmCommands, join_texts
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Started
@@ -61,7 +61,7 @@ def test_the_text_of_commands_holds_no_line_that_a_user_wrote(tmp_path: Path, mo
     assert {(type(event).__name__, event.job) for event in found} == {
         (kind, job) for kind in ("Submitted", "Started") for job in ("7", "8")
     }
-    rows = read_jobs(asyncio.run(SlurmCommands([], 60.0, False).queue())).rows
+    rows = read_jobs(asyncio.run(SlurmCommands([], 60.0, False).read_queue())).rows
     assert {job.id: job.name[:5] for job in rows} == {"7": "train", "8": "evil "}
 
 
@@ -69,7 +69,7 @@ def test_the_text_of_commands_holds_no_line_that_a_user_wrote(tmp_path: Path, mo
 def test_whatever_a_name_holds_the_lines_of_the_table_are_those_of_slurm(name: str) -> None:
     end = "|0123456789abcdef|"
     facts = "JOBID|STATE|\n7|RUNNING|\n8|PENDING|\n"
-    table = joined(facts.encode(), f"8{end}{name}{end}\n7{end}good{end}\n".encode(), end, 1, ["NAME"]).decode()
+    table = join_texts(facts.encode(), f"8{end}{name}{end}\n7{end}good{end}\n".encode(), end, 1, ["NAME"]).decode()
     lines = table.split("\n")
     assert lines[:2] == ["JOBID|STATE|NAME|", "7|RUNNING|good|"]
     assert lines[2].startswith("8|PENDING|")

@@ -5,7 +5,7 @@ import pytest
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeState, NodeTable
 from fleetcast.ingest.slurm.json import read_nodes
-from fleetcast.ingest.slurm.nodes import SlurmNode, changes
+from fleetcast.ingest.slurm.nodes import SlurmNode, find_changes
 from fleetcast.ingest.slurm.text import read_nodes as read_node_lines
 from tests.ingest.slurm.test_changing_records import NOW_MS, field
 from tests.ingest.slurm_outputs import node, nodes
@@ -15,7 +15,7 @@ MAINTENANCE, RESERVED, WITHHELD = NodeState.MAINTENANCE, NodeState.RESERVED, Nod
 
 
 def events_of(*rows: SlurmNode) -> list[NodeEvent]:
-    return [event for row in rows for event in changes(row, {}, "slurm", NOW_MS)[0]]
+    return [event for row in rows for event in find_changes(row, {}, "slurm", NOW_MS)[0]]
 
 
 def state_of(row: SlurmNode) -> NodeState:
@@ -81,9 +81,9 @@ def test_the_words_and_marks_of_sinfo_mean_the_same(text: str, state: NodeState)
 def test_every_condition_ends_as_it_began() -> None:
     table = NodeTable()
     busy = SlurmNode("n1", ("IDLE", "MAINTENANCE", "RESERVED", "NOT_RESPONDING", "DRAIN", "PLANNED"))
-    events, now = changes(busy, {}, "slurm", NOW_MS)
-    assert changes(busy, now, "slurm", NOW_MS + 5) == ([], now)
-    over, then = changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS + 5)
+    events, now = find_changes(busy, {}, "slurm", NOW_MS)
+    assert find_changes(busy, now, "slurm", NOW_MS + 5) == ([], now)
+    over, then = find_changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS + 5)
     for event in (*events, *over):
         assert table.apply(event) is not None, "each event has an identity of its own"
     assert (table.nodes["n1"].state, then) == (IN_SERVICE, {})
@@ -98,10 +98,10 @@ def test_a_reservation_is_named() -> None:
 def test_a_node_that_slurm_has_not_heard_since_it_started_is_no_candidate_until_it_is_heard(lines: str) -> None:
     """The state of all nodes is unknown after a cold start of slurmctld, and of one that never registered."""
     (row,) = read_node_lines(f"NODELIST|STATE|REASON|GRES\n{lines}\n".encode()).rows
-    events, now = changes(row, {}, "slurm", NOW_MS)
+    events, now = find_changes(row, {}, "slurm", NOW_MS)
     assert [(event.type, event.check) for event in events] == [("withhold", "not_responding")]
-    assert changes(row, now, "slurm", NOW_MS + 1000) == ([], now)
-    events, now = changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS + 2000)
+    assert find_changes(row, now, "slurm", NOW_MS + 1000) == ([], now)
+    events, now = find_changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS + 2000)
     assert ([(event.type, event.check) for event in events], now) == ([("release", "not_responding")], {})
-    drained, _ = changes(SlurmNode("n1", ("IDLE", "DRAIN"), "Xid 79", NOW_MS), {}, "slurm", NOW_MS)
+    drained, _ = find_changes(SlurmNode("n1", ("IDLE", "DRAIN"), "Xid 79", NOW_MS), {}, "slurm", NOW_MS)
     assert [event.type for event in drained] == ["drain"]

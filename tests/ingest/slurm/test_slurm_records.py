@@ -13,11 +13,11 @@ from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Queued
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
-from fleetcast.ingest.slurm.failures import category
+from fleetcast.ingest.slurm.failures import classify_end
 from fleetcast.ingest.slurm.gres import read_gres
-from fleetcast.ingest.slurm.jobs import Site, check, job_events
+from fleetcast.ingest.slurm.jobs import Site, encode_checked_event, make_job_events
 from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs, read_nodes
-from fleetcast.ingest.slurm.nodes import SlurmNode, changes
+from fleetcast.ingest.slurm.nodes import SlurmNode, find_changes
 from fleetcast.ingest.slurm.text import read_jobs
 from fleetcast.ingest.slurm.text import read_nodes as read_node_lines
 from tests.ingest.slurm_outputs import T, account, accounts, amount, new_job, node, nodes, old_job, queue
@@ -31,7 +31,7 @@ FOLDER = DATA / "telemetry" / "slurm-meta-gcm"
 def events_of(*jobs: dict[str, Any], site: Site = Site()) -> list[JobEvent]:  # noqa: B008
     read = decode_queued_jobs(queue(*jobs))
     assert not read.bad
-    return [event for job in read.rows for event in job_events(job, site)]
+    return [event for job in read.rows for event in make_job_events(job, site)]
 
 
 def test_a_running_job_is_submitted_and_started_with_its_gpus() -> None:
@@ -163,9 +163,9 @@ def test_a_bad_record_costs_itself() -> None:
     assert [job.id for job in read.rows] == ["7", "9"]
     assert [error.reason for error in read.bad] == ["wrong_type", "bad_nodes"]
     with pytest.raises(RecordError, match="no_state"):
-        job_events(decode_queued_jobs(queue(old_job(job_state=None))).rows[0], Site())
+        make_job_events(decode_queued_jobs(queue(old_job(job_state=None))).rows[0], Site())
     with pytest.raises(RecordError, match="future"):
-        check(events_of(old_job(start_time=T + 900))[1], NOW_MS)
+        encode_checked_event(events_of(old_job(start_time=T + 900))[1], NOW_MS)
 
 
 def test_what_slurm_answers_instead_of_jobs_is_an_error() -> None:
@@ -204,7 +204,7 @@ def test_accounts_in_json_of_both_shapes() -> None:
 
 
 def test_text_and_json_of_one_job_have_one_identity() -> None:
-    from_text = job_events(read_jobs(accounts(account())).rows[0], Site())
+    from_text = make_job_events(read_jobs(accounts(account())).rows[0], Site())
     from_json = events_of(old_job(7, "COMPLETED"))
     assert [(event.job, event.attempt, event.sequence, event.time_ms) for event in from_text] == [
         (event.job, event.attempt, event.sequence, event.time_ms) for event in from_json
@@ -268,7 +268,7 @@ def test_nodes_in_every_form() -> None:
         ]
     }
     found = read_nodes(json.dumps(group).encode()).rows
-    assert [(row.name, row.conditions(), row.reason) for row in found] == [
+    assert [(row.name, row.list_conditions(), row.reason) for row in found] == [
         ("n3", ["lost"], "psu"),
         ("n4", ["lost"], "psu"),
     ]
@@ -291,21 +291,21 @@ def test_a_group_of_nodes_joins_no_host_that_may_be_of_another_node() -> None:
 
 def test_what_becomes_of_a_node() -> None:
     drained = SlurmNode("n1", ("IDLE", "DRAIN"), "Xid 79", T * 1000)
-    events, now = changes(drained, {}, "slurm", NOW_MS)
+    events, now = find_changes(drained, {}, "slurm", NOW_MS)
     assert [(event.type, event.time_ms, event.message) for event in events] == [("drain", T * 1000, "Xid 79")]
-    assert changes(drained, now, "slurm", NOW_MS + 5) == ([], now)
-    assert changes(drained, {}, "slurm", NOW_MS + 5)[0] == events
-    events, now = changes(SlurmNode("n1", ("DOWN", "DRAIN"), "Xid 79", T * 1000), now, "slurm", NOW_MS)
+    assert find_changes(drained, now, "slurm", NOW_MS + 5) == ([], now)
+    assert find_changes(drained, {}, "slurm", NOW_MS + 5)[0] == events
+    events, now = find_changes(SlurmNode("n1", ("DOWN", "DRAIN"), "Xid 79", T * 1000), now, "slurm", NOW_MS)
     assert [event.type for event in events] == ["lost"]
-    assert changes(SlurmNode("n1", ("UNKNOWN",)), now, "slurm", NOW_MS) == ([], now)
-    events, now = changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS)
+    assert find_changes(SlurmNode("n1", ("UNKNOWN",)), now, "slurm", NOW_MS) == ([], now)
+    events, now = find_changes(SlurmNode("n1", ("IDLE",)), now, "slurm", NOW_MS)
     assert ([event.type for event in events], now) == (["undrain", "returned"], {})
 
 
 def test_words_of_people_and_scripts() -> None:
-    assert category("FAILED", "", "node n4 not responding", (1, 0)) == "node_lost"
-    assert category("FAILED", "", "killed by oom-killer", (0, 9)) == "out_of_memory"
-    assert category("FAILED", "", "", (0, 0)) == "unknown"
+    assert classify_end("FAILED", "", "node n4 not responding", (1, 0)) == "node_lost"
+    assert classify_end("FAILED", "", "killed by oom-killer", (0, 9)) == "out_of_memory"
+    assert classify_end("FAILED", "", "", (0, 0)) == "unknown"
 
 
 def test_what_a_slurm_of_24_11_wrote_is_read() -> None:
@@ -314,19 +314,20 @@ def test_what_a_slurm_of_24_11_wrote_is_read() -> None:
     assert not read.bad
     rows = {job.id: job for job in read.rows}
     assert list(rows) == ["1", "2", "4+0", "3_4", "11_1", "11_2", "11_3", "11_7", "12"]
-    assert (rows["1"].nodes, rows["1"].indices, rows["1"].holds) == (("n1", "n2"), ((0, 1), (0, 1)), True)
-    assert [rows[job].ended for job in ("2", "3_4", "11_1", "12")] == ["FAILED", "COMPLETED", "", "FAILED"]
+    assert (rows["1"].nodes, rows["1"].indices, rows["1"].holds_nodes) == (("n1", "n2"), ((0, 1), (0, 1)), True)
+    assert [rows[job].end_state for job in ("2", "3_4", "11_1", "12")] == ["FAILED", "COMPLETED", "", "FAILED"]
     assert (rows["2"].status, rows["12"].status, rows["4+0"].attempt) == ((3, 0), (0, 9), 2)
     assert (rows["11_7"].gpus, rows["11_7"].reason, rows["1"].limit_s) == (16, "JobHeldUser", 1800.0)
     accounted = {job.id: job for job in decode_accounted_jobs((RECORDED / "accounting.json").read_bytes()).rows}
-    assert (accounted["4+0"].ended, accounted["4+0"].attempt) == ("PREEMPTED", 1)
+    assert (accounted["4+0"].end_state, accounted["4+0"].attempt) == ("PREEMPTED", 1)
     for job in ("1", "2", "3_4", "12"):
         told, booked = (
-            {event.sequence: event.time_ms for event in job_events(row, Site())} for row in (rows[job], accounted[job])
+            {event.sequence: event.time_ms for event in make_job_events(row, Site())}
+            for row in (rows[job], accounted[job])
         )
         assert told == booked
     found = read_nodes((RECORDED / "nodes.json").read_bytes()).rows
-    assert [(row.name, row.gpus, row.conditions(), row.reason) for row in found] == [
+    assert [(row.name, row.gpus, row.list_conditions(), row.reason) for row in found] == [
         ("n1", 4, [], ""),
         ("n4", 4, ["drain"], "fan 3"),
     ]
@@ -339,7 +340,7 @@ def test_real_outputs_are_read() -> None:
         read = read_jobs((FOLDER / f"sample-sacct-{name}.txt").read_bytes(), UTC)
         counts[name] = (len(read.rows), len(read.bad))
         for job in read.rows:
-            job_events(job, Site())
+            make_job_events(job, Site())
     assert counts == {
         "one-multiline": (2, 0),
         "output-invalid-utf8": (2, 0),
@@ -347,7 +348,7 @@ def test_real_outputs_are_read() -> None:
         "output-with-invalid-lines": (0, 1),
     }
     read = read_node_lines((FOLDER / "sample-sinfo-output.txt").read_bytes(), UTC)
-    assert [(row.name, row.gpus, row.conditions()) for row in read.rows] == [
+    assert [(row.name, row.gpus, row.list_conditions()) for row in read.rows] == [
         *(("node0201", 8, ["drain", "not_responding"]), ("node1537", 8, []), ("node4180", 2, [])),
     ]
     assert not read.bad

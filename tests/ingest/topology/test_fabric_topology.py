@@ -105,17 +105,19 @@ def test_a_folder_merges_what_its_files_say(tmp_path: Path) -> None:
     assert topology.names == ("n1", "n2", "n3")
     assert topology.nodes[0].domains[Level.RACK] == "r1"
     assert topology.nodes[0].domains[Level.BLOCK] == "spine-1"
-    assert topology.devices(0)[:2] == (Device("mlx5_0", (0,), 0, 2.5e10), Device("mlx5_4", (1,), 1, 2.5e10))
-    assert topology.devices(1)[1] == Device("mlx5_4", (1,), 1)
-    assert topology.devices(2) == (Device("mlx5_0", bytes_per_s=2.5e10),), "no H100, as far as we know"
+    assert topology.find_devices(0)[:2] == (Device("mlx5_0", (0,), 0, 2.5e10), Device("mlx5_4", (1,), 1, 2.5e10))
+    assert topology.find_devices(1)[1] == Device("mlx5_4", (1,), 1)
+    assert topology.find_devices(2) == (Device("mlx5_0", bytes_per_s=2.5e10),), "no H100, as far as we know"
     later = topology.add_unplaced_nodes(["n9"]).update_gpu_counts({"n9": 2}, {"n9": "H100"})
-    assert later.devices(3)[0] == Device("mlx5_0", (0,), 0), "a node that only telemetry knows is wired as its model is"
+    assert later.find_devices(3)[0] == Device("mlx5_0", (0,), 0), (
+        "a node that only telemetry knows is wired as its model is"
+    )
 
 
 def test_a_wiring_alone_speaks_of_all_nodes(tmp_path: Path) -> None:
     path = tmp_path / "topo.txt"
     path.write_text(MATRIX)
-    assert load_topology(path).add_unplaced_nodes(["n1"]).devices(0)[0] == Device("mlx5_0", (0,), 0)
+    assert load_topology(path).add_unplaced_nodes(["n1"]).find_devices(0)[0] == Device("mlx5_0", (0,), 0)
 
 
 def test_a_fault_in_a_folder_names_its_file(tmp_path: Path) -> None:

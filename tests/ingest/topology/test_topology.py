@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.topology import Level
-from fleetcast.ingest.gpus import short_model
+from fleetcast.ingest.gpus import shorten_model
 from fleetcast.ingest.node_names import expand_nodes
 from fleetcast.ingest.topology.load import load_topology, make_node_from_labels, parse_topology
 
@@ -230,7 +230,7 @@ def test_ranges_keep_their_leading_zeros() -> None:
     ],
 )
 def test_models_have_one_short_name(name: str, short: str) -> None:
-    assert short_model(name) == short
+    assert shorten_model(name) == short
 
 
 RACK = '[[rack]]\nname = "{name}"\nnodes = {nodes}\n{more}\n'

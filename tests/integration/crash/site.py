@@ -43,7 +43,7 @@ class Site:
         return True
 
     def _is_ours(self, pid: int) -> bool:
-        """Whether it lives and is a process of this service: a number in `pids` may be somebody else's by now."""
+        """Whether it lives and is a process of this service: a number in `read_pids` may be somebody else's by now."""
         try:
             state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
             command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")

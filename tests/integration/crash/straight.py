@@ -73,13 +73,13 @@ def run_straight(config: Config, entries: Iterable[Entry], pages: Path, until_ms
     for entry in entries:
         while moment is not None and moment <= entry.at_ms:
             clock.time_ms = moment
-            pipeline.take(asyncio.run(replay.next()))
+            pipeline.apply_batch(asyncio.run(replay.next()))
             moment = next(moments, None)
         clock.time_ms = entry.at_ms
         _repeat(entry, pipeline, service)
     while moment is not None:
         clock.time_ms = moment
-        pipeline.take(asyncio.run(replay.next()))
+        pipeline.apply_batch(asyncio.run(replay.next()))
         moment = next(moments, None)
     clock.time_ms = now_ms
     asyncio.run(pipeline.tick())
@@ -91,7 +91,7 @@ def run_straight(config: Config, entries: Iterable[Entry], pages: Path, until_ms
 
 def _repeat(entry: Entry, pipeline: Pipeline, service: PlacementService) -> None:
     if entry.kind == "events":
-        pipeline.take(_batch(entry.body))
+        pipeline.apply_batch(_batch(entry.body))
         return
     asyncio.run(pipeline.tick())
     match entry.kind:
@@ -116,7 +116,7 @@ def forget_withdrawn(state: FleetState) -> None:
     """Remove the demand of requests that no event names: it depends on which boards saw them wait."""
     of_events = {(row.job, row.attempt) for row in state.jobs}
     for key in state.demand._known.keys() - of_events:
-        state.demand._change(key, None)
+        state.demand._replace_contribution(key, None)
 
 
 def check_tables(killed: FleetState, straight: FleetState) -> None:
@@ -134,7 +134,7 @@ def check_tables(killed: FleetState, straight: FleetState) -> None:
         forget_withdrawn(state)
     for pool in straight.demand.queues():
         for target in ("arriving", "arriving_jobs", "running", "queued", "wanted"):
-            series = [state.demand.series(pool, target, now_ms, 60, DAY_BINS) for state in (killed, straight)]
+            series = [state.demand.read_series(pool, target, now_ms, 60, DAY_BINS) for state in (killed, straight)]
             np.testing.assert_array_equal(*series, err_msg=f"{pool} {target}")
 
 
@@ -162,28 +162,28 @@ def account(path: Path) -> dict[str, tuple[Any, ...]]:
     """What a ledger says of each request: outcome, job, shape, what was audited, and what became of its GPUs."""
     ledger = Ledger(path)
     audited: dict[str, list[str]] = {}
-    for row in ledger.audit(10**9, after=0):
+    for row in ledger.read_audit_trail(10**9, after=0):
         audited.setdefault(row["request_id"], []).append(row["action"])
     lines = {}
     for request_id, decision, job, attempt in _decisions(ledger):
         state = ledger.read_intent_state(request_id)
         shape = sorted(len(rank.gpus) for rank in decision.ranks)
         lines[request_id] = (decision.outcome, job, attempt, shape, audited[request_id], HELD.get(state, state))
-    assert not ledger.queued()
+    assert not ledger.list_queue_entries()
     assert not ledger.list_active_intents()
     ledger.close()
     return lines
 
 
 def _decisions(ledger: Ledger) -> Iterator[tuple[str, Decision, str, int]]:
-    for row in ledger.decisions_after(0, 10**9):
+    for row in ledger.read_decisions_after(0, 10**9):
         yield row.request_id, msgspec.json.decode(row.reply, type=Decision), row.job, row.attempt
 
 
 def check_replies(path: Path, replies: dict[str, bytes]) -> None:
     """The ledger holds exactly the decisions that clients were told, byte for byte."""
     ledger = Ledger(path)
-    stored = {row.request_id: row.reply for row in ledger.decisions_after(0, 10**9)}
+    stored = {row.request_id: row.reply for row in ledger.read_decisions_after(0, 10**9)}
     ledger.close()
     assert stored == replies
 
@@ -198,7 +198,7 @@ def check_no_gpu_was_promised_twice(path: Path, released_ms: dict[str, int]) -> 
     ledger = Ledger(path)
     holders: dict[tuple[str, int], tuple[str, int]] = {}
     reused = 0
-    for row in ledger.decisions_after(0, 10**9):
+    for row in ledger.read_decisions_after(0, 10**9):
         for rank in msgspec.json.decode(row.reply, type=Decision).ranks:
             for gpu in rank.gpus:
                 holder, until_ms = holders.get((rank.node, gpu), ("", 0))

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from fleetcast.clients.kafka import KafkaWriter
-from fleetcast.clients.kafka_records import Message, Outgoing, Place
+from fleetcast.clients.kafka_records import Message, OutgoingRecord, Place
 from fleetcast.ingest.kafka.columnar import (
     BINARY_TYPE,
     JSON_TYPE,
@@ -105,7 +105,7 @@ class KafkaSender(Sender):
         self.writer = writer
         self.telemetry, self.events = telemetry, events
         self.job = 0
-        self.late: list[tuple[Outgoing, dict[Sample, float]]] = []
+        self.late: list[tuple[OutgoingRecord, dict[Sample, float]]] = []
 
     def once(self) -> None:
         for node in KAFKA_NODES:
@@ -120,12 +120,12 @@ class KafkaSender(Sender):
                 self.send(*late)
             self.late = []
         for event in self.life():
-            self.send(Outgoing(self.events, None, json.dumps(event).encode()), {}, twice=self.rng.random() < 0.1)
+            self.send(OutgoingRecord(self.events, None, json.dumps(event).encode()), {}, twice=self.rng.random() < 0.1)
         if self.rng.random() < 0.5:
             topic = self.rng.choice((self.telemetry, self.events))
-            self.send(Outgoing(topic, self.rng.randbytes(4), self.rng.choice(POISON)), {}, poison=True)
+            self.send(OutgoingRecord(topic, self.rng.randbytes(4), self.rng.choice(POISON)), {}, poison=True)
 
-    def record(self, node: str) -> tuple[Outgoing, dict[Sample, float]]:
+    def record(self, node: str) -> tuple[OutgoingRecord, dict[Sample, float]]:
         now_ms = time.time_ns() // 1_000_000
         entities = tuple(str(index) for index in range(GPUS))
         values = np.array([[self.value(metric, f"{node}/{index}") for index in entities] for metric in KAFKA_METRICS])
@@ -137,7 +137,9 @@ class KafkaSender(Sender):
             for row, metric in enumerate(KAFKA_METRICS)
             for column, index in enumerate(entities)
         }
-        return Outgoing(self.telemetry, block_of(node).encode(), body, (("content-type", kind.encode()),)), samples
+        return OutgoingRecord(
+            self.telemetry, block_of(node).encode(), body, (("content-type", kind.encode()),)
+        ), samples
 
     def life(self) -> list[dict[str, Any]]:
         """Of a job that starts now and ends at once or a while later; now and then a drain."""
@@ -159,14 +161,14 @@ class KafkaSender(Sender):
         return events
 
     def send(
-        self, record: Outgoing, samples: dict[Sample, float], *, twice: bool = False, poison: bool = False
+        self, record: OutgoingRecord, samples: dict[Sample, float], *, twice: bool = False, poison: bool = False
     ) -> None:
         for _ in range(2 if twice else 1):
             ((place, end),) = self.writer.write([record]).items()
             self.note(place, end - 1, record, poison)
         self.book.samples.update(samples)
 
-    def note(self, place: Place, offset: int, record: Outgoing, poison: bool) -> None:
+    def note(self, place: Place, offset: int, record: OutgoingRecord, poison: bool) -> None:
         if poison:
             self.book.poison.add((*place, offset))
         message = Message(place, offset, time.time_ns() // 1_000_000, record.key, record.value, record.headers)

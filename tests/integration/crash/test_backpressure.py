@@ -18,8 +18,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleetcast.benchmarks.inputs.kafka import gpu_values
-from fleetcast.clients.kafka_records import Outgoing
+from fleetcast.benchmarks.inputs.kafka import draw_gpu_values
+from fleetcast.clients.kafka_records import OutgoingRecord
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.kafka.columnar import ColumnarRecord, Header, RecordNames, encode_binary_record
@@ -82,7 +82,7 @@ class Flood(threading.Thread):
         self._next_ms = dict.fromkeys(KAFKA_NODES, 0)
         entities = tuple(str(index) for index in range(GPUS))
         self._names = RecordNames(METRIC_NAMES, entities)
-        self._values = gpu_values(METRIC_NAMES, np.random.default_rng(1))
+        self._values = draw_gpu_values(METRIC_NAMES, np.random.default_rng(1))
 
     def run(self) -> None:
         try:
@@ -101,7 +101,7 @@ class Flood(threading.Thread):
             self._next_ms[node] = first_ms + BATCH
             for time_ms in range(first_ms, first_ms + BATCH):
                 body = encode_binary_record(ColumnarRecord(header, time_ms, (self._values,)))
-                records.append(Outgoing(self.topics.telemetry, node.encode(), body))
+                records.append(OutgoingRecord(self.topics.telemetry, node.encode(), body))
         self.topics.writer.write(records)
         self.samples += len(records) * len(METRIC_NAMES) * GPUS
 

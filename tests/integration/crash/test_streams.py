@@ -146,10 +146,10 @@ def run_straight(config: Config, book: Book, now_ms: int) -> FleetState:
     writes = WriteDecoder(ExporterResolver(pipeline.state.entities))
     telemetry = config.pipeline.sources[0].options["telemetry"]
     for message in book.records:
-        read = decoder.telemetry if message.place[0] == telemetry else decoder.events
-        pipeline.take(read(message).batch)
+        read = decoder.decode_telemetry if message.place[0] == telemetry else decoder.decode_events
+        pipeline.apply_batch(read(message).batch)
     for version, body in book.writes:
-        pipeline.take(writes.decode(body, version, now_ms))
+        pipeline.apply_batch(writes.decode(body, version, now_ms))
     pipeline.state.store.advance(now_ms)
     return pipeline.state
 
@@ -157,7 +157,7 @@ def run_straight(config: Config, book: Book, now_ms: int) -> FleetState:
 def reload(config: Config, instance: int, now_ms: int) -> FleetState:
     """What the last snapshot of a pipeline holds."""
     topology = load_topology(Path(config.fleet.topology))
-    share = Share.of(instance, config.pipeline.instances, topology)
+    share = Share.from_topology(instance, config.pipeline.instances, topology)
     pipeline = Pipeline(config, ManualClock(now_ms), topology, lambda _: [], share)
     pipeline.state.store.advance(now_ms)
     return pipeline.state

@@ -107,7 +107,7 @@ def check_scraped_ring(killed: FleetState) -> None:
     """What was scraped between the kills was served, in that order: each page's number is higher than the last."""
     ring = killed.store.ring(EntityKind.GPU)
     row = killed.entities[EntityKind.GPU].names.index("s1/0")
-    power = ring.slots("power_w", ring.span.slots)[:, row]
+    power = ring.read_slots("power_w", ring.span.slots)[:, row]
     pages = power[~np.isnan(power)]
     assert len(pages) > 2
     assert (pages == np.rint(pages)).all()

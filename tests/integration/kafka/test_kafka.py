@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 
-from fleetcast.cli.produce import _writer
+from fleetcast.cli.produce import _connect_writer
 from fleetcast.clients.kafka import CUT_BYTES
-from fleetcast.clients.kafka_access import settings
+from fleetcast.clients.kafka_access import make_client_settings
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.ingest.kafka.columnar import (
     ColumnarRecord,
@@ -71,7 +71,7 @@ def test_what_was_produced_is_read_once_in_every_form(topics: Topics) -> None:
     assert [event.job for batch in taken for event in batch.events] == ["a"]
     row = source.health()
     assert (row["up"], row["lag_records"], row["lag_s"], row["bad"]) == (True, 0, 0.0, 0)
-    consumer = KafkaConsumer(**settings(topics.access), group_id=topics.group, enable_auto_commit=False)
+    consumer = KafkaConsumer(**make_client_settings(topics.access), group_id=topics.group, enable_auto_commit=False)
     committed = {place: consumer.committed(TopicPartition(*place)) for place in source._next}
     consumer.close()
     assert committed == source._next
@@ -110,8 +110,8 @@ async def sizes(topics: Topics) -> dict[int, int]:
     """Partition → records."""
     source = topics.source()
     try:
-        places = [(topics.telemetry, number) for number in await source._reader.partitions(topics.telemetry)]
-        return {partition: end for (_, partition), end in (await source._reader.ends(places)).items()}
+        places = [(topics.telemetry, number) for number in await source._reader.list_partitions(topics.telemetry)]
+        return {partition: end for (_, partition), end in (await source._reader.read_end_offsets(places)).items()}
     finally:
         await source.close()
 
@@ -151,7 +151,7 @@ def test_poison_goes_to_the_dead_letters_once_whatever_restarts(topics: Topics) 
 
 
 def test_poison_too_large_for_the_dead_letters_is_cut_and_says_so(topics: Topics) -> None:
-    admin = KafkaAdminClient(**settings(topics.access))
+    admin = KafkaAdminClient(**make_client_settings(topics.access))
     configs = {"max.message.bytes": "200000"}
     admin.create_topics({topics.dead: {"num_partitions": 1, "configs": configs}}, wait_for_metadata=True)
     admin.close()
@@ -194,7 +194,7 @@ def test_a_topic_that_grows_is_read_whole(topics: Topics, cluster: Cluster) -> N
 
 def grow(topics: Topics, partitions: int) -> None:
     """More partitions, and a producer that knows of them."""
-    admin = KafkaAdminClient(**settings(topics.access))
+    admin = KafkaAdminClient(**make_client_settings(topics.access))
     admin.create_partitions({topics.telemetry: partitions})
     admin.close()
     topics.writer.close()
@@ -209,7 +209,7 @@ def test_what_retention_took_is_counted_and_reading_goes_on(topics: Topics) -> N
     start_ms = now_ms() - 60_000
     topics.send((b"b1", encode_binary_record(scrape("n1", start_ms + number, 1))) for number in range(30))
     (partition,) = [number for number, count in asyncio.run(sizes(topics)).items() if count]
-    admin = KafkaAdminClient(**settings(topics.access))
+    admin = KafkaAdminClient(**make_client_settings(topics.access))
     admin.delete_records({TopicPartition(topics.telemetry, partition): 20})
     admin.close()
     source = topics.source()
@@ -240,6 +240,6 @@ def test_brokers_that_nobody_started_are_a_source_error(topics: Topics) -> None:
 
 def test_a_topic_that_is_not_there_is_refused_and_not_waited_for(topics: Topics) -> None:
     options = read_kafka_options(topics.options())
-    _writer(options, topics.telemetry).close()
+    _connect_writer(options, topics.telemetry).close()
     with pytest.raises(ConfigError, match=r"no topic 'nowhere': `fleetcast produce topics` makes it"):
-        _writer(options, "nowhere")
+        _connect_writer(options, "nowhere")

@@ -12,8 +12,8 @@ import pytest
 from kafka import KafkaAdminClient
 
 from fleetcast.clients import kafka as client
-from fleetcast.clients.kafka_access import KafkaAccess, settings
-from fleetcast.clients.kafka_records import Outgoing
+from fleetcast.clients.kafka_access import KafkaAccess, make_client_settings
+from fleetcast.clients.kafka_records import OutgoingRecord
 from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.kafka.columnar import encode_binary_record
 from fleetcast.ingest.kafka.source import KafkaSource
@@ -43,7 +43,7 @@ class Flow:
                 (f"k{number}".encode(), encode_binary_record(scrape(f"n{number % 8}", self._start_ms + number, 1)))
                 for number in range(self.written, self.written + 10)
             ]
-            records = [Outgoing(self.topics.telemetry, key, value) for key, value in values]
+            records = [OutgoingRecord(self.topics.telemetry, key, value) for key, value in values]
             while True:
                 try:
                     self.topics.writer.write(records)
@@ -126,8 +126,8 @@ def test_a_writer_goes_on_after_an_outage_longer_than_a_delivery_may_take(
     own: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "DELIVERY_MS", 2000)
-    usual = client._settings
-    monkeypatch.setattr(client, "_settings", lambda access: usual(access) | {"request_timeout_ms": 1000})
+    usual = client._make_client_settings
+    monkeypatch.setattr(client, "_make_client_settings", lambda access: usual(access) | {"request_timeout_ms": 1000})
     topics = Topics(KafkaAccess(brokers=own.addresses), uuid.uuid4().hex[:8])
     topics.send([(b"before", b"1")])
     own.kill(1)
@@ -159,7 +159,7 @@ def test_one_broker_of_three_may_die(three: Cluster) -> None:
 
 
 def leader_of(topics: Topics) -> int:
-    admin = KafkaAdminClient(**settings(topics.access))
+    admin = KafkaAdminClient(**make_client_settings(topics.access))
     try:
         return int(admin.describe_topics([topics.telemetry])[0]["partitions"][0]["leader_id"])
     finally:

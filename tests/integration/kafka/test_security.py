@@ -11,7 +11,7 @@ import pytest
 from kafka import KafkaAdminClient
 from kafka.admin import UserScramCredentialUpsertion
 
-from fleetcast.clients.kafka_access import PASSWORD, KafkaAccess, settings
+from fleetcast.clients.kafka_access import PASSWORD, KafkaAccess, make_client_settings
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.ingest.kafka.columnar import encode_json_record
 from tests.integration.kafka.build import Kafka
@@ -110,7 +110,7 @@ def test_records_pass_a_listener_with_tls_and_sasl(
 ) -> None:
     cluster, folder = safe
     if mechanism != "PLAIN":
-        admin = KafkaAdminClient(**settings(KafkaAccess(brokers=cluster.addresses)))
+        admin = KafkaAdminClient(**make_client_settings(KafkaAccess(brokers=cluster.addresses)))
         admin.alter_user_scram_credentials([UserScramCredentialUpsertion(USER, mechanism, SECRET)])
         admin.close()
     monkeypatch.setenv(PASSWORD, SECRET)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleetcast.clients.kafka_records import Outgoing
+from fleetcast.clients.kafka_records import OutgoingRecord
 from fleetcast.fleet.clock import ScaledClock
 from fleetcast.ingest.kafka.columnar import JSON_TYPE
 from tests.integration.kafka.topics import Topics
@@ -70,9 +70,10 @@ def feed(topics: Topics, clock: ScaledClock) -> None:
         now_ms = clock.now_ms()
         kind = (("content-type", JSON_TYPE.encode()),)
         scrapes = [
-            Outgoing(topics.telemetry, block_of(node).encode(), record(node, number, now_ms), kind) for node in NODES
+            OutgoingRecord(topics.telemetry, block_of(node).encode(), record(node, number, now_ms), kind)
+            for node in NODES
         ]
-        told = [Outgoing(topics.events, b"gang", json.dumps(event).encode()) for event in events(number, now_ms)]
+        told = [OutgoingRecord(topics.events, b"gang", json.dumps(event).encode()) for event in events(number, now_ms)]
         topics.writer.write([*scrapes, *told])
         time.sleep(EVERY_S / SPEED)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from fleetcast.clients.kafka import KafkaReader, KafkaWriter
 from fleetcast.clients.kafka_access import KafkaAccess
-from fleetcast.clients.kafka_records import FetchLimits, Message, Outgoing, Place
+from fleetcast.clients.kafka_records import FetchLimits, Message, OutgoingRecord, Place
 from fleetcast.fleet.clock import SystemClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import SourceError
@@ -26,7 +26,7 @@ class Topics:
         self.telemetry, self.events, self.dead = (f"{name}-{tag}" for name in ("telemetry", "events", "dead"))
         self.group = f"group-{tag}"
         self.writer = KafkaWriter(access)
-        made = self.writer.create({self.telemetry: partitions, self.events: 1})
+        made = self.writer.create_missing_topics({self.telemetry: partitions, self.events: 1})
         assert len(made) == 2
 
     def options(self, **more: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Topics:
 
     def send(self, values: Iterable[tuple[bytes, bytes]], topic: str = "") -> None:
         """(key, value) pairs, acknowledged when this returns."""
-        self.writer.write([Outgoing(topic or self.telemetry, key, value) for key, value in values])
+        self.writer.write([OutgoingRecord(topic or self.telemetry, key, value) for key, value in values])
 
     def letters(self) -> list[Message]:
         """All dead letters there are."""
@@ -57,11 +57,11 @@ async def read_all(access: KafkaAccess, topic: str) -> list[Message]:
     """Every record of a topic; none when there is no such topic."""
     reader = KafkaReader(access, "", LIMITS)
     try:
-        places: list[Place] = [(topic, number) for number in await reader.partitions(topic)]
+        places: list[Place] = [(topic, number) for number in await reader.list_partitions(topic)]
         if not places:
             return []
         await reader.assign(dict.fromkeys(places))
-        left, found = sum((await reader.ends(places)).values()), []
+        left, found = sum((await reader.read_end_offsets(places)).values()), []
         while len(found) < left:
             messages, _ = await reader.poll(5.0)
             assert messages, f"{len(found)} of {left} records of {topic}"

@@ -110,7 +110,9 @@ class Buffering:
         return done.stdout
 
     def standing(self) -> AdapterStatus:
-        (row,) = AdapterRecords(self.folder / "state").status().adapters or [AdapterStatus(name="", use="", mode="")]
+        (row,) = AdapterRecords(self.folder / "state").read_status().adapters or [
+            AdapterStatus(name="", use="", mode="")
+        ]
         return row
 
     def until_looked(self) -> AdapterStatus:

@@ -116,7 +116,11 @@ def test_every_command_of_the_page_on_nodes_works(plane: ControlPlane, site: Pat
         assert "high" in printed(done, "kubectl get nodes")
         assert '"reason":"HighRisk"' in printed(done, "kubectl get node NODE")
         assert nodes.marking.marks("m01") == ("", None, [])
-        assert nodes.marking.marks("m02") == ("False", None, [])  # its condition is for another round of the command
+        assert nodes.marking.marks("m02") == (
+            "False",
+            None,
+            [],
+        )  # its condition is for another round of the command
     finally:
         if nodes.marking.process.poll() is None:
             nodes.marking.end()

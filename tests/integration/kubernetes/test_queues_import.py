@@ -11,13 +11,13 @@ import pytest
 import yaml
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
 from fleetcast.placement.queues.tree import QueueTree
-from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.agreement import correct_draft
 from fleetcast.schedulers.imports.kueue import KINDS, draft_kueue
-from fleetcast.schedulers.imports.toml_text import text_of
+from fleetcast.schedulers.imports.toml_text import format_draft
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU, ControlPlane
@@ -74,8 +74,8 @@ def imported(manager: KueueManager, version: str) -> tuple[QueueTree, dict[str, 
     exported = {"apiVersion": "v1", "kind": "List", "items": items}
     text = json.dumps(exported, indent=4) if version == "v1beta1" else yaml.safe_dump(exported)
     draft = draft_kueue({"export": text}, lambda name: name.removeprefix("NVIDIA-"))
-    agree(draft)
-    return read_queues(text_of(draft, ["export"])), draft.notes
+    correct_draft(draft)
+    return read_queues(format_draft(draft, ["export"])), draft.notes
 
 
 @pytest.mark.parametrize("version", ["v1beta1", "v1beta2"])
@@ -147,12 +147,14 @@ def created_ms(item: dict[str, Any]) -> int:
 def expected(tree: QueueTree, manager: KueueManager) -> list[str]:
     """Whose the first workloads are in the order of our walk, while nobody holds anything."""
     waiting = [
-        Waiting(PlacementRequest(request_id=item["metadata"]["name"], queue=queue, gpus_per_node=1), created_ms(item))
+        WaitingEntry(
+            PlacementRequest(request_id=item["metadata"]["name"], queue=queue, gpus_per_node=1), created_ms(item)
+        )
         for item in manager.items("Workload")
         if (queue := f"pool/{item['spec']['queueName']}")
     ]
     standing = QueueStanding(without_limits(tree), {}, {"gpu": float(GPUS), "H100": float(GPUS)})
-    found = standing.in_order(waiting, lambda waiters, _: waiters.ranks())
+    found = standing.sort_entries(waiting, lambda waiters, _: waiters.rank_rows())
     return [entry.request.queue.removeprefix("pool/") for entry in found][:GPUS]
 
 

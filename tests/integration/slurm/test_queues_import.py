@@ -8,15 +8,15 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.queues.charges import LeafUse
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
 from fleetcast.placement.queues.tree import QueueTree
-from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.agreement import correct_draft
 from fleetcast.schedulers.imports.slurm import draft_slurm
 from fleetcast.schedulers.imports.slurm_tables import ASSOCIATIONS, QOS
-from fleetcast.schedulers.imports.toml_text import text_of
+from fleetcast.schedulers.imports.toml_text import format_draft
 from tests.integration.slurm.cluster import GPUS, NODES, SlurmCluster
 
 # account, parent, shares, limits, {user: shares}
@@ -70,8 +70,8 @@ def export(slurm: SlurmCluster) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def tree(slurm: SlurmCluster) -> QueueTree:
     draft = draft_slurm(export(slurm), str.upper)
-    agree(draft)
-    return read_queues(text_of(draft, ["slurm"]))
+    correct_draft(draft)
+    return read_queues(format_draft(draft, ["slurm"]))
 
 
 def test_the_tree_is_that_of_sacctmgr(tree: QueueTree) -> None:
@@ -117,10 +117,14 @@ def test_users_go_in_the_order_of_fair_tree(
     use = {leaves[user]: LeafUse({}, LONG * used) for user, (used, _) in shares.items()}
     standing = QueueStanding(without_guarantees(tree), use, {"gpu": float(NODES * GPUS)})
     waiting = [
-        Waiting(PlacementRequest(request_id=user, queue=queue_of(tree, leaves[user]), user=user, gpus_per_node=1), 0)
+        WaitingEntry(
+            PlacementRequest(request_id=user, queue=queue_of(tree, leaves[user]), user=user, gpus_per_node=1), 0
+        )
         for user in PAST
     ]
-    ours = [entry.request.request_id for entry in standing.in_order(waiting, lambda waiters, _: waiters.ranks())]
+    ours = [
+        entry.request.request_id for entry in standing.sort_entries(waiting, lambda waiters, _: waiters.rank_rows())
+    ]
     assert ours == sorted(PAST, key=lambda user: -shares[user][1])
     assert ours == jobs_in_order(slurm)
 

@@ -146,12 +146,12 @@ def test_a_thousand_nodes_are_told_in_few_calls(slurm: SlurmCluster) -> None:
     assert {(write.field, outcome) for write, outcome in done} == {(FEATURE, WriteOutcome.DONE)}
     assert len(done) == 1000
     assert control.updates <= 10
-    found = {node.name: node for node in run(control.nodes())}
+    found = {node.name: node for node in run(control.read_nodes())}
     assert found["x0500"].active == ("rack7", "risk_elevated")
     assert found["x0999"].available == found["x0999"].active == ("risk_low",)
     assert len(run(step(opened, None))) == 1000
     assert control.updates <= 20
-    assert run(control.nodes()) == [
+    assert run(control.read_nodes()) == [
         replace(node, available=others, active=others)
         for node in found.values()
         for others in [tuple(name for name in node.available if not name.startswith("risk_"))]
@@ -169,11 +169,11 @@ def test_slurmrestd_tells_the_same_as_the_commands_and_says_what_it_cannot(slurm
 
     async def both() -> None:
         try:
-            by_commands = {node.name: node for node in await ScontrolCommands(timeout_s=10.0).nodes()}
-            by_rest = {node.name: node for node in await control.nodes()}
+            by_commands = {node.name: node for node in await ScontrolCommands(timeout_s=10.0).read_nodes()}
+            by_rest = {node.name: node for node in await control.read_nodes()}
             assert by_rest == by_commands
             assert by_rest["n4"] == ControlledNode("n4", True, "[fleetcast] p", ("a100",), ("a100",), '{"rack": 7}')
-            told = {one.id: one for one in await control.jobs()}
+            told = {one.id: one for one in await control.read_jobs()}
             assert (told[waits].state, told[waits].comment) == ("PENDING", "mine")
             await control.change_job(waits, comment="[fleetcast] start")
             port = SlurmPort(control)

@@ -42,7 +42,7 @@ def told(ten_minute, target="running", keys=(TRAIN,), capacity=np.nan):
 
 
 def rows_of(ten_minute, now_ms=NOW_MS, forecaster=None, **about):
-    return (forecaster or DemandForecaster()).update([told(ten_minute, **about)], now_ms)
+    return (forecaster or DemandForecaster()).forecast_all([told(ten_minute, **about)], now_ms)
 
 
 def at(horizon_s):
@@ -183,7 +183,9 @@ def test_a_restart_serves_at_once_what_it_would_have(version):
     for one, other in zip(ours, theirs, strict=True):
         assert one.models == other.models
         assert np.allclose(one.values, other.values, atol=0.11)
-    assert again.record()["train|running"]["old"] == straight.record()["train|running"]["old"] != []
+    assert (
+        again.make_chart_record()["train|running"]["old"] == straight.make_chart_record()["train|running"]["old"] != []
+    )
 
 
 def test_a_pool_that_comes_later_leaves_the_records_of_the_others():
@@ -198,7 +200,7 @@ def test_the_fan_holds_the_forecast_of_an_hour_ago_against_what_came():
     history = walk(900)
     forecaster = DemandForecaster()
     rows_of(history, forecaster=forecaster)
-    fan = forecaster.record()["train|running"]
+    fan = forecaster.make_chart_record()["train|running"]
     assert fan["history"][-1] == [NOW_MS, round(float(history[-1]), 2)]
     assert [len(point) for point in fan["forecast"]] == [6] * len(HORIZONS_S)
     assert fan["old_issued_ms"] == NOW_MS - 3_600_000  # after a start: from what was known then
@@ -209,9 +211,9 @@ def test_the_fan_holds_the_forecast_of_an_hour_ago_against_what_came():
 def test_what_was_issued_is_drawn_an_hour_later():
     history, forecaster = walk(900), DemandForecaster()
     rows_of(history[:-6], NOW_MS - 6 * BIN_MS, forecaster)
-    issued = forecaster.record()["train|running"]["forecast"]
+    issued = forecaster.make_chart_record()["train|running"]["forecast"]
     rows_of(history, forecaster=forecaster)
-    old = forecaster.record()["train|running"]["old"]
+    old = forecaster.make_chart_record()["train|running"]["old"]
     assert [[point[0], point[2]] for point in old] == [[point[0], point[3]] for point in issued]
 
 
@@ -233,7 +235,7 @@ def test_a_challenger_of_the_operator_serves_when_it_wins_and_a_shadow_only_look
     forecaster = DemandForecaster(shadows=[Period97()])
     (row,) = rows_of(history, target="queued", forecaster=forecaster)
     assert not {"period_97", "mean"} & set(row.models)
-    loss, scored = forecaster.losses()["queued"]["period_97"]
+    loss, scored = forecaster.compute_mean_losses()["queued"]["period_97"]
     assert loss < 0.5
     assert scored > 100
 
@@ -241,23 +243,23 @@ def test_a_challenger_of_the_operator_serves_when_it_wins_and_a_shadow_only_look
 def test_a_restart_keeps_the_record_of_the_same_version_and_another_begins_anew():
     history = np.tile(np.random.default_rng(2).uniform(100, 900, 97), 20)
     before, again = (DemandForecaster(shadows=[Period97()]) for _ in range(2))
-    before.use("period_97", "demand-0001")
+    before.switch_version("period_97", "demand-0001")
     rows_of(history, target="queued", forecaster=before)
     about, arrays = before.dump()
     again.load(json.loads(json.dumps(about)), arrays)
-    again.use("period_97", "demand-0001")
-    assert again.losses()["queued"]["period_97"][0] < 0.5
-    again.use("period_97", "demand-0002")
-    assert again.losses()["queued"]["period_97"][0] == 1.0
+    again.switch_version("period_97", "demand-0001")
+    assert again.compute_mean_losses()["queued"]["period_97"][0] < 0.5
+    again.switch_version("period_97", "demand-0002")
+    assert again.compute_mean_losses()["queued"]["period_97"][0] == 1.0
 
 
 def test_a_forecast_of_a_half_told_past_is_made_anew():
     whole = walk(900)
     forecaster = DemandForecaster()
     rows_of(whole / 2, forecaster=forecaster)  # half of the jobs were told
-    half = forecaster.record()["train|running"]["old"]
+    half = forecaster.make_chart_record()["train|running"]["old"]
     rows_of(whole, forecaster=forecaster)
-    fan = forecaster.record()["train|running"]
+    fan = forecaster.make_chart_record()["train|running"]
     assert np.isclose(half[0][2], whole[-7] / 2, atol=10)
     assert np.isclose(fan["old"][0][2], whole[-7], atol=10)
     assert fan["old_issued_ms"] == NOW_MS - 3_600_000
@@ -271,6 +273,6 @@ def test_a_state_that_kept_a_forecast_of_a_half_told_past_is_mended():
     again = DemandForecaster()
     again.load(json.loads(json.dumps(about)), arrays)
     rows_of(whole, forecaster=again)
-    fan = again.record()["train|running"]
+    fan = again.make_chart_record()["train|running"]
     assert np.isclose(fan["old"][0][2], whole[-7], atol=10)
     assert [row[0] for row in again.dump()[0]["issued"][0]["rows"]] == [NOW_MS]

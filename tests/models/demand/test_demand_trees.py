@@ -4,7 +4,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from fleetcast.checks import check_forecaster, walks
+from fleetcast.checks import check_forecaster, make_walks
 from fleetcast.fleet.errors import ModelError
 from fleetcast.models.demand.boosting import Settings
 from fleetcast.models.demand.naive import Persistence
@@ -31,7 +31,7 @@ def fitted():
 
 
 def test_the_forecaster_holds_what_every_forecaster_holds():
-    panel = walks(2000)
+    panel = make_walks(2000)
     model = DemandTrees(0, Settings(trees=3, rows=1000, threads=1)).fit([panel], [panel.bins])
     check_forecaster(lambda: model)
 

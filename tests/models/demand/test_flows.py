@@ -32,7 +32,7 @@ def served(values: np.ndarray, capacity: float = FLEET) -> np.ndarray:
     """(quantile, horizon)"""
     minutes = np.repeat(values, 10)[None, -1440:]
     history = Histories("arriving", (SeriesKey("all"),), minutes, values[None], np.array([capacity]))
-    (row,) = DemandForecaster().update([history], NOW_MS)
+    (row,) = DemandForecaster().forecast_all([history], NOW_MS)
     return np.array(row.values, float)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from fleetcast.models.demand.gate import Gate
 from fleetcast.models.demand.naive import FORECASTERS
-from fleetcast.models.demand.units import pinball
+from fleetcast.models.demand.units import compute_pinball_loss
 from fleetcast.models.forecast import QUANTILES, Panel
 
 STEPS = (1, 6, 18, 36, 72, 144)
@@ -26,9 +26,9 @@ def run(values, every=6, first=144, gate=None):
     raw = np.stack([forecaster.forecast(one, origins, STEPS) for forecaster in FORECASTERS])
     served = {}
     for bin in range(first, one.bins):
-        gate.mature(bin, values[:, bin])
+        gate.score_bin(bin, values[:, bin])
         if (bin - first) % every == 0:
-            served[bin] = gate.issue(bin, raw[:, :, :, (bin - first) // every])
+            served[bin] = gate.issue_forecast(bin, raw[:, :, :, (bin - first) // every])
     return served, gate
 
 
@@ -43,7 +43,7 @@ def squares(bins):
 
 def loss(served, values, at):
     gaps = [
-        pinball(one.values[:, at], values[:, origin + STEPS[at]])
+        compute_pinball_loss(one.values[:, at], values[:, origin + STEPS[at]])
         for origin, one in served.items()
         if origin + STEPS[at] < values.shape[1]
     ]
@@ -88,10 +88,10 @@ def test_every_lead_has_its_own_model():
 def test_counts_are_served_in_whole_numbers_until_an_outcome_is_none():
     gate = Gate(["persistence"], (1,), ("idle", "rate"), whole=np.array([True, False]))
     raw = np.linspace(0.0, 1.8, len(QUANTILES))[None, :, None, None] + np.zeros((1, 1, 1, 2))
-    assert gate.serve(raw).values[:, 0, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0]
-    assert np.allclose(gate.serve(raw).values[:, 0, 1], raw[0, :, 0, 1])
-    gate.mature(0, np.array([0.5, np.nan]))
-    assert np.allclose(gate.serve(raw).values[:, 0, 0], raw[0, :, 0, 0])
+    assert gate.make_served_forecast(raw).values[:, 0, 0].tolist() == [0.0, 0.0, 1.0, 1.0, 1.0, 2.0, 2.0]
+    assert np.allclose(gate.make_served_forecast(raw).values[:, 0, 1], raw[0, :, 0, 1])
+    gate.score_bin(0, np.array([0.5, np.nan]))
+    assert np.allclose(gate.make_served_forecast(raw).values[:, 0, 0], raw[0, :, 0, 0])
 
 
 def test_with_few_outcomes_persistence_serves_and_a_clear_gain_is_soon_seen():
@@ -107,9 +107,9 @@ def test_the_mean_follows_who_is_right_and_shadows_have_no_part_in_it():
     gate = Gate(["persistence", "theta", "told"], (1,), ("a",), shadows=("told",))
     raw = 50 + spread[None, :, None, None] + np.zeros((3, 1, 1, 1))
     for origin, outcome in enumerate(outcomes[:-1]):
-        gate.mature(origin, np.array([50 + outcome]))
+        gate.score_bin(origin, np.array([50 + outcome]))
         raw[1:] = 50 + outcomes[origin + 1] + spread[None, :, None, None] / 10
-        gate.issue(origin, raw)
+        gate.issue_forecast(origin, raw)
     last = gate._make_candidates(raw)[-1, 3, 0, 0]
     assert abs(last - raw[1, 3, 0, 0]) < 0.05
     raw[1:] = np.nan
@@ -131,8 +131,8 @@ def test_bounds_hold_and_a_forecaster_that_cannot_is_stood_in_for():
     raw = np.full((2, len(QUANTILES), 1, 1), np.nan)
     raw[0, :, 0, 0] = np.linspace(-5, 25, len(QUANTILES))
     for origin in range(1000):
-        gate.mature(origin, np.array([9.0]))
-        served = gate.issue(origin, raw)
+        gate.score_bin(origin, np.array([9.0]))
+        served = gate.issue_forecast(origin, raw)
     assert served.values.min() >= 0.0
     assert served.values.max() <= 10.0
     assert served.model[0, 0] == "persistence"
@@ -147,16 +147,16 @@ def test_who_says_nothing_changes_nothing_of_what_is_served():
     raw = np.stack([forecaster.forecast(one, origins, STEPS) for forecaster in FORECASTERS])
     raw = np.concatenate([raw, np.full_like(raw[:1], np.nan)])
     for bin in range(144, one.bins):
-        gate.mature(bin, values[:, bin])
+        gate.score_bin(bin, values[:, bin])
         if (bin - 144) % 6 == 0:
-            served = gate.issue(bin, raw[:, :, :, (bin - 144) // 6])
+            served = gate.issue_forecast(bin, raw[:, :, :, (bin - 144) // 6])
             np.testing.assert_array_equal(served.values, known[bin].values)
 
 
 def test_an_outcome_above_the_ceiling_raises_it():
     gate = Gate(["persistence"], (1,), ("a", "b"), ceiling=np.array([10.0, 10.0]))
-    gate.mature(0, np.array([12.0, np.nan]))
-    served = gate.issue(0, np.full((1, len(QUANTILES), 1, 2), 20.0))
+    gate.score_bin(0, np.array([12.0, np.nan]))
+    served = gate.issue_forecast(0, np.full((1, len(QUANTILES), 1, 2), 20.0))
     assert served.values[3, 0].tolist() == [12.0, 10.0]
 
 
@@ -164,9 +164,9 @@ def test_unknown_outcomes_teach_nothing():
     gate = Gate(NAMES, (1,), ("a", "b"))
     raw = np.ones((3, len(QUANTILES), 1, 2))
     for origin in range(50):
-        gate.mature(origin, np.array([np.nan, 1.0]))
-        gate.issue(origin, raw)
-    record = gate.record()
+        gate.score_bin(origin, np.array([np.nan, 1.0]))
+        gate.issue_forecast(origin, raw)
+    record = gate.list_accuracy()
     assert record[0] == {"wql_vs_best_naive": None, "coverage_80": None, "origins": 0}
     assert record[1]["origins"] == 49
 
@@ -176,11 +176,11 @@ def test_offsets_bring_coverage_to_its_level():
     gate = Gate(["persistence"], (1,), ("a",))
     narrow = np.array([-0.2, -0.15, -0.1, 0.0, 0.1, 0.15, 0.2])[None, :, None, None] + 10
     hits = []
-    served = gate.issue(-1, narrow)
+    served = gate.issue_forecast(-1, narrow)
     for origin, outcome in enumerate(rng.normal(10, 1, 4000)):
-        gate.mature(origin, np.array([outcome]))
+        gate.score_bin(origin, np.array([outcome]))
         hits.append(served.values[1, 0, 0] <= outcome <= served.values[5, 0, 0])
-        served = gate.issue(origin, narrow)
+        served = gate.issue_forecast(origin, narrow)
     assert abs(np.mean(hits[2000:]) - 0.8) < 0.04
 
 
@@ -206,15 +206,15 @@ def test_who_is_farther_from_persistence_than_it_was_ever_right_does_not_serve()
         return np.stack([level + spread, next_one + spread])[:, :, None, None]
 
     for bin in range(899):
-        gate.mature(bin, levels[[bin]])
-        gate.issue(bin, forecasts(levels[bin], levels[bin + 1]))
-    gate.mature(899, levels[[899]])
-    assert gate.serve(forecasts(60.0, 40.0)).model[0, 0] == "oracle"
-    assert gate.serve(forecasts(90.0, 50.0)).model[0, 0] == "oracle"  # one spike is no shift
+        gate.score_bin(bin, levels[[bin]])
+        gate.issue_forecast(bin, forecasts(levels[bin], levels[bin + 1]))
+    gate.score_bin(899, levels[[899]])
+    assert gate.make_served_forecast(forecasts(60.0, 40.0)).model[0, 0] == "oracle"
+    assert gate.make_served_forecast(forecasts(90.0, 50.0)).model[0, 0] == "oracle"  # one spike is no shift
     for bin in (900, 901, 902):
-        gate.mature(bin, np.array([90.0]))
-    assert gate.serve(forecasts(90.0, 62.0)).model[0, 0] == "oracle"
-    assert gate.serve(forecasts(90.0, 50.0)).model[0, 0] == "persistence"
+        gate.score_bin(bin, np.array([90.0]))
+    assert gate.make_served_forecast(forecasts(90.0, 62.0)).model[0, 0] == "oracle"
+    assert gate.make_served_forecast(forecasts(90.0, 50.0)).model[0, 0] == "persistence"
 
 
 def test_a_gate_takes_nothing_of_an_older_layout():
@@ -229,5 +229,5 @@ def test_series_come_and_go():
     _, gate = run(values)
     other = Gate(NAMES, STEPS, ("new", "s1"))
     other.load(*gate.dump())
-    assert other.record()[1] == gate.record()[1]
-    assert other.record()[0]["origins"] == 0
+    assert other.list_accuracy()[1] == gate.record()[1]
+    assert other.list_accuracy()[0]["origins"] == 0

@@ -22,7 +22,7 @@ def served(
 ) -> dict[SeriesKey, DemandRow]:
     minutes = np.repeat(ten_minute, 10, axis=1)[:, -1440:]
     ceilings = np.full(len(keys), np.nan) if capacity is None else capacity
-    rows = DemandForecaster().update([Histories(target, tuple(keys), minutes, ten_minute, ceilings)], NOW_MS)
+    rows = DemandForecaster().forecast_all([Histories(target, tuple(keys), minutes, ten_minute, ceilings)], NOW_MS)
     return {SeriesKey(row.queue, row.class_, row.group): row for row in rows}
 
 

@@ -3,7 +3,7 @@
 import msgspec
 import numpy as np
 
-from fleetcast.models.demand.prescale import prescale
+from fleetcast.models.demand.prescale import compute_prescale
 from fleetcast.models.demand.rows import DemandRow
 
 ROW = DemandRow(
@@ -22,7 +22,7 @@ ROW = DemandRow(
 
 
 def test_the_lead_is_a_start_before_the_p90_passes_what_serves() -> None:
-    found = prescale(ROW, 2, 12.5, np.array([100.0, 100.0]))
+    found = compute_prescale(ROW, 2, 12.5, np.array([100.0, 100.0]))
     assert msgspec.structs.asdict(found) == {
         "instances": 2,
         "serves_per_s": 25.0,
@@ -34,8 +34,8 @@ def test_the_lead_is_a_start_before_the_p90_passes_what_serves() -> None:
 
 
 def test_what_is_not_known_is_said() -> None:
-    assert prescale(ROW, 0, None, None).reason == "no instance was seen to serve"
-    assert prescale(ROW, 2, 50.0, None).reason == "the p90 does not pass what now serves"
-    found = prescale(ROW, 1, 5.0, None)
+    assert compute_prescale(ROW, 0, None, None).reason == "no instance was seen to serve"
+    assert compute_prescale(ROW, 2, 50.0, None).reason == "the p90 does not pass what now serves"
+    found = compute_prescale(ROW, 1, 5.0, None)
     assert (found.passes_ms, found.scale_ms, found.lead_s) == (1_000_000, None, None)
     assert found.reason == "no cold start was measured"

@@ -3,7 +3,7 @@
 import numpy as np
 
 from fleetcast.checks import check_forecaster
-from fleetcast.models.demand.smoothers import MOST_SMOOTHED, RollingMedian, make_group_smoothers, smoothers
+from fleetcast.models.demand.smoothers import MOST_SMOOTHED, RollingMedian, make_group_smoothers, make_smoothers
 from fleetcast.models.forecast import Panel
 
 DAY = 144
@@ -20,7 +20,7 @@ def test_the_largest_series_alone_are_smoothed() -> None:
     values = 10.0 + np.arange(MOST_SMOOTHED + 3)[:, None] + np.zeros((1, 5 * DAY))
     names = tuple(map(str, range(len(values))))
     panel = Panel("arriving", names, 600, 0, values, np.full(len(values), np.nan))
-    for forecaster in smoothers():
+    for forecaster in make_smoothers():
         told = np.isfinite(forecaster.forecast(panel, np.array([5 * DAY - 1]), (1,))[3, 0, 0])
         assert told.tolist() == [False] * 3 + [True] * MOST_SMOOTHED
 

@@ -6,8 +6,8 @@ from fleetcast.checks import check_forecaster
 from fleetcast.models.demand import sparse
 from fleetcast.models.demand.forecaster import BIN_MS, HORIZONS_S, DemandForecaster, Histories, SeriesKey
 from fleetcast.models.demand.naive import Persistence
-from fleetcast.models.demand.sparse import Sparse, compute_mixture_quantiles, is_intermittent
-from fleetcast.models.demand.units import pinball
+from fleetcast.models.demand.sparse import SparseForecaster, compute_mixture_quantiles, is_intermittent
+from fleetcast.models.demand.units import compute_pinball_loss
 from fleetcast.models.forecast import QUANTILES, Panel
 
 DAY = 144
@@ -49,19 +49,21 @@ def made(bins):
 def losses(forecaster, values, origins):
     """(step,)"""
     found = forecaster.forecast(panel(values), origins, STEPS)[:, :, :, 0]
-    return np.array([pinball(found[:, at], values[origins + step]).mean() for at, step in enumerate(STEPS)])
+    return np.array(
+        [compute_pinball_loss(found[:, at], values[origins + step]).mean() for at, step in enumerate(STEPS)]
+    )
 
 
 def test_the_suite_on_intermittent_series():
-    check_forecaster(Sparse, made)
-    assert np.isfinite(Sparse().forecast(made(2000), np.array([1999]), STEPS)[..., :2]).all()
+    check_forecaster(SparseForecaster, made)
+    assert np.isfinite(SparseForecaster().forecast(made(2000), np.array([1999]), STEPS)[..., :2]).all()
 
 
 def test_runs_and_bursts_cost_less_than_by_persistence():
     """A bin ahead a run goes on with more than 95 %: there persistence is as good as it gets."""
     origins = np.arange(1500, 5800, 7)
     for values in (jobs(6000), bursts(6000)):
-        ratio = losses(Sparse(), values, origins) / losses(Persistence(), values, origins)
+        ratio = losses(SparseForecaster(), values, origins) / losses(Persistence(), values, origins)
         assert ratio[0] <= 1.0
         assert (ratio[1:] < 0.9).all(), ratio
 
@@ -70,7 +72,9 @@ def test_a_lead_knows_whether_there_is_demand_now():
     values = jobs(6000)
     busy = values.copy()
     values[-1], busy[-1] = 0.0, 16.0
-    idle, busy = (Sparse().forecast(panel(one), np.array([5999]), (1, 432))[:, :, 0, 0] for one in (values, busy))
+    idle, busy = (
+        SparseForecaster().forecast(panel(one), np.array([5999]), (1, 432))[:, :, 0, 0] for one in (values, busy)
+    )
     assert idle[-2, 0] == 0.0
     assert (busy[1:, 0] == 16.0).all()
     assert (idle[:-1, 1] == busy[:-1, 1]).all()  # three days on it does not matter
@@ -79,14 +83,14 @@ def test_a_lead_knows_whether_there_is_demand_now():
 def test_the_chance_of_any_is_that_of_the_two_states():
     ended = jobs(20_000, begins=0.02, ends=0.05)
     values = np.stack([np.append(ended, now) for now in (0.0, 8.0)])
-    found = sparse._Past.of(values, np.array([20_000]), DAY).p_any(6)[:, 0]
+    found = sparse._SparsePast.from_values(values, np.array([20_000]), DAY).estimate_p_any(6)[:, 0]
     usual, kept = 0.02 / 0.07, 0.93**6
     assert np.allclose(found, [usual * (1 - kept), usual + (1 - usual) * kept], atol=0.08)
 
 
 def test_a_group_that_has_gone_is_forecast_at_zero():
     values = np.concatenate([jobs(3000), np.zeros(12 * DAY)])
-    found = Sparse().forecast(panel(values), np.array([len(values) - 1]), STEPS)
+    found = SparseForecaster().forecast(panel(values), np.array([len(values) - 1]), STEPS)
     known = found[:, :3, 0, 0]
     assert np.isfinite(known).all()
     assert (known[-2] == 0).all()
@@ -104,7 +108,7 @@ def test_series_that_are_not_intermittent_get_nothing():
         [False, True],
         [False] * 2,
     ]
-    found = Sparse().forecast(panel(values), np.array([100, 2999]), STEPS)
+    found = SparseForecaster().forecast(panel(values), np.array([100, 2999]), STEPS)
     assert np.isfinite(found[:, :, 1, 2]).all()
     assert np.isnan(found[:, :, :, [0, 1, 3]]).all()
     assert np.isnan(found[:, :, 0]).all()
@@ -124,9 +128,9 @@ def test_a_desk_serves_small_groups_by_it_and_nothing_else():
     keys = (SeriesKey("train"), SeriesKey("train", group="a"), SeriesKey("train", group="other"))
     minutes = np.repeat(values[:, -6:], 10, axis=1)
     told = Histories("running", keys, minutes, values, np.full(3, np.nan))
-    forecaster = DemandForecaster(sparse=[Sparse()])
+    forecaster = DemandForecaster(sparse=[SparseForecaster()])
     for minute in range(3):  # a contest a call learns the history
-        pool, *groups = forecaster.update([told], NOW_MS + minute * 60_000)
+        pool, *groups = forecaster.forecast_all([told], NOW_MS + minute * 60_000)
     assert not {"sparse"} & set(pool.models)
     for row in groups:
         assert row.models[HORIZONS_S.index(21_600)] in ("sparse", "mean")

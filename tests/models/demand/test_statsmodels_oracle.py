@@ -7,7 +7,7 @@ from statsmodels.tsa.holtwinters import SimpleExpSmoothing
 from statsmodels.tsa.stattools import acf
 
 from fleetcast.features.period import _correlate_at_lags
-from fleetcast.models.demand.theta import slope, smooth_series
+from fleetcast.models.demand.theta import compute_slope, smooth_series
 
 
 @pytest.mark.parametrize("factor", [0.02, 0.2, 0.7, 1.0])
@@ -26,7 +26,7 @@ def test_level_and_half_the_slope_are_the_theta_model() -> None:
     values = 100 + 0.3 * np.arange(300) + rng.normal(0, 4, 300)
     theirs = ThetaModel(values, deseasonalize=False).fit(use_mle=False)
     factor, drift = float(theirs.params["alpha"]), float(theirs.params["b0"])
-    assert slope(values[None], 300)[0, -1] == pytest.approx(drift, rel=1e-6)
+    assert compute_slope(values[None], 300)[0, -1] == pytest.approx(drift, rel=1e-6)
     level = smooth_series(values[None], factor)[0, -1]
     # statsmodels starts its level elsewhere and adds the drift that the start has not seen: a constant of the origin.
     constant = (1 - (1 - factor) ** 300) / factor

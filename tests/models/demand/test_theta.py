@@ -9,7 +9,7 @@ from fleetcast.models.demand.theta import (
     Theta,
     compute_daily_shape,
     compute_rolling_mean,
-    slope,
+    compute_slope,
     smooth_series,
 )
 from fleetcast.models.forecast import Panel
@@ -42,7 +42,7 @@ def test_few_series_are_smoothed_to_the_same_bit_as_many(factor):
 
 def test_the_slope_is_that_of_least_squares():
     values = np.random.default_rng(1).normal(0, 1, (1, 60)).cumsum(axis=1) + 500
-    found = slope(values, 20)
+    found = compute_slope(values, 20)
     assert np.isclose(found[0, 59], np.polyfit(np.arange(20), values[0, 40:], 1)[0])
     assert found[0, 18] == 0.0
 

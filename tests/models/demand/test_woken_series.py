@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.models.demand.gate import Gate
 from fleetcast.models.demand.naive import FORECASTERS, Persistence
-from fleetcast.models.demand.smoothers import smoothers
+from fleetcast.models.demand.smoothers import make_smoothers
 from fleetcast.models.forecast import QUANTILES, Panel
 
 STEPS = (1, 3, 6, 18, 36)
@@ -35,15 +35,15 @@ def served_after(values, target="queued"):
     """Everything that a gate served from the wake on: (quantile, step, origin, series), and the gate."""
     names = tuple(f"s{n}" for n in range(len(values)))
     one = Panel(target, names, 600, 0, values, np.full(len(values), np.nan))
-    forecasters = (*FORECASTERS, *smoothers())
+    forecasters = (*FORECASTERS, *make_smoothers())
     gate = Gate([each.name for each in forecasters], STEPS, names, whole=np.ones(len(names), bool))
     origins = np.concatenate([np.arange(2 * DAY, WAKES, 6), np.arange(WAKES, one.bins)])
     raw = np.stack([each.forecast(one, origins, STEPS) for each in forecasters])
     served, at = [], {int(origin): n for n, origin in enumerate(origins)}
     for bin in range(2 * DAY, one.bins):
-        gate.mature(bin, values[:, bin])
+        gate.score_bin(bin, values[:, bin])
         if bin in at:
-            found = gate.issue(bin, raw[:, :, :, at[bin]])
+            found = gate.issue_forecast(bin, raw[:, :, :, at[bin]])
             if bin >= WAKES:
                 served.append(found.values)
     return np.stack(served, axis=2), gate
@@ -86,13 +86,13 @@ def test_the_record_counts_no_forecast_of_what_never_moved():
     gate = Gate(["persistence"], (1,), ("a",))
     raw = np.zeros((1, len(QUANTILES), 1, 1))
     for bin in range(WAKES):
-        gate.mature(bin, np.array([0.0]))
-        gate.issue(bin, raw)
-    assert gate.record()[0]["coverage_80"] is None
+        gate.score_bin(bin, np.array([0.0]))
+        gate.issue_forecast(bin, raw)
+    assert gate.list_accuracy()[0]["coverage_80"] is None
     for bin in range(WAKES, WAKES + 3 * DAY):
-        gate.mature(bin, np.array([100.0]))
-        gate.issue(bin, raw)
-    assert gate.record()[0]["coverage_80"] < 0.1
+        gate.score_bin(bin, np.array([100.0]))
+        gate.issue_forecast(bin, raw)
+    assert gate.list_accuracy()[0]["coverage_80"] < 0.1
 
 
 def test_a_series_that_never_slept_keeps_all_its_errors():

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from fleetcast.models.jobs.level import shift_to_present_level
-from fleetcast.models.jobs.spikes import MINUTE_MS, JobLoad, spikes
+from fleetcast.models.jobs.spikes import MINUTE_MS, JobLoad, predict_spikes
 
 INTERVAL_S, A_MINUTE, RECENT = 15, 4, 40
 HOURS, JOBS = 8, 6
@@ -83,7 +83,7 @@ def ratios(load: np.ndarray, prepare: Prepare = shift_to_present_level) -> np.nd
     for at in range(12, len(minute) - 16):
         seen = load[:, at * A_MINUTE - RECENT : at * A_MINUTE]
         loads = [JobLoad(str(n), {RACK: 1.0}, {"power_w": prepare(row)}) for n, row in enumerate(seen)]
-        (row,) = spikes(loads, at * MINUTE_MS, {}, np.random.default_rng(at))
+        (row,) = predict_spikes(loads, at * MINUTE_MS, {}, np.random.default_rng(at))
         outcome = minute[row.peak_ms // MINUTE_MS]
         last = total[at * A_MINUTE - 1]
         ours[at // 60] += pinball(row.p50, outcome, 0.5) + pinball(row.p90, outcome, 0.9)

@@ -4,7 +4,7 @@ from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
 
 
 def said(levels: JobLevels) -> list[str]:
-    return [PHASES[code] for code in PhaseRule().phases(levels)]
+    return [PHASES[code] for code in PhaseRule().classify_phases(levels)]
 
 
 def run(scale: float = 1.0, age_s: float = 0.0) -> JobLevels:

@@ -1,13 +1,13 @@
 import numpy as np
 
-from fleetcast.models.jobs.renewal import Next
-from fleetcast.models.jobs.spikes import MINUTE_MS, Burst, JobLoad, Spike, spikes
+from fleetcast.models.jobs.renewal import NextBeginning
+from fleetcast.models.jobs.spikes import MINUTE_MS, Burst, JobLoad, Spike, predict_spikes
 
 RACK = ("rack", "r1")
 
 
 def rows(*loads: JobLoad, capacity: dict[tuple[str, str], float] | None = None) -> dict[tuple[str, str], Spike]:
-    made = spikes(loads, 0, capacity or {}, np.random.default_rng(1))
+    made = predict_spikes(loads, 0, capacity or {}, np.random.default_rng(1))
     return {(row.domain_kind, row.domain): row for row in made}
 
 
@@ -30,7 +30,7 @@ def test_independent_swings_even_out() -> None:
 
 def test_checkpoints_that_fall_together_are_a_spike_of_their_store() -> None:
     at = 7 * MINUTE_MS + 1000
-    burst = Burst(Next(at, at, at, 5), 20.0, 1e9, "lustre")
+    burst = Burst(NextBeginning(at, at, at, 5), 20.0, 1e9, "lustre")
     found = rows(*(JobLoad(str(number), {}, {}, burst) for number in range(3)))["storage", "lustre"]
     assert (found.p50, found.unit) == (3e9, "B/s")
     assert found.peak_ms == 7 * MINUTE_MS + MINUTE_MS // 2

@@ -1,7 +1,7 @@
 import numpy as np
 
 from fleetcast.fleet.events import Step
-from fleetcast.models.jobs.utilisation import compute_mfu, use_of
+from fleetcast.models.jobs.utilisation import compute_mfu, measure_use
 
 H100 = "NVIDIA H100 80GB HBM3"
 
@@ -21,16 +21,16 @@ def test_mfu_is_told_or_the_reason_why_not() -> None:
 
 def test_a_job_that_looks_busy_and_computes_little() -> None:
     full = np.ones((60, 2))
-    use = use_of(15.0, 0.0625 * full, 0.0 * full, full, 4e10 * full, [])
+    use = measure_use(15.0, 0.0625 * full, 0.0 * full, full, 4e10 * full, [])
     assert (use.verdict, use.busy, use.sm_active) == ("busy_but_little_work", 1.0, 0.0625)
-    assert use_of(15.0, np.nan * full, np.nan * full, np.nan * full, np.nan * full, []).verdict == "unknown"
+    assert measure_use(15.0, np.nan * full, np.nan * full, np.nan * full, np.nan * full, []).verdict == "unknown"
 
 
 def test_what_was_idle_before_the_window_counts_only_if_it_was_so_throughout() -> None:
     nothing, worked = np.zeros((120, 1)), np.zeros((120, 1))
     worked[60] = 1.0
     held = np.full((120, 1), 4e10)
-    idle = use_of(1.0, nothing, nothing, nothing, held, [], 1680.0)
+    idle = measure_use(1.0, nothing, nothing, nothing, held, [], 1680.0)
     assert (idle.verdict, idle.idle_s, idle.span_s) == ("abandoned", 1800.0, 120.0)
-    assert use_of(1.0, worked, worked, worked, held, [], 1680.0).idle_s == 59.0
-    assert use_of(15.0, nothing, nothing, nothing, held, []).span_s == 600.0
+    assert measure_use(1.0, worked, worked, worked, held, [], 1680.0).idle_s == 59.0
+    assert measure_use(15.0, nothing, nothing, nothing, held, []).span_s == 600.0

@@ -173,6 +173,9 @@ def test_slots_are_of_one_model_and_those_of_unknown_nodes_have_no_usual(small_f
     fleet = telling(small_fleet)
     slots, entities = fleet.memory.slots, Entities()
     for node in ("n001", "nobody"):
-        entities.of_node(EntityKind.GPU, node, 5)
-    assert slots.of(entities[EntityKind.GPU].names, np.array([0, -1], np.int32), fleet.topology).tolist() == [5, -1]
+        entities.add_to_node(EntityKind.GPU, node, 5)
+    assert slots.find_slots(entities[EntityKind.GPU].names, np.array([0, -1], np.int32), fleet.topology).tolist() == [
+        5,
+        -1,
+    ]
     assert slots.names == [f"H100/{index}" for index in range(8)]

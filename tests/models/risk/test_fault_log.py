@@ -14,7 +14,7 @@ from fleetcast.models.risk.hazard import PUBLISHED, FaultHistory, fit_history, m
 from fleetcast.models.risk.record import RiskRecord
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.models.risk.state import RiskState
-from fleetcast.service.pipeline.risk_calibration import make_calibration_document, make_calibration_page, refit
+from fleetcast.service.pipeline.risk_calibration import make_calibration_document, make_calibration_page, refit_if_due
 
 T0 = 20_000 * DAY_MS
 HOUR_MS = 3_600_000
@@ -31,7 +31,7 @@ def watched(history: FaultHistory, days: int, log: FaultLog | None = None) -> Fa
             NAMES[history.node[at]]: (round(history.start_day[at] * DAY_MS), bool(history.hardware[at]))
             for at in on.tolist()
         }
-        log.record(hard, len(NAMES), now_ms)
+        log.record_signals(hard, len(NAMES), now_ms)
     return log
 
 
@@ -53,19 +53,19 @@ def test_the_service_tells_what_is_judged_on_the_same_history(monkeypatch: pytes
     today = now_ms // DAY_MS
     judged = fit_history(history, T0 // DAY_MS + 1, today, len(NAMES))
     rows = make_past_days(history, range(today, today + 1), len(NAMES))
-    before = log.hazard(NAMES, RISK_HORIZONS_S, now_ms)
-    np.testing.assert_allclose(before[:, rows.node], PUBLISHED.hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-9)
+    before = log.compute_hazard(NAMES, RISK_HORIZONS_S, now_ms)
+    np.testing.assert_allclose(before[:, rows.node], PUBLISHED.compute_hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-9)
     memory = RiskState()
     memory.faults = log
-    assert asyncio.run(refit(memory, asyncio.Lock(), NAMES, now_ms))
+    assert asyncio.run(refit_if_due(memory, asyncio.Lock(), NAMES, now_ms))
     found = log.fit
     assert found is not None
     assert found.notes == judged.notes
     for day, fit in judged.horizons.items():
         assert found.horizons[day].intercept == pytest.approx(fit.intercept, rel=1e-4)
         assert found.horizons[day].weights == pytest.approx(fit.weights, rel=1e-4, abs=1e-4)
-    served = log.hazard(NAMES, RISK_HORIZONS_S, now_ms)[:, rows.node]
-    np.testing.assert_allclose(served, judged.hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-4)
+    served = log.compute_hazard(NAMES, RISK_HORIZONS_S, now_ms)[:, rows.node]
+    np.testing.assert_allclose(served, judged.compute_hazard(rows.columns, RISK_HORIZONS_S), rtol=1e-4)
     assert served[2].max() > 1.2 * served[2].min()
     assert (np.diff(served, axis=0) >= 0).all()
     assert not log.is_fit_due(now_ms + DAY_MS)
@@ -74,17 +74,17 @@ def test_the_service_tells_what_is_judged_on_the_same_history(monkeypatch: pytes
 
 def test_faults_are_told_apart_by_quiet_between_them_and_not_of_the_whole_fleet() -> None:
     log = FaultLog()
-    log.record({"n01": (0, True)}, 30, T0)
-    log.record({}, 30, T0 + HOUR_MS // 2)
-    log.record({"n01": (T0 + HOUR_MS // 2, False)}, 30, T0 + HOUR_MS)  # the same again
-    log.record({"n01": (T0 + 4 * HOUR_MS, False)}, 30, T0 + 4 * HOUR_MS)
-    log.record(dict.fromkeys(NAMES, (0, False)), 30, T0 + 8 * HOUR_MS)
+    log.record_signals({"n01": (0, True)}, 30, T0)
+    log.record_signals({}, 30, T0 + HOUR_MS // 2)
+    log.record_signals({"n01": (T0 + HOUR_MS // 2, False)}, 30, T0 + HOUR_MS)  # the same again
+    log.record_signals({"n01": (T0 + 4 * HOUR_MS, False)}, 30, T0 + 4 * HOUR_MS)
+    log.record_signals(dict.fromkeys(NAMES, (0, False)), 30, T0 + 8 * HOUR_MS)
     assert [(row.node, row.start_ms - T0, row.hardware) for row in log.faults] == [
         ("n01", 0, True),
         ("n01", 4 * HOUR_MS, False),
     ]
-    assert log.begun(T0, T0 + 4 * HOUR_MS) == {"n01"}
-    late = log.history({"n01": 0}).until((T0 + 9 * HOUR_MS) / DAY_MS)
+    assert log.find_new_faults(T0, T0 + 4 * HOUR_MS) == {"n01"}
+    late = log.make_history({"n01": 0}).truncate((T0 + 9 * HOUR_MS) / DAY_MS)
     assert late.end_day[0] == (T0 + HOUR_MS) / DAY_MS
 
 
@@ -96,11 +96,11 @@ def test_what_was_told_is_compared_with_what_came() -> None:
     for hour in range(51):
         now_ms = T0 + hour * HOUR_MS
         for part in range(6):  # a tick each ten minutes
-            log.record(dict.fromkeys(fails.get(hour, ()), (0, True)), 30, now_ms + part * HOUR_MS // 6)
-            record.step(values, NAMES, log, now_ms + part * HOUR_MS // 6)
+            log.record_signals(dict.fromkeys(fails.get(hour, ()), (0, True)), 30, now_ms + part * HOUR_MS // 6)
+            record.record_tick(values, NAMES, log, now_ms + part * HOUR_MS // 6)
         if hour == 20:
             record, log = reborn(record, log)
-    hours, five, day, week = record.summary()
+    hours, five, day, week = record.list_calibrations()
     assert (week.matured, week.brier_skill, week.observed) == (0, None, None)
     assert day.matured > 30 * 4 > week.matured
     assert day.mean_p == pytest.approx(0.15, abs=0.01)
@@ -115,9 +115,9 @@ def test_what_was_told_is_compared_with_what_came() -> None:
     memory.record = record
     page = make_calibration_page(make_calibration_document(memory).rows).decode()
     assert f'fleetcast_node_risk_matured_forecasts{{horizon="1d"}} {day.matured}' in page
-    before = record.summary()[0].matured
-    record.step(values, NAMES, log, now_ms + 40 * HOUR_MS)  # nobody watched
-    assert record.summary()[0].matured == before
+    before = record.list_calibrations()[0].matured
+    record.record_tick(values, NAMES, log, now_ms + 40 * HOUR_MS)  # nobody watched
+    assert record.list_calibrations()[0].matured == before
 
 
 def reborn(record: RiskRecord, log: FaultLog) -> tuple[RiskRecord, FaultLog]:
@@ -125,7 +125,7 @@ def reborn(record: RiskRecord, log: FaultLog) -> tuple[RiskRecord, FaultLog]:
     again, other = RiskRecord(), FaultLog()
     again.load(json.loads(json.dumps(about)), arrays)
     other.load(*json.loads(json.dumps(log.dump())))
-    assert again.summary() == record.summary()
+    assert again.list_calibrations() == record.list_calibrations()
     assert other.dump() == log.dump()
     return again, other
 
@@ -135,7 +135,7 @@ def test_nodes_that_are_gone_are_forgotten() -> None:
     for hour in range(60):
         names = tuple(f"h{hour}-{row}" for row in range(30))
         values = np.full((len(RISK_KINDS), len(RISK_HORIZONS_S), 30), 0.1)
-        record.step(values, names, log, T0 + hour * HOUR_MS)
+        record.record_tick(values, names, log, T0 + hour * HOUR_MS)
     assert len(record.names) < 200
 
 
@@ -182,25 +182,25 @@ def test_a_node_that_is_drained_and_powered_off_has_no_fault(
 
 def test_an_outage_that_spreads_tick_by_tick_is_no_fault_of_its_nodes_and_neither_is_its_end() -> None:
     log, names = FaultLog(), [f"n{row:03}" for row in range(100)]
-    log.record({"n099": (0, True)}, 100, T0 - DAY_MS)
-    log.record({}, 100, T0 - HOUR_MS)
+    log.record_signals({"n099": (0, True)}, 100, T0 - DAY_MS)
+    log.record_signals({}, 100, T0 - HOUR_MS)
     for tick in range(1, 5):
-        log.record(dict.fromkeys(names[: 10 * tick], (T0, False)), 100, T0 + tick * 15_000)
+        log.record_signals(dict.fromkeys(names[: 10 * tick], (T0, False)), 100, T0 + tick * 15_000)
     _, log = reborn(RiskRecord(), log)
     for left in (9, 3):
-        log.record(dict.fromkeys(names[:left], (T0, False)), 100, T0 + HOUR_MS // 2)
+        log.record_signals(dict.fromkeys(names[:left], (T0, False)), 100, T0 + HOUR_MS // 2)
     assert [fault.node for fault in log.faults] == ["n099"]
-    log.record({}, 100, T0 + HOUR_MS)
-    log.record({"n001": (0, True)}, 100, T0 + 2 * HOUR_MS)  # it was well again
+    log.record_signals({}, 100, T0 + HOUR_MS)
+    log.record_signals({"n001": (0, True)}, 100, T0 + 2 * HOUR_MS)  # it was well again
     assert log.find_last_fault_times() == {"n099": T0 - DAY_MS, "n001": T0 + 2 * HOUR_MS}
 
 
 def test_a_fit_begins_where_faults_are_still_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     log = FaultLog()
-    log.record({}, 30, T0)
+    log.record_signals({}, 30, T0)
     now_ms = T0 + 500 * DAY_MS
     for day in (450, 460, 470):
-        log.record({"n01": (0, True)}, 30, T0 + day * DAY_MS)
+        log.record_signals({"n01": (0, True)}, 30, T0 + day * DAY_MS)
     assert log.make_fit_inputs(NAMES, now_ms)[1] == (T0 + 100 * DAY_MS) // DAY_MS + 1
     monkeypatch.setattr(fault_log, "MOST", 3)
     assert log.make_fit_inputs(NAMES, now_ms)[1] == (T0 + 450 * DAY_MS) // DAY_MS + 1

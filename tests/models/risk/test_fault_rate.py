@@ -26,8 +26,8 @@ def watched(times: float, hours: int, seed: int, tick_ms: int = TICK_MS) -> Faul
     for now_ms in range(T0, T0 + hours * HOUR_MS + 1, tick_ms):
         falls = (rng.random(len(NAMES)) < times * DAILY * tick_ms / DAY_MS) & (until_ms < now_ms)
         until_ms[falls] = now_ms + 40 * 60_000
-        log.record({NAMES[row]: (0, True) for row in np.flatnonzero(until_ms >= now_ms)}, len(NAMES), now_ms)
-        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
+        log.record_signals({NAMES[row]: (0, True) for row in np.flatnonzero(until_ms >= now_ms)}, len(NAMES), now_ms)
+        rate.record_tick(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
     return rate
 
 
@@ -58,8 +58,8 @@ def test_nodes_that_fall_within_a_minute_are_one_fault() -> None:
     rate, log = FaultRate(), FaultLog()
     for minute in range(40):
         fallen = NAMES[:4] if minute >= 10 else ()
-        log.record(dict.fromkeys(fallen, (0, False)), len(NAMES), T0 + minute * TICK_MS)
-        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, T0 + minute * TICK_MS)
+        log.record_signals(dict.fromkeys(fallen, (0, False)), len(NAMES), T0 + minute * TICK_MS)
+        rate.record_tick(np.full(len(NAMES), DAILY), NONE, NAMES, log, T0 + minute * TICK_MS)
     assert round(rate.seen, 2) == 1
 
 
@@ -68,8 +68,8 @@ def test_faults_that_were_there_when_watching_began_say_nothing_about_the_rate()
     for minute in range(40):
         now_ms = T0 + minute * TICK_MS
         hard = {NAMES[0]: (0, True), NAMES[1]: (T0 - 8 * TICK_MS, True), NAMES[2]: (T0 - 4 * TICK_MS, True)}
-        log.record(hard, len(NAMES), now_ms)
-        rate.step(np.full(len(NAMES), DAILY), np.arange(len(NAMES)) < 3, NAMES, log, now_ms)
+        log.record_signals(hard, len(NAMES), now_ms)
+        rate.record_tick(np.full(len(NAMES), DAILY), np.arange(len(NAMES)) < 3, NAMES, log, now_ms)
     assert rate.seen == 0
     assert rate.times <= 1
 
@@ -85,8 +85,8 @@ def test_a_node_that_joins_while_it_is_broken_says_nothing_about_the_rate(
         now_ms, joins = T0 + minute * TICK_MS, T0 + 30 * TICK_MS
         names = NAMES if now_ms >= joins else NAMES[1:]
         hard = {NAMES[0]: (joins if is_backdated else 0, True)} if now_ms >= joins + certain_after * TICK_MS else {}
-        log.record(hard, len(names), now_ms)
-        rate.step(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
+        log.record_signals(hard, len(names), now_ms)
+        rate.record_tick(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
     assert rate.seen == 0
 
 
@@ -95,8 +95,8 @@ def test_a_node_that_was_listed_and_never_heard_joins_with_its_first_telemetry()
     for minute in range(80):
         now_ms = T0 + minute * TICK_MS
         known = np.arange(len(NAMES)) > 0 if minute < 30 else ~NONE
-        log.record({NAMES[0]: (0, True)} if minute >= 31 else {}, len(NAMES), now_ms)
-        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
+        log.record_signals({NAMES[0]: (0, True)} if minute >= 31 else {}, len(NAMES), now_ms)
+        rate.record_tick(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
     assert rate.seen == 0
 
 
@@ -107,8 +107,8 @@ def test_a_node_that_comes_back_broken_after_a_long_silence_is_no_new_fault_and_
         known = np.arange(len(NAMES)) > 0 if 10 <= minute < 60 else ~NONE
         hard = {NAMES[0]: (0, True)} if minute >= 61 else {}
         hard |= {NAMES[1]: (0, True)} if minute >= 100 else {}
-        log.record(hard, len(NAMES), now_ms)
-        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
+        log.record_signals(hard, len(NAMES), now_ms)
+        rate.record_tick(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms, known)
     assert round(rate.seen, 2) == 1
 
 
@@ -117,8 +117,8 @@ def test_a_node_that_joined_well_and_falls_later_counts_also_after_a_restart() -
     for minute in range(120):
         now_ms = T0 + minute * TICK_MS
         names = NAMES if minute >= 30 else NAMES[1:]
-        log.record({NAMES[0]: (0, True)} if minute >= 60 else {}, len(names), now_ms)
-        rate.step(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
+        log.record_signals({NAMES[0]: (0, True)} if minute >= 60 else {}, len(names), now_ms)
+        rate.record_tick(np.full(len(names), DAILY), NONE[: len(names)], names, log, now_ms)
         if minute == 62:
             about, arrays = rate.dump()
             rate = FaultRate()
@@ -131,8 +131,8 @@ def test_faults_of_a_time_without_ticks_say_nothing_about_the_rate() -> None:
     for minute in (*range(20), *range(200, 240)):
         now_ms = T0 + minute * TICK_MS
         hard = {NAMES[row]: (T0 + at * TICK_MS, True) for row, at in enumerate((100, 120, 195, 200)) if minute >= 200}
-        log.record(hard, len(NAMES), now_ms)
-        rate.step(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
+        log.record_signals(hard, len(NAMES), now_ms)
+        rate.record_tick(np.full(len(NAMES), DAILY), NONE, NAMES, log, now_ms)
     assert rate.seen == 0
 
 
@@ -142,10 +142,10 @@ def test_a_fault_after_a_warning_does_not_count() -> None:
     warned[0] = True
     for minute in range(60):
         fallen = {NAMES[0]: (0, True), NAMES[1]: (0, True)} if minute >= 20 else {}
-        log.record(
+        log.record_signals(
             {NAMES[0]: fallen[NAMES[0]]} if fallen and minute < 25 else fallen, len(NAMES), T0 + minute * TICK_MS
         )
-        rate.step(np.full(len(NAMES), DAILY), warned if minute >= 5 else NONE, NAMES, log, T0 + minute * TICK_MS)
+        rate.record_tick(np.full(len(NAMES), DAILY), warned if minute >= 5 else NONE, NAMES, log, T0 + minute * TICK_MS)
     assert round(rate.seen, 2) == 1  # of n001, which nothing announced
 
 
@@ -155,8 +155,8 @@ def test_a_fault_counts_as_warned_after_its_warning_has_ended() -> None:
     warned[0] = True
     for minute in range(90):
         now_ms = T0 + minute * TICK_MS
-        log.record({NAMES[0]: (0, True)} if minute >= 30 else {}, len(NAMES), now_ms)
-        rate.step(np.full(len(NAMES), DAILY), warned if minute < 40 else NONE, NAMES, log, now_ms)
+        log.record_signals({NAMES[0]: (0, True)} if minute >= 30 else {}, len(NAMES), now_ms)
+        rate.record_tick(np.full(len(NAMES), DAILY), warned if minute < 40 else NONE, NAMES, log, now_ms)
     assert rate.seen == 0
 
 
@@ -169,7 +169,7 @@ def test_the_rate_survives_a_restart_and_follows_the_clock() -> None:
     rate, again = watched(400.0, 1, 0), FaultRate()
     again.load(json.loads(json.dumps(rate.dump()[0])), {})
     assert (again.times, again.dump()) == (rate.times, rate.dump())
-    again.move(DAY_MS)
+    again.shift_times(DAY_MS)
     assert again.dump()[0]["now_ms"] == rate.dump()[0]["now_ms"] + DAY_MS
 
 
@@ -190,23 +190,23 @@ def scored(hard_since_ms: int, known_ms: int, names: tuple[str, ...] = ("n000",)
     values[0, :, : len(names)] = 0.9
     for now_ms in range(T0, T0 + 2 * HOUR_MS + 1, TICK_MS):
         hard = dict.fromkeys(names, (hard_since_ms, True)) if now_ms >= known_ms else {}
-        log.record(hard, len(NAMES), now_ms)
-        record.step(values, NAMES, log, now_ms)
+        log.record_signals(hard, len(NAMES), now_ms)
+        record.record_tick(values, NAMES, log, now_ms)
     return record
 
 
 def test_a_node_that_had_failed_before_its_forecast_leaves_the_record() -> None:
-    hour = scored(T0 - TICK_MS, T0 + 5 * TICK_MS).summary()[0]
+    hour = scored(T0 - TICK_MS, T0 + 5 * TICK_MS).list_calibrations()[0]
     assert hour.mean_p == 0.0
     assert hour.faults == 0
 
 
 def test_a_node_that_fails_after_its_forecast_stays_in_the_record() -> None:
-    hour = scored(0, T0 + 5 * TICK_MS).summary()[0]
+    hour = scored(0, T0 + 5 * TICK_MS).list_calibrations()[0]
     assert hour.faults == 1
     assert hour.bins[-1].n == 1
 
 
 def test_nodes_that_fell_together_leave_the_record() -> None:
-    hour = scored(0, T0, NAMES[:100]).summary()[0]
+    hour = scored(0, T0, NAMES[:100]).list_calibrations()[0]
     assert hour.mean_p == 0.0

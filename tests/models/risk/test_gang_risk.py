@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.shared_domains import interpolate_hazard
-from fleetcast.models.risk.gang_risk import gang_risk
-from fleetcast.models.risk.node_risk import compute_published_risk, usual_risk
+from fleetcast.models.risk.gang_risk import compute_gang_risk
+from fleetcast.models.risk.node_risk import compute_published_risk, compute_usual_risk
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 
 HOUR_S = 3600.0
@@ -21,7 +21,7 @@ def node_risk(*p):
 
 
 def risk_of(risk, duration_s=HOUR_S, domains=(), heat=None):
-    return gang_risk(risk, domains, duration_s, USUAL, heat)
+    return compute_gang_risk(risk, domains, duration_s, USUAL, heat)
 
 
 @pytest.mark.parametrize("nodes", [0, 1, 5])
@@ -30,11 +30,11 @@ def test_what_no_node_knows_of_a_kind_or_horizon_is_the_published_risk_and_never
     risk = np.full((*SHAPE, nodes), 0.25)
     risk[:, 1:] = np.nan  # of one horizon something is known
     risk[0, 0, :1] = np.nan
-    found = usual_risk(risk)
+    found = compute_usual_risk(risk)
     assert np.isfinite(found).all()
     assert (found[:, 1:] == compute_published_risk()[:, 1:]).all()
     assert nodes < 2 or (found[:, 0] == 0.25).all()
-    assert nodes == 0 or np.isfinite(gang_risk(risk, (), HOUR_S, found).p_interrupted)
+    assert nodes == 0 or np.isfinite(compute_gang_risk(risk, (), HOUR_S, found).p_interrupted)
 
 
 def test_a_gang_survives_when_every_member_does():

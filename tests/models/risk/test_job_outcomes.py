@@ -28,9 +28,9 @@ def ended(number, nodes, category="", named=""):
 
 def told(jobs, now_ms=T0):
     outcomes = JobOutcomes()
-    outcomes.record(jobs, now_ms)
-    outcomes.record(jobs, now_ms)  # each once
-    return {signal.entity: signal for signal in outcomes.signals(ROWS)}, outcomes
+    outcomes.count_ended(jobs, now_ms)
+    outcomes.count_ended(jobs, now_ms)  # each once
+    return {signal.entity: signal for signal in outcomes.make_signals(ROWS)}, outcomes
 
 
 def jobs_on_all(lemon_category, named=""):
@@ -47,7 +47,7 @@ def test_a_lemon_is_named_with_its_share_and_raises_its_own_risk() -> None:
     assert list(found) == ["n3"]
     assert found["n3"].value == 11 / 20
     assert found["n3"].usual == (9 + 11) / 200
-    scores = score_nodes(Signals.of(list(found.values())), np.ones(10, bool), T0, None)
+    scores = score_nodes(Signals.from_signals(list(found.values())), np.ones(10, bool), T0, None)
     times = np.log1p(-scores.values[0, :, 3]) / np.log1p(-scores.values[0, :, 0])
     assert np.allclose(times, 1 + (MOST_TIMES - 1) * found["n3"].strength)
     assert 2 < times[0] <= MOST_TIMES
@@ -59,8 +59,8 @@ def test_a_lemon_is_named_with_its_share_and_raises_its_own_risk() -> None:
     assert again.dump() == outcomes.dump()
     later, _ = told([], T0)
     assert later == {}
-    again.record([], T0 + 120 * DAY_MS)
-    assert again.signals(ROWS) == []
+    again.count_ended([], T0 + 120 * DAY_MS)
+    assert again.make_signals(ROWS) == []
 
 
 def test_what_users_do_and_what_one_large_job_does_speaks_against_no_node() -> None:

@@ -4,8 +4,8 @@ import numpy as np
 
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import MAX_RUNS, NodeTable
-from fleetcast.fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, advice, classify_severity
-from fleetcast.models.risk.node_events import STANDS_MS, event_signals
+from fleetcast.fleet.xids import ACTION_OF, ACTIONS, HARD, SOFT, WORDS, classify_severity, find_advice
+from fleetcast.models.risk.node_events import STANDS_MS, make_event_signals
 from fleetcast.models.risk.node_risk import score_nodes
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.signals import Signals
@@ -23,7 +23,7 @@ def signals_of(*events: NodeEvent, now_ms: int = NOW_MS) -> Signals:
     table = NodeTable()
     for one in events:
         table.apply(one)
-    return event_signals(table.nodes, known, {}, now_ms)
+    return make_event_signals(table.nodes, known, {}, now_ms)
 
 
 def names(signals: Signals) -> list[tuple[str, str]]:
@@ -100,7 +100,7 @@ def test_an_address_that_no_exporter_knows_is_told_as_it_is() -> None:
 def test_every_code_of_the_tables_has_words_and_an_action_that_is_known() -> None:
     assert set(ACTION_OF.values()) <= set(ACTIONS)
     assert not HARD.keys() & SOFT.keys()
-    assert all(advice(code) for code in HARD)
+    assert all(find_advice(code) for code in HARD)
     assert set(WORDS) >= HARD.keys() | SOFT.keys()
 
 

@@ -12,21 +12,21 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.fleet.topology import Device, NodeSpec, Topology
-from fleetcast.models.risk.hazard import PUBLISHED, features
-from fleetcast.models.risk.node_events import event_signals
+from fleetcast.models.risk.hazard import PUBLISHED, compute_features
+from fleetcast.models.risk.node_events import make_event_signals
 from fleetcast.models.risk.node_risk import (
     KindFit,
     RiskFit,
     compute_excess_hazard,
+    compute_probabilities,
     load_risk_fit,
     load_shipped_fit,
-    probabilities,
     score_nodes,
 )
 from fleetcast.models.risk.part_risk import list_usual_parts
 from fleetcast.models.risk.rules import ACTIONS, ROW, RULES
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, HardReason
-from fleetcast.models.risk.signals import Signal, Signals, sentence
+from fleetcast.models.risk.signals import Signal, Signals, describe_signal
 
 FIT = RiskFit(
     version=1,
@@ -46,8 +46,8 @@ def test_probabilities_lie_in_their_range_and_grow_with_the_horizon(fit):
     fit = load_shipped_fit() if fit == "shipped" else fit
     excess = compute_excess_hazard(levels, fit)
     since = np.linspace(0, 30, len(levels))
-    history = PUBLISHED.hazard(features(since, since, since < 15), RISK_HORIZONS_S)
-    values = probabilities(excess, history, np.ones(len(levels), bool))
+    history = PUBLISHED.compute_hazard(compute_features(since, since, since < 15), RISK_HORIZONS_S)
+    values = compute_probabilities(excess, history, np.ones(len(levels), bool))
     assert ((values >= 0) & (values <= 1)).all()
     assert (np.diff(values, axis=1) >= 0).all()
 
@@ -73,7 +73,7 @@ def test_the_fit_raises_what_the_priors_leave_low():
 
 
 def test_the_gravest_firm_action_is_given_with_the_first_reason():
-    signals = Signals.of(
+    signals = Signals.from_signals(
         [
             Signal("link_flap", 0, "n1/mlx5_0/1", 2.0),
             Signal("row_remap_failure", 0, "n1/4", 1.0),
@@ -90,7 +90,7 @@ def test_the_gravest_firm_action_is_given_with_the_first_reason():
 
 def test_a_reason_of_a_hard_rule_is_hard_and_reads_as_others_do():
     given = [Signal("xid_hard", 0, "n1/4", 79.0), Signal("xid_old", 1, "n2/4", 79.0)]
-    scores = score_nodes(Signals.of(given), np.ones(2, bool), NOW_MS, None)
+    scores = score_nodes(Signals.from_signals(given), np.ones(2, bool), NOW_MS, None)
     hard, soft = scores.reasons[0][0], scores.reasons[1][0]
     assert (isinstance(hard, HardReason), isinstance(soft, HardReason)) == (True, False)
     assert msgspec.to_builtins(hard).keys() == msgspec.to_builtins(soft).keys()
@@ -99,8 +99,8 @@ def test_a_reason_of_a_hard_rule_is_hard_and_reads_as_others_do():
 def test_every_rule_has_a_sentence_and_a_known_action():
     assert {rule.action for rule in RULES} <= set(ACTIONS)
     for rule in RULES:
-        assert sentence(rule.name, "n1", 3.0, 4.0, NOW_MS - 60_000, NOW_MS)
-        assert "nan" not in sentence(rule.name, "n1", 3.0, float("nan"), 0, NOW_MS)
+        assert describe_signal(rule.name, "n1", 3.0, 4.0, NOW_MS - 60_000, NOW_MS)
+        assert "nan" not in describe_signal(rule.name, "n1", 3.0, float("nan"), 0, NOW_MS)
 
 
 def test_events_of_a_node_are_evidence():
@@ -116,7 +116,7 @@ def test_events_of_a_node_are_evidence():
     for event in events:
         nodes.apply(event)
     rows = {"n1": 0, "n2": 1, "n3": 2}
-    signals = event_signals(nodes.nodes, rows, {}, NOW_MS)
+    signals = make_event_signals(nodes.nodes, rows, {}, NOW_MS)
     said = {(RULES[rule].name, entity) for rule, entity in zip(signals.rule.tolist(), signals.entity, strict=True)}
     assert said == {
         ("xid_reported", "n1/3"),
@@ -128,9 +128,9 @@ def test_events_of_a_node_are_evidence():
 
 
 def test_a_recent_fault_raises_the_week_more_than_the_hour():
-    signals = Signals.of([Signal("recent_fault", 0, "n1", 3600.0)])
+    signals = Signals.from_signals([Signal("recent_fault", 0, "n1", 3600.0)])
     since = np.array([0.05, np.inf])
-    history = PUBLISHED.hazard(features(since, since, np.array([True, False])), RISK_HORIZONS_S)
+    history = PUBLISHED.compute_hazard(compute_features(since, since, np.array([True, False])), RISK_HORIZONS_S)
     scores = score_nodes(signals, np.ones(2, bool), NOW_MS, None, history)
     gain = scores.values[0, :, 0] - scores.values[0, :, 1]
     assert (np.diff(gain) > 0).all()
@@ -168,7 +168,7 @@ def test_a_file_that_is_no_fitted_model_is_refused(tmp_path: Path, text: bytes) 
 def test_the_parts_that_signals_name_have_a_risk_of_their_own():
     devices = (Device("mlx5_0", (0,), 3),)
     topology = Topology.build([NodeSpec("n1", gpus=8, devices=devices), NodeSpec("n2", gpus=8)])
-    signals = Signals.of(
+    signals = Signals.from_signals(
         [
             Signal("xid_hard", 0, "n1/4", 79.0),
             Signal("nvlink_errors", 0, "n1/5", 9.0, strength=0.5),
@@ -191,7 +191,9 @@ def test_a_repaired_node_below_all_others_gives_no_other_node_a_reason():
     """Where a return from repair lowers the hazard, the recent fault of another explains only what it adds itself."""
     history = np.tile(np.array([0.001, 0.004, 0.012]), (len(RISK_HORIZONS_S), 1))  # repaired, never failed, failed
     at = {"strength": 1.0, "since_ms": NOW_MS - 86_400_000}
-    signals = Signals.of([Signal("recent_fault", 0, "n1", 86_400.0, **at), Signal("recent_fault", 2, "n3", 1.0, **at)])
+    signals = Signals.from_signals(
+        [Signal("recent_fault", 0, "n1", 86_400.0, **at), Signal("recent_fault", 2, "n3", 1.0, **at)]
+    )
     shares = {
         node: rows[0].share
         for node, rows in score_nodes(signals, np.ones(3, bool), NOW_MS, None, history).reasons.items()

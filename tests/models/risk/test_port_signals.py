@@ -80,10 +80,10 @@ def test_packets_that_nobody_acknowledges_are_a_reason(small_fleet: Small) -> No
 def test_peers_are_made_anew_only_when_ports_or_the_topology_change(small_fleet: Small) -> None:
     fleet = wired(small_fleet(2))
     table = fleet.entities[EntityKind.PORT]
-    first = PortPeers.of(table.names, table.node, fleet.topology)
-    assert PortPeers.of(table.names, table.node, fleet.topology, first) is first
+    first = PortPeers.from_ports(table.names, table.node, fleet.topology)
+    assert PortPeers.from_ports(table.names, table.node, fleet.topology, first) is first
     later = fleet.topology.add_unplaced_nodes(["n9"])
-    assert PortPeers.of(table.names, table.node, later, first) is not first
+    assert PortPeers.from_ports(table.names, table.node, later, first) is not first
 
 
 def test_the_second_port_of_an_adapter_is_named() -> None:
@@ -158,7 +158,7 @@ def test_ports_with_byte_rates_alone_are_compared_where_no_gpu_is_reported(small
     fleet.entities = Entities()
     for name in fleet.names:
         for index in range(8):
-            fleet.entities.of_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
+            fleet.entities.add_to_node(EntityKind.PORT, name, f"mlx5_{index}", 1)
     fleet.gpu = {name: column[:0] for name, column in fleet.gpu.items()}
     fleet.gpu_since = {name: column[:0] for name, column in fleet.gpu_since.items()}
     fleet.start("j", fleet.names)

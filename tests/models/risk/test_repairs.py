@@ -153,7 +153,7 @@ def test_a_clock_that_is_set_back_does_not_honour_a_return_again(small_fleet: Sm
     tell(fleet, "undrain", 2)
     assert fleet.flagged(fleet.tick()) == []
     hour_ms = 3_600_000
-    fleet.memory.move(-hour_ms)
+    fleet.memory.shift_times(-hour_ms)
     fleet.now_ms -= hour_ms
     for since in fleet.gpu_since.values():
         since[since > 0] -= hour_ms

@@ -84,7 +84,7 @@ def detections(rules, tick, now_ms):
     since = np.full(ENTITIES, now_ms - 5_000 if tick["dates"] else 0, np.int64)
     number = np.arange(ENTITIES) + now_ms % 1000
     return [
-        Detection.of(seen, number + row, number / 2, (number % 7) / 7, since, tells)
+        Detection.make_detection(seen, number + row, number / 2, (number % 7) / 7, since, tells)
         for row, (seen, tells) in enumerate(zip(on, telling, strict=True))
     ]
 
@@ -98,7 +98,7 @@ def test_work_on_what_is_seen_shows_what_work_on_every_pair_shows(ticks, is_node
         now_ms += round(tick["after_s"] * 1000)
         found = detections(memory.rules, tick, now_ms)
         given_ = (found, np.array(tick["age_s"]), now_ms, interval_s, np.array(tick["answers"]) if is_node else None)
-        raised = memory.apply(*given_)
+        raised = memory.apply_detections(*given_)
         rows = (raised.rule, raised.entity, raised.firm, raised.value, raised.usual, raised.strength)
         assert [row.tolist() for row in (*rows, raised.since_ms, raised.seen_ms)] == plain.apply(*given_)
 
@@ -108,11 +108,11 @@ def test_a_memory_that_was_saved_and_loaded_goes_on_as_it_was():
     tick = {"on": [(0, 1), (2, 0)], "untold": [], "dates": False}
     for round_ in range(4):
         now_ms = T0 + 15_000 * round_
-        memory.apply(detections(memory.rules, tick, now_ms), age_s, now_ms, 15.0)
+        memory.apply_detections(detections(memory.rules, tick, now_ms), age_s, now_ms, 15.0)
     again = RuleMemory(KIND)
     again.load(*memory.dump())
     quiet = detections(memory.rules, {"on": [], "untold": [], "dates": False}, now_ms + 1_000)
-    one, other = (each.apply(quiet, age_s + 1, now_ms + 1_000, 15.0) for each in (memory, again))
+    one, other = (each.apply_detections(quiet, age_s + 1, now_ms + 1_000, 15.0) for each in (memory, again))
     assert one.firm.any()
     assert (one.rule.tolist(), one.entity.tolist()) == (other.rule.tolist(), other.entity.tolist())
     assert (one.value.tolist(), one.since_ms.tolist()) == (other.value.tolist(), other.since_ms.tolist())

@@ -17,8 +17,8 @@ from fleetcast.models.risk.detectors import (
     Detection,
     FeatureColumns,
     check_rules_have_detectors,
-    reports,
-    sees,
+    register_detector,
+    register_reporter,
 )
 from fleetcast.models.risk.repairs import LASTING, PARDONED
 from fleetcast.models.risk.rules import COMPUTE, COUNT, LINK, RULES, STOPPED
@@ -42,7 +42,7 @@ def test_a_rule_without_a_function_is_named(monkeypatch: pytest.MonkeyPatch) -> 
         check_rules_have_detectors()
 
 
-@pytest.mark.parametrize("register", [sees, reports])
+@pytest.mark.parametrize("register", [register_detector, register_reporter])
 def test_a_rule_has_no_second_function_and_no_function_an_unknown_rule(register) -> None:
     with pytest.raises(ValueError, match="'clock_low' has a function already"):
         register("clock_low")(lambda view: None)
@@ -99,7 +99,7 @@ def frame(names: tuple[str, ...]) -> FeatureFrame:
 def test_a_feature_that_the_frame_does_not_have_raises_and_names_what_is_near() -> None:
     columns = FeatureColumns(frame(GPU_FEATURES))
     assert columns["gpu_temp_c"].tolist() == [1.0, 1.0]
-    for read in (columns.__getitem__, columns.since):
+    for read in (columns.__getitem__, columns.changed_ms):
         with pytest.raises(KeyError, match=r"frame of gpu has no feature 'gpu_temp'; did you mean 'gpu_temp_c'"):
             read("gpu_temp")
     with pytest.raises(KeyError, match="has no feature 'qqq'"):
@@ -108,8 +108,12 @@ def test_a_feature_that_the_frame_does_not_have_raises_and_names_what_is_near() 
 
 def test_strength_is_a_share_and_unknown_strength_is_none() -> None:
     on = np.array([True, True, False])
-    assert Detection.of(on, np.ones(3), strength=np.array([np.nan, 3.0, -1.0])).strength.tolist() == [0.0, 1.0, 0.0]
-    assert Detection.of(on, np.ones(3)).strength.tolist() == [1.0, 1.0, 1.0]
+    assert Detection.make_detection(on, np.ones(3), strength=np.array([np.nan, 3.0, -1.0])).strength.tolist() == [
+        0.0,
+        1.0,
+        0.0,
+    ]
+    assert Detection.make_detection(on, np.ones(3)).strength.tolist() == [1.0, 1.0, 1.0]
 
 
 RATES = {"B": "B/s", "s": "ratio", "ticks": "times"}  # the unit of a counter → that of its rate beside another

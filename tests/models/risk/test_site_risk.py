@@ -10,7 +10,7 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.models.risk.day_levels import HALF_MS, DayLevels
 from fleetcast.models.risk.fault_log import FaultLog
 from fleetcast.models.risk.hazard import HorizonFit
-from fleetcast.models.risk.node_risk import Excess, compute_hazards
+from fleetcast.models.risk.node_risk import ExcessHazard, compute_hazards
 from fleetcast.models.risk.rules import ROW, RULES
 from fleetcast.models.risk.score import FleetMoment, FoldedEvents, score_fleet
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
@@ -61,8 +61,8 @@ def test_columns_say_what_events_told_and_nothing_of_later():
         ("elsewhere", "drain", 1, {}),
     )
     faults = FaultLog()
-    faults.record({"c": (NOW_MS - 30 * DAY_MS, True)}, 3, NOW_MS - 30 * DAY_MS)
-    faults.record({}, 3, NOW_MS)
+    faults.record_signals({"c": (NOW_MS - 30 * DAY_MS, True)}, 3, NOW_MS - 30 * DAY_MS)
+    faults.record_signals({}, 3, NOW_MS)
     found = dict(zip(PAST_FEATURES, make_event_columns(faults, records, NAMES, NOW_MS).T, strict=True))
     assert found["drains_90d"].tolist() == pytest.approx([np.log(2), 0, 0])
     assert found["warnings_7d"].tolist() == pytest.approx([0, np.log(2), 0])
@@ -82,7 +82,7 @@ def test_hazards_grow_with_the_horizon_whatever_the_evidence():
     site = compute_site_hazard(fit(link_flap=-3.0, repair_30d=2.0), rng.random((50, len(SITE_FEATURES))))
     parts = rng.random((3, 50, len(RULES))) * (rng.random((3, 50, len(RULES))) < 0.02)
     history = np.outer(np.array(RISK_HORIZONS_S) / 86_400, np.full(50, 0.004))
-    found = compute_hazards(Excess(parts.sum(axis=2), parts), history, site)
+    found = compute_hazards(ExcessHazard(parts.sum(axis=2), parts), history, site)
     assert (np.diff(found, axis=1) >= -1e-12).all()
     assert (found >= 0).all()
 
@@ -93,7 +93,7 @@ def test_rules_that_the_site_never_saw_speak_as_they_did():
     parts[FAIL, 0, ROW["link_flap"]], parts[FAIL, 1, ROW["node_lost"]] = 0.2, 3.0
     site = compute_site_hazard(fit(link_flap=0.01), columns(2, link_flap=[1.0, 0.0]))
     history = np.full((len(RISK_HORIZONS_S), 2), 0.004)
-    found = compute_hazards(Excess(parts.sum(axis=2), parts), history, site)[FAIL]
+    found = compute_hazards(ExcessHazard(parts.sum(axis=2), parts), history, site)[FAIL]
     assert found[-2, 0] < 0.002  # a day: the site's own
     assert (found[:, 1] > 3.0).all()
     assert found[0, 0] == pytest.approx(found[-2, 0])  # an hour has at most its day's
@@ -103,13 +103,17 @@ def test_levels_fade_by_half_and_survive_a_snapshot():
     days = DayLevels()
     levels = np.zeros((2, len(RULES)))
     levels[0, ROW["link_flap"]] = 0.8
-    days.step(levels, ("a", "b"), NOW_MS)
-    days.step(np.zeros((2, len(RULES))), ("a", "b"), NOW_MS + HALF_MS)
-    assert days.at(("b", "a", "new"), NOW_MS + HALF_MS)[:, ROW["link_flap"]].tolist() == pytest.approx([0, 0.4, 0])
+    days.record_levels(levels, ("a", "b"), NOW_MS)
+    days.record_levels(np.zeros((2, len(RULES))), ("a", "b"), NOW_MS + HALF_MS)
+    assert days.compute_levels(("b", "a", "new"), NOW_MS + HALF_MS)[:, ROW["link_flap"]].tolist() == pytest.approx(
+        [0, 0.4, 0]
+    )
     other = DayLevels()
     other.load(*days.dump())
-    assert (other.at(("a", "b"), NOW_MS + 2 * HALF_MS) == days.at(("a", "b"), NOW_MS + 2 * HALF_MS)).all()
-    assert days.at(("a",), NOW_MS + 40 * HALF_MS).max() == 0
+    assert (
+        other.compute_levels(("a", "b"), NOW_MS + 2 * HALF_MS) == days.compute_levels(("a", "b"), NOW_MS + 2 * HALF_MS)
+    ).all()
+    assert days.compute_levels(("a",), NOW_MS + 40 * HALF_MS).max() == 0
 
 
 def test_a_fit_survives_its_file_and_a_broken_one_is_named(tmp_path):

@@ -105,10 +105,10 @@ def test_every_owner_is_saved_read_back_and_moved(small_fleet: Callable) -> None
         n: array.tobytes() for n, array in arrays.items()
     }
     moved = reborn(fleet.memory)
-    moved.move(1000)
+    moved.shift_times(1000)
     assert moved.scrapes.learned_ms == fleet.memory.scrapes.learned_ms + 1000
     assert moved.faults.since_ms == fleet.memory.faults.since_ms + 1000
-    moved.move(-1000)
+    moved.shift_times(-1000)
     assert json.dumps(moved.dump()[0]) == json.dumps(about)
 
 

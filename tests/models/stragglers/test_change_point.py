@@ -8,10 +8,10 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.stragglers.change_point import (
     SCALES,
     find_best_pace,
+    find_slowdown,
     is_still_slow,
     measure_last_steps,
     measure_slow_creep,
-    slowed,
 )
 from fleetcast.models.stragglers.steps import measure_pace
 
@@ -21,7 +21,7 @@ def noisy(steps: int, sigma: float, seed: int = 0) -> np.ndarray:
 
 
 def first_seen(seconds: np.ndarray, start: int) -> int | None:
-    return next((at - start for at in range(start + 1, len(seconds) + 1) if slowed(seconds[:at])), None)
+    return next((at - start for at in range(start + 1, len(seconds) + 1) if find_slowdown(seconds[:at])), None)
 
 
 @pytest.mark.parametrize(("factor", "steps"), [(1.5, 3), (1.2, 3), (1.1, 5)])
@@ -33,13 +33,13 @@ def test_the_larger_a_slowdown_the_sooner_it_is_seen(factor, steps):
 def test_noise_alone_is_no_change():
     for seed in range(5):
         seconds = noisy(200, 0.2, seed)
-        assert not any(slowed(seconds[:at]) for at in range(16, 200))
+        assert not any(find_slowdown(seconds[:at]) for at in range(16, 200))
 
 
 def test_what_a_job_does_every_now_and_then_is_usual():
     bursts = np.tile(np.concatenate((np.ones(12), np.full(4, 1.5))), 8)
-    assert slowed(np.concatenate((bursts, np.ones(12), np.full(3, 1.5)))) is None
-    assert slowed(np.concatenate((bursts, np.ones(12), np.full(3, 2.5)))) is not None
+    assert find_slowdown(np.concatenate((bursts, np.ones(12), np.full(3, 1.5)))) is None
+    assert find_slowdown(np.concatenate((bursts, np.ones(12), np.full(3, 2.5)))) is not None
 
 
 def test_a_slow_spell_ends_nearer_to_the_usual_than_to_its_limit():

@@ -8,7 +8,7 @@ from fleetcast.fleet.events import Finished, Resized, Started, Step
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
-from fleetcast.models.stragglers.gang import GangColumns, GangMemory, match_gangs
+from fleetcast.models.stragglers.gang import GangColumns, GangMemberCache, match_gangs
 from tests.fuzz.bounds import examples
 
 NODES = tuple(f"n{row}" for row in range(4))
@@ -35,7 +35,7 @@ CHANGES = st.lists(
 @given(CHANGES)
 @examples(300)
 def test_remembered_members_are_those_found_anew(changes):
-    table, memory, placements = JobTable(), GangMemory(), RunningPlaces(())
+    table, memory, placements = JobTable(), GangMemberCache(), RunningPlaces(())
     gpus, owners = 2, np.repeat(np.arange(len(NODES), dtype=np.int32), 2)
     for sequence, (change, job, nodes, names_gpus) in enumerate(changes):
         about = {"job": job, "sequence": sequence, "time_ms": 1_000 + sequence}
@@ -54,9 +54,9 @@ def test_remembered_members_are_those_found_anew(changes):
             owners = owners.copy()
             owners[sequence % len(owners)] = NODES.index(nodes[0])
         running = [row.copy() for row in table.running()]
-        placements = RunningPlaces.of(running, placements)
+        placements = RunningPlaces.from_running(running, placements)
         gpu, port = columns(NODES, gpus), columns(NODES, 2, owners)
-        found = memory.of(running, placements, gpu, port, NODES)
+        found = memory.find_members(running, placements, gpu, port, NODES)
         rebuilt = match_gangs(running, RunningPlaces(running), gpu, port, NODES)
         assert found.attempts is running
         assert found.of_gpu.tolist() == rebuilt.of_gpu.tolist()
@@ -65,12 +65,14 @@ def test_remembered_members_are_those_found_anew(changes):
 
 
 def test_a_tick_without_a_change_finds_the_same_arrays_and_the_attempts_of_now():
-    table, memory = JobTable(), GangMemory()
+    table, memory = JobTable(), GangMemberCache()
     table.apply(Started(job="a", sequence=0, time_ms=1, ranks=(RankPlacement(0, "n0", (0, 1)),)))
     running = [row.copy() for row in table.running()]
     placements = RunningPlaces(running)
-    first = memory.of(running, placements, columns(NODES, 2), columns(NODES, 2), NODES)
+    first = memory.find_members(running, placements, columns(NODES, 2), columns(NODES, 2), NODES)
     later = [row.copy() for row in table.running()]
-    second = memory.of(later, RunningPlaces.of(later, placements), columns(NODES, 2), columns(NODES, 2), NODES)
+    second = memory.find_members(
+        later, RunningPlaces.from_running(later, placements), columns(NODES, 2), columns(NODES, 2), NODES
+    )
     assert second.of_gpu is first.of_gpu
     assert second.attempts is later

@@ -11,7 +11,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.risk.rules import BY_NAME
 from fleetcast.models.stragglers.steps import StepPace, measure_pace
-from fleetcast.models.stragglers.straggler import Suspect, _judge
+from fleetcast.models.stragglers.straggler import Suspect, _make_answer
 
 RANKS, STAGES = 8, 4
 
@@ -36,7 +36,7 @@ def follow(compute: np.ndarray, stages: int = 0, wait_s=0.2, attempt=None):
 
 
 def answer(attempt: JobAttempt, pace: StepPace, suspects=()):
-    return _judge(
+    return _make_answer(
         0,
         SimpleNamespace(attempts=[attempt], nodes=[], hosts=lambda _: len(attempt.hosts)),
         pace,

@@ -4,7 +4,7 @@ import numpy as np
 
 from fleetcast.fleet.events import Phase, Step, StepParts
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.stragglers.step_peers import blame
+from fleetcast.models.stragglers.step_peers import find_blame
 from fleetcast.models.stragglers.steps import StepPace, measure_pace
 
 REPLICAS, STAGES = 4, 2
@@ -56,17 +56,17 @@ def test_who_was_slow_from_the_first_step_is_named_though_the_job_never_changed(
 def test_one_clear_step_names_a_rank_unless_another_one_was_slow_just_before():
     compute = gang(4)
     compute[3, 0, 0] *= 1.6
-    assert [row.rank for row in blame(told(compute)[0].rank_steps).ranks] == [0]
+    assert [row.rank for row in find_blame(told(compute)[0].rank_steps).ranks] == [0]
     compute[2, 3, 0] *= 1.6
-    assert blame(told(compute)[0].rank_steps).ranks == ()
+    assert find_blame(told(compute)[0].rank_steps).ranks == ()
 
 
 def test_slow_data_loading_of_one_rank_is_its_own_and_a_few_milliseconds_are_nothing():
     compute, data = gang(8), np.full((8, REPLICAS, STAGES), 0.002)
     data[:, 0, 1] = 0.02
-    assert blame(told(compute, data)[0].rank_steps).ranks == ()
+    assert find_blame(told(compute, data)[0].rank_steps).ranks == ()
     data[:, 0, 1] = 0.5
-    (row,) = blame(told(compute, data)[0].rank_steps).ranks
+    (row,) = find_blame(told(compute, data)[0].rank_steps).ranks
     assert (row.rank, row.part) == (1, "data")
 
 
@@ -74,7 +74,7 @@ def test_a_rank_with_longer_sequences_is_not_slow():
     compute, length = gang(8), np.full((8, REPLICAS, STAGES), 1000.0)
     compute[:, 0, 0] *= 1.5
     length[:, 0, 0] *= 1.5
-    assert blame(told(compute, length=length)[0].rank_steps).ranks == ()
+    assert find_blame(told(compute, length=length)[0].rank_steps).ranks == ()
 
 
 def test_a_stage_that_became_the_slowest_is_named_and_nobody_when_stages_are_even():
@@ -110,7 +110,7 @@ def test_ranks_that_report_in_batches_are_compared_by_the_steps_that_all_told():
             duration_s=1.4, parts=StepParts(compute=1.0),
         )  # fmt: skip
         attempt.fold(step)
-    assert [row.rank for row in blame(attempt.rank_steps).ranks] == [7]
+    assert [row.rank for row in find_blame(attempt.rank_steps).ranks] == [7]
 
 
 def test_nobody_is_blamed_in_an_evaluation():

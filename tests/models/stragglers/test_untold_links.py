@@ -144,9 +144,9 @@ def test_what_was_seen_dropping_outlives_a_restart_and_is_forgotten_with_a_repai
     again = type(streaks)()
     again.load(about, arrays)
     assert again.drops == streaks.drops == {"n002/3": [fleet.now_ms]}
-    again.move(1000)
+    again.shift_times(1000)
     assert again.drops["n002/3"][0] == streaks.drops["n002/3"][0] + 1000
-    again.forget("n002")
+    again.drop_node("n002")
     assert again.drops == {}
 
 

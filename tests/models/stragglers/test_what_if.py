@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleetcast.models.stragglers.what_if import attribute, simulate_step_time
+from fleetcast.models.stragglers.what_if import attribute_slowdown, simulate_step_time
 
 # Two stages, two micro-batches: forward 0 1, backward 0 1.
 ORDER = (((0, 0), (0, 1), (1, 0), (1, 1)), ((0, 0), (1, 0), (0, 1), (1, 1)))
@@ -26,13 +26,13 @@ def test_a_schedule_that_waits_for_itself_is_refused():
 
 def test_operations_without_any_time_are_refused():
     with pytest.raises(ValueError, match="no operation takes any time"):
-        attribute(np.zeros((2, 2, 2, 2, 2)), ORDER)
+        attribute_slowdown(np.zeros((2, 2, 2, 2, 2)), ORDER)
 
 
 def test_the_slow_worker_explains_what_it_costs():
     seconds = np.ones((3, 4, 2, 2, 2))
     seconds[:, 2, 1] = 2.0
-    found = attribute(seconds, ORDER)
+    found = attribute_slowdown(seconds, ORDER)
     assert np.unravel_index(found.share.argmax(), found.share.shape) == (2, 1)
     assert found.share[2, 1] > 0.9
     assert found.by_replica.argmax() == 2

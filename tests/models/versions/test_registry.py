@@ -18,7 +18,7 @@ from fleetcast.models.versions.card import (
     FitSpan,
     GateVerdict,
     compute_calibration,
-    metrics_of,
+    make_card_metrics,
     read_card,
     read_package_versions,
 )
@@ -57,16 +57,16 @@ def filled(root: Path, *gates: GateVerdict | None) -> Registry:
 
 
 def hurt(registry: Registry, version: str) -> None:
-    (registry.path("demand", version) / "model.json").write_text("[]")
+    (registry.find_folder("demand", version) / "model.json").write_text("[]")
 
 
 def test_a_version_that_is_added_has_its_files_and_a_card_and_does_not_serve(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON)
-    kept = registry.card("demand", "1")
+    kept = registry.read_version_card("demand", "1")
     assert (kept.version, [file.path for file in kept.files]) == ("0001", ["model.json", "trees/1h.txt"])
     assert msgspec.structs.replace(kept, version="", files=()) == card()
-    assert (registry.path("demand", "0001") / "trees" / "1h.txt").read_text() == "tree"
-    assert registry.current("demand") is None
+    assert (registry.find_folder("demand", "0001") / "trees" / "1h.txt").read_text() == "tree"
+    assert registry.find_serving_folder("demand") is None
     assert registry.current_version("demand") is None
 
 
@@ -80,13 +80,13 @@ def test_promotion_and_rollback_change_which_version_serves(tmp_path: Path) -> N
     for version in ("0001", "0003", "2"):
         registry.promote("demand", version)
     assert registry.current_version("demand") == "0002"
-    assert registry.current("demand") == tmp_path / "demand" / "0002"
+    assert registry.find_serving_folder("demand") == tmp_path / "demand" / "0002"
     assert [registry.rollback("demand"), registry.rollback("demand")] == ["0003", "0001"]
     assert registry.rollback("demand") == SHIPPED
-    assert (registry.current_version("demand"), registry.current("demand")) == (None, None)
+    assert (registry.current_version("demand"), registry.find_serving_folder("demand")) == (None, None)
     with pytest.raises(ModelError, match="none serves, what ships does"):
         registry.rollback("demand")
-    actions = [(row.action, row.version, row.previous) for row in registry.promotions("demand")]
+    actions = [(row.action, row.version, row.previous) for row in registry.list_promotions("demand")]
     assert actions == [
         ("promote", "0001", None),
         ("promote", "0003", "0001"),
@@ -102,18 +102,18 @@ def test_a_first_bad_version_gives_way_to_what_shipped(tmp_path: Path) -> None:
     registry.promote("demand", "0001")
     hurt(registry, "0001")
     assert registry.rollback("demand") == SHIPPED
-    assert registry.current("demand") is None
-    assert registry.challenger("demand") == "0002"
+    assert registry.find_serving_folder("demand") is None
+    assert registry.find_challenger("demand") == "0002"
     registry.promote("demand", "0002")
     assert registry.rollback("demand") == SHIPPED, "what shipped served before it"
-    assert filled(tmp_path, WON).names("demand") == ["0001", "0002", "0003"]
+    assert filled(tmp_path, WON).list_names("demand") == ["0001", "0002", "0003"]
 
 
 def test_a_promotion_twice_is_a_promotion_once(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON)
     registry.promote("demand", "0001")
     registry.promote("demand", "0001")
-    assert len(registry.promotions("demand")) == 1
+    assert len(registry.list_promotions("demand")) == 1
 
 
 def test_a_version_that_lost_is_not_promoted(tmp_path: Path) -> None:
@@ -134,8 +134,8 @@ def test_a_forced_promotion_is_recorded(tmp_path: Path) -> None:
     registry.promote("demand", "0001", force=True)
     registry.promote("demand", "0002", force=True)  # nothing to force
     assert registry.current_version("demand") == "0002"
-    assert [row.forced for row in registry.promotions("demand")] == [True, False]
-    assert "it lost to persistence" in registry.promotions("demand")[0].sentence
+    assert [row.forced for row in registry.list_promotions("demand")] == [True, False]
+    assert "it lost to persistence" in registry.list_promotions("demand")[0].sentence
 
 
 def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON)
     with pytest.raises(RuntimeError):
         registry.add("demand", fail, card())
-    assert registry.names("demand") == ["0001"]
+    assert registry.list_names("demand") == ["0001"]
     assert {path.name for path in (tmp_path / "demand").iterdir()} == {"0001", "lock"}
 
 
@@ -174,8 +174,8 @@ def test_a_killed_writer_leaves_no_version_and_the_next_one_sweeps_up(tmp_path: 
     assert ended.returncode == -9
     assert len(list((tmp_path / "demand").glob(".new-*"))) == 1
     registry = Registry(tmp_path)
-    assert registry.names("demand") == []
-    assert registry.versions("demand") == []
+    assert registry.list_names("demand") == []
+    assert registry.list_cards("demand") == []
     assert registry.add("demand", write, card()) == "0001"
     assert not list((tmp_path / "demand").glob(".new-*"))
 
@@ -188,7 +188,7 @@ def test_a_version_that_another_writer_is_at_is_not_swept_away(tmp_path: Path) -
         assert registry.add("demand", write, card()) == "0001"
 
     assert registry.add("demand", slow, card()) == "0002"
-    assert [registry.damage("demand", name) for name in registry.names("demand")] == [None, None]
+    assert [registry.find_damage("demand", name) for name in registry.list_names("demand")] == [None, None]
 
 
 def test_writers_at_once_get_versions_of_their_own(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_damaged_version_is_passed_over_for_the_one_that_served_before(
     hurt(registry, "0003")
     (tmp_path / "demand" / "0002" / "model.json").unlink()
     with caplog.at_level(logging.WARNING):
-        assert registry.current("demand") == tmp_path / "demand" / "0001"
+        assert registry.find_serving_folder("demand") == tmp_path / "demand" / "0001"
     assert "demand 0003 is damaged: model.json has another sha256 than its card says" in caplog.text
     assert "0001 serves in its place" in caplog.text
     assert registry.rollback("demand") == "0001"
@@ -217,7 +217,7 @@ def test_without_a_whole_version_there_is_a_model_error(tmp_path: Path) -> None:
     registry.promote("demand", "0001")
     hurt(registry, "0001")
     with pytest.raises(ModelError, match="demand 0001 is damaged"):
-        registry.current("demand")
+        registry.find_serving_folder("demand")
 
 
 def test_a_damaged_version_is_not_promoted_even_by_force(tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_a_damaged_version_is_not_promoted_even_by_force(tmp_path: Path) -> None
     (tmp_path / "demand" / "0001" / "card.json").write_text("{")
     with pytest.raises(ModelError, match="is no model card"):
         registry.promote("demand", "0001", force=True)
-    assert registry.versions("demand") == []
+    assert registry.list_cards("demand") == []
 
 
 def test_pruning_keeps_the_newest_and_those_that_a_rollback_needs(tmp_path: Path) -> None:
@@ -233,28 +233,28 @@ def test_pruning_keeps_the_newest_and_those_that_a_rollback_needs(tmp_path: Path
     registry.promote("demand", "0001")
     registry.promote("demand", "0002")
     assert registry.prune("demand", keep=2) == ["0003", "0004"]
-    assert registry.names("demand") == ["0001", "0002", "0005", "0006"]
+    assert registry.list_names("demand") == ["0001", "0002", "0005", "0006"]
     assert registry.rollback("demand") == "0001"
     assert Registry(tmp_path / "nowhere").prune("demand", keep=1) == []
 
 
 def test_what_runs_in_the_shadow_is_the_newest_or_the_chosen_one(tmp_path: Path) -> None:
     registry = filled(tmp_path, *[WON] * 4)
-    assert registry.challenger("demand") == "0004"
+    assert registry.find_challenger("demand") == "0004"
     registry.promote("demand", "0003")
-    registry.shadow("demand", "1")
-    assert registry.challenger("demand") == "0001"
+    registry.choose_shadow("demand", "1")
+    assert registry.find_challenger("demand") == "0001"
     assert registry.prune("demand", keep=1) == ["0002"]
     registry.promote("demand", "0001")  # the chosen one serves: the newest is next
-    assert registry.challenger("demand") == "0004"
+    assert registry.find_challenger("demand") == "0004"
     registry.rollback("demand")
-    assert registry.challenger("demand") == "0001"
-    registry.shadow("demand", "off")
-    assert registry.challenger("demand") is None
-    registry.shadow("demand", "newest")
-    assert registry.challenger("demand") == "0004"
+    assert registry.find_challenger("demand") == "0001"
+    registry.choose_shadow("demand", "off")
+    assert registry.find_challenger("demand") is None
+    registry.choose_shadow("demand", "newest")
+    assert registry.find_challenger("demand") == "0004"
     registry.promote("demand", "0004")
-    assert registry.challenger("demand") is None
+    assert registry.find_challenger("demand") is None
 
 
 def test_what_serves_or_is_damaged_is_not_chosen_for_the_shadow(tmp_path: Path) -> None:
@@ -263,13 +263,13 @@ def test_what_serves_or_is_damaged_is_not_chosen_for_the_shadow(tmp_path: Path) 
     hurt(registry, "0002")
     for version, why in (("0001", "serves"), ("0002", "damaged")):
         with pytest.raises(ModelError, match=why):
-            registry.shadow("demand", version)
+            registry.choose_shadow("demand", version)
     with pytest.raises(UnknownEntity, match="no version 9 of demand"):
-        registry.shadow("demand", "9")
-    assert registry.challenger("demand") == "0003"
+        registry.choose_shadow("demand", "9")
+    assert registry.find_challenger("demand") == "0003"
     (tmp_path / "demand" / "shadow").write_text("latest\n")
     with pytest.raises(ModelError, match="'latest': expected a version, off or newest"):
-        registry.challenger("demand")
+        registry.find_challenger("demand")
 
 
 def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
@@ -285,14 +285,14 @@ def test_unknown_kinds_and_versions_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownEntity, match=r"no version \.\./\.\. of demand.*newest are: 0001"):
         registry.promote("demand", "../..")
     with pytest.raises(UnknownEntity, match="no version 9 of demand"):
-        registry.card("demand", "9")
+        registry.read_version_card("demand", "9")
 
 
 def test_a_card_with_a_hole_is_refused_when_it_is_added(tmp_path: Path) -> None:
     hole = msgspec.structs.replace(WON, ours=float("nan"))
     with pytest.raises(ModelError, match="is no model card"):
         filled(tmp_path, hole)
-    assert Registry(tmp_path).names("demand") == []
+    assert Registry(tmp_path).list_names("demand") == []
 
 
 def test_a_line_of_the_log_that_was_cut_short_is_passed_over(tmp_path: Path) -> None:
@@ -300,14 +300,14 @@ def test_a_line_of_the_log_that_was_cut_short_is_passed_over(tmp_path: Path) -> 
     registry.promote("demand", "0001")
     with (tmp_path / "demand" / "promotions.jsonl").open("a") as file:
         file.write('{"time_ms": 1')
-    assert len(registry.promotions("demand")) == 1
+    assert len(registry.list_promotions("demand")) == 1
 
 
 def test_a_card_keeps_the_rows_of_an_evaluation() -> None:
     assert CardMetric.__struct_fields__ == ResultRow.__struct_fields__
     row = ResultRow("venus", "running", "all", 3600, "ours", "trees", "coverage_80", 0.79, 0.75, 0.83, 500)
     low = ResultRow("earth", "running", "all", 3600, "ours", "trees", "coverage_80", 0.83, None, None, 1500)
-    metrics = metrics_of([row, low])
+    metrics = make_card_metrics([row, low])
     assert msgspec.to_builtins(metrics[0]) == msgspec.to_builtins(row)
     (pooled,) = compute_calibration(metrics)
     assert (pooled.nominal, round(pooled.observed, 4), pooled.n) == (0.8, 0.82, 2000)
@@ -342,12 +342,12 @@ def killed_after(steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return failpoints.KEEP_ALL
 
     monkeypatch.setattr("shutil.rmtree", lambda *_, **__: None)  # who is killed tidies nothing up
-    failpoints.arm(at)
+    failpoints.set_hook(at)
     try:
         with contextlib.suppress(Killed):
             yield
     finally:
-        failpoints.arm(None)
+        failpoints.set_hook(None)
 
 
 @pytest.mark.parametrize("steps", range(STEPS))
@@ -360,10 +360,12 @@ def test_a_kill_at_any_step_leaves_nothing_or_a_whole_version(
         registry.add("demand", write, card())
         registry.promote("demand", "0002")
     again = Registry(tmp_path)
-    assert again.names("demand") in (["0001"], ["0001", "0002"])
-    assert [again.damage("demand", name) for name in again.names("demand")] == [None] * len(again.names("demand"))
-    assert again.current_version("demand") in ("0001", again.names("demand")[-1])
-    assert again.current("demand") is not None
+    assert again.list_names("demand") in (["0001"], ["0001", "0002"])
+    assert [again.find_damage("demand", name) for name in again.list_names("demand")] == [None] * len(
+        again.list_names("demand")
+    )
+    assert again.current_version("demand") in ("0001", again.list_names("demand")[-1])
+    assert again.find_serving_folder("demand") is not None
     name = again.add("demand", write, card())
     again.promote("demand", name)
     assert again.current_version("demand") == name

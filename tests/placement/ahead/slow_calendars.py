@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.ahead.calendars import SHORTEST_GAP_S, Array, Calendar, Rooms
+from fleetcast.placement.ahead.calendars import SHORTEST_GAP_S, Array, Calendar, RoomCache
 from fleetcast.placement.ahead.slot_times import Place, _make_empty_place
 from fleetcast.placement.machines.fit import get_widest_level
 
@@ -17,7 +17,7 @@ def earliest(
     ready: Array,
     order: NDArray[np.int64] | None,
     room: NDArray[np.int64],
-    rooms: Rooms,
+    rooms: RoomCache,
 ) -> Place:
     """ready: (path, node, gpu), ascending along a node; order: the calendar's place of each, None: the same."""
     level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node
@@ -31,7 +31,7 @@ def earliest(
         among = slots.reshape(paths, 1, n * s)
         rows = np.arange(n)[None, :]
     else:
-        rows = rooms.block(level)
+        rows = rooms.find_domain_rows(level)
         among = np.where(rows[None, :, :, None] >= 0, slots[:, rows], np.inf).reshape(paths, len(rows), -1)
     if among.shape[2] < members:
         return _make_empty_place(paths)
@@ -53,10 +53,10 @@ def earliest(
 class PlainFinder:
     """A finder of places that looks at the whole calendar for each gang."""
 
-    rooms: Rooms
+    rooms: RoomCache
 
     def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
-        return earliest(request, calendar.free_s, None, self.rooms.of(request), self.rooms)
+        return earliest(request, calendar.free_s, None, self.rooms.count_members_per_node(request), self.rooms)
 
     def mark(self, nodes: None) -> None:
         """Ignore changes of the calendar."""

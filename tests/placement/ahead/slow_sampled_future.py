@@ -83,7 +83,7 @@ class Fleet:
 
     def soonest(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
         """The nodes that should be free for a gang first, and when the last of them should be."""
-        slot, closed = self.slots[ask.slot], ask.closed(now_s)
+        slot, closed = self.slots[ask.slot], ask.mask_closed_nodes(now_s)
         ready_s = np.where(slot.most > 0, np.where(self._room[ask.slot] >= slot.most, 0.0, self.ready_s), np.inf)
         if closed is not None:
             ready_s[closed] = np.inf
@@ -185,7 +185,7 @@ class Future:
             _, number, nodes, gpus = heapq.heappop(self.ends)
             self.fleet.change(nodes, gpus)
             if self.queues is not None:
-                self.queues.end(number)
+                self.queues.end_job(number)
 
     def _pass(self) -> None:
         """Start what may start now."""
@@ -209,7 +209,7 @@ class Future:
             if head is not None and kept is None:
                 kept, shadow_s = self.fleet.soonest(head, self.now_s)
             in_time = self.now_s + ask.planned_s <= shadow_s
-            place = self.fleet.choose(ask, _without(None if in_time else kept, ask.closed(self.now_s)))
+            place = self.fleet.choose(ask, _without(None if in_time else kept, ask.mask_closed_nodes(self.now_s)))
             if place is None:
                 head = head or ask
                 continue
@@ -238,7 +238,7 @@ class Future:
         if one.run_s < np.inf:
             heapq.heappush(self.ends, (self.now_s + one.run_s, self._count, nodes, gpus))
         if self.queues is not None and one.ask.hold is not None:
-            self.queues.start(self._count, one.ask.hold, one.number >= 0)
+            self.queues.start_job(self._count, one.ask.hold, one.number >= 0)
         if one.number >= 0:
             self._started[one.number] = self.now_s
 

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ahead.paths import Timelines, timelines
-from fleetcast.placement.ahead.reservation import held, releases, windows
+from fleetcast.placement.ahead.paths import Timelines, sample_timelines
+from fleetcast.placement.ahead.reservation import describe_reservation, estimate_job_releases, find_free_windows
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.queue import Plan, Waiting, plan
+from fleetcast.placement.plan.queue import Plan, WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 
 NOW_MS = 1_589_310_000_000
 OPTIONS = Options(now_ms=NOW_MS)
 HOUR_S = 3600.0
-HEAD = Waiting(PlacementRequest(request_id="head", gang=3, gpus_per_node=8), NOW_MS)
+HEAD = WaitingEntry(PlacementRequest(request_id="head", gang=3, gpus_per_node=8), NOW_MS)
 
 
 @pytest.fixture
@@ -31,12 +31,12 @@ def look(view: Any, left_h: tuple[float, float]) -> tuple[Plan, Timelines]:
         for job, hours, left in zip("ab", (1, 2), left_h, strict=True)
     }
     planned = plan([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
-    return planned, timelines([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
+    return planned, sample_timelines([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
 
 
 def test_a_reservation_holds_while_its_releases_come_in_time(view) -> None:
     planned, paths = look(view, (0.5, 2))
-    claim = held(planned.reservation, view, paths)
+    claim = describe_reservation(planned.reservation, view, paths)
     assert (claim.request_id, claim.waits_for, claim.gpus, claim.idle_gpus) == ("head", "a", 24, 16)
     assert claim.shadow_ms == NOW_MS + 3_600_000
     assert claim.holds_p == 1.0
@@ -44,26 +44,26 @@ def test_a_reservation_holds_while_its_releases_come_in_time(view) -> None:
 
 def test_a_reservation_holds_though_sampled_times_are_rounded(view) -> None:
     planned, paths = look(view, (1 + 0.5 / 3600, 2))
-    assert held(planned.reservation, view, paths).holds_p == 1.0
+    assert describe_reservation(planned.reservation, view, paths).holds_p == 1.0
 
 
 def test_a_reservation_decays_when_its_releases_come_late(view) -> None:
     planned, paths = look(view, (1.5, 3))
-    assert held(planned.reservation, view, paths).holds_p == 0.0
-    assert held(planned.reservation, view, None).holds_p is None
+    assert describe_reservation(planned.reservation, view, paths).holds_p == 0.0
+    assert describe_reservation(planned.reservation, view, None).holds_p is None
 
 
 def test_what_the_head_will_use_is_free_until_its_shadow_time(view) -> None:
     planned, _ = look(view, (1, 2))
-    (window,) = windows(planned.view, planned.reservation)
+    (window,) = find_free_windows(planned.view, planned.reservation)
     assert (window.gpus, window.nodes, window.until_ms) == (16, 2, NOW_MS + 3_600_000)
-    (window,) = windows(view, None)
+    (window,) = find_free_windows(view, None)
     assert (window.gpus, window.nodes, window.until_ms) == (16, 2, None)
 
 
 def test_releases_come_soonest_first_with_their_quantiles(view) -> None:
     _, paths = look(view, (2, 1))
-    rows = releases(paths)
+    rows = estimate_job_releases(paths)
     assert [(row.job, row.gpus, row.nodes) for row in rows] == [("b", 8, 1), ("a", 8, 1)]
     assert rows[0].ends_ms == dict.fromkeys(("p10", "p50", "p90"), NOW_MS + 3_600_000)
 
@@ -71,6 +71,6 @@ def test_releases_come_soonest_first_with_their_quantiles(view) -> None:
 @pytest.mark.parametrize("nodes", [3, 5])  # five are more than there are: it never starts
 def test_a_job_that_runs_and_waits_again_ends_as_what_runs_does(view, nodes: int) -> None:
     _, alone = look(view, (2, 1))
-    again = Waiting(PlacementRequest(request_id="again", job="b", attempt=2, gang=nodes, gpus_per_node=8), NOW_MS)
-    paths = timelines([again], view, alone.now.running, RunTimeQuantiles({}), OPTIONS)
-    assert releases(paths) == releases(alone)
+    again = WaitingEntry(PlacementRequest(request_id="again", job="b", attempt=2, gang=nodes, gpus_per_node=8), NOW_MS)
+    paths = sample_timelines([again], view, alone.now.running, RunTimeQuantiles({}), OPTIONS)
+    assert estimate_job_releases(paths) == estimate_job_releases(alone)

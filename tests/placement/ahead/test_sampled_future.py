@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.ahead.futures import BIN_S, ArrivalForecast
-from fleetcast.placement.ahead.paths import timelines
-from fleetcast.placement.ahead.start_time import start_times
+from fleetcast.placement.ahead.paths import sample_timelines
+from fleetcast.placement.ahead.start_time import compute_start_times
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import convert_to_milli
-from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
@@ -46,9 +46,12 @@ def starts(
 ) -> dict[str, list[float]]:
     """request → hours until its p10, p50 and p90."""
     view, running = state
-    entries = [Waiting(entry, NOW_MS - 1000 + number) for number, entry in enumerate(queue)]
-    sampled = timelines(entries, view, running, SURE, OPTIONS, lambda asked: (run_s,) * 8, arrivals)
-    return {name: [round((ms - NOW_MS) / 3_600_000, 2) for ms in told] for name, told in start_times(sampled).items()}
+    entries = [WaitingEntry(entry, NOW_MS - 1000 + number) for number, entry in enumerate(queue)]
+    sampled = sample_timelines(entries, view, running, SURE, OPTIONS, lambda asked: (run_s,) * 8, arrivals)
+    return {
+        name: [round((ms - NOW_MS) / 3_600_000, 2) for ms in told]
+        for name, told in compute_start_times(sampled).items()
+    }
 
 
 def arriving(gpus: float, size: int = 8) -> ArrivalForecast:
@@ -70,8 +73,8 @@ def test_a_job_that_ends_before_the_head_starts_goes_first(busy) -> None:
     ended = view.holders == 0
     free = (replace(view, milli=convert_to_milli(ended), holders=np.where(ended, -1, view.holders)), running)
     short = replace(SURE, by_gpus={8: (60.0, 60.0), 0: (HOUR_S, HOUR_S)})
-    queue = [Waiting(request("head", gang=2), NOW_MS - 2), Waiting(request("short"), NOW_MS - 1)]
-    found = start_times(timelines(queue, *free, short, OPTIONS, lambda asked: (60.0,) * 8))
+    queue = [WaitingEntry(request("head", gang=2), NOW_MS - 2), WaitingEntry(request("short"), NOW_MS - 1)]
+    found = compute_start_times(sample_timelines(queue, *free, short, OPTIONS, lambda asked: (60.0,) * 8))
     assert found["short"] == (NOW_MS,) * 3
     assert found["head"] == (NOW_MS + 7_200_000,) * 3
 
@@ -108,7 +111,7 @@ def test_a_required_level_is_kept(busy) -> None:
 
 
 def test_arrivals_are_as_many_as_forecast() -> None:
-    drawn = arriving(40.0).drawn(np.random.default_rng(1))
+    drawn = arriving(40.0).draw_jobs(np.random.default_rng(1))
     coming = list(islice(drawn, 500))
     assert [at for at, _ in coming] == sorted(at for at, _ in coming)
     gpus = sum(size for _, size in coming)
@@ -118,7 +121,7 @@ def test_arrivals_are_as_many_as_forecast() -> None:
 def test_arrivals_lie_between_the_forecast_s_levels() -> None:
     forecast = replace(arriving(0.0), gpus=np.array([[8.0], [24.0]]))
     gpus = dict.fromkeys(range(200), 0)
-    for at_s, size in forecast.drawn(np.random.default_rng(2)):
+    for at_s, size in forecast.draw_jobs(np.random.default_rng(2)):
         if at_s >= BIN_S * len(gpus):
             break
         gpus[int(at_s // BIN_S)] += size
@@ -134,11 +137,11 @@ def test_room_is_kept_as_if_it_were_counted_anew(changes: list[tuple[int, int]])
     first = Fleet(np.full(6, 4), np.zeros(6), slots)
     fleet = first.copy()
     for node, free in changes:
-        fleet.change(np.array([node]), np.array([free - fleet.free[node]]))
+        fleet.change_free_gpus(np.array([node]), np.array([free - fleet.free[node]]))
     again = Fleet(fleet.free.copy(), np.zeros(6), slots)
     for slot, members in [(slot, members) for slot in range(3) for members in range(1, 50)]:
         ask = GangAsk(slot, members, 60.0)
-        assert fleet.fits(ask) == again.fits(ask) == (again.choose(ask, None) is not None)
+        assert fleet.fits(ask) == again.fits(ask) == (again.choose_gang_nodes(ask, None) is not None)
     assert first.free.tolist() == [4] * 6
     assert first.fits(GangAsk(0, 24, 60.0))
     assert not first.fits(GangAsk(0, 25, 60.0))
@@ -154,11 +157,11 @@ def test_laws_of_start_times(data: Any) -> None:
     running = {"running": RunningJob(NOW_MS - 60_000 * data.draw(st.integers(0, 5000)), 1)}
     asks = data.draw(st.lists(st.tuples(st.integers(1, 3), st.sampled_from((1, 2, 8)), st.integers(0, 1)), max_size=6))
     queue = [
-        Waiting(request(f"q{at}", gang=gang, each=each, priority=priority), NOW_MS - 100 + at)
+        WaitingEntry(request(f"q{at}", gang=gang, each=each, priority=priority), NOW_MS - 100 + at)
         for at, (gang, each, priority) in enumerate(asks)
     ]
     run_times = RunTimeQuantiles({0: (600.0, 7200.0)}, {}, {1: 3, 8: 1})
-    found = start_times(timelines(queue, view, running, run_times, OPTIONS, arrivals=arriving(4.0)))
+    found = compute_start_times(sample_timelines(queue, view, running, run_times, OPTIONS, arrivals=arriving(4.0)))
     for low, middle, high in found.values():
         assert NOW_MS <= low <= middle <= high
     placed = plan(queue, view, running, run_times, OPTIONS).placed

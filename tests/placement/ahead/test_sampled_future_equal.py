@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from fleetcast.fleet.requests import TopologyConstraint
 from fleetcast.placement.ahead import calendars, futures, paths
 from fleetcast.placement.ahead.futures import ArrivalForecast
-from fleetcast.placement.ahead.paths import Timelines, timelines
+from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.run_draws import RunTimeSample, RunTimeSource
-from fleetcast.placement.ahead.start_time import start_times
+from fleetcast.placement.ahead.start_time import compute_start_times
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.plan.timeline import NORMAL, RunTimeQuantiles
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold, QueuesAhead
@@ -46,7 +46,7 @@ def test_start_times_are_those_of_the_plain_play(
 ) -> None:
     queue, view, jobs = scene(nodes, drawn)
     coming = COMING if has_arrivals else None
-    sampled = partial(timelines, queue, view, jobs, TIMES, OPTIONS, arrivals=coming)
+    sampled = partial(sample_timelines, queue, view, jobs, TIMES, OPTIONS, arrivals=coming)
     assert_equal(lambda: sampled(turns=turns_of(tree, view)), backfilled)
 
 
@@ -62,8 +62,8 @@ def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKF
         patch.setattr(futures, "Fleet", slow_play.Fleet)
         patch.setattr(futures, "Future", slow_play.Future)
         patch.setattr(futures, "QueuesAhead", slow_play.PlainQueues)
-        patch.setattr(calendars, "_earliest", slow_calendars.earliest)
-        patch.setattr(paths, "hold", slow_calendars.hold)
+        patch.setattr(calendars, "_search_slot_times", slow_calendars.earliest)
+        patch.setattr(paths, "record_gang_hold", slow_calendars.hold)
         slow = sampled()
     assert fast.starts_s.keys() == slow.starts_s.keys()
     for name, start_s in slow.starts_s.items():
@@ -74,7 +74,7 @@ def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKF
             assert getattr(calendar, column).tobytes() == getattr(slow_calendar, column).tobytes(), column
     assert fast.hindrances == slow.hindrances
     assert [one.tobytes() for one in fast.ends_s.values()] == [one.tobytes() for one in slow.ends_s.values()]
-    assert start_times(fast) == start_times(slow)
+    assert compute_start_times(fast) == compute_start_times(slow)
     assert fast.now_ms == NOW_MS
 
 
@@ -91,7 +91,7 @@ def test_run_times_at_many_levels_are_those_at_each(known: Any, age_s: float, li
         run_s = math.exp(mu + sigma * NORMAL.inv_cdf(share)) if share < 1 - 1e-9 else 0.0
         if limit_s is not None:
             run_s = min(run_s, limit_s)
-        assert times.run_s(8, level, age_s=age_s, limit_s=limit_s) == max(run_s, age_s * 1.05)
+        assert times.estimate_run_s(8, level, age_s=age_s, limit_s=limit_s) == max(run_s, age_s * 1.05)
     alone = [float(times.draw(8, levels[at : at + 1], age_s, limit_s)[0]) for at in range(len(levels))]
     assert times.draw(8, levels, age_s, limit_s).tolist() == alone
 
@@ -101,10 +101,10 @@ def test_run_times_drawn_together_are_those_drawn_one_by_one() -> None:
     kinds = [(8, None, None), (1, 600.0, None), (8, None, levels), (8, 900.0, levels), (2, 2e5, None)]
     sources = [RunTimeSource(*kinds[at % 5]) for at in (0, 1, 0, 2, 3, 3, 4, 0, 2)]
     for times in (TIMES, RunTimeQuantiles({}), RunTimeQuantiles({8: (60.0, 9e4)}, {8: levels})):
-        together = RunTimeSample(np.random.default_rng(3), times).runs(sources)
+        together = RunTimeSample(np.random.default_rng(3), times).draw_run_times(sources)
         sample = RunTimeSample(np.random.default_rng(3), times)
-        assert together.tolist() == [sample.runs([one])[0].tolist() for one in sources]
-    assert np.isinf(RunTimeSample(np.random.default_rng(3), RunTimeQuantiles({})).runs(sources)[0]).all()
+        assert together.tolist() == [sample.draw_run_times([one])[0].tolist() for one in sources]
+    assert np.isinf(RunTimeSample(np.random.default_rng(3), RunTimeQuantiles({})).draw_run_times(sources)[0]).all()
 
 
 nodes_of_slot = st.tuples(st.sampled_from([1000, 2000, 4000]), st.booleans(), st.booleans())
@@ -131,7 +131,7 @@ def test_room_and_places_are_those_of_the_plain_fleet(data: Any) -> None:
     for _ in range(data.draw(st.integers(1, 6), "changes")):
         nodes = np.unique(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=6)))
         more = np.minimum(1000 * gpus[nodes], 1000 * data.draw(st.integers(0, 8))) - fleet.free[nodes]
-        fleet.change(nodes, more)
+        fleet.change_free_gpus(nodes, more)
         plain.change(nodes, more)
         fleet.ready_s[nodes] = plain.ready_s[nodes] = HOUR_S * data.draw(st.integers(0, 5))
         for number, slot in enumerate(slots):
@@ -141,13 +141,13 @@ def test_room_and_places_are_those_of_the_plain_fleet(data: Any) -> None:
             ask = GangAsk(number, data.draw(st.integers(1, largest), "members"), HOUR_S)
             closed = Closure(column(st.booleans()), 0.0, HOUR_S)
             some = replace(ask, closures=(closed,) if data.draw(st.booleans(), "closed") else ())
-            kept, ready = fleet.soonest(some)
+            kept, ready = fleet.find_soonest_nodes(some)
             expected, expected_s = plain.soonest(some)
             assert ready == expected_s
             assert np.isinf(ready) or kept.tolist() == expected.tolist()
             assert fleet.fits(ask) == plain.fits(ask)
             for without in (None, expected):
-                place, plain_place = fleet.choose(ask, without), plain.choose(ask, without)
+                place, plain_place = fleet.choose_gang_nodes(ask, without), plain.choose(ask, without)
                 assert (place is None) == (plain_place is None)
                 if place is not None and plain_place is not None:
                     assert [one.tolist() for one in place] == [one.tolist() for one in plain_place]
@@ -168,7 +168,7 @@ def test_a_long_queue_on_racks_starts_as_in_the_plain_play(tree: str, seed: int)
     ]
     drawn = [(columns[rng.integers(5)], "abc"[rng.integers(3)].replace("b", "b/x"), at) for at in range(90, 0, -1)]
     queue, view, jobs = scene(racks, drawn)
-    assert_equal(lambda: timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view)))
+    assert_equal(lambda: sample_timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view)))
 
 
 changes = st.tuples(st.booleans(), st.sampled_from(["a", "b/x/u0", "b/x/u1", "c"]), st.sampled_from([1.0, 4.0, 8.0]))
@@ -185,10 +185,10 @@ def test_queues_allow_what_plain_queues_allow(drawn: Any) -> None:
     for number, ((ends, _, _), hold) in enumerate(zip(drawn, holds, strict=True)):
         if ends and running:
             ended = running.pop(0)
-            queues.end(ended)
-            plain.end(ended)
+            queues.end_job(ended)
+            plain.end_job(ended)
         if plain.allows(hold):
-            queues.start(number, hold, waited=True)
-            plain.start(number, hold, waited=True)
+            queues.start_job(number, hold, waited=True)
+            plain.start_job(number, hold, waited=True)
             running.append(number)
         assert [queues.allows(ask) for ask in asks] == [plain.allows(ask) for ask in asks]

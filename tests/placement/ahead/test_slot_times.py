@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.ahead import calendars, slot_times
-from fleetcast.placement.ahead.calendars import Calendar, PlaceFinder, Rooms, hold
+from fleetcast.placement.ahead.calendars import Calendar, PlaceFinder, RoomCache, record_gang_hold
 from tests.fuzz.bounds import examples
 from tests.placement.ahead import slow_calendars
 from tests.placement.conftest import build
@@ -42,7 +42,7 @@ def test_places_are_those_of_a_reading_of_the_whole_calendar(
     """Equal times are frequent, so that every choice among equals counts. Some nodes have no domain."""
     rng = np.random.default_rng(seed)
     view = build({f"r{rack}": [8] * size for rack, size in enumerate(sizes)}, unplaced=[8] * unplaced)
-    rooms, calendar = Rooms(view, OPTIONS), empty_calendar(rng, len(view))
+    rooms, calendar = RoomCache(view, OPTIONS), empty_calendar(rng, len(view))
     finder = PlaceFinder(rooms)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calendars, "MAX_FOLLOWED_SHAPES", shapes)
@@ -50,17 +50,21 @@ def test_places_are_those_of_a_reading_of_the_whole_calendar(
         for number, columns in enumerate(drawn):
             level = TopologyConstraint(columns["topology"])
             request = PlacementRequest(request_id=f"q{number}", **(columns | {"topology": level}))
-            place = finder.earliest(request, calendar)
-            plain = slow_calendars.earliest(request, calendar.free_s, None, rooms.of(request), rooms)
+            place = finder.find_place(request, calendar)
+            plain = slow_calendars.earliest(
+                request, calendar.free_s, None, rooms.count_members_per_node(request), rooms
+            )
             for column in ("start_s", "nodes", "gpus"):
                 assert getattr(place, column).tolist() == getattr(plain, column).tolist(), (number, column)
-            finder.mark(hold(calendar, place, 600 * rng.integers(1, 5, PATHS).astype(np.float32), number))
+            finder.record_changes(
+                record_gang_hold(calendar, place, 600 * rng.integers(1, 5, PATHS).astype(np.float32), number)
+            )
 
 
 def follow_one_shape(nodes: int = 40) -> tuple[PlaceFinder, Calendar, PlacementRequest]:
-    rooms, calendar = Rooms(build({"r0": [8] * nodes}), OPTIONS), empty_calendar(np.random.default_rng(0), nodes)
+    rooms, calendar = RoomCache(build({"r0": [8] * nodes}), OPTIONS), empty_calendar(np.random.default_rng(0), nodes)
     finder, request = PlaceFinder(rooms), PlacementRequest(request_id="a", gang=2, gpus_per_node=4)
-    finder.earliest(request, calendar)
+    finder.find_place(request, calendar)
     return finder, calendar, request
 
 
@@ -68,10 +72,10 @@ def test_changes_that_no_gang_asks_for_do_not_accumulate() -> None:
     finder, calendar, request = follow_one_shape()
     (times,) = finder._times.values()
     for _ in range(1000):
-        finder.mark(np.arange(5))
+        finder.record_changes(np.arange(5))
     assert sum(map(len, times._stale)) <= slot_times.MOST_STALE_SHARE * PATHS * 40
     assert times.is_outdated
-    finder.earliest(request, calendar)
+    finder.find_place(request, calendar)
     assert not next(iter(finder._times.values())).is_outdated
 
 
@@ -83,9 +87,9 @@ def test_followed_shapes_are_limited_by_bytes(
     (times,) = finder._times.values()
     monkeypatch.setattr(calendars, "MAX_FOLLOWED_BYTES", int(shapes_that_fit * times.times_s.nbytes))
     finder._times.clear()
-    finder.earliest(request, calendar)
+    finder.find_place(request, calendar)
     spread = PlacementRequest(request_id="b", gang=2, gpus_per_node=4, spread=True)
-    finder.earliest(spread, calendar)
+    finder.find_place(spread, calendar)
     assert len(finder._times) == followed
 
 

@@ -10,11 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ahead.paths import timelines
-from fleetcast.placement.ahead.start_time import StartEstimate, estimate_start, list_blockers, room, start_times
+from fleetcast.placement.ahead.paths import sample_timelines
+from fleetcast.placement.ahead.start_time import (
+    StartEstimate,
+    compute_start_times,
+    estimate_start,
+    forecast_room,
+    list_blockers,
+)
 from fleetcast.placement.machines.slots import HeldParts
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import LeafUse
@@ -47,14 +53,14 @@ def running(**left_h: float) -> dict[str, RunningJob]:
 
 def starts(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, *queue: PlacementRequest) -> dict[str, Any]:
     """request → hours until it starts along the path in the middle."""
-    entries = [Waiting(entry, NOW_MS - 1000 + at) for at, entry in enumerate(queue)]
-    told = timelines(entries, view, jobs, EXACT, OPTIONS, lambda asked: (HOUR_S,) * 8, turns=own)
+    entries = [WaitingEntry(entry, NOW_MS - 1000 + at) for at, entry in enumerate(queue)]
+    told = sample_timelines(entries, view, jobs, EXACT, OPTIONS, lambda asked: (HOUR_S,) * 8, turns=own)
     return {name: round(float(np.median(start_s)) / HOUR_S, 2) for name, start_s in told.starts_s.items()}
 
 
 def comes(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, one: PlacementRequest) -> StartEstimate:
     """What a newcomer is told in an empty queue."""
-    return estimate_start(one, timelines([], view, jobs, EXACT, OPTIONS, turns=own))
+    return estimate_start(one, sample_timelines([], view, jobs, EXACT, OPTIONS, turns=own))
 
 
 def hours(estimate: StartEstimate) -> float:
@@ -78,12 +84,12 @@ def test_room_and_starts_name_the_window_or_the_job_whose_end_they_wait_for(
     """One node is kept by a window, the other one by a job: what ends first gives the GPUs."""
     view = build({"r01": [8, 0]}, jobs=("j",), holders=np.repeat([[-1], [0]], 8, axis=1).astype(np.int32))
     jobs, own = running(j=ends_h), turns(window(kind, "w1", "n001", to_h=to_h), view, j=8.0)
-    paths = timelines([], view, jobs, EXACT, OPTIONS, turns=own)
+    paths = sample_timelines([], view, jobs, EXACT, OPTIONS, turns=own)
     found = estimate_start(request("x"), paths)
     what = f"{kind} 'w1'" if awaits else "job j"
     assert found.sentence.endswith(f", when {what} ends") or found.sentence.endswith("is free now")
     newcomer = estimate_start(request("new", gpus=1), paths)
-    said = room(paths, {}, newcomer).sentence
+    said = forecast_room(paths, {}, newcomer).sentence
     assert said.endswith(f", when {what if awaits else 'the next job'} ends")
     assert said.startswith("room within a minute" if to_h < 0.1 else "room in ")
 
@@ -91,7 +97,7 @@ def test_room_and_starts_name_the_window_or_the_job_whose_end_they_wait_for(
 def test_a_job_that_a_coming_reservation_keeps_away_waits_for_its_end() -> None:
     view = build({"r01": [8]}, jobs=(), holders=np.full((1, 8), -1, np.int32))
     own = turns(window("reservation", "w1", "n001", from_h=0.5, to_h=3.0), view)
-    found = estimate_start(request("x", limit_s=3 * HOUR_S), timelines([], view, {}, EXACT, OPTIONS, turns=own))
+    found = estimate_start(request("x", limit_s=3 * HOUR_S), sample_timelines([], view, {}, EXACT, OPTIONS, turns=own))
     assert hours(found) == 3
     assert found.sentence.endswith("when reservation 'w1' ends")
 
@@ -101,7 +107,7 @@ def test_a_job_that_a_coming_reservation_keeps_away_waits_for_its_end() -> None:
 def test_what_starts_now_in_the_plan_starts_now_in_start_times(tree: str, nodes: Any, drawn: Any) -> None:
     queue, view, jobs = scene(nodes, drawn)
     now = plan(queue, view, jobs, TIMES, OPTIONS, turns_of(tree, view))
-    told = timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view))
+    told = sample_timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view))
     placed = {entry.request.request_id for entry, _ in now.placed if entry.request.gpus_per_node}
     untried = {wait.entry.request.request_id for wait in now.waiting if wait.reason.code == "untried"}
     assert placed <= told.starts_s.keys()
@@ -114,8 +120,8 @@ def test_what_starts_now_in_the_plan_starts_now_in_start_times(tree: str, nodes:
 def test_a_queue_never_holds_more_than_its_limit_along_any_path(limit: int, gpus: list[int]) -> None:
     view = build({"r01": [8, 8, 8, 8]})
     own = turns(f"[queue.a]\nlimit = {{gpu = {limit}}}\n", view)
-    entries = [Waiting(request(f"q{at}", gpus=one), NOW_MS - at) for at, one in enumerate(gpus)]
-    told = timelines(entries, view, {}, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
+    entries = [WaitingEntry(request(f"q{at}", gpus=one), NOW_MS - at) for at, one in enumerate(gpus)]
+    told = sample_timelines(entries, view, {}, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
     ends_s = told.list_running_ends() | {name: told.ends_s[holder] for name, holder in told.holders.items()}
     for path in range(len(told.starts_s["q0"])):
         spans = [(told.starts_s[f"q{at}"][path], ends_s[f"q{at}"][path], one) for at, one in enumerate(gpus)]
@@ -156,11 +162,11 @@ def test_a_node_in_maintenance_is_used_before_only_by_what_ends_before_and_after
     long, short = request("long", limit_s=2 * HOUR_S), request("short", limit_s=0.5 * HOUR_S)
     times = RunTimeQuantiles({})
     own = TreeTurns(read_queues(text), {}, view, times, NOW_MS)
-    entries = [Waiting(long, NOW_MS - 2), Waiting(short, NOW_MS - 1)]
-    told = timelines(entries, view, {}, times, OPTIONS, turns=own)
+    entries = [WaitingEntry(long, NOW_MS - 2), WaitingEntry(short, NOW_MS - 1)]
+    told = sample_timelines(entries, view, {}, times, OPTIONS, turns=own)
     assert (told.starts_s["long"] == 3 * HOUR_S).all()
     assert (told.starts_s["short"] < HOUR_S).all()
-    alone = timelines([], view, {}, times, OPTIONS, turns=own)
+    alone = sample_timelines([], view, {}, times, OPTIONS, turns=own)
     assert hours(estimate_start(long, alone)) == 3.0
     assert hours(estimate_start(short, alone)) == 0.0
 
@@ -227,8 +233,8 @@ def test_no_blocker_ends_after_the_start_that_waits_for_it(
         return {level: NOW_MS + round(factor * (time_ms - NOW_MS)) for level, time_ms in start_ms.items()}
 
     queue, view, jobs = scene(nodes, drawn)
-    futures = timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view))
-    issued = start_times(futures)
+    futures = sample_timelines(queue, view, jobs, TIMES, OPTIONS, turns=turns_of(tree, view))
+    issued = compute_start_times(futures)
     newcomer = PlacementRequest(request_id="new", queue="a", **columns)
     for one in [newcomer, *(entry.request for entry in queue)]:
         estimate = estimate_start(one, futures, adjust=told)
@@ -250,7 +256,7 @@ def test_a_job_that_still_runs_when_the_request_starts_is_no_blocker(make_view) 
     names = tuple(f"j{row}" for row in range(16))
     view = make_view({"r01": [0] * 16}, holders=holders, jobs=names)
     levels = tuple(HOUR_S * hours for hours in (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 18.0, 24.0))
-    futures = timelines([], view, {name: RunningJob(NOW_MS, 8, left_s=levels) for name in names}, EXACT, OPTIONS)
+    futures = sample_timelines([], view, {name: RunningJob(NOW_MS, 8, left_s=levels) for name in names}, EXACT, OPTIONS)
     estimate = estimate_start(request("new"), futures)
     assert estimate.start_ms is not None
     for blocker in estimate.blocked_by:

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
-from fleetcast.placement.ahead.paths import MOST_CALENDARS, Timelines, timelines
+from fleetcast.placement.ahead.paths import MOST_CALENDARS, Timelines, sample_timelines
 from fleetcast.placement.ahead.run_draws import PATHS, interpolate_remaining_s
-from fleetcast.placement.ahead.start_time import StartEstimate, _describe_room, estimate_start, start_times
+from fleetcast.placement.ahead.start_time import StartEstimate, _describe_room, compute_start_times, estimate_start
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import convert_to_milli
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
@@ -37,8 +37,8 @@ def busy(make_view):
 
 def paths(state: Any, *queue: PlacementRequest, run_s: Any = EXACT) -> Timelines:
     view, running = state
-    entries = [Waiting(entry, NOW_MS + number) for number, entry in enumerate(queue)]
-    return timelines(entries, view, running, RunTimeQuantiles({}), OPTIONS, lambda request: run_s)
+    entries = [WaitingEntry(entry, NOW_MS + number) for number, entry in enumerate(queue)]
+    return sample_timelines(entries, view, running, RunTimeQuantiles({}), OPTIONS, lambda request: run_s)
 
 
 def hours(estimate: StartEstimate) -> list[float]:
@@ -105,7 +105,7 @@ def test_rooms_of_many_shapes_are_not_kept_for_good(busy, monkeypatch: pytest.Mo
 
 def test_who_waits_before_takes_his_place_first(busy) -> None:
     timeline = paths(busy, request("q1"), request("q2"))
-    assert start_times(timeline)["q2"] == (NOW_MS + 7_200_000,) * 3
+    assert compute_start_times(timeline)["q2"] == (NOW_MS + 7_200_000,) * 3
     # q1 runs for an hour on n001 from 1 h on, q2 on n002 from 2 h on or on n001 again
     assert hours(estimate_start(request(), timeline)) == [2, 2, 2]
     assert hours(estimate_start(request(priority=5), timeline)) == [1, 1, 1]
@@ -147,7 +147,7 @@ def test_what_fits_now_starts_now(make_view) -> None:
 def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
     view, _ = busy
     running = {job: RunningJob(NOW_MS - 3_600_000 * age, 8) for age, job in enumerate("abcd", 1)}
-    timeline = timelines([], view, running, RunTimeQuantiles({0: (1800.0, 86_400.0)}), OPTIONS)
+    timeline = sample_timelines([], view, running, RunTimeQuantiles({0: (1800.0, 86_400.0)}), OPTIONS)
     for gang in (1, 2, 4):
         start = estimate_start(request(gang=gang), timeline, NOW_MS + 60_000).start_ms
         assert start is not None
@@ -157,7 +157,7 @@ def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
 def test_a_job_that_outlived_its_like_is_not_about_to_end(busy) -> None:
     view, _ = busy
     running = {job: RunningJob(NOW_MS - 40 * 3_600_000, 8) for job in "abcd"}
-    timeline = timelines([], view, running, RunTimeQuantiles({0: (600.0, 1200.0)}), OPTIONS)
+    timeline = sample_timelines([], view, running, RunTimeQuantiles({0: (600.0, 1200.0)}), OPTIONS)
     start = estimate_start(request(gang=4), timeline).start_ms
     assert start is not None
     assert start["p90"] - NOW_MS > 40 * 3_600_000

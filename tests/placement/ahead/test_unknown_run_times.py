@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ahead.paths import Timelines, timelines
-from fleetcast.placement.ahead.reservation import held, holds_p, releases
-from fleetcast.placement.ahead.start_time import estimate_start, room, start_times
+from fleetcast.placement.ahead.paths import Timelines, sample_timelines
+from fleetcast.placement.ahead.reservation import compute_hold_probability, describe_reservation, estimate_job_releases
+from fleetcast.placement.ahead.start_time import compute_start_times, estimate_start, forecast_room
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from tests.placement.conftest import build
 
@@ -41,13 +41,13 @@ def running(**limits_s: float | None) -> dict[str, RunningJob]:
 
 
 def played(view, jobs, *queue: PlacementRequest, times: RunTimeQuantiles = NOTHING) -> Timelines:
-    return timelines([Waiting(one, NOW_MS - 1) for one in queue], view, jobs, times, OPTIONS)
+    return sample_timelines([WaitingEntry(one, NOW_MS - 1) for one in queue], view, jobs, times, OPTIONS)
 
 
 def test_a_start_behind_a_job_of_unknown_run_time_is_null_and_says_why(busy_view) -> None:
     """A day was assumed of each job, and served as `p50 6 h, p90 22 h`, just after a start."""
     paths = played(busy_view, running(), request("x"))
-    assert start_times(paths) == {}
+    assert compute_start_times(paths) == {}
     for asked in (request("x"), request("new")):
         found = estimate_start(asked, paths)
         assert (found.start_ms, found.by, found.blocked_by) == (None, None, ())
@@ -62,13 +62,13 @@ def test_a_start_that_only_limits_tell_says_so(busy_view) -> None:
     assert found.by == "limit"
     assert found.start_ms is not None
     assert found.start_ms["p90"] <= NOW_MS + 50 * 60_000
-    assert [row.by for row in releases(paths)] == ["limit", "limit"]
+    assert [row.by for row in estimate_job_releases(paths)] == ["limit", "limit"]
 
 
 def test_a_limit_that_has_passed_tells_nothing(busy_view) -> None:
     paths = played(busy_view, running(a=300.0, b=300.0))
     assert estimate_start(request("x"), paths).start_ms is None
-    assert [row.ends_ms for row in releases(paths)] == [None, None]
+    assert [row.ends_ms for row in estimate_job_releases(paths)] == [None, None]
 
 
 def test_a_known_job_gives_its_gpus_also_beside_an_unknown_one(busy_view) -> None:
@@ -77,7 +77,7 @@ def test_a_known_job_gives_its_gpus_also_beside_an_unknown_one(busy_view) -> Non
     one, both = request("one", limit_s=60.0), request("both", gang=2, limit_s=60.0)
     assert estimate_start(one, played(busy_view, jobs)).by == "limit"
     assert estimate_start(both, played(busy_view, jobs)).start_ms is None
-    assert start_times(played(busy_view, jobs, one, both)).keys() == {"one"}
+    assert compute_start_times(played(busy_view, jobs, one, both)).keys() == {"one"}
 
 
 def test_ended_jobs_tell_and_what_fits_now_needs_no_run_time(busy_view, make_view) -> None:
@@ -95,9 +95,9 @@ def test_what_never_fits_is_not_said_to_wait_for_run_times(busy_view) -> None:
 def test_no_sentence_says_that_work_of_unknown_jobs_never_ends(make_view) -> None:
     idle = make_view({"r01": [0, 0]}, holders=np.full((2, 8), -1, np.int32), jobs=())
     view = replace(idle, unknown_use=np.ones((2, 8), bool))
-    paths = timelines([], view, {}, NOTHING, OPTIONS)
+    paths = sample_timelines([], view, {}, NOTHING, OPTIONS)
     newcomer = estimate_start(request("x"), paths)
-    for sentence in (newcomer.sentence, room(paths, {}, newcomer).sentence):
+    for sentence in (newcomer.sentence, forecast_room(paths, {}, newcomer).sentence):
         assert "no job event says when the work on the GPUs ends" in sentence
         assert "even when all jobs have ended" not in sentence
 
@@ -110,11 +110,11 @@ def test_a_newcomer_behind_an_unknown_start_has_none(busy_view) -> None:
 
 def test_room_behind_an_unknown_start_is_not_known(busy_view) -> None:
     paths = played(busy_view, running(), request("x"))
-    found = room(paths, start_times(paths), estimate_start(request("new"), paths))
+    found = forecast_room(paths, compute_start_times(paths), estimate_start(request("new"), paths))
     assert (found.opens_ms, found.by) == (None, None)
     assert "run time is not known" in found.sentence
     known = played(busy_view, running(), request("x"), times=SEEN)
-    assert room(known, start_times(known), estimate_start(request("new"), known)).by == "runs"
+    assert forecast_room(known, compute_start_times(known), estimate_start(request("new"), known)).by == "runs"
 
 
 def test_how_surely_a_reservation_holds_is_null_behind_an_unknown_run_time(busy_view) -> None:
@@ -127,9 +127,9 @@ def test_how_surely_a_reservation_holds_is_null_behind_an_unknown_run_time(busy_
         paths = played(busy_view, jobs, head, times=times)
         reservation = paths.now.reservation
         assert reservation is not None
-        found = held(reservation, busy_view, paths)
+        found = describe_reservation(reservation, busy_view, paths)
         assert (found.by, found.basis) == (by, basis)
-        assert (holds_p(reservation, paths) is None) == (by is None) == (found.holds_p is None)
+        assert (compute_hold_probability(reservation, paths) is None) == (by is None) == (found.holds_p is None)
         assert ("run time is not known" in found.reason) == (by is None)
         assert msgspec.json.encode(found)
 
@@ -147,7 +147,7 @@ def test_no_start_time_rests_on_an_unknown_run_time(
     queue = [request(f"q{at}", gang, limit_s=60.0) for at, gang in enumerate(gangs)]
     paths = played(view, running(**dict(zip(BUSY, limits, strict=True))), *queue, times=SEEN if is_seen else NOTHING)
     unknown = [job for job, limit_s in zip(BUSY, limits, strict=True) if limit_s is None and not is_seen]
-    assert set(paths.unknown) == set(unknown)
+    assert set(paths.unknown_jobs) == set(unknown)
     for one in [*queue, request("new")]:
         found = estimate_start(one, paths)
         assert (found.by is None) == (found.start_ms is None)

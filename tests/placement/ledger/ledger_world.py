@@ -26,13 +26,13 @@ def decision(request: PlacementRequest, outcome: str, node: str = "n1") -> Decis
 
 def fill(ledger: Ledger) -> None:
     for time_ms, request in enumerate(DECIDED, 1_000):
-        ledger.commit(request, decision(request, "placed", f"n{time_ms}"), time_ms, "ada", "place")
-    ledger.commit(REFUSED, decision(REFUSED, "refused"), 2_000, "zoë", "refuse")
+        ledger.commit_decision(request, decision(request, "placed", f"n{time_ms}"), time_ms, "ada", "place")
+    ledger.commit_decision(REFUSED, decision(REFUSED, "refused"), 2_000, "zoë", "refuse")
     for request in (*WAITING, MOVED):
         ledger.enqueue(request, decision(request, "queued"), 3_000, "bob")
-    ledger.commit(MOVED, decision(MOVED, "placed"), 4_000, "queue", "place")
+    ledger.commit_decision(MOVED, decision(MOVED, "placed"), 4_000, "queue", "place")
     ledger.finish_intents([("seen", IntentState.SEEN), ("left", IntentState.CANCELLED)], 5_000, "ada")
-    ledger.accept("the board was lost", 6_000, "ada")
+    ledger.record_acceptance("the board was lost", 6_000, "ada")
 
 
 def make(path: Path) -> None:
@@ -62,7 +62,7 @@ QUESTIONS: dict[str, Any] = {
     **{
         f"state {row.request_id}": lambda ledger, row=row: ledger.read_intent_state(row.request_id) for row in EVERYBODY
     },
-    "page": lambda ledger: ledger.decisions_after(0, 100),
+    "page": lambda ledger: ledger.read_decisions_after(0, 100),
     "audit": lambda ledger: ledger.audit(100),
     "audit of one": lambda ledger: ledger.audit(100, after=0, request_id="moved"),
 }

@@ -13,7 +13,7 @@ import pytest
 
 from fleetcast.fleet import failpoints
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
-from fleetcast.placement.ledger.verify import verify
+from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.placement.queues.charges import Charge, HeldGpus
 from fleetcast.placement.queues.credits import Bank
 
@@ -27,13 +27,13 @@ def charge(job: str, held_ms: int) -> Charge:
 def changes(ledger: Ledger) -> Iterator[None]:
     """One transaction after the other; stops after each."""
     for number in range(4):
-        ledger.charges.open(charge(f"j{number}", 1000 * number))
+        ledger.charges.open_charge(charge(f"j{number}", 1000 * number))
         yield
-    ledger.charges.close("j1", 1, 50_000, "finished")
+    ledger.charges.close_charge("j1", 1, 50_000, "finished")
     yield
     with ledger.transaction():
         ledger.charges.write_banks([("a", Bank(7, 8.5, 1.25, 0.5))])
-        ledger.charges.change(replace(ledger.charges.opened()["j2", 1], started_ms=3000))
+        ledger.charges.replace_charge(replace(ledger.charges.list_open_charges()["j2", 1], started_ms=3000))
     yield
 
 
@@ -44,7 +44,12 @@ def fill(ledger: Ledger) -> None:
 
 def usage(ledger: Ledger) -> tuple[object, ...]:
     book = ledger.charges
-    return dict(book.opened()), dict(book.banks()), book.past(WEEK_S, 10**7).at(10**7), book.between(0, 10**9)
+    return (
+        dict(book.list_open_charges()),
+        dict(book.banks()),
+        book.read_past_use(WEEK_S, 10**7).compute_use_at(10**7),
+        book.read_charges_between(0, 10**9),
+    )
 
 
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
@@ -54,10 +59,10 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     ledger.close()
     again = Ledger(tmp_path / "l")
     assert usage(again) == before
-    assert [row.charge_id for row in again.charges.between(0, 10**9)] == [1, 2, 3, 4]
-    assert again.charges.open(charge("new", 9)).charge_id == 5
+    assert [row.charge_id for row in again.charges.read_charges_between(0, 10**9)] == [1, 2, 3, 4]
+    assert again.charges.open_charge(charge("new", 9)).charge_id == 5
     again.close()
-    assert verify(tmp_path / "l").ok
+    assert verify_ledger(tmp_path / "l").is_intact
 
 
 def test_a_write_that_fails_leaves_the_memory_as_the_file(tmp_path: Path) -> None:
@@ -70,12 +75,12 @@ def test_a_write_that_fails_leaves_the_memory_as_the_file(tmp_path: Path) -> Non
             raise OSError(28, "No space left on device")
         return 1.0
 
-    failpoints.arm(fail)
+    failpoints.set_hook(fail)
     try:
         with pytest.raises(OSError, match="No space"):
-            ledger.charges.close("j0", 1, 60_000, "failed")
+            ledger.charges.close_charge("j0", 1, 60_000, "failed")
     finally:
-        failpoints.arm(None)
+        failpoints.set_hook(None)
     assert usage(ledger) == before
     ledger.close()
 
@@ -96,14 +101,14 @@ def test_a_kill_at_any_write_leaves_a_usage_that_was_written(tmp_path: Path) -> 
                         os.kill(os.getpid(), signal.SIGKILL)
                 return 1.0
 
-            failpoints.arm(hook)
+            failpoints.set_hook(hook)
             fill(Ledger(path))
             os._exit(0)
         os.waitpid(child, 0)
         ledger = Ledger(path)
         states.append(usage(ledger))
         ledger.close()
-        assert verify(path).ok
+        assert verify_ledger(path).is_intact
     written = []
     for state in states[1:]:
         if state not in written:
@@ -128,7 +133,7 @@ def test_a_file_cut_off_at_any_byte_has_a_usage_that_was_written(tmp_path: Path)
         again = Ledger(torn)
         found.append(written.index(usage(again)))
         again.close()
-        assert verify(torn).ok
+        assert verify_ledger(torn).is_intact
     ledger.close()
     assert found == sorted(found)
     assert (found[0], found[-1], len(set(found))) == (0, len(written) - 1, len(written))
@@ -141,6 +146,6 @@ def test_what_somebody_changed_is_not_served(tmp_path: Path, change: str) -> Non
     ledger.close()
     with closing(sqlite3.connect(tmp_path / "l", isolation_level=None)) as db:
         db.execute(change)
-    assert {finding.kind for finding in verify(tmp_path / "l").findings} == {"charge"}
+    assert {finding.kind for finding in verify_ledger(tmp_path / "l").findings} == {"charge"}
     with pytest.raises(LedgerError, match="is not what was written"):
         Ledger(tmp_path / "l")

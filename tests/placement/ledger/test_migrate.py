@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from fleetcast.fleet import failpoints
-from fleetcast.placement.ledger.ledger import Ledger, LedgerAway, LedgerError
+from fleetcast.placement.ledger.ledger import Ledger, LedgerError, LedgerUnavailable
 from fleetcast.placement.ledger.schema import SCHEMA_VERSION, SCHEMAS, TABLES
-from fleetcast.placement.ledger.verify import verify
+from fleetcast.placement.ledger.verify import verify_ledger
 from tests.placement.ledger.ledger_world import QUESTIONS, make
 
 # Made by the program of version 1 through its own doors: placements that are active, seen, ended, cancelled and
@@ -74,12 +74,12 @@ def test_everything_of_version_1_is_there_and_verifies(path: Path) -> None:
     assert not ledger.was_new
     assert (ledger.identity, ledger.position, ledger.head.audit_id) == ("", 18, 18)
     assert [intent.request_id for intent in ledger.list_active_intents()] == ["held-2", "held-3"]
-    assert [entry.request.request_id for entry in ledger.queued()] == ["waits-1", "waits-2"]
-    assert [row.request_id for row in ledger.decisions_after(0, 99)][:2] == ["held-1", "seen-1"]
-    ledger.accept("it goes on", 1, "ada")
+    assert [entry.request.request_id for entry in ledger.list_queue_entries()] == ["waits-1", "waits-2"]
+    assert [row.request_id for row in ledger.read_decisions_after(0, 99)][:2] == ["held-1", "seen-1"]
+    ledger.record_acceptance("it goes on", 1, "ada")
     head = ledger.head
     ledger.close()
-    verdict = verify(path, head.hash)
+    verdict = verify_ledger(path, head.hash)
     assert verdict.findings == []
     assert (verdict.lines, verdict.unchained, verdict.replies, verdict.held) == (19, 18, 10, 19)
 
@@ -107,13 +107,13 @@ def test_the_file_as_it_was_lies_beside_it(path: Path) -> None:
     assert sorted(entry.name for entry in path.parent.iterdir()) == ["ledger.sqlite", "ledger.sqlite.v1"]
     copy.replace(path)
     Ledger(path).close()
-    assert verify(path).ok, "who goes back to it can come again"
+    assert verify_ledger(path).is_intact, "who goes back to it can come again"
 
 
 def test_a_ledger_that_cannot_be_copied_is_left_alone(path: Path) -> None:
     path.with_name("ledger.sqlite.v1").mkdir()
     before = dump(path)
-    with pytest.raises(LedgerAway, match=r"cannot be copied to .*ledger\.sqlite\.v1: Is a directory"):
+    with pytest.raises(LedgerUnavailable, match=r"cannot be copied to .*ledger\.sqlite\.v1: Is a directory"):
         Ledger(path)
     assert dump(path) == before
 
@@ -150,7 +150,7 @@ def _goes_on(path: Path, straight: Path) -> None:
     ledger.close()
     assert dump(path) == dump(straight)
     assert dump(path.with_name("ledger.sqlite.v1")) == dump(VERSION_1)
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
 
 
 # -- files that are none of these
@@ -207,17 +207,17 @@ def test_a_file_that_version_1_had_begun_is_a_new_ledger(tmp_path: Path) -> None
     ledger = Ledger(path)
     assert ledger.was_new
     ledger.close()
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
 
 
 def test_what_has_no_chain_yet_is_said(path: Path, tmp_path: Path) -> None:
     with pytest.raises(LedgerError, match="has version 1, a chain has version 3: the placer migrates"):
-        verify(path)
+        verify_ledger(path)
     with pytest.raises(LedgerError, match="there is no ledger"):
-        verify(tmp_path / "nothing.sqlite")
+        verify_ledger(tmp_path / "nothing.sqlite")
     (tmp_path / "text").write_text("no ledger at all\n" * 100)
     with pytest.raises(LedgerError, match="cannot be read"):
-        verify(tmp_path / "text")
+        verify_ledger(tmp_path / "text")
 
 
 def test_a_ledger_of_version_2_keeps_everything_and_gets_charges(tmp_path: Path) -> None:
@@ -228,11 +228,11 @@ def test_a_ledger_of_version_2_keeps_everything_and_gets_charges(tmp_path: Path)
     before = dump(path)
     ledger = Ledger(path)
     answers = {name: ask(ledger) for name, ask in QUESTIONS.items()}
-    assert ledger.charges.opened() == {}
+    assert ledger.charges.list_open_charges() == {}
     ledger.close()
     again = Ledger(path)
     assert {name: ask(again) for name, ask in QUESTIONS.items()} == answers
     again.close()
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
     assert set(before) - set(dump(path)) <= {"CREATE INDEX decided_jobs ON decisions (job, attempt);"}
     assert dump(tmp_path / "ledger.sqlite.v2") == before

@@ -29,7 +29,7 @@ def ledger(path: Path) -> Iterator[Ledger]:
 
 def refuse(ledger: Ledger, request_id: str) -> None:
     decision = Decision(request_id=request_id, decision_id="d", outcome="refused", sentence="refused: no room")
-    ledger.commit(PlacementRequest(request_id=request_id), decision, 1, "ada", "refuse")
+    ledger.commit_decision(PlacementRequest(request_id=request_id), decision, 1, "ada", "refuse")
 
 
 def stored(path: Path) -> dict[str, str]:
@@ -64,7 +64,7 @@ def test_the_position_survives_whatever_is_deleted(path: Path) -> None:
     ledger = Ledger(path)
     assert ledger.position == 3
     refuse(ledger, "d")
-    assert [row["audit_id"] for row in ledger.audit(9)] == [4]
+    assert [row["audit_id"] for row in ledger.read_audit_trail(9)] == [4]
     ledger.close()
 
 
@@ -92,8 +92,8 @@ def test_only_the_first_opening_finds_the_file_new(path: Path) -> None:
 
 
 def test_a_mark_joins_the_next_transaction(ledger: Ledger, path: Path) -> None:
-    ledger.remember(generation=7, board={"as_of_ms": 5})
-    assert ledger.marks() == {"generation": 7, "board": {"as_of_ms": 5}}
+    ledger.record_marks(generation=7, board={"as_of_ms": 5})
+    assert ledger.list_marks() == {"generation": 7, "board": {"as_of_ms": 5}}
     assert stored(path) == {}
     refuse(ledger, "a")
     assert stored(path) == {"mark.generation": "7", "mark.board": '{"as_of_ms":5}'}
@@ -101,15 +101,15 @@ def test_a_mark_joins_the_next_transaction(ledger: Ledger, path: Path) -> None:
 
 def test_a_mark_inside_a_transaction_is_on_disk_with_it(ledger: Ledger, path: Path) -> None:
     with ledger.transaction():
-        ledger.remember(generation=None)
+        ledger.record_marks(generation=None)
     assert stored(path) == {"mark.generation": "null"}
 
 
 def test_a_mark_that_is_known_writes_nothing(ledger: Ledger) -> None:
     with ledger.transaction():
-        ledger.remember(generation=7)
+        ledger.record_marks(generation=7)
     before = ledger._db.total_changes
-    ledger.remember(generation=7)
+    ledger.record_marks(generation=7)
     with ledger.transaction():
         pass
     assert ledger._db.total_changes == before
@@ -120,7 +120,7 @@ def test_a_mark_outlives_a_transaction_that_fails_and_the_process_that_closes(pa
 
     def die() -> None:
         with ledger.transaction():
-            ledger.remember(generation=7)
+            ledger.record_marks(generation=7)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -128,13 +128,13 @@ def test_a_mark_outlives_a_transaction_that_fails_and_the_process_that_closes(pa
     assert stored(path) == {}
     ledger.close()
     ledger = Ledger(path)
-    assert ledger.marks() == {"generation": 7}
+    assert ledger.list_marks() == {"generation": 7}
     ledger.close()
 
 
 def test_who_accepts_a_loss_stands_in_the_audit(ledger: Ledger) -> None:
-    ledger.accept("the board was lost", 12, "ada")
-    (row,) = ledger.audit(9)
+    ledger.record_acceptance("the board was lost", 12, "ada")
+    (row,) = ledger.read_audit_trail(9)
     assert (row["action"], row["caller"], row["time_ms"], row["sentence"]) == (
         "accept",
         "ada",

@@ -19,7 +19,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger import verify as ledger_verify
 from fleetcast.placement.ledger.chain import NO_HASH, compute_decision_checksum, compute_intent_checksum, hash_line
 from fleetcast.placement.ledger.ledger import IntentState, Ledger, LedgerError
-from fleetcast.placement.ledger.verify import LedgerVerdict, verify
+from fleetcast.placement.ledger.verify import LedgerVerdict, verify_ledger
 from tests.fuzz.bounds import examples
 from tests.placement.ledger.ledger_world import DECIDED, FAST, NEW, QUESTIONS, decision, edit, fill, make
 
@@ -86,27 +86,27 @@ def test_another_program_can_make_the_chain_and_the_checksums_from_the_file_alon
 def test_the_head_is_the_newest_line_and_goes_on_after_a_restart(path: Path) -> None:
     for _ in range(2):
         ledger = Ledger(path)
-        ledger.accept("once more", 7_000, "ada")
-        newest = ledger.audit(1)[0]
+        ledger.record_acceptance("once more", 7_000, "ada")
+        newest = ledger.read_audit_trail(1)[0]
         assert (ledger.head.audit_id, ledger.head.hash) == (newest["audit_id"], newest["hash"])
         ledger.close()
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
 
 
 def test_a_ledger_is_verified_while_it_is_written(path: Path) -> None:
     ledger = Ledger(path)
     head = ledger.head
     with ledger.transaction():
-        ledger.accept("not yet on disk", 7_000, "ada")
-        assert verify(path, head.hash).head == head
-    assert verify(path, head.hash).lines == head.audit_id + 1
+        ledger.record_acceptance("not yet on disk", 7_000, "ada")
+        assert verify_ledger(path, head.hash).head == head
+    assert verify_ledger(path, head.hash).lines == head.audit_id + 1
     ledger.close()
 
 
 def test_an_empty_ledger_is_as_it_was_written(tmp_path: Path) -> None:
     Ledger(tmp_path / "new.sqlite").close()
-    verdict = verify(tmp_path / "new.sqlite", NO_HASH)
-    assert (verdict.ok, verdict.lines, verdict.head.hash, verdict.held) == (True, 0, NO_HASH, 0)
+    verdict = verify_ledger(tmp_path / "new.sqlite", NO_HASH)
+    assert (verdict.is_intact, verdict.lines, verdict.head.hash, verdict.held) == (True, 0, NO_HASH, 0)
 
 
 # -- single bytes
@@ -148,7 +148,7 @@ def test_no_changed_value_of_any_column_is_served_and_each_is_told(path: Path) -
             path.write_bytes(whole)
             edit(path, f"UPDATE {table} SET {column} = ? WHERE {STORED[table]} = ?", values=[mutant, key])
             where = (table, key, column, mutant)
-            assert not verify(path).ok, where
+            assert not verify_ledger(path).is_intact, where
             changed = {name: said for name, said in answers(path).items() if said != served[name]}
             if column == "request_id":  # by its old name nothing is found, so nothing is served
                 changed = {name: said for name, said in changed.items() if said is not None and name != "audit of one"}
@@ -177,10 +177,10 @@ def test_a_damaged_reply_is_named_and_nothing_else_is_held_up(path: Path) -> Non
     edit(path, "UPDATE decisions SET reply = replace(reply, 'n2', 'n3') WHERE request_id = 'seen'")
     ledger = Ledger(path)
     with pytest.raises(LedgerError, match=r"is damaged \(the decision of request 'seen' is not what was written"):
-        ledger.find("seen")
+        ledger.find_reply("seen")
     with pytest.raises(LedgerError, match="the decision of request 'seen'"):
         ledger.find_stored_reply(DECIDED[1])
-    assert ledger.find("held") is not None
+    assert ledger.find_reply("held") is not None
     assert ledger.find_stored_reply(NEW) is None
     ledger.close()
 
@@ -217,7 +217,7 @@ def test_an_index_that_lost_a_request_is_damage_not_a_second_decision(path: Path
 
 def test_lines_that_are_missing_in_the_middle_are_named(path: Path) -> None:
     edit(path, "DELETE FROM audit WHERE audit_id IN (3, 4)")
-    verdict = verify(path)
+    verdict = verify_ledger(path)
     assert ("missing", 5, None) in seen(verdict)
     assert "lines 3..4 are missing before line 5" in [finding.sentence for finding in verdict.findings]
 
@@ -226,24 +226,24 @@ def test_lines_that_are_missing_at_the_end_are_told_and_the_chain_goes_on_after_
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit(path, "DELETE FROM audit WHERE audit_id > 8")
-    assert ("tail", 9, None) in seen(verify(path))
+    assert ("tail", 9, None) in seen(verify_ledger(path))
     ledger = Ledger(path)
     assert "lines 9..10 are missing at the end of its audit trail" in caplog.text
-    ledger.accept("it goes on", 7_000, "ada")
+    ledger.record_acceptance("it goes on", 7_000, "ada")
     ledger.close()
-    assert ("missing", 11, None) in seen(verify(path))
+    assert ("missing", 11, None) in seen(verify_ledger(path))
 
 
 def test_a_changed_line_breaks_the_chain_there(path: Path) -> None:
     edit(path, "UPDATE audit SET caller = 'nobody' WHERE audit_id = 5")
-    assert seen(verify(path)) == [("line", 5, None)]
+    assert seen(verify_ledger(path)) == [("line", 5, None)]
 
 
 def test_a_changed_line_with_a_hash_of_its_own_breaks_the_chain_after_it(path: Path) -> None:
     (line,) = rows(path, "SELECT * FROM audit WHERE audit_id = 5")
     changed = [*line[:2], "nobody", *line[3:-1]]
     edit(path, "UPDATE audit SET caller = 'nobody', hash = ? WHERE audit_id = 5", values=[hash_line(changed)])
-    assert seen(verify(path)) == [("line", 6, None)]
+    assert seen(verify_ledger(path)) == [("line", 6, None)]
 
 
 def rewritten(path: Path, change: Callable[[list[Any]], list[Any]]) -> None:
@@ -261,16 +261,16 @@ def rewritten(path: Path, change: Callable[[list[Any]], list[Any]]) -> None:
 def test_a_chain_that_was_rewritten_as_a_whole_shows_beside_a_head_kept_elsewhere(path: Path) -> None:
     heads = {int(row[0]): str(row[1]) for row in rows(path, "SELECT audit_id, hash FROM audit")}
     rewritten(path, lambda line: [*line[:2], "nobody" if line[0] == 5 else line[2], *line[3:]])
-    assert verify(path).ok, "by itself it is a chain"
-    assert verify(path, heads[4]).held == 4
-    assert seen(verify(path, heads[10])) == [("head", None, None)]
+    assert verify_ledger(path).is_intact, "by itself it is a chain"
+    assert verify_ledger(path, heads[4]).held == 4
+    assert seen(verify_ledger(path, heads[10])) == [("head", None, None)]
 
 
 def test_a_tail_that_was_cut_off_without_a_trace_shows_beside_a_head_kept_elsewhere(path: Path) -> None:
     (head,) = rows(path, "SELECT hash FROM audit WHERE audit_id = 10")[0]
     edit(path, "DELETE FROM audit WHERE audit_id > 9", "UPDATE sqlite_sequence SET seq = 9 WHERE name = 'audit'")
-    assert verify(path).ok
-    assert seen(verify(path, head)) == [("head", None, None)]
+    assert verify_ledger(path).is_intact
+    assert seen(verify_ledger(path, head)) == [("head", None, None)]
 
 
 def test_a_reply_with_a_checksum_made_anew_contradicts_its_line(path: Path) -> None:
@@ -278,7 +278,7 @@ def test_a_reply_with_a_checksum_made_anew_contradicts_its_line(path: Path) -> N
     changed = [*row[:3], row[3].replace(b"by hand", b"by head"), *row[4:-1]]
     values = [changed[3], compute_decision_checksum(changed)]
     edit(path, "UPDATE decisions SET reply = ?, checksum = ? WHERE request_id = 'refused'", values=values)
-    verdict = verify(path)
+    verdict = verify_ledger(path)
     assert seen(verdict) == [("reply", None, "refused")]
     assert "is not what line 4 speaks for" in verdict.findings[0].sentence
 
@@ -291,14 +291,14 @@ def test_an_intent_with_a_checksum_made_anew_contradicts_its_decision(path: Path
         "UPDATE intents SET ranks = ?, checksum = ? WHERE request_id = 'held'",
         values=[changed[3], compute_intent_checksum(changed)],
     )
-    assert seen(verify(path)) == [("intent", None, "held")]
+    assert seen(verify_ledger(path)) == [("intent", None, "held")]
 
 
 def test_an_intent_that_was_ended_in_silence_is_told(path: Path) -> None:
     (row,) = rows(path, "SELECT * FROM intents WHERE request_id = 'held'")
     checksum = compute_intent_checksum([*row[:-2], "expired"])
     edit(path, "UPDATE intents SET state = 'expired', checksum = ? WHERE request_id = 'held'", values=[checksum])
-    (finding,) = verify(path).findings
+    (finding,) = verify_ledger(path).findings
     assert finding.sentence == "1 intents are expired, the trail speaks of 0"
 
 
@@ -312,29 +312,31 @@ def test_an_intent_that_was_ended_in_silence_is_told(path: Path) -> None:
 )
 def test_what_is_gone_is_named(path: Path, change: str, finding: tuple[str, None, str]) -> None:
     edit(path, change)
-    found = seen(verify(path))
+    found = seen(verify_ledger(path))
     assert (finding[0] if "queue" not in change else "queue", *finding[1:]) in found
 
 
 def test_what_nobody_asked_for_is_told(path: Path) -> None:
     row = [99, "free", b"{}", b"{}", "refused", "free", 1, 1]
     edit(path, "INSERT INTO decisions VALUES (?,?,?,?,?,?,?,?,?)", values=[*row, compute_decision_checksum(row)])
-    assert "6 replies are stored, the trail speaks of 5" in [finding.sentence for finding in verify(path).findings]
+    assert "6 replies are stored, the trail speaks of 5" in [
+        finding.sentence for finding in verify_ledger(path).findings
+    ]
 
 
 def test_triggers_that_were_removed_are_told_and_made_anew(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("DROP TRIGGER audit_is_not_updated")
-    assert [finding.kind for finding in verify(path).findings] == ["file"]
+    assert [finding.kind for finding in verify_ledger(path).findings] == ["file"]
     Ledger(path).close()
     assert "had lost its audit_is_not_updated" in caplog.text
-    assert verify(path).ok
+    assert verify_ledger(path).is_intact
 
 
 def test_a_trigger_of_somebody_else_is_no_part_of_a_ledger(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("CREATE TRIGGER quiet AFTER INSERT ON intents BEGIN DELETE FROM intents; END")
-    assert "trigger quiet" in verify(path).findings[0].sentence
+    assert "trigger quiet" in verify_ledger(path).findings[0].sentence
     with pytest.raises(LedgerError, match="trigger quiet that is not the ledger's"):
         Ledger(path)
 
@@ -342,7 +344,7 @@ def test_a_trigger_of_somebody_else_is_no_part_of_a_ledger(path: Path) -> None:
 def test_a_table_that_is_gone_is_damage_not_an_empty_table(path: Path) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as db:
         db.execute("DROP TABLE intents")
-    assert "no table intents" in verify(path).findings[0].sentence
+    assert "no table intents" in verify_ledger(path).findings[0].sentence
     with pytest.raises(LedgerError, match="no table intents"):
         Ledger(path)
 
@@ -350,7 +352,7 @@ def test_a_table_that_is_gone_is_damage_not_an_empty_table(path: Path) -> None:
 def test_many_findings_are_counted_not_kept(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ledger_verify, "MOST_FINDINGS", 3)
     edit(path, "UPDATE audit SET caller = 'nobody'")
-    verdict = verify(path)
+    verdict = verify_ledger(path)
     assert (len(verdict.findings), verdict.left_out) == (3, 7)
 
 
@@ -382,7 +384,7 @@ class Histories(RuleBasedStateMachine):
     @rule(outcome=st.sampled_from(["placed", "refused"]), caller=st.text(st.characters(exclude_categories=["Cs"])))
     def decide(self, outcome: str, caller: str) -> None:
         request = self._new()
-        self.ledger.commit(request, decision(request, outcome), self.made, caller, "place")
+        self.ledger.commit_decision(request, decision(request, outcome), self.made, caller, "place")
         self._kept()
 
     @rule()
@@ -394,8 +396,8 @@ class Histories(RuleBasedStateMachine):
     @rule(outcome=st.sampled_from(["placed", "refused"]))
     def place_who_waits(self, outcome: str) -> None:
         with self.ledger.transaction():
-            for entry in self.ledger.queued()[:2]:
-                self.ledger.commit(entry.request, decision(entry.request, outcome), 5, "queue", "place")
+            for entry in self.ledger.list_queue_entries()[:2]:
+                self.ledger.commit_decision(entry.request, decision(entry.request, outcome), 5, "queue", "place")
         self._kept()
 
     @rule(state=st.sampled_from(list(IntentState)[1:]))
@@ -405,7 +407,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(mark=st.integers())
     def remember(self, mark: int) -> None:
-        self.ledger.remember(generation=mark)
+        self.ledger.record_marks(generation=mark)
 
     @rule()
     def fail_half_way(self) -> None:
@@ -413,7 +415,7 @@ class Histories(RuleBasedStateMachine):
             with self.ledger.transaction():
                 self.decide("placed", "")
                 self.heads.pop()
-                self.ledger.accept("it was not", 8, "")
+                self.ledger.record_acceptance("it was not", 8, "")
                 raise ZeroDivisionError
         except ZeroDivisionError:
             pass
@@ -426,7 +428,7 @@ class Histories(RuleBasedStateMachine):
     @invariant()
     def verifies(self) -> None:
         for head in {self.heads[0], self.heads[len(self.heads) // 2], self.heads[-1]}:
-            verdict = verify(self.path, head)
+            verdict = verify_ledger(self.path, head)
             assert verdict.findings == []
             assert verdict.held is not None
 
@@ -440,6 +442,6 @@ def test_the_world_of_these_tests_has_something_of_everything(tmp_path: Path) ->
     ledger = Ledger(tmp_path / "ledger.sqlite")
     fill(ledger)
     assert [intent.request_id for intent in ledger.list_active_intents()] == ["held", "moved"]
-    assert len(ledger.queued()) == 2
-    assert {row["action"] for row in ledger.audit(99)} == {"place", "refuse", "queue", "cancelled", "accept"}
+    assert len(ledger.list_queue_entries()) == 2
+    assert {row["action"] for row in ledger.read_audit_trail(99)} == {"place", "refuse", "queue", "cancelled", "accept"}
     ledger.close()

@@ -60,9 +60,9 @@ def test_no_level_that_could_win_is_skipped(
     every = []
     for level in list_allowed_levels(request):
         offer = sum_room_by_domain(level, view.topology, scores.rows, scores.room)
-        if offer.most >= gang:
-            fits = search.fits(offer)
-            assert not scores.has_score_bounds or all(fit.score <= search.bound(offer) for fit in fits)
+        if offer.most_members >= gang:
+            fits = search.find_level_fits(offer)
+            assert not scores.has_score_bounds or all(fit.score <= search.bound_level_score(offer) for fit in fits)
             every += fits
     every.sort(key=lambda fit: -fit.score)
     best = {fit.rows[np.argsort(fit.rows)].tobytes(): fit for fit in reversed(every)}  # the first of equals stays
@@ -91,14 +91,14 @@ def test_domains_whose_bound_is_low_need_not_be_filled(
             if not feasible.any():
                 continue
             every = search._fill_wanted_domains(np.ones(np.count_nonzero(feasible), bool), offer, feasible)
-            some = search.fits(offer)
+            some = search.find_level_fits(offer)
             if scores.is_gang_score_independent:
-                bounds = search.bounds(offer, feasible)
+                bounds = search.bound_domain_scores(offer, feasible)
                 for alone, bound in zip(np.eye(np.count_nonzero(feasible), dtype=bool), bounds, strict=True):
                     (fit,) = search._fill_wanted_domains(alone, offer, feasible)
                     assert fit.score <= bound
             assert [_plain(fit) for fit in some] == [_plain(fit) for fit in every]
-            among = search.fits(offer, above=every[-1].score)
+            among = search.find_level_fits(offer, above=every[-1].score)
             assert [_plain(fit) for fit in among] == [_plain(fit) for fit in every]
 
 

@@ -8,7 +8,7 @@ import pytest
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.engine import decide
-from fleetcast.placement.machines.fragmentation import fragmentation
+from fleetcast.placement.machines.fragmentation import measure_fragmentation
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.potential import PotentialGrowth
 from fleetcast.placement.machines.shapes import MemberShape, make_member_shape, make_shape_demand
@@ -46,7 +46,7 @@ def test_the_growth_is_a_score(make_view, fields: dict[str, int]) -> None:
     view, request = make_view({"r01": [8, 3, 2]}), PlacementRequest(request_id="a", **fields)  # type: ignore[arg-type]
     demand = wants(MemberShape(2, cpus=8.0), make_member_shape(request)).demand
     assert demand is not None
-    fit = PotentialGrowth(request, view, demand, np.arange(3)).fit(np.arange(3), np.array([2, 1, 1]))
+    fit = PotentialGrowth(request, view, demand, np.arange(3)).score_members(np.arange(3), np.array([2, 1, 1]))
     assert ((fit >= 0) & (fit <= 1)).all()
 
 
@@ -54,11 +54,11 @@ def test_lost_gpus_and_the_largest_gang_by_level(make_view) -> None:
     view = make_view({"r01": [8, 1], "r02": [3, 8]})
     state = view.state.copy()
     state[3] = NodeState.DRAINED
-    (row,) = fragmentation(replace(view, state=state), wants(MemberShape(2)))
+    (row,) = measure_fragmentation(replace(view, state=state), wants(MemberShape(2)))
     assert (row.pool, row.free_gpus, row.lost_gpus) == ("default", 12.0, 1.0)
     assert row.largest_gang == {
         **{"node": 8, "nvlink_domain": 8, "rack": 9, "rail_group": 12, "block": 12, "cluster": 12},
         "anywhere": 12,
     }
-    (unknown,) = fragmentation(view, Options())
+    (unknown,) = measure_fragmentation(view, Options())
     assert (unknown.lost_gpus, unknown.stranded_gpus) == (None, None)

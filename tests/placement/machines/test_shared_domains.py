@@ -7,11 +7,11 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
-from fleetcast.models.risk.gang_risk import gang_risk
+from fleetcast.models.risk.gang_risk import compute_gang_risk
 from fleetcast.models.risk.scores import RISK_HORIZONS_S
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.scorers import NodeScores, run_s
+from fleetcast.placement.machines.scorers import NodeScores, estimate_run_s
 from fleetcast.placement.machines.view import NOT_GIVEN, RiskByTime
 
 
@@ -33,7 +33,7 @@ def test_the_risk_of_a_gang_is_that_of_the_forecast(make_view) -> None:
     found = scores_of(view).of_gangs(gang, np.ones(3, np.int64), np.zeros(3, np.int64), Level.BLOCK, 1)
     within = np.broadcast_to(p[None, None, :], (3, len(RISK_HORIZONS_S), 5))
     domains = [("rack", ["r1", "r1", "r2"]), ("rail", ["rg1", "rg1", "rg1"])]
-    told = gang_risk(within[:, :, gang], domains, 3600, np.full((3, len(RISK_HORIZONS_S)), 0.001))
+    told = compute_gang_risk(within[:, :, gang], domains, 3600, np.full((3, len(RISK_HORIZONS_S)), 0.001))
     assert found["risk"][0] == pytest.approx(1 - told.p_interrupted)
 
 
@@ -63,7 +63,7 @@ def test_the_risk_is_looked_at_for_as_long_as_the_job_runs(make_view) -> None:
     for limit_s in (1800.0, 10 * 3600.0):
         scores = scores_of(view, limit_s=limit_s)
         found = scores.of_gangs(gang, np.ones(3, np.int64), np.zeros(3, np.int64), Level.BLOCK, 1)
-        told = gang_risk(within[:, :, gang], domains, limit_s, prior)
+        told = compute_gang_risk(within[:, :, gang], domains, limit_s, prior)
         assert found["risk"][0] == pytest.approx(1 - told.p_interrupted)
 
 
@@ -71,9 +71,9 @@ def test_jobs_run_as_long_as_such_jobs_did_and_never_beyond_their_limit(make_vie
     view = replace(over_time(make_view({"r1": [8]}), np.array([0.01])), usual_run_s={8: 7200.0, 0: 1000.0})
     asked = {gpus: PlacementRequest(request_id="r", gpus_per_node=gpus) for gpus in (8, 4)}
     limited = PlacementRequest(request_id="r", gpus_per_node=8, limit_s=3000.0)
-    assert [run_s(request, view) for request in (asked[8], asked[4], limited)] == [7200, 1000, 3000]
-    assert run_s(asked[8], replace(view, usual_run_s={})) == view.risk_horizon_s
-    assert run_s(asked[8], replace(view, usual_run_s={0: 1e7})) == 86_400
+    assert [estimate_run_s(request, view) for request in (asked[8], asked[4], limited)] == [7200, 1000, 3000]
+    assert estimate_run_s(asked[8], replace(view, usual_run_s={})) == view.risk_horizon_s
+    assert estimate_run_s(asked[8], replace(view, usual_run_s={0: 1e7})) == 86_400
 
 
 def test_a_node_that_is_hot_from_the_job_before_is_worth_less(make_view) -> None:

@@ -10,14 +10,20 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import Decision, Gang, PlacementRequest, TopologyConstraint
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.placement.ahead.paths import timelines
+from fleetcast.placement.ahead.paths import sample_timelines
 from fleetcast.placement.ahead.start_time import estimate_start
 from fleetcast.placement.engine import decide, fits_now, is_still_valid
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
+from fleetcast.placement.plan.queue import WaitingEntry, plan
+from fleetcast.placement.plan.timeline import (
+    RunningJob,
+    RunTimeQuantiles,
+    Timeline,
+    add_request_placement,
+    estimate_releases,
+)
 from tests.fuzz.bounds import examples
 
 
@@ -28,7 +34,7 @@ def ask(name: str = "a", **changed: Any) -> PlacementRequest:
 def after(view: ClusterView, request: PlacementRequest) -> tuple[Decision, ClusterView]:
     decision = decide(request, view)
     assert decision.outcome == "placed", decision.sentence
-    return decision, place(view, request, decision.ranks)
+    return decision, add_request_placement(view, request, decision.ranks)
 
 
 def test_two_parts_share_a_gpu_and_a_third_that_does_not_fit_takes_another(make_view) -> None:
@@ -108,17 +114,17 @@ def test_a_part_comes_back_when_its_job_ends(make_view) -> None:
     _, view = after(make_view({"r01": [1]}), ask("a", gpu_share=300))
     _, view = after(view, ask("b", gpu_share=300))
     running = {"a": RunningJob(0, 1, 100.0), "b": RunningJob(0, 1, 200.0), "running": RunningJob(0, 7, 300.0)}
-    ahead = Timeline(view, releases(view, running, RunTimeQuantiles({}), 0))
-    assert [int(ahead.at(step).milli[0, 7]) for step in range(4)] == [400, 700, 1000, 1000]
-    assert ahead.at(3).milli.min() == 1000
+    ahead = Timeline(view, estimate_releases(view, running, RunTimeQuantiles({}), 0))
+    assert [int(ahead.make_view_after(step).milli[0, 7]) for step in range(4)] == [400, 700, 1000, 1000]
+    assert ahead.make_view_after(3).milli.min() == 1000
 
 
 def test_what_waits_for_a_part_starts_when_a_gpu_is_free_and_cpus_alone_start_now_or_never(make_view) -> None:
     view = make_view({"r01": [0]}, free_cpus=np.array([8.0]))
     running, options = {"running": RunningJob(0, 8, 3600.0)}, Options(now_ms=1_000_000)
-    queue = [Waiting(ask("part", gpu_share=300), 0), Waiting(ask("cpus", gpus_per_node=0, cpus=16), 0)]
+    queue = [WaitingEntry(ask("part", gpu_share=300), 0), WaitingEntry(ask("cpus", gpus_per_node=0, cpus=16), 0)]
     run_times = RunTimeQuantiles({8: (3600.0, 3600.0), 0: (60.0, 60.0)})
-    paths = timelines(queue, view, running, run_times, options)
+    paths = sample_timelines(queue, view, running, run_times, options)
     assert set(paths.starts_s) == {"part"}
     assert estimate_start(ask("b", gpus_per_node=0, cpus=8), paths).start_ms == dict.fromkeys(
         ("p10", "p50", "p90"), 1_000_000
@@ -158,13 +164,13 @@ def test_no_thousandth_of_a_gpu_and_no_cpu_is_given_twice(make_view, wanted, fre
             assert rank.milli == 1000 or len(rank.gpus) == 1
             given[at] += rank.milli
             whole[at] |= rank.milli == 1000
-        view = place(view, request, decision.ranks)
+        view = add_request_placement(view, request, decision.ranks)
         assert (given <= empty.milli).all()
         assert np.array_equal(view.milli, empty.milli - given)
         assert (view.free_cpus >= 0).all()
     jobs = {job: RunningJob(0, 1) for job in view.jobs}
-    ahead = releases(replace(view, usable=view.usable), jobs, RunTimeQuantiles({}), 0)
-    ended = Timeline(view, ahead).at(len(ahead))
+    ahead = estimate_releases(replace(view, usable=view.usable), jobs, RunTimeQuantiles({}), 0)
+    ended = Timeline(view, ahead).make_view_after(len(ahead))
     assert ahead == [] or (ended.milli == 1000).all()
 
 

@@ -12,8 +12,14 @@ from fleetcast.placement.engine import decide, fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import BACKFILL_TRIES, Reservation, Waiting, claim
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles, Timeline, place, releases
+from fleetcast.placement.plan.queue import BACKFILL_TRIES, Reservation, WaitingEntry, make_reservation
+from fleetcast.placement.plan.timeline import (
+    RunningJob,
+    RunTimeQuantiles,
+    Timeline,
+    add_request_placement,
+    estimate_releases,
+)
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.placement.queues.asks import IDS_AND_TIMES
 
@@ -36,8 +42,9 @@ class RecordedReads:
 
 @dataclass
 class SlowPass:
-    """The state of it. codes: request_id → why it waits, in order. known: form → `never` or `unknown`, once for a pass.
+    """The state of it. codes: request_id → why it waits, in order.
 
+    known: form → `never` or `unknown`, once for a pass.
     failed: forms that found no room. (form, False): forms that found none beside the head.
     """
 
@@ -76,14 +83,14 @@ class SlowPass:
                 return self.known.get(form, "room")
         return ""
 
-    def try_entry(self, entry: Waiting) -> None:
+    def try_entry(self, entry: WaitingEntry) -> None:
         request = entry.request
         code = self.code_of(request)
         if not code:
-            allowed = self.turns.allow(request)
+            allowed = self.turns.limit_to_quota(request)
             if isinstance(allowed, str):
                 self.codes[request.request_id] = "queue"
-                later = self.turns.later(request) if self.head is None else None
+                later = self.turns.make_later_request(request) if self.head is None else None
                 if later is None or self.code_of(later) or fits_now(later, self.view, self.options):
                     return
                 self.codes[request.request_id] = self.consider(entry, later)
@@ -92,9 +99,9 @@ class SlowPass:
         if code:
             self.codes[request.request_id] = code
             if code != "never":
-                self.turns.want(request)
+                self.turns.count_waiting(request)
 
-    def consider(self, entry: Waiting, request: PlacementRequest) -> str:
+    def consider(self, entry: WaitingEntry, request: PlacementRequest) -> str:
         """Why it waits; "" where it was placed."""
         if code := self.code_of(request):
             return code
@@ -102,19 +109,23 @@ class SlowPass:
             return self.backfill(entry, request, self.head)
         if self.place(entry, request, self.view):
             return ""
-        ahead = Timeline(self.view, releases(self.view, self.running, self.run_times, self.options.now_ms))
+        ahead = Timeline(self.view, estimate_releases(self.view, self.running, self.run_times, self.options.now_ms))
         step = ahead.find_first_fit(request, self.options)
         if step is None:
-            code, view = ("never", ahead.at(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
+            code, view = (
+                ("never", ahead.make_view_after(len(ahead.ahead))) if request.gpus_per_node else ("unknown", self.view)
+            )
             self.known[self.failed_form(request, view)] = code
             return code
         last = ahead.ahead[step - 1]
-        self.head = claim(Waiting(request, entry.queued_ms), ahead.at(step), last.end_ms, last.job, self.options)
+        self.head = make_reservation(
+            WaitingEntry(request, entry.queued_ms), ahead.make_view_after(step), last.end_ms, last.job, self.options
+        )
         return "next"
 
-    def backfill(self, entry: Waiting, request: PlacementRequest, head: Reservation) -> str:
+    def backfill(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> str:
         gpus = request.members.desired * request.gpus_per_node
-        run_s = self.run_times.run_s(gpus, 0.9, limit_s=request.limit_s)
+        run_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
         if request.limit_s is not None and self.turns.is_overdue(head.entry.request):
             run_s = request.limit_s
         in_time = self.options.now_ms + 1000 * run_s <= head.shadow_ms
@@ -123,27 +134,27 @@ class SlowPass:
         if self.tries >= BACKFILL_TRIES:
             return "untried"
         self.tries += 1
-        view = self.view if in_time else head.spare(self.view)
+        view = self.view if in_time else head.subtract_from_view(self.view)
         if self.place(entry, request, view):
             return ""
         form = self.failed_form(request, view)
         self.failed.add(form if in_time else (form, False))
         return "room"
 
-    def place(self, entry: Waiting, request: PlacementRequest, view: ClusterView) -> bool:
+    def place(self, entry: WaitingEntry, request: PlacementRequest, view: ClusterView) -> bool:
         if not fits_now(request, view, self.options):
             return False
         decision = decide(request, view, self.options)
-        self.view = place(self.view, request, decision.ranks)
+        self.view = add_request_placement(self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
         self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
         self.placed.append((request.request_id, decision.ranks))
-        self.turns.take(entry.request, decision)
+        self.turns.record_placement(entry.request, decision)
         return True
 
 
 def slow_plan(
-    queue: Sequence[Waiting],
+    queue: Sequence[WaitingEntry],
     view: ClusterView,
     running: Mapping[str, RunningJob],
     run_times: RunTimeQuantiles,
@@ -152,11 +163,11 @@ def slow_plan(
 ) -> SlowPass:
     """One pass."""
     mine = SlowPass(view, dict(running), run_times, options, turns)
-    ordered = turns.in_order(queue)
+    ordered = turns.sort_entries(queue)
     for at, entry in enumerate(ordered):
         mine.try_entry(entry)
         if mine.head is not None:
-            for behind in turns.behind(ordered[at + 1 :]):
+            for behind in turns.sort_behind_head(ordered[at + 1 :]):
                 mine.try_entry(behind)
             break
     return mine

@@ -5,7 +5,7 @@ import numpy as np
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.claims import LEAST_P, MOST_DROPS, Claims
-from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 
 NOW_MS = 1_800_000_000_000
@@ -13,13 +13,13 @@ NOW_MS = 1_800_000_000_000
 
 def test_a_claim_is_dropped_once_a_look_and_hard_in_the_end() -> None:
     claims = Claims()
-    assert claims.dropped(["head"]) == ""
+    assert claims.choose_dropped_claim(["head"]) == ""
     for _ in range(MOST_DROPS):
         claims.observe("head", LEAST_P / 2)
-        assert claims.dropped(["head"]) == "head"
-        assert claims.dropped(["head"]) == ""
+        assert claims.choose_dropped_claim(["head"]) == "head"
+        assert claims.choose_dropped_claim(["head"]) == ""
     claims.observe("head", 0.0)
-    assert claims.dropped(["head"]) == ""
+    assert claims.choose_dropped_claim(["head"]) == ""
 
 
 def test_a_claim_that_holds_or_that_no_future_knows_is_kept() -> None:
@@ -27,17 +27,17 @@ def test_a_claim_that_holds_or_that_no_future_knows_is_kept() -> None:
     for holds_p in (LEAST_P, 1.0, None):
         claims.observe("head", 0.0)
         claims.observe("head", holds_p)
-        assert claims.dropped(["head"]) == ""
+        assert claims.choose_dropped_claim(["head"]) == ""
 
 
 def test_who_waits_no_more_is_forgotten() -> None:
     claims = Claims()
     for _ in range(MOST_DROPS):
         claims.observe("head", 0.0)
-        claims.dropped(["head"])
-    claims.dropped([])
+        claims.choose_dropped_claim(["head"])
+    claims.choose_dropped_claim([])
     claims.observe("head", 0.0)
-    assert claims.dropped(["head"]) == "head"
+    assert claims.choose_dropped_claim(["head"]) == "head"
 
 
 def test_a_dropped_claim_keeps_nothing_for_a_pass(make_view) -> None:
@@ -47,7 +47,7 @@ def test_a_dropped_claim_keeps_nothing_for_a_pass(make_view) -> None:
     running = {"a": RunningJob(NOW_MS, 8, 60.0)}
     head = PlacementRequest(request_id="head", gang=2, gpus_per_node=8, priority=1)
     long = PlacementRequest(request_id="long", gpus_per_node=8, limit_s=9000.0)
-    queue = [Waiting(head, NOW_MS), Waiting(long, NOW_MS)]
+    queue = [WaitingEntry(head, NOW_MS), WaitingEntry(long, NOW_MS)]
 
     def placed(dropped: str) -> list[str]:
         found = plan(queue, view, running, RunTimeQuantiles({}), Options(now_ms=NOW_MS), dropped=dropped)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import ONE_LINE, Waiting, plan
+from fleetcast.placement.plan.queue import ONE_LINE, WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.queues.queues_file import read_queues
@@ -48,14 +48,14 @@ queued = st.lists(
 free = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-def scene(nodes: list[list[int]], drawn: list[Any]) -> tuple[list[Waiting], ClusterView, dict[str, RunningJob]]:
+def scene(nodes: list[list[int]], drawn: list[Any]) -> tuple[list[WaitingEntry], ClusterView, dict[str, RunningJob]]:
     racks = {f"r{at}": counts for at, counts in enumerate(nodes)}
     view = build(racks)
     holders = np.where(view.free, -1, np.arange(len(view))[:, None]).astype(np.int32)
     view = build(racks, holders=holders, jobs=tuple(f"job{row}" for row in range(len(view))))
     running = {job: RunningJob(NOW_MS - 60_000 * at, 8, 1200.0 * (at + 1)) for at, job in enumerate(view.jobs)}
     queue = [
-        Waiting(
+        WaitingEntry(
             PlacementRequest(request_id=f"q{at}", queue=queue, user=f"u{at % 2}", **columns), NOW_MS - 1000 * waited
         )
         for at, (columns, queue, waited) in enumerate(drawn)
@@ -119,7 +119,8 @@ def test_the_pass_is_what_a_plain_pass_is(tree: str, nodes: list[list[int]], dra
 def test_sentences_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     queue, view, running = scene([[0, 0]], [({"gang": 2, "gpus_per_node": 8}, "a", at) for at in range(9)])
     monkeypatch.setattr(
-        "fleetcast.placement.plan.reasons.needs", lambda request: pytest.fail("a sentence that nobody reads")
+        "fleetcast.placement.plan.reasons.describe_needs",
+        lambda request: pytest.fail("a sentence that nobody reads"),
     )
     assert len(plan(queue, view, running, TIMES, OPTIONS).waiting) == 9
 

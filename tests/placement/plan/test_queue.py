@@ -5,7 +5,7 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.queue import BACKFILL_TRIES, ONE_LINE, Plan, Waiting, plan
+from fleetcast.placement.plan.queue import BACKFILL_TRIES, ONE_LINE, Plan, WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
@@ -14,12 +14,12 @@ HOUR_S = 3600.0
 UNKNOWN = RunTimeQuantiles({})
 
 
-def entry(name: str, gang: int = 1, each: int = 8, *, queued: int = 0, **fields: Any) -> Waiting:
+def entry(name: str, gang: int = 1, each: int = 8, *, queued: int = 0, **fields: Any) -> WaitingEntry:
     level = fields.pop("required", None)
     request = PlacementRequest(
         request_id=name, gang=gang, gpus_per_node=each, topology=TopologyConstraint(required=level), **fields
     )
-    return Waiting(request, NOW_MS - 60_000 + queued)
+    return WaitingEntry(request, NOW_MS - 60_000 + queued)
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def busy(make_view):
     return view, running
 
 
-def run(queue: list[Waiting], state: Any, times: RunTimeQuantiles = UNKNOWN) -> Plan:
+def run(queue: list[WaitingEntry], state: Any, times: RunTimeQuantiles = UNKNOWN) -> Plan:
     return plan(queue, *state, times, OPTIONS)
 
 
@@ -42,7 +42,7 @@ def names(result: Plan) -> list[str]:
 
 def test_order_is_priority_then_arrival_then_id() -> None:
     queue = [entry("late", queued=9), entry("b"), entry("a"), entry("urgent", queued=99, priority=5)]
-    assert [row.request.request_id for row in ONE_LINE.in_order(queue)] == ["urgent", "a", "b", "late"]
+    assert [row.request.request_id for row in ONE_LINE.sort_entries(queue)] == ["urgent", "a", "b", "late"]
 
 
 def test_what_fits_starts_in_order(busy) -> None:

@@ -3,7 +3,14 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.timeline import Hold, RunningJob, RunTimeQuantiles, Timeline, add_placements, releases
+from fleetcast.placement.plan.timeline import (
+    Hold,
+    RunningJob,
+    RunTimeQuantiles,
+    Timeline,
+    add_placements,
+    estimate_releases,
+)
 
 HOUR_MS = 3_600_000
 
@@ -15,15 +22,15 @@ def test_the_estimate_is_the_p90_of_finished_jobs_of_the_same_size() -> None:
             "all": {"p50": 10, "p90": 60, "n": 500},
         }
     )
-    assert times.run_s(8, 0.9) == pytest.approx(1000)
-    assert times.run_s(8, 0.5) == pytest.approx(100)
-    assert times.run_s(16, 0.9) == pytest.approx(60)  # too few of 16: all
-    assert times.run_s(8, 0.9, limit_s=300) == 300
+    assert times.estimate_run_s(8, 0.9) == pytest.approx(1000)
+    assert times.estimate_run_s(8, 0.5) == pytest.approx(100)
+    assert times.estimate_run_s(16, 0.9) == pytest.approx(60)  # too few of 16: all
+    assert times.estimate_run_s(8, 0.9, limit_s=300) == 300
 
 
 def test_without_finished_jobs_the_limit_serves_then_a_day() -> None:
-    assert RunTimeQuantiles.of({}).run_s(4, 0.9, limit_s=600) == pytest.approx(600)
-    assert RunTimeQuantiles.of({"by_gpus": {}, "all": {"p50": None, "p90": None, "n": 0}}).run_s(
+    assert RunTimeQuantiles.of({}).estimate_run_s(4, 0.9, limit_s=600) == pytest.approx(600)
+    assert RunTimeQuantiles.of({"by_gpus": {}, "all": {"p50": None, "p90": None, "n": 0}}).estimate_run_s(
         4, 0.9
     ) == pytest.approx(86_400)
 
@@ -31,10 +38,10 @@ def test_without_finished_jobs_the_limit_serves_then_a_day() -> None:
 def test_an_estimate_that_passed_grows_with_the_age() -> None:
     times = RunTimeQuantiles({8: (100.0, 1000.0)})
     ages = (0.0, 500.0, 1000.0, 5000.0, 1e9)
-    runs = [times.run_s(8, 0.9, age_s=age) for age in ages]
+    runs = [times.estimate_run_s(8, 0.9, age_s=age) for age in ages]
     assert runs == sorted(runs)
     assert all(run > age for run, age in zip(runs, ages, strict=True))
-    assert times.run_s(8, 0.9, age_s=700.0, limit_s=600.0) > 700
+    assert times.estimate_run_s(8, 0.9, age_s=700.0, limit_s=600.0) > 700
 
 
 def test_releases_come_soonest_first_and_free_their_gpus(make_view) -> None:
@@ -43,32 +50,32 @@ def test_releases_come_soonest_first_and_free_their_gpus(make_view) -> None:
     holders[1, :4] = 1
     view = make_view({"r01": [0, 4]}, holders=holders, jobs=("long", "short"))
     running = {"long": RunningJob(0, 8), "short": RunningJob(0, 4, limit_s=60.0)}
-    ahead = releases(view, running, RunTimeQuantiles.of({}), now_ms=30_000)
+    ahead = estimate_releases(view, running, RunTimeQuantiles.of({}), now_ms=30_000)
     assert (ahead[0].job, ahead[0].end_ms) == ("short", 60_000)
     timeline = Timeline(view, ahead)
-    assert [int(timeline.at(step).free.sum()) for step in range(3)] == [4, 8, 16]
+    assert [int(timeline.make_view_after(step).free.sum()) for step in range(3)] == [4, 8, 16]
 
 
 def test_bisection_finds_the_first_release_that_makes_room(make_view) -> None:
     view = make_view({"r01": [0, 0, 0]}, holders=np.repeat(np.arange(3, dtype=np.int32), 8).reshape(3, 8))
     view = make_view({"r01": [0, 0, 0]}, holders=view.holders, jobs=("a", "b", "c"))
     running = {name: RunningJob(0, 8, limit_s=60.0 * (index + 1)) for index, name in enumerate("abc")}
-    timeline = Timeline(view, releases(view, running, RunTimeQuantiles.of({}), 1))
+    timeline = Timeline(view, estimate_releases(view, running, RunTimeQuantiles.of({}), 1))
     assert timeline.find_first_fit(PlacementRequest(request_id="x", gang=2, gpus_per_node=8), Options()) == 2
     assert timeline.find_first_fit(PlacementRequest(request_id="x", gang=4, gpus_per_node=8), Options()) is None
 
 
 def test_gpus_that_do_not_answer_are_not_released(make_view) -> None:
     view = make_view({"r01": [0]}, usable=np.zeros((1, 8), bool))
-    timeline = Timeline(view, releases(view, {}, RunTimeQuantiles.of({}), 1))
-    assert not timeline.at(1).free.any()
+    timeline = Timeline(view, estimate_releases(view, {}, RunTimeQuantiles.of({}), 1))
+    assert not timeline.make_view_after(1).free.any()
 
 
 def test_host_memory_comes_back_with_the_gpus(make_view) -> None:
     view = make_view({"r01": [0]}, free_cpus=np.array([28.0]), free_host_memory_gib=np.array([np.nan]))
-    timeline = Timeline(view, releases(view, {}, RunTimeQuantiles.of({}), 1))
-    assert timeline.at(1).free_cpus.tolist() == [128.0]
-    assert np.isnan(timeline.at(1).free_host_memory_gib).all()
+    timeline = Timeline(view, estimate_releases(view, {}, RunTimeQuantiles.of({}), 1))
+    assert timeline.make_view_after(1).free_cpus.tolist() == [128.0]
+    assert np.isnan(timeline.make_view_after(1).free_host_memory_gib).all()
 
 
 def test_occupying_leaves_the_given_view_alone(make_view) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import LeafUse
@@ -17,9 +17,9 @@ NOW_MS = 1_700_000_000_000
 UNKNOWN = RunTimeQuantiles({})
 
 
-def entry(name: str, gpus: int, limit_s: float | None, waited_s: float = 60.0, priority: int = 0) -> Waiting:
+def entry(name: str, gpus: int, limit_s: float | None, waited_s: float = 60.0, priority: int = 0) -> WaitingEntry:
     request = PlacementRequest(request_id=name, queue="a", gpus_per_node=gpus, limit_s=limit_s, priority=priority)
-    return Waiting(request, NOW_MS - round(1000 * waited_s))
+    return WaitingEntry(request, NOW_MS - round(1000 * waited_s))
 
 
 WIDE = entry("wide", 8, 60.0, waited_s=90.0)
@@ -35,7 +35,7 @@ QUEUE = [WIDE, LONG, SMALL]
 def test_a_queue_is_ordered_as_its_file_says(make_view, order: str, expected: list[str]) -> None:
     tree = read_queues(f'[queue.a]\norder = "{order}"\n')
     turns = TreeTurns(tree, {}, make_view({"r01": [8]}), UNKNOWN, NOW_MS)
-    assert [row.request.request_id for row in turns.in_order(QUEUE)] == expected
+    assert [row.request.request_id for row in turns.sort_entries(QUEUE)] == expected
 
 
 def test_a_higher_priority_and_who_is_overdue_go_before_the_least_area(make_view) -> None:
@@ -43,13 +43,13 @@ def test_a_higher_priority_and_who_is_overdue_go_before_the_least_area(make_view
     turns = TreeTurns(read_queues("[queue.a]\nmax_wait_h = 1\n"), {}, view, UNKNOWN, NOW_MS)
     overdue, urgent = entry("overdue", 8, 9e5, waited_s=3600.0), entry("urgent", 8, 9e5, priority=1)
     queue = [SMALL, urgent, overdue]
-    assert [row.request.request_id for row in turns.in_order(queue)] == ["overdue", "urgent", "small"]
+    assert [row.request.request_id for row in turns.sort_entries(queue)] == ["overdue", "urgent", "small"]
 
 
 def test_without_a_limit_a_request_counts_as_a_day_long(make_view) -> None:
     turns = TreeTurns(read_queues("[queue.a]\n"), {}, make_view({"r01": [8]}), UNKNOWN, NOW_MS)
     queue = [entry("unknown", 1, None), entry("long", 1, 86_399.0)]
-    assert [row.request.request_id for row in turns.in_order(queue)] == ["long", "unknown"]
+    assert [row.request.request_id for row in turns.sort_entries(queue)] == ["long", "unknown"]
 
 
 def test_beside_the_head_the_least_area_goes_first_whoever_has_waited(make_view) -> None:
@@ -63,7 +63,7 @@ def test_beside_the_head_the_least_area_goes_first_whoever_has_waited(make_view)
     def turns() -> TreeTurns:
         return TreeTurns(tree, {}, view, UNKNOWN, NOW_MS)
 
-    assert [row.request.request_id for row in turns().in_order(queue)] == ["head", "overdue", "smaller", "small"]
+    assert [row.request.request_id for row in turns().sort_entries(queue)] == ["head", "overdue", "smaller", "small"]
     found = plan(queue, view, running, UNKNOWN, Options(now_ms=NOW_MS), turns())
     assert [row.request.request_id for row, _ in found.placed] == ["smaller"]
     assert [wait.entry.request.request_id for wait in found.waiting] == ["head", "small", "overdue"]

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from fleetcast.placement.play.capacity import Capacity, CountAsk
 from fleetcast.placement.play.replay import REFUSED_S, Floats, Replay, RowScheduler, Trace
-from fleetcast.placement.play.rows import NEVER, Item, WaitingRow
-from fleetcast.placement.queues.order import area
+from fleetcast.placement.play.rows import NEVER, RowEntry, WaitingRow
+from fleetcast.placement.queues.order import compute_area
 
 GPUS = 8
 BOUND_S = 100.0
@@ -48,7 +48,7 @@ def play(rows: list[Job], bound_s: float | None = BOUND_S, **more: Any) -> Float
     """The least area first, and who has waited as long as the bound; None: first come, first served."""
     submit_s, run_s, gpus = (list(column) for column in zip(*rows, strict=True))
     trace = Trace([], submit_s, run_s, gpus, run_s)
-    policy = Keyed([0.0 if bound_s is None else area(each, run) for each, run in zip(gpus, run_s, strict=True)])
+    policy = Keyed([0.0 if bound_s is None else compute_area(each, run) for each, run in zip(gpus, run_s, strict=True)])
     asks = [CountAsk(each, run) if each <= GPUS else None for each, run in zip(gpus, run_s, strict=True)]
     scheduler = RowScheduler(submit_s, Capacity(GPUS, exactly), policy, asks.__getitem__, bound_s or NEVER)
     return Replay(trace, scheduler, **more).play()
@@ -137,11 +137,11 @@ def test_a_job_that_is_cancelled_and_sent_again_gains_nothing() -> None:
 
 def test_a_row_tells_who_is_next_by_key_then_by_arrival_once_somebody_is_starved() -> None:
     row = WaitingRow("ask", bound_s=10.0)
-    late, early = Item("late", 1.0, 5.0), Item("early", 2.0, 0.0)
+    late, early = RowEntry("late", 1.0, 5.0), RowEntry("early", 2.0, 0.0)
     row.add(late)
     row.add(early)
-    assert row.first(9.0)[1] is late
-    assert row.first(10.0)[1] is early
+    assert row.find_next_entry(9.0)[1] is late
+    assert row.find_next_entry(10.0)[1] is early
     row.remove(early)
-    assert row.first(20.0)[1] is late
-    assert np.isfinite(row.first(20.0)[0][2])
+    assert row.find_next_entry(20.0)[1] is late
+    assert np.isfinite(row.find_next_entry(20.0)[0][2])

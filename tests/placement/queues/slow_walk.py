@@ -4,7 +4,7 @@ from collections import deque
 from typing import Any
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.queues.standing import QueueStanding, Stand
+from fleetcast.placement.queues.standing import QueueStanding, QueueTotals
 from fleetcast.placement.queues.tree import ROOT
 
 
@@ -15,7 +15,7 @@ def walked(standing: QueueStanding, queue: list[Any]) -> list[Any]:
     for entry in entries:
         leaves.setdefault(standing.tree.find_known_leaf(entry.request), deque()).append(entry)
     outside = list(leaves.pop(ROOT, ()))
-    priorities = {name: standing.tree.path(name)[0].priority for name in leaves}
+    priorities = {name: standing.tree.list_path(name)[0].priority for name in leaves}
     given: dict[str, dict[str, float]] = {}
     found = []
     for priority in sorted(set(priorities.values()), reverse=True):
@@ -29,46 +29,46 @@ def _next(standing: QueueStanding, leaves: dict[str, deque[Any]], given: dict[st
     """Who is next, taken out of his leaf."""
     stand = standing.stands[ROOT]
     while stand.name not in leaves:
-        lines = {_child(stand, standing.leaf(name)) for name, waiting in leaves.items() if waiting} - {None}
+        lines = {_child(stand, standing.find_or_add_leaf(name)) for name, waiting in leaves.items() if waiting} - {None}
         heads = [(_key(standing, standing.stands[name], leaves, given), name) for name in lines if name]
         stand = standing.stands[min(heads)[1]]
     entry = leaves[stand.name].popleft()
-    amounts = standing.wanted(entry.request, entry.request.members.min)
+    amounts = standing.compute_amounts(entry.request, entry.request.members.min)
     if all(
-        amounts.get(name, 0.0) <= above.most(name) - above.held.get(name, 0.0)
-        for above in stand.path()
+        amounts.get(name, 0.0) <= above.find_limit(name) - above.held.get(name, 0.0)
+        for above in stand.list_path()
         for name in standing.tree.resources
     ):
-        for above in stand.path():
+        for above in stand.list_path():
             mine = given.setdefault(above.name, {})
             for name, gpus in amounts.items():
                 mine[name] = mine.get(name, 0.0) + gpus
     return entry
 
 
-def _child(stand: Stand, leaf: Stand) -> str | None:
+def _child(stand: QueueTotals, leaf: QueueTotals) -> str | None:
     """Which child of a queue is above a leaf, or is it."""
-    path = list(leaf.path())
+    path = list(leaf.list_path())
     names = [one.name for one in path]
     return names[names.index(stand.name) - 1] if stand.name in names[1:] else None
 
 
 def _key(
-    standing: QueueStanding, stand: Stand, leaves: dict[str, deque[Any]], given: dict[str, dict[str, float]]
+    standing: QueueStanding, stand: QueueTotals, leaves: dict[str, deque[Any]], given: dict[str, dict[str, float]]
 ) -> tuple[float, int, str]:
     head = _head(standing, stand, leaves, given)
     request: PlacementRequest = head.request
     more = dict(given.get(stand.name, {}))
-    for name, gpus in standing.wanted(request, request.members.min).items():
+    for name, gpus in standing.compute_amounts(request, request.members.min).items():
         more[name] = more.get(name, 0.0) + gpus
-    return standing.share(stand, more), head.queued_ms, stand.name
+    return standing.compute_share(stand, more), head.queued_ms, stand.name
 
 
 def _head(
-    standing: QueueStanding, stand: Stand, leaves: dict[str, deque[Any]], given: dict[str, dict[str, float]]
+    standing: QueueStanding, stand: QueueTotals, leaves: dict[str, deque[Any]], given: dict[str, dict[str, float]]
 ) -> Any:
     if stand.name in leaves:
         return leaves[stand.name][0]
-    lines = {_child(stand, standing.leaf(name)) for name, waiting in leaves.items() if waiting} - {None}
+    lines = {_child(stand, standing.find_or_add_leaf(name)) for name, waiting in leaves.items() if waiting} - {None}
     best = min((_key(standing, standing.stands[name], leaves, given), name) for name in lines if name)[1]
     return _head(standing, standing.stands[best], leaves, given)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
-from fleetcast.placement.ahead.calendars import Rooms
+from fleetcast.placement.ahead.calendars import RoomCache
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.queue import Waiting, plan
+from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
 from fleetcast.placement.queues.asks import IDS_AND_TIMES, QUEUE_FIELDS, UNREAD_BY_FILTERS, make_fit_key, make_queue_ask
 from tests.fuzz.bounds import examples
@@ -127,8 +127,11 @@ def refuses(name: str, value: Any) -> Options:
 
 
 def test_a_node_that_is_closed_to_one_tenant_has_room_for_another_in_the_futures() -> None:
-    rooms = Rooms(build({"r01": [8, 8]}), refuses("tenant", "red"))
-    found = [rooms.of(PlacementRequest(request_id="r", tenant=tenant)).tolist() for tenant in ("red", "blue", "red")]
+    rooms = RoomCache(build({"r01": [8, 8]}), refuses("tenant", "red"))
+    found = [
+        rooms.count_members_per_node(PlacementRequest(request_id="r", tenant=tenant)).tolist()
+        for tenant in ("red", "blue", "red")
+    ]
     assert found == [[0, 0], [8, 8], [0, 0]]
 
 
@@ -137,10 +140,10 @@ def test_refusals_that_no_plugin_caused_are_shared_by_all_tenants() -> None:
     holders = np.zeros((2, 8), np.int32)
     view = build({"r01": [0, 4]}, holders=np.where(build({"r01": [0, 4]}).free, -1, holders), jobs=("long",))
     large = [
-        Waiting(PlacementRequest(request_id=f"q{at:03}", tenant=f"t{at}", gpus_per_node=8), NOW_MS - 9000 + at)
+        WaitingEntry(PlacementRequest(request_id=f"q{at:03}", tenant=f"t{at}", gpus_per_node=8), NOW_MS - 9000 + at)
         for at in range(100)
     ]
-    small = Waiting(PlacementRequest(request_id="small", limit_s=60.0), NOW_MS - 1000)
+    small = WaitingEntry(PlacementRequest(request_id="small", limit_s=60.0), NOW_MS - 1000)
     running = {"long": RunningJob(NOW_MS, 12, 7200.0)}
     found = plan([*large, small], view, running, TIMES, refuses("tenant", "red"))
     assert [entry.request.request_id for entry, _ in found.placed] == ["small"]
@@ -152,7 +155,7 @@ def test_a_refusal_by_a_filter_of_the_operator_is_for_requests_that_it_refuses_a
     value = OTHER[name][0]
     refused = PlacementRequest(request_id="refused", **{name: value})
     welcome = PlacementRequest(request_id="welcome")
-    queue = [Waiting(refused, NOW_MS - 2000), Waiting(welcome, NOW_MS - 1000)]
+    queue = [WaitingEntry(refused, NOW_MS - 2000), WaitingEntry(welcome, NOW_MS - 1000)]
     view = build({"r01": [8] * 16})
     found = plan(queue, view, {}, TIMES, refuses(name, value))
     assert "welcome" in [entry.request.request_id for entry, _ in found.placed]

@@ -8,7 +8,7 @@ from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.queues.queues_file import MOST_BYTES, check_capacity, read_queues
-from fleetcast.placement.queues.tree import QueueTree, notes_of
+from fleetcast.placement.queues.tree import QueueTree, list_unused_settings
 
 TEAMS = """
 [policy]
@@ -70,18 +70,18 @@ def refused(text: str) -> RequestError:
 
 def test_a_file_is_a_tree_with_parents_first(teams: QueueTree) -> None:
     assert [node.name for node in teams.nodes] == ["", "production", "research", "research/nlp", "research/vision"]
-    assert [node.name for node in teams.path("research/nlp/ada")] == ["research/nlp", "research", ""]
+    assert [node.name for node in teams.list_path("research/nlp/ada")] == ["research/nlp", "research", ""]
     assert teams.resources == ("gpu", "H100")
 
 
 def test_a_parent_is_guaranteed_what_its_children_are(teams: QueueTree) -> None:
-    assert teams.node("research").guaranteed == {"gpu": 150.0}
-    assert teams.node("research/nlp").kept("gpu") == 40.0
+    assert teams.find_node("research").guaranteed == {"gpu": 150.0}
+    assert teams.find_node("research/nlp").find_unlent_guarantee("gpu") == 40.0
 
 
 def test_a_queue_inherits_its_wait_and_class_by_name(teams: QueueTree) -> None:
-    assert teams.node("research/vision").max_wait_s == 7200.0
-    assert (teams.node("production").priority, teams.node("research").priority) == (100, 0)
+    assert teams.find_node("research/vision").max_wait_s == 7200.0
+    assert (teams.find_node("production").priority, teams.find_node("research").priority) == (100, 0)
 
 
 def test_windows_are_in_utc(teams: QueueTree) -> None:
@@ -93,15 +93,21 @@ def test_windows_are_in_utc(teams: QueueTree) -> None:
 
 
 def test_prices_fall_back_to_those_of_any_gpu(teams: QueueTree) -> None:
-    assert (teams.prices.of("H100"), teams.prices.of("A100"), teams.prices.currency) == (2.5, 1.0, "EUR")
+    assert (teams.prices.find_price("H100"), teams.prices.find_price("A100"), teams.prices.currency) == (
+        2.5,
+        1.0,
+        "EUR",
+    )
 
 
 def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
-    assert [note.partition(" ")[0] for note in notes_of(teams)] == ["credits", "preempts"]
-    assert notes_of(read_queues("[queue.a]")) == []
+    assert [note.partition(" ")[0] for note in list_unused_settings(teams)] == ["credits", "preempts"]
+    assert list_unused_settings(read_queues("[queue.a]")) == []
     policy = '[policy]\nclaims = 3\npreempt_gpu_h_per_h = 50\norder = "attained"\n[queue.a]'
     words = ["claims", "preempt_gpu_h_per_h", "order attained"]
-    assert [note.partition(" has ")[0].partition(" is ")[0] for note in notes_of(read_queues(policy))] == words
+    assert [
+        note.partition(" has ")[0].partition(" is ")[0] for note in list_unused_settings(read_queues(policy))
+    ] == words
 
 
 @pytest.mark.parametrize(
@@ -173,11 +179,11 @@ def test_guarantees_above_the_fleet_are_refused_unless_overcommitted() -> None:
 
 
 def test_requests_find_their_leaf(teams: QueueTree) -> None:
-    assert teams.leaf_of(request(queue="production")) == "production"
-    assert teams.leaf_of(request(queue="research/nlp", user="ada/eva")) == "research/nlp/ada|eva"
-    assert teams.leaf_of(request(queue="vision", tenant="research")) == "research/vision"
-    assert teams.leaf_of(request(queue="research/vision", tenant="research")) == "research/vision"
-    assert teams.leaf_of(request(tenant="production")) == "production"
+    assert teams.find_request_leaf(request(queue="production")) == "production"
+    assert teams.find_request_leaf(request(queue="research/nlp", user="ada/eva")) == "research/nlp/ada|eva"
+    assert teams.find_request_leaf(request(queue="vision", tenant="research")) == "research/vision"
+    assert teams.find_request_leaf(request(queue="research/vision", tenant="research")) == "research/vision"
+    assert teams.find_request_leaf(request(tenant="production")) == "production"
 
 
 @pytest.mark.parametrize(
@@ -196,19 +202,19 @@ def test_requests_of_no_leaf_are_refused_with_the_field(
     teams: QueueTree, fields: dict[str, str], field: str, why: str
 ) -> None:
     with pytest.raises(RequestError) as caught:
-        teams.leaf_of(request(**fields))
+        teams.find_request_leaf(request(**fields))
     assert caught.value.field == field
     assert why in str(caught.value)
 
 
 def test_unknown_queues_may_have_a_home() -> None:
     tree = read_queues('[policy]\nunknown_queue = "b"\n[queue.a]\n[queue.b]')
-    assert tree.leaf_of(request(queue="x")) == "b"
+    assert tree.find_request_leaf(request(queue="x")) == "b"
 
 
 def test_a_class_of_requests_raises_their_priority(teams: QueueTree) -> None:
-    assert teams.priority_of(request(class_="inference", priority=2)) == 9
-    assert teams.priority_of(request()) == 0
+    assert teams.compute_priority(request(class_="inference", priority=2)) == 9
+    assert teams.compute_priority(request()) == 0
 
 
 @given(st.text(alphabet="[]{}=\"'.,#\n abq1-\\", max_size=80))

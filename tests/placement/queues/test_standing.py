@@ -10,19 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import Gang, PlacementRequest
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.queues.asks import Waiters
 from fleetcast.placement.queues.charges import LN2, LeafUse
 from fleetcast.placement.queues.queues_file import read_queues
-from fleetcast.placement.queues.standing import QueueStanding, amounts_of
+from fleetcast.placement.queues.standing import QueueStanding, compute_needed_gpus
 
 TEAMS = "[queue.a]\nweight = 40\n[queue.b]\nweight = 40\n[queue.c]\nweight = 20\n"
 LENT = "[queue.a]\nguaranteed = {gpu = 60}\n[queue.b]\nguaranteed = {gpu = 40}\nlend = {gpu = 30}\n"
 
 
-def waiting(queue: str, number: int = 0, gpus: int = 1, **fields: Any) -> Waiting:
+def waiting(queue: str, number: int = 0, gpus: int = 1, **fields: Any) -> WaitingEntry:
     request = PlacementRequest(request_id=f"{queue}-{number:04d}", queue=queue, gpus_per_node=gpus, **fields)
-    return Waiting(request, number)
+    return WaitingEntry(request, number)
 
 
 def use(**held: float) -> dict[str, LeafUse]:
@@ -31,17 +31,17 @@ def use(**held: float) -> dict[str, LeafUse]:
 
 def by_arrival(waiters: Waiters, queues: Any) -> Any:
     """Places as in one line."""
-    return waiters.ranks(np.array([-entry.request.priority for entry in waiters.entries], np.int64))
+    return waiters.rank_rows(np.array([-entry.request.priority for entry in waiters.entries], np.int64))
 
 
-def ordered(standing: QueueStanding, queue: list[Waiting]) -> list[str]:
-    return [entry.request.request_id for entry in standing.in_order(queue, by_arrival)]
+def ordered(standing: QueueStanding, queue: list[WaitingEntry]) -> list[str]:
+    return [entry.request.request_id for entry in standing.sort_entries(queue, by_arrival)]
 
 
-def first(standing: QueueStanding, queue: list[Waiting], gpus: float) -> Counter[str]:
+def first(standing: QueueStanding, queue: list[WaitingEntry], gpus: float) -> Counter[str]:
     """GPUs by queue of those who come first, until so many are given."""
     given = Counter[str]()
-    for entry in standing.in_order(queue, by_arrival):
+    for entry in standing.sort_entries(queue, by_arrival):
         if given.total() >= gpus:
             break
         given[entry.request.queue] += entry.request.gpus_per_node
@@ -62,7 +62,9 @@ def test_past_use_counts_like_held_gpus() -> None:
     tree = read_queues(TEAMS)
     of_ten_gpus = 10 * tree.policy.half_life_s / LN2
     standing = QueueStanding(tree, {"a": LeafUse({}, of_ten_gpus), "b": LeafUse({"gpu": 10.0}, 0.0)}, {"gpu": 100.0})
-    assert math.isclose(standing.share(standing.leaf("a")), standing.share(standing.leaf("b")))
+    assert math.isclose(
+        standing.compute_share(standing.find_or_add_leaf("a")), standing.compute_share(standing.find_or_add_leaf("b"))
+    )
 
 
 def test_guarantees_come_first_and_classes_before_them() -> None:
@@ -79,7 +81,7 @@ def test_a_tree_divides_level_by_level_and_users_alike() -> None:
     standing = QueueStanding(read_queues(text), {}, {"gpu": 80.0})
     given = first(standing, queue, 80)
     assert given == {"r/x": 30, "r/y": 30, "p": 20}
-    users = Counter(entry.request.user for entry in standing.in_order(queue, by_arrival)[:80])
+    users = Counter(entry.request.user for entry in standing.sort_entries(queue, by_arrival)[:80])
     assert (users["ada"], users["bob"]) == (15, 15)
 
 
@@ -87,21 +89,21 @@ def test_the_dominant_resource_is_what_counts() -> None:
     text = "[queue.a]\nlimit = {H100 = 99}\n[queue.b]\n"
     use_ = {"a": LeafUse({"gpu": 10.0, "H100": 10.0}, 0.0), "b": LeafUse({"gpu": 40.0, "A100": 40.0}, 0.0)}
     standing = QueueStanding(read_queues(text), use_, {"gpu": 100.0, "H100": 10.0, "A100": 90.0})
-    assert standing.share(standing.leaf("a")) == 1.0
-    assert math.isclose(standing.share(standing.leaf("b")), 40 / 90)
+    assert standing.compute_share(standing.find_or_add_leaf("a")) == 1.0
+    assert math.isclose(standing.compute_share(standing.find_or_add_leaf("b")), 40 / 90)
 
 
 def test_a_limit_on_the_path_says_so_and_bounds_an_elastic_gang() -> None:
     text = '[queue.a]\nlimit = {gpu = 10}\n[queue."a/b"]\n'
     standing = QueueStanding(read_queues(text), {"a/b": LeafUse({"gpu": 4.0}, 0.0)}, {"gpu": 100.0})
-    said = standing.allow(waiting("a/b", gpus=8).request)
+    said = standing.limit_to_quota(waiting("a/b", gpus=8).request)
     assert said == "queue 'a' is at its limit: 4 of 10 GPUs held, 8 wanted"
     elastic = PlacementRequest(request_id="e", queue="a/b", gang=Gang(1, 5, 2), gpus_per_node=2)
-    allowed = standing.allow(elastic)
+    allowed = standing.limit_to_quota(elastic)
     assert isinstance(allowed, PlacementRequest)
     assert allowed.members == Gang(1, 3, 2)
-    assert "may hold 10 at most" in standing.never(waiting("a/b", gpus=11).request)
-    assert not standing.never(elastic)
+    assert "may hold 10 at most" in standing.explain_permanent_refusal(waiting("a/b", gpus=11).request)
+    assert not standing.explain_permanent_refusal(elastic)
 
 
 def test_who_is_over_a_limit_takes_no_place_from_others() -> None:
@@ -114,19 +116,19 @@ def test_who_is_over_a_limit_takes_no_place_from_others() -> None:
 
 def test_what_idles_is_lent_but_not_what_is_kept() -> None:
     standing = QueueStanding(read_queues(LENT), use(a=60), {"gpu": 100.0})
-    assert isinstance(standing.allow(waiting("a", gpus=30).request), PlacementRequest)
-    said = standing.allow(waiting("a", gpus=31).request)
+    assert isinstance(standing.limit_to_quota(waiting("a", gpus=30).request), PlacementRequest)
+    said = standing.limit_to_quota(waiting("a", gpus=31).request)
     assert said == "queue 'a' would borrow 31 GPUs, and others lend 30 now"
 
 
 def test_a_lender_gets_its_own_back_as_jobs_end() -> None:
     standing = QueueStanding(read_queues(LENT), use(a=90), {"gpu": 100.0})
-    standing.want(waiting("b", gpus=20).request)
-    assert isinstance(standing.allow(waiting("a", gpus=1).request), str)
-    assert isinstance(standing.allow(waiting("b", gpus=20).request), PlacementRequest)
+    standing.count_waiting(waiting("b", gpus=20).request)
+    assert isinstance(standing.limit_to_quota(waiting("a", gpus=1).request), str)
+    assert isinstance(standing.limit_to_quota(waiting("b", gpus=20).request), PlacementRequest)
     later = QueueStanding(read_queues(LENT), use(a=75, b=5), {"gpu": 100.0})
-    later.want(waiting("b", gpus=20).request)
-    assert isinstance(later.allow(waiting("a", gpus=1).request), str)
+    later.count_waiting(waiting("b", gpus=20).request)
+    assert isinstance(later.limit_to_quota(waiting("a", gpus=1).request), str)
 
 
 def test_credits_raise_the_guarantee_while_they_last() -> None:
@@ -194,20 +196,21 @@ def test_limits_hold_on_every_path_and_nothing_kept_is_borrowed(steps: list[tupl
     for number, (leaf, gpus, only_wants) in enumerate(steps):
         request = waiting(leaf, number, gpus).request
         if only_wants:
-            standing.want(request)
-        elif isinstance(standing.allow(request), PlacementRequest) and held_by_all(standing) + gpus <= 64:
+            standing.count_waiting(request)
+        elif isinstance(standing.limit_to_quota(request), PlacementRequest) and held_by_all(standing) + gpus <= 64:
             borrows = is_borrowed(standing, leaf, gpus)
-            standing.take(request, amounts_of(request, 1))
+            standing.record_placement(request, compute_needed_gpus(request, 1))
             assert not borrows or all(has_its_own(standing, name) for name in ("x", "y"))
         for node in tree.nodes:
             held = standing.stands[node.name].held.get("gpu", 0.0)
-            assert held <= node.most("gpu")
+            assert held <= node.find_limit("gpu")
 
 
 def is_borrowed(standing: QueueStanding, leaf: str, gpus: int) -> bool:
     """Whether so many more pass a guarantee; who takes what he is guaranteed, and has lent, borrows nothing."""
     return any(
-        stand.name and not stand.is_within_guarantee({"gpu": float(gpus)}) for stand in standing.leaf(leaf).path()
+        stand.name and not stand.is_within_guarantee({"gpu": float(gpus)})
+        for stand in standing.find_or_add_leaf(leaf).list_path()
     )
 
 
@@ -215,7 +218,7 @@ def has_its_own(standing: QueueStanding, name: str) -> bool:
     """Whether what a queue keeps to itself is left for it."""
     stand = standing.stands[name]
     others = held_by_all(standing) - stand.held.get("gpu", 0.0)
-    return others <= 64 - (stand.node.kept("gpu") if stand.node else 0.0)
+    return others <= 64 - (stand.node.find_unlent_guarantee("gpu") if stand.node else 0.0)
 
 
 def test_forty_forty_twenty_within_two_points_over_a_half_life() -> None:
@@ -232,7 +235,7 @@ def test_forty_forty_twenty_within_two_points_over_a_half_life() -> None:
         shares = {name: LeafUse({"gpu": held[name]}, used[name]) for name in sizes}
         standing = QueueStanding(tree, shares, {"gpu": fleet})
         queue = [waiting(name, n, int(rng.choice(sizes[name]))) for n in range(20) for name in sizes]
-        for entry in standing.in_order(queue, by_arrival):
+        for entry in standing.sort_entries(queue, by_arrival):
             name, gpus = entry.request.queue, entry.request.gpus_per_node
             if sum(held.values()) + gpus > fleet:
                 break

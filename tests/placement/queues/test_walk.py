@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.plan.queue import Waiting
+from fleetcast.placement.plan.queue import WaitingEntry
 from fleetcast.placement.queues.charges import LeafUse
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding
@@ -47,9 +47,9 @@ uses = st.dictionaries(
 )
 
 
-def waiting(number: int, queued_ms: int, gpus_per_node: int, **fields: Any) -> Waiting:
+def waiting(number: int, queued_ms: int, gpus_per_node: int, **fields: Any) -> WaitingEntry:
     cpus = None if gpus_per_node else 1
-    return Waiting(
+    return WaitingEntry(
         PlacementRequest(request_id=f"r{number}", gpus_per_node=gpus_per_node, cpus=cpus, **fields), queued_ms
     )
 
@@ -77,7 +77,7 @@ def test_the_shares_that_decide_agree_with_the_order(
     queue = [waiting(number, **fields) for number, fields in enumerate(drawn)]
     standing = QueueStanding(read_queues(text), use, {"gpu": 64.0, "H100": 24.0, "A100": 40.0})
     shares: dict[str, dict[str, float]] = {}
-    order = standing.in_order(queue, by_arrival, shares)
+    order = standing.sort_entries(queue, by_arrival, shares)
     assert [entry.request.request_id for entry in order] == ordered(
         QueueStanding(read_queues(text), use, {"gpu": 64.0, "H100": 24.0, "A100": 40.0}), queue
     )
@@ -86,7 +86,7 @@ def test_the_shares_that_decide_agree_with_the_order(
     for at, later in enumerate(known):
         for earlier in known[:at]:
             one, other = (shares[entry.request.request_id] for entry in (earlier, later))
-            classes = {tree.path(tree.find_known_leaf(entry.request))[0].priority for entry in (earlier, later)}
+            classes = {tree.list_path(tree.find_known_leaf(entry.request))[0].priority for entry in (earlier, later)}
             apart = next((pair for pair in zip(one, other, strict=False) if pair[0] != pair[1]), None)
             if apart and len(classes) == 1:
                 assert one[apart[0]] <= other[apart[1]]

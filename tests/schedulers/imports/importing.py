@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.tree import QueueNode, QueueTree
-from fleetcast.schedulers.imports.agreement import agree
+from fleetcast.schedulers.imports.agreement import correct_draft
 from fleetcast.schedulers.imports.draft import Draft
-from fleetcast.schedulers.imports.toml_text import text_of
+from fleetcast.schedulers.imports.toml_text import format_draft
 
 Make = Callable[..., Draft]
 
@@ -14,8 +14,8 @@ Make = Callable[..., Draft]
 def imported(make: Make, *texts: str) -> tuple[QueueTree, Mapping[str, list[str]]]:
     """The tree that the placer reads of the written file, and the notes."""
     draft = make({f"file{number}": text for number, text in enumerate(texts)}, str.upper)
-    agree(draft)
-    return read_queues(text_of(draft, ["file0"])), draft.notes
+    correct_draft(draft)
+    return read_queues(format_draft(draft, ["file0"])), draft.notes
 
 
 def nodes(tree: QueueTree) -> dict[str, QueueNode]:

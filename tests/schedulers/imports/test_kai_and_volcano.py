@@ -31,7 +31,7 @@ def test_kai_quotas_weights_and_limits() -> None:
     assert (found["org"].guaranteed, found["org"].limit, found["org"].lend) == ({"gpu": 12}, {"gpu": 20}, {"gpu": 2})
     assert named(notes, "a guarantee below that of its queues") == ["org"]
     assert (found["org/a"].weight, found["org/a"].limit) == (3, {})
-    assert found["c"].most("gpu") == 4  # no limit is no more than the quota
+    assert found["c"].find_limit("gpu") == 4  # no limit is no more than the quota
     assert named(notes, "overQuotaWeight 0") == ["c"]
     assert named(notes, "a quota of -1") == ["d"]
     assert named(notes, "Queue reclaimMinRuntime") == ["c (5m)"]
@@ -82,7 +82,7 @@ def test_volcano_guarantee_is_kept_and_deserved_is_lent() -> None:
     tree, notes = imported(draft_volcano, text)
     found = nodes(tree)
     assert set(found) == {"org", "org/a", "b", "c"}
-    assert (found["org/a"].guaranteed, found["org/a"].kept("gpu")) == ({"gpu": 8}, 2)
+    assert (found["org/a"].guaranteed, found["org/a"].find_unlent_guarantee("gpu")) == ({"gpu": 8}, 2)
     assert (found["org"].weight, found["b"].limit, found["c"].max_waiting) == (4, {"gpu": 4}, 0)
     assert named(notes, "reclaimable false") == ["b"]
     assert named(notes, "Queue capability") == ["root ({cpu: 5})"]

@@ -58,8 +58,8 @@ def test_quotas_are_guarantees_and_a_root_has_what_its_tree_has() -> None:
         {"H100": 6},
         {"H100": 4},
     )
-    assert found["org/a"].most("H100") == 12
-    assert found["org/a"].most("A100") == 0  # a flavor that it does not name
+    assert found["org/a"].find_limit("H100") == 12
+    assert found["org/a"].find_limit("A100") == 0  # a flavor that it does not name
     assert found["alone"].limit == {"H100": 8, "A100": 0, "gpu": 8}
     assert named(notes, "quotas of other") == ["org/a (cpu 1 of big)", "org/b (cpu 1 of small)", "alone (cpu 1 of big)"]
     assert named(notes, "ResourceFlavor nodeLabels.pool") == ["small (x)"]

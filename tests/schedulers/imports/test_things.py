@@ -55,7 +55,7 @@ def test_json_is_read_as_yaml_with_lines() -> None:
     text = json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [POD]}, indent=1)
     (pod,) = read_things("f", text)
     assert pod.line.line > 1
-    found = pod.name, pod.spec.text("on"), pod.spec.number("n", 0), pod.spec.text("none")
+    found = pod.name, pod.spec.pop_text("on"), pod.spec.pop_number("n", 0), pod.spec.pop_text("none")
     assert found == ("p", "true", 5, "")
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.ingest.inbox.event_body import decode_body
-from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.ingest.inbox.inbox import read_newest_events
 from fleetcast.service.api.app import create_app
 from fleetcast.service.api.recent import RecentIdentities
 from fleetcast.service.api.routes import events, risk
@@ -124,7 +124,7 @@ def test_a_ranking_is_made_in_slices_and_whole_for_all_who_ask_meanwhile(tmp_pat
     board = cache.board()
 
     async def rank() -> tuple[int, list[bytes]]:
-        work = asyncio.ensure_future(risk._rank(cache, board, 3600, None))
+        work = asyncio.ensure_future(risk._rank_nodes(cache, board, 3600, None))
         turns = 0
         while not work.done():
             turns += 1
@@ -288,7 +288,7 @@ def test_a_bug_is_a_500_with_an_id_in_the_log(
     publish(tmp_path)
     app = create_app(config(tmp_path), ManualClock(NOW_MS))
     with Client(app) as client:
-        monkeypatch.setattr(app.state.context.cache, "board", lambda: 1 / 0)
+        monkeypatch.setattr(app.state.context.cache, "get_board", lambda: 1 / 0)
         body = problem(client.get("/v1/fleet"), 500)
     assert body["id"] in caplog.text
 
@@ -303,7 +303,7 @@ def test_events_are_on_disk_when_they_are_acknowledged(boardless: Client, tmp_pa
     body = response.json()
     assert (body["accepted"], body["duplicates"]) == (2, 1)
     assert [row["index"] for row in body["rejected"]] == [3]
-    assert [event.sequence for event in read_events(tmp_path / "inbox", 100)] == [1, 2]
+    assert [event.sequence for event in read_newest_events(tmp_path / "inbox", 100)] == [1, 2]
 
 
 ALL_REFUSED = {
@@ -320,7 +320,7 @@ def test_a_body_whose_records_are_all_refused_is_no_success(boardless: Client, t
     assert (body["accepted"], body["duplicates"]) == (0, 0)
     assert [row["index"] for row in body["rejected"]] == list(range(len(records)))
     assert body["rejected"][0]["reason"] in body["detail"]
-    assert list(read_events(tmp_path / "inbox", 100)) == []
+    assert list(read_newest_events(tmp_path / "inbox", 100)) == []
 
 
 def test_one_good_or_known_record_makes_a_body_a_success(boardless: Client) -> None:
@@ -346,7 +346,7 @@ def test_a_second_delivery_is_a_duplicate_across_a_restart(tmp_path: Path) -> No
         with Client(create_app(config(tmp_path), ManualClock(NOW_MS))) as client:
             body = client.post("/v1/events", json=step(1)).json()
             assert (body["accepted"], body["duplicates"]) == (accepted, 1 - accepted)
-    assert len(list(read_events(tmp_path / "inbox", 100))) == 1
+    assert len(list(read_newest_events(tmp_path / "inbox", 100))) == 1
 
 
 @pytest.mark.parametrize("coding", ["gzip", "deflate", "raw"])

@@ -51,9 +51,9 @@ def test_an_adapter_that_has_not_run_stands_beside_those_that_answer(client: Cli
 
 def test_what_an_adapter_wrote_is_told_newest_first(client: Client, configured: Config) -> None:
     records = AdapterRecords(configured.folder)
-    records.append([line("n1"), line("n2"), line("n3")])
+    records.append_lines([line("n1"), line("n2"), line("n3")])
     status = AdapterStatus(name="bands", use="band_file", mode="observe", writes=3, held_back=2, last=line("n3"))
-    records.keep(AdaptersStatus(NOW_MS, adapters=[status]))
+    records.write_status(AdaptersStatus(NOW_MS, adapters=[status]))
     records.close()
     row = client.get("/v1/adapters").json()["rows"][-1]
     assert (row["mode"], row["writes"], row["held_back"], row["last"]["key"]) == ("write", 3, 2, "n3")

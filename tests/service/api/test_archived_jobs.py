@@ -17,10 +17,16 @@ from fleetcast.fleet.events import Failed, Finished, JobEvent, Queued, Started, 
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
-from fleetcast.ingest.archive.compact import compact, runs
+from fleetcast.ingest.archive.compact import compact, find_compaction_runs
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.archived_jobs import AT_ONCE, MOST_WAITING, ArchivedJobs, Found, find_archived_attempt
+from fleetcast.service.api.archived_jobs import (
+    AT_ONCE,
+    MOST_WAITING,
+    ArchivedJobs,
+    ArchiveSearchResult,
+    find_archived_attempt,
+)
 from fleetcast.service.board.board import BoardWriter
 from fleetcast.service.config import ApiConfig, ArchiveConfig
 from tests.service.api_world import NOW_MS, Client, config, publish, sections
@@ -47,7 +53,7 @@ def archived(folder: Path, events: Sequence[JobEvent], writer: str = "0") -> Arc
     archive = Archive(files, Entities(), writer=writer, limits=ArchiveLimits())
     for event in events:
         archive.add_event(event)
-    archive.hand_over(Topology.build([]), NOW_MS)()
+    archive.prepare_flush(Topology.build([]), NOW_MS)()
     archive.close()
     return files
 
@@ -86,7 +92,7 @@ def test_the_latest_attempt_counts_whatever_days_and_files_it_is_in(tmp_path: Pa
     second = life("j", NOW_MS - 7 * DAY_MS, attempt=2, hours=60)
     files = archived(tmp_path, first)
     archived(tmp_path, second)
-    for run in runs(files, "0", NOW_MS, most_rows=1_000_000):
+    for run in find_compaction_runs(files, "0", NOW_MS, most_rows=1_000_000):
         compact(files, run)
     found = find_archived_attempt(files, "j", 30.0)
     assert found.attempt is not None
@@ -123,7 +129,7 @@ def test_an_archive_that_cannot_be_read_is_no_404(tmp_path: Path, monkeypatch: p
     def broken(*_: object) -> None:
         raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr(ArchiveFiles, "days", broken)
+    monkeypatch.setattr(ArchiveFiles, "list_days", broken)
     status, body = ask(tmp_path, "j")
     assert (status, "the archive cannot be read" in body["detail"]) == (503, True)
 
@@ -138,25 +144,25 @@ def test_the_look_ends_when_its_time_is_over_and_says_how_far_it_came(
     assert found.attempt is None
     assert found.stopped_ms is not None
     assert NOW_MS - 3 * DAY_MS <= found.stopped_ms < NOW_MS - DAY_MS
-    assert find_archived_attempt(files, "b", 50.0) != Found()
+    assert find_archived_attempt(files, "b", 50.0) != ArchiveSearchResult()
 
 
 def test_no_more_than_a_few_look_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names that nobody has are cheap to ask for, and dear to look for."""
     running, most, go = [0], [0], threading.Event()
 
-    def slow(*_: object) -> Found:
+    def slow(*_: object) -> ArchiveSearchResult:
         running[0] += 1
         most[0] = max(most[0], running[0])
         go.wait(30)
         running[0] -= 1
-        return Found()
+        return ArchiveSearchResult()
 
     monkeypatch.setattr("fleetcast.service.api.archived_jobs.look_up", slow)
 
     async def scenario() -> int:
         jobs = ArchivedJobs(config(tmp_path))
-        work = [asyncio.create_task(jobs.find(str(number))) for number in range(MOST_WAITING + 5)]
+        work = [asyncio.create_task(jobs.find_job(str(number))) for number in range(MOST_WAITING + 5)]
         while running[0] < AT_ONCE:
             await asyncio.sleep(0.01)
         go.set()

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.models.jobs.checkpointing import compute_ettr, plan_of
+from fleetcast.models.jobs.checkpointing import compute_ettr, make_checkpoint_plan
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.routes.checkpoint import _failing
+from fleetcast.service.api.routes.checkpoint import _describe_failure_rate
 from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline.publish import encode
 from tests.service.api_world import NOW_MS, Client, config, publish
@@ -40,7 +40,7 @@ def test_the_interval_follows_the_risk_of_its_nodes_and_its_cost(tmp_path: Path)
     ],
 )
 def test_a_rate_is_told_as_people_say_it(nodes: int, rate: float, said: str) -> None:
-    assert _failing(nodes, rate) == said
+    assert _describe_failure_rate(nodes, rate) == said
 
 
 def test_without_a_cost_nothing_is_made_up(tmp_path: Path) -> None:
@@ -67,6 +67,6 @@ def test_a_job_that_was_not_looked_at_yet_and_one_that_is_over_say_so(tmp_path: 
 
 @pytest.mark.parametrize(("cost_s", "rate"), [(1.0, 0.01), (30.0, 3.3), (120.0, 40.0)])
 def test_no_other_interval_is_much_better(cost_s: float, rate: float) -> None:
-    plan = plan_of(cost_s, rate)
+    plan = make_checkpoint_plan(cost_s, rate)
     others = [compute_ettr(plan.interval_s * factor, cost_s, rate) for factor in (0.25, 0.5, 0.8, 1.25, 2.0, 4.0)]
     assert plan.expected_ettr > max(others) - 0.01

@@ -108,7 +108,7 @@ def test_the_aggregator_is_told_the_documents_and_the_value(opened: Opened) -> N
         status, body = door.asked(VALUE, "quantile=0.5,horizon_s=59")
         assert (status, body["items"][0]["value"]) == (200, "801"), "the forecast is a second old"
         assert door.context.metrics.requests[f"/apis/{GROUP}", "GET", 200] == 4
-        assert "fleetcast_tls_certificate_expiry_timestamp_seconds 4.1" in door.context.metrics.page(), "in 2099"
+        assert "fleetcast_tls_certificate_expiry_timestamp_seconds 4.1" in door.context.metrics.make_page(), "in 2099"
 
     opened(check)
 

@@ -110,7 +110,7 @@ def test_garbage_is_an_invalid_argument_and_the_door_answers_on(tmp_path: Path) 
 
 def test_a_bug_is_internal_and_tells_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(world: GrpcWorld) -> None:
-        monkeypatch.setattr(world.context.answerers, "answer", lambda *asked: 1 / 0)
+        monkeypatch.setattr(world.context.answerers, "answer_verb", lambda *asked: 1 / 0)
         code, why = await refusal(world.call(f"{KEDA}IsActive", ref()))
         assert (code, why) == (grpc.StatusCode.INTERNAL, "an error of ours; the log of the api has it")
 
@@ -247,7 +247,7 @@ def test_answers_are_counted_by_method_and_status(tmp_path: Path) -> None:
         world.publish(20.0)
         await world.call(f"{KEDA}IsActive", ref())
         await refusal(world.call(f"{KEDA}IsActive", ref(quantile="?")))
-        page = world.context.metrics.page()
+        page = world.context.metrics.make_page()
         labels = f'method="GRPC",route="{KEDA}IsActive",status='
         row = f'fleetcast_http_requests_total{{{labels}"%s"}} 1.0'
         assert row % 200 in page

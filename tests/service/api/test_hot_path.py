@@ -47,7 +47,7 @@ def request(headers: bytes = b"", path: bytes = b"/v1/nodes/n002", version: byte
     ],
 )
 def test_a_plain_request_is_answered_from_its_bytes(hot: HotPath, headers: bytes) -> None:
-    answer = hot.answer(request(headers))
+    answer = hot.answer_request(request(headers))
     assert answer is not None
     head, _, body = answer.partition(b"\r\n\r\n")
     assert body == b'{"node": "n002", "as_of_ms": 1760000000000, "state": "ok"}'
@@ -84,37 +84,37 @@ def test_a_plain_request_is_answered_from_its_bytes(hot: HotPath, headers: bytes
     ],
 )
 def test_everything_else_is_left_to_the_ordinary_way(hot: HotPath, asked: bytes) -> None:
-    assert hot.answer(asked) is None
+    assert hot.answer_request(asked) is None
 
 
 def test_a_name_that_is_not_ours_is_left_to_the_ordinary_way(hot: HotPath, tmp_path: Path) -> None:
     asked = request().replace(b"localhost", b"evil.example:8080")
-    assert hot.answer(asked) is None
-    assert hot.answer(request().replace(b"localhost", b"10.0.0.7:8080"))
+    assert hot.answer_request(asked) is None
+    assert hot.answer_request(request().replace(b"localhost", b"10.0.0.7:8080"))
     closed = HotPath(app_of(tmp_path, Access(parse_tokens(f"reader read {TOKEN}", "the test"))).state.context)
-    assert closed.answer(asked[:-2] + b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n")
+    assert closed.answer_request(asked[:-2] + b"Authorization: Bearer " + TOKEN.encode() + b"\r\n\r\n")
 
 
 def test_headers_that_are_kept_are_bounded(hot: HotPath) -> None:
     for number in range(3000):
-        assert hot.answer(request(b"x-trace: %d\r\n" % number))
+        assert hot.answer_request(request(b"x-trace: %d\r\n" % number))
     assert len(hot._in_order) <= 1024
 
 
 def test_before_the_first_board_the_ordinary_way_says_so(tmp_path: Path) -> None:
     app = create_app(config(tmp_path), ManualClock(NOW_MS), access=Access())
-    assert HotPath(app.state.context).answer(PLAIN) is None
+    assert HotPath(app.state.context).answer_request(PLAIN) is None
 
 
 def test_with_tokens_only_those_who_may_read_are_answered(tmp_path: Path) -> None:
     tokens = parse_tokens(f"reader read {TOKEN}\nposter events {TOKEN}-other", "the test")
     hot = HotPath(app_of(tmp_path, Access(tokens)).state.context)
     basic = base64.b64encode(f"user:{TOKEN}".encode())
-    assert hot.answer(request(b"Authorization: Bearer " + TOKEN.encode() + b"\r\n"))
-    assert hot.answer(request(b"authorization: basic " + basic + b"\r\n"))
-    assert hot.answer(request()) is None
-    assert hot.answer(request(b"Authorization: Bearer " + TOKEN.encode() + b"-other\r\n")) is None
-    assert hot.answer(request(b"Authorization: Bearer nonsense\r\n")) is None
+    assert hot.answer_request(request(b"Authorization: Bearer " + TOKEN.encode() + b"\r\n"))
+    assert hot.answer_request(request(b"authorization: basic " + basic + b"\r\n"))
+    assert hot.answer_request(request()) is None
+    assert hot.answer_request(request(b"Authorization: Bearer " + TOKEN.encode() + b"-other\r\n")) is None
+    assert hot.answer_request(request(b"Authorization: Bearer nonsense\r\n")) is None
 
 
 class Wire(asyncio.Transport):
@@ -223,7 +223,7 @@ def test_hot_answers_are_counted_and_keep_the_connection_open(tmp_path: Path) ->
         protocol.data_received(PLAIN)
         protocol.data_received(PLAIN)
         assert wire.sent.count(b"HTTP/1.1 200 OK") == 2
-        page = protocol.hot.context.metrics.page()
+        page = protocol.hot.context.metrics.make_page()
         assert 'fleetcast_http_requests_total{method="GET",route="/v1/nodes/{node}",status="200"} 2.0' in page
         assert 'fleetcast_http_request_seconds_count{route="/v1/nodes/{node}"} 2.0' in page
         assert protocol._deadline == float("inf")

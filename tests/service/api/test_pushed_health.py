@@ -7,7 +7,7 @@ import pytest
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import NodeEvent
-from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.ingest.inbox.inbox import read_newest_events
 from fleetcast.service.api.app import create_app
 from tests.ingest.health.test_nvsentinel import NOW_MS, envelope
 from tests.service.api_world import Client, config
@@ -26,7 +26,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 def kept(folder: Path) -> list[NodeEvent]:
-    return [event for event in read_events(folder / "inbox", 100) if isinstance(event, NodeEvent)]
+    return [event for event in read_newest_events(folder / "inbox", 100) if isinstance(event, NodeEvent)]
 
 
 def test_lines_of_a_kernel_log_are_events(client: Client, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleetcast.cli.run import RoleName, _run_role
-from fleetcast.fleet.clock import ManualClock, moment
+from fleetcast.fleet.clock import ManualClock, format_moment
 from fleetcast.fleet.errors import StaleError
 from fleetcast.placement.ledger.ledger import Ledger, LedgerError
 from fleetcast.service.api.app import create_app
@@ -147,7 +147,7 @@ def test_a_part_of_the_state_in_doubt_is_named_with_the_time(world: World) -> No
     assert status == 503
     assert list(failing) == ["placer", "state"]
     what_to_do = "nothing is placed until it is put back, or accepted: fleetcast state show"
-    assert failing["state"] == f"the ledger is new (last whole at {moment(NOW_MS)}); {what_to_do}"
+    assert failing["state"] == f"the ledger is new (last whole at {format_moment(NOW_MS)}); {what_to_do}"
 
 
 def test_occupancy_that_is_not_known_is_not_ready(world: World) -> None:

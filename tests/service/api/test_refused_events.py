@@ -18,7 +18,7 @@ from fleetcast.service.http.access import Access, parse_tokens
 from fleetcast.service.http.addresses import Networks
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
 from fleetcast.service.http.connections import LimitedServer
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.listening import API, ListeningReader
 from tests.service.api_world import NOW_MS, publish
 
@@ -71,7 +71,7 @@ class Api:
             limits = ConnectionLimits(PLACES, 60.0, 60.0, OWN_PLACES, Networks(["127.0.0.1"]))
             protocol = make_api_protocol(self.context, ConnectionPool(limits))
             config = uvicorn.Config(self.app, http=protocol, log_config=None, ws="none")
-            with listen("127.0.0.1", 0, "port") as sock:
+            with bind_socket("127.0.0.1", 0, "port") as sock:
                 self.port = sock.getsockname()[1]
                 server = LimitedServer(config, sock, protocol.pool)
                 task = asyncio.ensure_future(server.serve())
@@ -101,7 +101,7 @@ class Api:
                 await asyncio.sleep(0.01)
 
     def since_ms(self) -> int:
-        self.context.listening.beat()
+        self.context.listening.write_statement()
         board = BoardReader(self.config.board).latest()
         assert board is not None
         return ListeningReader(self.config.folder).read(board)[API].since_ms

@@ -12,11 +12,11 @@ import pytest
 
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Queued, Started, Submitted
-from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.ingest.inbox.inbox import read_newest_events
 from fleetcast.ingest.lifecycle import ENDED
 from fleetcast.ingest.slurm.jobcomp import MAX_ATTEMPTS, Attempts, read_completions
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.routes.webhooks_slurm import translate
+from fleetcast.service.api.routes.webhooks_slurm import translate_completions
 from fleetcast.service.board.board import BoardWriter, Section
 from tests.ingest.slurm_outputs import T, old_job, queue
 from tests.service.api_world import Client, config
@@ -33,7 +33,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 def kept(folder: Path) -> list[JobEvent]:
-    return [event for event in read_events(folder / "inbox", 100) if not isinstance(event, NodeEvent)]
+    return [event for event in read_newest_events(folder / "inbox", 100) if not isinstance(event, NodeEvent)]
 
 
 def stamp(seconds: int) -> str:
@@ -215,11 +215,11 @@ def test_what_is_no_request_is_refused(client: Client) -> None:
 
 def test_the_attempts_of_many_jobs_are_bounded() -> None:
     attempts = Attempts(most=2)
-    assert [attempts.of(job, 1000) for job in ("a", "b", "c")] == [1, 1, 1]
-    assert attempts.of("a", 2000) == 1
-    numbers = [attempts.of("a", 2000 + later) for later in range(3 * MAX_ATTEMPTS)]
+    assert [attempts.find_attempt(job, 1000) for job in ("a", "b", "c")] == [1, 1, 1]
+    assert attempts.find_attempt("a", 2000) == 1
+    numbers = [attempts.find_attempt("a", 2000 + later) for later in range(3 * MAX_ATTEMPTS)]
     assert numbers == list(range(1, 3 * MAX_ATTEMPTS + 1))
-    assert attempts.of("a", 2000 + 3 * MAX_ATTEMPTS - 1) == 3 * MAX_ATTEMPTS
+    assert attempts.find_attempt("a", 2000 + 3 * MAX_ATTEMPTS - 1) == 3 * MAX_ATTEMPTS
     assert len(attempts._known["a"]) <= MAX_ATTEMPTS
 
 
@@ -228,7 +228,7 @@ def test_many_records_leave_turns_to_others() -> None:
     context: Any = SimpleNamespace(cache=SimpleNamespace(latest=lambda: None), slurm_attempts=Attempts(), recent=set())
 
     async def turns() -> int:
-        work = asyncio.ensure_future(translate(read, "", context, NOW_MS))
+        work = asyncio.ensure_future(translate_completions(read, "", context, NOW_MS))
         count = 0
         while not work.done():
             await asyncio.sleep(0)

@@ -41,7 +41,7 @@ class World:
         with Client(create_app(config(self.folder), self.clock)) as client:
             answer = client.post("/v1/events", json=events)
             assert (answer.status_code, answer.json()["accepted"]) == (202, len(events)), answer.text
-        self.pipeline.take(asyncio.run(self.inbox.next()))
+        self.pipeline.apply_batch(asyncio.run(self.inbox.next()))
         asyncio.run(self.pipeline.tick())
 
     def steps(self, compute: np.ndarray, first: int = 0) -> None:

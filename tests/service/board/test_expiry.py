@@ -201,7 +201,7 @@ def test_a_pipeline_that_stood_still_across_an_expiry_takes_nothing_from_a_job_t
     assert answer["outcome"] == "refused"
 
     async def go_on() -> None:
-        pipeline.take(await pipeline.sources[0].next())
+        pipeline.apply_batch(await pipeline.sources[0].next())
         await pipeline.tick()
 
     asyncio.run(go_on())
@@ -221,7 +221,7 @@ def test_a_tick_claims_what_was_folded_when_its_copies_were_taken(served: World)
         ticking = asyncio.create_task(pipeline.tick())
         while not pipeline._memory_free.locked():  # the copies are taken, the thread scores
             await asyncio.sleep(0)
-        pipeline.take(await pipeline.sources[0].next())
+        pipeline.apply_batch(await pipeline.sources[0].next())
         await ticking
 
     acknowledge(served.config.inbox, started("a"))

@@ -55,7 +55,7 @@ def readings(entities: Entities, nodes: list[str], number: int) -> Iterator[Samp
         for index in range(GPUS):
             if late and (name, index) == ("n7", 2):
                 continue
-            row = entities.of_node(GPU, name, index)
+            row = entities.add_to_node(GPU, name, index)
             throttles = late and (name, index) == ("n2", 1)
             values = {
                 "sm_clock_mhz": 600.0 if throttles else 1980.0 - (number + index) % 3,
@@ -68,7 +68,7 @@ def readings(entities: Entities, nodes: list[str], number: int) -> Iterator[Samp
                 "xid": 79.0 if late and (name, index) == ("n6", 3) else 0.0,
             }
             gpu += [(find_metric_row(GPU, metric), row, now_ms, value) for metric, value in values.items()]
-            row = entities.of_node(PORT, name, f"mlx5_{index}", 1)
+            row = entities.add_to_node(PORT, name, f"mlx5_{index}", 1)
             pace = 0.4 if late and (name, index) == ("n5", 1) else 1.0
             values = {"state": 4.0, "speed_bytes_per_s": 50e9, "rx_bytes": 1e10, "tx_bytes": 1e10}
             for metric, value in values.items():
@@ -78,7 +78,7 @@ def readings(entities: Entities, nodes: list[str], number: int) -> Iterator[Samp
         gone = late and name == "n7"
         values = {"scrape_up": 1.0, "scrape_duration_s": 0.02, "gpus_reported": GPUS - gone}
         node += [(find_metric_row(NODE, metric), row, now_ms, float(value)) for metric, value in values.items()]
-    yield from (SampleBatch.of(kind, rows) for kind, rows in ((GPU, gpu), (PORT, port), (NODE, node)) if rows)
+    yield from (SampleBatch.from_rows(kind, rows) for kind, rows in ((GPU, gpu), (PORT, port), (NODE, node)) if rows)
 
 
 def told(number: int) -> tuple[list[JobEvent], list[NodeEvent]]:
@@ -111,7 +111,7 @@ class Run:
         self.config = Config(state=str(folder), pipeline=PipelineConfig(instances=instances))
         self.clock = ManualClock(START_MS)
         self.topology = topology
-        self.shares = [Share.of(number, instances, topology) for number in range(instances)]
+        self.shares = [Share.from_topology(number, instances, topology) for number in range(instances)]
         self.pipelines = [self.start(share) for share in self.shares]
         self.takes_all: list[Pipeline] = []
         self.kinds = {GPU, PORT, NODE}
@@ -128,7 +128,7 @@ class Run:
                 continue
             own = [name for name in NODES if pipeline.share.owns(name) or pipeline in self.takes_all]
             scrape = [part for part in readings(pipeline.state.entities, own, number) if part.kind in self.kinds]
-            pipeline.take(Batch(tuple(scrape), tuple(events), tuple(drains)))
+            pipeline.apply_batch(Batch(tuple(scrape), tuple(events), tuple(drains)))
             asyncio.run(pipeline.tick())
 
     def board(self) -> Board:
@@ -246,9 +246,11 @@ def test_a_hard_signal_elsewhere_is_on_the_fleets_board_before_it_is_scored(tmp_
         two.round(number)
     first, second = two.pipelines
     node = next(name for name in NODES if two.shares[1].owns(name))
-    row = second.state.entities.of_node(GPU, node, 0)
+    row = second.state.entities.add_to_node(GPU, node, 0)
     two.clock.advance(1)
-    second.take(Batch((SampleBatch.of(GPU, [(find_metric_row(GPU, "xid"), row, two.clock.now_ms(), 79.0)]),)))
+    second.apply_batch(
+        Batch((SampleBatch.from_rows(GPU, [(find_metric_row(GPU, "xid"), row, two.clock.now_ms(), 79.0)]),))
+    )
 
     async def looked(until: Any) -> None:
         work = asyncio.create_task(first.others.work(first.state))  # type: ignore[union-attr]

@@ -11,7 +11,7 @@ from fleetcast.fleet.clock import ManualClock
 from fleetcast.service.answers.risk import HardSignal, UrgentSignals
 from fleetcast.service.api.app import create_app
 from fleetcast.service.board.board import Board, BoardReader, BoardWriter, Section
-from fleetcast.service.board.urgent import compute_node_state, struck
+from fleetcast.service.board.urgent import compute_node_state, find_struck_nodes
 from tests.service import placer_world
 from tests.service.api_world import NOW_MS, Client, config, sections
 
@@ -36,12 +36,12 @@ def newest(folder: Path) -> Board:
 def test_only_what_came_after_the_scores_counts_and_who_is_back_is_not_struck(tmp_path: Path) -> None:
     writer = BoardWriter(tmp_path)
     writer.publish([Section("node.state", np.zeros(3, np.int8), NOW_MS)], NOW_MS)
-    assert struck(newest(tmp_path)) == {}
+    assert find_struck_nodes(newest(tmp_path)) == {}
     known, fresh = row("a", "lost", NOW_MS - 1), row("b", "drain", NOW_MS + 5)
     tell(writer, known, fresh, row("c", "lost", NOW_MS + 5), row("c", "returned", NOW_MS + 6))
-    assert struck(newest(tmp_path)) == {"b": [fresh]}
+    assert find_struck_nodes(newest(tmp_path)) == {"b": [fresh]}
     writer.publish([Section("node.state", np.zeros(3, np.int8), NOW_MS + 7)], NOW_MS + 7)
-    assert struck(newest(tmp_path)) == {}
+    assert find_struck_nodes(newest(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_tokens_come_from_a_file(tmp_path: Path) -> None:
     path = tmp_path / "tokens"
     path.write_text(f"# who may ask\n\n{TOKENS}\n")
     access = load_access("0.0.0.0", {"FLEETCAST_TOKENS_FILE": str(path)})
-    assert access.check("GET", raw(READER), Scope.READ).name == "reader"
+    assert access.authorize("GET", raw(READER), Scope.READ).name == "reader"
 
 
 @pytest.mark.parametrize(
@@ -98,10 +98,10 @@ def test_an_unreadable_or_empty_file_does_not_open_the_door(tmp_path: Path) -> N
 @pytest.mark.parametrize("needs", list(Scope))
 def test_a_token_opens_its_own_scope_and_admin_opens_all(has: Scope, needs: Scope) -> None:
     if has in (needs, Scope.ADMIN):
-        assert ACCESS.check("GET", raw(bearer(has)), needs) == Caller(f"{has}er", frozenset({has}))
+        assert ACCESS.authorize("GET", raw(bearer(has)), needs) == Caller(f"{has}er", frozenset({has}))
     else:
         with pytest.raises(Problem, match=f"scope {needs}; that of {has}er has {has}") as refusal:
-            ACCESS.check("GET", raw(bearer(has)), needs)
+            ACCESS.authorize("GET", raw(bearer(has)), needs)
         assert refusal.value.status == 403
 
 
@@ -116,7 +116,7 @@ SECRET = SECRETS[Scope.READ]
     "header", [f"Bearer {SECRET}", f"bearer  {SECRET} ", basic(f"scheduler:{SECRET}"), basic(f":{SECRET}")]
 )
 def test_the_token_comes_as_bearer_or_as_a_password(header: str) -> None:
-    assert ACCESS.check("GET", raw({"authorization": header}), Scope.READ).name == "reader"
+    assert ACCESS.authorize("GET", raw({"authorization": header}), Scope.READ).name == "reader"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_the_token_comes_as_bearer_or_as_a_password(header: str) -> None:
 def test_anything_else_is_a_401_that_says_how_to_ask(headers: list[tuple[str, str]]) -> None:
     given = [(name.encode(), value.encode("latin-1")) for name, value in headers]
     with pytest.raises(Problem) as refusal:
-        ACCESS.check("GET", given, Scope.READ)
+        ACCESS.authorize("GET", given, Scope.READ)
     assert refusal.value.status == 401
     assert refusal.value.headers["www-authenticate"].startswith('Bearer realm="fleetcast"')
     assert SECRET not in str(refusal.value)
@@ -165,10 +165,10 @@ def test_anything_else_is_a_401_that_says_how_to_ask(headers: list[tuple[str, st
 )
 def test_a_page_of_another_site_changes_nothing(headers: dict[str, str], taken: bool) -> None:
     if taken:
-        assert Access().check("POST", raw(headers), Scope.PLACE) is ANYBODY
+        assert Access().authorize("POST", raw(headers), Scope.PLACE) is ANYBODY
     else:
         with pytest.raises(Problem, match=r"another site|a loopback address"):
-            Access().check("POST", raw(headers), Scope.PLACE)
+            Access().authorize("POST", raw(headers), Scope.PLACE)
 
 
 OTHER_NAMES = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "[::1].x", "")
@@ -177,25 +177,25 @@ OTHER_NAMES = ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "l
 @pytest.mark.parametrize("host", OTHER_NAMES)
 def test_a_page_whose_name_leads_here_reads_nothing(host: str) -> None:
     with pytest.raises(Problem, match=r"such as http://127\.0\.0\.1:8080/.*set FLEETCAST_TOKENS") as refusal:
-        Access().check("GET", raw({"host": host, "sec-fetch-site": "same-origin"}), Scope.READ)
+        Access().authorize("GET", raw({"host": host, "sec-fetch-site": "same-origin"}), Scope.READ)
     assert refusal.value.status == 403
     with pytest.raises(Problem, match="an IP address"):
-        Access().check("GET", [(b"host", b"localhost"), (b"host", host.encode())], Scope.READ)
+        Access().authorize("GET", [(b"host", b"localhost"), (b"host", host.encode())], Scope.READ)
 
 
 @pytest.mark.parametrize(
     "host", ["localhost:8080", "127.0.0.1", "127.9.9.9:1", "[::1]:8080", "10.0.0.7:8080", "[fe80::1]"]
 )
 def test_health_checks_and_scrapes_by_address_read_without_tokens(host: str) -> None:
-    assert Access().check("GET", raw({"host": host}), Scope.READ) is ANYBODY
-    assert Access().check("GET", [], Scope.READ) is ANYBODY
+    assert Access().authorize("GET", raw({"host": host}), Scope.READ) is ANYBODY
+    assert Access().authorize("GET", [], Scope.READ) is ANYBODY
 
 
 def test_with_tokens_the_door_may_be_called_by_any_name() -> None:
     headers = {"host": "fleet.example", "origin": "https://fleet.example", **bearer(Scope.PLACE)}
-    assert ACCESS.check("POST", raw(headers), Scope.PLACE).name == "placeer"
+    assert ACCESS.authorize("POST", raw(headers), Scope.PLACE).name == "placeer"
     with pytest.raises(Problem, match="another site"):
-        ACCESS.check("POST", raw(headers | {"origin": "https://evil.example"}), Scope.PLACE)
+        ACCESS.authorize("POST", raw(headers | {"origin": "https://evil.example"}), Scope.PLACE)
 
 
 # -- the API with tokens
@@ -313,14 +313,14 @@ LEAD = {"authorization": "Bearer 0123456789abcdefgh"}
 
 
 def test_a_caller_of_some_queues_sees_these_and_what_is_below() -> None:
-    caller = BOUND.check("GET", raw(LEAD), Scope.READ, by_queue=True)
+    caller = BOUND.authorize("GET", raw(LEAD), Scope.READ, by_queue=True)
     seen = [
         name
         for name in ("research", "research/nlp", "researchers", "teaching", "teaching/one", "")
-        if caller.sees(name)
+        if caller.may_read_queue(name)
     ]
     assert seen == ["research", "research/nlp", "teaching/one"]
-    assert ANYBODY.sees("")
+    assert ANYBODY.may_read_queue("")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.method} {row.path}")

@@ -24,7 +24,7 @@ from fleetcast.service.http.access import Access
 from fleetcast.service.http.body_budget import BodyBudget
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
 from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.http.problems import Problem
 from tests.fuzz.bounds import examples
 from tests.service.api_world import CLOSED_PORT, NOW_MS, publish
@@ -41,7 +41,7 @@ EVENT = b'{"job": "a", "sequence": 1, "time_ms": 1760000000000, "type": "submitt
 def test_leases_never_take_more_than_there_is_and_all_of_it_comes_back(steps: list[tuple[int, int, bool]]) -> None:
     refused: list[int] = []
     budget = BodyBudget(100, lambda: refused.append(1))
-    leases = [budget.lease() for _ in range(4)]
+    leases = [budget.make_lease() for _ in range(4)]
     held, over, wanted = [0] * 4, [False] * 4, 0
     for at, size_bytes, ends in steps:
         fits = not over[at] and sum(held) + size_bytes <= 100
@@ -156,7 +156,7 @@ def test_however_a_request_ends_its_share_comes_back(
 
     runner.run(all_at_once())
     assert context.bodies.used_bytes == 0
-    assert "fleetcast_api_body_bytes 0.0" in context.metrics.page()
+    assert "fleetcast_api_body_bytes 0.0" in context.metrics.make_page()
 
 
 def served(app: FastAPI, work: Callable[[int], Any]) -> Any:
@@ -165,7 +165,7 @@ def served(app: FastAPI, work: Callable[[int], Any]) -> Any:
     async def run() -> Any:
         pool = ConnectionPool(ConnectionLimits())
         config = uvicorn.Config(app, http=make_limited_protocol(pool), log_config=None, ws="none")
-        sock = listen("127.0.0.1", 0, "port")
+        sock = bind_socket("127.0.0.1", 0, "port")
         server = LimitedServer(config, sock, pool)
         task = asyncio.ensure_future(server.serve())
         while not server.started:
@@ -225,7 +225,7 @@ def test_unfinished_bodies_of_many_take_no_more_than_the_budget(tmp_path: Path) 
 def test_what_a_body_unpacks_to_counts(tmp_path: Path, coding: str) -> None:
     app = api(tmp_path)
     context: Context = app.state.context
-    others = context.bodies.lease()
+    others = context.bodies.make_lease()
     others.grow(BUDGET_BYTES - 20_000)
     path = "/api/v1/write" if coding == "snappy" else "/v1/events"
     statuses: list[int] = []
@@ -257,7 +257,7 @@ def test_what_a_body_unpacks_to_counts(tmp_path: Path, coding: str) -> None:
 
 def test_a_body_that_can_never_fit_is_not_asked_for_again() -> None:
     with pytest.raises(Problem) as refusal:
-        BodyBudget(10).lease().grow(11)
+        BodyBudget(10).make_lease().grow(11)
     assert refusal.value.status == 413
 
 

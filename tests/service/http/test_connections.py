@@ -12,7 +12,7 @@ from fleetcast.service.http import connections
 from fleetcast.service.http.addresses import Networks
 from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionPool
 from fleetcast.service.http.connections import LimitedProtocol, LimitedServer, make_limited_protocol
-from fleetcast.service.http.listening import listen
+from fleetcast.service.http.listening import bind_socket
 
 LIMITS = ConnectionLimits(max_connections=8, header_timeout_s=0.2, body_timeout_s=0.2)
 BIG = b"x" * 2**20
@@ -52,7 +52,7 @@ def served(
         config = uvicorn.Config(
             app, http=make_limited_protocol(pool, refused.append), lifespan="off", log_config=None, ws="none"
         )
-        sock = listen("127.0.0.1", 0, "port")
+        sock = bind_socket("127.0.0.1", 0, "port")
         server = LimitedServer(config, sock, pool)
         task = asyncio.ensure_future(server.serve())
         while not server.started:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.ingest.inbox.inbox import read_events
+from fleetcast.ingest.inbox.inbox import read_newest_events
 from fleetcast.service.api.app import create_app
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.config import Config, LimitsConfig
@@ -63,7 +63,9 @@ def drained(*nodes: str) -> list[dict[str, Any]]:
 
 
 def kept(folder: Path) -> list[str]:
-    return [getattr(event, "job", "") or getattr(event, "node", "") for event in read_events(folder / "inbox", 1000)]
+    return [
+        getattr(event, "job", "") or getattr(event, "node", "") for event in read_newest_events(folder / "inbox", 1000)
+    ]
 
 
 def refused(answer: httpx.Response) -> dict[str, int]:

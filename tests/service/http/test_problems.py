@@ -14,7 +14,13 @@ from fleetcast.fleet.errors import (
     StaleError,
     UnknownEntity,
 )
-from fleetcast.service.http.problems import FieldError, Problem, convert_to_problem, make_unprocessable_problem, warming
+from fleetcast.service.http.problems import (
+    FieldError,
+    Problem,
+    convert_to_problem,
+    make_unprocessable_problem,
+    make_warming_problem,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,11 +32,11 @@ from fleetcast.service.http.problems import FieldError, Problem, convert_to_prob
         (ConflictError("lost the race"), 409),
         (StaleError("too old"), 503),
         (SourceError("away", 3.0), 503),
-        (warming(), 503),
+        (make_warming_problem(), 503),
     ],
 )
 def test_a_class_of_error_has_one_status(error: FleetcastError, status: int) -> None:
-    response = convert_to_problem(error).response("/v1/x")
+    response = convert_to_problem(error).make_response("/v1/x")
     body = json.loads(bytes(response.body))
     assert response.status_code == body["status"] == status
     assert response.media_type == "application/problem+json"
@@ -47,13 +53,15 @@ def test_a_source_that_is_away_says_when_to_ask_again() -> None:
 
 
 def test_a_bad_value_is_shown_with_what_is_expected() -> None:
-    body = make_unprocessable_problem("limit", "x" * 500, "a whole number").body("/v1/jobs")
+    body = make_unprocessable_problem("limit", "x" * 500, "a whole number").make_body("/v1/jobs")
     assert len(body["detail"]) < 200
     assert body["errors"][0].expected == "a whole number"
 
 
 def test_further_members_are_part_of_the_body() -> None:
-    assert Problem(503, "not_ready", "no board", extra={"missing": ["board"]}).body("/readyz")["missing"] == ["board"]
+    assert Problem(503, "not_ready", "no board", extra={"missing": ["board"]}).make_body("/readyz")["missing"] == [
+        "board"
+    ]
 
 
 def test_an_error_that_no_request_can_cause_is_a_bug() -> None:
@@ -64,7 +72,7 @@ def test_an_error_that_no_request_can_cause_is_a_bug() -> None:
 def test_a_problem_is_no_copy_of_what_was_sent() -> None:
     long = "x" * 100_000
     many = [FieldError(long, long, long) for _ in range(1000)]
-    response = Problem(422, "bad_request", long, errors=many).response("/" + long)
+    response = Problem(422, "bad_request", long, errors=many).make_response("/" + long)
     body = json.loads(bytes(response.body))
     assert len(body["detail"]) == len(body["instance"]) == len(body["errors"][0]["field"]) == 2001
     assert body["detail"].endswith("x…")

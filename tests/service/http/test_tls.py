@@ -361,5 +361,5 @@ def test_dates_are_read_as_openssl_reads_them(site: Site, until: str) -> None:
 
 
 def test_a_certificate_that_expires_while_its_connection_lives_names_nobody() -> None:
-    assert ClientCertificate(("a",), time.time() + 3600).names() == ("a",)
-    assert ClientCertificate(("a",), time.time() - 1).names() == ()
+    assert ClientCertificate(("a",), time.time() + 3600).list_valid_names() == ("a",)
+    assert ClientCertificate(("a",), time.time() - 1).list_valid_names() == ()

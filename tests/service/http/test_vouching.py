@@ -12,11 +12,11 @@ import pytest
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.wiring import access_of
+from fleetcast.service.api.wiring import make_api_access
 from fleetcast.service.config import AccessConfig, ApiConfig, Config, PlacerConfig
 from fleetcast.service.http.access import Access, Caller, Scope, load_access, parse_subjects, parse_tokens
 from fleetcast.service.http.certificates import NAMES
-from fleetcast.service.http.link_key import link_key
+from fleetcast.service.http.link_key import read_link_key
 from fleetcast.service.placer import role as placer
 from fleetcast.service.placer.http import make_app
 from tests.service.api_world import NOW_MS, FakePlacer, publish, running
@@ -48,10 +48,10 @@ def config_of(folder: Path, port: int) -> Config:
 def test_the_placer_decides_for_whom_the_api_vouches_and_audits_his_name(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.board.publish()
-    world.app = make_app(world.service, access=placer.access_of(config_of(tmp_path, 1)))
+    world.app = make_app(world.service, access=placer.make_access(config_of(tmp_path, 1)))
     with running(FakePlacer()) as told:
         publish(tmp_path / "api")
-        (tmp_path / "api" / "placer.key").write_text(link_key(tmp_path))
+        (tmp_path / "api" / "placer.key").write_text(read_link_key(tmp_path))
         app = create_app(config_of(tmp_path / "api", told.port), ManualClock(NOW_MS))
         body = {"request_id": "a", "user": "mallory"}
         assert ask(app, "POST", "/v1/placements", ("keda.example",), json=body).status_code == 200
@@ -62,15 +62,15 @@ def test_the_placer_decides_for_whom_the_api_vouches_and_audits_his_name(tmp_pat
         assert ask(app, "POST", "/v1/placements", ("spiffe://site/reader",), json=body).status_code == 403
     assert world.ask("POST", "/placements", body, headers=vouched).status_code == 200
     assert world.ask("GET", "/audit", headers=vouched).status_code == 403
-    assert [row["caller"] for row in world.service.ledger.audit(10)] == ["keda.example"]
+    assert [row["caller"] for row in world.service.ledger.read_audit_trail(10)] == ["keda.example"]
     world.close()
 
 
 def test_the_placer_listens_to_nobody_else(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.board.publish()
-    world.app = make_app(world.service, access=placer.access_of(config_of(tmp_path, 1)))
-    key = {"authorization": f"Bearer {link_key(tmp_path)}"}
+    world.app = make_app(world.service, access=placer.make_access(config_of(tmp_path, 1)))
+    key = {"authorization": f"Bearer {read_link_key(tmp_path)}"}
     admin = {"x-fleetcast-caller": "admin root"}
     for headers in ({}, admin, key, admin | {"authorization": f"Bearer {TOKEN}"}):
         assert world.ask("GET", "/queue", headers=headers).status_code == 401
@@ -84,7 +84,7 @@ def test_nobody_vouches_for_himself_at_the_api(tmp_path: Path) -> None:
     publish(tmp_path)
     with running(FakePlacer()) as told:
         app = create_app(config_of(tmp_path, told.port), ManualClock(NOW_MS))
-        headers = {"authorization": f"Bearer {link_key(tmp_path)}", "x-fleetcast-caller": "admin root"}
+        headers = {"authorization": f"Bearer {read_link_key(tmp_path)}", "x-fleetcast-caller": "admin root"}
         assert ask(app, "GET", "/v1/audit", headers=headers).status_code == 401
         claimed = {"x-fleetcast-caller": "admin root"}
         assert ask(app, "GET", "/v1/placements", ("keda.example",), headers=claimed).status_code == 200
@@ -93,7 +93,7 @@ def test_nobody_vouches_for_himself_at_the_api(tmp_path: Path) -> None:
 
 def test_a_replica_vouches_for_nobody(tmp_path: Path) -> None:
     api = ApiConfig(board="http://127.0.0.1:9/v1/board")
-    access = access_of(Config(state=str(tmp_path), api=api, access=AccessConfig(SUBJECTS)))
+    access = make_api_access(Config(state=str(tmp_path), api=api, access=AccessConfig(SUBJECTS)))
     request: Any = type("Request", (), {"scope": {"fleetcast.admitted": Caller("a", frozenset({Scope.READ}), True)}})
     assert access.make_caller_headers(request) == {}
     assert not (tmp_path / "placer.key").exists()
@@ -101,7 +101,7 @@ def test_a_replica_vouches_for_nobody(tmp_path: Path) -> None:
 
 def test_the_key_is_made_once_whoever_comes_first_and_is_ours_alone(tmp_path: Path) -> None:
     keys: list[str] = []
-    threads = [threading.Thread(target=lambda: keys.append(link_key(tmp_path / "var"))) for _ in range(8)]
+    threads = [threading.Thread(target=lambda: keys.append(read_link_key(tmp_path / "var"))) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -118,16 +118,16 @@ def test_the_key_is_made_once_whoever_comes_first_and_is_ours_alone(tmp_path: Pa
 def test_certificates_close_the_door_as_tokens_do() -> None:
     access = load_access("0.0.0.0", {}, SUBJECTS)
     assert not access.is_open
-    assert access.check("GET", [], Scope.PLACE, ("x", "keda.example")).name == "keda.example"
+    assert access.authorize("GET", [], Scope.PLACE, ("x", "keda.example")).name == "keda.example"
     both = load_access("127.0.0.1", {"FLEETCAST_TOKENS": f"ada read {TOKEN}"}, SUBJECTS)
-    assert both.names() == ["ada", *SUBJECTS]
+    assert both.list_names() == ["ada", *SUBJECTS]
 
 
 def test_without_subjects_a_certificate_changes_nothing() -> None:
-    assert Access().check("GET", [], Scope.READ, ("keda.example",)).name == ""
+    assert Access().authorize("GET", [], Scope.READ, ("keda.example",)).name == ""
     tokens = Access(parse_tokens(f"ada read {TOKEN}", "the test"))
     with pytest.raises(Exception, match="no name of your certificate is in"):
-        tokens.check("GET", [], Scope.READ, ("keda.example",))
+        tokens.authorize("GET", [], Scope.READ, ("keda.example",))
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_who_has_no_token_or_not_the_scope_guesses_nothing(app: FastAPI, slept: 
 
 def test_the_hot_path_counts_nothing_twice(app: FastAPI) -> None:
     head = b"GET /v1/nodes/n002 HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer fedcba9876543210\r\n\r\n"
-    assert HotPath(app.state.context).answer(head) is None
+    assert HotPath(app.state.context).answer_request(head) is None
     assert dict(counts(app))["unknown"] == 0
 
 
@@ -99,19 +99,19 @@ def test_a_route_added_with_decorators_counts_too(app: FastAPI, slept: list[floa
 def test_what_was_taken_flows_back_with_time() -> None:
     now_s = [0.0]
     wrong = WrongTokens(lambda: now_s[0])
-    assert [wrong.count("10.0.0.7") for _ in range(12)] == [None] * 10 + [REFILL_S] * 2
+    assert [wrong.count_wrong_token("10.0.0.7") for _ in range(12)] == [None] * 10 + [REFILL_S] * 2
     now_s[0] = 2.5 * REFILL_S
-    assert [wrong.count("10.0.0.7") for _ in range(3)] == [None, None, REFILL_S / 2]
+    assert [wrong.count_wrong_token("10.0.0.7") for _ in range(3)] == [None, None, REFILL_S / 2]
     now_s[0] = 1e9
-    assert [wrong.count("10.0.0.7") for _ in range(11)] == [None] * 10 + [REFILL_S]
+    assert [wrong.count_wrong_token("10.0.0.7") for _ in range(11)] == [None] * 10 + [REFILL_S]
 
 
 def test_the_table_is_bounded_and_forgets_who_was_heard_of_longest_ago() -> None:
     wrong = WrongTokens(lambda: 0.0)
     for _ in range(11):
-        wrong.count("10.0.0.7")
+        wrong.count_wrong_token("10.0.0.7")
     for number in range(3 * MOST_ADDRESSES):
-        wrong.count(f"11.{number >> 16}.{number >> 8 & 255}.{number & 255}")
+        wrong.count_wrong_token(f"11.{number >> 16}.{number >> 8 & 255}.{number & 255}")
         if number % 1000 == 0:
-            assert wrong.count("10.0.0.7") is not None  # it goes on, so it is not forgotten
+            assert wrong.count_wrong_token("10.0.0.7") is not None  # it goes on, so it is not forgotten
     assert len(wrong) == MOST_ADDRESSES

@@ -149,7 +149,7 @@ class Site:
         return board
 
     def report(self, *events: JobEvent) -> None:
-        self.pipeline.take(Batch(events=events))
+        self.pipeline.apply_batch(Batch(events=events))
 
     def request(self, job: str, gpus: int, share: int | None = None) -> PlacementRequest:
         each = gpus if share is None else 1
@@ -158,7 +158,7 @@ class Site:
     def demand(self, target: Target) -> float:
         demand = self.pipeline.state.demand
         self.pipeline.capabilities[DemandForecasts].record_ticks(self.pipeline.state)
-        return float(np.nan_to_num(demand.series("all", target, self.clock.now_ms(), 60, 1)[-1]))
+        return float(np.nan_to_num(demand.read_series("all", target, self.clock.now_ms(), 60, 1)[-1]))
 
     def play(self, scene: Scene) -> Board:
         """Make a scene of new jobs, and return its board."""
@@ -195,7 +195,7 @@ class Site:
         now_ms = self.clock.now_ms()
         for name in self.names:
             self.report(Finished(job=name, sequence=99, time_ms=now_ms))
-        for entry in self.placer.ledger.queued():
+        for entry in self.placer.ledger.list_queue_entries():
             self.placer.withdraw(entry.request.request_id, "test")
         self.tick()
         self.placer.view.refresh()
@@ -218,7 +218,7 @@ class Site:
             check=check,
             message=check,
         )
-        self.pipeline.take(Batch(node_events=(release, event) if check else (release,)))
+        self.pipeline.apply_batch(Batch(node_events=(release, event) if check else (release,)))
 
     def _tell(self, job: JobScene, name: str, used: Counter[int]) -> None:
         now_ms, node = self.clock.now_ms(), f"n{job.node}"

@@ -69,9 +69,9 @@ def test_a_job_event_takes_the_gpus_over_at_once_and_its_end_frees_them(tmp_path
     world.run(90, n3=FULL)
     ranks = (RankPlacement(0, "n3", tuple(range(GPUS))),)
     at = {"job": "j", "time_ms": world.clock.now_ms()}
-    world.pipeline.take(Batch(events=(Started(sequence=3, ranks=ranks, **at),)))
+    world.pipeline.apply_batch(Batch(events=(Started(sequence=3, ranks=ranks, **at),)))
     assert world.tick().json("doc.fleet")["gpus"]["unknown_use"] == 0
-    world.pipeline.take(Batch(events=(Finished(sequence=9, **at),)))
+    world.pipeline.apply_batch(Batch(events=(Finished(sequence=9, **at),)))
     gpus = world.tick().json("doc.fleet")["gpus"]
     assert (gpus["free"], gpus["unknown_use"]) == (8, 0)
 
@@ -82,7 +82,7 @@ def test_gpus_of_a_job_that_names_nodes_only_are_those_at_work(tmp_path: Path) -
     board = world.run(90, n3=page("n3", [(one, {}) for one in readings]))
     assert board.json("doc.fleet")["gpus"]["unknown_use"] == 2
     told = Submitted(job="j", sequence=1, time_ms=NOW_MS, gpus_per_node=2)
-    world.pipeline.take(Batch(events=(told, Started(job="j", sequence=3, time_ms=NOW_MS, nodes=("n3",)))))
+    world.pipeline.apply_batch(Batch(events=(told, Started(job="j", sequence=3, time_ms=NOW_MS, nodes=("n3",)))))
     board = world.tick()
     assert board.array("gpu.job")[0].tolist() == [-1] * 6 + [0] * 2
     assert board.json("doc.fleet")["gpus"]["unknown_use"] == 0
@@ -164,12 +164,12 @@ def test_remote_write_alone_gives_a_job_and_a_replay_changes_nothing(tmp_path: P
         make = message_v1 if kind is RecordKind.WRITE else message_v2
         records.append(Record(kind, now_ms, packed(make(rows))))
         decoder = decoder or WriteDecoder(world.resolver)
-        world.pipeline.take(decode_records(records[-1:], (), decoder))
+        world.pipeline.apply_batch(decode_records(records[-1:], (), decoder))
         board = world.tick()
         if number == 5:
             assert board.array("gpu.job")[0].tolist() == [0] * 4 + [-1] * 4
     assert decoder is not None
-    world.pipeline.take(decode_records(records, (), decoder))
+    world.pipeline.apply_batch(decode_records(records, (), decoder))
     (row,) = world.tick().json("doc.jobs")
     assert (row["job"], row["attempt"], row["state"], row["queue"], row["gpus"]) == ("ml/a", 1, "finished", "ml", 4)
     assert row["ended_ms"] - row["started_ms"] == 45_000
@@ -205,7 +205,7 @@ def test_real_events_of_a_labelled_job_take_it_over_without_counting_it_twice(tm
     world.run(60, n1=labelled)
     told = Submitted(job="ml/a", sequence=1, time_ms=NOW_MS, queue="gold", gpus_per_node=4)
     started = Started(job="ml/a", sequence=3, time_ms=NOW_MS + 60_000, ranks=(RankPlacement(0, "n1", ()),))
-    world.pipeline.take(Batch(events=(told, started)))
+    world.pipeline.apply_batch(Batch(events=(told, started)))
     board = world.run(60, n1=labelled)
     (row,) = board.json("doc.jobs")
     assert (row["source"], row["queue"], row["gpus"], row["attempt"]) == ("board", "gold", 1 * 4, 1)

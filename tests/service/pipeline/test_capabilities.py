@@ -33,7 +33,7 @@ class Census(Capability):
 
     def page(self, tick: Tick) -> bytes:
         page = Page()
-        page.number("census_nodes", "Nodes.", len(tick.topology))
+        page.add_number("census_nodes", "Nodes.", len(tick.topology))
         return page.encode()
 
     async def work(self, state: FleetState) -> None:

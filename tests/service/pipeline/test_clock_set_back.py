@@ -7,7 +7,7 @@ import pytest
 
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Preempted, Started, Submitted
 from fleetcast.ingest.slurm.jobcomp import read_completions
-from fleetcast.ingest.slurm.jobs import Site, job_events
+from fleetcast.ingest.slurm.jobs import Site, make_job_events
 from fleetcast.ingest.source import Batch
 from fleetcast.service.pipeline.state import FleetState
 from tests.service.pipeline.test_folded_limits import NOW_MS, state
@@ -30,18 +30,18 @@ def folded(*events: JobEvent) -> FleetState:
 
 
 def learnt(made: FleetState) -> list[float | None]:
-    return [row.run_s for row in made.demand.records.rows()]
+    return [row.run_s for row in made.demand.records.list_records()]
 
 
 def test_a_clock_that_was_set_back_is_counted_and_nothing_is_learnt() -> None:
     (job,) = read_completions((FIELD / "38-jobcomp-clock-set-back.txt").read_bytes(), 1_793_000_000_000).rows
-    made = folded(*job_events(job, Site()))
+    made = folded(*make_job_events(job, Site()))
     attempt = made.jobs.get("911")
     assert attempt is not None
     assert (attempt.state, attempt.run_s, made.jobs.running()) == ("finished", None, [])
     assert made.counts.bad == {"ends_before_start": 1}
     assert "1,200 s before it starts" in made.counts.bad_examples["ends_before_start"]
-    assert (learnt(made), made.demand.durations()["all"]) == ([None], None)
+    assert (learnt(made), made.demand.compute_duration_quantiles()["all"]) == ([None], None)
 
 
 @pytest.mark.parametrize("end", ENDS)

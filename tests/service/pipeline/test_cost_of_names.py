@@ -74,7 +74,7 @@ def test_the_work_of_a_tick_grows_no_faster_than_the_names(names: Callable[[int]
         batch = names(size)
 
         def take_and_tick(pipeline: Pipeline = pipeline, batch: Batch = batch) -> None:
-            pipeline.take(batch)
+            pipeline.apply_batch(batch)
             asyncio.run(pipeline.tick())
 
         first.append(calls(take_and_tick))
@@ -97,7 +97,7 @@ def test_a_running_job_without_news_costs_a_tick_a_few_calls(gpus: int, tmp_path
         began_ms = NOW_MS - 600_000
         events = [Submitted(job=job, sequence=0, time_ms=began_ms, gpus_per_node=gpus) for job, _ in about]
         starts = [Started(job=job, sequence=1, time_ms=began_ms, ranks=ranks) for job, ranks in about]
-        pipeline.take(Batch(events=(*events, *starts)))
+        pipeline.apply_batch(Batch(events=(*events, *starts)))
         asyncio.run(pipeline.tick())
         clock.advance(1)
         counts.append(calls(lambda pipeline=pipeline: asyncio.run(pipeline.tick())))  # type: ignore[misc]

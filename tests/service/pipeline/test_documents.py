@@ -1,13 +1,13 @@
 import msgspec
 import numpy as np
 
-from fleetcast.features.extract import extract
+from fleetcast.features.extract import extract_frames
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.service.pipeline.documents import answering, make_gpu_answers, make_host_answers
+from fleetcast.service.pipeline.documents import find_answering_nodes, make_gpu_answers, make_host_answers
 
 NODE = EntityKind.NODE
 T0 = 1_760_000_000_000
@@ -44,8 +44,10 @@ def test_a_node_that_sends_by_itself_answers_while_its_gpus_are_recent() -> None
     gpu = frame_of(EntityKind.GPU, "age_s", 10.0, 500.0, 20.0, np.nan)
     rows = np.array([[1, -1], [0, -1], [1, 2], [1, -1], [3, -1]], np.int32)
     #  scraped: what the scraper says    sends   stopped  never heard
-    np.testing.assert_array_equal(answering(node, gpu, rows, 5), [1.0, 0.0, 1.0, 0.0, np.nan])
-    np.testing.assert_array_equal(answering(frame_of(EntityKind.NODE, "scrape_up"), NO_GPU, rows, 5), [np.nan] * 5)
+    np.testing.assert_array_equal(find_answering_nodes(node, gpu, rows, 5), [1.0, 0.0, 1.0, 0.0, np.nan])
+    np.testing.assert_array_equal(
+        find_answering_nodes(frame_of(EntityKind.NODE, "scrape_up"), NO_GPU, rows, 5), [np.nan] * 5
+    )
 
 
 def test_a_host_is_told_of_by_shares_and_rates_and_only_by_what_is_known() -> None:
@@ -57,8 +59,8 @@ def test_a_host_is_told_of_by_shares_and_rates_and_only_by_what_is_known() -> No
         time_ms = T0 + 15_000 * step
         told = {"cpu_steal_s": 1.5 * step, "memory_available_bytes": 2e12, "net_rx_bytes": 3e9 * step}
         rows = [(find_metric_row(NODE, name), 0, time_ms, value) for name, value in told.items()]
-        store.write(SampleBatch.of(NODE, rows), time_ms)
-    frame = extract(store, time_ms).node
+        store.write(SampleBatch.from_rows(NODE, rows), time_ms)
+    frame = extract_frames(store, time_ms).node
     assert msgspec.to_builtins(make_host_answers(frame, 3)) == [
         {"cpu_steal": 0.1, "memory_available_bytes": 2e12, "net_rx_bytes_per_s": 2e8},
         None,

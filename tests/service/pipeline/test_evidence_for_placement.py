@@ -100,10 +100,10 @@ def test_at_a_site_of_events_alone_the_scheduler_counts_and_the_answer_says_so(
     decision = world.decide(gang=2, gpus_per_node=8)
     assert decision.outcome == "placed"
     assert decision.sentence.endswith(UNCONFIRMED)
-    world.pipeline.take(started(world, "n1"))
+    world.pipeline.apply_batch(started(world, "n1"))
     world.tick()
     assert world.decide(gang=2, gpus_per_node=8).rejected == {"busy": 1}
-    world.pipeline.take(node_event(world, type="drain"))
+    world.pipeline.apply_batch(node_event(world, type="drain"))
     world.tick()
     assert world.decide(gang=1, gpus_per_node=8).rejected == {"busy": 1, "drained": 1}
 

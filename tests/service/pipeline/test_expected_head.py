@@ -12,7 +12,7 @@ from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.service.config import Config, PlacerConfig, load_config
 from fleetcast.service.state_folder import lock_role
-from fleetcast.service.state_identity import doubts, sentence
+from fleetcast.service.state_identity import describe_doubt, find_doubts
 from fleetcast.service.state_parts import read_state_parts
 from tests.service.pipeline.test_lost_parts import Site
 
@@ -100,8 +100,8 @@ def test_a_ledger_that_contains_the_head_is_whole(site: Site) -> None:
 def test_a_ledger_of_another_chain_is_in_doubt(site: Site) -> None:
     line = site.service.ledger.head.audit_id
     expect(site, f"{line}:{'a' * 64}")
-    (doubt,) = doubts(read_state_parts(site.config))
-    assert f"its line {line} is {site.service.ledger.head.hash}" in sentence(doubt)
+    (doubt,) = find_doubts(read_state_parts(site.config))
+    assert f"its line {line} is {site.service.ledger.head.hash}" in describe_doubt(doubt)
     assert site.promise("p").status_code == 503
 
 

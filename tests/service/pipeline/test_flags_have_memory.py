@@ -97,7 +97,7 @@ def test_a_repair_or_a_healthy_word_clears_what_nobody_can_read(world: ScrapedWo
         "healthy": NodeEvent(**about, type="health", severity="ok"),
         "healthy gpu": NodeEvent(**about, type="health", severity="ok", gpu=3),
     }
-    world.pipeline.take(Batch(node_events=(kinds[event],)))
+    world.pipeline.apply_batch(Batch(node_events=(kinds[event],)))
     world.run(1200)
     assert flag(world)[1] is False
     world.run(120, {URL: without(EIGHT, 3)})
@@ -109,7 +109,7 @@ def test_a_healthy_word_about_one_check_or_another_gpu_clears_nothing(world: Scr
     one_gpu_gone(world)
     about = {"node": "dra-1", "source": "operator", "time_ms": world.clock.now_ms(), "type": "health", "severity": "ok"}
     events = NodeEvent(**about, sequence=1, check="fan"), NodeEvent(**about, sequence=2, gpu=4)
-    world.pipeline.take(Batch(node_events=events))
+    world.pipeline.apply_batch(Batch(node_events=events))
     world.run(30)
     assert flag(world) == ("drain_now", True)
 

@@ -33,7 +33,7 @@ from fleetcast.service.pipeline.demand import metrics as demand_metrics
 from fleetcast.service.pipeline.demand.metrics import make_demand_page
 from fleetcast.service.pipeline.documents import STATES
 from fleetcast.service.pipeline.fleet_metrics import make_fleet_page
-from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.gpu_states import compute_gpu_states
 from fleetcast.service.pipeline.metrics import PipelinePage
 from fleetcast.service.pipeline.pipeline import Pipeline
 from fleetcast.service.pipeline.tick import Tick
@@ -145,7 +145,7 @@ def of(found: Series, name: str, *labels: str) -> dict[tuple[str, ...], float]:
 def test_every_gpu_is_in_exactly_one_state() -> None:
     # three jobs hold a GPU on n0, n1 and n2 each; n1 is drained, n2 is lost, n3 is free
     tick = make_tick(node_state=[0, 1, 2, 0])
-    assert np.sum([*gpu_states(tick).values()], axis=0).tolist() == np.ones((4, GPUS)).tolist()
+    assert np.sum([*compute_gpu_states(tick).values()], axis=0).tolist() == np.ones((4, GPUS)).tolist()
     told = of(series(make_fleet_page(tick)), "gpus", "state")
     none = {(state,): 0 for state in ("promised", "unheard", "unusable", "window", "reservation")}
     assert told == {("running",): 3, ("free",): 15, ("out_of_service",): 14, **none}
@@ -231,18 +231,20 @@ def test_an_empty_fleet_has_a_page() -> None:
 
 def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
     def make(entities: Entities) -> Sequence[Source]:
-        rows = [entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in range(8)][:2]
+        rows = [entities.add_to_node(EntityKind.GPU, "n1", gpu) for gpu in range(8)][:2]
         told = {"power_w": (300.0, 500.0), "sm_clock_mhz": (1980.0, 990.0), "gpu_util": (1.0, 0.5)}
         samples = [
             (find_metric_row(EntityKind.GPU, name), row, NOW_MS - 1000, value)
             for name, values in told.items()
             for row, value in zip(rows, values, strict=True)
         ]
-        return [MemorySource([Batch(samples=(SampleBatch.of(EntityKind.GPU, samples),))])]
+        return [MemorySource([Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, samples),))])]
 
     pipeline = Pipeline(Config(state=str(tmp_path)), ManualClock(NOW_MS), Topology.build([NodeSpec("n1", 8)]), make)
-    pipeline.take(Batch(node_events=(NodeEvent(node="n1", source="a", sequence=1, time_ms=NOW_MS, type="drain"),)))
-    pipeline.take(asyncio.run(pipeline.sources[0].next()))
+    pipeline.apply_batch(
+        Batch(node_events=(NodeEvent(node="n1", source="a", sequence=1, time_ms=NOW_MS, type="drain"),))
+    )
+    pipeline.apply_batch(asyncio.run(pipeline.sources[0].next()))
     asyncio.run(pipeline.tick())
     board = BoardReader(pipeline.config.board).latest()
     assert board is not None

@@ -47,7 +47,7 @@ def test_the_fold_takes_no_new_job_beyond_the_bound_and_forgets_none() -> None:
     folded.apply(Batch(events=tuple(first)), 10)
     assert lives(folded.jobs) == {("a", 1), ("b", 1)}
     assert folded.counts.bad == {"too_many_jobs": 1}
-    assert folded.used()["live_jobs"] == {"used": 2, "most": 2}
+    assert folded.count_used_limits()["live_jobs"] == {"used": 2, "most": 2}
     folded.apply(Batch(events=(Started(job="a", sequence=2, time_ms=2), Finished(job="a", sequence=3, time_ms=3))), 10)
     folded.apply(Batch(events=(Submitted(job="c", sequence=1, time_ms=4),)), 10)
     assert lives(folded.jobs) == {("b", 1), ("c", 1)}
@@ -89,7 +89,7 @@ def test_the_bound_is_of_what_was_folded_and_not_of_how() -> None:
     half.apply(Batch(events=tuple(events[:25])), 100)
     restored = state(live_jobs=5)
     for attempt in half.jobs:
-        restored.jobs.put(attempt)
+        restored.jobs.add_attempt(attempt)
     restored.apply(Batch(events=tuple(events[25:])), 100)
     expected = {(row.job, row.state) for row in whole.jobs}
     assert whole.counts.bad["too_many_jobs"] > 0
@@ -107,7 +107,7 @@ def test_unknown_nodes_are_skipped_wherever_they_come_from_and_those_of_the_topo
     written = decoder.decode(packed(message_v1(series)), Version.V1, 10)
     assert sum(map(len, written.samples)) == 2
     assert [error.reason for error in written.bad] == ["unknown_nodes"]
-    assert folded.used()["unknown_nodes"] == {"used": 1, "most": 1}
+    assert folded.count_used_limits()["unknown_nodes"] == {"used": 1, "most": 1}
 
 
 def decoded(folded: FleetState, names: Sequence[tuple[str, int]]) -> tuple[int, list[str]]:
@@ -124,7 +124,7 @@ def test_gpus_that_no_topology_states_are_bounded_and_those_of_its_nodes_are_not
     assert decoded(folded, [*strangers, ("n1", 200)]) == (3, ["unknown_gpus"] * 3)
     assert decoded(folded, [("n1", index) for index in range(16)]) == (16, [])
     assert decoded(folded, strangers[:3]) == (3, []), "what is known goes on"
-    assert folded.used()["unknown_gpus"] == {"used": 3, "most": 3}
+    assert folded.count_used_limits()["unknown_gpus"] == {"used": 3, "most": 3}
     again = Entities.load(folded.entities.dump())
     limits = LimitsConfig(unknown_gpus=3)
     restored = FleetState(again, WindowStore(again), Topology.build([NodeSpec("n1", gpus=8)]), limits)
@@ -134,20 +134,20 @@ def test_gpus_that_no_topology_states_are_bounded_and_those_of_its_nodes_are_not
 def test_ports_and_mig_instances_have_room_of_their_own() -> None:
     entities = Entities()
     entities.node("n1")
-    entities.bound({"n1": 8}, 10, 1)
+    entities.set_limits({"n1": 8}, 10, 1)
     for index in range(32):
-        entities.of_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)
+        entities.add_to_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)
     assert entities.room is not None
     assert not any(entities.room.used.values())
     for index in (32, 33):
-        entities.of_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)
+        entities.add_to_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)
     with pytest.raises(RecordError, match="unknown_gpus"):
-        entities.of_node(EntityKind.PORT, "n1", "mlx5_34", 1)
+        entities.add_to_node(EntityKind.PORT, "n1", "mlx5_34", 1)
     for number in range(2):
-        entities.of_node(EntityKind.GPU_INSTANCE, "x", 0, number)
+        entities.add_to_node(EntityKind.GPU_INSTANCE, "x", 0, number)
     with pytest.raises(RecordError, match="unknown_gpus"):
-        entities.of_node(EntityKind.GPU_INSTANCE, "x", 0, 2)
-    assert entities.of_node(EntityKind.GPU_INSTANCE, "n1", 7, 6) == 2
+        entities.add_to_node(EntityKind.GPU_INSTANCE, "x", 0, 2)
+    assert entities.add_to_node(EntityKind.GPU_INSTANCE, "n1", 7, 6) == 2
 
 
 def test_a_node_has_so_many_sources_and_those_go_on() -> None:
@@ -180,28 +180,32 @@ def test_of_jobs_that_ended_so_many_are_held_in_full_and_so_many_at_rest(
         monkeypatch.setattr(f"{module}.MOST_ENDED", 10)
     monkeypatch.setattr("fleetcast.service.pipeline.state.MOST_RESTING", 25)
     work = pipeline(tmp_path, ManualClock(NOW_MS))
-    work.take(ended(30))
-    assert len(work.state.watch.ended.lately(NOW_MS)) == 10
+    work.apply_batch(ended(30))
+    assert len(work.state.watch.ended.list_recent(NOW_MS)) == 10
     asyncio.run(work.save())
     assert (len(work.state.jobs.attempts), len(work.state.jobs.resting)) == (10, 20)
-    work.take(ended(20, first=30))
+    work.apply_batch(ended(20, first=30))
     asyncio.run(work.save())
     assert (len(work.state.jobs.attempts), len(work.state.jobs.resting)) == (10, 25)
-    work.take(Batch(events=(Finished(job="j15", sequence=3, time_ms=NOW_MS),)))
+    work.apply_batch(Batch(events=(Finished(job="j15", sequence=3, time_ms=NOW_MS),)))
     assert work.state.counts.duplicates == 1, "what is at rest is known"
 
 
 def test_names_of_jobs_that_ended_are_forgotten_in_their_time_and_leave_nothing(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     work = pipeline(tmp_path, clock)
-    work.take(ended(200))
+    work.apply_batch(ended(200))
     asyncio.run(work.tick())
-    assert work.state.used()["live_jobs"]["used"] == 0
+    assert work.state.count_used_limits()["live_jobs"]["used"] == 0
     clock.advance(3 * 3600)
     asyncio.run(work.save())
     asyncio.run(work.tick())
     jobs = work.state.jobs
-    assert (len(jobs.attempts), len(jobs.resting), len(work.state.watch.ended.lately(clock.now_ms()))) == (0, 200, 0)
+    assert (len(jobs.attempts), len(jobs.resting), len(work.state.watch.ended.list_recent(clock.now_ms()))) == (
+        0,
+        200,
+        0,
+    )
     clock.advance(36 * 86_400)
     asyncio.run(work.save())
     asyncio.run(work.tick())
@@ -231,10 +235,12 @@ def test_targets_that_the_operator_lists_are_under_no_bound_of_senders() -> None
     for number in range(50):
         host = f"host-{number}"
         assert scraped(folded, Target(host, is_listed=True), page_of(host, 8)) == (8, {})
-    assert folded.used()["unknown_nodes"]["used"] == folded.used()["unknown_gpus"]["used"] == 0
+    assert (
+        folded.count_used_limits()["unknown_nodes"]["used"] == folded.count_used_limits()["unknown_gpus"]["used"] == 0
+    )
     assert decoded(folded, [("stranger", index) for index in range(3)]) == (2, ["unknown_gpus"])
     assert decoded(folded, [("other", 0)]) == (0, ["unknown_nodes"])
-    assert folded.used()["unknown_nodes"] == {"used": 1, "most": 1}
+    assert folded.count_used_limits()["unknown_nodes"] == {"used": 1, "most": 1}
 
 
 def test_a_listed_target_has_room_for_a_hosts_gpus_and_for_some_hosts() -> None:
@@ -252,9 +258,13 @@ def test_listed_hosts_leave_the_room_of_senders_after_a_restart() -> None:
     again = Entities.load(folded.entities.dump())
     limits = LimitsConfig(unknown_nodes=2, unknown_gpus=4)
     restored = FleetState(again, WindowStore(again), Topology.build([NodeSpec("n1", gpus=8)]), limits)
-    assert restored.used()["unknown_gpus"]["used"] == 8
+    assert restored.count_used_limits()["unknown_gpus"]["used"] == 8
     assert scraped(restored, Target("host", is_listed=True), page_of("host", 8)) == (8, {})
-    assert restored.used()["unknown_gpus"]["used"] == restored.used()["unknown_nodes"]["used"] == 0
+    assert (
+        restored.count_used_limits()["unknown_gpus"]["used"]
+        == restored.count_used_limits()["unknown_nodes"]["used"]
+        == 0
+    )
 
 
 def test_nodes_of_a_connected_scheduler_are_under_no_bound_of_senders() -> None:
@@ -264,7 +274,7 @@ def test_nodes_of_a_connected_scheduler_are_under_no_bound_of_senders() -> None:
     assert not folded.counts.bad
     assert len(folded.topology) == 6
     assert decoded(folded, [("s1", index) for index in range(8)]) == (8, [])
-    assert folded.used()["unknown_nodes"] == {"used": 0, "most": 1}
+    assert folded.count_used_limits()["unknown_nodes"] == {"used": 0, "most": 1}
 
 
 def test_gpus_beyond_the_bound_are_read_from_the_next_page_on_after_a_scheduler_lists_their_node() -> None:

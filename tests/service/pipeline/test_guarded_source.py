@@ -101,7 +101,7 @@ def test_the_back_off_doubles_up_to_a_minute_and_begins_anew_after_a_minute_with
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60, 60]
     assert got == [0, 1, 2, 3, 4]
     wall.now_s += 2 * LONGEST_S + 1
-    again = source._fail(ValueError())
+    again = source._mark_broken(ValueError())
     assert again.retry_after_s == 1.0
 
 
@@ -197,7 +197,7 @@ def test_its_row_says_what_is_wrong_until_it_has_run_for_some_seconds() -> None:
     async def scenario() -> None:
         wall = Wall()
         source = faulty([0], lambda: ValueError("a bug"), wall)
-        none = RunningTally().document()
+        none = RunningTally().make_document()
         fine = {"errors": 0, "last_error": "", "failing": False, "records": none}
         assert source.health() == [{"name": "memory", **fine}]
         with pytest.raises(SourceError, match="ValueError: a bug"):
@@ -218,7 +218,7 @@ def test_what_a_source_raises_is_told_without_its_secrets() -> None:
         source = faulty([0], lambda: OSError("https://me:hunter2@host/x?token=abcdefgh is away"), Wall())
         with pytest.raises(SourceError) as raised:
             await source.next()
-        told = f"{raised.value} {source.trouble()} {source.health()}"
+        told = f"{raised.value} {source.describe_trouble()} {source.health()}"
         assert "https://***@host/x?token=*** is away" in told
         assert "hunter2" not in told
         assert "abcdefgh" not in told

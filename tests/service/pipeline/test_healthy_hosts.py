@@ -49,7 +49,7 @@ def test_a_recorded_port_tree_with_a_bond_is_no_evidence(tmp_path: Path, monkeyp
     source._clock = world.clock
     for _ in range(round(FOR_S / INTERVAL_S)):
         world.clock.advance(INTERVAL_S)
-        world.pipeline.take(source._read())
+        world.pipeline.apply_batch(source._read_trees())
         world.tick()
     assert world.pipeline.state.entities.traits["h100/mlx5_bond_0/1"] == "Ethernet"
     unflagged(world)

@@ -23,8 +23,8 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.archive.archive import BYTES_AN_EVENT, ArchiveHealth
-from fleetcast.ingest.archive.compact import merge
-from fleetcast.ingest.archive.files import HOUR_MS, day_of
+from fleetcast.ingest.archive.compact import write_merged_file
+from fleetcast.ingest.archive.files import HOUR_MS, format_day
 from fleetcast.ingest.source import Batch, MemorySource
 from fleetcast.service.config import ArchiveConfig, Config, PipelineConfig
 from fleetcast.service.pipeline import archive_writer, guarded_source
@@ -67,14 +67,14 @@ def pipeline_of(folder: Path, source: MemorySource, **archive: Any) -> Pipeline:
 
 
 def fleet(entities: Entities, size: int) -> list[int]:
-    return [entities.of_node(EntityKind.GPU, "n1", index) for index in range(size)]
+    return [entities.add_to_node(EntityKind.GPU, "n1", index) for index in range(size)]
 
 
 def batches(number: int, size: int) -> list[Batch]:
     """`number` scrapes of `size` GPUs."""
     gpus = fleet(Entities(), size)
     rows = [[(POWER, gpu, NOW_MS + batch, 400.0) for gpu in gpus] for batch in range(number)]
-    return [Batch(samples=(SampleBatch.of(EntityKind.GPU, same),)) for same in rows]
+    return [Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, same),)) for same in rows]
 
 
 async def until(check: Callable[[], bool]) -> None:
@@ -93,16 +93,16 @@ def test_sources_wait_while_the_disk_takes_nothing_and_nothing_is_lost(
         archive = pipeline.archive_writer.archive
         assert archive is not None
         with monkeypatch.context() as broken:
-            broken.setattr(archive.files, "put", full)
+            broken.setattr(archive.files, "write_file", full)
             broken.setattr("fleetcast.service.pipeline.archive_writer.RETRY_WALL_S", (0.05, 0.05))
             work = asyncio.create_task(pipeline.run())
-            await until(lambda: pipeline.archive_writer.full and bool(archive.health().failing))
+            await until(lambda: pipeline.archive_writer.is_full and bool(archive.health().failing))
             await asyncio.sleep(0.2)
             held = source.position()["next"]
             assert held <= 17  # 23 bytes a row, 1 MiB
             with pytest.raises(OSError, match="No space left"):
                 await pipeline.save()
-            assert pipeline.snapshot.numbers() == []
+            assert pipeline.snapshot.list_numbers() == []
         await until(lambda: source.position()["next"] == 40)
         await pipeline.save()
         work.cancel()
@@ -129,10 +129,10 @@ def test_the_first_board_waits_for_a_source_that_the_archive_holds_up(monkeypatc
         return 100 if looks <= held_until else 0
 
     source: Any = SimpleNamespace(backlog_bytes=backlog_bytes)
-    asyncio.run(guarded_source.caught_up([source], lambda: looks <= held_until))
+    asyncio.run(guarded_source.wait_for_backlog([source], lambda: looks <= held_until))
     assert looks == held_until + 1
     torn: Any = SimpleNamespace(backlog_bytes=lambda: 100)
-    asyncio.run(guarded_source.caught_up([torn], lambda: False))
+    asyncio.run(guarded_source.wait_for_backlog([torn], lambda: False))
 
 
 def test_the_writer_sets_no_timer_while_nothing_is_due(tmp_path: Path) -> None:
@@ -159,13 +159,13 @@ def test_rows_of_a_failed_snapshot_are_flushed_without_an_addition(
         archive = history.archive
         assert archive is not None
         archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
-        flush = history.hand_over()
+        flush = history.prepare_flush()
         work = asyncio.create_task(history.flush_forever())
         await until(lambda: not history._is_due.is_set())  # it has found nothing to write
         with monkeypatch.context() as broken:
-            broken.setattr(archive.files, "put", full)
+            broken.setattr(archive.files, "write_file", full)
             with pytest.raises(OSError, match="No space left"):
-                await history.write(flush)
+                await history.run_flush(flush)
         await until(lambda: archive.counts.events == 1)
         work.cancel()
 
@@ -181,11 +181,13 @@ def test_who_waits_for_room_is_held_up_until_it_goes_on(tmp_path: Path) -> None:
         assert history.archive is not None
         assert not history.delays_sources
         history.archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
-        waits = asyncio.create_task(history.room())
+        waits = asyncio.create_task(history.wait_for_room())
         await asyncio.sleep(0)
         async with history.still:
-            await history.write(history.hand_over())  # its end wakes the waiting task, which runs after the assertion
-        assert (history.full, history.delays_sources) == (False, True)
+            await history.run_flush(
+                history.prepare_flush()
+            )  # its end wakes the waiting task, which runs after the assertion
+        assert (history.is_full, history.delays_sources) == (False, True)
         await waits
         assert not history.delays_sources
 
@@ -197,7 +199,7 @@ def test_a_snapshot_holds_no_position_whose_samples_are_in_no_file(tmp_path: Pat
         pipeline = pipeline_of(tmp_path, MemorySource(batches(3, 10)), keep_days=0)
         fleet(pipeline.state.entities, 10)
         for _ in range(3):
-            pipeline.take(await pipeline.sources[0].next())
+            pipeline.apply_batch(await pipeline.sources[0].next())
         await pipeline.save()
         again = pipeline_of(tmp_path, MemorySource(batches(3, 10)), keep_days=0)
         assert again.sources[0].position() == {"next": 3}
@@ -220,10 +222,10 @@ def test_rows_are_written_while_a_snapshot_is(tmp_path: Path, monkeypatch: pytes
             return await save(*of)
 
         monkeypatch.setattr(pipeline.snapshot, "save", slow)
-        pipeline.take(first)
+        pipeline.apply_batch(first)
         saving = asyncio.create_task(pipeline.save())
         await until(lambda: written(pipeline) == 10)
-        pipeline.take(later)
+        pipeline.apply_batch(later)
         async with asyncio.timeout(20):
             await pipeline.archive_writer.flush()
         assert written(pipeline) == 20
@@ -241,14 +243,14 @@ def test_rows_are_written_while_a_snapshot_waits_for_a_demand_forecast(tmp_path:
         first, later = batches(2, 10)
         pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
         fleet(pipeline.state.entities, 10)
-        pipeline.take(first)
+        pipeline.apply_batch(first)
         async with pipeline.capabilities[DemandForecasts].free:  # as a forecast holds it
             saving = asyncio.create_task(pipeline.save())
             await asyncio.sleep(0.05)
             async with asyncio.timeout(5):
                 await pipeline.archive_writer.flush()
             assert written(pipeline) == 10
-            pipeline.take(later)
+            pipeline.apply_batch(later)
             assert not saving.done()
         await saving
         assert written(pipeline) == 20  # a snapshot writes what arrived up to its positions
@@ -270,7 +272,7 @@ class Compacting:
         self.began, self.released = threading.Event(), threading.Event()
         monkeypatch.setattr(archive_writer, "RECENT_DAYS", 1)
         monkeypatch.setattr(archive_writer, "CLOSED_MS", -10 * HOUR_MS)
-        monkeypatch.setattr(archive_writer, "day_of", lambda ms: day_of(NOW_MS))
+        monkeypatch.setattr(archive_writer, "format_day", lambda ms: format_day(NOW_MS))
 
     def pause(self) -> None:
         """Wait, in the thread of the merge."""
@@ -280,9 +282,9 @@ class Compacting:
     async def begin(self, *rows: Batch) -> asyncio.Task[None]:
         """Flush each batch into a file of its own, and compact them up to the pause."""
         for batch in rows:
-            self.pipeline.take(batch)
+            self.pipeline.apply_batch(batch)
             await self.pipeline.archive_writer.flush()
-        tidying = asyncio.create_task(self.pipeline.archive_writer.tidy(self.archive))
+        tidying = asyncio.create_task(self.pipeline.archive_writer.compact_and_prune(self.archive))
         await until(self.began.is_set)
         return tidying
 
@@ -290,7 +292,7 @@ class Compacting:
         assert not tidying.done()
         self.released.set()
         await tidying
-        assert len(self.archive.files.names("samples")) == 2  # the one that both became, and the later one
+        assert len(self.archive.files.list_files("samples")) == 2  # the one that both became, and the later one
         await self.pipeline.close()
 
 
@@ -300,12 +302,12 @@ def test_rows_are_written_while_an_hour_is_compacted(tmp_path: Path, monkeypatch
 
         def slow(*of: Any) -> Any:
             world.pause()
-            return merge(*of)
+            return write_merged_file(*of)
 
-        monkeypatch.setattr(archive_writer, "merge", slow)
+        monkeypatch.setattr(archive_writer, "write_merged_file", slow)
         first, second, later = batches(3, 10)
         tidying = await world.begin(first, second)
-        world.pipeline.take(later)
+        world.pipeline.apply_batch(later)
         async with asyncio.timeout(20):
             await world.pipeline.archive_writer.flush()
         assert written(world.pipeline) == 30
@@ -321,10 +323,10 @@ def test_a_flush_after_a_failed_one_leaves_a_running_merge_alone(
 ) -> None:
     async def story() -> None:
         world = Compacting(tmp_path, monkeypatch)
-        put, rename = world.archive.files.put, files.rename
+        put, rename = world.archive.files.write_file, files.rename
 
         def merge_and_wait(*of: Any) -> Any:
-            ready = merge(*of)
+            ready = write_merged_file(*of)
             world.pause()
             return ready
 
@@ -337,16 +339,16 @@ def test_a_flush_after_a_failed_one_leaves_a_running_merge_alone(
             raise OSError(errno.ENOSPC, "No space left on device")
 
         if at == "the file is ready":
-            monkeypatch.setattr(archive_writer, "merge", merge_and_wait)
+            monkeypatch.setattr(archive_writer, "write_merged_file", merge_and_wait)
         else:
             monkeypatch.setattr(files, "rename", wait_and_rename)
         first, second, later = batches(3, 10)
         tidying = await world.begin(first, second)
-        world.pipeline.take(later)
-        monkeypatch.setattr(world.archive.files, "put", full)
+        world.pipeline.apply_batch(later)
+        monkeypatch.setattr(world.archive.files, "write_file", full)
         with pytest.raises(OSError, match="No space left"):
             await world.pipeline.archive_writer.flush()
-        monkeypatch.setattr(world.archive.files, "put", put)
+        monkeypatch.setattr(world.archive.files, "write_file", put)
         await world.pipeline.archive_writer.flush()
         assert written(world.pipeline) == 30
         await world.end(tidying)
@@ -366,7 +368,7 @@ def test_it_can_be_turned_off_and_lie_elsewhere(tmp_path: Path) -> None:
     async def story(**archive: Any) -> ArchiveHealth | None:
         pipeline = pipeline_of(tmp_path / "state", MemorySource(), **archive)
         fleet(pipeline.state.entities, 10)
-        pipeline.take(batches(1, 10)[0])
+        pipeline.apply_batch(batches(1, 10)[0])
         await pipeline.save()
         await pipeline.close()
         return pipeline.archive_writer.health()
@@ -381,11 +383,11 @@ def test_it_can_be_turned_off_and_lie_elsewhere(tmp_path: Path) -> None:
 def test_a_clock_that_is_set_back_brings_no_row_twice(tmp_path: Path) -> None:
     clock = ManualClock(NOW_MS)
     pipeline = Pipeline(Config(state=str(tmp_path)), clock, Topology.build([NodeSpec("n1", 8)]), lambda _: [])
-    gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)
+    gpu = pipeline.state.entities.add_to_node(EntityKind.GPU, "n1", 0)
 
     def scrape() -> None:
         row = (POWER, gpu, clock.now_ms(), 400.0)
-        pipeline.take(Batch(samples=(SampleBatch.of(EntityKind.GPU, [row]),)))
+        pipeline.apply_batch(Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, [row]),)))
 
     for _ in range(20):
         clock.advance(15)
@@ -403,7 +405,7 @@ def test_hours_are_compacted_by_who_has_written_under_the_name(tmp_path: Path) -
         pipeline = pipeline_of(tmp_path, MemorySource(), keep_days=0)
         fleet(pipeline.state.entities, 10)
         for batch in batches(2, 10):
-            pipeline.take(batch)
+            pipeline.apply_batch(batch)
             await pipeline.save()
         await pipeline.close()
         again = Pipeline(pipeline.config, ManualClock(NOW_MS + 7_200_000), Topology.build([]), lambda _: [])
@@ -411,8 +413,8 @@ def test_hours_are_compacted_by_who_has_written_under_the_name(tmp_path: Path) -
         assert archive is not None
         for work in (asyncio.sleep(0), again.save()):
             await work
-            await again.archive_writer.tidy(archive)
-            numbers.append(len(archive.files.names("samples")))
+            await again.archive_writer.compact_and_prune(archive)
+            numbers.append(len(archive.files.list_files("samples")))
         await again.close()
         return numbers
 

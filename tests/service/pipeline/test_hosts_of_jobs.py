@@ -76,4 +76,4 @@ def test_one_pod_name_in_two_namespaces_stands_for_no_node(tmp_path: Path) -> No
     one, other = (labels("worker-0", "slurmd", space) for space in ("a", "b"))
     world.run(30, n1=page("n1", [(IDLE, one)]), n2=page("n2", [(IDLE, other)]))
     table = world.pipeline.state.entities[EntityKind.NODE]
-    assert table.machine("worker-0") == "worker-0"
+    assert table.resolve_name("worker-0") == "worker-0"

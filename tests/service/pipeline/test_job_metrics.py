@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleetcast.fleet.events import Started
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.models.jobs.checkpointing import plan_of
+from fleetcast.models.jobs.checkpointing import make_checkpoint_plan
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.service.answers.fingerprints import Fingerprint
 from fleetcast.service.board.board import Section
@@ -100,7 +100,9 @@ def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
     prints = {"a": CHECKPOINTS, "gone": CHECKPOINTS, "never": NEVER}
     at = tick(p=0.4, running=(gang("a"), gang("b"), gang("never")))
     page = read(make_job_page(at, {}, intervals(at, prints)))
-    best_s = plan_of(30.0, 0.5108 + 0.01005 + 0.1 * 0.5).interval_s  # of both nodes, and what their rack shares
+    best_s = make_checkpoint_plan(
+        30.0, 0.5108 + 0.01005 + 0.1 * 0.5
+    ).interval_s  # of both nodes, and what their rack shares
     assert page["checkpoint_interval_ratio"] == [({"job_id": "a"}, pytest.approx(600.0 / best_s, rel=0.05))]
     [(_, lost)] = page["checkpoint_lost_time_ratio"]
     assert 0 < lost < 0.05
@@ -117,8 +119,8 @@ def test_a_tick_asks_for_the_fingerprints_of_a_bounded_number_of_jobs() -> None:
 
 def test_a_tick_looks_at_the_checkpoints_of_few_jobs_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
-    risk = job_metrics.gang_risk
-    monkeypatch.setattr(job_metrics, "gang_risk", lambda *args: (asked.append(1), risk(*args))[1])
+    risk = job_metrics.compute_gang_risk
+    monkeypatch.setattr(job_metrics, "compute_gang_risk", lambda *args: (asked.append(1), risk(*args))[1])
     many = tuple(gang(f"j{number}") for number in range(3 * RENEWED))
     prints = {row.job: CHECKPOINTS for row in many[::2]}
     known, at = Intervals(), tick(running=many)
@@ -170,8 +172,8 @@ def test_many_jobs_stay_a_small_page() -> None:
 
 def test_the_page_is_made_once_a_minute() -> None:
     metrics, first = JobMetrics(), Section("doc.utilisation", encode([use("a", "idle")]), NOW_MS)
-    page = metrics.page(tick(0), [first], told_by({}))
+    page = metrics.renew_page(tick(0), [first], told_by({}))
     assert b'job_id="a"' in page
-    assert metrics.page(tick(1), [], told_by({})) is page
+    assert metrics.renew_page(tick(1), [], told_by({})) is page
     late = replace(tick(0), now_ms=NOW_MS + MADE_EVERY_MS)
-    assert b'job_id="a"' not in metrics.page(late, [], told_by({}))
+    assert b'job_id="a"' not in metrics.renew_page(late, [], told_by({}))

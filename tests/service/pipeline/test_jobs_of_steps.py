@@ -16,7 +16,7 @@ def step(world: BareWorld, number: int, **fields: Any) -> Step:
 
 
 def take(world: BareWorld, *events: JobEvent) -> None:
-    world.pipeline.take(Batch(events=events))
+    world.pipeline.apply_batch(Batch(events=events))
 
 
 def test_steps_alone_show_a_job_on_its_host_until_it_says_that_it_is_over(tmp_path: Path) -> None:

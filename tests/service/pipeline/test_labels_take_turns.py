@@ -33,7 +33,7 @@ def test_jobs_whose_labels_take_turns_hold_the_gpu_together(world: ScrapedWorld,
         job for job, page in zip(JOBS, (TURNS[1], TURNS[0], TURNS[2]), strict=True) if page in turns
     ]
     assert ended(world) == []
-    assert world.pipeline.state.labelled.counts()["shared"] == 1
+    assert world.pipeline.state.labelled.count_gpus()["shared"] == 1
     assert {attempt.attempt for attempt in world.pipeline.state.jobs.running()} == {1}
     assert world.decide(gang=1, gpus_per_node=1).outcome == "refused"
 
@@ -67,4 +67,4 @@ def test_a_job_that_follows_another_begins_when_it_was_first_seen(world: Scraped
     first = world.pipeline.state.jobs.get(JOBS[1])
     assert first is not None
     assert first.over_ms == last_ms
-    assert world.pipeline.state.labelled.counts()["shared"] == 0
+    assert world.pipeline.state.labelled.count_gpus()["shared"] == 0

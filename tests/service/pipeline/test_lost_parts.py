@@ -23,7 +23,7 @@ from fleetcast.placement.ledger.ledger import LedgerError
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.pipeline import Pipeline
 from fleetcast.service.state_folder import lock_role
-from fleetcast.service.state_identity import doubts
+from fleetcast.service.state_identity import find_doubts
 from fleetcast.service.state_parts import read_state_parts
 from tests.service.placer_world import NOW_MS, World
 
@@ -55,7 +55,7 @@ class Site(World):
             source = self.pipeline.sources[0]
             self.clock.advance(10)
             while source.backlog_bytes():
-                self.pipeline.take(await source.next())
+                self.pipeline.apply_batch(await source.next())
             await self.pipeline.tick()
 
         asyncio.run(fold())
@@ -94,7 +94,7 @@ class Site(World):
         return [doubt["part"] for doubt in self.ask("GET", "/healthz").json()["doubts"]]
 
     def on_disk(self) -> list[str]:
-        return [doubt.part for doubt in doubts(read_state_parts(self.config))]
+        return [doubt.part for doubt in find_doubts(read_state_parts(self.config))]
 
 
 @pytest.fixture
@@ -318,8 +318,8 @@ def test_a_running_site_takes_an_acceptance_over(past: Past) -> None:
     assert site.doubted() == []
     assert site.service.ledger.identity not in ("", before)
     assert site.promise("new").json()["outcome"] == "placed"
-    assert site.service.ledger.audit(9)[-1]["sentence"]
-    assert [row["action"] for row in site.service.ledger.audit(9)].count("accept") == 1
+    assert site.service.ledger.read_audit_trail(9)[-1]["sentence"]
+    assert [row["action"] for row in site.service.ledger.read_audit_trail(9)].count("accept") == 1
 
 
 def test_the_ledger_that_is_taken_from_a_running_placer_ends_it(site: Site) -> None:
@@ -338,7 +338,7 @@ def test_a_new_folder_is_asked_no_questions_and_gets_one_identity(site: Site) ->
     site.turn()
     assert site.doubted() == site.on_disk() == []
     site.save()
-    parts = read_state_parts(site.config).named()
+    parts = read_state_parts(site.config).list_named_parts()
     assert {part.identity for part in parts.values()} == {site.service.ledger.identity} != {""}
     site.restart()
     assert site.doubted() == []
@@ -380,7 +380,7 @@ def test_a_folder_from_before_identities_is_taken_silently(tmp_path: Path) -> No
     site.start()
     site.turn()
     assert site.doubted() == site.on_disk() == []
-    assert len({part.identity for part in read_state_parts(site.config).named().values()} - {""}) == 1
+    assert len({part.identity for part in read_state_parts(site.config).list_named_parts().values()} - {""}) == 1
     site.close()
     site.start()
     site.close()

@@ -185,7 +185,7 @@ def test_two_boards_in_one_slot_of_a_page_are_refused_and_not_repeated_lines(
         world.run(15, {A: both})
         batch = world.scraper.targets[A].decoder.decode(both, world.clock.now_ms() + 1)
         assert {error.reason for error in batch.bad} == {"two_boards"}
-        assert batch.counted().refused == batch.counted().read
+        assert batch.get_tally().refused == batch.get_tally().read
     assert machines(world) == {"gpu-host": 4}
     world.run(60, {A: named(SECOND, "gpu-host").replace(b"GPU-b", b"GPU-c")})
     assert machines(world) == {"gpu-host": 4}

@@ -12,7 +12,7 @@ from fleetcast.models.versions.drift import DriftLimits
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.answers.fitted_models import BandShare, FittedModels
 from fleetcast.service.config import Config
-from fleetcast.service.pipeline.model_monitor import ModelMonitor, limits_of
+from fleetcast.service.pipeline.model_monitor import ModelMonitor, make_drift_limits
 
 DAY_MS = 86_400_000
 NOW_MS = 1_760_000_000_000
@@ -84,7 +84,7 @@ def test_a_card_that_cannot_be_read_is_told_once_and_the_rest_goes_on(
 ) -> None:
     registry = Registry(tmp_path)
     name = version(registry)
-    (registry.path("demand", name) / "card.json").write_text("{")
+    (registry.find_folder("demand", name) / "card.json").write_text("{")
     watch = ModelMonitor(registry, DriftLimits())
     with caplog.at_level(logging.WARNING):
         assert watch.review([], NOW_MS).rows == watch.review([], NOW_MS).rows == []
@@ -92,7 +92,7 @@ def test_a_card_that_cannot_be_read_is_told_once_and_the_rest_goes_on(
 
 
 def test_limits_are_the_configuration_s() -> None:
-    assert limits_of(Config()) == DriftLimits()
+    assert make_drift_limits(Config()) == DriftLimits()
 
 
 def test_a_pointer_to_a_version_that_is_gone_is_said_and_no_more(tmp_path: Path) -> None:

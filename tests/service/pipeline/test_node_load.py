@@ -20,7 +20,7 @@ from fleetcast.placement.ledger.promised import OpenRequest
 from fleetcast.schedulers.bands import Bands
 from fleetcast.service.board.board import BoardReader, BoardWriter, Section
 from fleetcast.service.config import Config
-from fleetcast.service.pipeline.node_load import SECTION, NodeLoads, held_s
+from fleetcast.service.pipeline.node_load import SECTION, NodeLoads, compute_held_s
 from fleetcast.service.pipeline.tick import Tick
 from fleetcast.service.weather import WeatherStation, make_band_rule
 from tests.service.ticks import GPUS, tick_of
@@ -53,18 +53,18 @@ def tick(*running: JobAttempt, busy: float = 0.5) -> Tick:
 
 
 def test_holders_are_as_old_as_their_start_and_unknown_use_has_always_been() -> None:
-    held = held_s(tick(attempt("a", "n1", (0, 1), 60.0), busy=0.9))
+    held = compute_held_s(tick(attempt("a", "n1", (0, 1), 60.0), busy=0.9))
     assert held[0, :2].tolist() == [60.0, 60.0]
     assert np.isinf(held[0, 2:]).all()  # at work, and no job holds them
     assert np.isnan(held[1]).all()
-    assert np.isnan(held_s(tick(busy=0.0))).all()
+    assert np.isnan(compute_held_s(tick(busy=0.0))).all()
 
 
 def test_a_promised_gpu_will_be_used_from_now_on() -> None:
     """Otherwise Trimaran sends pods to a node that is promised to a job."""
     ranks = (RankPlacement(0, "n2", (3,)),)
     promise = OpenRequest(PlacementRequest(request_id="r", gpus_per_node=1), NOW_MS, ranks)
-    held = held_s(replace(tick(busy=0.0), open_requests=(promise,)))
+    held = compute_held_s(replace(tick(busy=0.0), open_requests=(promise,)))
     assert np.argwhere(held == 0.0).tolist() == [[1, 3]]
 
 
@@ -74,7 +74,7 @@ def test_whoever_asks_finds_the_load_of_a_node_by_its_name(tmp_path: Path) -> No
     names = Section("names.node", "\n".join([*NODES, "n3"]).encode(), NOW_MS)
     BoardWriter(config.board).publish([names, *NodeLoads().sections(made)], NOW_MS)
     station = WeatherStation(config, ManualClock(NOW_MS), Bands(make_band_rule(config.adapters, shared=False)))
-    weather = station.fresh(BoardReader(config.board).latest())
+    weather = station.make_weather(BoardReader(config.board).latest())
     assert weather is not None
     assert weather.load is not None
     assert weather.load.gpu[:, weather.load.rows["n1"]].tolist() == [0.5, 0.5]
@@ -87,7 +87,7 @@ def test_a_board_without_loads_has_none(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path))
     BoardWriter(config.board).publish([Section("names.node", b"n1", NOW_MS)], NOW_MS)
     station = WeatherStation(config, ManualClock(NOW_MS), Bands(make_band_rule(config.adapters, shared=False)))
-    weather = station.fresh(BoardReader(config.board).latest())
+    weather = station.make_weather(BoardReader(config.board).latest())
     assert weather is not None
     assert weather.load is None
 
@@ -97,4 +97,6 @@ def test_a_fleet_of_which_nothing_was_heard_is_unknown() -> None:
     (section,) = NodeLoads().sections(made)
     assert section.name == SECTION
     assert np.isnan(np.asarray(section.data)).all()
-    assert np.isnan(GpuUse.of(made.frames.gpu, made.gpu_rows, held_s(made)).forecast()) == pytest.approx(1.0)
+    assert np.isnan(
+        GpuUse.from_frame(made.frames.gpu, made.gpu_rows, compute_held_s(made)).forecast_use()
+    ) == pytest.approx(1.0)

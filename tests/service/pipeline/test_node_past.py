@@ -23,7 +23,7 @@ from fleetcast.service.pipeline.node_past import (
     RETENTION_MS,
     SECTION,
     NodePasts,
-    Shown,
+    PublishedTimeline,
 )
 from fleetcast.service.pipeline.tick import Tick
 from tests.service.ticks import tick_of
@@ -59,7 +59,7 @@ def attempt(job: str = "a", nodes: tuple[str, ...] = ("n1",)) -> JobAttempt:
     return row
 
 
-def shown(pasts: NodePasts, at: Tick, node: int = 0) -> Shown | None:
+def shown(pasts: NodePasts, at: Tick, node: int = 0) -> PublishedTimeline | None:
     """What a tick publishes of a node; None where it publishes nothing."""
     sections = {section.name: section.data for section in pasts.sections(at)}
     if not sections:
@@ -67,7 +67,7 @@ def shown(pasts: NodePasts, at: Tick, node: int = 0) -> Shown | None:
     blob, offsets = sections[SECTION], sections[f"{SECTION}.offsets"]
     assert isinstance(blob, bytes)
     assert isinstance(offsets, np.ndarray)
-    return msgspec.json.decode(blob[offsets[node] : offsets[node + 1]], type=Shown)
+    return msgspec.json.decode(blob[offsets[node] : offsets[node + 1]], type=PublishedTimeline)
 
 
 def again(pasts: NodePasts) -> NodePasts:
@@ -81,7 +81,7 @@ def test_what_is_known_moves_with_a_clock_that_is_set_back() -> None:
     for at, value in enumerate((None, 990.0, 600.0)):
         pasts.sections(tick(at, value=value, p=0.01 + 0.2 * at))
     before = again(pasts).of["n1"]
-    pasts.move(by_ms)
+    pasts.shift_times(by_ms)
     after = pasts.of["n1"]
     assert after.began_ms == before.began_ms + by_ms
     assert after.steps == [(time_ms + by_ms, step) for time_ms, step in before.steps]
@@ -199,7 +199,7 @@ def test_of_the_time_in_which_nobody_looked_nothing_is_known() -> None:
     before = NodePasts()
     before.sections(drained(0))
     pasts, down_ms, up_ms = again(before), NOW_MS + TICK_MS, NOW_MS + 60 * TICK_MS
-    pasts.missed(down_ms)
+    pasts.record_gap(down_ms)
     pasts.sections(drained(60))
     past = pasts.of["n1"]
     assert [(row.code, row.began_ms, row.ended_ms) for row in past.states] == [
@@ -255,7 +255,7 @@ def test_a_stay_begins_after_an_error_though_no_attempt_moved(monkeypatch: pytes
         raise ValueError("a bug")
 
     with monkeypatch.context() as broken:
-        broken.setattr(pasts, "_stay", fail)
+        broken.setattr(pasts, "_begin_attempt_stays", fail)
         with pytest.raises(ValueError, match="a bug"):
             pasts.sections(first)
     pasts.sections(replace(first, now_ms=NOW_MS + TICK_MS))

@@ -8,14 +8,14 @@ import pytest
 from fleetcast.models.risk.node_risk import score_nodes
 from fleetcast.models.risk.scores import Reason
 from fleetcast.models.risk.signals import Signal, Signals
-from fleetcast.service.api.routes.timeline import Happening, _timeline
-from fleetcast.service.pipeline.node_past import NodePasts, Shown, Spell
+from fleetcast.service.api.routes.timeline import Happening, _make_timeline
+from fleetcast.service.pipeline.node_past import NodePasts, PublishedTimeline, Spell
 from tests.service.pipeline.test_node_past import NOW_MS, TICK_MS, tick
 
 
 def reasons(*given: Signal) -> tuple[Reason, ...]:
     """What the model says of the first node."""
-    return score_nodes(Signals.of(given), np.ones(2, bool), NOW_MS, None).reasons.get(0, ())
+    return score_nodes(Signals.from_signals(given), np.ones(2, bool), NOW_MS, None).reasons.get(0, ())
 
 
 def spells(*ticks: Sequence[Signal]) -> list[Spell]:
@@ -30,7 +30,7 @@ def spells(*ticks: Sequence[Signal]) -> list[Spell]:
 
 def faults(*given: Signal) -> list[Happening]:
     [*found] = spells(given)
-    return _timeline(Shown(NOW_MS, signals=found, node="n1"), NOW_MS - 60_000, NOW_MS).events
+    return _make_timeline(PublishedTimeline(NOW_MS, signals=found, node="n1"), NOW_MS - 60_000, NOW_MS).events
 
 
 @pytest.mark.parametrize("code", [95.0, 79.0, 93.0])

@@ -4,13 +4,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Finished, Started, Step, Submitted
-from fleetcast.fleet.held_gpus import held_milli
+from fleetcast.fleet.held_gpus import count_held_milli
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.placements import RunningPlaces
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
-from fleetcast.service.pipeline.occupancy import Occupancy, OccupancyMemory, held_by_node, observe
+from fleetcast.service.pipeline.occupancy import Occupancy, OccupancyCache, compute_occupancy, count_milli_by_node
 from tests.fuzz.bounds import examples
 
 TOPOLOGY = Topology.build([NodeSpec("a", gpus=4), NodeSpec("b", gpus=2)])
@@ -27,7 +27,7 @@ def attempt(job: str, started: Started, gpus_per_node: int = 1, cpus: int | None
 
 def test_ranks_hold_the_gpus_they_name() -> None:
     ranks = (RankPlacement(0, "a", (1, 3)), RankPlacement(1, "b", (0,)))
-    seen = observe([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
+    seen = compute_occupancy([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
     assert seen.holder.tolist() == [[-1, 0, -1, 0], [0, -1, -1, -1]]
     assert seen.node_jobs == {0: ["j"], 1: ["j"]}
 
@@ -35,32 +35,32 @@ def test_ranks_hold_the_gpus_they_name() -> None:
 def test_a_job_that_names_nodes_only_takes_free_gpus_there() -> None:
     first = attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0,)),)))
     second = attempt("y", Started(job="y", sequence=1, time_ms=1, nodes=("a",)), gpus_per_node=2)
-    assert observe([first, second], TOPOLOGY, INDEX).holder[0].tolist() == [0, 1, 1, -1]
+    assert compute_occupancy([first, second], TOPOLOGY, INDEX).holder[0].tolist() == [0, 1, 1, -1]
 
 
 def test_unknown_nodes_are_ignored_and_gpus_beyond_the_node_hold_as_many_others() -> None:
     """A launcher may count GPUs in its own way: what it names runs there, so that as many GPUs are not free."""
     ranks = (RankPlacement(0, "nowhere", (0,)), RankPlacement(1, "a", (0, 99)))
-    seen = observe([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
+    seen = compute_occupancy([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
     assert np.flatnonzero(seen.holder.ravel() >= 0).tolist() == [0, 1]
 
 
 def test_gpus_that_are_counted_beyond_the_node_are_not_free() -> None:
     """A job on all GPUs of its node, numbered through the gang: otherwise its GPUs would be given twice."""
     ranks = (RankPlacement(1, "a", (4, 5, 6, 7)),)
-    seen = observe([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
+    seen = compute_occupancy([attempt("j", Started(job="j", sequence=1, time_ms=1, ranks=ranks))], TOPOLOGY, INDEX)
     assert seen.holder[0].tolist() == [0, 0, 0, 0]
 
 
 def test_cpus_count_once_a_node() -> None:
     ranks = (RankPlacement(0, "a", (0,)), RankPlacement(1, "a", (1,)))
     started = Started(job="j", sequence=1, time_ms=1, ranks=ranks)
-    assert observe([attempt("j", started, cpus=8)], TOPOLOGY, INDEX).used_cpus.tolist() == [8, 0]
+    assert compute_occupancy([attempt("j", started, cpus=8)], TOPOLOGY, INDEX).used_cpus.tolist() == [8, 0]
 
 
 def test_no_gpu_beyond_a_smaller_node_is_held() -> None:
     started = Started(job="j", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (1, 2, 3)),))
-    assert observe([attempt("j", started)], TOPOLOGY, INDEX).holder[1].tolist() == [0, 0, -1, -1]
+    assert compute_occupancy([attempt("j", started)], TOPOLOGY, INDEX).holder[1].tolist() == [0, 0, -1, -1]
 
 
 def test_jobs_that_take_parts_share_a_gpu_and_a_whole_one_is_nobody_elses() -> None:
@@ -70,7 +70,7 @@ def test_jobs_that_take_parts_share_a_gpu_and_a_whole_one_is_nobody_elses() -> N
     assert by_submission.submission is not None
     by_submission.submission = msgspec.structs.replace(by_submission.submission, gpu_share=500)
     whole = attempt("z", Started(job="z", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (1,)),)))
-    seen = observe([by_ranks, by_submission, whole], TOPOLOGY, INDEX)
+    seen = compute_occupancy([by_ranks, by_submission, whole], TOPOLOGY, INDEX)
     assert seen.holder[0].tolist() == [0, 2, -1, -1]
     assert seen.parts.tolist() == [[0, 0, 0, 300], [1, 0, 0, 500]]
 
@@ -78,7 +78,7 @@ def test_jobs_that_take_parts_share_a_gpu_and_a_whole_one_is_nobody_elses() -> N
 def test_gpus_that_somebody_names_are_not_guessed_for_another() -> None:
     guessed = attempt("x", Started(job="x", sequence=1, time_ms=1, nodes=("a",)), gpus_per_node=2)
     named = attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0, 1)),)))
-    assert observe([guessed, named], TOPOLOGY, INDEX).holder[0].tolist() == [1, 1, 0, 0]
+    assert compute_occupancy([guessed, named], TOPOLOGY, INDEX).holder[0].tolist() == [1, 1, 0, 0]
 
 
 def test_parts_of_jobs_without_gpu_indices_share_the_fullest_gpu_with_room() -> None:
@@ -88,7 +88,7 @@ def test_parts_of_jobs_without_gpu_indices_share_the_fullest_gpu_with_room() -> 
         row.fold(Started(job=job, sequence=1, time_ms=1, nodes=("a",)))
         return row
 
-    seen = observe([part("x", 600), part("y", 500), part("z", 400)], TOPOLOGY, INDEX)
+    seen = compute_occupancy([part("x", 600), part("y", 500), part("z", 400)], TOPOLOGY, INDEX)
     assert seen.parts.tolist() == [[0, 0, 0, 600], [1, 0, 1, 500], [2, 0, 0, 400]]
     assert seen.holder[0].tolist() == [0, 1, -1, -1]
 
@@ -110,7 +110,7 @@ def test_what_an_attempt_holds_is_what_its_gpus_are_occupied_by(
     by_nodes: bool,
     has_submission: bool,
 ) -> None:
-    """Charges (`held_milli`) and free GPUs (`observe`) are one book, however an attempt says what it holds."""
+    """Charges (`count_held_milli`) and free GPUs (`compute_occupancy`) agree, however an attempt says what it holds."""
     row, ranks = JobAttempt("j", 1), []
     free = {"a": [0, 1, 2, 3, 4, 5, 6, 7], "b": [0, 1, 2, 3, 4, 5, 6, 7]}
     for rank, (node, gpus, part, beyond) in enumerate(drawn):
@@ -123,13 +123,13 @@ def test_what_an_attempt_holds_is_what_its_gpus_are_occupied_by(
     if not has_submission and any(not rank.gpus for rank in ranks) and not by_nodes:
         return  # a member that states nothing takes what is left of its node, which the others share
     topology = Topology.build([NodeSpec("a", gpus=8), NodeSpec("b", gpus=8)])
-    seen, found = observe([row], topology, INDEX), {"a": 0, "b": 0}
+    seen, found = compute_occupancy([row], topology, INDEX), {"a": 0, "b": 0}
     shared = {(node, gpu) for _, node, gpu, _ in seen.parts.tolist()}
     for node, gpu in np.argwhere(seen.holder == 0).tolist():
         found["ab"[node]] += 0 if (node, gpu) in shared else 1000
     for _, node, _, milli in seen.parts.tolist():
         found["ab"[node]] += milli
-    assert {"a": 0, "b": 0} | held_milli(row, {"a": 8, "b": 8}) == found
+    assert {"a": 0, "b": 0} | count_held_milli(row, {"a": 8, "b": 8}) == found
 
 
 def test_jobs_hold_what_the_occupancy_has_and_add_up_with_it() -> None:
@@ -140,7 +140,7 @@ def test_jobs_hold_what_the_occupancy_has_and_add_up_with_it() -> None:
         attempt("z", Started(job="z", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (1, 9)),))),
         attempt("w", Started(job="w", sequence=1, time_ms=1, ranks=(RankPlacement(0, "elsewhere", (0, 1, 2)),))),
     ]
-    held = held_by_node(observe(rows, TOPOLOGY, INDEX), rows, TOPOLOGY)
+    held = count_milli_by_node(compute_occupancy(rows, TOPOLOGY, INDEX), rows, TOPOLOGY)
     assert held == [{"a": 1000}, {"a": 1000}, {"b": 2000}, {"elsewhere": 3000}]
 
 
@@ -150,14 +150,14 @@ def test_a_part_counts_as_a_part_and_a_node_without_known_gpus_as_events_say() -
         attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", (0,), 250),))),
         attempt("y", Started(job="y", sequence=1, time_ms=1, ranks=(RankPlacement(0, "b", (0, 1)),))),
     ]
-    assert held_by_node(observe(rows, topology, INDEX), rows, topology) == [{"a": 250}, {"b": 2000}]
+    assert count_milli_by_node(compute_occupancy(rows, topology, INDEX), rows, topology) == [{"a": 250}, {"b": 2000}]
 
 
 def test_gpus_that_each_member_names_again_count_once() -> None:
     """A launcher gives each of its processes the whole list of GPUs of the node."""
     ranks = tuple(RankPlacement(rank, "a", (0, 1, 2, 3)) for rank in range(4))
     row = attempt("x", Started(job="x", sequence=1, time_ms=1, ranks=ranks))
-    assert (row.gpus, observe([row], TOPOLOGY, INDEX).sizes) == (16, {0: 4})
+    assert (row.gpus, compute_occupancy([row], TOPOLOGY, INDEX).sizes) == (16, {0: 4})
 
 
 def test_a_gpu_that_a_later_job_names_is_held_by_that_job_alone() -> None:
@@ -165,7 +165,7 @@ def test_a_gpu_that_a_later_job_names_is_held_by_that_job_alone() -> None:
         attempt(job, Started(job=job, sequence=1, time_ms=1, ranks=(RankPlacement(0, "a", gpus),)))
         for job, gpus in (("x", (0, 1)), ("y", (1, 2)))
     ]
-    assert observe(rows, TOPOLOGY, INDEX).sizes == {0: 1}
+    assert compute_occupancy(rows, TOPOLOGY, INDEX).sizes == {0: 1}
 
 
 def hosts_of(draw: st.DrawFn) -> list[str]:
@@ -185,7 +185,7 @@ def changes(draw: st.DrawFn) -> Change:
 def test_a_remembered_occupancy_is_that_observed_anew(
     ticks: list[tuple[str, str, list[str], list[bool], bool]],
 ) -> None:
-    table, memory, placements = JobTable(), OccupancyMemory(), RunningPlaces(())
+    table, memory, placements = JobTable(), OccupancyCache(), RunningPlaces(())
     for sequence, (kind, job, hosts, works, is_given) in enumerate(ticks):
         about = {"job": job, "sequence": sequence, "time_ms": 1 + sequence}
         gpus = {"named": (0, 1), "shared": (0,), "too many": (2, 3, 9)}.get(kind, ())
@@ -200,11 +200,11 @@ def test_a_remembered_occupancy_is_that_observed_anew(
         elif kind != "nothing":
             table.apply(Started(**about, ranks=ranks))
         running = [row.copy() for row in table.running()]
-        placements = RunningPlaces.of(running, placements)
+        placements = RunningPlaces.from_running(running, placements)
         given = {("x", 1): (RankPlacement(0, "a", (3,)),)} if is_given else {}
         at_work = np.array(works).reshape(2, 4)
-        found = memory.observe(running, placements, TOPOLOGY, INDEX, at_work, given)
-        assert plain_values(found) == plain_values(observe(running, TOPOLOGY, INDEX, at_work, given))
+        found = memory.get_occupancy(running, placements, TOPOLOGY, INDEX, at_work, given)
+        assert plain_values(found) == plain_values(compute_occupancy(running, TOPOLOGY, INDEX, at_work, given))
 
 
 def plain_values(seen: Occupancy) -> tuple[object, ...]:

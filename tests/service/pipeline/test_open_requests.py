@@ -48,7 +48,7 @@ class Site:
         return board
 
     def tell(self, *events: JobEvent) -> None:
-        self.pipeline.take(Batch(events=events))
+        self.pipeline.apply_batch(Batch(events=events))
 
     def enqueue(self, job: str, gpus: int = 8, **facts: object) -> None:
         self.placer.enqueue(request(job, gpus, **facts), "test")
@@ -62,7 +62,7 @@ class Site:
         forecasts = self.pipeline.capabilities[DemandForecasts]
         asyncio.run(forecasts.forecast(self.pipeline.state))
         demand = self.pipeline.state.demand
-        level = demand.series("all", target, self.clock.now_ms(), 60, 1)[-1]  # NaN before the first event
+        level = demand.read_series("all", target, self.clock.now_ms(), 60, 1)[-1]  # NaN before the first event
         return float(np.nan_to_num(level))
 
 
@@ -163,11 +163,11 @@ def test_a_quota_that_grows_is_seen_by_the_next_tick(tmp_path: Path) -> None:
     assert site.placer.backlog.work() == 2
     promises = site.pipeline.state.promises
     assert promises is not None
-    assert [row.is_over_quota for row in promises.open() if not row.is_promised] == [True]
+    assert [row.is_over_quota for row in promises.list_open_requests() if not row.is_promised] == [True]
     (tmp_path / "queues.toml").write_text("[queue.a]\nlimit = {gpu = 64}\n[queue.b]\n")
     site.tick()
     assert site.placer.backlog.work() == 0
-    assert [row.is_over_quota for row in promises.open() if not row.is_promised] == [False]
+    assert [row.is_over_quota for row in promises.list_open_requests() if not row.is_promised] == [False]
 
 
 def test_a_blocked_job_with_a_request_waits_by_its_request(site: Site) -> None:

@@ -26,7 +26,7 @@ def sections(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Section]:
     two = Run(tmp_path_factory.mktemp("two"), 2, placed())
     for number in range(2):
         two.round(number)
-    board = BoardReader(Path(two.config.home(1)) / "board").latest()
+    board = BoardReader(Path(two.config.get_pipeline_folder(1)) / "board").latest()
     assert board is not None
     found = {}
     for name in board.sections():

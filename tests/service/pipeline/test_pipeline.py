@@ -124,8 +124,8 @@ def document(folder: Path, name: str) -> Any:
 def test_an_ended_job_is_listed_once_however_often_it_is_told(tmp_path: Path) -> None:
     pipeline = small(tmp_path)
     for _ in range(3):
-        pipeline.take(life("j"))
-    pipeline.take(life("old", end_ms=NOW_MS - 4_000_000))
+        pipeline.apply_batch(life("j"))
+    pipeline.apply_batch(life("old", end_ms=NOW_MS - 4_000_000))
     asyncio.run(pipeline.tick())
     assert [row["job"] for row in document(tmp_path, "doc.jobs")] == ["j"]
     assert document(tmp_path, "occupancy")["ended"] == [["j", 1, NOW_MS]]
@@ -143,7 +143,7 @@ def test_a_hard_signal_that_comes_while_a_tick_scores_wakes_the_next_one(tmp_pat
         async def tick_and_take() -> None:
             await scored()
             if pipeline.metrics.ticks == 1:
-                pipeline.take(Batch(node_events=(event,)))
+                pipeline.apply_batch(Batch(node_events=(event,)))
 
         pipeline.tick = tick_and_take  # type: ignore[method-assign]
         work = asyncio.create_task(pipeline.run())
@@ -164,10 +164,10 @@ def test_what_is_told_while_a_tick_scores_is_published_at_once_and_scored_by_the
 
     async def tell_during_a_tick() -> None:
         pipeline = small(tmp_path)
-        pipeline.take(Batch(events=(Submitted(job="j", sequence=0, time_ms=NOW_MS),)))
+        pipeline.apply_batch(Batch(events=(Submitted(job="j", sequence=0, time_ms=NOW_MS),)))
         work = asyncio.create_task(pipeline.tick())
         await asyncio.sleep(0)  # now a thread scores
-        pipeline.take(Batch(events=(start,), node_events=(drain,)))
+        pipeline.apply_batch(Batch(events=(start,), node_events=(drain,)))
         assert b'"type":"drain"' in (tmp_path / "board" / "urgent").read_bytes()
         assert not work.done()
         await work
@@ -201,7 +201,7 @@ def test_the_model_of_a_gpu_that_only_its_exporter_names_is_on_the_board(tmp_pat
     pipeline = Pipeline(Config(state=str(tmp_path)), clock, Topology.build([]), sources)
 
     async def scenario() -> None:
-        pipeline.take(await pipeline.sources[0].next())
+        pipeline.apply_batch(await pipeline.sources[0].next())
         await pipeline.tick()
 
     asyncio.run(scenario())
@@ -212,10 +212,10 @@ def test_the_model_of_a_gpu_that_only_its_exporter_names_is_on_the_board(tmp_pat
 
 def test_an_xid_that_is_no_number_is_no_signal(tmp_path: Path) -> None:
     pipeline = small(tmp_path)
-    gpu = pipeline.state.entities.of_node(EntityKind.GPU, "n1", 0)
+    gpu = pipeline.state.entities.add_to_node(EntityKind.GPU, "n1", 0)
     for step, code in enumerate((0.0, math.inf, math.nan, 79.0)):
         time_ms = NOW_MS - 60_000 + step
-        pipeline.take(Batch(samples=(SampleBatch.of(EntityKind.GPU, [(XID, gpu, time_ms, code)]),)))
+        pipeline.apply_batch(Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, [(XID, gpu, time_ms, code)]),)))
     assert [row.code for row in pipeline.urgent] == [79]
 
 
@@ -227,7 +227,9 @@ def test_a_full_disk_is_said_and_ends_nothing(
 
     pipeline = small(tmp_path)
     monkeypatch.setattr("os.replace", full)
-    pipeline.take(Batch(node_events=(NodeEvent(node="n1", source="s", sequence=1, time_ms=NOW_MS, type="lost"),)))
+    pipeline.apply_batch(
+        Batch(node_events=(NodeEvent(node="n1", source="s", sequence=1, time_ms=NOW_MS, type="lost"),))
+    )
     asyncio.run(pipeline.tick())
     assert "No space left" in caplog.text
     assert [path.name for path in Config(state=str(tmp_path)).board.iterdir()] == []
@@ -247,7 +249,7 @@ def test_what_a_killed_writer_left_goes_at_the_next_start(tmp_path: Path) -> Non
 def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = small(tmp_path)
     order: list[str] = []
-    update, dump = pipeline.forecaster.update, pipeline.forecaster.dump
+    update, dump = pipeline.forecaster.forecast_all, pipeline.forecaster.dump
 
     def slow_update(*args: Any) -> Any:
         order.append("update")

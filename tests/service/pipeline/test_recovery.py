@@ -51,10 +51,10 @@ def scrape(work: Pipeline, *, silent: tuple[str, ...] = (), gpus: int = 8) -> No
     now_ms = work.clock.now_ms()
     for name in NODES:
         for index in range(0 if name in silent else gpus):
-            row = work.state.entities.of_node(GPU, name, index)
+            row = work.state.entities.add_to_node(GPU, name, index)
             rows += [(POWER, row, now_ms, 400.0 + (now_ms // 15_000 + index) % 7), (XID, row, now_ms, 0.0)]
         nodes.append((UP, work.state.entities.node(name), now_ms, float(name not in silent)))
-    work.take(Batch(samples=(SampleBatch.of(GPU, rows), SampleBatch.of(EntityKind.NODE, nodes))))
+    work.apply_batch(Batch(samples=(SampleBatch.from_rows(GPU, rows), SampleBatch.from_rows(EntityKind.NODE, nodes))))
 
 
 def live(work: Pipeline, seconds: float, *, silent: tuple[str, ...] = ()) -> None:
@@ -103,7 +103,7 @@ async def drained(work: Pipeline) -> Pipeline:
     (source,) = work.sources
     assert source.name == InboxSource.name
     while source.backlog_bytes():
-        work.take(await source.next())
+        work.apply_batch(await source.next())
     return work
 
 
@@ -327,11 +327,11 @@ def test_a_process_that_stood_still_accuses_nobody(
     clock = ManualClock(NOW_MS)
     work = pipeline(tmp_path, clock)
     live(work, 600)
-    work.time.beat()
+    work.time.record_standstill()
     still = __import__("time").monotonic() + 7200
     monkeypatch.setattr("fleetcast.service.pipeline.pipeline_clock.time.monotonic", lambda: still)
     clock.advance(7200)
-    work.time.beat()
+    work.time.record_standstill()
     asyncio.run(work.tick())
     assert flagged(work) == []
     assert "this process stood still for 7200 s" in caplog.text
@@ -344,9 +344,9 @@ def test_what_the_rules_had_firmly_seen_survives_a_restart(tmp_path: Path) -> No
     clock = ManualClock(NOW_MS)
     work = pipeline(tmp_path, clock)
     live(work, 120)
-    row = work.state.entities.of_node(GPU, "n3", 4)
+    row = work.state.entities.add_to_node(GPU, "n3", 4)
     clock.advance(15)
-    work.take(Batch(samples=(SampleBatch.of(GPU, [(XID, row, clock.now_ms(), 79.0)]),)))
+    work.apply_batch(Batch(samples=(SampleBatch.from_rows(GPU, [(XID, row, clock.now_ms(), 79.0)]),)))
     asyncio.run(work.tick())
     assert flagged(work) == ["n3"]
     asyncio.run(work.save())
@@ -364,13 +364,13 @@ def test_jobs_at_rest_wake_for_their_late_events(tmp_path: Path) -> None:
         Started(job="j", sequence=1, time_ms=NOW_MS, ranks=ranks),
         Finished(job="j", sequence=2, time_ms=NOW_MS + MINUTE),
     )
-    work.take(Batch(events=told))
+    work.apply_batch(Batch(events=told))
     clock.advance(3 * 3600)
     asyncio.run(work.save())
     assert list(work.state.jobs.resting) == ["j"]
     again = pipeline(tmp_path, clock)
-    again.take(Batch(events=told))
-    again.take(Batch(events=(Finished(job="j", sequence=3, time_ms=NOW_MS + 2 * MINUTE),)))
+    again.apply_batch(Batch(events=told))
+    again.apply_batch(Batch(events=(Finished(job="j", sequence=3, time_ms=NOW_MS + 2 * MINUTE),)))
     assert (again.state.counts.events, again.state.counts.duplicates) == (1, 2)
-    minutes = again.state.demand.series("all", "running", clock.now_ms(), 60, 240)
+    minutes = again.state.demand.read_series("all", "running", clock.now_ms(), 60, 240)
     assert [value for value in minutes.tolist() if value > 0] == [2.0, 2.0]

@@ -34,10 +34,10 @@ def test_the_ranking_tells_parts_and_how_true_it_was_over_a_restart(tmp_path: Pa
     for _ in range(9):
         clock.advance(HOUR / 8)
         asyncio.run(work.tick())
-    row = work.state.entities.of_node(GPU, "n3", 4)
+    row = work.state.entities.add_to_node(GPU, "n3", 4)
     live(work, 60)
     clock.advance(15)
-    work.take(Batch(samples=(SampleBatch.of(GPU, [(XID, row, clock.now_ms(), 79.0)]),)))
+    work.apply_batch(Batch(samples=(SampleBatch.from_rows(GPU, [(XID, row, clock.now_ms(), 79.0)]),)))
     asyncio.run(work.tick())
     asyncio.run(work.save())
     before = board(work).json("doc.risk_calibration")

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from fleetcast.placement.ahead.reservation import windows
-from fleetcast.placement.machines.fragmentation import fragmentation
+from fleetcast.placement.ahead.reservation import find_free_windows
+from fleetcast.placement.machines.fragmentation import measure_fragmentation
 from fleetcast.service.api.routes import drain
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.free import describe_window
@@ -27,7 +27,9 @@ QUEUE_GPUS = "fleetcast_queue_gpus{"
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     with pytest.MonkeyPatch.context() as patch:
         made = Site(tmp_path_factory.mktemp("site"), request.param)
-        patch.setattr(UnknownUse, "update", lambda _, names, frame, rows, held, now_ms: made.unknown_gpus & ~held)
+        patch.setattr(
+            UnknownUse, "update_verdicts", lambda _, names, frame, rows, held, now_ms: made.unknown_gpus & ~held
+        )
         yield made
         made.placer.ledger.close()
 
@@ -62,26 +64,26 @@ def _check_gpus(site: Site, board: Board) -> None:
         gpus[name] for name in ("promised", "window", "reservation")
     )
     free = 0
-    answers = site.cache.node_answers(board)
+    answers = site.cache.get_node_answers(board)
     for row, node in enumerate(fleet["nodes"]):
-        answer = msgspec.json.decode(answers.scored(row))
+        answer = msgspec.json.decode(answers.read_scored_body(row))
         assert [gpu.get("held_by") or ("job" if gpu["job"] else "") for gpu in answer["gpus"]] == on_map[row]
         unknown, promised = drain._find_non_job_use(board, row)
         assert (unknown, sum(promised.values())) == (on_map[row].count("unknown"), on_map[row].count("promise"))
-        assert sum(drain._held(site.cache, board, row).values()) == on_map[row].count("job")
+        assert sum(drain._count_gpus_by_job(site.cache, board, row).values()) == on_map[row].count("job")
         is_kept = any(use in ("window", "reservation") for use in on_map[row])
         assert not is_kept or describe_window(board, node["node"])
         assert bool(describe_window(board, node["node"])) == bool(answer["withheld"])
-        free += drain._pool(site.cache, board, row, site.config.placer).gpus_free_here
-    nodes = site.station.fresh(board).nodes  # type: ignore[union-attr]
+        free += drain._count_pool_gpus(site.cache, board, row, site.config.placer).gpus_free_here
+    nodes = site.station.make_weather(board).nodes  # type: ignore[union-attr]
     assert nodes is not None
     assert nodes.free.sum() == free
     closed = {node["node"] for node, uses in zip(fleet["nodes"], on_map, strict=True) if "window" in uses}
     assert closed <= nodes.in_window.keys()
     view = site.placer.view.observed().view
     _check_queues(site, board, page)
-    fragments = sum(row.free_gpus for row in fragmentation(view, site.placer.options()))
-    assert free == gpus["free"] == sum(window.gpus for window in windows(view, None))
+    fragments = sum(row.free_gpus for row in measure_fragmentation(view, site.placer.make_options()))
+    assert free == gpus["free"] == sum(window.gpus for window in find_free_windows(view, None))
     taken = np.zeros((NODES, GPUS))
     np.add.at(taken, tuple(board.array("gpu.parts")[:, 1:3].T), board.array("gpu.parts")[:, 3])
     running = {row["job"] for row in board.json("doc.jobs") if row["state"] == "running"}
@@ -104,7 +106,7 @@ def _check_queues(site: Site, board: Board, page: str) -> None:
         for state in ("running", "promised", "queued")
     }
     assert by_queue["running"] == pytest.approx(milli / 1000)
-    opened = site.placer.ledger.charges.opened().values()
+    opened = site.placer.ledger.charges.list_open_charges().values()
     active = {row.request_id for row in site.placer.ledger.list_active_intents()}
     given = (
         sum(rank.milli * len(rank.gpus) for row in site.placer.ledger.list_active_intents() for rank in row.ranks)
@@ -131,15 +133,15 @@ def _check_waiting(site: Site, board: Board) -> None:
     assert f'fleetcast_jobs{{state="queued"}} {fleet["queued_jobs"]}\n' in page
     assert f"fleetcast_queued_gpus {fleet['queued_gpus']}\n" in page
     assert site.demand("queued") == milli / 1000
-    own = {entry.request.job for entry in site.placer.ledger.queued()}
+    own = {entry.request.job for entry in site.placer.ledger.list_queue_entries()}
     promised = {row.job for row in site.placer.ledger.list_active_intents()}
     others = {entry.request.job for entry in read_waiting_jobs(board, own | promised)}
     assert own | others == waiting.keys()
     if site.queue:
-        states = QueueAdmin(site.placer).queues().rows
+        states = QueueAdmin(site.placer).answer_queues().rows
         assert sum(row.waiting_gpus for row in states) == pytest.approx(milli / 1000)
         assert sum(row.waiting for row in states) == fleet["queued_jobs"]
-        opened = site.placer.ledger.charges.opened().values()
+        opened = site.placer.ledger.charges.list_open_charges().values()
         held = sum(row.held.get("gpu", 0.0) for row in states)
         assert held == pytest.approx(sum(row.gpus for row in opened if row.leaf))
     running = sum(row["gpus"] for row in rows if row["state"] == "running" and row["job"] not in site.shares)

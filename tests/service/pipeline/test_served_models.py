@@ -1,13 +1,13 @@
 import msgspec
 import pytest
 
-from fleetcast.features.serving import EDGES, ServedInstance, served_instances
+from fleetcast.features.serving import EDGES, ServedInstance, list_served_instances
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.metrics import TTFT_EDGES_MS, find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.service.answers.served_models import TimeToFirstToken
-from fleetcast.service.pipeline.served_models import make_served_document, make_served_page, quantile
+from fleetcast.service.pipeline.served_models import interpolate_quantile, make_served_document, make_served_page
 
 SERVED = EntityKind.SERVED_MODEL
 NOW_MS = 1_760_000_000_000
@@ -40,19 +40,19 @@ def test_rates_and_gauges_of_an_instance_come_from_its_rings() -> None:
             EDGES[0]: 7.5 * step,
         }
         rows = [(find_metric_row(SERVED, name), row, time_ms, value) for name, value in told.items()]
-        store.write(SampleBatch.of(SERVED, rows), time_ms)
-    (found,) = served_instances(store, time_ms + 1000)
+        store.write(SampleBatch.from_rows(SERVED, rows), time_ms)
+    (found,) = list_served_instances(store, time_ms + 1000)
     assert (found.pool, found.model, found.instance, found.age_s) == ("chat", "meta/llama", "10.0.0.7:8000", 1.0)
     assert (found.requests_running, found.kv_cache_used, found.requests_waiting) == (4.0, 0.5, None)
     assert found.generated_tokens == pytest.approx(100.0)
     assert found.ttft_requests == pytest.approx(1.0)
     assert found.ttft_le[0] == pytest.approx(0.5)
-    assert served_instances(store, time_ms + 700_000) == [], "silent for more than ten minutes"
+    assert list_served_instances(store, time_ms + 700_000) == [], "silent for more than ten minutes"
 
 
 def test_a_store_without_served_models_makes_no_ring_for_them() -> None:
     store = WindowStore(Entities())
-    assert served_instances(store, NOW_MS) == []
+    assert list_served_instances(store, NOW_MS) == []
     assert SERVED not in store.rings
 
 
@@ -84,9 +84,9 @@ def test_the_time_to_first_token_is_that_of_all_requests() -> None:
 
 
 def test_a_quantile_needs_requests() -> None:
-    assert quantile([0.1], [0.0], 0.0) is None
-    assert quantile([], [], 1.0) is None
-    assert quantile([0.1, 1.0], [4.0, 4.0], 4.0) == 0.1
+    assert interpolate_quantile([0.1], [0.0], 0.0) is None
+    assert interpolate_quantile([], [], 1.0) is None
+    assert interpolate_quantile([0.1, 1.0], [4.0, 4.0], 4.0) == 0.1
 
 
 def test_metrics_say_the_same() -> None:

@@ -6,7 +6,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.service.pipeline import site_metrics
 from fleetcast.service.pipeline.fleet_metrics import QUEUES_SHOWN
-from fleetcast.service.pipeline.gpu_states import gpu_states
+from fleetcast.service.pipeline.gpu_states import compute_gpu_states
 from fleetcast.service.pipeline.site_metrics import make_site_page
 from fleetcast.service.pipeline.tick import Tick
 from tests.service.pipeline.test_fleet_metrics import NOW_MS, Crowd, make_tick, of, series
@@ -72,5 +72,5 @@ def test_the_series_stay_bounded() -> None:
     nodes = [NodeSpec(f"n{number}", 8, f"m{number}") for number in range(200)]
     fleet = make_tick(Crowd(nodes=200, jobs=0)).fleet
     gpus = of(series(make_site_page(tick_of(NOW_MS, Topology.build(nodes), fleet))), "pool_gpus", "gpu_model", "state")
-    assert len(gpus) == len(gpu_states(make_tick(crowd))) * (site_metrics.KINDS_SHOWN + 1)
+    assert len(gpus) == len(compute_gpu_states(make_tick(crowd))) * (site_metrics.KINDS_SHOWN + 1)
     assert gpus["other", "free"] == 8 * (200 - site_metrics.KINDS_SHOWN)

@@ -33,11 +33,11 @@ class Service:
         self.registry = Registry(self.config.models_folder, self.clock)
         topology = Topology.build([NodeSpec("n1", 8), NodeSpec("n2", 8)])
         self.pipeline = Pipeline(self.config, self.clock, topology, lambda _: [MemorySource([])])
-        power, gpu = find_metric_row(EntityKind.GPU, "power_w"), self.pipeline.state.entities.of_node
-        heard = SampleBatch.of(
+        power, gpu = find_metric_row(EntityKind.GPU, "power_w"), self.pipeline.state.entities.add_to_node
+        heard = SampleBatch.from_rows(
             EntityKind.GPU, [(power, gpu(EntityKind.GPU, name, 0), NOW_MS, 90.0) for name in topology.names]
         )
-        self.pipeline.take(Batch((heard,)))
+        self.pipeline.apply_batch(Batch((heard,)))
 
     def promote(self, kind: str, fit: SiteFit | CoRunFit) -> str:
         gate = GateVerdict(True, "20 % below what served", "log_loss", "shipped", 0.8, 1.0, 500)
@@ -104,5 +104,5 @@ def test_a_damaged_version_is_not_shown_as_the_one_that_serves(
 ) -> None:
     service.promote(kind, fit)
     damaged = service.promote(kind, fit)
-    (service.registry.path(kind, damaged) / file).write_text("{}")
+    (service.registry.find_folder(kind, damaged) / file).write_text("{}")
     assert service.rows()[kind]["version"] == "0001"

@@ -21,7 +21,7 @@ PAUSED = {**IDLE, "DCGM_FI_DEV_FB_USED": 0}
 def demand(world: BareWorld, target: Target) -> float:
     state = world.pipeline.state
     world.pipeline.capabilities[DemandForecasts].record_ticks(state)
-    return float(state.demand.series("all", target, world.clock.now_ms(), 60, 1)[-1])
+    return float(state.demand.read_series("all", target, world.clock.now_ms(), 60, 1)[-1])
 
 
 def alternate(world: BareWorld, ticks: int, **busy: bytes) -> tuple[set[int], set[int], set[float]]:
@@ -50,7 +50,7 @@ def test_the_use_of_gpus_counts_those_that_the_map_shows(tmp_path: Path) -> None
     world.run(30, n1=busy)
     take(world, step(world, 1, node="n1"))
     world.run(60, n1=busy)
-    asyncio.run(world.pipeline.capabilities[Fingerprints].renew(world.pipeline.state))
+    asyncio.run(world.pipeline.capabilities[Fingerprints].run_pass(world.pipeline.state))
     board = world.run(15, n1=busy)
     assert [row["gpus"] for row in board.json("doc.utilisation")] == [8]
 

@@ -34,7 +34,7 @@ class SlurmWorld(BareWorld):
 
     def poll(self) -> None:
         state = self.source._state.copy()
-        self.pipeline.take(asyncio.run(self.source._poll(state)))
+        self.pipeline.apply_batch(asyncio.run(self.source._poll(state)))
         self.source._state = state
 
     def look(self, **pages: bytes) -> Board:
@@ -105,7 +105,7 @@ def test_an_address_that_two_nodes_have_joins_nothing(tmp_path: Path) -> None:
     world = SlurmWorld(tmp_path, queue(), nodes(*rows))
     world.look()
     names = world.pipeline.state.entities[EntityKind.NODE]
-    assert [names.machine(name) for name in ("localhost", "127.0.0.1", "n1")] == ["localhost", "127.0.0.1", "n1"]
+    assert [names.resolve_name(name) for name in ("localhost", "127.0.0.1", "n1")] == ["localhost", "127.0.0.1", "n1"]
 
 
 def test_a_file_of_the_topology_and_the_boards_of_an_exporter_win(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_damaged_co_runs_begin_anew_and_all_else_stays(
     harm(tmp_path / "3" / "co_runs.arrays", damage)
     kept = restored(tmp_path)
     assert sorted(row.job for row in kept.state.jobs) == ["a", "b", "c"]
-    assert kept.parts[CoRuns].found == {}
+    assert kept.parts[CoRuns].newest_co_runs == {}
     assert "co_runs of snapshot 3 cannot be used" in caplog.text
 
 
@@ -209,7 +209,7 @@ def test_jobs_at_rest_come_back_at_rest(tmp_path: Path) -> None:
     snapshot, kept = Snapshot(tmp_path), with_jobs(tmp_path, "old", "new")
     save(snapshot, kept)
     kept.state.apply(Batch(events=(Finished(job="old", sequence=2, time_ms=NOW_MS + 1),)), NOW_MS)
-    kept.state.jobs.rest(NOW_MS + HOUR_MS)
+    kept.state.jobs.pack_old_jobs(NOW_MS + HOUR_MS)
     save(snapshot, kept)
     again = restored(tmp_path).state.jobs
     assert list(again.resting) == ["old"]

@@ -10,7 +10,7 @@ from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.source import Batch
 from fleetcast.service.config import LimitsConfig
-from fleetcast.service.pipeline.state import MAX_REASONS, FleetState, align
+from fleetcast.service.pipeline.state import MAX_REASONS, FleetState, align_topology
 
 POWER = find_metric_row(EntityKind.GPU, "power_w")
 MINUTE = 60_000
@@ -22,8 +22,8 @@ def empty_state(nodes: list[NodeSpec] | None = None, limits: LimitsConfig | None
 
 
 def power(state: FleetState, node: str, gpu: int, time_ms: int, watts: float = 500.0) -> Batch:
-    row = state.entities.of_node(EntityKind.GPU, node, gpu)
-    return Batch(samples=(SampleBatch.of(EntityKind.GPU, [(POWER, row, time_ms, watts)]),))
+    row = state.entities.add_to_node(EntityKind.GPU, node, gpu)
+    return Batch(samples=(SampleBatch.from_rows(EntityKind.GPU, [(POWER, row, time_ms, watts)]),))
 
 
 def test_a_host_that_no_topology_names_becomes_an_unplaced_node_with_its_gpus() -> None:
@@ -34,7 +34,7 @@ def test_a_host_that_no_topology_names_becomes_an_unplaced_node_with_its_gpus() 
     assert state.topology.placed.tolist() == [True, False]
     assert state.topology.gpus.tolist() == [2, 4]
     assert state.topology.nodes[1].gpu_model == "L40S"
-    assert state.gpu_rows().tolist() == [[-1, -1, -1, -1], [-1, -1, -1, 0]]
+    assert state.find_gpu_rows().tolist() == [[-1, -1, -1, -1], [-1, -1, -1, 0]]
 
 
 def test_a_refresh_without_news_keeps_the_generation() -> None:
@@ -95,7 +95,7 @@ def test_the_topology_follows_the_order_of_rows_that_a_snapshot_fixed() -> None:
     entities = Entities()
     entities.node("z")
     entities.node("gone")
-    aligned = align(Topology.build([NodeSpec("a", gpus=1), NodeSpec("z", gpus=2)]), entities)
+    aligned = align_topology(Topology.build([NodeSpec("a", gpus=1), NodeSpec("z", gpus=2)]), entities)
     assert aligned.names == ("z", "gone", "a")
     assert aligned.placed.tolist() == [True, False, True]
     assert np.array_equal(aligned.gpus, [2, 0, 1])
@@ -165,7 +165,7 @@ def test_an_attempt_whose_end_was_never_told_leaves_the_demand_when_the_next_sta
         )
     ]
     state.apply(Batch(events=tuple(events)), 3 * MINUTE)
-    assert state.demand.series("all", "running", 3 * MINUTE, 60, 1).tolist() == [8.0]
+    assert state.demand.read_series("all", "running", 3 * MINUTE, 60, 1).tolist() == [8.0]
 
 
 def test_what_was_told_does_not_change_when_more_is_told() -> None:
@@ -176,12 +176,12 @@ def test_what_was_told_does_not_change_when_more_is_told() -> None:
 
     tell(Started(job="j", sequence=0, time_ms=MINUTE, nodes=("n1",)), Submitted(job="k", sequence=0, time_ms=MINUTE))
     tell(nodes=(NodeEvent(node="n1", source="a", sequence=1, time_ms=MINUTE, type="drain"),))
-    first, again = state.event_view(0), state.event_view(0)
+    first, again = state.copy_events(0), state.copy_events(0)
     tell(Step(job="j", sequence=1, time_ms=MINUTE, step=1, duration_s=1.0))
     tell(Started(job="k", sequence=1, time_ms=MINUTE, nodes=("n1",)))
     tell(Started(job="j", attempt=2, sequence=0, time_ms=MINUTE, nodes=("n1",)))
     tell(nodes=(NodeEvent(node="n1", source="a", sequence=2, time_ms=MINUTE + 1, type="undrain"),))
-    later = state.event_view(0)
+    later = state.copy_events(0)
     assert [row.job for row in first.running + first.queued] == ["j", "k"]
     assert first.running[0].steps == []
     assert first.nodes["n1"].drained

@@ -12,7 +12,7 @@ from fleetcast.fleet import failpoints
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.ingest.inbox.segments import KEEP_LOCK
 from fleetcast.service.config import Config
-from fleetcast.service.state_backup import BackupError, back_up_state, restore, verify_backup
+from fleetcast.service.state_backup import BackupError, back_up_state, restore_state, verify_backup
 from fleetcast.service.state_parts import read_state_parts
 from tests.service.pipeline.test_lost_parts import NODES, Site, state
 
@@ -25,7 +25,10 @@ def site(tmp_path: Path) -> Iterator[Site]:
 
 
 class Writes:
-    """Writes to a site at each step of a backup. `acknowledged`: replies and jobs before the backup's moment."""
+    """Writes to a site at each step of a backup.
+
+    `acknowledged`: replies and jobs before the backup's moment.
+    """
 
     def __init__(self, site: Site, until: str = "ledger") -> None:
         self.site, self.until, self.number, self.open = site, until, 0, True
@@ -57,7 +60,7 @@ def test_a_site_that_is_restored_from_a_backup_made_while_it_wrote_goes_on(site:
     shutil.rmtree(site.folder)
 
     fresh = Config(state=str(tmp_path / "new"))
-    assert restore(fresh, tmp_path / "copy", lambda _: None) == manifest
+    assert restore_state(fresh, tmp_path / "copy", lambda _: None) == manifest
     assert "whole" in state("show", folder=fresh.folder)
     copy = Site(fresh.folder, site.clock.now_ms())
     try:
@@ -84,8 +87,8 @@ def test_a_tar_file_is_a_backup_too(site: Site, tmp_path: Path, name: str) -> No
     manifest = back_up_state(site.config, tmp_path / name, lambda _: None)
     assert verify_backup(site.config, tmp_path / name, tmp_path / "scratch", lambda _: None) == manifest
     fresh = Config(state=str(tmp_path / "new"))
-    restore(fresh, tmp_path / name, lambda _: None)
-    assert read_state_parts(fresh).identity() == manifest.identity == read_state_parts(site.config).identity()
+    restore_state(fresh, tmp_path / name, lambda _: None)
+    assert read_state_parts(fresh).find_identity() == manifest.identity == read_state_parts(site.config).find_identity()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["b.tar" + name[5:], "new", "scratch", "site"]
 
 
@@ -102,12 +105,12 @@ def test_every_file_is_checked_when_a_backup_is_verified(site: Site, tmp_path: P
         path.write_bytes(kept)
     (copy / "state" / "more").write_text("x")
     with pytest.raises(BackupError, match="more was added"):
-        restore(Config(state=str(tmp_path / "new")), copy, lambda _: None)
+        restore_state(Config(state=str(tmp_path / "new")), copy, lambda _: None)
     assert not (tmp_path / "new").exists()
     (copy / "state" / "more").unlink()
     (copy / "state" / manifest.files[0].path).unlink()
     with pytest.raises(BackupError, match="is gone"):
-        restore(Config(state=str(tmp_path / "new")), copy, lambda _: None)
+        restore_state(Config(state=str(tmp_path / "new")), copy, lambda _: None)
 
 
 def test_a_backup_is_whole_or_absent(site: Site, tmp_path: Path) -> None:
@@ -122,12 +125,12 @@ def test_a_backup_is_whole_or_absent(site: Site, tmp_path: Path) -> None:
                 raise OSError(28, "No space left on device")
             return failpoints.KEEP_ALL
 
-        failpoints.arm(fail)
+        failpoints.set_hook(fail)
         try:
             with pytest.raises(OSError, match="No space"):
                 back_up_state(site.config, tmp_path / "copy", lambda _: None)
         finally:
-            failpoints.arm(None)
+            failpoints.set_hook(None)
         assert [path.name for path in tmp_path.iterdir()] == ["site"]
 
 
@@ -138,13 +141,13 @@ def test_bad_places_are_refused_with_the_fix(site: Site, tmp_path: Path) -> None
         with pytest.raises(ConfigError, match=why):
             back_up_state(site.config, tmp_path / to, lambda _: None)
     with pytest.raises(BackupError, match="is no backup"):
-        restore(Config(state=str(tmp_path / "new")), tmp_path / "there", lambda _: None)
+        restore_state(Config(state=str(tmp_path / "new")), tmp_path / "there", lambda _: None)
     back_up_state(site.config, tmp_path / "copy", lambda _: None)
     with pytest.raises(ConfigError, match="not empty"):
-        restore(site.config, tmp_path / "copy", lambda _: None)
+        restore_state(site.config, tmp_path / "copy", lambda _: None)
     (tmp_path / "bad.tar").write_bytes(b"no tar")
     with pytest.raises(BackupError, match="cannot be unpacked"):
-        restore(Config(state=str(tmp_path / "new")), tmp_path / "bad.tar", lambda _: None)
+        restore_state(Config(state=str(tmp_path / "new")), tmp_path / "bad.tar", lambda _: None)
 
 
 def test_a_state_in_doubt_is_not_backed_up(site: Site, tmp_path: Path) -> None:
@@ -173,7 +176,7 @@ def test_the_commands_say_what_they_did(site: Site, tmp_path: Path) -> None:
     words = ["state", "backup", str(tmp_path / "b"), "--state", str(site.folder)]
     made = runner.invoke(app, words)
     assert made.exit_code == 0, made.output
-    assert f"state {read_state_parts(site.config).identity()}; head of the audit: line " in made.output
+    assert f"state {read_state_parts(site.config).find_identity()}; head of the audit: line " in made.output
     assert runner.invoke(app, ["state", "verify", str(tmp_path / "b")]).exit_code == 0
     again = runner.invoke(app, words)
     assert again.exit_code != 0

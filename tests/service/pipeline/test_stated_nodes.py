@@ -35,14 +35,16 @@ class KubernetesWorld(BareWorld):
         self.source = KubernetesSource(Entities(), ManualClock(0), {}, server=SmallKubernetes())
         super().__init__(folder, sources=[self.source], **more)
         self.source._clock = self.clock
-        self.source.take([Listing(name, (), "1") for name in KINDS])
+        self.source.fold_messages([Listing(name, (), "1") for name in KINDS])
         self.put(*nodes)
 
     def put(self, *nodes: dict[str, Any], kind: str = "ADDED", name: str = "nodes") -> Batch:
-        decode = {row.name: row.decode for row in self.source.collections()}[name]
+        decode = {row.name: row.decode for row in self.source.list_collections()}[name]
         rows = [{**node, "metadata": {"uid": "u", "resourceVersion": "2", **node["metadata"]}} for node in nodes]
-        batch = self.source.take([Changes(name, tuple((kind, decode(json.dumps(row).encode())) for row in rows), "2")])
-        self.pipeline.take(batch)
+        batch = self.source.fold_messages(
+            [Changes(name, tuple((kind, decode(json.dumps(row).encode())) for row in rows), "2")]
+        )
+        self.pipeline.apply_batch(batch)
         return batch
 
 
@@ -193,7 +195,11 @@ def test_a_name_that_two_nodes_have_stands_for_neither(tmp_path: Path) -> None:
     world = KubernetesWorld(tmp_path, addressed("a", 4, same), addressed("b", 4, same, ("Hostname", "localhost")))
     world.tick()
     table = world.pipeline.state.entities[EntityKind.NODE]
-    assert (table.machine("worker"), table.machine("localhost"), table.machine("a")) == ("worker", "localhost", "a")
+    assert (table.resolve_name("worker"), table.resolve_name("localhost"), table.resolve_name("a")) == (
+        "worker",
+        "localhost",
+        "a",
+    )
 
 
 def test_an_exporter_that_reports_under_its_pod_is_on_the_pods_node(tmp_path: Path) -> None:
@@ -218,7 +224,9 @@ def test_a_slurm_node_in_a_pod_is_the_node_that_the_pod_is_on(tmp_path: Path) ->
     world.put({"metadata": about, "spec": spec, "status": {"phase": "Running"}}, name="pods")
     world.tick()
     started = Started(job="208", sequence=3, time_ms=NOW_MS, ranks=(RankPlacement(0, "worker-0", (0, 1)),))
-    world.pipeline.take(Batch(events=(Submitted(job="208", sequence=1, time_ms=NOW_MS, gpus_per_node=2), started)))
+    world.pipeline.apply_batch(
+        Batch(events=(Submitted(job="208", sequence=1, time_ms=NOW_MS, gpus_per_node=2), started))
+    )
     board = world.tick()
     assert [gpu["job"] for gpu in board.json("doc.fleet")["nodes"][0]["gpus"]] == ["208", "208", None, None]
     assert [row.hosts for row in world.pipeline.state.jobs.running()] == [("computeinstance-1",)]
@@ -314,7 +322,7 @@ def test_gpus_of_a_gang_that_is_not_whole_are_held_once_when_its_training_loop_r
     world.put(running(pod("train", 0), "a"), pod("train", 1), name="pods")
     assert world.tick().json("doc.fleet")["gpus"]["free"] == 4
     phase = Phase(job="ml/train", sequence=10**15, time_ms=world.clock.now_ms(), name="loading", rank=0, node="a")
-    world.pipeline.take(Batch(events=(phase,)))
+    world.pipeline.apply_batch(Batch(events=(phase,)))
     assert world.tick().json("doc.fleet")["gpus"]["free"] == 4
 
 

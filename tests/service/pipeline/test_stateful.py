@@ -83,10 +83,10 @@ def test_a_part_that_was_added_to_the_list_outlives_the_process(folder: Path) ->
 def test_a_part_that_was_added_to_the_list_moves_with_a_clock_that_is_set_back(folder: Path) -> None:
     clock, kept = ManualClock(NOW_MS), restored(folder)
     rows = [(find_metric_row(EntityKind.NODE, "scrape_up"), 0, NOW_MS, 1.0)]
-    kept.state.apply(Batch(samples=(SampleBatch.of(EntityKind.NODE, rows),)), NOW_MS)
+    kept.state.apply(Batch(samples=(SampleBatch.from_rows(EntityKind.NODE, rows),)), NOW_MS)
     time = PipelineClock(clock, kept, 15_000, asyncio.Event())
     clock.time_ms -= 3_600_000
-    time.now_ms()
+    time.check_clock_ms()
     time.shift_part_times()
     assert kept.parts[Sightings].seen_ms == {1: NOW_MS - 3_600_000, 2: NOW_MS - 3_600_000}
 

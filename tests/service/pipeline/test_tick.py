@@ -9,7 +9,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.models.risk.score import ScoredFleet
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
-from fleetcast.service.pipeline.documents import STATES, state_codes
+from fleetcast.service.pipeline.documents import STATES, compute_state_codes
 from tests.service.ticks import GPUS, tick_of
 
 NOW_MS = 1_789_000_000_000
@@ -37,7 +37,7 @@ UP, AWAY, NEVER = 1.0, 0.0, np.nan
 def test_events_come_before_flags_and_these_before_silence(
     said: NodeState, flagged: bool, up: float, state: str
 ) -> None:
-    (code,) = state_codes(np.array([said], np.int8), np.array([flagged]), np.array([up])).tolist()
+    (code,) = compute_state_codes(np.array([said], np.int8), np.array([flagged]), np.array([up])).tolist()
     assert STATES[code] == state
 
 
@@ -59,7 +59,7 @@ def test_states_and_gpus_are_worked_out_once_for_all_readers() -> None:
     assert tick.node_state.tolist() == [NodeState.IN_SERVICE, NodeState.DRAINED, NodeState.IN_SERVICE]
     assert tick.states == ["unknown", "drained", "unknown"]
     assert tick.held.nonzero()[0].tolist() == [0, 0]
-    assert tick.exists.sum(axis=1).tolist() == [4, GPUS, GPUS]
-    assert tick.usable.tolist() == tick.exists.tolist()  # none has vanished from a page
+    assert tick.gpu_exists.sum(axis=1).tolist() == [4, GPUS, GPUS]
+    assert tick.usable.tolist() == tick.gpu_exists.tolist()  # none has vanished from a page
     for name in ("rows", "node_state", "flagged", "state_codes", "states", "occupancy", "held", "exists", "usable"):
         assert getattr(tick, name) is getattr(tick, name), name

@@ -20,14 +20,14 @@ from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS, RiskScores
 from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline.fleet_metrics import make_fleet_page
 from fleetcast.service.pipeline.gpu_times import GpuTimes
-from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.jobs.isolation import make_isolation_sections
 from fleetcast.service.pipeline.node_past import NodePasts
-from fleetcast.service.pipeline.publish import encode, encode_job_details, job_rows, make_score_sections
+from fleetcast.service.pipeline.publish import encode, encode_job_details, make_job_rows, make_score_sections
 from fleetcast.service.pipeline.run_times.record import IssuedRunTime
 from fleetcast.service.pipeline.site_metrics import make_site_page
 from fleetcast.service.pipeline.tick import Tick
-from fleetcast.service.pipeline.tick_memory import AttemptRows, TickMemory
+from fleetcast.service.pipeline.tick_memory import AttemptRows, TickCache
 from tests.fuzz.bounds import examples
 from tests.service.ticks import tick_of
 
@@ -114,7 +114,7 @@ def plain(sections: Iterable[Section]) -> dict[str, object]:
 
 def played(ticks) -> Iterator[tuple[Tick, Tick]]:
     """Yield each tick of a history twice: with what the ticks before it remember, and without any memory."""
-    table, memory, placements = JobTable(), TickMemory(), RunningPlaces(())
+    table, memory, placements = JobTable(), TickCache(), RunningPlaces(())
     copies: dict[tuple[str, int], JobAttempt] = {}
     forecasts = {left_s: issued(left_s) for left_s in (600.0, 900.0)}
     for sequence, (kind, job, nodes, topology, is_slow, left_s) in enumerate(ticks):
@@ -125,14 +125,14 @@ def played(ticks) -> Iterator[tuple[Tick, Tick]]:
         for row in table.attempts.values():
             copies.setdefault((row.job, row.attempt), row.copy())
         views = [copies[row.job, row.attempt] for row in table.running()]
-        placements = RunningPlaces.of(views, placements)
+        placements = RunningPlaces.from_running(views, placements)
         fleet = ScoredFleet(RISK, {"x": {"slow": is_slow, "cause": "unknown", "culprit": NOBODY}})
         queued = [copies[row.job, row.attempt] for row in table.queued()]
         ended = [row for row in copies.values() if row.over_ms is not None]
         tick = tick_of(now_ms, TOPOLOGIES[topology], fleet, running=views, queued=queued, ended=ended)
         tick = replace(tick, run_times={("x", table.latest.get("x", 1)): forecasts[left_s]} if left_s else {})
         remembered = replace(tick.events, remembered=placements)
-        yield replace(tick, events=remembered, memory=memory), replace(tick, memory=TickMemory())
+        yield replace(tick, events=remembered, memory=memory), replace(tick, memory=TickCache())
 
 
 @given(TICKS)
@@ -146,7 +146,10 @@ def test_a_tick_that_remembers_publishes_what_one_without_memory_does(ticks) -> 
 @examples(100)
 def test_capabilities_publish_the_same_whether_placements_are_remembered_or_not(ticks) -> None:
     co_runs, same_co_runs = CoRuns(), CoRuns()
-    pairs = [(Sharing(co_runs), Sharing(same_co_runs)), *((make(), make()) for make in (NodePasts, GpuTimes))]
+    pairs = [
+        (InterferenceLearner(co_runs), InterferenceLearner(same_co_runs)),
+        *((make(), make()) for make in (NodePasts, GpuTimes)),
+    ]
     for remembering, other in played(ticks):
         for capability, same in pairs:
             assert plain(capability.sections(remembering)) == plain(same.sections(other))
@@ -163,32 +166,32 @@ def test_rows_are_made_again_only_for_attempts_with_news() -> None:
 
     rows, topology, forecast = AttemptRows[str](), object(), object()
     x, y = JobAttempt("x", 1), JobAttempt("y", 1)
-    assert rows.of([x, y], make, (topology,)) == ["row of x", "row of y"]
-    assert rows.of([y, x], make, (topology,)) == ["row of y", "row of x"]
+    assert rows.get_rows([x, y], make, (topology,)) == ["row of x", "row of y"]
+    assert rows.get_rows([y, x], make, (topology,)) == ["row of y", "row of x"]
     assert made == ["x", "y"]
-    rows.of([x.copy(), y], make, (topology,))
+    rows.get_rows([x.copy(), y], make, (topology,))
     assert made == ["x", "y", "x"]
-    rows.of([y], make, (topology,), {("y", 1): forecast})
+    rows.get_rows([y], make, (topology,), {("y", 1): forecast})
     assert made == ["x", "y", "x", "y"]
-    rows.of([y], make, (object(),), {("y", 1): forecast})
+    rows.get_rows([y], make, (object(),), {("y", 1): forecast})
     assert made == ["x", "y", "x", "y", "y"]
 
 
 def test_a_result_is_recalled_until_an_object_that_it_depends_on_is_another_one() -> None:
-    memory, topology, placements = TickMemory(), object(), object()
-    first = memory.recall("holders", (topology, placements), lambda: msgspec.Raw(b"1"))
-    assert memory.recall("holders", (topology, placements), lambda: msgspec.Raw(b"2")) is first
-    assert bytes(memory.recall("holders", (topology, object()), lambda: msgspec.Raw(b"2"))) == b"2"
+    memory, topology, placements = TickCache(), object(), object()
+    first = memory.get_or_make("holders", (topology, placements), lambda: msgspec.Raw(b"1"))
+    assert memory.get_or_make("holders", (topology, placements), lambda: msgspec.Raw(b"2")) is first
+    assert bytes(memory.get_or_make("holders", (topology, object()), lambda: msgspec.Raw(b"2"))) == b"2"
 
 
 def test_the_rows_of_jobs_follow_the_clock_though_nothing_was_received() -> None:
-    table, memory = JobTable(), TickMemory()
+    table, memory = JobTable(), TickCache()
     apply(table, "start", "x", ["a"], 0, T0)
     views = table.running()
     placements = RunningPlaces(views)
     for now_ms, left_s in ((T0 + 60_000, 540.0), (T0 + 120_000, 480.0)):
         tick = tick_of(now_ms, TOPOLOGIES[0], ScoredFleet(RISK, {}), running=views)
         events = replace(tick.events, remembered=placements)
-        (row,) = job_rows(replace(tick, events=events, run_times={("x", 1): issued(600.0)}, memory=memory))
+        (row,) = make_job_rows(replace(tick, events=events, run_times={("x", 1): issued(600.0)}, memory=memory))
         assert row.remaining_s is not None
         assert row.remaining_s.p50 == left_s

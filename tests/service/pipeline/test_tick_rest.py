@@ -22,12 +22,12 @@ UP = find_metric_row(EntityKind.NODE, "scrape_up")
 
 
 def heard(entities: Entities, *nodes: str, time_ms: int = 1) -> SampleBatch:
-    return SampleBatch.of(EntityKind.NODE, [(UP, entities.node(node), time_ms, 1.0) for node in nodes])
+    return SampleBatch.from_rows(EntityKind.NODE, [(UP, entities.node(node), time_ms, 1.0) for node in nodes])
 
 
 def power(entities: Entities, node: str) -> SampleBatch:
     row = find_metric_row(EntityKind.GPU, "power_w")
-    return SampleBatch.of(EntityKind.GPU, [(row, entities.of_node(EntityKind.GPU, node, 0), 1, 400.0)])
+    return SampleBatch.from_rows(EntityKind.GPU, [(row, entities.add_to_node(EntityKind.GPU, node, 0), 1, 400.0)])
 
 
 def test_the_first_samples_of_a_node_wake_the_tick_and_later_ones_do_not(tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_the_first_samples_of_a_node_wake_the_tick_and_later_ones_do_not(tmp_pat
                         await asyncio.sleep(0.01)
                 while not pipeline._rest._may_wake:
                     await asyncio.sleep(0.01)
-            pipeline.take(Batch(samples=(heard(pipeline.state.entities, "n1", "n2", time_ms=now_ms + 9),)))
+            pipeline.apply_batch(Batch(samples=(heard(pipeline.state.entities, "n1", "n2", time_ms=now_ms + 9),)))
             ticks = [pipeline.metrics.ticks, int(pipeline._wake.is_set())]
         finally:
             work.cancel()
@@ -65,10 +65,10 @@ def test_samples_of_devices_are_those_of_their_nodes() -> None:
     entities, wake = Entities(), asyncio.Event()
     nodes = TickRest(entities, wake)
     nodes.enable_new_node_wake()
-    nodes.record([power(entities, "n1")])
+    nodes.record_samples([power(entities, "n1")])
     assert wake.is_set()
     wake.clear()
-    nodes.record([heard(entities, "n1")])
+    nodes.record_samples([heard(entities, "n1")])
     assert not wake.is_set()
 
 
@@ -95,6 +95,6 @@ def test_the_tick_wakes_for_a_node_that_is_new_since_it_began_once_it_has_rested
             new = set(step) - known
             known |= new
             waiting |= new
-            nodes.record([heard(entities, *step)])
+            nodes.record_samples([heard(entities, *step)])
             assert wake.is_set() <= (rested and bool(waiting))
             assert wake.is_set() or not (rested and new)

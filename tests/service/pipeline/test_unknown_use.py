@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fleetcast.features.frame import FeatureFrame
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.service.pipeline.unknown_use import UnknownUse, at_work
+from fleetcast.service.pipeline.unknown_use import UnknownUse, classify_work
 
 NAMES = ("gpu_util", "sm_active", "fb_used_bytes", "power_w", "age_s")
 NODES = ("a",)
@@ -26,7 +26,7 @@ def frame(*gpus: tuple[float, ...], age_s: float = 0.0) -> FeatureFrame:
 def play(use: UnknownUse, *ticks: tuple[float, tuple[float, ...], NDArray[np.bool_]]) -> list[bool]:
     """The verdict on the first GPU after each tick: (seconds, its reading, held)."""
     return [
-        bool(use.update(NODES, frame(reading, IDLE), ROWS, held, round(at_s * 1000))[0, 0])
+        bool(use.update_verdicts(NODES, frame(reading, IDLE), ROWS, held, round(at_s * 1000))[0, 0])
         for at_s, reading, held in ticks
     ]
 
@@ -37,12 +37,12 @@ def play(use: UnknownUse, *ticks: tuple[float, tuple[float, ...], NDArray[np.boo
     ids=["utilization", "SM activity", "memory", "power"],
 )
 def test_each_sign_of_work_counts_by_itself(reading: tuple[float, ...]) -> None:
-    assert at_work(frame(reading, IDLE), ROWS).tolist() == [[1, 0]]
+    assert classify_work(frame(reading, IDLE), ROWS).tolist() == [[1, 0]]
 
 
 def test_an_open_context_and_a_gpu_never_heard_are_no_work() -> None:
     context = (0.0, 0.0, 5.0e8, 120.0)
-    assert at_work(frame(context, NOTHING), np.array([[0, 1], [-1, 9]], np.int32)).tolist() == [[0, -1], [-1, -1]]
+    assert classify_work(frame(context, NOTHING), np.array([[0, 1], [-1, 9]], np.int32)).tolist() == [[0, -1], [-1, -1]]
 
 
 def test_a_gpu_at_work_when_first_heard_is_in_use_at_once() -> None:
@@ -69,7 +69,8 @@ def test_one_reading_decides_nothing_however_long_it_stands() -> None:
     use = UnknownUse()
     play(use, (0, IDLE, NOBODY))
     found = [
-        use.update(NODES, frame(BUSY, IDLE, age_s=at), ROWS, NOBODY, 20_000 + at * 1000)[0, 0] for at in (0, 60, 100)
+        use.update_verdicts(NODES, frame(BUSY, IDLE, age_s=at), ROWS, NOBODY, 20_000 + at * 1000)[0, 0]
+        for at in (0, 60, 100)
     ]
     assert found == [False, False, False]
 
@@ -104,7 +105,7 @@ def test_a_verdict_outlives_the_process_and_new_nodes() -> None:
     again.load(msgspec.msgpack.decode(msgspec.msgpack.encode(about)), arrays)
     assert again.dump()[0] == about, "what nobody has asked about yet is kept, too"
     rows, nobody = np.array([[-1, -1, -1], [0, 1, -1]], np.int32), np.zeros((2, 3), bool)
-    found = again.update(("new", "a"), frame(NOTHING, IDLE), rows, nobody, 5000)
+    found = again.update_verdicts(("new", "a"), frame(NOTHING, IDLE), rows, nobody, 5000)
     assert found.tolist() == [[False] * 3, [True, False, False]]
 
 
@@ -116,5 +117,5 @@ def test_a_damaged_verdict_is_refused() -> None:
 def test_a_clock_that_was_set_moves_what_is_under_way() -> None:
     use = UnknownUse()
     play(use, (0, IDLE, NOBODY), (15, BUSY, NOBODY))
-    use.move(100_000)
+    use.shift_times(100_000)
     assert play(use, (170, BUSY, NOBODY), (176, BUSY, NOBODY)) == [False, True]

@@ -61,7 +61,7 @@ def after_one_round(state: Path, *files: str) -> tuple[dict[str, Any], dict[str,
         pipeline = Pipeline(Config(state=str(state)), clock, Topology.build([]), sources)
         (source,) = pipeline.sources
         while sum(source.health()[0][key] for key in ("up", "down")) < len(files):
-            pipeline.take(await asyncio.wait_for(source.next(), 30.0))
+            pipeline.apply_batch(await asyncio.wait_for(source.next(), 30.0))
         await pipeline.tick()
         await source.close()
 

@@ -31,7 +31,7 @@ def uses_of(board: Board, row: int) -> list[str]:
 def withhold(site: Site, node: str, check: str, message: str) -> None:
     about = NodeEvent(node=node, source="slurm", sequence=1, time_ms=site.clock.now_ms(), type="withhold")
     event = msgspec.structs.replace(about, check=check, message=message)
-    site.pipeline.take(Batch(node_events=(event,)))
+    site.pipeline.apply_batch(Batch(node_events=(event,)))
 
 
 @pytest.fixture
@@ -75,9 +75,9 @@ def test_a_node_that_is_powered_down_is_out_of_service_and_no_window(tmp_path: P
 def test_a_drain_preview_names_the_window_that_keeps_the_node(site: Site) -> None:
     site.tick()
     cache = BoardCache(site.config.board, hold_s=0.0)
-    board = cache.board()
-    about = drain._pool(cache, board, 3, site.config.placer)
-    said = drain._sentence("n3", about, [], "", describe_window(board, "n3"))
+    board = cache.get_board()
+    about = drain._count_pool_gpus(cache, board, 3, site.config.placer)
+    said = drain._describe_effects("n3", about, [], "", describe_window(board, "n3"))
     assert said.startswith(f"Nothing runs here, and the node is {FANS}: draining n3 interrupts nobody")
     assert (about.gpus_free_here, about.gpus_free_now) == (0, 2 * GPUS)
 
@@ -92,7 +92,7 @@ def test_windows_end_when_the_placer_serves_another_file(site: Site) -> None:
 
 def test_windows_of_a_file_that_the_placer_withdraws_keep_nothing(site: Site) -> None:
     site.tick()
-    site.placer.queues.file.withdraw(site.clock.now_ms(), "a test")
+    site.placer.queues.file.withdraw_tree(site.clock.now_ms(), "a test")
     assert site.placer.queues.file.tree is None
     assert gpus_of(site.tick())["free"] == 4 * GPUS
 

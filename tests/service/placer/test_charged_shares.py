@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.fleet.events import Finished, Resized, Started, Submitted
-from fleetcast.fleet.held_gpus import held_milli
+from fleetcast.fleet.held_gpus import count_held_milli
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import RankPlacement
 from tests.fuzz.bounds import examples
@@ -204,7 +204,7 @@ def test_what_is_held_of_a_node_is_at_most_the_node(
     table = JobTable()
     ranks = tuple(RankPlacement(at, node, tuple(gpus), share) for at, (node, gpus, share) in enumerate(places))
     table.apply(Started(job="a", sequence=1, time_ms=NOW_MS, ranks=ranks))
-    held, unbounded = (held_milli(table.attempts["a", 1], told) for told in (counts, {}))
+    held, unbounded = (count_held_milli(table.attempts["a", 1], told) for told in (counts, {}))
     for node, milli in held.items():
         assert milli <= 1000 * counts[node] if counts.get(node) else milli == unbounded[node]
 

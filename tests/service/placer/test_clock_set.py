@@ -31,7 +31,11 @@ def test_shares_credits_and_charges_stay_whole_when_the_clock_is_set(tmp_path: P
             assert all(value is None or value >= 0 for name, value in row.items() if name.endswith("_gpu_s"))
     world.beat(1000, jobs={}, ended=[("a0", 1, world.clock.time_ms), ("b0", 1, world.clock.time_ms)])
     world.pass_()
-    closed = [charge for charge in world.service.ledger.charges.between(0, 2 * world.clock.time_ms) if charge.outcome]
+    closed = [
+        charge
+        for charge in world.service.ledger.charges.read_charges_between(0, 2 * world.clock.time_ms)
+        if charge.outcome
+    ]
     assert {charge.request_id for charge in closed} >= {"a0", "b0"}
     assert all(charge.ended_ms is not None and charge.ended_ms >= charge.held_ms for charge in closed)
     world.restart()

@@ -15,7 +15,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.fleet.requests import Decision
 from fleetcast.placement.ledger.chain import NO_HASH
 from fleetcast.placement.ledger.ledger import LedgerError
-from fleetcast.placement.ledger.verify import verify
+from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.service.config import Config, PlacerConfig
 from fleetcast.service.placer.http import MAX_BODY_BYTES
 from fleetcast.service.placer.role import log_audit_head_daily, open_service, serve
@@ -268,14 +268,14 @@ def test_the_audit_gives_the_head_of_its_chain_whatever_rows_are_asked_for(world
     for query in ("", "?request_id=a", "?after=2", "?limit=1"):
         head = world.ask("GET", f"/audit{query}").json()["head"]
         assert head == {"audit_id": 2, "hash": newest["hash"]}
-    assert verify(world.config.ledger, newest["hash"]).held == 2
+    assert verify_ledger(world.config.ledger, newest["hash"]).held == 2
 
 
 def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogCaptureFixture) -> None:
     class Days(ManualClock):
         async def sleep(self, fleet_s: float) -> None:
             assert fleet_s == 86_400
-            world.service.ledger.accept("a day went by", world.clock.now_ms(), "ada")
+            world.service.ledger.record_acceptance("a day went by", world.clock.now_ms(), "ada")
             if world.service.ledger.position == 2:
                 raise asyncio.CancelledError
 
@@ -284,7 +284,7 @@ def test_the_head_is_logged_now_and_once_a_day(world: World, caplog: pytest.LogC
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(log_audit_head_daily(world.service))
     heads = [record.getMessage() for record in caplog.records if "head" in record.getMessage()]
-    newest = world.service.ledger.audit(1, after=0)[0]["hash"]
+    newest = world.service.ledger.read_audit_trail(1, after=0)[0]["hash"]
     assert heads == [f"the audit trail's head: {line}" for line in (f"0:{NO_HASH}", f"1:{newest}")]
     assert "fleetcast_placer_audit_position 2.0" in world.ask("GET", "/metrics").text
 
@@ -302,7 +302,7 @@ def test_metrics_count_decisions_by_outcome(world: World) -> None:
 def test_a_ledger_that_is_damaged_while_it_is_open_is_told_and_nothing_is_promised(world: World) -> None:
     world.place("a")
     edit(world.config.ledger, "UPDATE intents SET ranks = replace(ranks, '0', '1')")
-    world.service.ledger._undo()  # as after a transaction that failed: what is kept in memory is read again
+    world.service.ledger._drop_cache()  # as after a transaction that failed: what is kept in memory is read again
     for answer in (world.ask("GET", "/healthz"), world.ask("POST", "/placements", {"request_id": "b"})):
         assert answer.status_code == 503
         assert "is damaged (the intent of request 'a' is not what was written" in answer.json()["detail"]
@@ -400,7 +400,7 @@ def test_a_waiting_attempt_that_was_started_elsewhere_leaves_the_queue(world: Wo
     world.board.jobs = {"train": [3]}
     world.board.publish()
     world.step()
-    assert world.service.ledger.queued() == []
+    assert world.service.ledger.list_queue_entries() == []
     assert "runs already" in world.ask("GET", "/placements/q").json()["sentence"]
 
 
@@ -427,7 +427,7 @@ def test_what_the_ledger_cannot_hold_is_refused_at_both_doors(world: World, body
         assert response.status_code == status
         assert response.json()["instance"] == "/v1" + door
     world.step()
-    assert world.service.ledger.queued() == []
+    assert world.service.ledger.list_queue_entries() == []
 
 
 def test_what_the_placer_tells_of_itself_is_as_of_now(world: World) -> None:

@@ -24,7 +24,7 @@ def world(tmp_path: Path) -> Any:
 
 def failing_tree(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let every pass fail whose tree has a queue of this name, as a fault that no check has found."""
-    order = QueueTree.priority_of
+    order = QueueTree.compute_priority
 
     def fail(self: QueueTree, request: Any) -> int:
         if name in self.row:
@@ -32,7 +32,7 @@ def failing_tree(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         return order(self, request)
 
     monkeypatch.setattr(queue_file, "try_tree", lambda tree: None)
-    monkeypatch.setattr(QueueTree, "priority_of", fail)
+    monkeypatch.setattr(QueueTree, "compute_priority", fail)
 
 
 def fill(world: QueueWorld) -> None:
@@ -80,15 +80,15 @@ def test_the_placer_starts_with_the_tree_before_when_the_file_is_bad(world: Queu
 
 def test_a_ledger_that_has_no_text_of_a_good_file_leaves_one_line(world: QueueWorld) -> None:
     with world.service.ledger.transaction():
-        world.service.ledger.remember(queues_text="")
+        world.service.ledger.record_marks(queues_text="")
     world.rewrite(HUGE)
     world.restart()
     fill(world)
     world.step()
     answer = world.ask("GET", "/queues")
     assert (answer["generation"], answer["rows"]) == ("", [])
-    assert "one line" in world.service.ledger.audit(50)[-1]["sentence"] or any(
-        "one line" in row["sentence"] for row in world.service.ledger.audit(50)
+    assert "one line" in world.service.ledger.read_audit_trail(50)[-1]["sentence"] or any(
+        "one line" in row["sentence"] for row in world.service.ledger.read_audit_trail(50)
     )
     assert world.order() == ["r1", "r2"]
 
@@ -157,7 +157,7 @@ def test_a_pass_that_fails_ends_nothing_and_says_so(world: QueueWorld, monkeypat
 
 def test_start_times_that_fail_end_nothing(world: QueueWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(world)
-    monkeypatch.setattr("fleetcast.service.placer.start_times.timelines", lambda *_: 1 / 0)
+    monkeypatch.setattr("fleetcast.service.placer.start_times.sample_timelines", lambda *_: 1 / 0)
 
     async def run() -> None:
         task = asyncio.create_task(world.starts.run())

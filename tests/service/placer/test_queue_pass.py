@@ -12,7 +12,7 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.placer.queue_pass import QueuePass
-from fleetcast.service.placer.view import with_intents
+from fleetcast.service.placer.view import add_intents
 from tests.service.placer_world import World
 
 NODE = {"gang": 1, "gpus_per_node": 8}
@@ -39,14 +39,14 @@ def placed_gpus(world: World) -> Counter[tuple[str, int]]:
 
 
 def queued(world: World) -> list[str]:
-    return [entry.request.request_id for entry in world.service.ledger.queued()]
+    return [entry.request.request_id for entry in world.service.ledger.list_queue_entries()]
 
 
 def test_what_somebody_took_meanwhile_is_not_handed_out_twice(world: World) -> None:
     enqueue(world, "x", "y")
     begun = world.service.backlog.begin_pass()
     assert begun is not None
-    thought = begun.think()
+    thought = begun.compute_plan()
     assert world.place("quick", **NODE)["outcome"] == "placed"
     assert world.service.backlog.end_pass(begun, thought) == (1, 1)
     assert max(placed_gpus(world).values()) == 1
@@ -58,7 +58,7 @@ def test_a_placement_is_dated_when_it_is_kept_and_not_when_its_pass_began(world:
     enqueue(world, "x")
     begun = world.service.backlog.begin_pass()
     assert begun is not None
-    thought = begun.think()
+    thought = begun.compute_plan()
     world.clock.advance(0.2)  # meanwhile another job was placed on these GPUs and cancelled
     assert world.service.backlog.end_pass(begun, thought) == (1, 0)
     (intent,) = world.service.ledger.list_active_intents()
@@ -67,7 +67,7 @@ def test_a_placement_is_dated_when_it_is_kept_and_not_when_its_pass_began(world:
 
 def test_a_plan_that_lost_is_made_again_at_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(world, "x")
-    think = QueuePass.think
+    think = QueuePass.compute_plan
 
     def rudely(self: QueuePass) -> Any:
         thought = think(self)
@@ -84,13 +84,13 @@ def test_a_plan_that_lost_is_made_again_at_once(world: World, monkeypatch: pytes
     async def work() -> None:
         nonlocal loop
         loop = asyncio.get_running_loop()
-        await world.worker.step()
+        await world.worker.run_due_pass()
         assert queued(world) == ["x"]
-        await world.worker.step()  # the period is not over, but the plan was lost
+        await world.worker.run_due_pass()  # the period is not over, but the plan was lost
 
     loop: asyncio.AbstractEventLoop
     taken = threading.Event()
-    monkeypatch.setattr(QueuePass, "think", rudely)
+    monkeypatch.setattr(QueuePass, "compute_plan", rudely)
     asyncio.run(work())
     assert queued(world) == []
     assert max(placed_gpus(world).values()) == 1
@@ -100,7 +100,7 @@ def test_a_request_that_was_withdrawn_meanwhile_is_not_placed(world: World) -> N
     enqueue(world, "x", "y")
     begun = world.service.backlog.begin_pass()
     assert begun is not None
-    thought = begun.think()
+    thought = begun.compute_plan()
     world.service.withdraw("x", "me")
     assert world.service.backlog.end_pass(begun, thought) == (1, 0)
     assert [intent.request_id for intent in world.service.ledger.list_active_intents()] == ["y"]
@@ -111,7 +111,7 @@ def test_a_node_that_became_risky_meanwhile_is_left_alone(world: World) -> None:
     enqueue(world, "x", "y")
     begun = world.service.backlog.begin_pass()
     assert begun is not None
-    thought = begun.think()
+    thought = begun.compute_plan()
     world.board.risk = {14: (0.9, "too hot")}
     world.board.publish()
     assert world.service.backlog.end_pass(begun, thought) == (1, 1)
@@ -122,7 +122,7 @@ def test_another_topology_makes_the_plan_anew(world: World) -> None:
     enqueue(world, "x")
     begun = world.service.backlog.begin_pass()
     assert begun is not None
-    thought = begun.think()
+    thought = begun.compute_plan()
     world.board.generation = 2
     world.board.publish()
     assert world.service.backlog.end_pass(begun, thought) == (0, 1)
@@ -131,7 +131,7 @@ def test_another_topology_makes_the_plan_anew(world: World) -> None:
 
 def test_requests_are_answered_while_a_pass_thinks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     enqueue(world, "x")
-    think, thinking, answered = QueuePass.think, threading.Event(), threading.Event()
+    think, thinking, answered = QueuePass.compute_plan, threading.Event(), threading.Event()
 
     def slowly(self: QueuePass) -> Any:
         thinking.set()
@@ -139,15 +139,15 @@ def test_requests_are_answered_while_a_pass_thinks(world: World, monkeypatch: py
         return think(self)
 
     async def work() -> None:
-        step = asyncio.ensure_future(world.worker.step())
+        step = asyncio.ensure_future(world.worker.run_due_pass())
         while not thinking.is_set():
             await asyncio.sleep(0.001)
         assert b'"placed"' in world.service.place(PlacementRequest(request_id="quick", **NODE), "me")
         answered.set()
         await step  # both wanted the same node
-        await world.worker.step()
+        await world.worker.run_due_pass()
 
-    monkeypatch.setattr(QueuePass, "think", slowly)
+    monkeypatch.setattr(QueuePass, "compute_plan", slowly)
     asyncio.run(work())
     assert queued(world) == []
     assert len(placed_gpus(world)) == 16
@@ -159,7 +159,7 @@ def test_a_view_with_one_more_promise_is_that_of_all_promises(world: World) -> N
     one_by_one = world.service.view.observed()
     base = world.service.view.without_promises
     assert base is not None
-    at_once = with_intents(base, world.service.ledger.list_active_intents())
+    at_once = add_intents(base, world.service.ledger.list_active_intents())
     assert np.array_equal(one_by_one.view.free, at_once.view.free)
     assert np.array_equal(one_by_one.view.holders, at_once.view.holders)
     assert np.array_equal(one_by_one.view.free_cpus, at_once.view.free_cpus)

@@ -165,7 +165,7 @@ def test_another_file_serves_when_it_is_good_and_the_old_one_when_it_is_not(worl
     world.wait("b0", "b")
     assert world.service.queues.file.generation == before
     world.pass_()
-    line = next(row for row in world.service.ledger.audit(9) if row["action"] == "queues")
+    line = next(row for row in world.service.ledger.read_audit_trail(9) if row["action"] == "queues")
     assert "was refused" in line["sentence"]
     assert "line 2: queue.a.weigth" in line["sentence"]
     assert before in line["sentence"]
@@ -173,7 +173,10 @@ def test_another_file_serves_when_it_is_good_and_the_old_one_when_it_is_not(worl
     world.beat()
     world.pass_()
     assert world.service.queues.file.generation != before
-    assert "serves, before it" in next(r for r in world.service.ledger.audit(9) if r["action"] == "queues")["sentence"]
+    assert (
+        "serves, before it"
+        in next(r for r in world.service.ledger.read_audit_trail(9) if r["action"] == "queues")["sentence"]
+    )
 
 
 def test_a_queue_that_is_gone_drains_and_takes_no_more(world: QueueWorld) -> None:
@@ -186,9 +189,9 @@ def test_a_queue_that_is_gone_drains_and_takes_no_more(world: QueueWorld) -> Non
     (row,) = world.ask("GET", "/queue")["rows"]
     assert row["why"] == "queue 'b' takes no requests any more: it waits until the file names it again"
     world.wait("b9", "b", 422)
-    held = {charge.leaf: charge.gpus for charge in world.service.ledger.charges.opened().values()}
+    held = {charge.leaf: charge.gpus for charge in world.service.ledger.charges.list_open_charges().values()}
     assert held == {"b": 8.0}
-    assert len(world.service.ledger.charges.opened()) == 4
+    assert len(world.service.ledger.charges.list_open_charges()) == 4
 
 
 def test_a_bad_file_ends_the_start(tmp_path: Path) -> None:
@@ -267,7 +270,7 @@ def test_a_week_of_queues_is_told_by_day() -> None:
 def test_without_a_file_all_wait_in_one_line(tmp_path: Path) -> None:
     world = World(tmp_path)
     world.board.publish()
-    answer = QueueAdmin(world.service).queues()
+    answer = QueueAdmin(world.service).answer_queues()
     assert answer.generation == ""
     assert "one line" in answer.notes[0]
     world.close()
@@ -326,7 +329,9 @@ def test_charges_follow_the_job_events_and_survive_a_restart(world: QueueWorld) 
     assert rows["a"]["jobs"] == 1
     assert rows["a"]["granted_gpu_s"] == 8 * 60.0
     assert rows[""]["granted_gpu_s"] == 8 * 60.0
-    (closed,) = [charge for charge in world.service.ledger.charges.between(0, NOW_MS * 2) if charge.leaf == "a"]
+    (closed,) = [
+        charge for charge in world.service.ledger.charges.read_charges_between(0, NOW_MS * 2) if charge.leaf == "a"
+    ]
     assert (closed.request_id, closed.user, closed.ended_ms) == ("a0", "", NOW_MS + 60_000)
     csv = world.ask("GET", "/charges?by=pool&format=csv").splitlines()
     assert csv[0].startswith("pool,jobs,granted_gpu_s")
@@ -340,7 +345,7 @@ def test_a_promise_that_nobody_keeps_is_charged_until_it_expires(world: QueueWor
     world.pass_()
     world.beat(400_000)
     world.pass_()
-    (charge,) = world.service.ledger.charges.between(0, NOW_MS * 2)
+    (charge,) = world.service.ledger.charges.read_charges_between(0, NOW_MS * 2)
     assert (charge.outcome, charge.started_ms, charge.ended_ms) == ("expired", None, NOW_MS + 400_000)
     (row,) = world.ask("GET", "/charges")["rows"]
     assert (row["granted_gpu_s"], row["promised_gpu_s"]) == (0.0, 8 * 400.0)
@@ -417,7 +422,7 @@ def test_a_bad_file_is_refused_whole_by_both_doors_and_the_audit_has_both_hashes
     assert why in answer["refused"]
     assert [row["queue"] for row in answer["rows"]] == ["a", "b", "c", "c/users"]
     assert (answer["generation"], world.service.queues.file.tree) == (before["generation"], serving)
-    lines = [row["sentence"] for row in world.service.ledger.audit(9) if row["action"] == "queues"]
+    lines = [row["sentence"] for row in world.service.ledger.read_audit_trail(9) if row["action"] == "queues"]
     refused = [line for line in lines if digest in line and serving.digest in line and "was refused" in line]
     assert len(refused) == 2
     assert why in put["detail"]
@@ -463,7 +468,7 @@ def test_a_file_that_another_process_writes_is_read_once_it_has_stood_still(
     now_s += queue_file.STILL_S
     world.step()
     assert world.service.queues.file.text == text
-    assert not any("refused" in row["sentence"] for row in world.service.ledger.audit(100))
+    assert not any("refused" in row["sentence"] for row in world.service.ledger.read_audit_trail(100))
 
 
 def test_a_gpu_that_is_out_today_makes_no_file_of_queues_wrong(tmp_path: Path) -> None:

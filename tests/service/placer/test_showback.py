@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.events import Failed, Finished, JobEvent, Started, Submitted
-from fleetcast.fleet.held_gpus import held_milli
+from fleetcast.fleet.held_gpus import count_held_milli
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
@@ -36,7 +36,7 @@ class ToldBoard(HandBoard):
     def _row(self, row: JobAttempt) -> RunningJobRow:
         if row.job in self.displaced:
             return msgspec.structs.replace(_make_running_row(row, {"n01": 0}), gpus=0, displaced=True)
-        return _make_running_row(row, held_milli(row, NODE_GPUS))
+        return _make_running_row(row, count_held_milli(row, NODE_GPUS))
 
     def sections(self) -> dict[str, Any]:
         running = [row for row in self.table if row.state == "running"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fleetcast.features.past_runs import make_request_shape
-from fleetcast.features.similarity import kinds
+from fleetcast.features.similarity import make_kind_keys
 from fleetcast.fleet.errors import StaleError
 from fleetcast.fleet.events import Submitted
 from fleetcast.fleet.jobs import JobAttempt
@@ -48,7 +48,9 @@ class ToldBoard(HandBoard):
     def sections(self) -> dict[str, Any]:
         other = PlacementRequest(request_id="q1", gpus_per_node=8, user="ada")
         key = next(
-            key for key in kinds(make_request_shape(NODE)).values() if key in kinds(make_request_shape(other)).values()
+            key
+            for key in make_kind_keys(make_request_shape(NODE)).values()
+            if key in make_kind_keys(make_request_shape(other)).values()
         )
         return {
             **super().sections(),
@@ -298,12 +300,12 @@ def test_the_queue_tells_how_often_start_times_held_also_after_a_restart(world: 
     world.board.as_of_ms += 60_000
     world.board.publish()
     world.step()
-    world.starts.follow()
+    world.starts.record_outcomes()
     assert world.ask("GET", "/queue").json()["record"]["n"] == 0  # it started, and no issued time has passed yet
     world.clock.advance(2 * 86_400)
     world.board.as_of_ms += 2 * 86_400_000
     world.board.publish()
-    world.starts.follow()
+    world.starts.record_outcomes()
     record = world.ask("GET", "/queue").json()["record"]
     assert (record["n"], record["n_p90"], record["by_p90"], record["since_ms"]) == (1, 1, 1.0, NOW_MS)
     first = record["first"]
@@ -320,7 +322,7 @@ def test_the_queue_tells_how_often_start_times_held_also_after_a_restart(world: 
 
 
 def test_a_record_that_cannot_be_read_begins_anew(world: World) -> None:
-    world.service.ledger.remember(start_times={"offset": "odd"})
+    world.service.ledger.record_marks(start_times={"offset": "odd"})
     world.restart()
     assert world.ask("GET", "/queue").json()["record"]["n"] == 0
 
@@ -354,7 +356,7 @@ def test_a_claim_that_futures_doubt_keeps_nothing_in_the_next_pass(
     told(world)
     assert world.ask("POST", "/queue", {"request_id": "head", "gang": 9, "gpus_per_node": 8}).status_code == 202
     world.service.backlog.work()
-    monkeypatch.setattr("fleetcast.service.placer.start_times.holds_p", lambda claim, paths: 0.1)
+    monkeypatch.setattr("fleetcast.service.placer.start_times.compute_hold_probability", lambda claim, paths: 0.1)
     asyncio.run(world.starts.refresh())
     dropped = [
         begun.dropped for begun in (world.service.backlog.begin_pass(), world.service.backlog.begin_pass()) if begun

@@ -6,16 +6,16 @@ from pathlib import Path
 import pytest
 
 from fleetcast.fleet.errors import ConfigError
-from fleetcast.placement.ledger.ledger import LedgerAway
+from fleetcast.placement.ledger.ledger import LedgerUnavailable
 from fleetcast.service.config import ArchiveConfig, Config
 from fleetcast.service.placer.role import open_service
-from fleetcast.service.state_folder import StateError, lock_role, lock_state_folder, prepare
+from fleetcast.service.state_folder import StateError, lock_role, lock_state_folder, make_state_folders
 
 
 def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path / "new" / "state"))
-    prepare(config)
-    prepare(config)
+    make_state_folders(config)
+    make_state_folders(config)
     assert sorted(path.name for path in config.folder.rglob("*")) == ["board", "inbox", "snapshot"]
 
 
@@ -23,7 +23,7 @@ def test_the_folders_are_made_and_left_empty(tmp_path: Path) -> None:
 def test_a_file_in_the_place_of_a_folder_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("mine")
     with pytest.raises(ConfigError, match=name):
-        prepare(Config(state=str(tmp_path)))
+        make_state_folders(Config(state=str(tmp_path)))
     assert (tmp_path / name).read_text() == "mine"
 
 
@@ -31,9 +31,9 @@ def test_an_archive_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     archive = ArchiveConfig(url=str(tmp_path / "file" / "archive"))
     with pytest.raises(ConfigError, match=r"archive\.url = .*: cannot write"):
-        prepare(Config(state=str(tmp_path / "state"), archive=archive))
+        make_state_folders(Config(state=str(tmp_path / "state"), archive=archive))
     with pytest.raises(ConfigError, match=r"archive\.url = 'nowhere://x'"):
-        prepare(Config(state=str(tmp_path / "state"), archive=ArchiveConfig(url="nowhere://x")))
+        make_state_folders(Config(state=str(tmp_path / "state"), archive=ArchiveConfig(url="nowhere://x")))
 
 
 def test_a_second_supervisor_is_refused_until_the_first_has_ended(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_a_disk_that_is_full_or_read_only_is_said_before_anything_starts(
 
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(ConfigError, match="Read-only file system"):
-        prepare(Config(state=str(tmp_path)))
+        make_state_folders(Config(state=str(tmp_path)))
 
 
 def test_a_ledger_that_cannot_be_opened_now_is_tried_again_not_refused(tmp_path: Path) -> None:
     config = Config(state=str(tmp_path))
     config.ledger.mkdir()
-    with pytest.raises(LedgerAway):
+    with pytest.raises(LedgerUnavailable):
         open_service(config)
     with pytest.raises(ConfigError, match="is no file"):
-        prepare(config)
+        make_state_folders(config)

@@ -84,7 +84,7 @@ def test_a_first_answer_without_a_start_time_counts_as_unanswered(world: World) 
     world.clock.advance(60)
     world.board.publish()
     world.step()
-    world.starts.follow()
+    world.starts.record_outcomes()
     assert world.ask("GET", "/queue").json()["record"]["first"] == {
         **{"n": 0, "by_p10": None, "by_p50": None, "by_p90": None, "unanswered": 1, "n_p50": 0, "n_p90": 0}
     }
@@ -98,5 +98,5 @@ def test_start_times_and_room_carry_when_they_were_sampled(world: World) -> None
     assert page["as_of_ms"] == NOW_MS + 40_000
     assert page["starts_as_of_ms"] == page["room"]["as_of_ms"] == NOW_MS
     assert world.ask("GET", "/queue/x/why").json()["starts_as_of_ms"] == NOW_MS
-    world.starts.follow()
+    world.starts.record_outcomes()
     assert "fleetcast_start_times_age_seconds 40.0" in world.ask("GET", "/metrics").text

@@ -59,7 +59,7 @@ def read(thing: dict[str, Any]) -> KueueWorkload:
 
 
 def values(**more: Any) -> dict[str, str]:
-    return read(workload(**more)).values(OURS)
+    return read(workload(**more)).make_values(OURS)
 
 
 KNOWN = {JOB: "team/train", GPUS: "12", HELD: "0"}
@@ -245,7 +245,7 @@ def test_news_are_what_concerns_us() -> None:
         workload(version=4),  # older
     ):
         before = port.news()
-        port._workloads.keep(read(thing))
+        port._workloads.store_if_newer(read(thing))
         moved.append(port.news() - before)
     assert moved == [1, 0, 1, 0]
     assert woken == [1, 2], "the number has moved before the host is woken"
@@ -328,7 +328,7 @@ def test_labels_of_others_are_told_from_ours_and_an_apply_names_all_that_stay() 
 
     asked: list[tuple[str, dict[str, str], str]] = []
     port = TopologyPort(Applied(KubeAccount("http://127.0.0.1:9")), labels)
-    port._nodes.keep(node)
+    port._nodes.store_if_newer(node)
     domain = "label fleetcast.io/nvlink-domain"
     batch = [
         Write("a", domain, "d1", None, ""),

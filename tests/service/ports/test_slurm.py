@@ -21,8 +21,8 @@ from fleetcast.schedulers.slurm import (
     HOLD,
     OURS,
     REQUEUE,
-    SlurmAims,
     SlurmMarks,
+    SlurmSettings,
 )
 from fleetcast.service.doors import make_door
 from fleetcast.service.ports import slurm
@@ -234,7 +234,7 @@ def test_whatever_an_operator_does_meanwhile_stays(
 ) -> None:
     control = SlurmInMemory(*(ControlledNode(name, False, available=CONF, active=CONF) for name in ("n1", "n2", "n3")))
     others = {name: Others() for name in control.held}
-    adapter, port = SlurmMarks(SlurmAims(extra=True)), SlurmPort(control)
+    adapter, port = SlurmMarks(SlurmSettings(extra=True)), SlurmPort(control)
 
     async def scenario() -> None:
         for risk, before, between in [*rounds, (None, [], [])]:

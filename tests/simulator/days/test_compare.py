@@ -6,7 +6,7 @@ import pytest
 
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.simulator.days.backfill import BackfillQueue, GpuPool
-from fleetcast.simulator.days.compare import Interval, compare, draw_day
+from fleetcast.simulator.days.compare import Interval, compare_arms, draw_day
 from fleetcast.simulator.days.day import (
     CHECKPOINT_S,
     LAUNCH_S,
@@ -140,8 +140,8 @@ def table() -> DetectionTable:
 
 def test_the_comparison_is_the_same_for_the_same_seed_and_says_both_sides():
     world = small_world()
-    one = compare(*world, table(), seed=4, seeds=3)
-    assert one == compare(*world, table(), seed=4, seeds=3)
+    one = compare_arms(*world, table(), seed=4, seeds=3)
+    assert one == compare_arms(*world, table(), seed=4, seeds=3)
     assert one["seeds"] == 3
     for name in ("risk_blind", "ours", "saved", "ours_acting", "saved_acting"):
         assert one[name]["low"] <= one[name]["mean"] <= one[name]["high"]
@@ -151,7 +151,7 @@ def test_the_comparison_is_the_same_for_the_same_seed_and_says_both_sides():
 
 def test_an_engine_that_cries_wolf_is_reported_as_the_loser():
     crying = DetectionTable({"thermal_throttle": (UNSEEN,)}, {"power_cap": (36_000.0,), "evaluation": (36_000.0,)})
-    worth = compare(*small_world(), crying, seed=1, seeds=2)
+    worth = compare_arms(*small_world(), crying, seed=1, seeds=2)
     assert worth["ours"]["mean"] > worth["risk_blind"]["mean"]
     assert worth["saved"]["mean"] < 0
 
@@ -166,6 +166,6 @@ def test_faults_come_at_their_rates_and_some_nodes_again():
 
 
 def test_an_interval_holds_its_mean():
-    interval = Interval.of([0.0, 0.0, 10.0, 2.0])
+    interval = Interval.from_values([0.0, 0.0, 10.0, 2.0])
     assert interval.low >= 0.0
     assert interval.low < interval.mean == 3.0 < interval.high

@@ -66,13 +66,13 @@ def test_a_short_job_passes_the_head_only_if_it_leaves_the_heads_nodes_alone():
     pool = GpuPool(np.ones((4, 8), bool), np.zeros(4, np.int32))
     cluster = BackfillQueue(pool)
     for _ in range(5):
-        cluster.run_times.add(24, 600.0)
-        cluster.run_times.add(4, 3600.0)
+        cluster.run_times.add_run_time(24, 600.0)
+        cluster.run_times.add_run_time(4, 3600.0)
     cluster.queue = [job("a", 24, 900), job("head", 32, 600), job("small", 4, 60)]
     assert [row.job.job for row in cluster.start_ready_jobs(0)] == ["a"]
     # many finished jobs of its size say that it lasts a minute: now it ends before the reservation
     for _ in range(60):
-        cluster.run_times.add(4, 60.0)
+        cluster.run_times.add_run_time(4, 60.0)
     assert [row.job.job for row in cluster.start_ready_jobs(1)] == ["small"]
     assert [row.job for row in cluster.queue] == ["head"]
 
@@ -83,11 +83,11 @@ def job(name: str, gpus: int, run_s: float) -> TraceJob:
 
 def test_the_estimate_is_the_p90_of_finished_jobs_of_the_same_size():
     runs = RunTimeSamples()
-    assert runs.p90_s(8) == FIRST_ESTIMATE_S
+    assert runs.estimate_p90_s(8) == FIRST_ESTIMATE_S
     for run_s in range(1, 12):
-        runs.add(8, float(run_s))
-    assert runs.p90_s(8) == 10.0
-    assert runs.p90_s(1) == 10.0  # no job of one GPU has finished: all sizes
+        runs.add_run_time(8, float(run_s))
+    assert runs.estimate_p90_s(8) == 10.0
+    assert runs.estimate_p90_s(1) == 10.0  # no job of one GPU has finished: all sizes
 
 
 def test_members_prefer_the_tightest_rack_that_holds_them():

@@ -12,7 +12,7 @@ from fleetcast.simulator.faults.magnitudes import DECOY_KINDS, FAULT_KINDS
 from fleetcast.simulator.faults.truth import FaultRecord, append_truth, read_truth
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.telemetry import GPU_ROW, HOST_ROW, PORT_ROW
-from fleetcast.simulator.hardware.workload import WorkloadProfile, profile_of
+from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_profile
 
 BUSY = WorkloadProfile(
     "sharded",
@@ -55,7 +55,7 @@ def port(fleet: SimulatedFleet, name: str) -> np.ndarray:
 
 
 def truth(fleet: SimulatedFleet) -> FaultRecord:
-    (record,) = fleet.faults.records()
+    (record,) = fleet.faults.list_records()
     return record
 
 
@@ -78,10 +78,10 @@ def test_peers_of_a_throttled_gpu_stay_at_full_utilisation_and_lose_power_and_te
     fleet = gang_fleet()
     run(fleet, 60)
     before = {name: gpu(fleet, name)[1] for name in ("DEV_POWER_USAGE", "PROF_PIPE_TENSOR_ACTIVE")}
-    step_s = fleet.step_time_s("j")
+    step_s = fleet.draw_step_time_s("j")
     fleet.faults.inject("thermal_throttle", "n001", 3, 60_000, hard=True, tau_s=20.0, hard_ratio=0.5)
     run(fleet, 240)
-    slower = fleet.step_time_s("j") / step_s
+    slower = fleet.draw_step_time_s("j") / step_s
     tensor = before["PROF_PIPE_TENSOR_ACTIVE"] / gpu(fleet, "PROF_PIPE_TENSOR_ACTIVE")[1]
     assert slower == pytest.approx(1.7, rel=0.1)  # 0.7 / 0.5 + 0.3
     assert tensor == pytest.approx(1.7, rel=0.1)
@@ -107,7 +107,7 @@ def test_a_thermal_fault_of_an_idle_gpu_is_invisible_until_a_job_comes() -> None
     fleet.faults.inject("thermal_throttle", "n003", 0, 0, tau_s=20.0)
     run(fleet, 300)
     assert not truth(fleet).visible
-    fleet.start_job("k", 1, [RankPlacement(0, "n003", (0,))], profile_of("k", 1), 100_000)
+    fleet.start_job("k", 1, [RankPlacement(0, "n003", (0,))], draw_job_profile("k", 1), 100_000)
     run(fleet, 600)
     assert truth(fleet).visible
     assert 300_000 < (truth(fleet).visible_ms or 0) < 400_000
@@ -127,12 +127,12 @@ def test_a_power_brake_halves_all_clocks_of_the_node() -> None:
 def test_a_pcie_downgrade_narrows_the_link_and_caps_its_traffic() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("pcie_downgrade", "n001", 5, 10_000, width=1, gen=5)
-    step_s = fleet.step_time_s("j")
+    step_s = fleet.draw_step_time_s("j")
     run(fleet, 60)
     width = gpu(fleet, "DEV_PCIE_LINK_WIDTH")
     assert (width[0, 5], np.delete(width[0], 5).min()) == (1, 16)
     assert gpu(fleet, "PROF_PCIE_RX_BYTES")[0, 5] <= 3.94e9
-    assert fleet.step_time_s("j") > 1.5 * step_s
+    assert fleet.draw_step_time_s("j") > 1.5 * step_s
     assert truth(fleet).visible
 
 
@@ -160,7 +160,7 @@ def test_only_what_shows_before_it_starts_is_told_to_have_a_precursor(kind: str)
     for time_s in range(5, 250, 5):
         fleet.advance(time_s * 1000)
         shown |= snapshot(fleet) != usual
-        leads = [incident.lead_ms for incident in fleet.faults.active() if time_s * 1000 < incident.start_ms]
+        leads = [incident.lead_ms for incident in fleet.faults.list_incidents() if time_s * 1000 < incident.start_ms]
     assert bool(leads and leads[0]) == shown == (kind in LEADING_KINDS)
 
 
@@ -199,8 +199,8 @@ def test_a_long_flap_kills_the_gang_as_a_network_failure() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("ib_flap", "n001", 2, 0, flaps=[(5.0, 40.0)])
     run(fleet, 60)
-    assert [failed[:3] for failed in fleet.failed_jobs()] == [("j", "network", "n001")]
-    assert fleet.failed_jobs() == []
+    assert [failed[:3] for failed in fleet.pop_failed_jobs()] == [("j", "network", "n001")]
+    assert fleet.pop_failed_jobs() == []
 
 
 def test_classic_port_counters_saturate() -> None:
@@ -214,7 +214,7 @@ def test_classic_port_counters_saturate() -> None:
 
 def test_a_slow_port_waits_and_slows_the_step_while_all_ports_send_alike() -> None:
     fleet = gang_fleet()
-    step_s = fleet.step_time_s("j")
+    step_s = fleet.draw_step_time_s("j")
     run(fleet, 60)
     healthy = port(fleet, "port_data_transmitted_bytes_total").copy()
     run(fleet, 75)
@@ -228,7 +228,7 @@ def test_a_slow_port_waits_and_slows_the_step_while_all_ports_send_alike() -> No
     assert share.max() / share.min() < 1.02
     assert share.mean() == pytest.approx(1 / 1.15, rel=0.06)
     assert waited[0, 4] > 3 * np.delete(waited[0], 4).max()
-    assert fleet.step_time_s("j") / step_s == pytest.approx(1.15, rel=0.06)  # 0.7 + 0.3 * 1.5
+    assert fleet.draw_step_time_s("j") / step_s == pytest.approx(1.15, rel=0.06)  # 0.7 + 0.3 * 1.5
 
 
 @pytest.mark.parametrize(
@@ -271,7 +271,7 @@ def test_an_uncorrected_error_writes_its_xids_and_kills_the_job() -> None:
     assert gpu(fleet, "DEV_ECC_DBE_VOL_TOTAL").sum() == 1
     assert gpu(fleet, "DEV_UNCORRECTABLE_REMAPPED_ROWS")[0, 6] == 1
     assert gpu(fleet, "DEV_ECC_SBE_VOL_TOTAL")[0, 6] > 100
-    assert [failed[:3] for failed in fleet.failed_jobs()] == [("j", "hardware", "n001")]
+    assert [failed[:3] for failed in fleet.pop_failed_jobs()] == [("j", "hardware", "n001")]
 
 
 def test_a_repaired_gpu_starts_with_fresh_counters_and_no_xid() -> None:
@@ -286,54 +286,54 @@ def test_a_gpu_off_the_bus_vanishes_and_its_peers_spin_until_the_watchdog() -> N
     fleet = gang_fleet(FaultSettings(watchdog_s=300))
     fleet.faults.inject("gpu_off_bus", "n001", 7, 10_000, warns_s=0.0)
     run(fleet, 120)
-    assert b'gpu="7"' not in fleet.page("n001", "dcgm")
-    assert b'gpu="6"' in fleet.page("n001", "dcgm")
-    assert fleet.step_time_s("j") == np.inf
+    assert b'gpu="7"' not in fleet.render_page("n001", "dcgm")
+    assert b'gpu="6"' in fleet.render_page("n001", "dcgm")
+    assert fleet.draw_step_time_s("j") == np.inf
     assert gpu(fleet, "DEV_GPU_UTIL")[1].min() >= 95
     assert gpu(fleet, "DEV_POWER_USAGE")[1] == pytest.approx(119, abs=5)
     assert gpu(fleet, "PROF_PIPE_TENSOR_ACTIVE")[1].max() == 0
-    assert fleet.failed_jobs() == []
+    assert fleet.pop_failed_jobs() == []
     run(fleet, 330)
-    assert [failed[:3] for failed in fleet.failed_jobs()] == [("j", "hardware", "n001")]
+    assert [failed[:3] for failed in fleet.pop_failed_jobs()] == [("j", "hardware", "n001")]
 
 
 def test_a_gpu_off_the_bus_can_say_xid_79_first() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("gpu_off_bus", "n001", 7, 10_000, warns_s=20.0, freezes=False)
     run(fleet, 20)
-    assert b'err_code="79"' in fleet.page("n001", "dcgm")
+    assert b'err_code="79"' in fleet.render_page("n001", "dcgm")
     run(fleet, 40)
-    assert b'gpu="7"' not in fleet.page("n001", "dcgm")
+    assert b'gpu="7"' not in fleet.render_page("n001", "dcgm")
 
 
 def test_a_freezing_page_repeats_itself_before_the_gpu_vanishes() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("gpu_off_bus", "n001", 7, 10_000, warns_s=60.0, freezes=True)
     run(fleet, 15)
-    first = fleet.page("n001", "dcgm")
+    first = fleet.render_page("n001", "dcgm")
     run(fleet, 50)
-    assert fleet.page("n001", "dcgm") == first
+    assert fleet.render_page("n001", "dcgm") == first
     run(fleet, 80)
-    assert b'gpu="7"' not in fleet.page("n001", "dcgm")
+    assert b'gpu="7"' not in fleet.render_page("n001", "dcgm")
 
 
 def test_a_job_started_on_a_lost_gpu_dies_soon() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("gpu_off_bus", "n003", 0, 10_000, warns_s=0.0)
     run(fleet, 60)
-    fleet.start_job("k", 1, [RankPlacement(0, "n003", (0,))], profile_of("k", 1), 60_000)
+    fleet.start_job("k", 1, [RankPlacement(0, "n003", (0,))], draw_job_profile("k", 1), 60_000)
     run(fleet, 75)
-    assert [failed[:3] for failed in fleet.failed_jobs()] == [("k", "hardware", "n003")]
+    assert [failed[:3] for failed in fleet.pop_failed_jobs()] == [("k", "hardware", "n003")]
 
 
 def test_a_lost_node_does_not_answer_and_loses_its_jobs() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("node_lost", "n001", None, 10_000)
     run(fleet, 100)
-    assert not fleet.answers("n001", "dcgm")
-    assert not fleet.answers("n001", "node")
-    assert fleet.answers("n002", "dcgm")
-    assert [failed[:3] for failed in fleet.failed_jobs()] == [("j", "node_lost", "n001")]
+    assert not fleet.is_answering("n001", "dcgm")
+    assert not fleet.is_answering("n001", "node")
+    assert fleet.is_answering("n002", "dcgm")
+    assert [failed[:3] for failed in fleet.pop_failed_jobs()] == [("j", "node_lost", "n001")]
 
 
 def test_an_exporter_restart_misses_a_scrape_and_forgets_counters_and_xid() -> None:
@@ -341,9 +341,9 @@ def test_an_exporter_restart_misses_a_scrape_and_forgets_counters_and_xid() -> N
     fleet.faults.inject("exporter_restart", "n001", None, 10_000, end_ms=30_000, down_s=15.0)
     energy = gpu(fleet, "DEV_TOTAL_ENERGY_CONSUMPTION")
     run(fleet, 20)
-    assert not fleet.answers("n001", "dcgm")
+    assert not fleet.is_answering("n001", "dcgm")
     run(fleet, 35)
-    assert fleet.answers("n001", "dcgm")
+    assert fleet.is_answering("n001", "dcgm")
     assert gpu(fleet, "DEV_TOTAL_ENERGY_CONSUMPTION")[0].max() < energy.min()
     assert truth(fleet).benign
 
@@ -356,7 +356,7 @@ def test_decoys_change_all_ranks_of_a_node_alike_and_are_benign(kind: str) -> No
     run(fleet, 60)
     activity = gpu(fleet, "PROF_PIPE_TENSOR_ACTIVE")[0]
     assert activity.std() <= 0.05 * activity.mean()
-    assert fleet.faults.records()[0].benign
+    assert fleet.faults.list_records()[0].benign
     assert fleet.faults.list_faulty_nodes() == set()
 
 
@@ -365,9 +365,9 @@ def test_a_repair_ends_the_faults_of_its_node_only() -> None:
     fleet.faults.inject("power_brake", "n001", None, 0)
     fleet.faults.inject("power_brake", "n003", None, 0)
     run(fleet, 30)
-    fleet.faults.clear("n001", 30_000)
+    fleet.faults.end_node_faults("n001", 30_000)
     run(fleet, 40)
-    ended = {record.node: record.end_ms for record in fleet.faults.records()}
+    ended = {record.node: record.end_ms for record in fleet.faults.list_records()}
     assert ended == {"n001": 30_000, "n003": None}
     assert gpu(fleet, "DEV_SM_CLOCK")[0].min() >= 1965
 
@@ -378,7 +378,7 @@ def demo_fleet(seed: int) -> SimulatedFleet:
     free = list(fleet.names)
     for number, nodes in enumerate([8, 4, 4, 2, 2, 2, *([1] * 14)]):
         ranks = [RankPlacement(rank, free.pop(0), tuple(range(8))) for rank in range(nodes)]
-        fleet.start_job(f"j{number}", 1, ranks, profile_of(f"j{number}", 8 * nodes, seed=seed), -900_000)
+        fleet.start_job(f"j{number}", 1, ranks, draw_job_profile(f"j{number}", 8 * nodes, seed=seed), -900_000)
     fleet.advance(0)
     return fleet
 
@@ -387,19 +387,19 @@ def demo_fleet(seed: int) -> SimulatedFleet:
 def test_a_quarter_of_an_hour_of_the_demonstration_shows_five_to_eight_faults_of_different_kinds(seed: int) -> None:
     fleet = demo_fleet(seed)
     run(fleet, 900)
-    faults = [record for record in fleet.faults.records() if not record.benign]
+    faults = [record for record in fleet.faults.list_records() if not record.benign]
     assert 5 <= len(faults) <= 9
     assert len({record.kind for record in faults}) >= 5
     assert len({record.node for record in faults}) == len(faults)
     assert sum(record.visible for record in faults) >= len(faults) - 2
-    assert any(record.benign for record in fleet.faults.records())
+    assert any(record.benign for record in fleet.faults.list_records())
 
 
 def test_the_same_seed_plans_the_same_faults() -> None:
     def plan(seed: int) -> list[FaultRecord]:
         fleet = demo_fleet(seed)
         run(fleet, 600, step_s=15)
-        return fleet.faults.records()
+        return fleet.faults.list_records()
 
     assert plan(5) == plan(5)
     assert plan(5) != plan(6)
@@ -410,7 +410,7 @@ def test_realistic_rates_draw_about_as_many_faults_as_they_say() -> None:
     fleet = SimulatedFleet(FleetSpec(nodes=100), seed=2, settings=settings)
     for time_ms in range(0, 86_400_001, 300_000):
         fleet.advance(time_ms)
-    assert len(fleet.faults.records()) == pytest.approx(100, abs=30)  # 1 a node-day
+    assert len(fleet.faults.list_records()) == pytest.approx(100, abs=30)  # 1 a node-day
 
 
 def test_an_unknown_kind_is_refused_with_the_known_ones() -> None:
@@ -426,9 +426,9 @@ def test_every_kind_can_be_injected_anywhere_with_any_step(kind: str) -> None:
     for time_ms in (9_000, 10_000, 10_000, 40_000, 350_000, 1_000_000):
         fleet.advance(time_ms)
         for name in fleet.names:
-            assert fleet.page(name, "dcgm").endswith(b"\n")
-    assert len(fleet.faults.records()) == 2
-    assert all(record.end_ms == 400_000 for record in fleet.faults.records())
+            assert fleet.render_page(name, "dcgm").endswith(b"\n")
+    assert len(fleet.faults.list_records()) == 2
+    assert all(record.end_ms == 400_000 for record in fleet.faults.list_records())
 
 
 def test_the_last_line_of_a_fault_is_its_truth(tmp_path: Path) -> None:
@@ -438,9 +438,9 @@ def test_the_last_line_of_a_fault_is_its_truth(tmp_path: Path) -> None:
     fleet.faults.inject("thermal_throttle", "n001", 3, 0, tau_s=20.0)
     for _ in range(40):
         run(fleet, (fleet.time_ms or 0) // 1000 + 5)
-        append_truth(path, fleet.faults.changes())
+        append_truth(path, fleet.faults.pop_changed_records())
     assert len(path.read_bytes().splitlines()) == 2
-    assert read_truth(path) == fleet.faults.records()
+    assert read_truth(path) == fleet.faults.list_records()
     assert read_truth(path)[0].visible
 
 

@@ -26,7 +26,7 @@ def test_a_pressed_host_slows_its_gang_in_gusts_and_its_own_gpus_show_it() -> No
     assert compute[0] > 1.15 * compute[1]
     run(fleet, 110)
     assert fleet.find_job_slowdown("j") == pytest.approx(1.0)
-    (record,) = fleet.faults.records()
+    (record,) = fleet.faults.list_records()
     assert (record.gpu, record.benign) == (None, False)
 
 
@@ -46,12 +46,12 @@ def test_uneven_sequences_make_all_wait_for_the_longest_and_nothing_is_wrong() -
 def test_a_change_of_phase_moves_all_ranks_alike() -> None:
     fleet = gang_fleet()
     run(fleet, 60)
-    before, step_s = gpu(fleet, "PROF_SM_ACTIVE"), fleet.step_time_s("j")
+    before, step_s = gpu(fleet, "PROF_SM_ACTIVE"), fleet.draw_step_time_s("j")
     fleet.faults.inject("phase_change", "n001", None, 60_000, end_ms=10**9, levels=ActivityLevels(0.7, 1.2, 1.4))
     run(fleet, 120)
     moved = gpu(fleet, "PROF_SM_ACTIVE")[:2] / before[:2]
     assert moved == pytest.approx(0.7, abs=0.06)
-    assert fleet.step_time_s("j") == pytest.approx(1.4 * step_s, rel=0.1)
+    assert fleet.draw_step_time_s("j") == pytest.approx(1.4 * step_s, rel=0.1)
 
 
 def test_a_capped_node_draws_what_its_limit_allows_and_says_so() -> None:
@@ -89,15 +89,15 @@ def test_some_caps_are_of_one_gpu() -> None:
 def test_a_renewed_exporter_says_the_same_under_other_names() -> None:
     fleet = gang_fleet()
     fleet.faults.inject("label_rename", "n001", None, 10_000, end_ms=40_000, down_s=15.0)
-    before = fleet.page("n001", "dcgm")
+    before = fleet.render_page("n001", "dcgm")
     run(fleet, 60)
-    after = fleet.page("n001", "dcgm")
+    after = fleet.render_page("n001", "dcgm")
     assert b"Hostname=" in before
     assert b"DCGM_FI_DEV_POWER_USAGE{" in before
     assert b"Hostname=" not in after
     assert b'hostname="n001"' in after
     assert b"DCGM_FI_DEV_BOARD_POWER_WATTS{" in after
-    assert b"Hostname=" in fleet.page("n002", "dcgm")
+    assert b"Hostname=" in fleet.render_page("n002", "dcgm")
 
 
 def test_congestion_is_told_by_the_adapter_of_the_slow_port_alone() -> None:
@@ -122,11 +122,11 @@ def test_a_loss_can_lead_up_with_late_and_lost_scrapes() -> None:
     late, lost = 0, 0
     for time_s in range(5, 200, 5):
         fleet.advance(time_s * 1000)
-        late += fleet.delay_s("n001") > 0
-        lost += not fleet.answers("n001", "dcgm")
+        late += fleet.get_delay_s("n001") > 0
+        lost += not fleet.is_answering("n001", "dcgm")
     assert late > 20
     assert lost > 5
-    assert all(not record.visible for record in fleet.faults.records())
+    assert all(not record.visible for record in fleet.faults.list_records())
 
 
 def test_what_was_repaired_can_come_again() -> None:
@@ -134,6 +134,6 @@ def test_what_was_repaired_can_come_again() -> None:
     fleet = gang_fleet(settings)
     fleet.faults.inject("power_brake", "n001", None, 10_000, end_ms=40_000)
     run(fleet, 300)
-    again = fleet.faults.records()
+    again = fleet.faults.list_records()
     assert len(again) > 2
     assert {(record.kind, record.node) for record in again} == {("power_brake", "n001")}

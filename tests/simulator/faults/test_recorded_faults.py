@@ -53,7 +53,7 @@ def test_without_faults_the_recording_is_what_is_read(tmp_path: Path) -> None:
     assert run.truth == ()
     assert run.interval_s == 1.0
     entities, power, events = Entities(), [], []
-    for round_ in run.rounds(entities):
+    for round_ in run.read_rounds(entities):
         batch = next(one for one in round_.batches if one.kind is EntityKind.GPU)
         power += batch.value[batch.metric == find_metric_row(EntityKind.GPU, "power_w")].tolist()
         events += round_.events

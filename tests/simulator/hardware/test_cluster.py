@@ -8,7 +8,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.ingest.topology.load import parse_topology
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
-from fleetcast.simulator.hardware.workload import profile_of
+from fleetcast.simulator.hardware.workload import draw_job_profile
 
 SMALL = FleetSpec(nodes=4, rack_nodes=2)
 
@@ -45,9 +45,9 @@ def test_the_default_fleet_has_133_nodes_in_seven_racks() -> None:
 def test_a_running_job_loads_its_gpus_and_leaves_the_others_idle() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
     fleet.advance(0)
-    fleet.start_job("j", 1, whole("n001"), profile_of("j", 8), 0)
+    fleet.start_job("j", 1, whole("n001"), draw_job_profile("j", 8), 0)
     run(fleet, 200)
-    busy, idle = read(fleet.page("n001", "dcgm")), read(fleet.page("n002", "dcgm"))
+    busy, idle = read(fleet.render_page("n001", "dcgm")), read(fleet.render_page("n002", "dcgm"))
     assert all(busy["DCGM_FI_DEV_POWER_USAGE", str(gpu)] > 350 for gpu in range(8))
     assert all(64 < idle["DCGM_FI_DEV_POWER_USAGE", str(gpu)] < 78 for gpu in range(8))
     assert {idle["DCGM_FI_DEV_SM_CLOCK", str(gpu)] for gpu in range(8)} == {345}
@@ -56,7 +56,7 @@ def test_a_running_job_loads_its_gpus_and_leaves_the_others_idle() -> None:
 
 def test_stopping_a_job_twice_frees_its_gpus_once() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
-    fleet.start_job("j", 1, whole("n001"), profile_of("j", 8), 0)
+    fleet.start_job("j", 1, whole("n001"), draw_job_profile("j", 8), 0)
     fleet.stop_job("j", 1000)
     fleet.stop_job("j", 1000)
     assert not fleet.gangs.slot.any()
@@ -64,48 +64,48 @@ def test_stopping_a_job_twice_frees_its_gpus_once() -> None:
 
 def test_a_job_that_started_long_ago_is_steady_at_the_first_step() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
-    fleet.start_job("j", 1, whole("n001"), profile_of("j", 8), -200_000)
+    fleet.start_job("j", 1, whole("n001"), draw_job_profile("j", 8), -200_000)
     fleet.advance(0)
-    assert fleet.phase("j") == "steady"
+    assert fleet.get_phase("j") == "steady"
 
 
 def test_a_new_job_loads_then_warms_up() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
-    profile = profile_of("j", 8)
+    profile = draw_job_profile("j", 8)
     fleet.start_job("j", 1, whole("n001"), profile, 0)
     fleet.advance(1000)
-    assert fleet.phase("j") == "loading"
-    assert np.isnan(fleet.step_time_s("j"))
+    assert fleet.get_phase("j") == "loading"
+    assert np.isnan(fleet.draw_step_time_s("j"))
     fleet.advance(int(profile.loading_s * 1000) + 1000)
-    assert fleet.phase("j") == "warmup"
+    assert fleet.get_phase("j") == "warmup"
 
 
 def test_more_jobs_than_slots_make_more_slots() -> None:
     fleet = SimulatedFleet(FleetSpec(nodes=20), seed=1)
     for number in range(100):
         rank = RankPlacement(0, fleet.names[number // 8], (number % 8,))
-        fleet.start_job(f"j{number}", 1, [rank], profile_of(f"j{number}", 1), 0)
+        fleet.start_job(f"j{number}", 1, [rank], draw_job_profile(f"j{number}", 1), 0)
     fleet.advance(100_000)
     assert len(np.unique(fleet.gangs.slot[fleet.gangs.slot > 0])) == 100
 
 
 def test_counters_on_a_page_between_steps_equal_those_of_the_next_step() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
-    fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16), -300_000)
+    fleet.start_job("j", 1, whole("n001", "n002"), draw_job_profile("j", 16), -300_000)
     fleet.advance(0)
     fleet.advance(5000)
-    ahead, name = read(fleet.page("n001", "node", 9000)), "node_infiniband_port_data_transmitted_bytes_total"
-    before = read(fleet.page("n001", "node"))
+    ahead, name = read(fleet.render_page("n001", "node", 9000)), "node_infiniband_port_data_transmitted_bytes_total"
+    before = read(fleet.render_page("n001", "node"))
     fleet.advance(9000)
-    assert ahead[name, "mlx5_0"] == read(fleet.page("n001", "node"))[name, "mlx5_0"] > before[name, "mlx5_0"]
+    assert ahead[name, "mlx5_0"] == read(fleet.render_page("n001", "node"))[name, "mlx5_0"] > before[name, "mlx5_0"]
 
 
 def test_the_same_seed_gives_the_same_pages() -> None:
     def pages(seed: int) -> list[bytes]:
         fleet = SimulatedFleet(SMALL, seed=seed)
-        fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16, seed=seed), 0)
+        fleet.start_job("j", 1, whole("n001", "n002"), draw_job_profile("j", 16, seed=seed), 0)
         run(fleet, 120)
-        return [fleet.page(name, exporter) for name, exporter in fleet.targets()]
+        return [fleet.render_page(name, exporter) for name, exporter in fleet.list_targets()]
 
     assert pages(1) == pages(1)
     assert pages(1) != pages(2)
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_pages() -> None:
 
 def test_members_of_a_healthy_gang_step_together() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
-    fleet.start_job("j", 1, whole("n001", "n002"), profile_of("j", 16), -300_000)
+    fleet.start_job("j", 1, whole("n001", "n002"), draw_job_profile("j", 16), -300_000)
     fleet.advance(0)
     steps = fleet.draw_member_steps("j")
     assert [step.node for step in steps] == ["n001", "n002"]
@@ -122,19 +122,19 @@ def test_members_of_a_healthy_gang_step_together() -> None:
 
 def test_the_parts_of_a_step_are_those_of_its_critical_path() -> None:
     fleet = SimulatedFleet(SMALL, seed=1)
-    profile = profile_of("j", 16)
+    profile = draw_job_profile("j", 16)
     fleet.start_job("j", 1, whole("n001", "n002"), profile, -300_000)
     fleet.advance(0)
-    usual = fleet.step_parts("j", profile.step_s)
+    usual = fleet.split_step("j", profile.step_s)
     assert usual is not None
     own_s = profile.step_s * (1 - profile.communication_share)
     assert usual.compute + usual.data == pytest.approx(own_s, abs=2e-4)
     assert usual.communication == pytest.approx(profile.step_s - own_s, abs=2e-4)
-    waited = fleet.step_parts("j", 3 * profile.step_s)
+    waited = fleet.split_step("j", 3 * profile.step_s)
     assert waited is not None
     assert waited.data > 1.9 * profile.step_s
     fleet.effects.clock_ratio[0, 0] = 0.5  # its slowest GPU needs twice as long
-    slow = fleet.step_parts("j", profile.step_s + own_s)
+    slow = fleet.split_step("j", profile.step_s + own_s)
     assert slow is not None
     assert slow.compute + slow.data >= 2 * own_s - 2e-4
-    assert fleet.step_parts("gone", 1.0) is fleet.step_parts("j", float("inf")) is None
+    assert fleet.split_step("gone", 1.0) is fleet.split_step("j", float("inf")) is None

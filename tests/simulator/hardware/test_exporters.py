@@ -46,7 +46,7 @@ async def get(client: Client, url: str) -> tuple[int, bytes]:
 def test_every_node_and_exporter_has_a_path_of_its_own() -> None:
     async def use(server: ExporterServer, client: Client, clock: ManualClock) -> None:
         assert server.paths == ["/n001/dcgm/metrics", "/n001/node/metrics", "/n002/dcgm/metrics", "/n002/node/metrics"]
-        for url in server.urls():
+        for url in server.list_urls():
             status, body = await get(client, url)
             assert status == 200
             assert (b"DCGM_FI_DEV_SM_CLOCK{" in body) == ("dcgm" in url)
@@ -67,7 +67,7 @@ def test_an_unknown_path_is_404_and_another_method_405() -> None:
 
 def test_the_fleet_moves_with_the_clock() -> None:
     async def use(server: ExporterServer, client: Client, clock: ManualClock) -> None:
-        url = server.urls()[0]
+        url = server.list_urls()[0]
         first = await get(client, url)
         assert await get(client, url) == first
         clock.advance(15)
@@ -82,8 +82,8 @@ def test_a_lost_node_closes_the_connection_and_the_others_answer() -> None:
         assert isinstance(server.source, SimulatedFleet)
         server.source.faults.inject("node_lost", "n001", None, 1_000_000)
         with pytest.raises(aiohttp.ClientError):
-            await get(client, server.urls()[0])
-        assert (await get(client, server.urls()[2]))[0] == 200
+            await get(client, server.list_urls()[0])
+        assert (await get(client, server.list_urls()[2]))[0] == 200
 
     serve(use)
 
@@ -93,7 +93,7 @@ def test_a_node_whose_gpu_fell_off_the_bus_answers_late() -> None:
         assert isinstance(server.source, SimulatedFleet)
         server.source.faults.inject("gpu_off_bus", "n001", 1, 1_000_000, delay_s=0.2, warns_s=0.0)
         begin = asyncio.get_running_loop().time()
-        assert b'gpu="1"' not in (await get(client, server.urls()[0]))[1]
+        assert b'gpu="1"' not in (await get(client, server.list_urls()[0]))[1]
         assert asyncio.get_running_loop().time() - begin >= 0.19
 
     serve(use)
@@ -101,7 +101,7 @@ def test_a_node_whose_gpu_fell_off_the_bus_answers_late() -> None:
 
 def test_the_server_reports_its_counts() -> None:
     async def use(server: ExporterServer, client: Client, clock: ManualClock) -> None:
-        await get(client, server.urls()[0])
+        await get(client, server.list_urls()[0])
         status, body = await get(client, f"http://127.0.0.1:{server.port}/")
         assert (status, body) == (200, b'{"bad_records_injected": 0, "pages": 1}')
 
@@ -130,9 +130,9 @@ def test_the_decoder_counts_exactly_the_bad_lines_that_were_served() -> None:
 
     async def use(server: ExporterServer, client: Client, clock: ManualClock) -> None:
         resolver = ExporterResolver(Entities())
-        decoders = {url: PageDecoder(resolver, Target("n")) for url in server.urls()}
+        decoders = {url: PageDecoder(resolver, Target("n")) for url in server.list_urls()}
         for _ in range(12):
-            for url in server.urls():
+            for url in server.list_urls():
                 batch = decoders[url].decode((await get(client, url))[1], clock.now_ms())
                 counted.extend(error.reason for error in batch.bad)
             clock.advance(15)
@@ -145,9 +145,9 @@ def test_the_decoder_counts_exactly_the_bad_lines_that_were_served() -> None:
 def test_a_spoilt_page_differs_in_one_line() -> None:
     fleet = SimulatedFleet(FleetSpec(nodes=1), seed=1)
     fleet.advance(0)
-    page = fleet.page("n001", "dcgm")
+    page = fleet.render_page("n001", "dcgm")
     breakage = Breakage(np.random.default_rng(1), share=1.0)
-    spoilt = [broken for broken, bad in (breakage.spoil(page) for _ in range(30)) if bad]
+    spoilt = [broken for broken, bad in (breakage.break_line(page) for _ in range(30)) if bad]
     assert len(spoilt) > 10
     for broken in spoilt:
         pairs = list(zip(page.split(b"\n"), broken.split(b"\n"), strict=True))
@@ -158,7 +158,7 @@ def test_a_blanked_number_is_no_bad_record() -> None:
     fleet = SimulatedFleet(FleetSpec(nodes=1), seed=1)
     fleet.advance(0)
     breakage = Breakage(np.random.default_rng(1), share=1.0)
-    spoilt = [breakage.spoil(fleet.page("n001", "dcgm")) for _ in range(60)]
+    spoilt = [breakage.break_line(fleet.render_page("n001", "dcgm")) for _ in range(60)]
     blanked = [page for page, bad in spoilt if b" 9223372036854775794\n" in page and bad == 0]
     assert blanked
     decoder = PageDecoder(ExporterResolver(Entities()), Target("n001"))
@@ -167,7 +167,7 @@ def test_a_blanked_number_is_no_bad_record() -> None:
 
 
 def test_a_page_without_breakable_lines_is_left_alone() -> None:
-    assert Breakage(np.random.default_rng(1), share=1.0).spoil(b"up 1\n") == (b"up 1\n", 0)
+    assert Breakage(np.random.default_rng(1), share=1.0).break_line(b"up 1\n") == (b"up 1\n", 0)
 
 
 def test_a_response_that_was_cut_off_does_not_count() -> None:

@@ -39,9 +39,9 @@ def read(page: bytes, name: str) -> list[float]:
 
 def test_a_recorded_run_is_a_node_with_its_own_pages(tmp_path: Path) -> None:
     fleet = small_run(tmp_path)
-    assert list(fleet.targets()) == [("t1", "dcgm"), ("t1", "node")]
+    assert list(fleet.list_targets()) == [("t1", "dcgm"), ("t1", "node")]
     fleet.advance(50_000)
-    page = fleet.page("t1", "dcgm", 53_000)
+    page = fleet.render_page("t1", "dcgm", 53_000)
     assert read(page, "DCGM_FI_DEV_POWER_USAGE") == [103, 203]
     assert read(page, "DCGM_FI_DEV_FB_FREE") == [80_559, 80_559]
     assert b'Hostname="t1"' in page
@@ -52,12 +52,12 @@ def test_a_run_starts_over_while_its_counters_go_on(tmp_path: Path) -> None:
     fleet = small_run(tmp_path)
     fleet.advance(0)
     seconds = (0, 5, 9, 12, 21)
-    pages = [fleet.page("t1", "dcgm", second * 1000) for second in seconds]
+    pages = [fleet.render_page("t1", "dcgm", second * 1000) for second in seconds]
     assert [read(page, "DCGM_FI_DEV_POWER_USAGE")[0] for page in pages] == [100, 105, 109, 102, 102]
     energy = [read(page, "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION")[0] for page in pages]
     assert energy == sorted(energy)
     sent = [
-        read(fleet.page("t1", "node", second * 1000), "node_infiniband_port_data_transmitted_bytes_total")[3]
+        read(fleet.render_page("t1", "node", second * 1000), "node_infiniband_port_data_transmitted_bytes_total")[3]
         for second in seconds
     ]
     assert sent == [0, 5000, 9000, 11_000, 20_000]
@@ -73,7 +73,7 @@ def test_a_value_that_was_not_recorded_stands_as_before(tmp_path: Path) -> None:
     write_recording(tmp_path / FOLDER, path.name, lines)
     fleet = load_recorded_fleet(tmp_path)
     fleet.advance(0)
-    assert read(fleet.page("t1", "dcgm", 3000), "DCGM_FI_PROF_PCIE_TX_BYTES") == [10, 10]
+    assert read(fleet.render_page("t1", "dcgm", 3000), "DCGM_FI_PROF_PCIE_TX_BYTES") == [10, 10]
 
 
 def test_the_idle_run_is_no_job(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ def test_a_recording_without_a_column_is_refused_by_name(tmp_path: Path) -> None
 def test_the_public_runs_show_power_and_traffic_as_recorded() -> None:
     fleet = load_recorded_fleet(DATA)
     fleet.advance(0)
-    power = read(fleet.page("t3", "dcgm", 250_000), "DCGM_FI_DEV_POWER_USAGE")
+    power = read(fleet.render_page("t3", "dcgm", 250_000), "DCGM_FI_DEV_POWER_USAGE")
     assert len(power) == 8
     assert all(600 < watts < 700 for watts in power)
     name = "node_infiniband_port_data_transmitted_bytes_total"
-    before, after = (read(fleet.page("t11-node0", "node", second * 1000), name) for second in (200, 250))
+    before, after = (read(fleet.render_page("t11-node0", "node", second * 1000), name) for second in (200, 250))
     assert (sum(after) - sum(before)) / 50 == pytest.approx(56e9, rel=0.1)

@@ -31,13 +31,13 @@ def test_without_recordings_there_is_nothing_to_compare(tmp_path: Path) -> None:
 @pytest.mark.skipif(not (DATA / FOLDER).exists(), reason="needs the public recordings in FLEETCAST_DATA")
 def test_healthy_telemetry_is_like_the_recorded() -> None:
     rows = list(compare_with_recordings(DATA))
-    print("\n".join(["", HEADER, *(row.line() for row in rows)]))
+    print("\n".join(["", HEADER, *(row.format_row() for row in rows)]))
     assert {row.quantity for row in rows} == {*FARTHEST, "port equality"}
     for row in rows:
         if row.quantity in FARTHEST:
-            assert row.distance < FARTHEST[row.quantity], row.line()
+            assert row.distance < FARTHEST[row.quantity], row.format_row()
         else:  # within 3 % on both sides: that they are so is what counts, not how
-            assert max(row.real[2], row.simulated[2]) < 1.03, row.line()
+            assert max(row.real[2], row.simulated[2]) < 1.03, row.format_row()
 
 
 @pytest.mark.parametrize(

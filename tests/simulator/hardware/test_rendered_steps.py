@@ -24,12 +24,14 @@ from fleetcast.simulator.hardware.rendered_steps import (
 def test_a_mean_is_exact_whatever_the_interval() -> None:
     # level 1 for 2 s, then 0 for 1 s, then 4 for 1 s
     stretches = Stretches(np.array([2.0, 3.0, 4.0]), np.array([[1.0], [0.0], [4.0]]))
-    assert stretches.means(np.array([0.0, 1.0, 2.5, 4.0]))[:, 0].tolist() == pytest.approx([1.0, 1 / 1.5, 4 / 1.5])
+    assert stretches.compute_means(np.array([0.0, 1.0, 2.5, 4.0]))[:, 0].tolist() == pytest.approx(
+        [1.0, 1 / 1.5, 4 / 1.5]
+    )
 
 
 def test_what_a_step_takes_beyond_the_usual_is_a_stall() -> None:
     stretches = make_pattern_stretches(np.array([1.0, 1.0, 10.0]), "data_parallel")
-    means = stretches.means(np.array([0.0, 1.0, 2.0, 3.5, 12.0]))
+    means = stretches.compute_means(np.array([0.0, 1.0, 2.0, 3.5, 12.0]))
     assert means[0] == pytest.approx(means[1])
     assert means[3] == pytest.approx(np.array(LEVELS["stall"]))
 
@@ -84,7 +86,7 @@ def test_a_worker_is_busy_when_its_operations_run(tmp_path: Path) -> None:
     pq.write_table(pa.table(dict(zip(names, map(list, zip(*rows, strict=True)), strict=True))), tmp_path / BYTEDANCE)
     run = read_bytedance_run(tmp_path / BYTEDANCE)
     assert run.durations_s.tolist() == [4.0, 4.0]
-    activity = [stretches.means(np.arange(0.0, 9.0))[:, 0].tolist() for stretches in run.stretches]
+    activity = [stretches.compute_means(np.arange(0.0, 9.0))[:, 0].tolist() for stretches in run.stretches]
     forward, exchange, wait = (LEVELS[name][0] for name in ("forward", "exchange", "wait"))
     assert activity[0] == pytest.approx([forward, forward, forward, exchange] * 2)
     assert activity[1] == pytest.approx([forward, wait, wait, exchange] * 2)

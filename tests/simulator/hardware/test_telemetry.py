@@ -8,7 +8,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.sensors import FB_TOTAL_MIB
 from fleetcast.simulator.hardware.telemetry import GPU_FIELDS, PORT_FIELDS, DcgmPage
-from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_profile, profile_of
+from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_profile, draw_profile
 
 NODES = ("n001", "n002")
 HOT, COOL = (0, 3, 4, 6), (1, 2, 5, 7)
@@ -40,7 +40,7 @@ def values(fleet: SimulatedFleet, name: str, nodes: slice = slice(0, 2)) -> np.n
     """(node, GPU) of a field by the reference parser."""
     read = []
     for node in fleet.names[nodes]:
-        page = fleet.page(node, "dcgm").decode()
+        page = fleet.render_page(node, "dcgm").decode()
         samples = [
             s
             for family in text_string_to_metric_families(page)
@@ -52,7 +52,7 @@ def values(fleet: SimulatedFleet, name: str, nodes: slice = slice(0, 2)) -> np.n
 
 
 def test_a_dcgm_page_has_help_type_and_every_field_of_every_gpu() -> None:
-    page = busy_fleet().page("n001", "dcgm").decode()
+    page = busy_fleet().render_page("n001", "dcgm").decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert len(families) == len(GPU_FIELDS)
     assert all(len(family.samples) == 8 and family.documentation for family in families.values())
@@ -63,7 +63,7 @@ def test_a_dcgm_page_has_help_type_and_every_field_of_every_gpu() -> None:
 
 
 def test_a_node_page_has_eight_ports_and_says_whose_it_is() -> None:
-    page = busy_fleet().page("n002", "node").decode()
+    page = busy_fleet().render_page("n002", "node").decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     for field in PORT_FIELDS:
         devices = [sample.labels["device"] for sample in families[field.name.removesuffix("_total")].samples]
@@ -73,8 +73,8 @@ def test_a_node_page_has_eight_ports_and_says_whose_it_is() -> None:
 
 
 def test_uuids_are_the_same_in_every_run_and_differ_between_gpus() -> None:
-    page = busy_fleet(seed=1).page("n001", "dcgm").decode()
-    other = busy_fleet(seed=2).page("n001", "dcgm").decode()
+    page = busy_fleet(seed=1).render_page("n001", "dcgm").decode()
+    other = busy_fleet(seed=2).render_page("n001", "dcgm").decode()
     uuids = {part.split('"')[0] for part in page.split('UUID="')[1:]}
     assert len(uuids) == 8
     assert uuids == {part.split('"')[0] for part in other.split('UUID="')[1:]}
@@ -83,8 +83,8 @@ def test_uuids_are_the_same_in_every_run_and_differ_between_gpus() -> None:
 def test_an_absent_gpu_has_no_line_and_comes_back() -> None:
     page = DcgmPage("n001", 2)
     numbers = np.zeros((len(GPU_FIELDS), 2))
-    assert b'gpu="1"' not in page.write(numbers, np.array([True, False]))
-    assert b'gpu="1"' in page.write(numbers, np.array([True, True]))
+    assert b'gpu="1"' not in page.render(numbers, np.array([True, False]))
+    assert b'gpu="1"' in page.render(numbers, np.array([True, True]))
 
 
 def test_an_xid_appears_with_its_code_and_message() -> None:
@@ -92,7 +92,7 @@ def test_an_xid_appears_with_its_code_and_message() -> None:
     numbers = np.zeros((len(GPU_FIELDS), 1))
     numbers[[field.name for field in GPU_FIELDS].index("DCGM_FI_DEV_XID_ERRORS")] = 48
     line = next(
-        line for line in page.write(numbers, np.ones(1, bool)).split(b"\n") if line.startswith(b"DCGM_FI_DEV_X")
+        line for line in page.render(numbers, np.ones(1, bool)).split(b"\n") if line.startswith(b"DCGM_FI_DEV_X")
     )
     assert b'err_code="48"' in line
     assert line.endswith(b"} 48")
@@ -171,10 +171,10 @@ def test_a_job_of_one_gpu_uses_no_network_and_a_large_one_does() -> None:
 
 
 def test_profiles_are_named_by_their_job_not_by_their_order() -> None:
-    first = profile_of("a", 16)
-    profile_of("b", 16)
-    assert profile_of("a", 16) == first
-    assert profile_of("a", 16, seed=2) != first
+    first = draw_job_profile("a", 16)
+    draw_job_profile("b", 16)
+    assert draw_job_profile("a", 16) == first
+    assert draw_job_profile("a", 16, seed=2) != first
 
 
 def test_training_profiles_stay_within_measured_power() -> None:

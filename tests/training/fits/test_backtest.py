@@ -14,8 +14,8 @@ from fleetcast.training.fits.backtest import (
     judge_demand,
     make_demand_windows,
     make_duration_windows,
-    merged,
-    verdict,
+    make_verdict,
+    merge_results,
 )
 from fleetcast.training.reports.results import ResultRow, Results
 from fleetcast.training.sets.demand_sets import DemandSet
@@ -78,7 +78,7 @@ def test_windows_grow_and_never_overlap() -> None:
     for window, rows in ((first, 150), (last, 200)):
         (one,) = window.jobs
         assert len(one.table) == rows
-        assert one.judged.sum() == 50
+        assert one.is_judged.sum() == 50
         assert one.train_end_s == table.submit_s[rows - 51]
 
 
@@ -119,7 +119,7 @@ def test_windows_are_put_together_by_outcomes() -> None:
         Results("demand", [row("ours", 1.0, 100, 0.8, 1.2)], ["a"]),
         Results("demand", [row("ours", 2.0, 300, 1.6, 2.4), row("theta", None, 0)], ["a", "b"]),
     ]
-    whole = merged("demand", parts)
+    whole = merge_results("demand", parts)
     (ours, theta) = whole.rows
     assert (ours.value, ours.n) == (1.75, 400)
     assert ours.low == pytest.approx(1.75 - np.hypot(0.05, 0.3))
@@ -137,40 +137,40 @@ def number(target: str, hours: int, ours: float, low: float | None = None) -> li
 
 def test_one_target_that_is_far_worse_takes_no_other_along() -> None:
     rows = [*number("running", 1, 0.8), *number("wanted", 1, 0.9), *number("queued", 1, 2.78, 2.5)]
-    gate = verdict("demand", Results("demand", rows))
+    gate = make_verdict("demand", Results("demand", rows))
     assert gate is not None
     assert gate.won
-    assert gate.withheld == {"queued"}
+    assert gate.withheld_targets == {"queued"}
     assert (round(gate.ours / gate.baseline_value, 3), gate.origins) == (0.849, 100), "of the targets that it serves"
     assert gate.sentence.endswith("serves running, wanted, not queued (WQL at 1 h 178.0% above persistence)")
 
 
 def test_a_target_that_wins_in_the_mean_and_is_worse_beyond_its_interval_somewhere_is_lost() -> None:
     rows = [*number("running", 1, 0.4), *number("running", 6, 1.3, 1.1), *number("wanted", 1, 0.9)]
-    gate = verdict("demand", Results("demand", rows))
+    gate = make_verdict("demand", Results("demand", rows))
     assert gate is not None
-    assert gate.withheld == {"running"}
+    assert gate.withheld_targets == {"running"}
     within = [*number("running", 1, 0.4), *number("running", 6, 1.3, 0.9), *number("wanted", 1, 0.9)]
-    again = verdict("demand", Results("demand", within))
+    again = make_verdict("demand", Results("demand", within))
     assert again is not None
-    assert again.withheld == frozenset(), "an interval that reaches the baseline says nothing"
+    assert again.withheld_targets == frozenset(), "an interval that reaches the baseline says nothing"
 
 
 def test_a_model_that_wins_no_target_does_not_serve_and_withholds_nothing_by_force() -> None:
-    gate = verdict("demand", Results("demand", [*number("running", 1, 1.0), *number("queued", 1, 1.2)]))
+    gate = make_verdict("demand", Results("demand", [*number("running", 1, 1.0), *number("queued", 1, 1.2)]))
     assert gate is not None
     assert not gate.won
-    assert gate.withheld == frozenset()
+    assert gate.withheld_targets == frozenset()
     assert "serves nothing, not running (WQL 0.0% above the best baselines)" in gate.sentence
 
 
 def test_the_verdict_is_against_the_best_baseline_of_each_number() -> None:
     wins = Results("demand", [row("ours", 0.9, 50), row("persistence", 1.0, 50), row("theta", 1.2, 50)])
     loses = Results("demand", [row("ours", 1.0, 50), row("persistence", 1.0, 50), row("theta", 1.2, 50)])
-    won, lost = verdict("demand", wins), verdict("demand", loses)
+    won, lost = make_verdict("demand", wins), make_verdict("demand", loses)
     assert won is not None
     assert lost is not None
     assert (won.won, won.baseline, won.origins) == (True, "persistence", 50)
     assert won.sentence.startswith("WQL 10.0% below the best baseline (persistence")
     assert not lost.won  # as good as a baseline is not worth a change
-    assert verdict("demand", Results("demand")) is None
+    assert make_verdict("demand", Results("demand")) is None

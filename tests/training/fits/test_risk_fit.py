@@ -7,8 +7,8 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.models.risk.node_risk import compute_fitted_excess
 from fleetcast.models.risk.rules import ROW, RULES
 from fleetcast.models.risk.scores import RISK_KINDS
-from fleetcast.training.fits.fit import fit_risk, judge, split_by_run
-from fleetcast.training.replay.dataset import ExporterPage, LabelledFault, PageObserver, RiskRows, label
+from fleetcast.training.fits.fit import fit_risk, score_kinds, split_by_run
+from fleetcast.training.replay.dataset import ExporterPage, LabelledFault, PageObserver, RiskRows, label_rows
 
 SLOW, FAIL = RISK_KINDS.index("slow"), RISK_KINDS.index("fail")
 
@@ -29,7 +29,7 @@ def made_rows(seed, n=3000):
 def test_a_fault_labels_its_node_from_an_hour_before_to_its_end():
     minutes = np.arange(-120, 121, 30, dtype=np.int64) * 60_000  # of n2 only
     node = np.full(len(minutes), 1, np.int32)
-    labels = label(minutes, node, [LabelledFault("ecc_storm", "n2", 0, 3_600_000)], ["n1", "n2"], 3600.0)
+    labels = label_rows(minutes, node, [LabelledFault("ecc_storm", "n2", 0, 3_600_000)], ["n1", "n2"], 3600.0)
     #                                    -120   -90    -60   -30   0     30    60     90     120
     assert labels[FAIL].tolist() == [False, False, True, True, True, True, False, False, False]
     assert not labels[SLOW].any()
@@ -70,7 +70,7 @@ def test_a_rule_that_speaks_for_a_node_has_a_negative_weight_and_lowers_its_risk
 
 def test_scores_on_the_test_run_are_better_than_the_base_rate():
     split = split_by_run([made_rows(seed) for seed in range(3)])
-    scores = judge(split.test, fit_risk(split, {}))
+    scores = score_kinds(split.test, fit_risk(split, {}))
     assert scores["slow"]["auroc"] > 0.9
     assert scores["slow"]["brier_skill"] > 0.5
     assert scores["drain"]["auroc"] is None  # nothing to judge by
@@ -93,13 +93,13 @@ def test_an_observer_sees_what_pages_hold():
         return [ExporterPage("n1", "dcgm", ("\n".join(lines) + "\n").encode())]
 
     for scrape in range(3):
-        evidence = observer.watch.evidence(observer.scrape(page(1980, 0), [], 15_000 * (scrape + 1)))
+        evidence = observer.watch.collect_evidence(observer.apply_pages(page(1980, 0), [], 15_000 * (scrape + 1)))
     assert len(evidence.signals) == 0
     for scrape in range(3, 6):
-        evidence = observer.watch.evidence(observer.scrape(page(990, 64), [], 15_000 * (scrape + 1)))
-        observer.keep(evidence, 15_000 * (scrape + 1))
+        evidence = observer.watch.collect_evidence(observer.apply_pages(page(990, 64), [], 15_000 * (scrape + 1)))
+        observer.add_training_rows(evidence, 15_000 * (scrape + 1))
     assert [RULES[row].name for row in evidence.signals.rule] == ["thermal_throttle"]
-    rows = observer.rows([LabelledFault("thermal_throttle", "n1", 60_000, None)], 3600.0)
+    rows = observer.make_risk_rows([LabelledFault("thermal_throttle", "n1", 60_000, None)], 3600.0)
     assert len(rows) == 3
     assert rows.labels[SLOW].all()
     assert (rows.levels[:, ROW["thermal_throttle"]] > 0.9).all()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.errors import ConfigError, FleetcastError
-from fleetcast.models.versions.card import Card, metrics_of
+from fleetcast.models.versions.card import Card, make_card_metrics
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits import tracking
 from fleetcast.training.fits.tracking import ENVIRONMENT, log_version_to_mlflow, make_mlflow_params
@@ -31,9 +31,11 @@ def environment() -> Iterator[None]:
 def version(tmp_path: Path) -> tuple[Card, Path]:
     registry = Registry(tmp_path / "models")
     settings = {"trees": 200, "odd=name": "x" * 2000}
-    full = msgspec.structs.replace(card(LOST), metrics=metrics_of(demand_results(origins=1).rows), settings=settings)
+    full = msgspec.structs.replace(
+        card(LOST), metrics=make_card_metrics(demand_results(origins=1).rows), settings=settings
+    )
     name = registry.add("demand", write, full)
-    return registry.card("demand", name), registry.path("demand", name)
+    return registry.read_version_card("demand", name), registry.find_folder("demand", name)
 
 
 def runs_of(uri: str) -> Sequence[Any]:
@@ -97,4 +99,4 @@ def test_without_mlflow_the_error_names_the_extra(version: tuple[Card, Path], mo
 def test_a_card_of_nothing_has_few_parameters_and_no_metrics() -> None:
     bare = Card(kind="risk", created_ms=0, made_by="", seed=1, fitted_until_ms=2)
     assert make_mlflow_params(bare) == {"version": "", "seed": "1", "fitted_until_ms": "2", "features": "0"}
-    assert list(tracking.metrics_of(bare)) == []
+    assert list(tracking.list_card_metrics(bare)) == []

@@ -20,10 +20,17 @@ from fleetcast.models.jobs.co_run_fit import CoRunFit, PastCoRun
 from fleetcast.models.versions.card import Card
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.pipeline.jobs.co_run_versions import ServedCoRuns
-from fleetcast.service.pipeline.jobs.interference import Sharing
+from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.state import FleetState
 from fleetcast.training.fits.retrain import TrainingPlan
-from fleetcast.training.fits.train_co_runs import SeenCoRun, SiteCoRuns, errors, judge, read_co_runs, train_interference
+from fleetcast.training.fits.train_co_runs import (
+    SeenCoRun,
+    SiteCoRuns,
+    compute_errors,
+    judge_co_runs,
+    read_co_runs,
+    train_interference,
+)
 
 T0 = 1_795_219_200_000
 MINUTE_MS = 60_000
@@ -59,15 +66,17 @@ def test_past_co_runs_that_help_serve_and_a_later_version_must_help_more(tmp_pat
 
 
 def test_few_co_runs_and_co_runs_that_teach_nothing_do_not_serve():
-    assert judge(co_runs(10), None, T0)[1].sentence == "10 co-runs on GPUs, 50 needed"
-    gate = judge(co_runs(120, harm=0.0), None, T0)[1]
+    assert judge_co_runs(co_runs(10), None, T0)[1].sentence == "10 co-runs on GPUs, 50 needed"
+    gate = judge_co_runs(co_runs(120, harm=0.0), None, T0)[1]
     assert not gate.won
     assert gate.origins == 60
 
 
 def test_what_is_told_of_a_co_run_rests_on_earlier_ones_alone():
     rows = co_runs(100)
-    assert errors(rows[:50], rows[50:]).tolist()[:10] == pytest.approx(errors(rows[:50], rows[50:60]).tolist())
+    assert compute_errors(rows[:50], rows[50:]).tolist()[:10] == pytest.approx(
+        compute_errors(rows[:50], rows[50:60]).tolist()
+    )
 
 
 def test_a_fit_survives_its_file(tmp_path):
@@ -75,7 +84,7 @@ def test_a_fit_survives_its_file(tmp_path):
     fit = CoRunFit((PastCoRun("gpu", (big, 1), (2, 3), 0.5),), {big: (0.5, None, 0.1)}, {big: (1.0, 0.2)})
     fit.save(tmp_path)
     assert CoRunFit.load(tmp_path) == fit
-    assert np.isnan(fit.load_of()[big][1])
+    assert np.isnan(fit.make_load_table()[big][1])
 
 
 def version(registry, speed):
@@ -101,16 +110,16 @@ def test_the_service_knows_what_was_promoted_and_forgets_it_on_a_rollback(tmp_pa
     registry.rollback("interference")
     assert served.refresh(60_000)
     assert served.co_runs[0].speed == 0.5
-    (registry.path("interference", "0001") / "co_runs.json").write_text("{")
+    (registry.find_folder("interference", "0001") / "co_runs.json").write_text("{")
     assert not served.refresh(80_000)
 
 
 def test_past_co_runs_teach_beside_the_own_ones(tmp_path):
     registry = Registry(tmp_path)
     version(registry, 0.5)
-    sharing = Sharing(CoRuns(), registry)
+    sharing = InterferenceLearner(CoRuns(), registry)
     fresh = sharing._served.refresh(20_000)
-    sharing._learn(sharing._served.alone, 20_000, fresh)
+    sharing._learn_if_due(sharing._served.alone, 20_000, fresh)
     assert b'"gpu"' in sharing._document
     assert b"[11,1]" in sharing._document
 
@@ -121,7 +130,7 @@ def folder(tmp_path):
     entities = Entities()
     state = FleetState(entities, WindowStore(entities), Topology.build([]))
     state.archive = Archive(ArchiveFiles(str(tmp_path / "archive")), entities, limits=ArchiveLimits(keep_days=0))
-    gpu = entities.of_node(EntityKind.GPU, "n1", "0")
+    gpu = entities.add_to_node(EntityKind.GPU, "n1", "0")
     metric = find_metric_row(EntityKind.GPU, "sm_active")
     place = (RankPlacement(rank=0, node="n1", gpus=(0,)),)
     spans = {"a": (0, 20), "b": (10, 30)}
@@ -147,7 +156,7 @@ def folder(tmp_path):
         )
         told = tuple(event for event in events if time_ms - 15_000 < event.time_ms <= time_ms)
         state.apply(Batch(samples=(samples,), events=told), time_ms)
-    state.archive.hand_over(state.topology, T0 + 30 * MINUTE_MS)()
+    state.archive.prepare_flush(state.topology, T0 + 30 * MINUTE_MS)()
     state.archive.close()
     return tmp_path / "archive"
 
@@ -165,4 +174,4 @@ def test_the_command_keeps_a_version_and_says_how_many_co_runs_it_needs(folder, 
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
     assert "2 co-runs on GPUs, 50 needed" in result.output
-    assert Registry(tmp_path / "state" / "models").names("interference") == ["0001"]
+    assert Registry(tmp_path / "state" / "models").list_names("interference") == ["0001"]

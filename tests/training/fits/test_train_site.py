@@ -10,16 +10,16 @@ from fleetcast.models.risk.site_risk import SiteFit
 from fleetcast.models.versions.registry import Registry
 from fleetcast.training.fits.retrain import TrainingPlan
 from fleetcast.training.fits.site_risk import fit_site
-from fleetcast.training.fits.train_site import train_risk, verdict
+from fleetcast.training.fits.train_site import make_verdict, train_risk
 from fleetcast.training.judges.site_risk import (
     compare_geometric_means,
+    compute_metrics,
     judge_windows,
     make_risk_results,
-    metrics,
-    windows_of,
+    make_windows,
 )
 from fleetcast.training.reports.results import ResultRow, Results
-from fleetcast.training.sets.simulated_year import plan_of, simulated_year
+from fleetcast.training.sets.simulated_year import draw_plan, simulate_year
 
 PLAN = TrainingPlan("risk", "a test", windows=2)
 NOW_MS = 1_900_000_000_000
@@ -27,13 +27,13 @@ NOW_MS = 1_900_000_000_000
 
 @pytest.fixture(scope="module")
 def year():
-    return simulated_year(plan_of(nodes=60, days=200, seed=3, faults=4.0))
+    return simulate_year(draw_plan(nodes=60, days=200, seed=3, faults=4.0))
 
 
 @pytest.fixture(scope="module")
 def quiet():
     """A young site: its faults are few."""
-    return simulated_year(plan_of(nodes=40, days=60, seed=3, faults=1.0))
+    return simulate_year(draw_plan(nodes=40, days=60, seed=3, faults=1.0))
 
 
 def test_a_years_fit_beats_the_shipped_one_out_of_sample(year):
@@ -48,7 +48,7 @@ def test_a_years_fit_beats_the_shipped_one_out_of_sample(year):
 
 def test_what_comes_later_changes_neither_fit_nor_what_it_says(year):
     """Cut off the second window: the first one's fit and probabilities stay to the last digit."""
-    first, second = windows_of(year, 2)
+    first, second = make_windows(year, 2)
     whole = judge_windows(year, 2)
     known = year.take(year.time_ms < first.begin_ms)
     assert fit_site(known, first.begin_ms) == whole.fits[0]
@@ -56,7 +56,7 @@ def test_what_comes_later_changes_neither_fit_nor_what_it_says(year):
     assert later != {kind: len(told.node) for kind, told in year.begun.items()}  # something came after it
     rows = year.take((year.time_ms >= first.begin_ms) & (year.time_ms < first.end_ms))
     inside = whole.window == 0
-    assert (rows.probabilities(whole.fits[0]) == whole.p["ours"][:, :, inside]).all()
+    assert (rows.compute_probabilities(whole.fits[0]) == whole.p["ours"][:, :, inside]).all()
     assert second.begin_ms >= first.end_ms
 
 
@@ -75,7 +75,7 @@ def test_a_version_that_wins_serves_and_its_card_says_why(year, tmp_path):
     assert trained.objection == ""
     assert registry.current_version("risk") == "0001"
     assert "below the shipped fit" in trained.card.gate.sentence
-    assert set(SiteFit.load(registry.path("risk", "0001")).kinds) == set(RISK_KINDS)
+    assert set(SiteFit.load(registry.find_folder("risk", "0001")).kinds) == set(RISK_KINDS)
     assert {"log_loss", "auroc", "precision_top1pct"} <= {row.metric for row in trained.card.metrics}
     again = train_risk(year, PLAN, registry, NOW_MS, say=lambda line: None)
     assert "0 events since the data of the serving version 0001 ended" in again.objection
@@ -92,7 +92,7 @@ def test_a_site_with_few_failures_is_kept_and_does_not_serve(quiet, tmp_path):
     assert trained.card.gate.origins == 0
     with_force = registry.promote("risk", trained.version, force=True)
     assert with_force is None
-    assert registry.promotions("risk")[0].forced
+    assert registry.list_promotions("risk")[0].forced
 
 
 @pytest.mark.parametrize(("serving", "wins"), [(0.8, False), (1.2, True)])
@@ -103,13 +103,13 @@ def test_a_challenger_must_beat_the_version_that_serves_on_what_came_after_its_d
     for method, value in said.items():
         given = ("site", "fail", "all", 86_400, method, "", "log_loss", value, None, None, 40)
         results.rows.append(ResultRow(*given))
-    gate = verdict(counts, SimpleNamespace(fits=fits), results, "0001")
+    gate = make_verdict(counts, SimpleNamespace(fits=fits), results, "0001")
     assert gate.won is wins
     assert ("the serving version 0001" in gate.sentence) is not wins
     few = Results("risk", [row for row in results.rows if row.method in ("ours", "shipped")])
     assert (
         "0 events since the data of the serving version 0001 ended"
-        in verdict(counts, SimpleNamespace(fits=fits), few, "0001").sentence
+        in make_verdict(counts, SimpleNamespace(fits=fits), few, "0001").sentence
     )
 
 
@@ -117,8 +117,8 @@ def test_metrics_of_a_perfect_and_of_a_constant_forecast():
     labels = np.zeros(200, bool)
     labels[:2] = True
     time_ms = np.arange(200) // 20
-    perfect = metrics(time_ms, np.where(labels, 0.99, 0.01), labels)
-    constant = metrics(time_ms, np.full(200, 0.01), labels)
+    perfect = compute_metrics(time_ms, np.where(labels, 0.99, 0.01), labels)
+    constant = compute_metrics(time_ms, np.full(200, 0.01), labels)
     assert (perfect["auroc"], perfect["precision_top1pct"]) == (1.0, 1.0)
     assert (constant["auroc"], constant["told_over_came"]) == (0.5, pytest.approx(1.0))
     assert constant["precision_top1pct"] == pytest.approx(0.01)

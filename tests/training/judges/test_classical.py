@@ -8,7 +8,14 @@ from statsmodels.tsa.seasonal import MSTL
 
 from fleetcast.checks import check_forecaster
 from fleetcast.models.forecast import Panel
-from fleetcast.training.judges.classical import METHODS, Refitted, SeriesSpan, autoreg, ets, mstl
+from fleetcast.training.judges.classical import (
+    METHODS,
+    RefittedForecaster,
+    SeriesSpan,
+    forecast_by_autoreg,
+    forecast_by_ets,
+    forecast_by_mstl,
+)
 
 DAY, HOUR = 144, 6
 
@@ -29,7 +36,7 @@ def panel(values: np.ndarray, target: str = "running") -> Panel:
 
 def test_autoreg_forecasts_what_statsmodels_does_from_any_bin() -> None:
     values, fitted = waves(9), 8 * DAY
-    found = autoreg(span(values, fitted, (1, 6, 144)))
+    found = forecast_by_autoreg(span(values, fitted, (1, 6, 144)))
     model = AutoReg(values[:fitted], lags=[1, 2, 3, 6, 36, 144]).fit()
     wanted = model.forecast(144)[[0, 5, 143]]
     np.testing.assert_allclose(found[:, fitted - 1], wanted, rtol=1e-9)
@@ -39,7 +46,7 @@ def test_autoreg_forecasts_what_statsmodels_does_from_any_bin() -> None:
 
 def test_ets_forecasts_what_statsmodels_does_at_whole_hours() -> None:
     values, fitted = waves(9), 8 * DAY
-    found = ets(span(values, fitted, (HOUR, 3 * HOUR, 30 * HOUR)))
+    found = forecast_by_ets(span(values, fitted, (HOUR, 3 * HOUR, 30 * HOUR)))
     own = values[:fitted][HOUR - 1 :: HOUR]
     kind = {"error": "add", "trend": "add", "damped_trend": True, "seasonal": "add", "seasonal_periods": 24}
     model = ETSModel(own, **kind, initialization_method="heuristic").fit(disp=False, maxiter=50)
@@ -48,7 +55,7 @@ def test_ets_forecasts_what_statsmodels_does_at_whole_hours() -> None:
 
 def test_mstl_repeats_the_seasons_of_statsmodels() -> None:
     values, fitted = waves(18), 17 * DAY
-    found = mstl(span(values, fitted, (HOUR, 24 * HOUR)))
+    found = forecast_by_mstl(span(values, fitted, (HOUR, 24 * HOUR)))
     own = values[:fitted][HOUR - 1 :: HOUR]
     seasons = MSTL(own, periods=[24, 168]).fit().seasonal
     step = (seasons[-24, 0] + seasons[-168, 1]) - (seasons[-1, 0] + seasons[-1, 1])
@@ -66,7 +73,7 @@ def test_within_an_hour_forecasts_begin_at_the_last_value(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_they_keep_the_contract_and_see_nothing_that_comes_later(name: str) -> None:
-    check_forecaster(lambda: Refitted(name, METHODS[name], 1800))
+    check_forecaster(lambda: RefittedForecaster(name, METHODS[name], 1800))
 
 
 def test_each_week_is_fitted_on_the_weeks_before_it() -> None:
@@ -76,7 +83,7 @@ def test_each_week_is_fitted_on_the_weeks_before_it() -> None:
         fitted.append((one.fitted, one.values[one.fitted - 1]))
         return np.zeros((len(one.steps), len(one.values)))
 
-    weeks = Refitted("mine", remembered, 50 * DAY)
+    weeks = RefittedForecaster("mine", remembered, 50 * DAY)
     weeks.forecast(panel(np.arange(60.0 * DAY)), np.arange(50 * DAY, 59 * DAY), (6,))
     ends = [last for _, last in fitted]
     assert ends == [day * DAY - 1 for day in (29, 36, 43, 50, 57)]
@@ -88,7 +95,7 @@ def test_a_fit_that_fails_is_counted_and_says_nothing() -> None:
     def refuses(one: SeriesSpan) -> np.ndarray:
         raise np.linalg.LinAlgError("singular")
 
-    broken = Refitted("mine", refuses, 8 * DAY)
+    broken = RefittedForecaster("mine", refuses, 8 * DAY)
     found = broken.forecast(panel(waves(9)), np.arange(8 * DAY, 9 * DAY), (6,))
     assert np.isnan(found).all()
     assert dict(broken.failed) == {"LinAlgError: singular": broken.fits}
@@ -98,7 +105,9 @@ def test_a_fit_that_fails_is_counted_and_says_nothing() -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_empty_and_flat_series_are_no_accident(name: str) -> None:
     flat = np.stack([np.zeros(9 * DAY), np.full(9 * DAY, 7.0), np.full(9 * DAY, np.nan)])
-    told = Refitted(name, METHODS[name], 8 * DAY).forecast(panel(flat), np.arange(8 * DAY, 9 * DAY - 1), (1, 6))
+    told = RefittedForecaster(name, METHODS[name], 8 * DAY).forecast(
+        panel(flat), np.arange(8 * DAY, 9 * DAY - 1), (1, 6)
+    )
     known = np.isfinite(told[3, :, :, 1])
     assert np.allclose(told[3, :, :, 1][known], 7.0, atol=0.5)
     assert np.isnan(told[..., 2]).all()

@@ -5,7 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fleetcast.models.forecast import QUANTILES, Panel
-from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge
+from fleetcast.training.judges.demand_metrics import JudgedForecasts, judge_set
 from fleetcast.training.reports.results import Results
 
 
@@ -20,7 +20,7 @@ def shares(outcomes: list[float], low: float, high: float) -> tuple[float, float
     model = np.full((1, len(outcomes), 1), "persistence")
     methods = {"ours": quantiles, "persistence": quantiles}
     results = Results("demand")
-    judge(results, JudgedForecasts("demand/a", panel, origins, (1,), methods, model, np.ones(1)), 0)
+    judge_set(results, JudgedForecasts("demand/a", panel, origins, (1,), methods, model, np.ones(1)), 0)
     closed, strict = (
         next(
             row.value or 0.0 for row in results.rows if (row.metric, row.method, row.series) == (metric, "ours", "all")

@@ -8,10 +8,10 @@ import pytest
 
 from fleetcast.features.past_runs import PastRuns
 from fleetcast.features.run_past import LEVELS
-from fleetcast.training.judges.duration import evaluate_sets, predict
-from fleetcast.training.judges.duration_metrics import judge_run
+from fleetcast.training.judges.duration import evaluate_sets, predict_test_span
+from fleetcast.training.judges.duration_metrics import judge_run_times
 from fleetcast.training.reports.results import Results
-from fleetcast.training.sets.duration_rows import replay, shape_of
+from fleetcast.training.sets.duration_rows import make_job_shape, replay_history
 from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory
 
 DAY_S = 86_400.0
@@ -47,21 +47,21 @@ def job_set(jobs: HistoryJobs, train_end_s: float = TRAIN_END_S) -> JobHistory:
 
 def test_features_at_a_submission_are_those_of_the_service_at_that_time() -> None:
     jobs = table(60)
-    rows = replay(jobs, watched=np.ones(60, np.bool_), landmarks_s=(600, 3600))
+    rows = replay_history(jobs, watched=np.ones(60, np.bool_), landmarks_s=(600, 3600))
     live = PastRuns()
     at = 40
     now_ms = round(jobs.submit_s[at] * 1000)
     for row in range(60):
         begin_ms = round(jobs.start_s[row] * 1000)
         if row < at:
-            live.submitted(str(row), 1, shape_of(jobs, row))
+            live.record_submission(str(row), 1, make_job_shape(jobs, row))
             if begin_ms <= now_ms:
-                live.started(str(row), 1, begin_ms)
+                live.record_start(str(row), 1, begin_ms)
     for row in np.argsort(jobs.end_s):
         if jobs.end_s[row] <= jobs.submit_s[at]:
-            live.ended(str(row), 1, round(jobs.end_s[row] * 1000))
+            live.record_end(str(row), 1, round(jobs.end_s[row] * 1000))
     (offline,) = rows.features[(rows.job == at) & (rows.elapsed_s == 0)]
-    np.testing.assert_array_equal(live.features(shape_of(jobs, at), now_ms), offline)
+    np.testing.assert_array_equal(live.compute_features(make_job_shape(jobs, at), now_ms), offline)
     late = rows.job[rows.elapsed_s > 0]
     assert len(late) == (jobs.run_s > 600).sum() + (jobs.run_s > 3600).sum()
 
@@ -72,7 +72,7 @@ def test_a_job_that_runs_at_a_moment_tells_nothing_before_its_end() -> None:
     running = (jobs.begin_s <= now_s) & (jobs.end_s > now_s)
     assert running.any()
     other = replace(jobs, run_s=np.where(running, jobs.run_s + 4000, jobs.run_s))
-    first, second = (replay(one) for one in (jobs, other))
+    first, second = (replay_history(one) for one in (jobs, other))
     before = jobs.submit_s[first.job] <= np.min(jobs.end_s[running])
     np.testing.assert_array_equal(first.features[before], second.features[before])
 
@@ -115,7 +115,7 @@ def test_outcomes_after_a_moment_change_no_prediction_before_it(jobs: HistoryJob
     now_s = 9 * DAY_S
     late = jobs.end_s > now_s
     changed = replace(jobs, run_s=np.where(late, jobs.run_s * 3, jobs.run_s))
-    first, second = (predict(job_set(one), 0, lambda line: None) for one in (jobs, changed))
+    first, second = (predict_test_span(job_set(one), 0, lambda line: None) for one in (jobs, changed))
     before = jobs.submit_s[first.job] < now_s
     assert before.any()
     np.testing.assert_array_equal(first.runs["ours"][before], second.runs["ours"][before])
@@ -123,12 +123,12 @@ def test_outcomes_after_a_moment_change_no_prediction_before_it(jobs: HistoryJob
 
 def test_jobs_whose_end_is_not_known_count_neither_as_hits_nor_as_misses(jobs: HistoryJobs) -> None:
     known = job_set(jobs)
-    running = np.flatnonzero(known.judged)[::3]
+    running = np.flatnonzero(known.is_judged)[::3]
     open_s = jobs.run_s.copy()
     open_s[running] = np.nan
-    judged = predict(replace(known, table=replace(jobs, run_s=open_s)), 0, lambda line: None)
+    judged = predict_test_span(replace(known, table=replace(jobs, run_s=open_s)), 0, lambda line: None)
     results = Results("duration")
-    judge_run(results, judged, 0)
+    judge_run_times(results, judged, 0)
     (row,) = results.select(metric="coverage_80", method="ours")
     ended = judged.job[np.isfinite(open_s[judged.job])]
     told = judged.runs["ours"][np.isfinite(open_s[judged.job])]
@@ -153,7 +153,7 @@ def test_run_times_are_judged_in_windows_each_with_a_fit_of_its_own(jobs: Histor
 def test_a_fit_before_a_window_knows_the_jobs_that_ended_by_then(jobs: HistoryJobs) -> None:
     """Run times become ten times as long after the train folder. The second fit has seen that, the first has not."""
     longer = replace(jobs, run_s=np.where(jobs.submit_s > SIX_DAYS_S, jobs.run_s * 10, jobs.run_s))
-    one, two = (predict(job_set(longer, SIX_DAYS_S), 0, lambda line: None, windows=count) for count in (1, 2))
+    one, two = (predict_test_span(job_set(longer, SIX_DAYS_S), 0, lambda line: None, windows=count) for count in (1, 2))
     first, second = two.run_in == 0, two.run_in == 1
     np.testing.assert_array_equal(one.runs["ours"][first], two.runs["ours"][first])
     train = [np.mean(found.runs["group_train"][second, LEVELS.index(0.5)]) for found in (one, two)]
@@ -162,10 +162,10 @@ def test_a_fit_before_a_window_knows_the_jobs_that_ended_by_then(jobs: HistoryJo
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_window_knows_nothing_that_ends_after_it_began(jobs: HistoryJobs, count: int) -> None:
-    found = predict(job_set(jobs, SIX_DAYS_S), 0, lambda line: None, windows=count)
+    found = predict_test_span(job_set(jobs, SIX_DAYS_S), 0, lambda line: None, windows=count)
     begin_s = found.windows[-1].begin_s
     later = jobs.end_s > begin_s
     changed = replace(jobs, run_s=np.where(later, jobs.run_s * 3, jobs.run_s))
-    other = predict(job_set(changed, SIX_DAYS_S), 0, lambda line: None, windows=count)
+    other = predict_test_span(job_set(changed, SIX_DAYS_S), 0, lambda line: None, windows=count)
     last = found.run_in == count - 1
     np.testing.assert_array_equal(found.runs["group_train"][last], other.runs["group_train"][last])

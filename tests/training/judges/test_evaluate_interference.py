@@ -10,7 +10,13 @@ import pandas as pd
 import pytest
 
 from fleetcast.training.judges import interference as evaluate_interference
-from fleetcast.training.judges.interference import CO_RUNS, draw_for_each_model, draw_revealed_co_runs, evaluate, splits
+from fleetcast.training.judges.interference import (
+    CO_RUNS,
+    draw_for_each_model,
+    draw_revealed_co_runs,
+    evaluate,
+    make_splits,
+)
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.co_run_sets import read_co_run_sets
 
@@ -98,29 +104,29 @@ def test_models_that_train_lacks_are_the_unseen_family(tmp_path: Path) -> None:
     train, test = split(tmp_path, "Deep50")
     (one,) = read_co_run_sets(train, test, [])
     assert one.new_models == {"Deep50"}
-    parts = splits(one, 0)
+    parts = make_splits(one, 0)
     assert [target for target, *_ in parts] == ["unseen_pair", "unseen_family"]
     _, fitted, rows, new = parts[1]
     assert new == {"Deep50"}
-    assert rows.has(new).all()
-    assert not fitted.has(new).any()
+    assert rows.has_any_model(new).all()
+    assert not fitted.has_any_model(new).any()
 
 
 def test_with_one_folder_for_both_families_are_left_out_in_turn(tmp_path: Path) -> None:
     folder = put(tmp_path, *world())
     (one,) = read_co_run_sets(folder, folder, [])
-    out = [new for target, *_, new in splits(one, 0) if target == "unseen_family"]
+    out = [new for target, *_, new in make_splits(one, 0) if target == "unseen_family"]
     assert {"Deep18", "Deep50"} in out
     assert len(out) == 4
-    for _, fitted, rows, new in splits(one, 0):
-        assert not fitted.has(new).any()
+    for _, fitted, rows, new in make_splits(one, 0):
+        assert not fitted.has_any_model(new).any()
         assert not set(fitted.pair) & set(rows.pair)
 
 
 def test_what_was_observed_is_judged_by_nobody_and_is_never_more_than_half(tmp_path: Path) -> None:
     train, test = split(tmp_path, "Wide")
     (one,) = read_co_run_sets(train, test, [])
-    rows = one.rows.take(one.in_test)
+    rows = one.rows.select_rows(one.in_test)
     shown = draw_revealed_co_runs(rows, {"Wide"}, 0)
     configs = np.unique(rows.pairs.keys[rows.model == "Wide", 0])
     for config in configs:
@@ -173,6 +179,6 @@ def test_a_folder_without_co_runs_is_skipped_with_a_line(tmp_path: Path) -> None
 def test_an_unseen_model_of_the_measured_pairs_is_told_better_than_by_the_rule() -> None:
     (one,) = read_co_run_sets(DATA, DATA, [])
     rows = one.rows
-    found = [row for row in splits(one, 0) if row[3] == {"ResNet18"}]
+    found = [row for row in make_splits(one, 0) if row[3] == {"ResNet18"}]
     assert len(found) == 1
     assert len(rows) == 1426

@@ -7,10 +7,16 @@ import pandas as pd
 import pytest
 
 from fleetcast.fleet.errors import RecordError
-from fleetcast.placement.machines.potential import count_fragmented_milli, potential, stranded, usable, ways
+from fleetcast.placement.machines.potential import (
+    compute_potential,
+    count_fragmented_milli,
+    count_stranded_milli,
+    count_usable_milli,
+    list_ways,
+)
 from fleetcast.placement.machines.shapes import MemberShape, RecentShapes, make_shape_demand
-from fleetcast.training.judges.packing import PackedFleet, arrivals, pack
-from fleetcast.training.judges.placement import evaluate, policies
+from fleetcast.training.judges.packing import PackedFleet, draw_arrivals, pack_pods
+from fleetcast.training.judges.placement import evaluate, make_policies
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.packing_sets import PackingSet, read_machines, read_pods
 
@@ -87,19 +93,19 @@ def test_nodes_without_gpus_are_left_out_and_the_others_stand_by_name() -> None:
 
 def test_arrivals_ask_for_130_percent_and_hold_every_pod() -> None:
     machines, pods = read_machines(NODES), read_pods("x", PODS)
-    drawn = arrivals(pods, machines, 1.3, 7)
+    drawn = draw_arrivals(pods, machines, 1.3, 7)
     each = np.array([kind.shape.gpus * kind.shape.milli for kind in pods.kinds])
     assert 13_000 <= each[drawn].sum() < 15_000
     assert set(drawn.tolist()) == {0, 1, 2, 3}
-    assert not np.array_equal(drawn, arrivals(pods, machines, 1.3, 8))
+    assert not np.array_equal(drawn, draw_arrivals(pods, machines, 1.3, 8))
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_no_policy_gives_anything_twice(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     machines, pods = read_machines(NODES), read_pods("x", PODS)
-    make = policies(PackingSet("made/x", machines, pods, (pods,)), 3)[method]
+    make = make_policies(PackingSet("made/x", machines, pods, (pods,)), 3)[method]
     fleets: list[PackedFleet] = []
-    taken = PackedFleet.take
+    taken = PackedFleet.place_pod
 
     def checked(fleet: PackedFleet, kind: object, row: int, slot: int) -> None:
         taken(fleet, kind, row, slot)  # type: ignore[arg-type]
@@ -108,8 +114,8 @@ def test_no_policy_gives_anything_twice(method: str, monkeypatch: pytest.MonkeyP
         assert (fleet.cpus >= 0).all()
         assert (fleet.memory_mib >= 0).all()
 
-    monkeypatch.setattr(PackedFleet, "take", checked)
-    share = pack(machines, pods.kinds, arrivals(pods, machines, 1.3, 5), make)
+    monkeypatch.setattr(PackedFleet, "place_pod", checked)
+    share = pack_pods(machines, pods.kinds, draw_arrivals(pods, machines, 1.3, 5), make)
     left = fleets[-1].milli.sum()
     assert share == pytest.approx(1 - left / 10_000)
 
@@ -122,12 +128,12 @@ def test_fragments_are_what_the_demand_cannot_use() -> None:
     milli = np.array([[1000, 1000], [1000, 300], [600, 600], [1000, 1000]])
     cpus, model = np.array([8.0, 8.0, 8.0, 0.5]), np.zeros(4, np.int64)
     # a quarter wants half a GPU, a quarter two whole ones, a half no GPU at all
-    assert usable(demand, milli, cpus, model).tolist() == [1000.0, 250.0, 300.0, 0.0]
+    assert count_usable_milli(demand, milli, cpus, model).tolist() == [1000.0, 250.0, 300.0, 0.0]
     assert count_fragmented_milli(demand, milli, cpus, model).tolist() == [1000.0, 1050.0, 900.0, 2000.0]
     assert demand.cpus_per_gpu == pytest.approx(5.0 / 2.5)
-    more = stranded(demand, milli, cpus)
+    more = count_stranded_milli(demand, milli, cpus)
     assert more[3] > more[0]
-    assert potential(demand, milli, cpus, model) == pytest.approx(
+    assert compute_potential(demand, milli, cpus, model) == pytest.approx(
         count_fragmented_milli(demand, milli, cpus, model) + more
     )
 
@@ -145,10 +151,10 @@ def test_a_demand_without_gpus_says_nothing_and_rare_shapes_are_left_out() -> No
 
 
 def test_of_equal_slots_the_first_is_a_way() -> None:
-    found = ways(MemberShape(1, 300), np.array([[1000, 500, 500, 200], [1000, 1000, 0, 0]]))
+    found = list_ways(MemberShape(1, 300), np.array([[1000, 500, 500, 200], [1000, 1000, 0, 0]]))
     assert list(zip(found.at.tolist(), found.slot.tolist(), strict=True)) == [(0, 0), (0, 1), (1, 0)]
     assert found.milli[1].tolist() == [1000, 200, 500, 200]
-    whole = ways(MemberShape(2), np.array([[1000, 500, 1000, 1000], [1000, 0, 0, 0]]))
+    whole = list_ways(MemberShape(2), np.array([[1000, 500, 1000, 1000], [1000, 0, 0, 0]]))
     assert whole.at.tolist() == [0]
     assert whole.milli.tolist() == [[0, 500, 0, 1000]]
 
@@ -157,4 +163,4 @@ def test_only_the_newest_shapes_are_remembered() -> None:
     recent = RecentShapes(2)
     for gpus, members in ((1, 1), (2, 3), (4, 5)):
         recent.add(MemberShape(gpus), members)
-    assert recent.counted() == {MemberShape(2): 3, MemberShape(4): 5}
+    assert recent.count_members() == {MemberShape(2): 3, MemberShape(4): 5}

@@ -10,7 +10,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.placement.play.capacity import CountAsk
 from fleetcast.placement.play.replay import Trace
 from fleetcast.placement.play.seen_runs import SeenRuns
-from fleetcast.training.judges.queue import METHODS, ON_LIMITS, evaluate, jain
+from fleetcast.training.judges.queue import METHODS, ON_LIMITS, compute_jain_index, evaluate
 from fleetcast.training.judges.queue_policies import list_job_kinds
 from fleetcast.training.reports.results import Results
 
@@ -94,19 +94,19 @@ def test_the_future_changes_nothing_before_it(tmp_path: Path) -> None:
 def test_jain_is_one_where_all_are_served_alike() -> None:
     trace = Trace([], [0.0] * 40, [10.0] * 40, [1] * 40, [None] * 40, ["a", "b"] * 20)
     rows = np.ones(40, bool)
-    assert jain(trace, np.zeros(40), rows) == pytest.approx(1.0)
-    assert jain(trace, np.array([0.0, 990.0] * 20), rows) == pytest.approx(1.01**2 / (2 * (1 + 0.01**2)))
-    assert jain(Trace([], [0.0], [1.0], [1], [None], [""]), np.zeros(1), rows[:1]) is None
+    assert compute_jain_index(trace, np.zeros(40), rows) == pytest.approx(1.0)
+    assert compute_jain_index(trace, np.array([0.0, 990.0] * 20), rows) == pytest.approx(1.01**2 / (2 * (1 + 0.01**2)))
+    assert compute_jain_index(Trace([], [0.0], [1.0], [1], [None], [""]), np.zeros(1), rows[:1]) is None
 
 
 def test_plans_without_limits_follow_what_ended() -> None:
     seen = SeenRuns()
     for _ in range(10):
-        seen.ended(8, 100.0)
+        seen.record_end(8, 100.0)
     trace = Trace([], [0.0], [1.0], [8], [None], ["u"])
     assert len(list_job_kinds(trace)[0]) == 6
-    assert seen.planned(CountAsk(8, None), 0.0) == pytest.approx(100.0, rel=0.1)
-    assert seen.planned(CountAsk(8, 60.0), 0.0) == 60.0
+    assert seen.plan_run_s(CountAsk(8, None), 0.0) == pytest.approx(100.0, rel=0.1)
+    assert seen.plan_run_s(CountAsk(8, 60.0), 0.0) == 60.0
 
 
 def test_the_capacity_is_of_queues_alone(tmp_path: Path) -> None:

@@ -11,15 +11,15 @@ from fleetcast.models.risk.hazard import (
     PUBLISHED,
     FaultHistory,
     HorizonFit,
-    features,
+    compute_features,
     fit_history,
+    fit_logistic,
     is_in_repair,
     load_history,
-    logistic,
 )
 from fleetcast.training.judges import risk as evaluate_risk
 from fleetcast.training.judges.risk import CENSORED_DAYS, evaluate
-from fleetcast.training.judges.risk_metrics import NodeDays, Ranked, compute_top_precision, measure_reliability
+from fleetcast.training.judges.risk_metrics import NodeDays, RankedScores, compute_top_precision, measure_reliability
 from fleetcast.training.reports.report import render_report
 
 NAME = "faults/infinitehbd"
@@ -114,27 +114,27 @@ def test_nodes_in_repair_are_away_until_they_return_or_fail_again():
     history = FaultHistory(
         np.array([0, 1, 2, 2]), np.array([5.0, 5.0, 3.0, 8.0]), np.array([9.0, np.nan, np.nan, 8.5]), np.zeros(4, bool)
     )
-    assert is_in_repair(history.until(7.0), 4).tolist() == [True, True, True, False]
-    assert is_in_repair(history.until(10.0), 4).tolist() == [False, True, False, False]
+    assert is_in_repair(history.truncate(7.0), 4).tolist() == [True, True, True, False]
+    assert is_in_repair(history.truncate(10.0), 4).tolist() == [False, True, False, False]
 
 
 def test_a_later_fault_and_a_later_return_never_lower_the_probability():
     days = np.linspace(0, 60, 40)
     part = np.zeros(40, bool)
     fit = HorizonFit(-5.0, {"fault_30d": 2.0, "return_2d": 2.0, "hardware_60d": 1.0})
-    never = fit.predict(features(np.array([np.inf]), np.array([np.inf]), np.array([False])))
-    p = fit.predict(features(days, np.full(40, np.inf), part))
+    never = fit.predict_probability(compute_features(np.array([np.inf]), np.array([np.inf]), np.array([False])))
+    p = fit.predict_probability(compute_features(days, np.full(40, np.inf), part))
     assert (np.diff(p) <= 0).all()
     assert (p >= never).all()
-    assert (fit.predict(features(days, np.minimum(days, 1.0), part)) >= p).all()
-    assert (fit.predict(features(days, np.full(40, np.inf), ~part)) > p).all()
+    assert (fit.predict_probability(compute_features(days, np.minimum(days, 1.0), part)) >= p).all()
+    assert (fit.predict_probability(compute_features(days, np.full(40, np.inf), ~part)) > p).all()
 
 
 def test_weights_have_the_sign_of_the_data():
     rng = np.random.default_rng(0)
     columns = np.column_stack((rng.random((4000, 2)), np.ones(4000)))
     labels = rng.random(4000) < 0.3 * columns[:, 0] * (1 - columns[:, 1])
-    _, weights = logistic(columns, labels, penalty=10)
+    _, weights = fit_logistic(columns, labels, penalty=10)
     assert weights[0] > 0.3
     assert weights[1] < -0.3
     assert weights[2] == 0  # constant
@@ -147,18 +147,18 @@ def test_a_replaced_part_lowers_the_probability_of_its_node():
     first = rng.uniform(0, 300, nodes)
     faults = FaultHistory(np.arange(nodes), first, first + 1, np.ones(nodes, bool))
     fit = fit_history(faults, 0, days, nodes)
-    back = features(np.array([2.0]), np.array([1.0]), np.array([True]))
-    never = features(np.array([np.inf]), np.array([np.inf]), np.array([False]))
-    assert fit.horizons[1].predict(back) < fit.horizons[1].predict(never)
+    back = compute_features(np.array([2.0]), np.array([1.0]), np.array([True]))
+    never = compute_features(np.array([np.inf]), np.array([np.inf]), np.array([False]))
+    assert fit.horizons[1].predict_probability(back) < fit.horizons[1].predict_probability(never)
 
 
 def test_equal_scores_are_no_order():
     rows = NodeDays(np.zeros(100, np.int64), np.arange(100) < 10, 1)
     assert compute_top_precision(rows, np.zeros(100)) == pytest.approx([0.1])
-    level = Ranked(rows, np.zeros(100)).metrics(np.ones(1))
+    level = RankedScores(rows, np.zeros(100)).compute_metrics(np.ones(1))
     assert level["auroc"] == 0.5
     assert (level["ap"], level["recall_top5pct"]) == pytest.approx((0.1, 0.05))
-    perfect = Ranked(rows, rows.labels.astype(float)).metrics(np.ones(1))
+    perfect = RankedScores(rows, rows.labels.astype(float)).compute_metrics(np.ones(1))
     assert perfect["auroc"] == perfect["ap"] == 1
     assert perfect["recall_top5pct"] == 0.5
     assert perfect["precision_top20"] == 0.5
@@ -169,7 +169,7 @@ def test_metrics_are_those_of_sklearn():
 
     rng = np.random.default_rng(1)
     score, labels = rng.integers(0, 9, 300).astype(float), rng.random(300) < 0.2
-    found = Ranked(NodeDays(np.sort(rng.integers(0, 3, 300)), labels, 3), score).metrics(np.ones(3))
+    found = RankedScores(NodeDays(np.sort(rng.integers(0, 3, 300)), labels, 3), score).compute_metrics(np.ones(3))
     assert found["auroc"] == pytest.approx(roc_auc_score(labels, score))
     assert found["ap"] == pytest.approx(average_precision_score(labels, score))
 

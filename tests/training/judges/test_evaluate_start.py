@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from fleetcast.training.fits.run_pools import RunPools, spread
+from fleetcast.training.fits.run_pools import RunPools, compute_normal_quantiles
 from fleetcast.training.judges import start as evaluate_start
-from fleetcast.training.judges.start import DAY_S, Scene, evaluate, watch
+from fleetcast.training.judges.start import DAY_S, StartScene, evaluate, replay_scene
 from fleetcast.training.judges.wait_ratios import WaitRatios
 
 SPLIT_S = 40 * DAY_S
@@ -43,7 +43,7 @@ def split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[pd.DataF
     monkeypatch.setattr(evaluate_start, "JUDGED", 20)
     monkeypatch.setattr(evaluate_start, "TRIED", 12)
     monkeypatch.setattr(evaluate_start, "FEWEST", 5)
-    monkeypatch.setattr(evaluate_start, "capacity_of", lambda train: 16)
+    monkeypatch.setattr(evaluate_start, "estimate_capacity", lambda train: 16)
 
     def write(table: pd.DataFrame) -> tuple[Path, Path]:
         folders = tmp_path / "train", tmp_path / "test"
@@ -85,9 +85,9 @@ def test_what_comes_after_t_and_how_long_jobs_still_run_changes_no_forecast_befo
 ) -> None:
     monkeypatch.setattr(evaluate_start, "JUDGED", 40)  # neighbours, too
     one = evaluate_start.read_job_sets(*split(history().assign(procs_alloc=1)))[0]
-    scene = evaluate_start.scene_of(one, 0, capacity=6)
+    scene = evaluate_start.make_scene(one, 0, capacity=6)
     assert not isinstance(scene, str)
-    moments, start_s = watch(scene)
+    moments, start_s = replay_scene(scene)
     until_s = int(scene.jobs.submit_s[moments[-2].job])  # jobs of its burst wait before it
     still = start_s + scene.run_s >= until_s
     cores = np.where(scene.jobs.submit_s >= until_s, 5, scene.jobs.cores)
@@ -102,9 +102,9 @@ def test_what_comes_after_t_and_how_long_jobs_still_run_changes_no_forecast_befo
     assert all_told != told_before(later, 2 * until_s)
 
 
-def told_before(scene: Scene, until_s: int) -> dict[int, tuple[float, tuple[float, float, float]]]:
+def told_before(scene: StartScene, until_s: int) -> dict[int, tuple[float, tuple[float, float, float]]]:
     """Forecasts of the jobs that were submitted before a moment."""
-    moments, start_s = watch(scene)
+    moments, start_s = replay_scene(scene)
     rows = evaluate_start.forecast_waits(scene, moments, start_s, 0)
     return {row.job: (row.planned_s, row.ours_s) for row in rows if scene.jobs.submit_s[row.job] < until_s}
 
@@ -116,7 +116,7 @@ def test_a_set_without_limits_and_waits_is_skipped_with_the_reason(split) -> Non
 
 
 def test_a_set_in_which_nobody_waits_is_skipped(split, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluate_start, "capacity_of", lambda train: 10_000)
+    monkeypatch.setattr(evaluate_start, "estimate_capacity", lambda train: 10_000)
     results = evaluate(*split(history()), 0, lambda line: None)
     assert results.skipped == ["jobs/own: hardly any job waits on 10,000 cores or GPUs"]
 
@@ -124,24 +124,24 @@ def test_a_set_in_which_nobody_waits_is_skipped(split, monkeypatch: pytest.Monke
 def test_ratios_of_jobs_that_still_wait_count_as_long() -> None:
     ratios = WaitRatios()
     for number in range(20):  # half of them start at their forecast, the others wait ten times as long
-        ratios.issue(number, 100, number + (100 if number % 2 else 1000))
-    (now,) = ratios.at((0.9,), 300)
+        ratios.record_forecast(number, 100, number + (100 if number % 2 else 1000))
+    (now,) = ratios.compute_quantiles((0.9,), 300)
     assert now > 2.5  # known: they wait for more than twice the forecast already
-    assert ratios.at((0.5, 0.9), 5000) == (1.0, 10.0)
+    assert ratios.compute_quantiles((0.5, 0.9), 5000) == (1.0, 10.0)
     for number in range(60):  # forecasts of a day come true
-        ratios.issue(number, 86_400, number + 86_400)
-    assert ratios.at((0.9,), 10**6, near_s=80_000) == (1.0,)
-    assert ratios.at((0.9,), 10**6, near_s=100) == (10.0,)
+        ratios.record_forecast(number, 86_400, number + 86_400)
+    assert ratios.compute_quantiles((0.9,), 10**6, near_s=80_000) == (1.0,)
+    assert ratios.compute_quantiles((0.9,), 10**6, near_s=100) == (10.0,)
 
 
 def test_runs_are_drawn_from_what_outlived_the_age() -> None:
     pools = RunPools()
     for run_s in (10.0, 20.0, 4000.0, 5000.0, 6000.0):
-        pools.ended([(0,)], run_s)
+        pools.record_end([(0,)], run_s)
     own = np.zeros((5, 2))
-    drawn = pools.draw([(0,)], 1e9, np.array([0.0, 100.0]), own, spread(5))
+    drawn = pools.draw_run_times([(0,)], 1e9, np.array([0.0, 100.0]), own, compute_normal_quantiles(5))
     assert (np.diff(drawn, axis=0) >= 0).all()
     assert drawn[:, 1].min() > 1000
-    past = pools.draw([(0,)], 20_000.0, np.array([9000.0]), own[:, :1], spread(5))
+    past = pools.draw_run_times([(0,)], 20_000.0, np.array([9000.0]), own[:, :1], compute_normal_quantiles(5))
     assert np.median(past) == pytest.approx(18_000)
     assert past.max() <= 20_000

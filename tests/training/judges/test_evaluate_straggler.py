@@ -14,8 +14,8 @@ from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.operation_traces import read_traces
 from fleetcast.training.sets.straggler_steps import (
     FILE,
-    continued,
     draw_slowdowns,
+    extend_run,
     find_natural_spells,
     is_judged,
     judge_steps,
@@ -102,11 +102,11 @@ def test_slowdowns_keep_clear_of_natural_ones_and_are_as_long_as_drawn():
         assert one.last <= 100 or one.first >= 110
         assert 1.1 <= one.factor <= 1.6
         assert 20 <= one.last - one.first <= 600
-        made = one.on(continued(seconds, spells, one.last, np.random.default_rng(1)))
+        made = one.apply_to(extend_run(seconds, spells, one.last, np.random.default_rng(1)))
         assert len(made) == one.last
         assert made[one.first] == pytest.approx(one.factor * seconds[one.first])
     assert any(one.last > 300 for one in drawn)
-    more = continued(seconds, spells, 900, np.random.default_rng(1))
+    more = extend_run(seconds, spells, 900, np.random.default_rng(1))
     assert (more[:200] == seconds).all()
     assert np.isin(more[200:], seconds[~spells]).all()
 

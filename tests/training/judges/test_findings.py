@@ -7,9 +7,9 @@ from fleetcast.training.judges.findings import (
     FlagSpell,
     find_false_job_alarms,
     measure_healthy_time,
-    score,
+    score_findings,
+    shuffle_faults,
     shuffle_findings,
-    shuffled,
 )
 from fleetcast.training.judges.straggler_metrics import Table
 from fleetcast.training.reports.results import Results
@@ -45,7 +45,7 @@ def test_found_missed_and_unseen_faults() -> None:
         fault("n2", 700, 800, visible_ms=None),  # nobody could see it
         fault("n1", 9000, 9100, benign=True),  # a look-alike is flagged
     ]
-    one = score([finding("n1", 1000, 1100, p3=1000), finding("n1", 9010, 9090)], truth)
+    one = score_findings([finding("n1", 1000, 1100, p3=1000), finding("n1", 9010, 9090)], truth)
     assert (one.right, one.missed, one.wrong) == (1, 1, 1)
     assert one.delays == [30.0]
 
@@ -53,36 +53,36 @@ def test_found_missed_and_unseen_faults() -> None:
 def test_an_old_false_finding_finds_no_later_fault() -> None:
     standing = finding("n1", 100, 5000, g5=100)
     truth = [fault("n1", 2000, 4000)]
-    one = score([standing], truth)
+    one = score_findings([standing], truth)
     assert (one.right, one.missed, one.wrong) == (0, 1, 1)
     standing.named["n1/mlx5_3/1"] = 2_060_000  # now it has a reason of its own
-    one = score([standing], truth)
+    one = score_findings([standing], truth)
     assert (one.right, one.missed, one.wrong, one.own_units) == (1, 0, 1, 1)
     assert one.delays == [60.0]
 
 
 def test_what_is_found_when_it_is_over_is_not_found_and_not_false() -> None:
     truth = [fault("n1", 2000, 2300)]
-    late = score([finding("n1", 2400, 2500)], truth)
+    late = score_findings([finding("n1", 2400, 2500)], truth)
     assert (late.right, late.missed, late.wrong) == (0, 1, 0)
-    later = score([finding("n1", 2300 + 601, 3000)], truth)
+    later = score_findings([finding("n1", 2300 + 601, 3000)], truth)
     assert (later.right, later.missed, later.wrong) == (0, 1, 1)
 
 
 def test_a_precursor_that_is_seen_is_right_and_has_no_delay() -> None:
     truth = [fault("n1", 2000, 2300, lead_s=600.0, precursor=True)]
-    assert score([finding("n1", 1500, 2100)], truth).delays == [0.0]
-    assert score([finding("n1", 1399, 2100)], truth).wrong == 1
+    assert score_findings([finding("n1", 1500, 2100)], truth).delays == [0.0]
+    assert score_findings([finding("n1", 1399, 2100)], truth).wrong == 1
 
 
 def test_the_unit_must_be_right_where_the_truth_has_one() -> None:
     truth = [fault("n1", 1000, 2000)]
     for named, own in (({"p3": 1000}, 1), ({"n": 1000}, 0), ({}, 0), ({"g5": 1000, "p3": 1015}, 0)):
-        one = score([finding("n1", 1000, 1100, **named)], truth)
+        one = score_findings([finding("n1", 1000, 1100, **named)], truth)
         assert (one.units, one.own_units) == (1, own), named
-    later = score([finding("n1", 1000, 1100, n=1000, p3=1030)], truth)
+    later = score_findings([finding("n1", 1000, 1100, n=1000, p3=1030)], truth)
     assert later.own_units == 1  # the node at first, then the right port and no other unit before it
-    whole = score([finding("n1", 1000, 1100, g5=1000)], [fault("n1", 1000, 2000, port=None)])
+    whole = score_findings([finding("n1", 1000, 1100, g5=1000)], [fault("n1", 1000, 2000, port=None)])
     assert (whole.right, whole.units) == (1, 0)
 
 
@@ -90,13 +90,13 @@ def test_the_node_must_be_flagged_before_its_healthy_peers() -> None:
     hosts = {"j": frozenset(("n1", "n2"))}
     truth = [fault("n1", 1000, 2000)]
     own, peer = finding("n1", 1060, 1900), finding("n2", 1030, 1900)
-    assert (score([own], truth, hosts).nodes, score([own], truth, hosts).own_nodes) == (1, 1)
-    both = score([own, peer], truth, hosts)
+    assert (score_findings([own], truth, hosts).nodes, score_findings([own], truth, hosts).own_nodes) == (1, 1)
+    both = score_findings([own, peer], truth, hosts)
     assert (both.nodes, both.own_nodes, both.wrong) == (1, 0, 1)
-    alone = score([peer], truth, hosts)
+    alone = score_findings([peer], truth, hosts)
     assert (alone.nodes, alone.own_nodes, alone.missed) == (1, 0, 1)
     other_fault = [*truth, fault("n2", 1000, 2000, job="k")]
-    assert score([own, peer], other_fault, hosts).own_nodes == 2
+    assert score_findings([own, peer], other_fault, hosts).own_nodes == 2
 
 
 def test_node_time_without_a_fault() -> None:
@@ -118,10 +118,10 @@ def test_a_flag_that_never_goes_away_takes_its_time_out_of_the_healthy_time() ->
 
 def test_a_spell_is_right_once_however_many_faults_it_finds() -> None:
     truth = [fault("n1", 1000, 2000), fault("n1", 1000, 2500, kind="ib_flap"), fault("n2", 1000, 2000)]
-    one = score([finding("n1", 1100, 1900), finding("n2", 1100, 1900), finding("n3", 1100, 1900)], truth)
+    one = score_findings([finding("n1", 1100, 1900), finding("n2", 1100, 1900), finding("n3", 1100, 1900)], truth)
     assert (one.right, one.spells, one.wrong, one.missed) == (3, 2, 1, 0)
     results = Results("straggler")
-    Table(results, "simulated", "node").found("ours", one.right, one.wrong, one.missed, spells=one.spells)
+    Table(results, "simulated", "node").add_detection("ours", one.right, one.wrong, one.missed, spells=one.spells)
     values = {row.metric: row.value for row in results.rows}
     assert values == {"precision": 2 / 3, "recall": 1.0, "f1": 0.8}
 
@@ -135,7 +135,7 @@ def test_a_blame_on_a_job_is_false_where_none_of_its_nodes_has_a_fault() -> None
 def test_shuffled_truth_and_findings_at_random_are_elsewhere() -> None:
     rng = np.random.default_rng(0)
     truth = [fault("n1", 1000, 1100)] * 20
-    assert {row.node for row in shuffled(truth, NODES, rng)} == {"n2", "n3", "n4"}
+    assert {row.node for row in shuffle_faults(truth, NODES, rng)} == {"n2", "n3", "n4"}
     moved = shuffle_findings([finding("n1", 10, 40)] * 50, NODES, 0, 10_000_000, rng)
     assert {row.node for row in moved} == set(NODES)
     assert all(row.last_ms - row.first_ms == 30_000 and 0 <= row.first_ms <= 9_970_000 for row in moved)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from fleetcast.checks import walks
+from fleetcast.checks import make_walks
 from fleetcast.cli.main import app
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.models.demand.boosting import Settings
@@ -64,7 +64,7 @@ def small(monkeypatch):
 
 
 def asked(name, **wanted):
-    return OwnForecaster.of(f"{HERE}:{name}", **wanted).forecast(walks(200), np.array([150]), (1, 6))
+    return OwnForecaster.of(f"{HERE}:{name}", **wanted).forecast(make_walks(200), np.array([150]), (1, 6))
 
 
 @pytest.mark.parametrize(

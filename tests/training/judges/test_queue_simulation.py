@@ -93,7 +93,7 @@ def test_with_exact_run_times_the_plan_comes_true(seed: int, monkeypatch: pytest
     for job, submit_s in enumerate(exact.submit_s.tolist()):
         state.advance(submit_s)
         state.submit(job)
-        planned[job] = state.plan()[job]
+        planned[job] = state.plan_starts()[job]
     state.advance(NEVER_S)
     assert state.start_s == planned
 
@@ -109,7 +109,7 @@ def test_played_with_the_real_run_times_the_last_start_is_the_replays(
         state.advance(submit_s)
         state.submit(job)
     last = len(jobs) - 1
-    assert state.fork(run_s.tolist()).play(last) == played(jobs, run_s, 16)[last]
+    assert state.fork(run_s.tolist()).play_until_start(last) == played(jobs, run_s, 16)[last]
 
 
 def test_to_plan_and_to_play_on_a_fork_change_nothing() -> None:
@@ -119,7 +119,7 @@ def test_to_plan_and_to_play_on_a_fork_change_nothing() -> None:
         for one in (state, plain):
             one.advance(submit_s)
             one.submit(job)
-        assert state.plan() == state.plan()
+        assert state.plan_starts() == state.plan_starts()
         state.fork([1] * len(jobs)).advance(submit_s + 5000)
     for one in (state, plain):
         one.advance(NEVER_S)
@@ -133,4 +133,4 @@ def test_a_fork_may_plan_for_fewer() -> None:
     for job in range(4):
         state.advance(jobs.submit_s[job])
         state.submit(job)
-    assert [state.fork(state.run_s, reserved).play(3) for reserved in (None, 1)] == [2000, 210]
+    assert [state.fork(state.run_s, reserved).play_until_start(3) for reserved in (None, 1)] == [2000, 210]

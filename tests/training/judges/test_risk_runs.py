@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleetcast.training.judges.risk_runs import EVERY_MS, WatchedRun, judge_run
+from fleetcast.training.judges.risk_runs import EVERY_MS, WatchedRun, add_run_rows
 from fleetcast.training.reports.results import Results
 from fleetcast.training.sets.fault_runs import RunTruth
 
@@ -21,7 +21,7 @@ def watched():
 
 def rows_of(*faults):
     results = Results("risk")
-    judge_run(results, "faults/simulated/own", watched(), NODES, faults, 0.05, 0)
+    add_run_rows(results, "faults/simulated/own", watched(), NODES, faults, 0.05, 0)
     return {(row.series, row.method, row.metric): row for row in results.rows}
 
 
@@ -55,7 +55,7 @@ def test_the_minutes_after_a_repair_are_neither() -> None:
         RunTruth("node_lost", "n1", 4 * HOUR_MS, 4 * HOUR_MS + 5 * EVERY_MS),
         RunTruth("ecc_storm", "n2", 0, 1),
     )
-    judge_run(results, "own", seen, NODES, faults, 0.05, 0)
+    add_run_rows(results, "own", seen, NODES, faults, 0.05, 0)
     (above,) = results.select(metric="quiet_share_above_alarm")
     quiet = 3 * 480 - 60 - 15 - 11  # n1's hour before, its fault and 10 minutes after; n2's likewise
     suspected = 240 + 20  # n0

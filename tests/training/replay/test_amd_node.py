@@ -31,7 +31,7 @@ def watched(faulty: Mapping[int, Numbers], rounds: int = 40, begins: int = 30) -
             if node == "m002":
                 moving[2] |= wrong
             pages.append(ExporterPage(node, "amd", amd_page(moving, node)))
-        fleet = observer.watch.score(observer.scrape(pages, (), now_ms))
+        fleet = observer.watch.score(observer.apply_pages(pages, (), now_ms))
     return observer, fleet
 
 
@@ -73,5 +73,5 @@ def test_a_healthy_fleet_and_one_at_its_power_limit_say_nothing() -> None:
 def test_links_are_read_as_a_rate() -> None:
     observer, _ = watched({})
     ring = observer.watch.store.rings[EntityKind.GPU]
-    rates = ring.current(ring.layout.metrics.index("nvlink_tx_bytes_per_s"))
+    rates = ring.find_newest_values(ring.layout.metrics.index("nvlink_tx_bytes_per_s"))
     assert rates.tolist() == pytest.approx([3 * 4e6 * 1024 / 15] * 12)

@@ -20,13 +20,13 @@ def watch(fleet, scrapes):
     for scrape in range(scrapes):
         now_ms = START_MS + scrape * SCRAPE_MS
         events = fleet.step(now_ms)
-        evidence = observer.watch.evidence(observer.scrape(fleet.pages(), events, now_ms))
+        evidence = observer.watch.collect_evidence(observer.apply_pages(fleet.pages(), events, now_ms))
         scores = score_nodes(evidence.signals, evidence.known, now_ms, None)
         flagged = {
             fleet.topology.names[row] for row, action in scores.actions.items() if action.code not in ("none", "watch")
         }
         log.append((now_ms, flagged))
-        stragglers = observer.stragglers(evidence, now_ms)
+        stragglers = observer.detect_stragglers(evidence, now_ms)
     return log, stragglers
 
 
@@ -35,7 +35,7 @@ def test_a_throttling_gpu_is_flagged_within_a_minute_and_holds_its_gang_back():
     begins_ms = START_MS + 30 * SCRAPE_MS
     fleet.fleet.faults.inject("thermal_throttle", "n002", 3, begins_ms, end_ms=START_MS + 10**9, hard=True, tau_s=20.0)
     log, stragglers = watch(fleet, 45)
-    (record,) = [row for row in fleet.fleet.faults.records() if row.kind == "thermal_throttle"]
+    (record,) = [row for row in fleet.fleet.faults.list_records() if row.kind == "thermal_throttle"]
     first_ms = next(now_ms for now_ms, flagged in log if flagged)
     assert {node for _, flagged in log for node in flagged} == {"n002"}
     assert record.visible_ms <= first_ms <= record.visible_ms + 60_000
@@ -46,7 +46,7 @@ def test_a_throttling_gpu_is_flagged_within_a_minute_and_holds_its_gang_back():
 def test_decoys_are_not_flagged():
     fleet = SimulatedJobs(5, 6, FaultSettings(decoy_every_s=30.0))
     log, _ = watch(fleet, 60)
-    assert {row.kind for row in fleet.fleet.faults.records()} == set(DECOY_KINDS)
+    assert {row.kind for row in fleet.fleet.faults.list_records()} == set(DECOY_KINDS)
     assert all(not flagged for _, flagged in log)
 
 

@@ -6,9 +6,19 @@ from itertools import pairwise
 import msgspec
 import pytest
 
-from fleetcast.training.reports.contests import MAIN, contests, lead, level, lost, pooled, sentences, won, words_of
-from fleetcast.training.reports.fans import make_courses, served
-from fleetcast.training.reports.page import Raw, table, text_of
+from fleetcast.training.reports.contests import (
+    MAIN,
+    describe_comparisons,
+    format_lead,
+    format_metric,
+    make_comparisons,
+    select_level,
+    select_lost,
+    select_pooled_rows,
+    select_won,
+)
+from fleetcast.training.reports.fans import count_served_models, make_courses
+from fleetcast.training.reports.page import RawHtml, format_cell_text, render_table
 from fleetcast.training.reports.plots import STANDS_FOR, draw_calibration, draw_lines
 from fleetcast.training.reports.report import render_report
 from fleetcast.training.reports.results import ResultRow, Results
@@ -126,10 +136,10 @@ def test_very_many_rows_are_cut_and_the_rest_is_told() -> None:
 
 def test_the_best_baseline_is_the_rival_and_a_hundredth_is_no_difference() -> None:
     rows = [a_row(), a_row(method="persistence", value=1.0), a_row(method="theta", value=0.905)]
-    (contest,) = contests(rows, MAIN["demand"])
+    (contest,) = make_comparisons(rows, MAIN["demand"])
     assert contest.rival.method == "theta"
-    assert (won([contest]), lost([contest]), level([contest])) == ([], [], [contest])
-    assert sentences([contest]) == ["venus, running, WQL: as good at 1 h (theta)"]
+    assert (select_won([contest]), select_lost([contest]), select_level([contest])) == ([], [], [contest])
+    assert describe_comparisons([contest]) == ["venus, running, WQL: as good at 1 h (theta)"]
 
 
 def test_more_is_better_for_shares_of_successes() -> None:
@@ -137,29 +147,32 @@ def test_more_is_better_for_shares_of_successes() -> None:
         a_row(metric="within_10min", value=0.4, horizon_s=None),
         a_row(metric="within_10min", value=0.0, method="limits", horizon_s=None),
     ]
-    (contest,) = contests(rows, MAIN["start"])
-    assert contest.change == 0.4
+    (contest,) = make_comparisons(rows, MAIN["start"])
+    assert contest.relative_gain == 0.4
 
 
 def test_what_is_much_worse_is_told_as_a_factor() -> None:
-    found = contests([a_row(value=9.0), a_row(method="theta", value=0.9)], MAIN["demand"])
-    assert sentences(found) == ["venus, running, WQL: worse by a factor of 10 at 1 h (theta)"]
+    found = make_comparisons([a_row(value=9.0), a_row(method="theta", value=0.9)], MAIN["demand"])
+    assert describe_comparisons(found) == ["venus, running, WQL: worse by a factor of 10 at 1 h (theta)"]
 
 
 def test_intervals_are_apart_when_they_share_nothing() -> None:
     near, far = (a_row(method="theta", value=1.0, low=low, high=1.1) for low in (0.94, 0.96))
-    assert [contests([a_row(), rival], ["wql"])[0].apart for rival in (near, far)] == [False, True]
+    assert [make_comparisons([a_row(), rival], ["wql"])[0].has_separate_intervals for rival in (near, far)] == [
+        False,
+        True,
+    ]
 
 
 def test_a_set_with_one_series_is_its_own_pool() -> None:
     rows = [a_row(series="a"), a_row(dataset="earth", series="b"), a_row(dataset="earth", series="c")]
-    assert [row.series for row in pooled(rows)] == ["a"]
+    assert [row.series for row in select_pooled_rows(rows)] == ["a"]
 
 
 def test_metrics_and_leads_have_words() -> None:
-    assert words_of("pinball_05") == "pinball loss at p5"
-    assert words_of("something_new") == "something new"
-    assert (lead(None), lead(86_400), lead(90)) == ("", "24 h", "1.5 min")
+    assert format_metric("pinball_05") == "pinball loss at p5"
+    assert format_metric("something_new") == "something new"
+    assert (format_lead(None), format_lead(86_400), format_lead(90)) == ("", "24 h", "1.5 min")
 
 
 # -- fans and plots -------------------------------------------------------------------------------------------------
@@ -184,7 +197,7 @@ def test_predictions_of_jobs_and_of_one_horizon_make_no_fans() -> None:
 def test_models_are_counted_once_a_forecast() -> None:
     (block,) = demand_results(origins=12).predictions
     models = ["theta" if horizon == 3600 else "trees" for horizon in block["horizon_s"]]
-    shares = served([{**block, "model": models}, {"dataset": ["ricc"], "job": ["7"]}])["venus", "running"]
+    shares = count_served_models([{**block, "model": models}, {"dataset": ["ricc"], "job": ["7"]}])["venus", "running"]
     assert (shares[3600], shares[86_400]) == ({"theta": 2}, {"trees": 2})
 
 
@@ -211,12 +224,12 @@ def test_calibration_is_drawn_with_one_point() -> None:
 
 
 def test_cells_are_escaped_and_marked() -> None:
-    assert text_of(Raw("<b>")) == "<b>"
-    assert [text_of(value) for value in ("<", None, 0.12345, 12_345, 12_345.6)] == [
+    assert format_cell_text(RawHtml("<b>")) == "<b>"
+    assert [format_cell_text(value) for value in ("<", None, 0.12345, 12_345, 12_345.6)] == [
         "&lt;",
         "–",
         "0.1235",
         "12,345",
         "12,346",
     ]
-    assert '<td class="n off">1</td>' in table(("a",), [(1,)], frozenset({(0, 0)}))
+    assert '<td class="n off">1</td>' in render_table(("a",), [(1,)], frozenset({(0, 0)}))

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from fleetcast.training.sets.demand_sets import capped, read_panels
+from fleetcast.training.sets.demand_sets import cap_panel, read_panels
 from tests.training.demand_folders import flows, nodes, times, write, write_split
 
 
@@ -108,7 +108,7 @@ def test_a_set_that_was_never_seen_is_judged_after_its_own_week_and_after_the_tr
     ):
         write(table, tmp_path / "test", f"demand/{name}")
     sets = read_panels(tmp_path / "train", tmp_path / "test")
-    assert {one.dataset: (one.train_bins, one.begin) for one in sets} == {
+    assert {one.dataset: (one.train_bins, one.bins_before_judging) for one in sets} == {
         "demand/a": (1440, 1440),
         "demand/before": (0, 7 * 144 + 1),
         "demand/later": (0, 4 * 144),
@@ -123,7 +123,7 @@ def test_a_ceiling_is_that_of_the_first_judged_origin(tmp_path):
     (tmp_path / "train").mkdir()
     running = by_target(read_panels(tmp_path / "train", tmp_path / "test"))["running"]
     assert (running.begin, running.panel.capacity.tolist()) == (24, [64])
-    assert capped(running.panel, 40).capacity.tolist() == [128]
+    assert cap_panel(running.panel, 40).capacity.tolist() == [128]
     assert np.isnan(by_target(read_panels(tmp_path / "test", None))["queued"].panel.capacity[0])
 
 

@@ -28,7 +28,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def shown(run: FaultRun) -> set[tuple[EntityKind, str]]:
     """Kind and name of every metric that the run shows."""
-    rounds = run.rounds(Entities())
+    rounds = run.read_rounds(Entities())
     batches = (batch for one in rounds for batch in one.batches)
     return {(batch.kind, METRICS[batch.kind][row].name) for batch in batches for row in set(batch.metric.tolist())}
 

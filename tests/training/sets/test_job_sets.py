@@ -64,7 +64,7 @@ def test_a_table_cut_at_a_moment_knows_no_later_start_or_end(tmp_path: Path) -> 
     # job 1 ends at 60, job 2 runs from 45, job 3 waits until 75, job 4 comes at 80
     rows = [swf(1, 0, 55), swf(2, 40, 100), swf(3, 50, 10, wait_s=25), swf(4, 80, 1)]
     table, _ = read_jobs(write(tmp_path, "s", rows))
-    known = table.until(60)
+    known = table.select_known_at(60)
     assert known.run_s.tolist() == pytest.approx([55, float("nan"), float("nan")], nan_ok=True)
     assert known.start_s.tolist() == [5, 45, np.inf]
     assert np.isnan(known.failed[1])
@@ -76,9 +76,9 @@ def test_what_is_judged_comes_after_the_train_folder(tmp_path: Path) -> None:
     write(tmp_path / "test", "other", [swf(1, 0, 5)])
     skipped: list[str] = []
     (found,) = read_job_sets(tmp_path / "train", tmp_path / "test", skipped)
-    assert found.table.job[found.judged].tolist() == ["4"]
-    assert found.train.job.tolist() == ["1", "2"]
-    assert np.isnan(found.train.run_s[1])  # it ends after the train folder
+    assert found.table.job[found.is_judged].tolist() == ["4"]
+    assert found.train_jobs.job.tolist() == ["1", "2"]
+    assert np.isnan(found.train_jobs.run_s[1])  # it ends after the train folder
     assert dict(found.skipped) == {"in both folders": 1}
     assert skipped == ["jobs/other: not in the train folder, and no set there is older than it"]
 
@@ -90,11 +90,11 @@ def test_a_cluster_that_was_never_seen_is_judged_behind_what_the_others_taught(t
     skipped: list[str] = []
     (found, _) = read_job_sets(tmp_path / "train", tmp_path / "test", skipped)
     assert (found.dataset, found.alone, found.train_end_s, skipped) == ("jobs/new", True, 40, [])
-    assert found.table.job[found.judged].tolist() == ["3", "4"]
-    assert found.train.job.tolist() == ["jobs/s/1", "jobs/s/2"]
-    assert found.train.user.tolist() == ["jobs/s/7", "jobs/s/7"]
-    assert found.own.train.job.tolist() == ["1", "2"]
-    assert found.own.table.job[found.own.judged].tolist() == ["3", "4"]
+    assert found.table.job[found.is_judged].tolist() == ["3", "4"]
+    assert found.train_jobs.job.tolist() == ["jobs/s/1", "jobs/s/2"]
+    assert found.train_jobs.user.tolist() == ["jobs/s/7", "jobs/s/7"]
+    assert found.own_history.train_jobs.job.tolist() == ["1", "2"]
+    assert found.own_history.table.job[found.own_history.is_judged].tolist() == ["3", "4"]
 
 
 def test_times_in_any_form_and_ids_that_gaps_made_floats(tmp_path: Path) -> None:

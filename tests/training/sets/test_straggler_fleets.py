@@ -115,7 +115,7 @@ def test_a_flag_that_stays_and_a_blame_on_a_healthy_stage_are_counted(
         0,
         86_400_000,
     )
-    monkeypatch.setattr(straggler_fleets, "watch", lambda run: watched)
+    monkeypatch.setattr(straggler_fleets, "replay_run", lambda run: watched)
     results = Results("straggler")
     judge_fleets(read_fault_runs(tmp_path), results, 0, lambda line: None)
     healthy_s = 4 * 86_400 - 3600 - 600

@@ -20,7 +20,7 @@ from fleetcast.models.risk.rules import ROW
 from fleetcast.models.risk.site_risk import SITE_FEATURES
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.pipeline.state import FleetState
-from fleetcast.training.sites.archive_days import measure_scrape_interval_s, node_names, read_days
+from fleetcast.training.sites.archive_days import list_node_names, measure_scrape_interval_s, read_days
 from fleetcast.training.sites.site_days import SiteDays
 
 T0 = 1_795_219_200_000 // DAY_MS * DAY_MS
@@ -47,7 +47,7 @@ def folder(tmp_path):
     entities = Entities()
     state = FleetState(entities, WindowStore(entities), Topology.build([]))
     state.archive = Archive(ArchiveFiles(str(tmp_path / "archive")), entities, limits=ArchiveLimits(keep_days=0))
-    gpus = np.array([entities.of_node(EntityKind.GPU, name, "0") for name in ("n1", "n2")], np.int32)
+    gpus = np.array([entities.add_to_node(EntityKind.GPU, name, "0") for name in ("n1", "n2")], np.int32)
     metric = np.full(2, find_metric_row(EntityKind.GPU, "ecc_sbe_volatile"), np.int16)
     times = [T0 + half * DAY_MS // 2 + minute * MINUTE_MS for half in range(10) for minute in range(30)]
     for number, time_ms in enumerate(times):
@@ -55,7 +55,7 @@ def folder(tmp_path):
         samples = SampleBatch(EntityKind.GPU, metric, gpus, np.full(2, time_ms, np.int64), values)
         told = [one for one in EVENTS if (times[number - 1] if number else 0) < one.time_ms <= time_ms]
         state.apply(Batch(samples=(samples,), node_events=tuple(told)), time_ms)
-    state.archive.hand_over(state.topology, times[-1])()
+    state.archive.prepare_flush(state.topology, times[-1])()
     state.archive.close()
     return tmp_path / "archive"
 
@@ -63,7 +63,7 @@ def folder(tmp_path):
 def test_nodes_and_the_interval_are_read_from_the_archive(folder):
     files = ArchiveFiles(str(folder))
     span = ArchiveSpan(T0, T0 + 5 * DAY_MS)
-    assert node_names(files, span) == ["n1", "n2"]
+    assert list_node_names(files, span) == ["n1", "n2"]
     assert measure_scrape_interval_s(files, span) == 60.0
 
 
@@ -81,8 +81,8 @@ def test_what_events_told_are_the_labels_and_rules_the_features(folder):
     errors = days.columns[:, SITE_FEATURES.index("ecc_burst")]
     assert errors[rows[0, 2]] > 0
     assert errors[rows[1, 2]] == 0
-    assert days.labels("fail", 1)[rows[0, 2]]
-    assert not days.labels("fail", 1)[rows[1, 2]]
+    assert days.compute_labels("fail", 1)[rows[0, 2]]
+    assert not days.compute_labels("fail", 1)[rows[1, 2]]
     assert days.levels.shape[1] == len(ROW)
 
 
@@ -109,7 +109,7 @@ def test_the_command_keeps_a_version_and_says_how_many_failures_it_needs(folder,
     assert "1 failures, 50 needed" in result.output
     registry = Registry(tmp_path / "state" / "models")
     assert registry.current_version("risk") is None
-    card = registry.card("risk", "0001")
+    card = registry.read_version_card("risk", "0001")
     assert f"fleetcast train risk --archive {folder}" in card.made_by
     assert (card.gate.won, card.gate.origins) == (False, 0)
     listed = CliRunner().invoke(app, ["models", "list", "risk", "--state", str(tmp_path / "state")])

@@ -80,12 +80,12 @@ def test_without_a_topology_the_gpus_that_told_of_themselves_are_the_capacity(tm
     told = [Started(job=job, sequence=0, time_ms=T0 + at, nodes=("n1",)) for job, at in (("a", 5), ("b", 700_000))]
     state = live(tmp_path, told)
     assert np.isnan(read_history(ArchiveFiles(str(tmp_path))).panels[0].capacity).all()
-    rows = [state.entities.of_node(EntityKind.GPU, "n1", gpu) for gpu in range(4)]
+    rows = [state.entities.add_to_node(EntityKind.GPU, "n1", gpu) for gpu in range(4)]
     power = find_metric_row(EntityKind.GPU, "power_w")
-    batch = SampleBatch.of(EntityKind.GPU, [(power, gpu, T0 + 700_000, 100.0) for gpu in rows])
+    batch = SampleBatch.from_rows(EntityKind.GPU, [(power, gpu, T0 + 700_000, 100.0) for gpu in rows])
     archive = Archive(ArchiveFiles(str(tmp_path)), state.entities, writer="1", limits=ArchiveLimits(keep_days=0))
     archive.add(batch, np.ones(len(batch), np.bool_))
-    archive.hand_over(state.topology, T0)()
+    archive.prepare_flush(state.topology, T0)()
     archive.close()
     panels = {panel.target: panel for panel in read_history(ArchiveFiles(str(tmp_path))).panels}
     assert panels["running"].capacity.tolist() == [4.0, 4.0]

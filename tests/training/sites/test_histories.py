@@ -9,7 +9,7 @@ import pytest
 from fleetcast.fleet.errors import ConfigError, FleetcastError
 from fleetcast.fleet.events import Finished, Preempted, Started, Submitted
 from fleetcast.fleet.job_table import JobTable
-from fleetcast.training.sites.histories import LAST_MS, TrainingInputs, make_job_table, moment_ms
+from fleetcast.training.sites.histories import LAST_MS, TrainingInputs, make_job_table, parse_moment_ms
 
 T0 = 1_760_000_000_000
 
@@ -59,7 +59,7 @@ def test_sets_by_name_and_up_to_a_moment(data: Path) -> None:
     (one,) = TrainingInputs(data, say=said.append).read_panels()
     assert (one.dataset, one.panel.bins, one.train_bins) == ("demand/long", 600, 600)
     assert any("demand/short" in line and "less than two days" in line for line in said)
-    until = moment_ms("--until", "2020-01-04")
+    until = parse_moment_ms("--until", "2020-01-04")
     (cut,) = TrainingInputs(data, sets=("long",), until_ms=until, say=said.append).read_panels()
     assert cut.panel.bins == 3 * 144
     assert cut.panel.end_ms(cut.panel.bins - 1) == until
@@ -70,8 +70,8 @@ def test_sets_by_name_and_up_to_a_moment(data: Path) -> None:
 
 
 def test_moments_are_dates_or_seconds() -> None:
-    assert moment_ms("--until", None) == LAST_MS
-    assert moment_ms("--until", "2020-01-01T00:00+01:00") == 1_577_833_200_000
-    assert moment_ms("--until", "1500000.5") == 1_500_000_500
+    assert parse_moment_ms("--until", None) == LAST_MS
+    assert parse_moment_ms("--until", "2020-01-01T00:00+01:00") == 1_577_833_200_000
+    assert parse_moment_ms("--until", "1500000.5") == 1_500_000_500
     with pytest.raises(ConfigError, match="--since 'tomorrow'"):
-        moment_ms("--since", "tomorrow")
+        parse_moment_ms("--since", "tomorrow")

@@ -10,11 +10,11 @@ import pytest
 
 from fleetcast.features.past_runs import make_request_shape
 from fleetcast.features.run_past import LEVELS
-from fleetcast.features.similarity import kinds
+from fleetcast.features.similarity import make_kind_keys
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.estimates import NO_READINGS, NO_RUNS, Start, sentence, span
+from fleetcast.service.api.estimates import NO_READINGS, NO_RUNS, StartEstimate, describe_estimate, format_duration
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, make_table_sections
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, job_row, running, sections
@@ -33,7 +33,9 @@ START = {
 
 def tables(memory_gib: float = 71.26, power_w: float = 590.4) -> list[Any]:
     """What is known of ada's runs called train, and of nothing else."""
-    key = kinds(make_request_shape(PlacementRequest(request_id="train-7", user="ada", queue="train")))["user and name"]
+    key = make_kind_keys(make_request_shape(PlacementRequest(request_id="train-7", user="ada", queue="train")))[
+        "user and name"
+    ]
     keys = np.array([key], np.uint64)
     return [
         *make_table_sections(RUN, keys, np.array([RUN_S], np.float32), NOW_MS, "duration-0003"),
@@ -97,8 +99,8 @@ def test_a_limit_bounds_the_run_time(tmp_path: Path, placer: FakePlacer) -> None
     assert answer["run_s"] == {"p50": 3600, "p90": 3600, "p99": 3600}
     assert answer["sentence"].endswith("It should run 1 h, its limit.")
     alike = RunTime((300.0,) * len(LEVELS), "user", "m")
-    assert sentence(Start(None, "?"), alike).endswith("It should run 5 min.")
-    assert sentence(Start(None, "?"), alike, 3600.0).endswith("It should run 5 min.")
+    assert describe_estimate(StartEstimate(None, "?"), alike).endswith("It should run 5 min.")
+    assert describe_estimate(StartEstimate(None, "?"), alike, 3600.0).endswith("It should run 5 min.")
 
 
 def test_what_nobody_knows_is_null_with_the_reason(tmp_path: Path, placer: FakePlacer) -> None:
@@ -197,5 +199,5 @@ def test_a_waiting_job_says_when_it_should_start(tmp_path: Path, placer: FakePla
 
 def test_quantiles_are_in_the_order_of_their_levels() -> None:
     assert len(RUN_S) == len(LEVELS)
-    assert span(86_400 * 2.5) == "2 days 12 h"
-    assert span(100) == "100 s"
+    assert format_duration(86_400 * 2.5) == "2 days 12 h"
+    assert format_duration(100) == "100 s"

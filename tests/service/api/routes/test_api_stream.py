@@ -17,7 +17,7 @@ def hub(folder: Path) -> EventBroadcaster:
 def test_a_client_hears_of_the_board_there_is_and_of_each_new_one(tmp_path: Path) -> None:
     async def run() -> list[bytes]:
         writer, stream = publish(tmp_path), hub(tmp_path)
-        events = stream.events()
+        events = stream.stream_events()
         parts = [await anext(events), await anext(events)]
         writer.publish(sections(NOW_MS + 10_000), NOW_MS + 10_000)
         parts.append(await anext(events))
@@ -39,7 +39,7 @@ def test_hard_signals_come_once_and_only_the_new_ones(tmp_path: Path) -> None:
     async def run() -> list[bytes]:
         writer, stream = publish(tmp_path), hub(tmp_path)
         writer.publish_urgent(urgent("n001"), NOW_MS)
-        events = stream.events()
+        events = stream.stream_events()
         parts = [await anext(events), await anext(events)]
         writer.publish_urgent(urgent("n001", "n002"), NOW_MS + 1)
         parts.append(await anext(events))
@@ -58,7 +58,7 @@ def test_many_clients_share_one_poller_that_ends_with_the_last(tmp_path: Path) -
     async def run() -> tuple[int, int]:
         publish(tmp_path)
         stream = hub(tmp_path)
-        clients = [stream.events() for _ in range(5)]
+        clients = [stream.stream_events() for _ in range(5)]
         for client in clients:
             await anext(client)
         many = stream.clients
@@ -78,7 +78,7 @@ def test_streams_end_when_the_hub_closes(tmp_path: Path) -> None:
         heard: list[bytes] = []
 
         async def listen() -> int:
-            async for part in stream.events():
+            async for part in stream.stream_events():
                 heard.append(part)
             return len(heard)
 
@@ -94,7 +94,7 @@ def test_streams_end_when_the_hub_closes(tmp_path: Path) -> None:
 def test_a_stream_without_a_board_beats_until_there_is_one(tmp_path: Path) -> None:
     async def run() -> bytes:
         stream = hub(tmp_path)
-        events = stream.events()
+        events = stream.stream_events()
         await anext(events)
         beat = await anext(events)
         await events.aclose()

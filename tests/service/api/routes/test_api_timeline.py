@@ -35,7 +35,7 @@ def work(folder: Path, port: int) -> None:
     began = Started(job="big", sequence=1, time_ms=NOW_MS - 600_000, ranks=RANKS)
     batch = Batch(events=(asked, began), node_events=(OLD, XID, DRAIN))
     pipeline = Pipeline(config(folder, port), ManualClock(NOW_MS), TOPOLOGY, lambda _: [MemorySource([])])
-    pipeline.take(batch)
+    pipeline.apply_batch(batch)
 
     async def ticks() -> None:
         await pipeline.tick()

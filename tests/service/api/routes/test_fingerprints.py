@@ -22,7 +22,7 @@ from fleetcast.ingest.source import Batch
 from fleetcast.service.answers.fingerprints import Fingerprint
 from fleetcast.service.api.app import create_app
 from fleetcast.service.pipeline.jobs import fingerprints
-from fleetcast.service.pipeline.jobs.fingerprint_answers import JobCopy, fingerprint_of
+from fleetcast.service.pipeline.jobs.fingerprint_answers import JobCopy, make_fingerprint
 from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
 from fleetcast.service.pipeline.state import FleetState
 from tests.service.api_world import Client, config, publish
@@ -36,7 +36,7 @@ def world(interval_s: int = INTERVAL_S) -> FleetState:
     entities = Entities()
     for node in ("n1", "n2"):
         for gpu in range(8):
-            entities.of_node(EntityKind.GPU, node, gpu)
+            entities.add_to_node(EntityKind.GPU, node, gpu)
     racks = {Level.RACK: "r1"}
     nodes = [NodeSpec(name, gpus=8, gpu_model="NVIDIA H100 80GB HBM3", domains=racks) for name in ("n1", "n2")]
     topology = Topology.build(nodes)
@@ -55,7 +55,7 @@ def cache(state: FleetState, metric: str, values: np.ndarray, kind: EntityKind =
         values.ravel().astype(np.float64),
     )
     for at in range(0, len(batch), gpus):
-        state.store.write(batch.where(np.arange(len(batch)) // gpus == at // gpus), int(times[at // gpus]))
+        state.store.write(batch.select_samples(np.arange(len(batch)) // gpus == at // gpus), int(times[at // gpus]))
 
 
 def tell(state: FleetState, *events: JobEvent) -> None:
@@ -74,7 +74,7 @@ def looked(state: FleetState) -> tuple[dict[str, Any], dict[str, Any]]:
     """job -> fingerprint, job -> use."""
     prints = Fingerprints(ManualClock(NOW_MS))
     for _ in state.jobs.running():  # a pass may end after its first slice: its budget is time
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
     body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.latest}
     return body["doc.fingerprints"], {row["job"]: row for row in body["doc.utilisation"]}
 
@@ -157,7 +157,7 @@ def test_jobs_together_are_the_load_of_a_rack_and_of_a_store() -> None:
     cache(state, "power_w", np.full((SLOTS, 8), 600.0))
     prints = Fingerprints(ManualClock(NOW_MS))
     for _ in range(2):
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
     body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.latest}
     rows = {(row["domain_kind"], row["domain"]): row for row in body["doc.spikes"]}
     assert (rows["rack", "r1"]["p90"], rows["rack", "r1"]["jobs"]) == (1200.0, 2)
@@ -175,7 +175,7 @@ def test_a_slice_a_pass_where_the_budget_is_spent_the_longest_unseen_first(monke
     prints = Fingerprints(clock)
     seen, told = [], []
     for _ in range(4):
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
         seen.append([job for job, _ in prints.answers])
         told.append(msgspec.json.decode(bytes(prints.latest[-1].data))["jobs_looked"])
         clock.advance(fingerprints.REFRESH_S)
@@ -190,7 +190,7 @@ def test_many_short_jobs_do_not_keep_a_known_one_waiting(monkeypatch: pytest.Mon
     tell(state, *start("long", "n1", 0))
     prints = Fingerprints(clock)
     for number in range(5):
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
         tell(state, *(event for one in range(4) for event in start(f"short{number}.{one}", "n2", one)))
         clock.advance(fingerprints.REFRESH_S)
     looked_ms = {job: answers.use.looked_ms for (job, _), answers in prints.answers.items()}
@@ -205,7 +205,7 @@ def test_all_jobs_are_looked_at_while_the_budget_lasts(monkeypatch: pytest.Monke
     for number in range(7):
         tell(state, *start(f"j{number}", "n1", number))
     prints = Fingerprints(ManualClock(NOW_MS))
-    asyncio.run(prints.renew(state))
+    asyncio.run(prints.run_pass(state))
     assert len(prints.answers) == 7
     assert msgspec.json.decode(bytes(prints.latest[-1].data)) == {"jobs_looked": 7, "jobs_running": 7}
 
@@ -216,9 +216,9 @@ def test_a_clock_that_was_set_back_holds_up_neither_jobs_nor_spikes() -> None:
     cache(state, "power_w", np.full((SLOTS, 8), 600.0))
     clock = ManualClock(NOW_MS)
     prints = Fingerprints(clock)
-    asyncio.run(prints.renew(state))
+    asyncio.run(prints.run_pass(state))
     clock.time_ms -= 3_600_000
-    asyncio.run(prints.renew(state))
+    asyncio.run(prints.run_pass(state))
     body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.latest}
     assert [row["looked_ms"] for row in body["doc.utilisation"]] == [clock.now_ms()]
     assert body["doc.spikes"]
@@ -232,10 +232,10 @@ def test_a_large_job_is_copied_in_blocks_and_averaged_off_the_loop(monkeypatch: 
     power = np.broadcast_to(np.arange(8) * 100.0, (SLOTS, 8))
     cache(state, "power_w", power)
     [job] = state.jobs.running()
-    rows = job_window.job_rows(job, state.entities, {"n1": 8})
+    rows = job_window.find_job_rows(job, state.entities, {"n1": 8})
 
     async def copied() -> tuple[job_window.JobWindow | None, int]:
-        task, turns = asyncio.ensure_future(job_window.window_of(state.store, job, rows)), 0
+        task, turns = asyncio.ensure_future(job_window.copy_window(state.store, job, rows)), 0
         while not task.done():
             await asyncio.sleep(0)
             turns += 1
@@ -245,7 +245,7 @@ def test_a_large_job_is_copied_in_blocks_and_averaged_off_the_loop(monkeypatch: 
     assert turns >= 3
     assert window is not None
     assert not {"gpu", "means", "heard"} & vars(window).keys()
-    assert (window.heard, window.is_whole) == (8, True)
+    assert (window.reporting_gpus, window.is_representative) == (8, True)
     assert window.gpu[job_window.GPU_METRICS.index("power_w"), -1].tolist() == power[0].tolist()
     assert window.mean("power_w")[-1] == power[0].mean()
 
@@ -279,7 +279,7 @@ def test_a_periodic_job_is_expected_to_go_on_in_its_cycle() -> None:
 def test_a_job_has_its_part_of_the_ports_of_a_node_that_it_shares() -> None:
     state = world()
     for port in range(2):
-        state.entities.of_node(EntityKind.PORT, "n1", f"mlx5_{port}", 1)
+        state.entities.add_to_node(EntityKind.PORT, "n1", f"mlx5_{port}", 1)
     tell(state, *start("quarter", "n1", 0, 1), *start("whole", "n2", *range(8)))
     cache(state, "power_w", np.full((SLOTS, 16), 600.0))
     sent = np.arange(SLOTS)[:, None] * np.array([1e9, 3e9]) * INTERVAL_S
@@ -294,12 +294,12 @@ def test_readings_that_cannot_be_copied_end_no_task(monkeypatch: pytest.MonkeyPa
     def torn(*_: object) -> None:
         raise ValueError("operands could not be broadcast together")
 
-    monkeypatch.setattr(fingerprints, "window_of", torn)
+    monkeypatch.setattr(fingerprints, "copy_window", torn)
     state = world()
     tell(state, *start("a", "n1", 0))
     prints = Fingerprints(ManualClock(NOW_MS))
     for _ in range(3):
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
     assert "could not be broadcast" in prints.answers["a", 1].fingerprint.unheard_reason
     assert state.counts.bad == {"odd_fingerprint": 1}
 
@@ -316,7 +316,7 @@ def test_evaluations_are_foreseen_after_a_restart() -> None:
             Phase(job="train", sequence=25 + 30 * turn, time_ms=at + 60_000, name="steady"),
         )  # fmt: skip
     again = world()
-    again.jobs.put(decode_job(encode_job([*state.jobs]))[0])
+    again.jobs.add_attempt(decode_job(encode_job([*state.jobs]))[0])
     found, _ = looked(again)
     assert found["train"]["next_evaluation_ms"]["p50"] == NOW_MS - 1000 + 600_000
 
@@ -327,15 +327,15 @@ def test_a_job_whose_numbers_are_odd_is_unknown_and_the_others_go_on(
     def picky(seen: JobCopy) -> dict[str, Any]:
         if seen.attempt.job == "odd" and seen.window is not None:
             raise IndexError("list index out of range")
-        return fingerprint_of(seen)
+        return make_fingerprint(seen)
 
-    monkeypatch.setattr(fingerprints, "fingerprint_of", picky)
+    monkeypatch.setattr(fingerprints, "make_fingerprint", picky)
     state = world()
     tell(state, *start("odd", "n1", 0, 1), *start("fine", "n1", 2))
     cache(state, "power_w", np.full((SLOTS, 8), 600.0))
     prints = Fingerprints(ManualClock(NOW_MS))
     for _ in range(4):
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
     body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.latest}
     assert body["doc.fingerprints"]["odd"]["period_s"] is None
     assert "list index out of range" in body["doc.fingerprints"]["odd"]["period_reason"]

@@ -15,13 +15,13 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.source import Batch
 from fleetcast.service.api.app import create_app
-from fleetcast.service.pipeline.jobs.interference import Known, explain_by_co_run
+from fleetcast.service.pipeline.jobs.interference import CoRunTables, explain_by_co_run
 from fleetcast.service.pipeline.jobs.isolation import (
     IsolationExpectation,
     ObservedGpu,
-    checks,
+    check_isolation,
+    combine_checks,
     parse_profile_gib,
-    verdict,
 )
 from fleetcast.service.pipeline.pipeline import Pipeline
 from tests.service.api_world import Client, config
@@ -39,11 +39,11 @@ class Fleet:
         self.sequence = 0
 
     def take(self, **more: Any) -> None:
-        self.pipeline.take(Batch(**more))
+        self.pipeline.apply_batch(Batch(**more))
 
     def has_board(self, index: int) -> None:
         """Let n1 have a GPU of which nothing is heard."""
-        self.pipeline.state.entities.of_node(EntityKind.GPU, "n1", index)
+        self.pipeline.state.entities.add_to_node(EntityKind.GPU, "n1", index)
         self.tick()
 
     def event(self, kind: Any, job: str, **more: Any) -> Any:
@@ -77,19 +77,19 @@ class Fleet:
         for name, load in LOADS.items():
             index = int(name[-1])
             values = {"sm_active": load, "fb_used_bytes": 20 * GIB, "fb_free_bytes": 60 * GIB, **more}
-            row = entities.of_node(EntityKind.GPU, "n1", index)
+            row = entities.add_to_node(EntityKind.GPU, "n1", index)
             rows += [
                 (find_metric_row(EntityKind.GPU, metric), row, self.now_ms, value) for metric, value in values.items()
             ]
-        self.take(samples=(SampleBatch.of(EntityKind.GPU, rows),))
+        self.take(samples=(SampleBatch.from_rows(EntityKind.GPU, rows),))
 
     def slices(self, *memory_gib: float) -> None:
         entities, rows = self.pipeline.state.entities, []
         for number, gib in enumerate(memory_gib):
-            row = entities.of_node(EntityKind.GPU_INSTANCE, "n1", 0, number)
+            row = entities.add_to_node(EntityKind.GPU_INSTANCE, "n1", 0, number)
             for name, value in (("fb_used_bytes", 0.0), ("fb_free_bytes", gib * GIB)):
                 rows.append((find_metric_row(EntityKind.GPU_INSTANCE, name), row, self.now_ms, value))
-        self.take(samples=(SampleBatch.of(EntityKind.GPU_INSTANCE, rows),))
+        self.take(samples=(SampleBatch.from_rows(EntityKind.GPU_INSTANCE, rows),))
 
     def end(self, job: str) -> None:
         self.take(events=(self.event(Finished, job),))
@@ -155,7 +155,7 @@ def test_jobs_that_ran_alone_are_told_by_the_rule_and_those_like_them(fleet: Fle
 def test_of_a_job_that_runs_nobody_says_that_there_is_none(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tables of co-runs are made beside the ticks: a job may be on the board before it is in them."""
     fleet.start("a-1", 0)
-    monkeypatch.setattr(Known, "of_job", lambda known, job: None)
+    monkeypatch.setattr(CoRunTables, "find_job_keys", lambda known, job: None)
     reasons = fleet.ask("a-1", "stranger")["reasons"]
     assert "not looked at yet" in reasons["a"]
     assert "no job of this name" in reasons["b"]
@@ -382,9 +382,9 @@ def test_an_isolation_of_nothing_known_is_refused(fleet: Fleet, body: Any, statu
 
 
 def test_a_gpu_beyond_those_of_its_node_is_not_there(fleet: Fleet) -> None:
-    row = fleet.pipeline.state.entities.of_node(EntityKind.GPU, "n2", 3)
+    row = fleet.pipeline.state.entities.add_to_node(EntityKind.GPU, "n2", 3)
     told = [(find_metric_row(EntityKind.GPU, "sm_active"), row, fleet.now_ms, 0.5)]
-    fleet.take(samples=(SampleBatch.of(EntityKind.GPU, told),))
+    fleet.take(samples=(SampleBatch.from_rows(EntityKind.GPU, told),))
     fleet.tick()
     ask = {"node": "n2", "gpu": 4, "expected": {"mig": False}}
     assert "has 4 GPUs" in fleet.post("/v1/isolation/verify", ask, 404)["detail"]
@@ -403,11 +403,11 @@ def test_limits_hold_up_to_a_hundredth() -> None:
     readings = {"fb_used_bytes": 10 * GIB, "sm_active": 0.5, "power_w": float("nan")}
     sight = ObservedGpu(readings, 2e9, {}, ["a", "b"])
     expected = IsolationExpectation(gpu_memory_max_gib=10.0, sm_active_max=0.4, power_max_w=300.0, jobs=["b", "a"])
-    rows = checks(expected, sight, 0)
+    rows = check_isolation(expected, sight, 0)
     assert {row.field: row.ok for row in rows} == {
         "jobs": True,
         "gpu_memory_max_gib": True,
         "sm_active_max": False,
         "power_max_w": None,
     }
-    assert verdict(rows) is False
+    assert combine_checks(rows) is False

@@ -25,7 +25,7 @@ from fleetcast.service.board.board import Board, Section, encode_board
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.demand import forecasts
 from fleetcast.service.pipeline.demand.forecasts import PERIOD_S, DemandForecasts, TickStamp
-from fleetcast.service.pipeline.demand.histories import everybody, read_histories, sum_last_ten_minutes
+from fleetcast.service.pipeline.demand.histories import list_series_keys, read_histories, sum_last_ten_minutes
 from fleetcast.service.pipeline.demand.metrics import make_parts_page, make_trees_page
 from fleetcast.service.pipeline.demand.sections import (
     SECTIONS,
@@ -251,8 +251,8 @@ def test_an_end_that_came_after_the_tick_counts_and_not_the_request_of_the_tick(
     asyncio.run(made.forecast(it.state))
     demand = it.state.demand
     assert demand.queues() == ("train", "all")
-    assert np.nansum(demand.series("all", "arriving", NOW_MS, 60, 60)) == 8
-    assert demand.series("train", "running", NOW_MS, 60, 5).tolist() == [8.0, 8.0, 8.0, 0.0, 0.0]
+    assert np.nansum(demand.read_series("all", "arriving", NOW_MS, 60, 60)) == 8
+    assert demand.read_series("train", "running", NOW_MS, 60, 5).tolist() == [8.0, 8.0, 8.0, 0.0, 0.0]
 
 
 def test_a_restart_forecasts_at_once_what_it_would_have(tmp_path: Path) -> None:
@@ -277,10 +277,10 @@ def test_what_is_read_is_of_one_moment_and_others_are_what_groups_leave(tmp_path
     it = kept(tmp_path)
     tell(it.state)
     it.state.apply(Batch(events=(Submitted(job="x", sequence=1, time_ms=NOW_MS - 1, queue="train"),)), NOW_MS)
-    it.state.demand.apply_inventory(PoolInventory.of(TOPOLOGY), it.state.jobs)
+    it.state.demand.apply_inventory(PoolInventory.from_topology(TOPOLOGY), it.state.jobs)
     histories = {told.target: told for told in asyncio.run(read_histories(it.state.demand, NOW_MS))}
     queued = histories["queued"]
-    assert queued.keys == everybody(it.state.demand)
+    assert queued.keys == list_series_keys(it.state.demand)
     assert queued.ten_minute[queued.keys.index(SeriesKey("train", group="other")), -1] == 1.0
     np.testing.assert_array_equal(
         histories["wanted"].minutes, histories["running"].minutes + histories["queued"].minutes
@@ -315,12 +315,12 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
     it = kept(tmp_path)
     tell(it.state)
     (queued,) = (t for t in asyncio.run(read_histories(it.state.demand, NOW_MS)) if t.target == "queued")
-    panel = queued.panel(np.arange(3), NOW_MS, 600)
+    panel = queued.make_panel(np.arange(3), NOW_MS, 600)
     origins = np.array([panel.bins - 20, panel.bins - 1])
     assert not trees.refresh()
     assert np.isnan(trees.forecast(panel, origins, (1, 6))).all()
     monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0007")
-    monkeypatch.setattr(Registry, "current", lambda self, kind: tmp_path / "0007")
+    monkeypatch.setattr(Registry, "find_serving_folder", lambda self, kind: tmp_path / "0007")
     monkeypatch.setattr(
         "fleetcast.service.pipeline.demand.served_trees.load_trees", lambda folder: (model, NOW_MS - 10 * BIN_MS)
     )
@@ -344,7 +344,7 @@ def test_a_version_that_cannot_be_read_is_said_and_the_others_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0003")
-    monkeypatch.setattr(Registry, "current", lambda self, kind: tmp_path)
+    monkeypatch.setattr(Registry, "find_serving_folder", lambda self, kind: tmp_path)
     trees = ServedTrees(Registry(tmp_path))
     assert not trees.refresh()
     assert "version 0003" in trees.trouble

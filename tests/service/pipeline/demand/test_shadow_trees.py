@@ -63,13 +63,13 @@ def test_the_newest_version_runs_in_the_shadow_until_it_serves(tmp_path: Path) -
     add(registry, 3.0)
     assert shadow.refresh()
     assert said(shadow) == 3.0
-    registry.shadow("demand", "2")  # by name, while it runs
+    registry.choose_shadow("demand", "2")  # by name, while it runs
     assert shadow.refresh()
     assert said(shadow) == 2.0
-    registry.shadow("demand", "off")
+    registry.choose_shadow("demand", "off")
     assert shadow.refresh()
     assert (shadow.version, np.isnan(said(shadow))) == ("", True)
-    registry.shadow("demand", "newest")
+    registry.choose_shadow("demand", "newest")
     assert shadow.refresh()
     registry.promote("demand", "3", force=True)
     assert serving.refresh()
@@ -101,12 +101,12 @@ def test_a_version_does_not_serve_a_target_that_it_lost(tmp_path: Path) -> None:
 
 def test_a_damaged_challenger_is_said_and_nothing_else_happens(tmp_path: Path) -> None:
     registry = Registry(tmp_path)
-    (registry.path("demand", add(registry, 1.0)) / "n").write_text("9")
+    (registry.find_folder("demand", add(registry, 1.0)) / "n").write_text("9")
     shadow = ShadowTrees(registry)
     assert not shadow.refresh()
     assert "damaged" in shadow.trouble
     assert np.isnan(said(shadow))
-    registry.shadow("demand", "off")
+    registry.choose_shadow("demand", "off")
     assert not shadow.refresh()
     assert shadow.trouble == ""
 
@@ -144,7 +144,7 @@ def test_its_record_is_beside_the_champion_s(tmp_path: Path) -> None:
     record = make_shadow_model(losses, shadow, serving)  # type: ignore[arg-type]
     assert record == ShadowModel("demand", "0002", 0.75, 0.925, 400)
     assert make_shadow_model(losses, SimpleNamespace(name="shadow", version=""), serving) is None  # type: ignore[arg-type]
-    watch = ModelMonitor.of(Config(state=str(tmp_path)))
+    watch = ModelMonitor.from_config(Config(state=str(tmp_path)))
     assert msgspec.to_builtins(watch.review([], 0, record).shadows) == [
         {
             "kind": "demand",

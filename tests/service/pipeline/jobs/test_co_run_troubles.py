@@ -22,7 +22,7 @@ def test_a_gpu_that_falls_silent_stays_divided(tmp_path: Path, monkeypatch: pyte
     fleet.restart()
     fleet.start("b-1", 0)
     fleet.steps(20, **{"a-1": 1.2, "b-1": 1.2})
-    assert [row.share for row in fleet.pipeline.saved.parts[CoRuns].found.values()] == ["mig"]
+    assert [row.share for row in fleet.pipeline.saved.parts[CoRuns].newest_co_runs.values()] == ["mig"]
     monkeypatch.undo()
     fleet.pass_s(15)  # it is heard again, and nothing is said of slices
     assert fleet.pipeline.saved.parts[CoRuns].divided == frozenset()

@@ -27,7 +27,7 @@ def pass_by(
             state.store.write(SampleBatch(EntityKind.GPU, *columns, values), int(some[-1]))
         clock.advance(span_s)
         state.store.advance(clock.now_ms())
-        asyncio.run(prints.renew(state))
+        asyncio.run(prints.run_pass(state))
 
 
 @pytest.mark.parametrize("interval_s", [1, 10, 15])

@@ -47,7 +47,7 @@ def fingerprint_after(hours: float, period_s: float, pause_s: float, reports: bo
             tell(state, Checkpoint(job="train", sequence=10 + slot, time_ms=time_ms, edge="begin"))
         if slot % 40 == 39:
             clock.advance((time_ms - clock.now_ms()) / 1000)
-            asyncio.run(prints.renew(state))
+            asyncio.run(prints.run_pass(state))
     return prints.answers["train", 1].fingerprint
 
 
