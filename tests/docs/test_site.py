@@ -57,7 +57,7 @@ def test_the_reference_has_the_public_names_and_their_docstrings(site: Path) -> 
     page = (site / "reference.html").read_text(encoding="utf-8")
     for name in ("check_source", "Forecaster", "PlacementRequest", "Adapter", "Client", "Reporter"):
         assert re.search(rf'<h3 id="[^"]+">{name}', page), name
-    assert "Contract suites of the plugin points" in page
+    assert "Contract tests for plugins" in page
     assert not re.search(r"<h3[^>]*>_", page)
 
 
