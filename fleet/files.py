@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fleetcast.fleet import failpoints
+from fleetcast.fleet.local_files import LocalFiles
 
 Data = bytes | bytearray | memoryview
 
@@ -254,7 +255,7 @@ def is_on_local_disk(path: Path) -> bool:
 
 
 def get_filesystem(path: Path) -> Any:
-    """Return fsspec's file system for a path.
+    """Return the file system for a path, with methods of fsspec.
 
     It is for listings, reads and removals, not for durable writes.
     """
@@ -349,10 +350,8 @@ class _Machine:
             db.text_factory = bytes.decode
         return db
 
-    def filesystem(self) -> Any:
-        import fsspec
-
-        return fsspec.filesystem("file")
+    def filesystem(self) -> LocalFiles:
+        return LocalFiles()
 
 
 MACHINE: Disk = _Machine()

@@ -12,6 +12,7 @@ file. After a crash, the next start finishes what was interrupted.
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -133,18 +134,20 @@ def drop_superseded_files(names: Iterable[FileName]) -> list[FileName]:
 class ArchiveFiles:
     """The files of one archive, in a folder or at any URL of fsspec. Methods raise OSError.
 
-    The constructor touches no file. Raises ConfigError if a URL's filesystem is not installed.
+    The constructor touches no file. Raises ConfigError if a URL's filesystem is not installed. Only URLs need fsspec.
     """
 
     def __init__(self, url: str | Path) -> None:
-        import fsspec
-
         self.url = str(url)
         self._on_disk: set[Path] = set()  # folders whose names are
+        if isinstance(url, str) and ":" not in url:
+            url = Path(os.path.expanduser(url)).absolute()
         if not isinstance(url, str):
             self.folder: Path | None = url
-            self._fs, self._root = files.get_filesystem(url), self.url
+            self._fs, self._root = files.get_filesystem(url), str(url)
             return
+        import fsspec
+
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
         except (ImportError, ValueError) as error:

@@ -178,7 +178,7 @@ def test_a_store_that_is_written_while_it_is_saved_comes_back_whole(
         store.save(folder / "before")
     done = min(cuts[0], len(rows))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fleetcast.features.store_files._slice_length", lambda ring, since: 1)
+        patch.setattr("fleetcast.features.store_files._compute_slice_length", lambda ring, since: 1)
         for number, work in enumerate(store.iterate_save_steps(folder / "sliced")):
             work()
             upto = max(done, cuts[min(number + 1, 2)])
@@ -195,7 +195,7 @@ def test_a_slice_holds_what_was_written_while_the_save_was_under_way(
     # GPU 0 is in the first slice, GPU 2 in the last; the slot that it writes in between was on disk already
     store = run(WindowStore(fleet()), rows_at(40))
     store.save(tmp_path / "before")
-    monkeypatch.setattr("fleetcast.features.store_files._slice_length", lambda ring, since: 1)
+    monkeypatch.setattr("fleetcast.features.store_files._compute_slice_length", lambda ring, since: 1)
     late = ("power_w", 2, T0 + 40 * 60_000 + 50_000, 999.0)  # in the slot of the last minute's last sample
     for number, work in enumerate(store.iterate_save_steps(tmp_path / "sliced")):
         work()

@@ -84,6 +84,22 @@ def test_pyarrow_uses_the_heap_of_the_role() -> None:
     assert "pyarrow" in imported(POOL)
 
 
+FOLDER = """
+import tempfile
+from pathlib import Path
+from fleetcast.ingest.archive.files import ArchiveFiles, FileName
+with tempfile.TemporaryDirectory() as folder:
+    files, name = ArchiveFiles(folder), FileName("events", "2026-11-21", "", 13, "0", 1, 1)
+    files.write_file(name, b"rows")
+    assert files.list_files("events") == [name] and files.list_days("events") and files.open(name).read() == b"rows"
+    files.remove(name)
+"""
+
+
+def test_an_archive_in_a_folder_needs_no_fsspec() -> None:
+    assert imported(FOLDER) & {"fsspec", "zstandard", "lz4"} == set()
+
+
 TREES = """
 from fleetcast.service.withheld_imports import withhold_imports
 withhold_imports()
@@ -101,16 +117,16 @@ def test_trees_are_served_without_pandas_and_scikit_learn() -> None:
 
 PLUGIN = """
 from fleetcast.service.withheld_imports import withhold_imports
-from fleetcast.service.plugins import load
+from fleetcast.service.plugins import load_plugin
 withhold_imports()
-load("pipeline.forecasters", "fleetcast.service.plugins:load")
+load_plugin("pipeline.forecasters", "fleetcast.service.plugins:load_plugin")
 try:
     import pandas
 except ModuleNotFoundError:
     pass
 else:
     raise SystemExit("pandas was found")
-load("pipeline.forecasters", "json:loads")
+load_plugin("pipeline.forecasters", "json:loads")
 import pandas
 """
 
