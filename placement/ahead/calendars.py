@@ -24,6 +24,7 @@ MAX_FOLLOWED_SHAPES = 32  # each is as large as the times of its slots in a cale
 MAX_FOLLOWED_BYTES = 2**27  # together
 
 Array = NDArray[np.float32]
+ShapeKey = tuple[Level | None, int, bool, bytes]
 
 
 @dataclass(slots=True)
@@ -203,12 +204,12 @@ class PlaceFinder:
     """
 
     rooms: RoomCache
-    _times: dict[tuple[Level | None, int, bool, bytes], SlotTimes] = field(default_factory=dict)
+    _shapes: dict[FitKey, tuple[GangShape, ShapeKey]] = field(default_factory=dict)
+    _times: dict[ShapeKey, SlotTimes] = field(default_factory=dict)
 
     def find_place(self, request: PlacementRequest, calendar: Calendar) -> Place:
         """Return the earliest place of a gang, as `find_earliest_start` does without gaps and bars."""
-        shape = GangShape.of(request, self.rooms.count_members_per_node(request))
-        key = shape.level, shape.each, shape.members == 1, shape.room.tobytes()
+        shape, key = self._find_shape(request)
         times = self._times.get(key)
         if times is None or times.is_outdated:
             block = self.rooms.find_domain_rows(shape.level)
@@ -221,6 +222,16 @@ class PlaceFinder:
                 self._times[key] = times
         times.read_changed_nodes(calendar.free_s)
         return times.find_earliest_place(shape.members)
+
+    def _find_shape(self, request: PlacementRequest) -> tuple[GangShape, ShapeKey]:
+        """Return the shape of a request, and the key of all shapes whose slots are free at the same times."""
+        alike = make_fit_key(request, has_plugins=bool(self.rooms.options.filters))
+        if alike not in self._shapes:
+            if len(self._shapes) >= MAX_CACHED_ROOMS:
+                self._shapes.clear()
+            shape = GangShape.of(request, self.rooms.count_members_per_node(request))
+            self._shapes[alike] = shape, (shape.level, shape.each, shape.members == 1, shape.room.tobytes())
+        return self._shapes[alike]
 
     def record_changes(self, nodes: NDArray[np.int64]) -> None:
         """Record changes of the calendar. nodes: (k,) path × n + node."""
@@ -236,15 +247,18 @@ def record_gang_hold(calendar: Calendar, place: Place, run_s: Array, job: int) -
     fits = np.flatnonzero(np.isfinite(place.start_s))
     n, g = calendar.free_s.shape[1:]
     members, each = place.gpus.shape[1:]
-    rows = fits[:, None] * n + place.nodes[fits]
+    start_s, place_nodes, place_gpus = place.start_s, place.nodes, place.gpus
+    if len(fits) < len(start_s):
+        start_s, run_s, place_nodes, place_gpus = start_s[fits], run_s[fits], place_nodes[fits], place_gpus[fits]
+    rows = fits[:, None] * n + place_nodes
     nodes: NDArray[np.int64] = rows.ravel()
-    start_s, end_s = place.start_s[fits], place.start_s[fits] + run_s[fits]
+    end_s = start_s + run_s
     if each == g:  # whole nodes stay in order
         _write_job_times(
             calendar, (-1, g), nodes, start_s.repeat(members)[:, None], end_s.repeat(members)[:, None], job
         )
     else:
-        gpus = (rows[:, :, None] * g + place.gpus[fits]).ravel()
+        gpus = (rows[:, :, None] * g + place_gpus).ravel()
         _write_job_times(calendar, (-1,), gpus, start_s.repeat(members * each), end_s.repeat(members * each), job)
         _sort_gpus(calendar, nodes)
     return nodes
@@ -261,20 +275,22 @@ def _write_job_times(
         column.reshape(shape) for column in (calendar.free_s, calendar.gap_s, calendar.until_s, calendar.holder)
     )
     free_s = free.take(at, axis=0)
-    in_gap = start_s < free_s
-    is_idle = start_s - free_s >= SHORTEST_GAP_S
-    if in_gap.any():
+    idle_s = start_s - free_s
+    if (idle_s < 0).any():
+        in_gap = start_s < free_s
         gap[at] = np.where(in_gap, end_s, gap.take(at, axis=0))
         holder[at] = np.where(in_gap, holder.take(at, axis=0), job)
         free[at] = np.where(in_gap, np.maximum(free_s, end_s), end_s)
     else:
         holder[at] = job
         free[at] = end_s
-    if is_idle.any():
+    opens = idle_s >= SHORTEST_GAP_S
+    if opens.any():
         gap_s = gap.take(at, axis=0)
-        opens = is_idle & np.isinf(gap_s)
-        gap[at] = np.where(opens, free_s, gap_s)
-        until[at] = np.where(opens, start_s, until.take(at, axis=0))
+        opens &= np.isinf(gap_s)
+        if opens.any():  # mostly each of these GPUs has had a gap before
+            gap[at] = np.where(opens, free_s, gap_s)
+            until[at] = np.where(opens, start_s, until.take(at, axis=0))
 
 
 def _sort_gpus(calendar: Calendar, rows: NDArray[np.int64]) -> None:

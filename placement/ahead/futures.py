@@ -23,6 +23,7 @@ from fleetcast.placement.queues.tree import ANY
 Array = NDArray[np.float32]
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+AskKey = tuple[int, Level | None, int, int, bool]  # id of its room, level, members, thousandths of each, spread
 
 BIN_S = 600.0  # what an arrival forecast counts GPUs in
 MOST_BINS = 1008  # a week
@@ -98,6 +99,7 @@ class FutureSampler:
     is_settled: bool = False  # whoever may start now has started
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
+    _slot_by_ask: dict[AskKey, int | None] = field(default_factory=dict)  # None: the empty fleet has no room
     _asks: dict[tuple[object, ...], GangAsk] = field(default_factory=dict)
     places: SortKeys = field(init=False)
 
@@ -180,11 +182,27 @@ class FutureSampler:
         return found
 
     def _make_ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
-        level, members = get_widest_level(request), request.members.min
-        each = request.gpus_per_node * request.milli
+        """Return the ask of a request, or None if even the empty fleet has no room for it."""
+        level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node * request.milli
+        key = id(room), level, members, each, request.spread  # `self.room` keeps the array alive
+        if key not in self._slot_by_ask:
+            self._slot_by_ask[key] = self._find_slot_with_room(key, room)
+        slot = self._slot_by_ask[key]
+        if slot is None:
+            return None
+        gpus = request.members.desired * request.gpus_per_node
+        planned_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
+        members = 1 if level is Level.NODE else members
+        return self._find_or_add_ask(
+            slot, members, planned_s, self.turns.find_hold(request), self.turns.find_closures(request)
+        )
+
+    def _find_slot_with_room(self, key: AskKey, room: Ints) -> int | None:
+        """Return the slot of a gang's members, or None if even the empty fleet has no room for them."""
+        _, level, members, each, spread = key
         if level is Level.NODE:
             room, members, each = room // members, 1, each * members
-        if request.spread:
+        if spread:
             room = np.minimum(room, 1)
         domain = None
         if level is not None and level is not Level.NODE:
@@ -192,13 +210,7 @@ class FutureSampler:
         slot = self._find_or_add_slot(each, room, level, domain)
         most = self._slots[slot].most
         sums = most.sum() if domain is None else np.bincount(np.maximum(domain, 0), most * (domain >= 0)).max(initial=0)
-        gpus = request.members.desired * request.gpus_per_node
-        planned_s = self.run_times.estimate_run_s(gpus, 0.9, limit_s=request.limit_s)
-        if sums < members:
-            return None
-        return self._find_or_add_ask(
-            slot, members, planned_s, self.turns.find_hold(request), self.turns.find_closures(request)
-        )
+        return slot if sums >= members else None
 
     def _find_or_add_ask(
         self,

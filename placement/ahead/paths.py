@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.calendars import (
@@ -71,7 +72,7 @@ class Timelines:
     ends_s: Mapping[int, Array]  # holder, an index into `jobs` → (path,)
     holders: Mapping[str, int]  # request_id of what waits and starts → its holder
     waits: Mapping[str, str]  # job → request_id of what waits
-    hindrances: Mapping[str, tuple[Hindrance, ...]]  # request_id → whom it waits for, the last to end first
+    before_start: Mapping[str, "GpusBefore"]  # request_id of what starts → its GPUs, before it starts
     rooms: "RoomCache"
     gpus: Mapping[str, int]  # request_id → how many it waits for
     entries: tuple[WaitingEntry, ...]  # that wait, in order
@@ -185,7 +186,7 @@ def sample_timelines(
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
     basis = _list_bases(now.running, left_s, dict(zip(begun, sources, strict=True)), run_times, options.now_ms)
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
-    hindrances: dict[str, tuple[Hindrance, ...]] = {one.request_id: () for one in begun}
+    before_start = {one.request_id: NO_GPUS for one in begun}
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
@@ -205,7 +206,7 @@ def sample_timelines(
         starts_s[request.request_id] = place.start_s
         basis.setdefault(request.job_name, source.find_basis(run_times))
         if np.isfinite(place.start_s).any():
-            hindrances[request.request_id] = find_hindrances(place, calendar)
+            before_start[request.request_id] = GpusBefore.of(place, calendar)
             finder.record_changes(record_gang_hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
@@ -220,7 +221,7 @@ def sample_timelines(
     _replace_with_played_starts(drawn, starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
-    return Timelines(view, options, run_times, *play, waits, hindrances, rooms, gpus, *left, basis)
+    return Timelines(view, options, run_times, *play, waits, before_start, rooms, gpus, *left, basis)
 
 
 def _make_rooms(
@@ -294,25 +295,47 @@ def _compute_max_calendars(one: Calendar) -> int:
     return min(MOST_CALENDARS, max(2, MOST_CALENDAR_BYTES // max(1, one.nbytes)))
 
 
-def find_hindrances(place: Place, calendar: Calendar) -> tuple[Hindrance, ...]:
-    """Return the jobs that hold the GPUs of the middle path until the gang starts.
+@dataclass(frozen=True, slots=True)
+class GpusBefore:
+    """The GPUs that a gang receives on the middle path, as they are before it starts at `start_s`.
 
-    At most NAMED jobs are returned, the last to end first.
+    nodes: (member,) rows. holders: (member × each,) the last job of each GPU, -1 for none. ends_s: its end.
     """
-    path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
-    _, n, g = calendar.free_s.shape
-    nodes, each = place.nodes[path], place.gpus.shape[2]
-    at = ((path * n + nodes % n)[:, None] * g + place.gpus[path]).ravel()
-    ends_s = calendar.free_s.take(at)
-    holders, until_s, start_s = calendar.holder.take(at).tolist(), ends_s.tolist(), float(place.start_s[path])
-    found: dict[int, Hindrance] = {}
-    for row in np.argsort(-ends_s, kind="stable").tolist():
-        job = holders[row]
-        if job >= 0 and job not in found and 0 < until_s[row] <= start_s:
-            found[job] = Hindrance(job, int(nodes[row // each]))
-            if len(found) == NAMED:
-                break
-    return tuple(found.values())
+
+    start_s: float
+    nodes: NDArray[np.int32]
+    holders: NDArray[np.int32]
+    ends_s: Array
+
+    @classmethod
+    def of(cls, place: Place, calendar: Calendar) -> "GpusBefore":
+        """Read the calendar before the gang is recorded there."""
+        path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
+        _, n, g = calendar.free_s.shape
+        nodes = place.nodes[path]
+        at = ((path * n + nodes % n)[:, None] * g + place.gpus[path]).ravel()
+        return cls(float(place.start_s[path]), nodes.copy(), calendar.holder.take(at), calendar.free_s.take(at))
+
+    def list_hindrances(self) -> tuple[Hindrance, ...]:
+        """Return the jobs that hold the GPUs until the gang starts.
+
+        At most NAMED jobs are returned, the last to end first.
+        """
+        if not len(self.nodes):
+            return ()
+        each = len(self.holders) // len(self.nodes)
+        holders, until_s = self.holders.tolist(), self.ends_s.tolist()
+        found: dict[int, Hindrance] = {}
+        for row in np.argsort(-self.ends_s, kind="stable").tolist():
+            job = holders[row]
+            if job >= 0 and job not in found and 0 < until_s[row] <= self.start_s:
+                found[job] = Hindrance(job, int(self.nodes[row // each]))
+                if len(found) == NAMED:
+                    break
+        return tuple(found.values())
+
+
+NO_GPUS = GpusBefore(0.0, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def compute_planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:

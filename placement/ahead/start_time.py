@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.calendars import Array, StartRestrictions, find_earliest_start
-from fleetcast.placement.ahead.paths import MIDDLE, Hindrance, Timelines, find_hindrances
+from fleetcast.placement.ahead.paths import MIDDLE, NO_GPUS, GpusBefore, Hindrance, Timelines
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
@@ -106,10 +106,11 @@ def estimate_start(
         return StartEstimate(None, (), constraint, describe_unknown_jobs(timelines), timelines.now_ms)
     if not _is_likely_to_start(place):
         return StartEstimate(None, (), constraint, _explain_no_start(request, timelines), timelines.now_ms)
-    start_s, hindrances = place.start_s, find_hindrances(place, timelines.choose_calendar(request))
     waiting = timelines.find_waiting_id(request)
-    if waiting is not None and waiting in timelines.hindrances:
-        start_s, hindrances = timelines.starts_s[waiting], timelines.hindrances[waiting]
+    if waiting is None or waiting not in timelines.before_start:
+        start_s, hindrances = place.start_s, GpusBefore.of(place, timelines.choose_calendar(request)).list_hindrances()
+    else:
+        start_s, hindrances = timelines.starts_s[waiting], timelines.before_start[waiting].list_hindrances()
         if is_behind_unknown(request, start_s, timelines):
             own = request.job_name if request.job_name in timelines.unknown_jobs else ""
             said = describe_unknown_jobs(timelines, own)
@@ -438,7 +439,9 @@ def list_blockers(
     if waiting is None or waiting not in timelines.starts_s:
         return ()
     ends = BlockerEnds(timelines.starts_s[waiting], start_ms, lambda ends_ms: adjust(None, ends_ms))
-    return _find_blockers(request, timelines.hindrances.get(waiting, ()), timelines, now_ms, ends)
+    return _find_blockers(
+        request, timelines.before_start.get(waiting, NO_GPUS).list_hindrances(), timelines, now_ms, ends
+    )
 
 
 def _describe_request(request: PlacementRequest) -> str:

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from fleetcast.fleet.requests import TopologyConstraint
 from fleetcast.placement.ahead import calendars, futures, paths
 from fleetcast.placement.ahead.futures import ArrivalForecast
-from fleetcast.placement.ahead.paths import Timelines, sample_timelines
-from fleetcast.placement.ahead.run_draws import RunTimeSample, RunTimeSource
+from fleetcast.placement.ahead.paths import Hindrance, Timelines, sample_timelines
+from fleetcast.placement.ahead.run_draws import PATHS, SHARED, RunTimeSample, RunTimeSource
 from fleetcast.placement.ahead.start_time import compute_start_times
 from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.plan.timeline import NORMAL, RunTimeQuantiles
@@ -50,6 +50,10 @@ def test_start_times_are_those_of_the_plain_play(
     assert_equal(lambda: sampled(turns=turns_of(tree, view)), backfilled)
 
 
+def list_all_hindrances(sampled: Timelines) -> dict[str, tuple[Hindrance, ...]]:
+    return {name: before.list_hindrances() for name, before in sampled.before_start.items()}
+
+
 def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKFILLED) -> None:
     """Sample with the fast code and with the plain one, and compare all answers.
 
@@ -72,7 +76,7 @@ def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKF
         assert level == slow_level
         for column in ("free_s", "gap_s", "until_s", "holder"):
             assert getattr(calendar, column).tobytes() == getattr(slow_calendar, column).tobytes(), column
-    assert fast.hindrances == slow.hindrances
+    assert list_all_hindrances(fast) == list_all_hindrances(slow)
     assert [one.tobytes() for one in fast.ends_s.values()] == [one.tobytes() for one in slow.ends_s.values()]
     assert compute_start_times(fast) == compute_start_times(slow)
     assert fast.now_ms == NOW_MS
@@ -105,6 +109,30 @@ def test_run_times_drawn_together_are_those_drawn_one_by_one() -> None:
         sample = RunTimeSample(np.random.default_rng(3), times)
         assert together.tolist() == [sample.draw_run_times([one])[0].tolist() for one in sources]
     assert np.isinf(RunTimeSample(np.random.default_rng(3), RunTimeQuantiles({})).draw_run_times(sources)[0]).all()
+
+
+def test_levels_are_those_of_the_normal_distribution() -> None:
+    sample = RunTimeSample(np.random.default_rng(5), TIMES)
+    rng = np.random.default_rng(5)
+    mixed = np.sqrt(SHARED) * sample.shared + np.sqrt(1 - SHARED) * rng.standard_normal((50, PATHS))
+    assert sample.draw_levels(50).ravel().tolist() == pytest.approx(
+        [NORMAL.cdf(z) for z in mixed.ravel().tolist()], abs=0
+    )
+
+
+def test_the_room_of_requests_that_ask_alike_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    own = futures.FutureSampler._find_slot_with_room
+
+    def counted(drawn: futures.FutureSampler, key: Any, room: Any) -> int | None:
+        asked.append(key)
+        return own(drawn, key, room)
+
+    monkeypatch.setattr(futures.FutureSampler, "_find_slot_with_room", counted)
+    columns = [{"gpus_per_node": 8, "gang": 2}, {"gpus_per_node": 4}, {"gpus_per_node": 8, "gang": 2, "spread": True}]
+    queue, view, jobs = scene([[0, 0], [0, 4]], [(columns[at % 3], "a", at) for at in range(60)])
+    sample_timelines(queue, view, jobs, TIMES, OPTIONS)
+    assert 0 < len(asked) == len(set(asked)) <= 3
 
 
 nodes_of_slot = st.tuples(st.sampled_from([1000, 2000, 4000]), st.booleans(), st.booleans())
