@@ -24,9 +24,10 @@ def find_run_begins(*keys: NDArray[Any]) -> NDArray[np.bool_]:
     >>> find_run_begins(np.array([3, 3, 5]), np.array([0, 0, 0])).tolist()
     [True, False, True]
     """
-    new = np.ones(len(keys[0]), bool)
-    new[1:] = False
-    for key in keys:
+    new = np.empty(len(keys[0]), bool)
+    new[:1] = True
+    np.not_equal(keys[0][1:], keys[0][:-1], out=new[1:])
+    for key in keys[1:]:
         new[1:] |= key[1:] != key[:-1]
     return new
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from fleetcast.fleet.topology import Level, Topology
 from fleetcast.placement.columns import find_run_begins, sort_rows_by_keys, sort_rows_descending
-from fleetcast.placement.machines.scorers import LEVEL_SCORE, LEVELS, NodeScores
+from fleetcast.placement.machines.scorers import GANG_WEIGHTS, LEVEL_SCORE, LEVELS, NodeScores
 
 SCORE_BINS = 20
 MOST_FITS = 3
@@ -215,12 +215,16 @@ class GangSearch:
 
         All other parts of the score are as good as they can be.
         """
-        parts: dict[str, Part] = dict.fromkeys(self.scores.weights, 1.0)
-        parts["risk"], parts["slow"] = survives, keeps_pace
-        parts["fit"] = 0.5 * self._best_mean_fit + 0.5 * tight
-        parts["packing"] = 0.5 * LEVEL_SCORE[level] + 0.5
-        total = sum(self.scores.weights[name] * part for name, part in parts.items())
+        weights = self.scores.weights
+        total = weights["risk"] * survives + weights["slow"] * keeps_pace + self._other_weights
+        total = total + weights["fit"] * (0.5 * self._best_mean_fit + 0.5 * tight)
+        total = total + weights["packing"] * (0.5 * LEVEL_SCORE[level] + 0.5)
         return total / self.scores.total_weight + ROUNDING
+
+    @cached_property
+    def _other_weights(self) -> float:
+        """The weight of the parts that not every request has."""
+        return self.scores.total_weight - sum(GANG_WEIGHTS.values())
 
     @cached_property
     def _best_mean_fit(self) -> float:
@@ -255,15 +259,16 @@ class GangSearch:
 
         wanted: (feasible domains,) bool.
         """
-        at = np.flatnonzero(feasible[offer.domain] & (offer.domain >= 0))
-        sub_domain = _rank_sub_domains(self.topology, self.scores, offer.level, at)
-        number, chosen = np.full(len(feasible), -1), np.flatnonzero(feasible)[wanted]
+        chosen = feasible.nonzero()[0]
+        number = np.full(len(feasible) + 1, -1)  # the last one stands for no domain
         number[chosen] = np.arange(len(chosen))
-        domain = number[offer.domain[at]]
-        if len(chosen) == len(wanted):
-            return self._fill_domains(offer.level, at, domain, sub_domain)
-        mine = domain >= 0
-        return self._fill_domains(offer.level, at[mine], domain[mine], sub_domain[mine])
+        domain = number[offer.domain]
+        at = (domain >= 0).nonzero()[0]
+        domain, sub_domain = domain[at], _rank_sub_domains(self.topology, self.scores, offer.level, at)
+        if not wanted.all():
+            mine = wanted[domain]
+            at, sub_domain, domain = at[mine], sub_domain[mine], (wanted.cumsum() - 1)[domain[mine]]
+        return self._fill_domains(offer.level, at, domain, sub_domain)
 
     def _fill_domains(
         self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
@@ -274,14 +279,14 @@ class GangSearch:
         """
         scores, size = self.scores, self.size
         at, domain = self._sort_candidates(at, domain, sub_domain)
-        first = np.flatnonzero(find_run_begins(domain))
+        first = find_run_begins(domain).nonzero()[0]
         take = _fill_in_order(scores.room[at], domain, first, size)
         used = take > 0
         parts = scores.score_gangs(at[used], take[used], domain[used], level, len(first))
         tight = size * self.request.gpus_per_node / np.maximum(np.add.reduceat(scores.free[at], first), 1)
         parts["fit"] = 0.5 * parts["fit"] + 0.5 * np.minimum(tight, 1.0)
         total = scores.compute_total(parts)
-        ends = np.append(first[1:], len(at))
+        ends = [*first[1:].tolist(), len(at)]
         fits = []
         for best in _find_highest_scores(total, MOST_FITS):
             whole = slice(first[best], ends[best])
@@ -297,7 +302,7 @@ class GangSearch:
 
         The order is by domain, coarse score, roomiest sub-domain, score and row.
         """
-        coarse = SCORE_BINS - np.floor(self.scores.compute_node_scores(self.size)[at] * SCORE_BINS).astype(np.int64)
+        coarse = SCORE_BINS - (self.scores.compute_node_scores(self.size)[at] * SCORE_BINS).astype(np.int64)
         filled = domain * (SCORE_BINS + 1) + coarse
         if (sub_domain[1:] > sub_domain[:-1]).all():
             order = sort_rows_by_keys(filled)  # the sort keeps the order of equals, so the other keys change nothing
@@ -341,10 +346,10 @@ def _find_highest_scores(total: NDArray[np.float64], count: int) -> list[int]:
     """Return the indices of the highest scores, the first of equal scores first."""
     if len(total) > 4 * count:
         edge = np.partition(total, -count)[-count]
-        among = np.flatnonzero(total >= edge)
-        order: list[int] = among[np.argsort(-total[among], kind="stable")][:count].tolist()
+        among = (total >= edge).nonzero()[0]
+        order: list[int] = among[(-total[among]).argsort(kind="stable")][:count].tolist()
         return order
-    order = np.argsort(-total, kind="stable")[:count].tolist()
+    order = (-total).argsort(kind="stable")[:count].tolist()
     return order
 
 
@@ -377,8 +382,10 @@ def _fill_in_order(
     first: the index at which each domain begins.
     """
     capped = np.minimum(room, size)
-    before = np.cumsum(capped) - capped
-    return np.asarray(np.clip(size - (before - before[first][domain]), 0, capped))
+    before = capped.cumsum() - capped
+    left = size + before[first][domain] - before
+    takes: NDArray[np.int64] = np.minimum(np.maximum(left, 0), capped)
+    return takes
 
 
 def _replace_last_node(

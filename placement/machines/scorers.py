@@ -31,8 +31,11 @@ from fleetcast.placement.machines.view import ClusterView
 
 WEIGHTS = {"risk": 3.0, "slow": 2.0, "fit": 2.0, "packing": 2.0, "quiet": 2.0}
 GANG_PARTS = ("risk", "slow", "fit", "packing")  # of every request
+GANG_WEIGHTS = {name: WEIGHTS[name] for name in GANG_PARTS}
 PLUGIN_WEIGHT = 1.0
 
+ALL = slice(None)
+Candidates = NDArray[np.int64] | slice  # slice: all of them, in order
 Chances = tuple[NDArray[np.float64], ...]  # an inner function that wrote it out would make it anew at each call
 
 LEVELS: tuple[Level | None, ...] = (*Level, None)  # None: anywhere, nodes without topology included
@@ -130,6 +133,21 @@ def compute_log_chances(view: ClusterView, options: Options, duration_s: float) 
     return found
 
 
+def compute_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
+    """Return (n,) probabilities of not failing and of not slowing down within the time."""
+    logs = compute_log_chances(view, options, duration_s)
+    found: Chances = view.memo.get_or_compute("chances of one", logs, lambda: tuple(map(np.exp, logs)))
+    return found
+
+
+def find_domain_range(view: ClusterView, level: str, numbers: NDArray[np.int32]) -> tuple[int, int]:
+    """Return the lowest and the highest number of a column of domains. The lowest is -1 if any is unknown."""
+    found: tuple[int, int] = view.memo.get_or_compute(
+        ("domains", level), (numbers,), lambda: (int(numbers.min(initial=0)), int(numbers.max(initial=-1)))
+    )
+    return found
+
+
 class NodeScores:
     """Scores of the candidates of one request, as arrays over c candidate rows.
 
@@ -157,10 +175,9 @@ class NodeScores:
         if request.host_offload:
             held = np.count_nonzero(view.holders[rows] >= 0, axis=1)
             self.extra["quiet"] = 1 - held / np.maximum(self.gpus, 1)
-        self.weights = {name: WEIGHTS[name] for name in GANG_PARTS}
-        self.weights |= {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
+        self.weights = GANG_WEIGHTS | {name: WEIGHTS.get(name, PLUGIN_WEIGHT) for name in self.extra}
         self.total_weight = sum(self.weights.values())
-        self._view = view
+        self._view, self._options = view, options
         self._of_nodes: dict[int, NDArray[np.float64]] = {}
         self._parts: dict[int, dict[str, NDArray[np.float64]]] = {}
 
@@ -190,14 +207,18 @@ class NodeScores:
         return count_free_parts(self._view, self.request.milli)[self.rows]
 
     @cached_property
-    def domain_by_level(self) -> dict[str, NDArray[np.int32]]:
-        """Level → (c,) number of the domain of each candidate, -1 unknown."""
-        domain = self._view.topology.domain
-        return {
-            "rack": domain[Level.RACK][self.rows],
-            "power": self._view.inventory.power[self.rows],
-            "rail": domain[Level.RAIL_GROUP][self.rows],
-        }
+    def domain_by_level(self) -> dict[str, tuple[NDArray[np.int32], int, int]]:
+        """Level → (c,) number of the domain of each candidate, and the lowest and the highest number of all nodes.
+
+        Levels of which no domain is known are left out.
+        """
+        domain, found = self._view.topology.domain, {}
+        levels = {"rack": domain[Level.RACK], "power": self._view.inventory.power, "rail": domain[Level.RAIL_GROUP]}
+        for level, numbers in levels.items():
+            lowest, highest = find_domain_range(self._view, level, numbers)
+            if highest >= 0:
+                found[level] = numbers[self.rows], lowest, highest
+        return found
 
     def compute_node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
         """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
@@ -206,22 +227,26 @@ class NodeScores:
         return self._parts[size]
 
     def _compute_uncached_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
-        span = self.count_fewest_nodes(size)
+        span, members = self.count_fewest_nodes(size), np.minimum(self.room, size)
+        if span == 1:
+            risk, slow = (chances[self.rows] for chances in compute_chances(self._view, self._options, self.horizon_s))
+        else:
+            risk, slow = np.exp(span * self.survives), np.exp(span * self.keeps_pace)
         return {
-            "risk": np.exp(span * self.survives),
-            "slow": np.exp(span * self.keeps_pace),
-            "fit": self.score_fit(np.arange(len(self.rows)), np.minimum(self.room, size)),
-            "packing": np.minimum(self.room, size) / size,
+            "risk": risk,
+            "slow": slow,
+            "fit": self.score_fit(ALL, members),
+            "packing": members / size,
             **self.extra,
         }
 
-    def score_fit(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.float64]:
+    def score_fit(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return (k,) scores in [0, 1], higher if `members` on the candidates `at` break less usable room."""
         if self.growth is not None:
-            return self.growth.score_members(at, members)
+            return self.growth.score_members(np.arange(len(self.rows))[at], members)
         return compute_node_fit(self.free[at], self._count_whole_gpus(at, members), self.gpus[at])
 
-    def _count_whole_gpus(self, at: NDArray[np.int64], members: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _count_whole_gpus(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (k,) the wholly free GPUs of the candidates `at` that these members would take or break."""
         if self.request.milli == WHOLE:
             return members * self.request.gpus_per_node
@@ -267,12 +292,8 @@ class NodeScores:
         at, domain: (k,) each: candidates, and domains 0..n-1.
         """
         found, excess = np.zeros(n), self.excess[at]
-        for level, numbers in self.domain_by_level.items():
-            own = numbers[at]
-            lowest, highest = int(own.min(initial=0)), int(own.max(initial=-1))
-            if highest < 0:
-                continue
-            gang, hazard = domain, excess
+        for level, (numbers, lowest, highest) in self.domain_by_level.items():
+            own, gang, hazard = numbers[at], domain, excess
             if lowest < 0:
                 known = own >= 0
                 own, gang, hazard = own[known], domain[known], excess[known]
@@ -280,21 +301,25 @@ class NodeScores:
             if not is_ascending(keys):
                 order = sort_rows_by_keys(keys)
                 keys, gang, hazard = keys[order], gang[order], hazard[order]
-            first = np.flatnonzero(find_run_begins(keys))
-            more = np.append(first[1:], len(keys)) - first > 1
+            first = find_run_begins(keys).nonzero()[0]
+            if not len(first):
+                continue
+            more = np.concatenate((first[1:], [len(keys)])) - first > 1
             worst = np.maximum.reduceat(hazard, first)[more]
             found += np.bincount(gang[first[more]], compute_shared_hazard(level, worst, self.horizon_s), n)
         return found
 
     def compute_total(self, parts: dict[str, NDArray[np.float64]]) -> NDArray[np.float64]:
         """Return (n,) the weighted mean of the parts."""
-        score = np.zeros(len(parts["risk"]))
-        for name, part in parts.items():
+        first, *others = parts.items()
+        score = self.weights[first[0]] * first[1]
+        for name, part in others:
             score += self.weights[name] * part
-        return score / self.total_weight
+        score /= self.total_weight
+        return score
 
     def compute_points(self, parts: dict[str, NDArray[np.float64]], domain: int) -> dict[str, float]:
         """Return the contribution of each part to the score of one domain. They sum to the score."""
         return {
-            name: round(self.weights[name] * float(part[domain]) / self.total_weight, 4) for name, part in parts.items()
+            name: round(self.weights[name] * part.item(domain) / self.total_weight, 4) for name, part in parts.items()
         }

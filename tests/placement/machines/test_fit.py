@@ -14,7 +14,7 @@ from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.fit import Fit, GangSearch, find_best_fits, list_allowed_levels, sum_room_by_domain
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.scorers import NodeScores
-from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.machines.view import ClusterView, ViewMemo
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 
@@ -118,3 +118,19 @@ def test_a_scorer_that_replaces_the_risk_can_prefer_a_risky_rack() -> None:
 
 def _plain(fit: Fit) -> tuple[Any, ...]:
     return fit.level, fit.rows.tolist(), fit.takes.tolist(), fit.score, fit.points
+
+
+sizes = st.tuples(st.integers(1, 6), st.sampled_from([1, 2, 8]), st.sampled_from([None, 900.0]))
+
+
+@examples(100)
+@given(free, st.lists(sizes, min_size=2, max_size=6), st.integers(0, 99))
+def test_a_view_decides_alike_whatever_it_remembers(racks: Any, drawn: Any, seed: int) -> None:
+    """A view keeps the chances of its nodes and the range of their domains between requests, and after new risks."""
+    rng = np.random.default_rng(seed)
+    used = build({f"r{at}": counts for at, counts in enumerate(racks)})
+    for number, (gang, each, limit_s) in enumerate(drawn):
+        if number % 2 == 0:
+            used = replace(used, p_fail=rng.random(len(used)) ** 4, p_slow=rng.random(len(used)) / 100)
+        request = PlacementRequest(request_id="a", gang=gang, gpus_per_node=each, limit_s=limit_s)
+        assert decide(request, used) == decide(request, replace(used, memo=ViewMemo()))
