@@ -55,10 +55,10 @@ class PlainFinder:
 
     rooms: RoomCache
 
-    def earliest(self, request: PlacementRequest, calendar: Calendar) -> Place:
+    def find_place(self, request: PlacementRequest, calendar: Calendar) -> Place:
         return earliest(request, calendar.free_s, None, self.rooms.count_members_per_node(request), self.rooms)
 
-    def mark(self, nodes: None) -> None:
+    def record_changes(self, nodes: None) -> None:
         """Ignore changes of the calendar."""
 
 

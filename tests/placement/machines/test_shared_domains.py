@@ -30,7 +30,7 @@ def test_the_risk_of_a_gang_is_that_of_the_forecast(make_view) -> None:
     p = np.array([0.001, 0.2, 0.001, 0.001, 0.001])
     view = make_view({"r1": [8, 8, 8], "r2": [8, 8]}, p_fail=p)
     gang = np.array([0, 1, 3])
-    found = scores_of(view).of_gangs(gang, np.ones(3, np.int64), np.zeros(3, np.int64), Level.BLOCK, 1)
+    found = scores_of(view).score_gangs(gang, np.ones(3, np.int64), np.zeros(3, np.int64), Level.BLOCK, 1)
     within = np.broadcast_to(p[None, None, :], (3, len(RISK_HORIZONS_S), 5))
     domains = [("rack", ["r1", "r1", "r2"]), ("rail", ["rg1", "rg1", "rg1"])]
     told = compute_gang_risk(within[:, :, gang], domains, 3600, np.full((3, len(RISK_HORIZONS_S)), 0.001))
@@ -62,7 +62,7 @@ def test_the_risk_is_looked_at_for_as_long_as_the_job_runs(make_view) -> None:
     prior = np.broadcast_to(view.risk.p_fail[:, 0], (3, len(RISK_HORIZONS_S)))
     for limit_s in (1800.0, 10 * 3600.0):
         scores = scores_of(view, limit_s=limit_s)
-        found = scores.of_gangs(gang, np.ones(3, np.int64), np.zeros(3, np.int64), Level.BLOCK, 1)
+        found = scores.score_gangs(gang, np.ones(3, np.int64), np.zeros(3, np.int64), Level.BLOCK, 1)
         told = compute_gang_risk(within[:, :, gang], domains, limit_s, prior)
         assert found["risk"][0] == pytest.approx(1 - told.p_interrupted)
 
