@@ -175,9 +175,9 @@ class MachineNames:
 
         Raises RecordError `two_boards` if a page names several boards in one slot.
         """
-        uuid = uuid.casefold().removeprefix("gpu-")
-        if self._is_repeated_line(node, index, uuid, target):
+        if self.is_repeated_line(node, index, uuid, target):
             return node
+        uuid = _shorten_uuid(uuid)
         self.changes += 1
         if node in self.clashes:
             node = self._rename_to_own_name(node, target)
@@ -187,10 +187,8 @@ class MachineNames:
         known = self._boards.get(uuid)
         slot = None if known is None else self._slots.get(known[0], {}).get(known[1])
         if known is not None and known[0] != node and slot is not None and slot.uuid == uuid:
-            first, is_new = (
-                slot.target,
-                not _has_named_node(node, target),
-            )  # else the board was moved between two machines
+            first = slot.target
+            is_new = not _has_named_node(node, target)  # else the board was moved between two machines
             if (
                 first is not target
                 and is_new
@@ -221,8 +219,15 @@ class MachineNames:
         self._boards[uuid] = (node, index)
         return node
 
-    def _is_repeated_line(self, node: str, index: int, uuid: str, target: Target) -> bool:
+    def is_free(self, node: str, index: int, uuid: str) -> bool:
+        """Return whether a board has a UUID, and no page named the board or its slot before."""
+        uuid = _shorten_uuid(uuid)
+        is_known = uuid in self._boards or index in self._slots.get(node, {}) or node in self.clashes
+        return not is_known and not uuid.startswith("mig-") and uuid != ""
+
+    def is_repeated_line(self, node: str, index: int, uuid: str, target: Target) -> bool:
         """Return whether an earlier line of the same page named this board in this slot."""
+        uuid = _shorten_uuid(uuid)
         held = self._slots.get(node, {}).get(index)
         is_same = held is not None and held.uuid == uuid and held.target is target and held.page == target.pages > 0
         return is_same and self._boards.get(uuid) == (node, index) and node not in self.clashes
@@ -242,11 +247,8 @@ class MachineNames:
         address.
         """
         for node, gpus in list(target.unproven.items()):
-            others = [
-                other
-                for other in self._find_targets_with_gpus(node, gpus)
-                if other is not target and _is_target_live(other, target)
-            ]
+            sharing = self._find_targets_with_gpus(node, gpus)
+            others = [other for other in sharing if other is not target and _is_target_live(other, target)]
             if others:
                 target.readings = parse_board_readings(page, target.heard_ms)
             for other in others:
@@ -371,6 +373,11 @@ class MachineNames:
         self._entities.disown(EntityKind.GPU, f"{node}/{index}")
         if not self._slots[node]:
             self._entities.remove_node_devices(node)
+
+
+def _shorten_uuid(uuid: str) -> str:
+    """Return a board's UUID without its prefix, in lower case."""
+    return uuid.casefold().removeprefix("gpu-")
 
 
 def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> None:

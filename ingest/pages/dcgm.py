@@ -17,8 +17,10 @@ from functools import lru_cache
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import find_dcgm_row
+from fleetcast.fleet.node_names import is_node_name
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.gpus import GpuFacts, GpuInventory, parse_gpu_index, record_device_names, shorten_model
+from fleetcast.ingest.pages.gpu_page import GpuField
 from fleetcast.ingest.pages.resolver import Resolver
 from fleetcast.ingest.pages.text import Found, Target
 from fleetcast.ingest.series import Form, Series
@@ -106,28 +108,15 @@ _SCALE = dict.fromkeys(_PERCENT, 0.01) | {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """How to read a DCGM field: its metric of a GPU and of a MIG instance, and the form of its numbers.
-
-    of_instance: None if MIG instances do not have the metric.
-    """
-
-    metric: int
-    of_instance: int | None
-    scale: float
-    form: Form
-
-
 @lru_cache(1024)
-def _find_reading(name: str) -> _Reading | None:
-    """Return how to read the metric of this name, or None if the catalogue lacks its field."""
+def _find_field(name: str) -> GpuField | None:
+    """Return the field of a metric's name, or None if the catalogue lacks it."""
     field = FIELD_IDS.get(name)
     if field is None:
         return None
     metric = find_dcgm_row(EntityKind.GPU, field)
     assert metric is not None, f"field {field} has a name but no row in the catalogue"
-    return _Reading(metric, find_dcgm_row(EntityKind.GPU_INSTANCE, field), *find_unit(name, field))
+    return GpuField(metric, find_dcgm_row(EntityKind.GPU_INSTANCE, field), *find_unit(name, field))
 
 
 @lru_cache(1024)
@@ -184,9 +173,9 @@ class DcgmResolver(Resolver):
         """
         if name in EXPORTER_ONLY:
             return SkipRule.REPEATED
-        if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
-            return SkipRule.OTHER_PART
-        reading = _find_reading(name)
+        if (rule := self.skip_labels(labels)) is not None:
+            return rule
+        reading = _find_field(name)
         if reading is None:
             return None
         place = self._find_cached_place(labels, target)
@@ -198,6 +187,35 @@ class DcgmResolver(Resolver):
         else:
             kind, metric, entity = EntityKind.GPU, reading.metric, place.gpu
         return Series(kind, metric, entity, place.row, place.gpu, reading.scale, reading.form)
+
+    @staticmethod
+    def find_field(name: str) -> GpuField | SkipRule | None:
+        """Return the field of a DCGM name, the rule that skips it, or None for a field outside the catalogue."""
+        return SkipRule.REPEATED if name in EXPORTER_ONLY else _find_field(name)
+
+    @staticmethod
+    def skip_labels(labels: Mapping[str, str]) -> SkipRule | None:
+        """Return the rule that skips lines of links, switches and CPUs, or None."""
+        if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
+            return SkipRule.OTHER_PART
+        return None
+
+    def place_new(self, labels: Mapping[str, str], target: Target) -> tuple[int, int]:
+        """Return the rows of a GPU and its node. The GPU is new, or earlier lines of the page state the same of it.
+
+        Raises LookupError if it is neither, or a MIG instance, and RecordError if it is refused.
+        """
+        index = parse_gpu_index(labels.get("gpu", ""), "gpu")
+        uuid = labels.get("UUID") or labels.get("gpu_uuid", "")
+        node = self.find_stated_node(labels, target)
+        is_repeated = self.inventory.machines.is_repeated_line(node, index, uuid, target)
+        is_free = is_repeated or self.inventory.machines.is_free(node, index, uuid)
+        if not is_free or labels.get("GPU_I_ID") or not is_node_name(node):
+            raise LookupError(node)
+        before, place = self._count_changes(), self._make_place(labels, target)
+        if is_repeated and before != self._count_changes():
+            raise LookupError(node)
+        return place.gpu, place.row
 
     def _find_cached_place(self, labels: Mapping[str, str], target: Target) -> "_Place":
         """Return the GPU that the labels name, looked up once for each page.

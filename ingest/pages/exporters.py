@@ -17,6 +17,7 @@ from fleetcast.ingest.gpu_labels import JobLabel, find_host_pod, parse_job_label
 from fleetcast.ingest.gpus import GpuInventory
 from fleetcast.ingest.pages.amd import AmdResolver
 from fleetcast.ingest.pages.dcgm import DcgmResolver
+from fleetcast.ingest.pages.gpu_page import GpuField, PlacedGpu
 from fleetcast.ingest.pages.host import HostResolver
 from fleetcast.ingest.pages.infiniband import InfinibandResolver
 from fleetcast.ingest.pages.resolver import Resolver
@@ -60,6 +61,7 @@ class ExporterResolver:
         self._entities, self._nodes = entities, entities[EntityKind.NODE]
         self.inventory = GpuInventory(entities)
         self._resolvers = [make(entities, self.inventory) for make in RESOLVERS]
+        self._dcgm = DcgmResolver(entities, self.inventory)
         self._page: tuple[Target, int] | None = None  # the target and number of the page that is read
         self._facts: dict[int, LabelFacts] = {}  # by id of the labels, which the lines of a page share
 
@@ -70,6 +72,21 @@ class ExporterResolver:
         facts = self._derive_label_facts(labels, target)
         found = self._resolvers[number](known, facts.labels, target)
         return self._add_job_label(found, facts) if isinstance(found, Series) and found.kind in GPUS else found
+
+    def find_gpu_field(self, name: bytes) -> GpuField | SkipRule | None:
+        """Return the field of a DCGM name (`fleetcast.ingest.pages.gpu_page`)."""
+        return _find_gpu_field(name)
+
+    def skip_gpu_labels(self, labels: Mapping[str, str]) -> SkipRule | None:
+        """Return the rule that skips all DCGM lines with these labels, or None."""
+        return self._dcgm.skip_labels(_normalise_label_names(labels))
+
+    def place_new_gpu(self, labels: Mapping[str, str], target: Target) -> PlacedGpu:
+        """Place a GPU that nothing disputes (`fleetcast.ingest.pages.gpu_page`). Raises LookupError, RecordError."""
+        facts = LabelFacts.from_labels(labels)
+        if facts.host is not None:
+            raise LookupError(facts.host)
+        return PlacedGpu(*self._dcgm.place_new(facts.labels, target), facts.holder)
 
     def _derive_label_facts(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
         """Return the facts that follow from some labels, derived once for each page."""
@@ -116,6 +133,17 @@ def _find_resolver(name: str) -> tuple[int | SkipRule | None, str]:
     return next((rule for pattern, rule in _RULES if pattern.match(known)), None), known
 
 
+@lru_cache(1024)
+def _find_gpu_field(name: bytes) -> GpuField | SkipRule | None:
+    """Return what DCGM's resolver makes of a name. Raises LookupError if the name is not DCGM's."""
+    if not _PLAIN_NAME.fullmatch(name):
+        raise LookupError(name)
+    number, known = _find_resolver(name.decode())
+    if number != RESOLVERS.index(DcgmResolver):
+        raise LookupError(name)
+    return DcgmResolver.find_field(known)
+
+
 def normalise_metric_name(name: str) -> str:
     """Return a metric's name in the spelling of its exporter, or unchanged if it is unknown.
 
@@ -138,6 +166,7 @@ def _find_odd_spellings(labels: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(label for label in labels if label not in _SPELLINGS and label.lower() in _LABELS)
 
 
+_PLAIN_NAME = re.compile(rb"[a-zA-Z_:][a-zA-Z0-9_:]{,199}")
 _NAMES = {name.lower(): name for resolver in RESOLVERS for name in resolver.names}
 _SPELLINGS = frozenset(
     {

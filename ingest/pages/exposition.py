@@ -21,7 +21,7 @@ _LABEL = re.compile(r'[ \t]*([a-zA-Z_][a-zA-Z0-9_]*)[ \t]*=[ \t]*"([^"\\]*(?:\\.
 _BLANKS = re.compile(r"[ \t]*")
 _END = re.compile(r"[ \t]*\}")
 _ESCAPE = re.compile(r"\\(.)")
-_DIGITS = b"0123456789+-.eE"
+VALUE_CHARACTERS = b"0123456789+-.eE"  # of a finite number
 _NO_LABELS: Mapping[str, str] = {}
 _ESCAPES = {"n": "\n", '"': '"', "\\": "\\"}
 
@@ -98,7 +98,8 @@ class LineParser:
         """
         head, _, text = key.partition(b"{")
         labels = self._labels.get(text)
-        if labels is None or value.translate(None, _DIGITS) or not value or len(key) + len(value) >= MAX_LINE_BYTES:
+        is_plain = value and not value.translate(None, VALUE_CHARACTERS)
+        if labels is None or not is_plain or len(key) + len(value) >= MAX_LINE_BYTES:
             return None
         name = self._names.get(head)
         return None if name is None else (name, labels)

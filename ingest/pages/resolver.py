@@ -52,8 +52,12 @@ class Resolver(ABC):
 
         See `fleetcast.ingest.machines.MachineNames`.
         """
-        label = labels.get("Hostname") or labels.get("hostname", "")
-        stated = find_known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])
+        stated = self.find_stated_node(labels, target)
         if not is_node_name(stated):
             return target.register(stated, self.entities)
         return target.register(self.inventory.machines.record_board(stated, index, uuid, target), self.entities)
+
+    def find_stated_node(self, labels: Mapping[str, str], target: Target) -> str:
+        """Return the fleet's name of the node that a line states, which may be invalid."""
+        label = labels.get("Hostname") or labels.get("hostname", "")
+        return find_known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])

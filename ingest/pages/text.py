@@ -1,10 +1,10 @@
 """A decoder of exposition text with a cache for each target: it parses the labels of a series once.
 
-The decoder caches the shape of the last page (`page_shape`) and the columns of its samples. So a page of
-this shape costs only some numpy calls. Any other page is read line by line, for example after a GPU vanished
-or if a line is broken. The decoder then looks every prefix up in a dict, parses new ones, counts bad ones,
-and learns the new shape. It then frees the dict, which is four times as large. Refused lines are part of
-the shape (`refusals`).
+The decoder caches the shape of the last page (`page_shape`) and the columns of its samples. So a page of this shape
+costs only some numpy calls. Any other page is read line by line, for example after a GPU vanished or if a line is
+broken, unless it is the first of its target (`gpu_page`). The decoder then looks every prefix up in a dict, parses new
+ones, counts bad ones, and learns the new shape. It then frees the dict, which is four times as large. Refused lines are
+part of the shape (`refusals`).
 """
 
 from collections import Counter
@@ -29,6 +29,7 @@ from fleetcast.ingest.pages.exposition import (
     parse_value,
     read_kernel_start_s,
 )
+from fleetcast.ingest.pages.gpu_page import ResolveGpus, read_gpu_page
 from fleetcast.ingest.pages.page_columns import DeviceCounts, PageColumns
 from fleetcast.ingest.pages.page_order import PageOrder
 from fleetcast.ingest.pages.page_shape import LineRole, PageShape
@@ -50,7 +51,7 @@ Found = Series | SkipRule | None
 Known = Found | RecordError
 
 
-class Resolve(Protocol):
+class Resolve(ResolveGpus, Protocol):
     """The interface of a function that converts lines of pages into series."""
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target, /) -> Found:
@@ -188,7 +189,9 @@ class PageDecoder:
             self._forget_all_prefixes()
         self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
         state, known = PageState(arrival_ms, open_metrics), len(self._cache)
-        for number, line in enumerate(lines, 1):
+        is_first = not (known or rest or open_metrics) and len(lines) < self._max_series
+        is_read = is_first and read_gpu_page(lines, self._resolve, self.target, state)
+        for number, line in enumerate(() if is_read else lines, 1):
             try:
                 self._decode_page_line(line, state)
             except RecordError as error:

@@ -52,6 +52,6 @@ def test_a_new_page_parses_each_name_and_each_text_of_labels_once(monkeypatch: p
 
     monkeypatch.setattr(exposition, "parse_line", counting)
     names = [f"DCGM_FI_DEV_{name}" for name in ("POWER_USAGE", "GPU_TEMP", "GPU_UTIL", "SM_CLOCK")]
-    lines = [f"{name}{labels(gpu)} 5" for name in names for gpu in range(8)]
+    lines = ["up 1", *(f"{name}{labels(gpu)} 5" for name in names for gpu in range(8))]
     assert len(Desk().decode(*lines)) == 32
-    assert len(parsed) == 8 + 3  # the first metric of each GPU, then the first GPU of each metric
+    assert len(parsed) == 1 + 8 + 3  # `up`, the first metric of each GPU, then the first GPU of each metric

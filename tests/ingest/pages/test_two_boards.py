@@ -30,7 +30,8 @@ class Slot:
         resolve = self.desk.decoder._resolve
 
         class Counting:
-            epoch = staticmethod(resolve.epoch)
+            def __getattr__(_, name: str) -> object:  # noqa: N805
+                return getattr(resolve, name)
 
             def __call__(_, *args: object) -> object:  # noqa: N805
                 self.resolved += 1
