@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fleetcast.cli.kit.options import load_site_config
+from fleetcast.cli.kit.options import ConfigOption, StateOption, load_site_config
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.errors import ConfigError, SourceError
 
@@ -36,10 +36,8 @@ def backfill(
     step: Annotated[str, typer.Option(help="Resample to this step, e.g. 60s; without, samples as recorded.")] = "",
     match: Annotated[str, typer.Option(help="Only series with these labels, e.g. 'cluster=\"a\"'.")] = "",
     window: Annotated[str, typer.Option(help="How much is asked for at once, of each metric.")] = "1h",
-    config: Annotated[
-        Path | None, typer.Option(help="The file that `fleetcast run` reads [what it saved in --state].")
-    ] = None,
-    state: Annotated[str | None, typer.Option(help="The folder that `fleetcast run` keeps its state in [var].")] = None,
+    config: ConfigOption = None,
+    state: StateOption = None,
     timeout: Annotated[str, typer.Option(help="How long the server may be silent before its answer.")] = "120s",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
 ) -> None:

@@ -190,8 +190,7 @@ def sample_timelines(
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
-    levels = turns.make_sort_keys(entries).levels
-    finder = PlaceFinder(rooms)
+    levels, finder = turns.make_sort_keys(entries).levels, PlaceFinder(rooms)
     kept = choose_saved_entries(levels, _compute_max_calendars(calendar))
     sources = [_make_run_time_source(one, run_quantiles) for one in requests]
     runs_s = draw.draw_run_times(sources)
@@ -211,13 +210,10 @@ def sample_timelines(
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
-    planned_s = compute_planned_ends(
-        estimate_releases(now.view, now.running, run_times, options.now_ms), options.now_ms
-    )
+    released = estimate_releases(now.view, now.running, run_times, options.now_ms)
+    ends = left_s, compute_planned_ends(released, options.now_ms)
     first = entries[:PLAYED], [rooms.count_members_per_node(one) for one in requests[:PLAYED]], runs_s
-    drawn = FutureSampler(
-        now.view, left_s, planned_s, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now)
-    )
+    drawn = FutureSampler(now.view, *ends, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
     _replace_with_played_starts(drawn, starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)

@@ -75,7 +75,7 @@ def test_a_daily_square_wave_is_served_by_another_and_much_better():
     for at in (2, 3, 4):
         assert last[at] != "persistence"
         assert loss(served, values, at) < 0.7 * loss(base, values, at)
-    assert gate.record()[0]["origins"] > 3000
+    assert gate.list_accuracy()[0]["origins"] > 3000
 
 
 def test_every_lead_has_its_own_model():
@@ -229,5 +229,5 @@ def test_series_come_and_go():
     _, gate = run(values)
     other = Gate(NAMES, STEPS, ("new", "s1"))
     other.load(*gate.dump())
-    assert other.list_accuracy()[1] == gate.record()[1]
+    assert other.list_accuracy()[1] == gate.list_accuracy()[1]
     assert other.list_accuracy()[0]["origins"] == 0

@@ -68,7 +68,7 @@ def test_bands_cover_from_the_first_hours_on(wakes):
         found = coverage(served, values, first, last)
         assert found.mean() >= 0.65, (first, found)
         assert found.min() >= 0.5, (first, found)
-    record = gate.record()
+    record = gate.list_accuracy()
     real = coverage(served, values, 0, 2 * DAY).mean()
     assert abs(np.mean([row["coverage_80"] for row in record]) - real) < 0.15
 
