@@ -14,8 +14,8 @@ RESIZED: Final = 16  # and the following, one a change
 ENDED: Final = 1 << 20
 LABELS: Final = -(1 << 32)  # before all of them: an exporter's labels tell of it, and whatever else does counts more
 EXPLAINED: Final = ENDED + 1  # the end by a record that says why; it counts more than one that cannot
-QUEUED_LATER: Final = 1 << 29  # and the following, one a change: see `queued_later`
-SUBMITTED_LATER: Final = 1 << 30  # as QUEUED_LATER: see `submitted_later`
+QUEUED_LATER: Final = 1 << 29  # and the following, one a change: see `compute_queued_sequence`
+SUBMITTED_LATER: Final = 1 << 30  # as QUEUED_LATER: see `compute_submitted_sequence`
 
 
 def compute_queued_sequence(submitted_ms: int, now_ms: int) -> int:

@@ -29,8 +29,8 @@ from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS
 from fleetcast.benchmarks.kit.case import make_record
 from fleetcast.benchmarks.kit.child import ChildProcess
 from fleetcast.benchmarks.kit.exporters import ExporterFarm
-from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, find_prometheus, read_cpu_seconds
-from fleetcast.benchmarks.kit.service import find_free_port
+from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, find_prometheus
+from fleetcast.benchmarks.kit.service import find_free_port, read_cpu_s
 from fleetcast.benchmarks.kit.written import WriteConnection, WriteRequests, make_series_labels
 from fleetcast.ingest.remote_write.request import Version
 
@@ -110,7 +110,7 @@ class FleetProcess:
     def sum_cpu_s(self, *, everything: bool = False) -> float:
         """Return the CPU seconds of the roles that ingest samples, or of all processes (`everything`)."""
         rows = (line.split() for line in (self.state / "pids").read_text(encoding="utf-8").splitlines())
-        return sum(read_cpu_seconds(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
+        return sum(read_cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
 
     def close(self) -> None:
         self.process.stop()
@@ -133,7 +133,7 @@ def _measure_scraping(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         time.sleep(WARM_ROUNDS * INTERVAL_S)
         before = _read_counts(fleet)
         began = time.monotonic()
-        theirs = (0.0, 0) if peer is None else (read_cpu_seconds(peer.process.pid), peer.count_samples())
+        theirs = (0.0, 0) if peer is None else (read_cpu_s(peer.process.pid), peer.count_samples())
         time.sleep(MINUTES * 60)
         spent_s, all_s, samples = (now - then for now, then in zip(_read_counts(fleet), before, strict=True))
         fleet.check_work()
@@ -141,7 +141,7 @@ def _measure_scraping(folder: Path, targets: int) -> Iterator[dict[str, Any]]:
         assert samples > 0.8 * expected, f"{samples:,} samples of about {expected:,.0f}"
         beside = None
         if peer is not None:
-            peer_s, taken = read_cpu_seconds(peer.process.pid) - theirs[0], peer.count_samples() - theirs[1]
+            peer_s, taken = read_cpu_s(peer.process.pid) - theirs[0], peer.count_samples() - theirs[1]
             beside = peer.name, peer_s / taken * 1e6
     for case, seconds in (("scraped, pipeline and api", spent_s), ("scraped, all roles", all_s)):
         yield make_record("ingest", case, size, [seconds / samples * 1e6], UNIT, cpu_s=seconds, peer=beside)
@@ -177,12 +177,12 @@ def _measure_remote_write(folder: Path, version: Version) -> dict[str, Any]:
         _send_rounds(senders, requests, first_ms, 1)
         _wait_for_samples(fleet, requests.samples)
         before = fleet.sum_cpu_s()
-        theirs_s = read_cpu_seconds(peer.process.pid) if peer else 0.0
+        theirs_s = read_cpu_s(peer.process.pid) if peer else 0.0
         _send_rounds(senders, requests, first_ms + 1000, WRITTEN_ROUNDS)
         samples = requests.samples * WRITTEN_ROUNDS
         _wait_for_samples(fleet, samples + requests.samples)
         spent_s = fleet.sum_cpu_s() - before
-        beside = None if peer is None else (peer.name, (read_cpu_seconds(peer.process.pid) - theirs_s) / samples * 1e6)
+        beside = None if peer is None else (peer.name, (read_cpu_s(peer.process.pid) - theirs_s) / samples * 1e6)
     size = {"series": requests.samples, "rounds": WRITTEN_ROUNDS}
     value = spent_s / samples * 1e6
     return make_record("ingest", f"written in {version}.0", size, [value], UNIT, cpu_s=spent_s, peer=beside)

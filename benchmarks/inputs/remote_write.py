@@ -17,8 +17,8 @@ import numpy as np
 
 from fleetcast.benchmarks.inputs.decode import FIELDS, GPUS
 from fleetcast.benchmarks.kit.case import make_record, measure
-from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, find_prometheus, read_cpu_seconds
-from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
+from fleetcast.benchmarks.kit.peer_prometheus import PrometheusPeer, find_prometheus
+from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server, read_cpu_s
 from fleetcast.benchmarks.kit.written import WriteConnection, WriteRequests, make_series_labels
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.entities import Entities
@@ -134,9 +134,9 @@ def _measure_prometheus(
         rates = []
         for repeat in range(REPEATS):
             rounds = _make_rounds(requests, began_ms + (repeat * ROUNDS + 1) * INTERVAL_MS)
-            before = read_cpu_seconds(peer.process.pid)
+            before = read_cpu_s(peer.process.pid)
             _send_bodies(sender, rounds)
-            rates.append(requests.samples * ROUNDS / (read_cpu_seconds(peer.process.pid) - before))
+            rates.append(requests.samples * ROUNDS / (read_cpu_s(peer.process.pid) - before))
         sender.close()
         return f"{peer.name}, its receiver", max(rates)
     finally:

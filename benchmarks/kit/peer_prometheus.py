@@ -81,9 +81,3 @@ class PrometheusPeer:
 
     def close(self) -> None:
         self.process.stop()
-
-
-def read_cpu_seconds(pid: int) -> float:
-    """Return the user and system CPU seconds of a process so far."""
-    words = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")

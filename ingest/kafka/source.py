@@ -32,7 +32,7 @@ from fleetcast.ingest.tally import RecordTally, SkipRule
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5  # wall, as the following
-POLL_S = 5.0  # how often topics are asked for new partitions
+TOPICS_S = 5.0  # how often the partitions of the topics are listed again
 QUIET_S = 3.0  # without a record the brokers are asked whether they are there
 RATE_S = 60.0
 RECENT_S = 10.0  # an older lag is none
@@ -152,11 +152,11 @@ class KafkaSource(Source):
             raise
 
     async def _assign_partitions(self) -> None:
-        """Assign the partitions of the topics to this reader, at the start and every POLL_S.
+        """Assign the partitions of the topics to this reader, at the start and every TOPICS_S.
 
         Topics may get new partitions.
         """
-        if time.monotonic() < self._polled_s + POLL_S:
+        if time.monotonic() < self._polled_s + TOPICS_S:
             return
         if self._known_letters is None:
             await self._read_dead_letters()

@@ -36,7 +36,7 @@ LENDERS = "\n"  # no queue's name: what others lend is not enough
 
 
 class Entry:
-    """A waiting entry: `fleetcast.placement.plan.queue.Waiting`, or any object with these two fields."""
+    """A waiting entry: `fleetcast.placement.plan.queue.WaitingEntry`, or any object with these two fields."""
 
     request: PlacementRequest
     queued_ms: int

@@ -82,7 +82,7 @@ class _BoardNames:
     def has_node(self, name: str) -> bool:
         """Return whether a node is known by its short or its full name.
 
-        Exporters print either. The rule is that of `fleetcast.ingest.node_names.known_name`.
+        Exporters print either. The rule is that of `fleetcast.ingest.node_names.find_known_name`.
         """
         short, dot, _ = name.encode().partition(b".")
         return name.encode() in self.nodes or (short in self.nodes if dot else short in self.hosts)

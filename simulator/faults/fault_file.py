@@ -194,7 +194,7 @@ def _find_problem(file: FaultFile) -> str:
     positive = {
         "hours": file.hours,
         "interval_s": file.interval_s,
-        "fleetcast.fleet.nodes": file.fleet.nodes,
+        "fleet.nodes": file.fleet.nodes,
         "fleet.rack_nodes": file.fleet.rack_nodes,
         "jobs.sizes": min(sizes, default=1),
         "jobs.median_s": file.jobs.median_s,

@@ -50,7 +50,7 @@ class FakeReader:
         if self.brokers.away:
             raise SourceError("kafka: no broker answers", 0.01)
 
-    async def partitions(self, topic: str) -> frozenset[int]:
+    async def list_partitions(self, topic: str) -> frozenset[int]:
         self._answer()
         return frozenset(number for name, number in self.brokers.logs if name == topic)
 
@@ -72,14 +72,14 @@ class FakeReader:
             self.at[message.place] = message.offset + 1
         return found, []
 
-    async def behind(self) -> dict[Place, int]:
+    async def read_lag(self) -> dict[Place, int]:
         return {place: len(self.brokers.logs[place]) - offset for place, offset in self.at.items()}
 
-    async def ends(self, places: Iterable[Place]) -> dict[Place, int]:
+    async def read_end_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
         self._answer()
         return {place: len(self.brokers.logs[place]) for place in places}
 
-    async def keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
+    async def read_keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
         self._answer()
         letters = self.brokers.letters(topic)
         return [message.key or b"" for message in letters[since.get(0, 0) :]], {0: len(letters)}

@@ -198,6 +198,7 @@ def test_an_example_is_read_and_differs_from_the_defaults(path: Path) -> None:
         ("[kinds.ecc_storm]\nprecursor_share = 1.5", "a share lies within 0 and 1"),
         ("[jobs]\nsizes = [1]", "one a size"),
         ("interval_s = 0", "interval_s = 0: must be greater than 0"),
+        ("[fleet]\nnodes = 0", "the file: fleet.nodes = 0: must be greater than 0"),
         ("[draw]\nscale = nan", "draw.scale = nan: a number of at least 0"),
         ("[draw]\ndecoy_scale = -1", "draw.decoy_scale = -1: a number of at least 0"),
         ('name = "a/b"', "names the folder"),

@@ -225,10 +225,8 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
     """
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
-    for read_attempt_numbers in read_files(
-        results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _read_checkpoint_begins
-    ):
-        for begins in read_attempt_numbers.values():
+    for attempts in read_files(results, SIMULATED, sorted(folder.glob("*/events.jsonl")), _read_checkpoint_begins):
+        for begins in attempts.values():
             for number in range(2, len(begins)):
                 before, actual = begins[:number], int(begins[number])
                 now_ms = (int(before[-1]) + actual) // 2

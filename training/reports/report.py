@@ -309,7 +309,7 @@ def _render_risk(results: Results) -> Iterator[str]:
         for horizon in sorted({row.horizon_s for row in rows if row.horizon_s is not None}):
             points = measure_reliability(results.predictions, dataset, horizon)
             if points:
-                svg = draw_reliability(points, f"{dataset}: measure_reliability within {format_lead(horizon)}")
+                svg = draw_reliability(points, f"{dataset}: reliability within {format_lead(horizon)}")
                 note = "Tenths of the node-days by probability; on the dotted line faults come as often as told."
                 inner.append(
                     render_panel(svg, f"Is the probability within {format_lead(horizon)} true?", note, "small")

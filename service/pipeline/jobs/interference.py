@@ -27,10 +27,10 @@ from fleetcast.features.sharing import Attempt, Wiring
 from fleetcast.fleet.topology import Topology
 from fleetcast.models.jobs.interference import (
     LOADS,
-    MOST_LOAD,
     Pairs,
     Prediction,
     Residuals,
+    compute_gpu_prior,
     compute_held_out_margins,
     fit_residuals,
     predict_speeds,
@@ -291,14 +291,12 @@ def _find_silent_gpus(gpus: Collection[str], tick: Tick) -> set[str]:
 
 
 def _learn_co_runs(rows: Sequence[CoRun], alone: Mapping[int, tuple[float, ...]]) -> LearntCoRuns:
-    parties = [
-        [_make_party(keys, [alone[key] for key in keys if key in alone]) for keys in (row.keys, row.partner_keys)]
-        for row in rows
-    ]
+    def make_party(keys: Keys) -> Party:
+        return _make_party(keys, [alone[key] for key in keys if key in alone])
+
+    parties = [(make_party(row.keys), make_party(row.partner_keys)) for row in rows]
     pairs = Pairs.from_rows([(one.load, other.load, one.keys, other.keys) for one, other in parties])
-    prior = np.array(
-        [predict_prior_speed(one, other, row.share) for (one, other), row in zip(parties, rows, strict=True)]
-    )
+    prior = predict_prior_speeds(pairs, parties, [row.share for row in rows])
     residuals = fit_residuals(pairs, np.array([row.speed for row in rows]) - np.nan_to_num(prior, nan=1.0))
     stated = [
         (
@@ -338,10 +336,17 @@ def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
     return Residuals(pairs, np.array(taught.weight), np.array(taught.errors), np.array(taught.strange))
 
 
-def predict_prior_speed(a: Party, b: Party, share: str) -> float:
-    """Return the predicted speed of a next to b, without learning from co-runs. NaN if unknown."""
-    if share == "gpu":
-        return _predict_gpu_speed(a.load[0], b.load[0])
+def predict_prior_speeds(pairs: Pairs, parties: Sequence[tuple[Party, Party]], shares: Sequence[str]) -> Array:
+    """Return (n,) the predicted speed of each job next to its partner, without learning from co-runs. NaN if unknown.
+
+    parties: the two sides of each of `pairs`. shares: what the two share.
+    """
+    rows = zip(compute_gpu_prior(pairs), parties, shares, strict=True)
+    return np.array([prior if share == "gpu" else _predict_off_gpu(*sides, share) for prior, sides, share in rows])
+
+
+def _predict_off_gpu(a: Party, b: Party, share: str) -> float:
+    """Return the predicted speed of a next to b on MIG slices or a link. NaN if unknown."""
     if share == "mig":
         return 1.0 if a.is_known or b.is_known else math.nan
     if a.turns is None or b.turns is None:
@@ -352,26 +357,13 @@ def predict_prior_speed(a: Party, b: Party, share: str) -> float:
 _meets = lru_cache(4096)(compute_overlap)
 
 
-def _predict_gpu_speed(own: float, other: float) -> float:
-    """Return the prior speed of a job that shares a GPU, NaN if both loads are unknown.
-
-    It is `compute_gpu_prior` for one pair. own, other: the loads of the job and of its partner.
-    """
-    if math.isnan(own) and math.isnan(other):
-        return math.nan
-    own, other = (MOST_LOAD if math.isnan(load) else min(load, MOST_LOAD) for load in (own, other))
-    return 1.0 - own * other / 2
-
-
 def predict_party_speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
     """Predict the speeds of two jobs that share hardware.
 
     more: on a link, other jobs there, which the fit includes.
     """
     pairs = Pairs.from_rows([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
-    found = predict_speeds(
-        pairs, np.array([predict_prior_speed(a, b, share), predict_prior_speed(b, a, share)]), residuals
-    )
+    found = predict_speeds(pairs, predict_prior_speeds(pairs, [(a, b), (b, a)], [share, share]), residuals)
     on_gpu = share in ON_GPU
     alone = [one.is_known if on_gpu else one.turns is not None for one in (a, b)]
     known = alone[0] or found.observed[0] > 0, alone[1] or found.observed[1] > 0

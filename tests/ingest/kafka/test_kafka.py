@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from fleetcast.checks import check_source
+from fleetcast.clients.kafka_records import Gap, Message
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, SourceError
@@ -37,9 +38,13 @@ def brokers() -> FakeBrokers:
     return found
 
 
+POLL_S, TOPICS_S, QUIET_S = kafka.POLL_S, kafka.TOPICS_S, kafka.QUIET_S
+
+
 @pytest.fixture(autouse=True)
 def _hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kafka, "POLL_S", 0.0)
+    monkeypatch.setattr(kafka, "TOPICS_S", 0.0)
     monkeypatch.setattr(kafka, "QUIET_S", 0.0)
 
 
@@ -53,6 +58,26 @@ def take(source: KafkaSource, batches: int = 1) -> Batch:
         return Batch.merge([await asyncio.wait_for(source.next(), 60) for _ in range(batches)])
 
     return asyncio.run(some())
+
+
+def test_a_poll_ends_before_the_brokers_are_asked_whether_they_are_there(
+    brokers: FakeBrokers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A poll that waited longer than QUIET_S would delay the news that no broker answers."""
+    assert POLL_S < QUIET_S < TOPICS_S
+    monkeypatch.setattr(kafka, "POLL_S", POLL_S)
+    brokers.put((EVENTS, 0), finished("1"))
+    waits: list[float] = []
+    source = source_on(brokers)
+    poll = source._reader.poll
+
+    async def record(wait_s: float) -> tuple[list[Message], list[Gap]]:
+        waits.append(wait_s)
+        return await poll(wait_s)
+
+    monkeypatch.setattr(source._reader, "poll", record)
+    take(source)
+    assert set(waits) == {POLL_S}
 
 
 def finished(job: str, sequence: int = 1) -> bytes:

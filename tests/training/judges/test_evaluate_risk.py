@@ -182,6 +182,7 @@ def test_the_page_has_a_reliability_plot_whose_dots_lie_in_their_intervals(tmp_p
     assert sum(p for p, *_ in dots) > 0
     page = render_report(results)
     assert "Is the probability within 24 h true?" in page
+    assert f"{NAME}: reliability within 24 h" in page
     assert "no history tells of those" in page
 
 
