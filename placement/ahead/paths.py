@@ -172,6 +172,7 @@ def sample_timelines(
 
     run_quantiles: function that returns the run times of a request at `RUN_LEVELS`, or None if unknown.
     """
+    now_ms = options.now_ms
     draw = RunTimeSample(np.random.default_rng(0), run_times)
     rooms = _make_rooms(view, running, run_times, options)
     line = [entry for entry in turns.sort_entries(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
@@ -180,11 +181,11 @@ def sample_timelines(
     begun = [entry.request for entry, _ in now.placed if entry.request.gpus_per_node]
     sources = [_make_run_time_source(one, run_quantiles) for one in begun]
     begun_s = dict(zip((one.job_name for one in begun), draw.draw_run_times(sources), strict=True))
-    calendar, left_s = _make_initial_calendar(now.view, now.running, draw, options.now_ms, begun_s)
+    calendar, left_s = _make_initial_calendar(now.view, now.running, draw, now_ms, begun_s)
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
     ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
-    basis = _list_bases(now.running, left_s, dict(zip(begun, sources, strict=True)), run_times, options.now_ms)
+    basis = _list_bases(now.running, left_s, dict(zip(begun, sources, strict=True)), run_times, now_ms)
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
     before_start = {one.request_id: NO_GPUS for one in begun}
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
@@ -210,10 +211,9 @@ def sample_timelines(
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
-    released = estimate_releases(now.view, now.running, run_times, options.now_ms)
-    ends = left_s, compute_planned_ends(released, options.now_ms)
+    planned_s = compute_planned_ends(estimate_releases(now.view, now.running, run_times, now_ms), now_ms)
     first = entries[:PLAYED], [rooms.count_members_per_node(one) for one in requests[:PLAYED]], runs_s
-    drawn = FutureSampler(now.view, *ends, *first, run_times, options.now_ms, turns, arrivals, _is_settled(now))
+    drawn = FutureSampler(now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, _is_settled(now))
     _replace_with_played_starts(drawn, starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
