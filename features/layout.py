@@ -66,8 +66,8 @@ class RingSpan:
 
         It is at most that of the ring, and at least that of the open slots.
 
-        >>> RingSpan().window(120), RingSpan().window(1800), RingSpan().window(36_000)
-        (8, 120, 120)
+        >>> [RingSpan().count_window_slots(window_s) for window_s in (120, 1800, 36_000)]
+        [8, 120, 120]
         """
         return int(min(self.fine_slots, max(OPEN_SLOTS, round(seconds * 1000 / self.interval_ms))))
 

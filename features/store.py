@@ -20,13 +20,13 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import LARGEST_VALUE, METRICS, explain_implausible_value, list_plausible_ranges
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 
-__all__ = ["OtherIntervalError", "StoreError", "WindowStore", "WriteOutcome"]
+__all__ = ["OtherIntervalError", "StoreError", "WindowStore", "WrittenSamples"]
 
 MAX_GAPS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class WriteOutcome:
+class WrittenSamples:
     """The outcome of a write: the numbers of samples by what became of them.
 
     sure: (n,) whether each sample of `taken` is certain to be the first of its series and time.
@@ -75,12 +75,12 @@ class WindowStore:
         ring.reserve(len(self.entities[kind]))
         return ring
 
-    def write(self, batch: SampleBatch, now_ms: int) -> WriteOutcome:
+    def write(self, batch: SampleBatch, now_ms: int) -> WrittenSamples:
         """Apply samples that are newer than the last of their series, in order. Count the others by reason."""
         good, future, garbage, odd = self._select_valid_samples(batch, now_ms)
         taken = batch if good is None else batch.select_samples(good)
         if not len(taken):
-            return WriteOutcome(0, 0, future, garbage, odd)
+            return WrittenSamples(0, 0, future, garbage, odd)
         metric, entity = taken.metric.astype(np.intp), taken.entity.astype(np.intp)
         ring = self.ring(batch.kind)
         ring.advance(now_ms, int(taken.time_ms.max()))
@@ -90,7 +90,7 @@ class WindowStore:
         applied = int(np.count_nonzero(newer))
         if self._moved_ms >= 0:
             newer &= taken.time_ms > self._moved_ms
-        return WriteOutcome(applied, len(taken) - applied, future, garbage, odd, taken, newer)
+        return WrittenSamples(applied, len(taken) - applied, future, garbage, odd, taken, newer)
 
     def _select_valid_samples(
         self, batch: SampleBatch, now_ms: int

@@ -43,7 +43,7 @@ class Limits:
 
         Returns None if no unit fits.
 
-        >>> LIMITS["°C"].looks_like(131.0), LIMITS["MHz"].looks_like(1.98e9)
+        >>> LIMITS["°C"].guess_unit(131.0), LIMITS["MHz"].guess_unit(1.98e9)
         (('°F', 55.0), ('Hz', 1980.0))
         """
         meant = ((unit, round(scale * value + offset, 6)) for unit, scale, offset in self.mistaken)

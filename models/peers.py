@@ -55,7 +55,7 @@ class Groups:
 
         The median is NaN if a group has none.
 
-        >>> Groups(np.array([0, 0, 0, 1]), 2).median(np.array([1.0, 9.0, 3.0, np.nan]))
+        >>> Groups(np.array([0, 0, 0, 1]), 2).compute_medians(np.array([1.0, 9.0, 3.0, np.nan]))
         (array([ 3., nan]), array([3, 0]))
         """
         known = values if self._inside is None else values[self._inside]

@@ -34,7 +34,7 @@ class Pieces:
 
     Each value is padded with spaces to the longest one, and ends with a comma.
 
-    >>> Pieces([b'"a"', b"[1,2]"]).join(np.array([1, 0]))
+    >>> Pieces([b'"a"', b"[1,2]"]).join_rows(np.array([1, 0]))
     b'[[1,2],"a"  ]'
     """
 

@@ -71,7 +71,7 @@ class NameIndex:
 
         Returns None for any other JSON, for an empty array, or for an unknown name.
 
-        >>> NameIndex(["n1", "n2"]).rows(b'["n2","n1","n2"]').tolist()
+        >>> NameIndex(["n1", "n2"]).find_rows(b'["n2","n1","n2"]').tolist()
         [1, 0, 1]
         """
         quotes = np.flatnonzero(np.frombuffer(array, np.uint8) == QUOTE)

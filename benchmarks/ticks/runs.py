@@ -24,7 +24,7 @@ from fleetcast.ingest.source import Batch, MemorySource
 from fleetcast.models.run_times.duration import DurationModel
 from fleetcast.models.run_times.rows import RunRows
 from fleetcast.models.versions.registry import Registry
-from fleetcast.service.api.estimates import StartAnswer, StartEstimate, make_estimate
+from fleetcast.service.api.estimates import PlacerEstimate, StartAnswer, make_estimate
 from fleetcast.service.board.board import BoardReader
 from fleetcast.service.config import Config
 from fleetcast.service.pipeline.pipeline import Pipeline
@@ -152,7 +152,7 @@ def _make_row_work(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
 def _make_estimates(folder: Path) -> Callable[[], int]:
     board = BoardReader(Config(state=str(folder)).board).latest()
     assert board is not None
-    start = StartEstimate(StartAnswer(sentence="such a block is free now"))
+    start = PlacerEstimate(StartAnswer(sentence="such a block is free now"))
 
     def estimate_requests() -> int:
         for number in range(ESTIMATES):

@@ -85,7 +85,7 @@ class FileName:
     def parse(cls, path: str) -> "FileName | None":
         """Parse the name at the end of a path. Returns None if the archive did not write the file.
 
-        >>> FileName.of("x/events/day=2026-11-21/13-0-17.parquet").hour
+        >>> FileName.parse("x/events/day=2026-11-21/13-0-17.parquet").hour
         13
         """
         found = re.search(_PATH.pattern + "$", path)

@@ -280,8 +280,10 @@ class Attempts:
         `recorded`: (submission in Unix ms, attempt) from other records.
 
         >>> attempts = Attempts()
-        >>> attempts.of("7", 1000), attempts.of("7", 5000), attempts.of("7", 1000), attempts.of("8", 1000, [(5000, 3)])
-        (1, 2, 1, 2)
+        >>> [attempts.find_attempt("7", submit_ms) for submit_ms in (1000, 5000, 1000)]
+        [1, 2, 1]
+        >>> attempts.find_attempt("8", 1000, [(5000, 3)])
+        2
         """
         known = self._known.setdefault(job, {})
         self._known.move_to_end(job)

@@ -90,7 +90,7 @@ class SlurmNode:
     def list_conditions(self) -> list[str]:
         """Return the conditions that apply to the node, in a fixed order.
 
-        >>> SlurmNode("n1", ("IDLE", "DRAIN")).conditions(), SlurmNode("n1", ("MIXED",)).conditions()
+        >>> SlurmNode("n1", ("IDLE", "DRAIN")).list_conditions(), SlurmNode("n1", ("MIXED",)).list_conditions()
         (['drain'], [])
         """
         found = dict.fromkeys(_OF_STATE[state] for state in self.states if state in _OF_STATE)

@@ -184,7 +184,7 @@ def compute_features(past: PanelPast, origins: NDArray[np.intp], steps: Sequence
     """Return (step, origin, series, feature) the features in the order of FEATURES, NaN if unknown.
 
     >>> panel = Panel("running", ("a",), 600, 0, np.arange(300.0)[None], np.array([1000.0]))
-    >>> rows = compute_features(PanelPast.of(panel), np.array([299]), (6,))
+    >>> rows = compute_features(PanelPast.from_panel(panel), np.array([299]), (6,))
     >>> rows.shape == (1, 1, 1, len(FEATURES)), float(rows[0, 0, 0, FEATURES.index("lag_1h")])
     (True, -0.006000000052154064)
     """

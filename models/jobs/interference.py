@@ -145,7 +145,7 @@ def compute_gpu_prior(pairs: Pairs) -> Array:
 
     If one load is unknown, that job is assumed to take the whole GPU.
 
-    >>> compute_gpu_prior(Pairs.of([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
+    >>> compute_gpu_prior(Pairs.from_rows([((0.5, 0.0, 0.0), (1.0, 0.0, 0.0), (1, 1), (2, 2))])).tolist()
     [0.75]
     """
     own, other = (np.minimum(load[:, 0], MOST_LOAD) for load in (pairs.load, pairs.partner_load))

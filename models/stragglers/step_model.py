@@ -57,7 +57,7 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
 
     >>> tokens = np.tile([1000.0, 2000.0, 3000.0, 4000.0], 6)
     >>> model = fit_steps(np.column_stack((tokens, tokens * 512)), 1.0 + tokens / 1000)
-    >>> [round(float(seconds), 2) for seconds in model.predict(np.array([[5000.0, 5000.0 * 512]]))]
+    >>> [round(float(seconds), 2) for seconds in model.predict_s(np.array([[5000.0, 5000.0 * 512]]))]
     [6.0]
     """
     if len(duration) < FEWEST or float((work.std(axis=0) / work.mean(axis=0)).max()) < VARIED:

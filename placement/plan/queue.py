@@ -136,7 +136,7 @@ def plan(
     it becomes the head (`fleetcast.placement.plan.claims`).
     """
     after = StateAfterPass(options, view, turns or ONE_LINE)
-    cycle = QueuePass(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
+    cycle = PassState(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
     ordered = iter(cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
@@ -166,7 +166,7 @@ class AskInPass(msgspec.Struct, gc=False):
 
 
 @dataclass(slots=True)
-class QueuePass:
+class PassState:
     """The state of one pass over the queue."""
 
     view: ClusterView

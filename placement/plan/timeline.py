@@ -67,7 +67,7 @@ class RunTimeQuantiles:
     def find_basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
         """Return the basis of the run time of a job of `gpus` GPUs that has run for `age_s`.
 
-        >>> RunTimeQuantiles({}).basis(8, None), RunTimeQuantiles({}).basis(8, 60.0)
+        >>> RunTimeQuantiles({}).find_basis(8, None), RunTimeQuantiles({}).find_basis(8, 60.0)
         ('prior', 'limit')
         """
         if gpus in self.by_gpus or 0 in self.by_gpus:
@@ -80,7 +80,7 @@ class RunTimeQuantiles:
         Its p90 comes from finished jobs of the same count, else from all jobs, else it is the limit, else a day.
         The result is at most the limit, but always above `age_s`.
 
-        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).run_s(8, 0.9, limit_s=600.0)
+        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).estimate_run_s(8, 0.9, limit_s=600.0)
         600.0
         """
         return self._estimate_at_levels(gpus, [q], age_s, limit_s)[0]

@@ -41,14 +41,14 @@ NO_START = StartAnswer()
 
 
 @dataclass(frozen=True, slots=True)
-class StartEstimate:
+class PlacerEstimate:
     """The placer's estimate of a start. If `answer` is None, `why` is the reason."""
 
     answer: StartAnswer | None
     why: str = ""
 
 
-def make_estimate(board: Board, request: PlacementRequest, start: StartEstimate, as_of_ms: int) -> Estimate:
+def make_estimate(board: Board, request: PlacementRequest, start: PlacerEstimate, as_of_ms: int) -> Estimate:
     """Return the estimate of a request, from the board and the placer's answer."""
     shape = make_request_shape(request)
     run, likely = find_expected_run_time(board, shape), find_expected_needs(board, shape)
@@ -94,7 +94,7 @@ def _explain_unknown(likely: Needs | None, what: str) -> str:
     return NO_READINGS if likely is None else f"telemetry told no {what} of the {likely.runs} finished jobs like it"
 
 
-def describe_estimate(start: StartEstimate, run: RunTime | None, limit_s: float | None = None) -> str:
+def describe_estimate(start: PlacerEstimate, run: RunTime | None, limit_s: float | None = None) -> str:
     """Describe when the job starts and how long it should run.
 
     The text names the time limit if the job is expected to reach it.

@@ -1,6 +1,6 @@
 """The placer's HTTP routes about queues: their state, a new file, why a request waits, and charges."""
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +11,9 @@ from fleetcast.service.http.request_body import read_raw_body
 from fleetcast.service.http.table import JSON, Param, Query, encode
 from fleetcast.service.placer.own_queues import OwnQueues
 from fleetcast.service.placer.queue_answers import format_charges_csv
+
+if TYPE_CHECKING:
+    from fleetcast.service.placer.http import PlacerContext
 
 NOW = {"age": "0"}
 CSV = "text/csv; charset=utf-8"
@@ -23,13 +26,13 @@ FORMAT = Param("format", str, "of the answer", "json", choices=("json", "csv"))
 CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
 
 
-async def answer_queues(request: Request, context: Any, query: Query) -> Response:
+async def answer_queues(request: Request, context: "PlacerContext", query: Query) -> Response:
     own = OwnQueues(request, context.service)
-    answer = own.redact_queues(context.admin.queues(own.caller.queues))
+    answer = own.redact_queues(context.admin.answer_queues(own.caller.queues))
     return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
 
 
-async def put_queues(request: Request, context: Any, query: Query) -> Response:
+async def put_queues(request: Request, context: "PlacerContext", query: Query) -> Response:
     try:
         text = (await read_raw_body(request, context.service.config.api.max_body_bytes)).decode()
     except UnicodeDecodeError as error:
@@ -38,22 +41,22 @@ async def put_queues(request: Request, context: Any, query: Query) -> Response:
     if not generation:
         raise RequestError("If-Match is missing: send the generation that GET /v1/queues told, or *", "If-Match")
     dry_run = query["dry_run"] == "true"
-    change = await context.admin.put(text, generation, context.caller(request), dry_run)
+    change = await context.admin.put_file(text, generation, context.caller(request), dry_run)
     if not dry_run:
         context.queue_changed()
     return Response(encode(change), media_type=JSON)
 
 
-async def answer_why(request: Request, context: Any, query: Query) -> Response:
+async def answer_why(request: Request, context: "PlacerContext", query: Query) -> Response:
     own, request_id = OwnQueues(request, context.service), request.path_params["request_id"]
     own.check_readable(request_id)
-    answer = own.redact_why(context.admin.why(request_id, context.starts.find_blockers))
+    answer = own.redact_why(context.admin.answer_why(request_id, context.starts.find_blockers))
     return Response(encode(answer), 200, NOW, media_type=JSON)
 
 
-async def answer_charges(request: Request, context: Any, query: Query) -> Response:
+async def answer_charges(request: Request, context: "PlacerContext", query: Query) -> Response:
     own = OwnQueues(request, context.service).filter_charges
-    answer: Charges = context.admin.charges(query["by"], query["from"], query["to"], own)
+    answer: Charges = context.admin.answer_charges(query["by"], query["from"], query["to"], own)
     if query["format"] == "csv":
         return Response(format_charges_csv(answer), 200, NOW, media_type=CSV)
     return Response(encode(answer), 200, NOW, media_type=JSON)

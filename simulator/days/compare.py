@@ -48,7 +48,7 @@ class Interval:
     def from_values(cls, values: Sequence[float]) -> "Interval":
         """Return the mean of `values` with its interval.
 
-        >>> Interval.of([2.0, 2.0, 2.0])
+        >>> Interval.from_values([2.0, 2.0, 2.0])
         Interval(mean=2.0, low=2.0, high=2.0)
         """
         column = np.array(values)

@@ -137,7 +137,7 @@ def test_a_range_names_the_commits_that_are_wrong(tree: Path) -> None:
 
 def test_setup_installs_it_and_the_lane_of_changes_calls_the_same_targets() -> None:
     plan = subprocess.run(["make", "--dry-run", "setup"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "deploy/commit_message.py --install_hook" in plan.stdout
+    assert "deploy/commit_message.py --install" in plan.stdout
     flow = yaml.safe_load((ROOT / ".github/workflows/change.yml").read_text())
     (job,) = flow["jobs"].values()
     assert job["timeout-minutes"] <= 10

@@ -8,7 +8,7 @@ from fleetcast.features.job_window import GPU_METRICS
 from fleetcast.features.layout import SUMMED, RingSpan, make_layout
 from fleetcast.features.ring import Ring
 from fleetcast.features.serving import EDGES, RATES
-from fleetcast.features.store import WindowStore, WriteOutcome
+from fleetcast.features.store import WindowStore, WrittenSamples
 from fleetcast.fleet.samples import EntityKind
 from tests.features.oracle import GPU, INTERVAL_MS, PORT, T0, NaiveStore, Row, batch, fleet, whole
 from tests.fuzz.bounds import examples
@@ -60,20 +60,20 @@ def test_a_gauge_is_kept_with_its_time() -> None:
 def test_an_older_sample_is_late_and_not_applied() -> None:
     store = store_of([("power_w", 0, T0 + 15_000, 410.0)])
     written = store.write(batch(GPU, [("power_w", 0, T0, 11.0), ("power_w", 0, T0 + 15_000, 12.0)]), NOW)
-    assert written == WriteOutcome(applied=0, late=2)
+    assert written == WrittenSamples(applied=0, late=2)
 
 
 def test_a_time_too_far_ahead_is_a_bad_record() -> None:
     store = WindowStore(fleet())
     written = store.write(batch(GPU, [("power_w", 0, T0 + 60_000, 11.0), ("power_w", 0, T0 + 60_001, 11.0)]), T0)
-    assert written == WriteOutcome(applied=1, future=1)
+    assert written == WrittenSamples(applied=1, future=1)
 
 
 def test_what_is_no_number_is_a_bad_record() -> None:
     store = WindowStore(fleet())
     values = (float("nan"), float("inf"), -1e40, 5.0)
     rows = [("power_w", 0, T0 + i, value) for i, value in enumerate(values)]
-    assert store.write(batch(GPU, rows), T0) == WriteOutcome(applied=1, not_finite=3)
+    assert store.write(batch(GPU, rows), T0) == WrittenSamples(applied=1, not_finite=3)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_many_implausible_samples_of_a_metric_share_one_error() -> None:
 
 
 def test_an_empty_batch_changes_nothing() -> None:
-    assert WindowStore(fleet()).write(batch(GPU, []), T0) == WriteOutcome()
+    assert WindowStore(fleet()).write(batch(GPU, []), T0) == WrittenSamples()
 
 
 def test_a_counter_becomes_a_rate_and_its_first_sample_gives_none() -> None:

@@ -149,7 +149,7 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from fleetcast.fleet import files
-file = files.create_appended(Path(sys.argv[1]), "inbox")
+file = files.create_append_only_file(Path(sys.argv[1]), "inbox")
 for part in (b"11111111", b"22222222", b"33333333"):
     try:
         file.write(part)

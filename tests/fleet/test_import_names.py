@@ -58,7 +58,7 @@ def test_a_package_of_the_user_that_is_named_as_one_of_ours_is_imported_as_it_is
     (tmp_path / "models/forecaster.py").write_text("import pandas\nclass Mine: ...\n")
     script = (
         "from fleetcast.service.withheld_imports import withhold_imports\nwithhold_imports()\n"
-        "from fleetcast.service.plugins import load\nprint(load('key', 'models.forecaster:Mine'))"
+        "from fleetcast.service.plugins import load_plugin\nprint(load_plugin('key', 'models.forecaster:Mine'))"
     )
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=tmp_path, env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},

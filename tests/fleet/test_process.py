@@ -8,8 +8,8 @@ from pathlib import Path
 CHILD = "import time; from fleetcast.fleet.process import watch_parent; watch_parent(); time.sleep(60)"
 PARENT = """
 import subprocess, sys, time
-from fleetcast.fleet.process import child_environment
-child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=child_environment(), start_new_session=True)
+from fleetcast.fleet.process import make_child_environment
+child = subprocess.Popen([sys.executable, "-c", sys.argv[2]], env=make_child_environment(), start_new_session=True)
 open(sys.argv[1], "w").write(f"{child.pid}\\n")
 time.sleep(60)
 """

@@ -113,16 +113,16 @@ class FakeSlurm:
         self.book = NoAccounting("accounting storage is disabled") if book is None else book
         self.asked: list[tuple[int, list[str]]] = []
 
-    async def queue(self) -> bytes:
+    async def read_queue(self) -> bytes:
         found = self.queues.pop(0) if len(self.queues) > 1 else self.queues[0]
         if isinstance(found, Exception):
             raise found
         return found
 
-    async def nodes(self) -> bytes:
+    async def read_nodes(self) -> bytes:
         return self.rows.pop(0) if len(self.rows) > 1 else self.rows[0]
 
-    async def accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
+    async def read_accounting(self, since_s: int, jobs: Sequence[str]) -> list[bytes]:
         self.asked.append((since_s, list(jobs)))
         if isinstance(self.book, Exception):
             raise self.book

@@ -38,7 +38,7 @@ CLASS_OF_NAME = {"t": "training", "i": "inference", "b": "idle"}  # of recorded 
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedRun:
+class RunRecording:
     """A recorded run on a grid of GRID_S.
 
     `phase`: (second,) names. `channels`: column → means over GPUs.
@@ -99,7 +99,7 @@ def _parse_run_name(path: Path) -> str:
     return path.name.removesuffix("_telemetry.csv.gz")
 
 
-def _read_recorded_run(path: Path) -> RecordedRun | None:
+def _read_recorded_run(path: Path) -> RunRecording | None:
     """Read a recorded run. Returns None if it has no phases or no SM activity. Raises one of UNREADABLE."""
     table = pd.read_csv(path, low_memory=False)
     if not {"phase", "sm_active", "timestamp"} <= set(table):
@@ -121,10 +121,10 @@ def _read_recorded_run(path: Path) -> RecordedRun | None:
     columns = [column for column in CHANNELS if column in table]
     tenth = (since_s / FINE_S).round().astype(int)
     fine = table[columns].groupby(tenth).mean().reindex(pd.RangeIndex(int(tenth.max()) + 1))
-    return RecordedRun(_parse_run_name(path), phases.to_numpy(object), channels, fine.to_numpy(np.float64).T)
+    return RunRecording(_parse_run_name(path), phases.to_numpy(object), channels, fine.to_numpy(np.float64).T)
 
 
-def _judge_phases(results: Results, runs: Sequence[RecordedRun], tested: set[str], seed: int) -> None:
+def _judge_phases(results: Results, runs: Sequence[RunRecording], tested: set[str], seed: int) -> None:
     scores: dict[str, list[float]] = defaultdict(list)
     right: dict[str, list[float]] = defaultdict(list)
     for run in runs:
@@ -145,7 +145,7 @@ def _judge_phases(results: Results, runs: Sequence[RecordedRun], tested: set[str
         results.rows.append(make_mean_row(RECORDED, "class", method, "class_accuracy", values, seed))
 
 
-def _are_same_run(one: RecordedRun, other: RecordedRun) -> bool:
+def _are_same_run(one: RunRecording, other: RunRecording) -> bool:
     """Return whether two recordings are one run, or one is a longer part of the other."""
     many = min(len(one.phase), len(other.phase), 30)
     return one.name == other.name or bool(
@@ -153,7 +153,7 @@ def _are_same_run(one: RecordedRun, other: RecordedRun) -> bool:
     )
 
 
-def _predict_phases(run: RecordedRun, others: Sequence[RecordedRun]) -> dict[str, list[str]]:
+def _predict_phases(run: RunRecording, others: Sequence[RunRecording]) -> dict[str, list[str]]:
     """Return method -> the phase that it predicts for each second.
 
     The baselines are the most frequent phase, and the most frequent phase at that time.
@@ -172,7 +172,7 @@ def _predict_phases(run: RecordedRun, others: Sequence[RecordedRun]) -> dict[str
     }
 
 
-def _measure_warmup_s(others: Sequence[RecordedRun]) -> float:
+def _measure_warmup_s(others: Sequence[RunRecording]) -> float:
     """Return the usual time from the first computation to the steady phase."""
     lengths = []
     for run in others:
@@ -183,7 +183,7 @@ def _measure_warmup_s(others: Sequence[RecordedRun]) -> float:
     return float(np.median(lengths)) if lengths else PhaseRule().warmup_s
 
 
-def _predict_classes(run: RecordedRun) -> dict[str, str]:
+def _predict_classes(run: RunRecording) -> dict[str, str]:
     period = find_period(run.fine, FINE_S)
     shape = compute_shape(
         run.get_channel("sm_active"),
@@ -196,7 +196,7 @@ def _predict_classes(run: RecordedRun) -> dict[str, str]:
     return {"ours": max(odds, key=lambda name: odds[name]), "three_rules": _classify_by_rules(run)}
 
 
-def _classify_by_rules(run: RecordedRun) -> str:
+def _classify_by_rules(run: RunRecording) -> str:
     """Apply the classifier that came with the recordings.
 
     A run is training if at least two of three hold: power above 400 W, tensor/SM above 0.25, and a

@@ -38,7 +38,7 @@ OURS = "ours"
 
 
 @dataclass(frozen=True, slots=True)
-class WatchedRun:
+class NodeLoadRun:
     """The GPU use and the forecasts of one run.
 
     use: (round, n) mean use of each node's GPUs. issued: number of a round → method -> (level, n) forecasts.
@@ -71,7 +71,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
     return results
 
 
-def replay_run(run: FaultRun) -> WatchedRun:
+def replay_run(run: FaultRun) -> NodeLoadRun:
     """Replay one run and issue its forecasts."""
     fleet, topology = FleetWatch.from_topology(run.topology, run.interval_s), run.topology
     times, use, issued = [], [], {}
@@ -88,7 +88,7 @@ def replay_run(run: FaultRun) -> WatchedRun:
         if number >= warm and number % every == 0:
             half_hour = _average_known(np.where(rows >= 0, frame.column("gpu_util_mean_30m")[rows], np.nan))
             issued[number] = make_forecasts(gpus, use[-1], half_hour)
-    return WatchedRun(np.array(times, np.int64), np.array(use), issued)
+    return NodeLoadRun(np.array(times, np.int64), np.array(use), issued)
 
 
 def find_gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
@@ -117,7 +117,7 @@ def make_forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Arra
     return {OURS: gpus.forecast_use(), **{method: np.clip(levels, 0.0, 1.0) for method, levels in found.items()}}
 
 
-def compute_losses(seen: WatchedRun, interval_s: float) -> dict[tuple[str, str], Array]:
+def compute_losses(seen: NodeLoadRun, interval_s: float) -> dict[tuple[str, str], Array]:
     """Return (method, metric) -> (forecast,) means over the nodes.
 
     Forecasts of the last ten minutes have no full outcome, so they are left out.
@@ -137,7 +137,7 @@ def compute_losses(seen: WatchedRun, interval_s: float) -> dict[tuple[str, str],
     return {key: np.array(losses) for key, losses in found.items()}
 
 
-def _make_hour_rows(run: FaultRun, key: tuple[str, str], seen: WatchedRun, losses: Array) -> Iterator[WindowRow]:
+def _make_hour_rows(run: FaultRun, key: tuple[str, str], seen: NodeLoadRun, losses: Array) -> Iterator[WindowRow]:
     hour_ms, first_ms = round(HOUR_S * 1000), int(seen.time_ms[0])
     hour = (seen.time_ms[list(seen.issued)[: len(losses)]] - first_ms) // hour_ms
     for number in np.unique(hour[np.isfinite(losses)]).tolist():

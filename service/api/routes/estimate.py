@@ -10,7 +10,7 @@ from starlette.responses import Response
 from fleetcast.fleet.errors import SourceError
 from fleetcast.fleet.requests import PlacementRequest, check_avoided_nodes, check_request
 from fleetcast.service.answers.estimates import Estimate
-from fleetcast.service.api.estimates import NO_START, StartAnswer, StartEstimate, make_estimate
+from fleetcast.service.api.estimates import NO_START, PlacerEstimate, StartAnswer, make_estimate
 from fleetcast.service.api.placer_link import ForwardedAnswer
 from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
@@ -69,15 +69,15 @@ def _decode_request(body: bytes) -> PlacementRequest:
     return wanted
 
 
-def parse_start(reply: ForwardedAnswer | SourceError) -> StartEstimate:
+def parse_start(reply: ForwardedAnswer | SourceError) -> PlacerEstimate:
     """Return the placer's estimate of the start, or the reason why there is none."""
     if isinstance(reply, SourceError):
-        return StartEstimate(None, str(reply))
+        return PlacerEstimate(None, str(reply))
     try:
         body = decode_answer(reply.body)
     except msgspec.MsgspecError:
         body = NO_START
-    return StartEstimate(body) if reply.status == 200 else StartEstimate(None, body.detail)
+    return PlacerEstimate(body) if reply.status == 200 else PlacerEstimate(None, body.detail)
 
 
 ROWS = (

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.service.answers.jobs import JobAnswer, JobRow, Jobs, JobState, Stragglers
 from fleetcast.service.api.archived_jobs import ArchiveSearchResult
-from fleetcast.service.api.estimates import NO_RUNS, StartEstimate
+from fleetcast.service.api.estimates import NO_RUNS, PlacerEstimate
 from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.api.routes.estimate import ask_placer, parse_start
@@ -201,13 +201,13 @@ def _explain_null_fields(state: str) -> dict[str, str]:
 
 async def estimate_similar_start(
     request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
-) -> StartEstimate:
+) -> PlacerEstimate:
     """Request from the placer when a job with the same needs would start.
 
     asks: the keys with which the job was submitted. more: further keys.
     """
     if not isinstance(asks, dict) or not asks:
-        return StartEstimate(None, "nobody told what it asks for")
+        return PlacerEstimate(None, "nobody told what it asks for")
     like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
     return parse_start(await ask_placer(request, context, encode(like)))
 

@@ -56,7 +56,7 @@ def edit(path: Path, *statements: str, values: Any = ()) -> None:
 
 QUESTIONS: dict[str, Any] = {
     "intents": lambda ledger: ledger.list_active_intents(),
-    "queue": lambda ledger: ledger.queued(),
+    "queue": lambda ledger: ledger.list_queue_entries(),
     **{f"replay {row.request_id}": lambda ledger, row=row: ledger.find_stored_reply(row) for row in EVERYBODY},
     **{f"find {row.request_id}": lambda ledger, row=row: ledger.find(row.request_id) for row in EVERYBODY},
     **{

@@ -121,7 +121,7 @@ def test_a_ranking_is_made_in_slices_and_whole_for_all_who_ask_meanwhile(tmp_pat
     publish(tmp_path)
     app = create_app(config(tmp_path), ManualClock(NOW_MS))
     cache = app.state.context.cache
-    board = cache.board()
+    board = cache.get_board()
 
     async def rank() -> tuple[int, list[bytes]]:
         work = asyncio.ensure_future(risk._rank_nodes(cache, board, 3600, None))

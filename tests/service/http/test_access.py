@@ -234,10 +234,10 @@ def test_every_route_but_the_health_is_closed(closed: Any, row: Any) -> None:
         assert response.status_code == 401
         assert response.json()["type"] == "urn:fleetcast:problem:unauthorized"
         assert response.headers["www-authenticate"].startswith("Bearer")
-        wrong = next(scope for scope in Scope if scope not in (row.needs, Scope.ADMIN))
+        wrong = next(scope for scope in Scope if scope not in (row.required_scope, Scope.ADMIN))
         refused = client.request(row.method, path, content=b"{}", headers=bearer(wrong))
         assert refused.status_code == 403
-        assert f"scope {row.needs}" in refused.json()["detail"]
+        assert f"scope {row.required_scope}" in refused.json()["detail"]
         assert placer.asked == []
 
 

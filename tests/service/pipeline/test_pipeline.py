@@ -257,7 +257,7 @@ def test_a_save_and_a_forecast_wait_for_each_other(tmp_path: Path, monkeypatch: 
         order.append("updated")
         return update(*args)
 
-    monkeypatch.setattr(pipeline.forecaster, "update", slow_update)
+    monkeypatch.setattr(pipeline.forecaster, "forecast_all", slow_update)
     monkeypatch.setattr(pipeline.forecaster, "dump", lambda: order.append("dump") or dump())
 
     async def both() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from fleetcast.simulator.faults.fault_file import DrawTable, FaultFile, FleetTable
 from fleetcast.simulator.instrument import simulate_faults
-from fleetcast.training.judges.node_load import OURS, WatchedRun, compute_losses, evaluate
+from fleetcast.training.judges.node_load import OURS, NodeLoadRun, compute_losses, evaluate
 
 METHODS = {OURS, "last_value", "last_value_spread", "mean_30m_spread"}
 
@@ -15,7 +15,7 @@ METHODS = {OURS, "last_value", "last_value_spread", "mean_30m_spread"}
 def test_a_loss_is_that_of_the_ten_minutes_after_a_forecast() -> None:
     use = np.array([[0.0], [0.4], [0.6], [0.5], [0.5]])  # two rounds are ten minutes
     levels = {OURS: np.array([[0.5], [0.5]])}
-    seen = WatchedRun(np.arange(5) * 300_000, use, {0: levels, 1: levels, 3: levels})
+    seen = NodeLoadRun(np.arange(5) * 300_000, use, {0: levels, 1: levels, 3: levels})
     found = compute_losses(seen, 300.0)
     assert found[OURS, "mae"] == pytest.approx([0.0, 0.05])  # of the last one only one round came
     assert found[OURS, "pinball_90"] == pytest.approx([(0.01 + 0.09) / 2, 0.09 / 2])

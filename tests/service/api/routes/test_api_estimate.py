@@ -14,7 +14,7 @@ from fleetcast.features.similarity import make_kind_keys
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.api.app import create_app
-from fleetcast.service.api.estimates import NO_READINGS, NO_RUNS, StartEstimate, describe_estimate, format_duration
+from fleetcast.service.api.estimates import NO_READINGS, NO_RUNS, PlacerEstimate, describe_estimate, format_duration
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.board.kind_tables import PEAK, RUN, RUNS_SEEN, RunTime, make_table_sections
 from tests.service.api_world import NOW_MS, Client, FakePlacer, config, job_row, running, sections
@@ -99,8 +99,8 @@ def test_a_limit_bounds_the_run_time(tmp_path: Path, placer: FakePlacer) -> None
     assert answer["run_s"] == {"p50": 3600, "p90": 3600, "p99": 3600}
     assert answer["sentence"].endswith("It should run 1 h, its limit.")
     alike = RunTime((300.0,) * len(LEVELS), "user", "m")
-    assert describe_estimate(StartEstimate(None, "?"), alike).endswith("It should run 5 min.")
-    assert describe_estimate(StartEstimate(None, "?"), alike, 3600.0).endswith("It should run 5 min.")
+    assert describe_estimate(PlacerEstimate(None, "?"), alike).endswith("It should run 5 min.")
+    assert describe_estimate(PlacerEstimate(None, "?"), alike, 3600.0).endswith("It should run 5 min.")
 
 
 def test_what_nobody_knows_is_null_with_the_reason(tmp_path: Path, placer: FakePlacer) -> None:

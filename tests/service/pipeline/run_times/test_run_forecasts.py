@@ -310,11 +310,11 @@ class Flat:
     def __init__(self, run_s: float) -> None:
         self._run_s = run_s
 
-    def log_run(self, features: Any) -> Any:
+    def predict_log_run(self, features: Any) -> Any:
         assert features.shape[1] == len(FEATURES)
         return np.full((len(features), len(LEVELS)), np.log(self._run_s) if self._run_s > 0 else -np.inf)
 
-    def remaining_s(self, features: Any, elapsed_s: Any, levels: tuple[float, ...]) -> Any:
+    def predict_remaining_s(self, features: Any, elapsed_s: Any, levels: tuple[float, ...]) -> Any:
         return np.full((len(features), len(levels)), self._run_s / 2)
 
 
