@@ -97,3 +97,17 @@ def test_row_groups_state_the_limits_of_some_columns(statistics: tuple[str, ...]
     group = pq.read_metadata(io.BytesIO(data)).row_group(0)
     columns = [group.column(at) for at in range(group.num_columns)]
     assert {one.path_in_schema for one in columns if one.statistics and one.statistics.has_min_max} == {*statistics}
+
+
+def test_entities_that_repeat_with_each_metric_are_stored_about_once() -> None:
+    """More entities than a page had rows by default: compression finds repeats only within a page."""
+    gpus, metrics = 24_000, 8
+    rows = ArchiveRows(
+        pack_series(0, np.arange(metrics).repeat(gpus), np.tile(np.arange(gpus), metrics)),
+        np.full(gpus * metrics, HOUR_MS),
+        np.zeros(gpus * metrics),
+    )
+    data = encode_samples(rows, {KINDS[0]: [f"n{gpu // 8:05d}/{gpu % 8}" for gpu in range(gpus)]})
+    group = pq.ParquetFile(io.BytesIO(data)).metadata.row_group(0)
+    entity = next(group.column(at) for at in range(5) if group.column(at).path_in_schema == "entity")
+    assert entity.total_compressed_size < 6 * gpus, "at two bytes a row, eight metrics would need 16 times the GPUs"
