@@ -33,6 +33,13 @@ MODULES = {  # each has a coroutine `serve(config)`
     RoleName.ADAPTERS: "fleetcast.service.adapters",
 }
 
+SHARED_MODULES = (
+    "uvloop",
+    "numpy.ma",  # numpy imports it in the first np.unique of a process, for 4 MiB
+    "fleetcast.service.supervise",
+    "fleetcast.service.state_folder",
+)
+
 
 def run(
     config: Annotated[Path | None, typer.Option(help="Configuration file; without one, the defaults.")] = None,
@@ -107,7 +114,7 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
     if sys.platform != "linux":
         return None
     modules = {MODULES[role]: None for role, _ in _list_roles(config)}
-    return fork_launcher(["uvloop", "fleetcast.service.supervise", "fleetcast.service.state_folder", *modules])
+    return fork_launcher([*SHARED_MODULES, *modules])
 
 
 def _format_process_name(role: RoleName | None, instance: int | None) -> str:

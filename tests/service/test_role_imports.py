@@ -84,6 +84,19 @@ def test_pyarrow_uses_the_heap_of_the_role() -> None:
     assert "pyarrow" in imported(POOL)
 
 
+SHARED = """
+import importlib
+from fleetcast.cli.run import SHARED_MODULES
+for name in SHARED_MODULES:
+    importlib.import_module(name)
+"""
+
+
+def test_roles_share_what_numpy_imports_at_the_first_unique() -> None:
+    assert imported("import numpy as np; np.unique([1, 1])", ["numpy.ma"]), "drop it from the shared modules"
+    assert imported(SHARED, ["numpy.ma"])
+
+
 FOLDER = """
 import tempfile
 from pathlib import Path
