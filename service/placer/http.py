@@ -5,9 +5,7 @@ The api forwards bodies and problems unchanged.
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
@@ -15,17 +13,17 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from fleetcast.fleet.errors import FleetcastError, StaleError, UnknownEntity
-from fleetcast.fleet.requests import PlacementRequest
-from fleetcast.placement.ledger.ledger import CommittedDecision, LedgerError
+from fleetcast.fleet.errors import StaleError, UnknownEntity
+from fleetcast.placement.ledger.ledger import CommittedDecision
 from fleetcast.placement.machines.fragmentation import measure_fragmentation
 from fleetcast.service.answers.placements import Fragmentation, PlacerHealth
 from fleetcast.service.http.access import Access, Scope
 from fleetcast.service.http.body_budget import BodyBudget
 from fleetcast.service.http.placement_body import decode_placement_body
-from fleetcast.service.http.problems import Problem, answer_starlette_error, convert_to_problem
+from fleetcast.service.http.problems import Problem, answer_starlette_error
 from fleetcast.service.http.request_body import read_raw_body
-from fleetcast.service.http.table import CALLER, JSON, Handler, Param, Query, Row, encode, make_routes
+from fleetcast.service.http.table import JSON, Handler, Param, Query, Row, encode, make_routes
+from fleetcast.service.placer.context import PlacerContext, identify_caller
 from fleetcast.service.placer.http_queues import (
     CHARGE_PARAMS,
     DRY_RUN,
@@ -34,16 +32,11 @@ from fleetcast.service.placer.http_queues import (
     answer_why,
     put_queues,
 )
-from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_queues import OwnQueues
-from fleetcast.service.placer.queue_desk import QueueAdmin
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.start_times import StartTimeSampler
 
-logger = logging.getLogger(__name__)
-
 MAX_BODY_BYTES = 4_194_304
-UNNAMED = "unknown"  # no tokens are set, and the request names no user
 NOW = {"age": "0"}  # what the placer tells of itself is as of now
 LIMIT = Param("limit", int, "at most so many rows", 100, least=1, most=1000)
 LAST_CURSOR = 10**15 - 1
@@ -55,40 +48,6 @@ BY_QUEUE = {
     )
 }
 """Routes that answer a caller of some queues with what is theirs."""
-
-
-@dataclass(slots=True)
-class PlacerContext:
-    """The objects that the placer's handlers share.
-
-    Handlers call `queue_changed` when a new request waits.
-    """
-
-    service: PlacementService
-    starts: StartTimeSampler
-    access: Access
-    bodies: BodyBudget
-    metrics: PlacerMetrics
-    queue_changed: Callable[[], None]
-    prefix: str = "/v1"
-    admin: QueueAdmin = field(init=False)
-    _damage: str = field(default="", init=False)  # of the ledger, as logged last
-
-    def __post_init__(self) -> None:
-        self.admin = QueueAdmin(self.service)
-
-    def caller(self, request: Request) -> str:
-        return identify_caller(request)
-
-    def make_problem(self, error: FleetcastError) -> Problem:
-        """Convert an error into a problem. Log each new damage of the ledger once.
-
-        The log is for the operator, who does not see the answers.
-        """
-        if isinstance(error, LedgerError) and str(error) != self._damage:
-            self._damage = str(error)
-            logger.error("%s", error)
-        return convert_to_problem(error)
 
 
 async def place(request: Request, context: PlacerContext, query: Query) -> Response:
@@ -223,11 +182,6 @@ def make_app(
     app = Starlette(routes=make_routes(ROWS, context), exception_handlers={HTTPException: answer_starlette_error})
     app.router.redirect_slashes = False  # a redirect would name the address that the api asked for us
     return app
-
-
-def identify_caller(request: Request, wanted: PlacementRequest | None = None) -> str:
-    """Return the name of the caller's token. Without tokens, return the user that the request names."""
-    return request.scope[CALLER] or (wanted.user if wanted else "") or UNNAMED
 
 
 def make_placements_page(as_of_ms: int, rows: list[CommittedDecision], cursor: int) -> bytes:

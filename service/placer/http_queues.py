@@ -1,7 +1,5 @@
 """The placer's HTTP routes about queues: their state, a new file, why a request waits, and charges."""
 
-from typing import TYPE_CHECKING
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -9,11 +7,9 @@ from fleetcast.fleet.errors import RequestError
 from fleetcast.service.answers.queues import Charges
 from fleetcast.service.http.request_body import read_raw_body
 from fleetcast.service.http.table import JSON, Param, Query, encode
+from fleetcast.service.placer.context import PlacerContext
 from fleetcast.service.placer.own_queues import OwnQueues
 from fleetcast.service.placer.queue_answers import format_charges_csv
-
-if TYPE_CHECKING:
-    from fleetcast.service.placer.http import PlacerContext
 
 NOW = {"age": "0"}
 CSV = "text/csv; charset=utf-8"
@@ -26,13 +22,13 @@ FORMAT = Param("format", str, "of the answer", "json", choices=("json", "csv"))
 CHARGE_PARAMS = (BY, FROM, TO, FORMAT)
 
 
-async def answer_queues(request: Request, context: "PlacerContext", query: Query) -> Response:
+async def answer_queues(request: Request, context: PlacerContext, query: Query) -> Response:
     own = OwnQueues(request, context.service)
     answer = own.redact_queues(context.admin.answer_queues(own.caller.queues))
     return Response(encode(answer), 200, {**NOW, "etag": f'"{answer.generation}"'}, media_type=JSON)
 
 
-async def put_queues(request: Request, context: "PlacerContext", query: Query) -> Response:
+async def put_queues(request: Request, context: PlacerContext, query: Query) -> Response:
     try:
         text = (await read_raw_body(request, context.service.config.api.max_body_bytes)).decode()
     except UnicodeDecodeError as error:
@@ -47,14 +43,14 @@ async def put_queues(request: Request, context: "PlacerContext", query: Query) -
     return Response(encode(change), media_type=JSON)
 
 
-async def answer_why(request: Request, context: "PlacerContext", query: Query) -> Response:
+async def answer_why(request: Request, context: PlacerContext, query: Query) -> Response:
     own, request_id = OwnQueues(request, context.service), request.path_params["request_id"]
     own.check_readable(request_id)
     answer = own.redact_why(context.admin.answer_why(request_id, context.starts.find_blockers))
     return Response(encode(answer), 200, NOW, media_type=JSON)
 
 
-async def answer_charges(request: Request, context: "PlacerContext", query: Query) -> Response:
+async def answer_charges(request: Request, context: PlacerContext, query: Query) -> Response:
     own = OwnQueues(request, context.service).filter_charges
     answer: Charges = context.admin.answer_charges(query["by"], query["from"], query["to"], own)
     if query["format"] == "csv":
