@@ -34,13 +34,13 @@ def exactly(ask: CountAsk, age_s: float) -> float:
 class Keyed:
     keys: Sequence[float]
 
-    def key(self, job: int, now_s: float) -> float:
+    def compute_key(self, job: int, now_s: float) -> float:
         return self.keys[job]
 
-    def started(self, job: int, now_s: float) -> None:
+    def record_start(self, job: int, now_s: float) -> None:
         """Learns nothing."""
 
-    def ended(self, job: int, now_s: float) -> None:
+    def record_end(self, job: int, now_s: float) -> None:
         """Learns nothing."""
 
 
