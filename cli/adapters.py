@@ -115,9 +115,9 @@ def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, 
     is_done, status = _withdraw_or_wait(config, records, name, written_ms)
     if not is_done:
         why = f": {status.error}" if status and status.error else ""
-        echo(f"{name} is not all taken back yet{why}; the adapters role goes on trying", err=True)
+        echo(f"{name} is not all withdrawn yet{why}; the adapters role goes on trying", err=True)
         return False
-    echo(f"{name} is taken back and writes no more: fleetcast adapters withdraw {name} --undo lets it")
+    echo(f"{name} is withdrawn and writes no more: fleetcast adapters withdraw {name} --undo lets it")
     return True
 
 

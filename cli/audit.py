@@ -32,7 +32,7 @@ def verify_trail(
     state: Annotated[str | None, typer.Option(help="State folder with the ledger [var].")] = None,
     head: Annotated[
         str | None,
-        typer.Option(help="The hash of a line, kept elsewhere since it was the last one: it must be in the chain."),
+        typer.Option(help="The hash of a line, saved elsewhere when it was the last one. It must be in the chain."),
     ] = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write the result as JSON; - is stdout.")] = None,
 ) -> None:
@@ -80,7 +80,7 @@ def _describe_verdict(path: Path, head: str | None, verdict: "LedgerVerdict") ->
         lines.append(f"lines 1..{verdict.unchained} are of version 1: they were chained when it was migrated")
     if head and verdict.held is not None:
         lines.append(
-            f"the head that you kept is line {verdict.held}; {verdict.head.audit_id - verdict.held} came since"
+            f"the head that you saved is line {verdict.held}; {verdict.head.audit_id - verdict.held} came since"
         )
     if verdict.is_intact:
         lines.append("everything is as it was written")

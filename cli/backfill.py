@@ -152,7 +152,7 @@ def _run_backfill(
         progress = Progress(config.folder / DONE, wish.key)
     except ValueError as error:
         raise ConfigError(
-            f"{config.folder / DONE} is not ours: {explain_json_error(error)}; delete it to begin anew"
+            f"{config.folder / DONE} is not ours: {explain_json_error(error)}; delete it to start over"
         ) from None
     work = PrometheusBackfill(
         SlowClient(client, wish.url, timeout_s), archive, entities, align_topology(named, entities)
@@ -174,7 +174,7 @@ def _run_backfill(
 def _warn_of_retention(config: "Config", wish: "BackfillRequest", now_ms: int) -> None:
     days = config.archive.keep_days
     if days and wish.first_ms < now_ms - days * 86_400_000:
-        echo(f"archive.keep_days = {days}: what is older is read, but not kept", err=True)
+        echo(f"archive.keep_days = {days}: what is older is read, but not stored", err=True)
 
 
 def parse_seconds(option: str, text: str) -> float:

@@ -19,12 +19,12 @@ NAMED = 3
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Write the queues of another scheduler as queues.toml. What has no counterpart is told, and stands in "
+    help="Write the queues of another scheduler as queues.toml. What has no counterpart is printed, and stands in "
     "comments of the file (docs/queues.md).\n\nExample:  fleetcast queues import kueue kueue.yaml --out queues.toml",
 )
 
 Files = Annotated[list[str], typer.Argument(help="What the commands above print; - is stdin.", metavar="FILES...")]
-Out = Annotated[str, typer.Option("--out", help="Write it here; - is stdout. A file that is there is kept.")]
+Out = Annotated[str, typer.Option("--out", help="Write it here; - is stdout. An existing file is not overwritten.")]
 Topology = Annotated[
     Path | None, typer.Option("--topology", help="Spell GPU models as this topology does.", metavar="PATH")
 ]

@@ -55,7 +55,7 @@ def run(
     port: Annotated[int | None, typer.Option(help="Port of the API and the console [8080].", min=1, max=65_534)] = None,
     topology: Annotated[str | None, typer.Option(help="Topology file or folder; see fleetcast topology.")] = None,
     log_format: Annotated[logs.Format | None, typer.Option(help="One line an event, as text or JSON [text].")] = None,
-    log_level: Annotated[logs.LogLevel | None, typer.Option(help="The least that is told [info].")] = None,
+    log_level: Annotated[logs.LogLevel | None, typer.Option(help="The lowest level of log lines [info].")] = None,
 ) -> None:
     """Run Fleetcast: pipeline, api, placer and (if configured) adapters. A role that dies is restarted.
 

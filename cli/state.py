@@ -27,10 +27,10 @@ app = typer.Typer(
 JsonOption = Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")]
 UNITS = {"ledger": "line", "snapshot": "number", "board": "number"}  # of positions
 MEANS = {
-    "ledger": "requests that the lost lines had decided are decided anew, and GPUs that they had promised look free "
+    "ledger": "requests that the lost lines had decided are decided again, and GPUs that they had promised look free "
     "until their jobs are seen running",
-    "snapshot": "jobs that run and are not told of again look idle, and their GPUs free",
-    "board": "what the lost board told of running jobs is taken from snapshot and inbox",
+    "snapshot": "jobs that run and are not reported again look idle, and their GPUs free",
+    "board": "what the lost board said of running jobs is read from snapshot and inbox",
     "inbox": "events that were acknowledged and lay in the lost part are gone: send them again",
 }
 

@@ -28,7 +28,7 @@ def group() -> None:
 def show(
     path: Annotated[Path, typer.Argument(help="A file of any known format, or a folder of them.", metavar="PATH")],
     node: Annotated[str, typer.Option(help="Only this node, with its adapters.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many nodes.", min=1)] = 20,
+    limit: Annotated[int, typer.Option(help="At most this many nodes.", min=1)] = 20,
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
 ) -> None:
     """Read a topology as `[fleet] topology` would, and print what it means.
@@ -68,7 +68,7 @@ def _print_host_count(path: Path) -> None:
 
     text = path.read_text(encoding="utf-8")
     if is_nccl_xml(text) and (hosts := count_hosts(text)) > 1:
-        echo(f"{hosts} hosts in this file, told apart by host_hash; all are wired alike")
+        echo(f"{hosts} hosts in this file, distinguished by host_hash; all are wired alike")
 
 
 def _make_row(topology: "Topology", at: int) -> dict[str, Any]:

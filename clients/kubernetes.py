@@ -405,7 +405,7 @@ class Follower:
                     self._put_message(changes)
                 failures = 0
             except ExpiredError as error:
-                logger.warning("%s: version %s is gone (%s), listing them anew", what.name, version, error)
+                logger.warning("%s: version %s is gone (%s), listing them again", what.name, version, error)
                 version = ""
                 failures += 1
                 if failures > 1:

@@ -161,7 +161,7 @@ class DeviceRoom:
         """Count a newly registered device. Raises RecordError unknown_gpus if there is no room for it."""
         if self._is_beyond_limits(kind, name) and self.used[kind] >= self.most[kind]:
             used = f"{self.used[kind]:,} rows of {kind} that no topology answers for"
-            raise RecordError("unknown_gpus", f"{used}, no more are taken: {name[:80]!r}")
+            raise RecordError("unknown_gpus", f"{used}, the limit; not added: {name[:80]!r}")
         self.count_existing(kind, name)
 
     def count_existing(self, kind: EntityKind, name: str) -> None:

@@ -20,7 +20,7 @@ def read_yaml(text: str | bytes) -> Any:
         def compose_node(self, parent: Any, index: Any) -> Any:
             self.depth += 1
             if self.depth > DEEPEST or self.check_event(yaml.AliasEvent):  # a few aliases are a billion values
-                raise yaml.YAMLError("no such nesting, and no aliases, are taken")
+                raise yaml.YAMLError("aliases and such nesting are refused")
             node = super().compose_node(parent, index)
             self.depth -= 1
             return node

@@ -96,7 +96,7 @@ def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> No
             if not wanted:
                 assert await asyncio.wait_for(source.next(), WAIT_LIMIT_S)
         except (StopAsyncIteration, TimeoutError):
-            raise AssertionError(f"not told after an error: {missing[:3]}") from None
+            raise AssertionError(f"not reported after an error: {missing[:3]}") from None
         finally:
             await source.close()
         assert source.errors == 1, source.last_error
@@ -257,7 +257,7 @@ def check_adapter(
         assert wishes == list(adapter.wishes(weather, copy.deepcopy(seen))), "not the same twice"
         some |= bool(wishes)
         _apply_wishes(adapter, seen, wishes)
-        assert not list(adapter.wishes(weather, seen)), "wishes that were granted are wished again"
+        assert not list(adapter.wishes(weather, seen)), "wishes that were granted are requested again"
     assert some, "not one wish"
     _apply_wishes(adapter, seen, list(adapter.wishes(None, seen)))
     for wavering in make_wavering_hour(weathers) if hour is None else hour:

@@ -232,7 +232,7 @@ class LabelJobs(Stateful):
         track = self._tracks.pop(job, None)
         if track is not None and not _is_reported(jobs.get(job, track.attempt)):
             yield Preempted(
-                **_make_event_identity(job, track.attempt, ENDED, now_ms), by="events", reason="told of by job events"
+                **_make_event_identity(job, track.attempt, ENDED, now_ms), by="events", reason="named by job events"
             )
 
     def _update_attempt(

@@ -123,7 +123,7 @@ def find_or_register_node(stated: str, entities: Entities, *, is_listed: bool = 
     if stated in nodes:
         return stated
     if len(nodes) >= entities.most_nodes:
-        raise RecordError("unknown_nodes", f"{len(nodes):,} nodes are known, no more are taken: {stated[:80]!r}")
+        raise RecordError("unknown_nodes", f"{len(nodes):,} nodes are known, the limit; not added: {stated[:80]!r}")
     entities.node(stated)
     return stated
 

@@ -68,7 +68,7 @@ def read_annotations(values: Mapping[str, str]) -> BufferSettings | None:
         pool=values.get(POOL, EVERY),
     )
     if EVERY not in (ask.queue, ask.pool):
-        raise RequestError(f"{POOL} = {ask.pool!r}: leave it out beside {QUEUE} = {ask.queue!r}", POOL)
+        raise RequestError(f"{POOL} = {ask.pool!r}: leave it out if there is {QUEUE} = {ask.queue!r}", POOL)
     if ask.most < ask.least:
         raise RequestError(f"{MOST} = {ask.most}: must be at least {LEAST} = {ask.least}", MOST)
     return ask

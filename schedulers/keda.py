@@ -157,7 +157,7 @@ def read_trigger(metadata: Mapping[str, str]) -> Trigger:
     )
     if series.queue != "all" and series.pool != "all":
         raise _make_trigger_error(
-            "pool", series.pool, f"leave it out beside queue = {series.queue[:80]!r}: a series is of one of them"
+            "pool", series.pool, f"leave it out if there is queue = {series.queue[:80]!r}: a series is of one of them"
         )
     return Trigger(
         series,

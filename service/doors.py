@@ -65,7 +65,7 @@ def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:
         if not NAME.fullmatch(name):
             raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: letters, digits and _.:- alone")
         if name in {*ANSWERERS, *(door.name for door in doors)}:
-            raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: taken already, give it another `name`")
+            raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: used already, give it another `name`")
         try:
             doors.append(ConfiguredDoor(name, row, make_door(row.use, row.options)))
         except ConfigError as error:

@@ -209,7 +209,7 @@ def _find_identity_doubts(name: str, parts: StateParts) -> Iterator[Doubt]:
         others = _join_names([_add_article(other) for other, part in named.items() if part.identity == identity])
         since_ms = max((seen.time_ms for seen in parts.find_views().values()), default=0)
         yield Doubt(
-            name, f"{_add_article(name)} of the state {own} lies beside {others} of the state {identity}", since_ms
+            name, f"{_add_article(name)} of the state {own} lies with {others} of the state {identity}", since_ms
         )
 
 

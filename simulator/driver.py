@@ -127,7 +127,7 @@ class Driver:
             )
             await self.outbox.put(*events, *live.make_past_checkpoints(row.started_ms, self.replay.start_ms))
         await self.outbox.wait_until_empty()
-        logger.info("told %d events of the past", self.outbox.posted)
+        logger.info("sent %d events of the past", self.outbox.posted)
         await self.api.wait_until_ready("/readyz")
         await self._wait_for_running_jobs()
         for job in self.replay.queue:

@@ -34,7 +34,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
         cpu_s, proven = time.process_time() - began_s, found[:, 3] == 1
         for case, rows in (("mean wait over clairvoyant", found), ("the same, proven optimal", found[proven])):
             ours, easy, best, _ = rows.sum(axis=0).tolist()
-            assert best > 0, "nobody had to wait"
+            assert best > 0, "no request had to wait"
             beside = ("EASY on limits", easy / best)
             yield make_record("optimum", case, {"scenes": len(rows)}, [ours / best], "times", cpu_s=cpu_s, peer=beside)
 

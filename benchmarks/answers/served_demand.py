@@ -100,7 +100,7 @@ def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[st
             began = time.perf_counter()
             await asyncio.sleep(0.001)
             gap_s = max(gap_s, time.perf_counter() - began - 0.001)
-        assert len((await work)[1]) > 1, "nothing was kept"
+        assert len((await work)[1]) > 1, "nothing was stored"
         return 1000 * gap_s
 
     began, cpu = time.perf_counter(), time.thread_time()

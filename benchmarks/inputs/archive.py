@@ -165,7 +165,7 @@ def _measure_together(nodes: int) -> dict[str, Any]:
                 batch = Batch.merge([decoders[node].decode(page, now_ms) for node, page in part])
                 for samples in batch.samples:
                     written = store.write(samples, now_ms)
-                    assert written.taken is not None, "nothing was taken"
+                    assert written.taken is not None, "nothing was written"
                     archive.add(written.taken, written.sure)
         archive.prepare_flush(NOWHERE, now_ms)()
         archive.close()

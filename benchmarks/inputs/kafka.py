@@ -269,7 +269,7 @@ def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
         took_s, cpu_s = time.perf_counter() - began, time.process_time() - cpu_s
     finally:
         fleet.stop()
-    assert taken >= backlog, f"only {taken} of {backlog} records were taken"
+    assert taken >= backlog, f"only {taken} of {backlog} records were read"
     size = _make_size(nodes) | {"records": backlog}
     return make_record("kafka", "lag zero after a stop of 60 s", size, [took_s], "s", cpu_s=cpu_s)
 

@@ -172,7 +172,7 @@ class _LoadConnection(asyncio.Protocol):
     def _record_answer(self, data: bytes, head: int) -> None:
         """Check and count an answer. head: the length of its head in bytes."""
         ask = self._ask
-        assert ask is not None, "an answer that nobody asked for"
+        assert ask is not None, "an answer without a request"
         self._ask = None
         self.load.latency_s.append(time.perf_counter() - self._begin)
         assert data[9:12] == ask.status, data[:600]

@@ -149,12 +149,12 @@ class SoakSite:
         batches = (_make_batch(self._gpu, values, now_ms), _make_batch(self._node, up, now_ms))
         self.pipeline.apply_batch(Batch(samples=batches))
         self.taken += sum(len(batch) for batch in batches)
-        assert self.pipeline.state.counts.samples == self.taken, "samples were not taken"
+        assert self.pipeline.state.counts.samples == self.taken, "samples were not ingested"
 
     def _ingest_events(self, events: Sequence[JobEvent]) -> None:
         before = self.pipeline.state.counts.events
         self.pipeline.apply_batch(Batch(events=tuple(events)))
-        assert self.pipeline.state.counts.events - before == len(events), "events were not taken"
+        assert self.pipeline.state.counts.events - before == len(events), "events were not ingested"
 
     def _measure_tick(self) -> float:
         took_ms = _measure_ms(lambda: asyncio.run(self.pipeline.tick()))

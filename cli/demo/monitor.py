@@ -76,7 +76,7 @@ class DemoRun:
             self._starts = (await _get_json(session, "/v1/queue") or {}).get("record") or {}
         if self.options.worth and self.options.input == "trace":
             self.stop.clear()
-            self.screen.print_sentence("simulating a day with a risk-blind engine beside ours (Ctrl-C skips it)")
+            self.screen.print_sentence("simulating a day with a risk-blind engine and with ours (Ctrl-C skips it)")
             self._worth = await self._simulate_day()
         return self._make_report(elapsed_s)
 
@@ -112,7 +112,7 @@ class DemoRun:
         if ingestion := await _get_json(session, "/v1/ingestion"):
             if self.totals.record_answer(ingestion):
                 self.watch.record_restart(int(ingestion["as_of_ms"]))
-                self.screen.print_sentence("the pipeline began anew")
+                self.screen.print_sentence("the pipeline started again")
             self._ingestion = ingestion
         risk = await _get_json(session, "/v1/risk/nodes?limit=1000")
         self._fleet = await _get_json(session, "/v1/fleet") or self._fleet

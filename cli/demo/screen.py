@@ -100,7 +100,7 @@ class DemoScreen:
         self.console.print(table)
         self.console.print(f"falsely flagged nodes: {escape_unprintable(', '.join(report['false_nodes'])) or 'none'}")
         _print_worth(self.console, report["worth"])
-        self.console.print("\n".join(map(escape_unprintable, problems)) if problems else "all promises kept")
+        self.console.print("\n".join(map(escape_unprintable, problems)) if problems else "no promise was broken")
 
 
 def _format_count(number: int, noun: str) -> str:

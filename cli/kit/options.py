@@ -44,7 +44,7 @@ JsonOption = Annotated[Path | None, typer.Option("--json", help="Where to write 
 HtmlOption = Annotated[Path | None, typer.Option("--html", help="A report with plots.")]
 ForecasterOption = Annotated[
     list[str] | None,
-    typer.Option(help="package.module:Class of your own, judged beside the baselines of demand. Repeat for more."),
+    typer.Option(help="package.module:Class of your own, compared with the baselines of demand. Repeat for more."),
 ]
 
 

@@ -37,7 +37,7 @@ def backtest(
     archive: ArchiveOption = None,
     sets: SetOption = None,
     until: UntilOption = None,
-    windows: Annotated[int, typer.Option(min=1, max=200, help="How often it is fitted anew and judged.")] = 3,
+    windows: Annotated[int, typer.Option(min=1, max=200, help="How often it is fitted again and judged.")] = 3,
     share: Annotated[float, typer.Option(min=0.01, max=0.9, help="Share of the history that is judged.")] = 0.3,
     seed: SeedOption = 0,
     forecaster: ForecasterOption = None,

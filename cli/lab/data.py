@@ -15,7 +15,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     help="Public data sets for measuring and for the demo.\n\n"
-    "They lie in the folder that FLEETCAST_DATA names (else: shared/data beside this project); none of them ships.\n\n"
+    "They lie in the folder that FLEETCAST_DATA names (else: shared/data next to this project); none of them ships.\n\n"
     "Example:  fleetcast data list",
 )
 

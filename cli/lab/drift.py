@@ -121,7 +121,7 @@ def _print_drift(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     if serving is None:
         echo("no version serves")
     elif serving.reasons:
-        echo(f"{serving.kind} {serving.version} asks to be fitted anew: {'; '.join(serving.reasons.values())}")
+        echo(f"{serving.kind} {serving.version} asks to be fitted again: {'; '.join(serving.reasons.values())}")
     else:
         echo(_explain_serving(serving, sum(len(one.drifted_features) for one in found)))
 
@@ -135,7 +135,7 @@ def _describe_drifted_features(one: "FeatureDrift") -> str:
     if one.undecided_features:
         fewest = min(row.independent for row in one.undecided_features)
         rows = "1 independent row" if fewest == 1 else f"{fewest} independent rows"
-        said += f"; of {len(one.undecided_features)} too few to tell (as few as {rows}): their PSI may be chance"
+        said += f"; of {len(one.undecided_features)} too few rows to say (as few as {rows}): their PSI may be chance"
     return said
 
 
@@ -144,7 +144,7 @@ def _explain_serving(serving: "Drift", drifted: int) -> str:
     from fleetcast.models.versions.drift import DriftLimits
 
     fewest, n = DriftLimits().fewest, serving.recent.n
-    said = f"{serving.kind} {serving.version} need not be fitted anew: "
+    said = f"{serving.kind} {serving.version} need not be fitted again: "
     said += "its errors and its age are within their limits" if n >= fewest else "its age is within its limit"
     if n < fewest:
         said += f"; {n:,} of its forecasts have matured, its errors are judged from {fewest:,} on"

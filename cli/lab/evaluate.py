@@ -68,7 +68,7 @@ CapacityOption = Annotated[
     int | None, typer.Option(min=1, help="queue: GPUs or cores of the fleet; default: train's jobs fill 85 % of it.")
 ]
 MaxWaitOption = Annotated[
-    float | None, typer.Option(min=0, help="queue: hours after which nobody is passed any more (default 24).")
+    float | None, typer.Option(min=0, help="queue: hours after which no job is passed any more (default 24).")
 ]
 CurveOption = Annotated[
     str | None,

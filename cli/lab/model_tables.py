@@ -56,7 +56,7 @@ def print_card(card: "Card", document: Mapping[str, Any]) -> None:
 
     document: the card as JSON, with the additional keys `serves`, `damage` and `promotions`.
     """
-    gate = card.gate.sentence if card.gate else "nobody has judged it against a baseline"
+    gate = card.gate.sentence if card.gate else "it has not been compared with a baseline"
     facts = {
         "version": f"{card.kind} {card.version}{', serves' if document['serves'] else ''}",
         "gate": f"{card.state}: {gate}",

@@ -31,7 +31,7 @@ CapacityOption = Annotated[
 QueuesOption = Annotated[Path | None, typer.Option(help="The file of queues; without it all are in one.")]
 PolicyOption = Annotated[list[str] | None, typer.Option(help="Only this method; repeat it [all].", metavar="NAME")]
 MaxWaitOption = Annotated[
-    float, typer.Option(min=0.01, max=1e6, help="Hours after which nobody is passed any more; --queues has its own.")
+    float, typer.Option(min=0.01, max=1e6, help="Hours after which no job is passed any more; --queues has its own.")
 ]
 RefusedOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of starts that are refused outside, the same in every run.")

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
-    help="Fit models: judged out of sample, kept as a version with a card, serving where the gate lets them.\n\n"
+    help="Fit models: judged out of sample, stored as a version with a card, serving where the gate allows.\n\n"
     "Examples:  fleetcast train demand\n\n"
     "           fleetcast train duration --data ~/data --set jobs/ricc",
 )
@@ -96,7 +96,7 @@ Examples:
 
   fleetcast train demand --data ~/data --set demand/venus --until 2020-08-10 --no-promote
 
-  fleetcast train demand --if-drift          (in a cron job, beside a running service)
+  fleetcast train demand --if-drift          (in a cron job, next to a running service)
 """
 DURATION_HELP = """Fit the run times of jobs on this site's archive, or on data sets.
 
@@ -154,7 +154,7 @@ def _train_version(
         from fleetcast.training.fits.tracking import log_version_to_mlflow
 
         log_version_to_mlflow(mlflow, trained.card, registry.find_folder(plan.kind, trained.version))
-        echo(f"told {mlflow}", err=True)
+        echo(f"recorded in {mlflow}", err=True)
 
 
 def _print_trained(kind: str, trained: "TrainingOutcome") -> None:
@@ -166,7 +166,7 @@ def _print_trained(kind: str, trained: "TrainingOutcome") -> None:
     gate = trained.card.gate
     echo(f"gate: {gate.sentence if gate else 'nothing was judged'}")
     if trained.objection:
-        echo(f"{kind} {trained.version} is kept, and does not serve: {trained.objection}")
+        echo(f"{kind} {trained.version} is stored, and does not serve: {trained.objection}")
     else:
         echo(f"{kind} {trained.version} serves")
 

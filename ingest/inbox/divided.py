@@ -123,5 +123,5 @@ def read_marks(folder: Path) -> list[Mark]:
         try:
             marks.append(msgspec.json.decode(path.read_bytes(), type=Mark))
         except (OSError, msgspec.MsgspecError) as error:
-            logger.warning("%s cannot be read (%s), the inbox is kept until it is written anew", path, error)
+            logger.warning("%s cannot be read (%s), the inbox deletes nothing until it is written again", path, error)
     return sorted(marks, key=lambda mark: mark.instance)

@@ -118,7 +118,7 @@ class InboxWriter:
             except OSError as error:
                 logger.error("inbox %s: %s, refused %d appends", self.name, error, len(batch))
                 why = error.strerror or str(error)
-                _reject_batch(batch, SourceError(f"cannot write the inbox: {why}; nothing was kept"))
+                _reject_batch(batch, SourceError(f"cannot write the inbox: {why}; nothing was stored"))
             except Exception as error:
                 _reject_batch(batch, error)
                 raise
@@ -253,7 +253,7 @@ class Backlog:
             self._measured, self._bytes = now, count_retained_bytes(self.folder)
         if self._bytes > self.most_bytes:
             held = f"{self._bytes:,} bytes wait in the inbox, at most {self.most_bytes:,} may"
-            raise SourceError(f"{held}; nothing was kept, send it again", retry_after_s=5.0)
+            raise SourceError(f"{held}; nothing was stored, send it again", retry_after_s=5.0)
 
 
 class InboxSource(Source):

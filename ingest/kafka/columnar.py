@@ -349,5 +349,5 @@ def _make_sender_errors(counts: Mapping[str, int]) -> tuple[RecordError, ...]:
     errors: list[RecordError] = []
     for reason, count in counts.items():
         room = MAX_BAD - len(errors)
-        errors += [RecordError(reason[:40], "told by the sender")] * max(0, min(count, room))
+        errors += [RecordError(reason[:40], "reported by the sender")] * max(0, min(count, room))
     return tuple(errors)

@@ -170,5 +170,5 @@ def _rename_workload(made: Workload, job: str) -> Workload:
 
 
 def _make_replacement_failure(job: str, attempt: int, now_ms: int) -> Failed:
-    why = "deleted, and made anew under the same name"
+    why = "deleted, and created again under the same name"
     return Failed(job=job, attempt=attempt, sequence=ENDED, time_ms=now_ms, category="cancelled", message=why)

@@ -269,7 +269,7 @@ class NodeFold:
         for check in state.bad.keys() - found.keys():
             found[check] = (
                 "ok",
-                "nobody says so any more",
+                "no longer reported",
                 (_parse_version(node.metadata.resource_version, now_ms), now_ms),
             )
         for check, (severity, message, (number, at_ms)) in sorted(found.items()):

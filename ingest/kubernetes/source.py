@@ -184,7 +184,7 @@ class KubernetesSource(Source):
         except (ValueError, TypeError, zlib.error) as error:
             if not position:
                 return
-            logger.warning("%s: what was kept is of another version (%s), listing everything anew", self.name, error)
+            logger.warning("%s: the stored state has another version (%s), listing everything again", self.name, error)
             self._restore_position(_Position())
 
     async def close(self) -> None:

@@ -158,7 +158,7 @@ class _Connection(asyncio.BufferedProtocol):
             if not self._is_complete:
                 self.close()
         elif self._wire_bytes > _HEAD_BYTES + _OVERHEAD * self._body_bytes:
-            why = f"more than {_HEAD_BYTES} bytes beside the body"
+            why = f"more than {_HEAD_BYTES} bytes of headers and trailers"
             self._close_with_error(
                 _UnusualAnswer(why) if began_in_head else FetchError("bad_http", f"{self._url}: {why}")
             )

@@ -21,7 +21,7 @@ def unpack(body: bytes, most: int) -> bytes:
     """
     size = read_unpacked_size(body)
     if size > most:
-        raise RecordError("too_large", f"{size:,} bytes unpacked, at most {most:,} are taken")
+        raise RecordError("too_large", f"{size:,} bytes unpacked, at most {most:,} are accepted")
     try:
         return bytes(cramjam.snappy.decompress_raw(body))
     except cramjam.DecompressionError as error:

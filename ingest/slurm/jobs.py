@@ -306,7 +306,7 @@ def make_unexplained_end(name: str, attempt: int, time_ms: int) -> Failed:
 
     Slurm knows only a later attempt, or none.
     """
-    said = "Slurm holds it no more, and its accounting does not tell how it ended"
+    said = "Slurm holds it no more, and its accounting does not say how it ended"
     return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)
 
 

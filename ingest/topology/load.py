@@ -158,9 +158,7 @@ def _parse_nodes(text: str) -> list[NodeSpec]:
     try:
         return parse_toml_nodes(text)
     except ConfigError as error:
-        raise ConfigError(
-            f"taken for our TOML: {error}" + ("" if _TOML.search(text) else f"; read are {READ}")
-        ) from None
+        raise ConfigError(f"read as our TOML: {error}" + ("" if _TOML.search(text) else f"; read are {READ}")) from None
 
 
 def _read_yaml_nodes(text: str) -> list[NodeSpec]:
@@ -171,13 +169,13 @@ def _read_yaml_nodes(text: str) -> list[NodeSpec]:
     try:
         document = read_yaml(text)
     except ValueError as error:
-        raise ConfigError(f"taken for YAML: {error}") from None
+        raise ConfigError(f"read as YAML: {error}") from None
     if is_slurm_yaml(document):
         return parse_slurm_yaml(document)
     if isinstance(document, dict) and ("kind" in document or all(isinstance(row, dict) for row in document.values())):
         return read_document_nodes(document)
     expected = "Slurm's topology.yaml (a list of `topology:`), Kubernetes nodes or node labels"
-    raise ConfigError(f"taken for YAML: expected {expected}; read are {READ}")
+    raise ConfigError(f"read as YAML: expected {expected}; read are {READ}")
 
 
 def parse_toml_nodes(text: str) -> list[NodeSpec]:

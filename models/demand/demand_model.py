@@ -99,7 +99,7 @@ def _make_row(
         "bands": _make_bands(known),
         "burst": describe_bursts(running[key].minutes, cold),
         "mix": _compute_class_shares(key, running),
-        "residency": "no GPU that such jobs held told its memory and its activity" if residency is None else residency,
+        "residency": "no GPU of such jobs reported its memory and its activity" if residency is None else residency,
         "duration_s": _summarise_durations(_list_known(row.run_s for row in records)),
         "tolerated_wait": estimate_tolerated_wait(records),
         "cold_start_s": _summarise_cold_starts(cold),
@@ -209,7 +209,7 @@ def _summarise_durations(runs: Array) -> dict[str, float] | str:
 
 def _summarise_cold_starts(cold: Array | None) -> dict[str, float] | str:
     if cold is None:
-        return f"fewer than {FEWEST_COLD} jobs whose start was heard as it happened told a step or their steady phase"
+        return f"fewer than {FEWEST_COLD} jobs whose start was observed reported a step or their steady phase"
     p50, p90 = np.quantile(cold, (0.5, 0.9)).round(1).tolist()
     return {"p50": p50, "p90": p90}
 

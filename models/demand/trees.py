@@ -234,11 +234,11 @@ def _read_saved_model(path: Path) -> _SavedModel:
     try:
         saved = msgspec.json.decode(path.read_bytes(), type=_SavedModel)
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand again") from error
     except msgspec.MsgspecError as error:
-        raise ModelError(f"{path}: damaged ({explain_json_error(error)}): train demand anew") from error
+        raise ModelError(f"{path}: damaged ({explain_json_error(error)}): train demand again") from error
     if saved.layout != LAYOUT or saved.features != FEATURES or saved.quantiles != QUANTILES:
-        raise ModelError(f"{path}: made by another version of Fleetcast: train demand anew")
+        raise ModelError(f"{path}: made by another version of Fleetcast: train demand again")
     return saved
 
 
@@ -248,7 +248,7 @@ def _read_booster(path: Path, digest: str) -> Any:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand anew") from error
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): train demand again") from error
     if _compute_digest(text) != digest:
-        raise ModelError(f"{path}: damaged (its checksum is not the one in {MODEL_FILE}): train demand anew")
+        raise ModelError(f"{path}: damaged (its checksum is not the one in {MODEL_FILE}): train demand again")
     return lightgbm.Booster(model_str=text.decode())

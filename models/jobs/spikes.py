@@ -26,10 +26,10 @@ MINUTES = 15
 DomainKind = Literal["rack", "rail", "power", "storage"]
 Domain = tuple[str, str]  # kind (rack, rail, power, storage), name
 NO_CAPACITY = {
-    "rack": "no topology tells what a rack may draw",
-    "power": "no topology tells what a power domain may draw",
-    "rail": "not all adapters of the group tell their speed",
-    "storage": "nothing tells how fast the store writes",
+    "rack": "no topology states what a rack may draw",
+    "power": "no topology states what a power domain may draw",
+    "rail": "not all adapters of the group report their speed",
+    "storage": "no setting states how fast the store writes",
 }
 UNITS = {"power_w": "W", "sent_bytes_per_s": "B/s", "checkpoint_bytes_per_s": "B/s"}
 QUANTITY = {"rack": ("power_w",), "power": ("power_w",), "rail": ("sent_bytes_per_s",)}

@@ -127,10 +127,10 @@ def compute_mfu(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_mo
         return Mfu(None, f"its label {FLOPS_LABEL} is no number above 0")
     peak = next((flops for name, flops in PEAK_FLOPS.items() if name in gpu_model), None)
     if peak is None:
-        return Mfu(None, f"the peak FLOP/s of its GPUs are not known ({gpu_model or 'no model told'})")
+        return Mfu(None, f"the peak FLOP/s of its GPUs are not known ({gpu_model or 'no model reported'})")
     whole = [step for step in steps if step.rank is None and step.tokens and step.duration_s > 0]
     if not whole:
-        return Mfu(None, "no whole step of it (without rank) tells its tokens")
+        return Mfu(None, "no whole step of it (without rank) reports its tokens")
     rate = sum(step.tokens or 0 for step in whole) / sum(step.duration_s for step in whole)
     share = rate * flops_per_token / (gpus * peak)
     if share > 1:

@@ -293,11 +293,11 @@ def _describe_slowness(pace: StepPace) -> str:
 def _describe_steady_pace(pace: StepPace, phase: str) -> str:
     if pace.cause == "checkpoint" and pace.observed_s is not None:
         usual = format_number(pace.usual_s or 0)
-        return f"a step of {format_number(pace.observed_s)} s beside {usual} usually: a checkpoint ran"
+        return f"a step of {format_number(pace.observed_s)} s, usually {usual}: a checkpoint ran"
     if phase in PAUSES:
         return f"in {phase}: its steps are not compared"
     if pace.observed_s is None and pace.steps:
-        return "its steps take 0 s, as they are told, so nothing is known of their pace, and no member stands out"
+        return "its steps are reported to take 0 s, so their pace is unknown, and no member stands out"
     if pace.observed_s is None:
         return "no step times reported, and no member stands out"
     if pace.expected_s is None:

@@ -131,7 +131,7 @@ class LedgerFile:
         """
         for name, statement in find_missing_statements(read_schema(self._db)).items():
             logger.error(
-                "%s had lost its %s: `fleetcast audit verify` tells whether anything was changed", self.path, name
+                "%s had lost its %s: `fleetcast audit verify` checks whether anything was changed", self.path, name
             )
             self._db.execute(statement)
 
@@ -212,7 +212,7 @@ class LedgerFile:
         *values, stored = row
         if checksum(values) != stored:
             raise self._make_damage_error(
-                f"{what} is not what was written; `fleetcast audit verify` tells what else is"
+                f"{what} is not what was written; `fleetcast audit verify` lists what else is"
             )
         return values
 

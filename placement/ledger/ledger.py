@@ -91,7 +91,7 @@ class Ledger(LedgerFile):
         self.charges.reload_rows()
         if kept.position > kept.head.audit_id:
             logger.error(
-                "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` tells more",
+                "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` says more",
                 *(self.path, kept.head.audit_id + 1, kept.position),
             )
 

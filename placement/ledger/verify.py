@@ -108,9 +108,7 @@ def _check_ledger(db: sqlite3.Connection, head: str) -> LedgerVerdict:
         verdict.add_finding("file", why)
         return verdict
     for name in find_missing_statements(found):
-        verdict.add_finding(
-            "file", f"{name} was removed from the file: what it kept from being done may have been done"
-        )
+        verdict.add_finding("file", f"{name} was removed from the file: what it prevented may have been done")
     for (said,) in db.execute(f"PRAGMA integrity_check({MOST_FINDINGS})"):
         if said != "ok":
             verdict.add_finding("file", f"SQLite says: {said}")

@@ -45,7 +45,7 @@ REASON_WORDS = {
     "cpus": "with too few free CPUs",
     "host_memory": "with too little free host memory",
     "gpus_per_node": "too small",
-    "unknown_use": "in use by work that no job event tells of",
+    "unknown_use": "in use by work that no job event names",
     "busy": "busy",
 }
 
@@ -139,7 +139,7 @@ def _describe_unknown_use(view: ClusterView, screened: Screen) -> str:
     if left:
         named.append(f"{int(taken.sum() - taken[rows].sum()):,} on {left:,} more")
     total = int(taken.sum())
-    return f"; {' and '.join(named)} {'is' if total == 1 else 'are'} in use by work that no job event tells of"
+    return f"; {' and '.join(named)} {'is' if total == 1 else 'are'} in use by work that no job event names"
 
 
 def _explain_smaller_gang(growth: GangSize) -> str:
@@ -246,7 +246,7 @@ def _describe_rejected_nodes(
 ) -> list[str]:
     """Describe the nodes that are rejected for one reason, in phrases.
 
-    `4 kept by reservation 'mlperf' for queue 'production' until …`. A node in two windows counts for the
+    `4 held by reservation 'mlperf' for queue 'production' until …`. A node in two windows counts for the
     first.
     """
     left, parts = screened.by_reason[reason].copy(), []

@@ -57,7 +57,7 @@ class WaitReason(msgspec.Struct, gc=False):
 
     def _make_sentence(self) -> str:
         if self.code == "kept":
-            return f"would fit, but on GPUs kept free: {self._head_phrase}, and should start before this job ends"
+            return f"would fit, but on reserved GPUs: {self._head_phrase}, and should start before this job ends"
         what = f"waits for {describe_needs(self.request)}"
         if self.code == "untried":
             allowed = self.after.turns.limit_to_quota(self.request)

@@ -79,12 +79,12 @@ def describe_closing_window(window: Window) -> str:
     """Describe a window.
 
     >>> describe_closing_window(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
-    "kept by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
+    "held by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
     """
     end = f"until {format_date(window.to_ms)} UTC"
     if window.queue is None:
-        return f"kept free by maintenance {window.name!r} {end}"
-    return f"kept by reservation {window.name!r} for queue {window.queue!r} {end}"
+        return f"held free by maintenance {window.name!r} {end}"
+    return f"held by reservation {window.name!r} for queue {window.queue!r} {end}"
 
 
 def format_date(time_ms: int) -> str:

@@ -32,7 +32,7 @@ LATER = {
     "spares": "spare nodes",
     "power": "power caps",
     "carbon": "carbon windows",
-    "share": "training beside inference",
+    "share": "training together with inference",
 }
 HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices")
 REFUSE = "refuse"
@@ -245,7 +245,7 @@ def _convert_window(table: ReservationTable, kind: str, path: Path, tree: QueueT
     if kind == "reservation" and (table.queue not in tree.row or not table.queue):
         raise refuse((*path, "queue"), f"{table.queue!r} is no queue{suggest_key(table.queue, list(tree.row)[1:])}")
     if kind == "maintenance" and table.queue:
-        raise refuse((*path, "queue"), "maintenance is nobody's: leave the queue out, or write [[reservation]]")
+        raise refuse((*path, "queue"), "maintenance has no queue: leave the queue out, or write [[reservation]]")
     if not table.nodes:
         raise refuse((*path, "nodes"), 'is empty: name nodes, or a domain such as {rack = "r12"}')
     names = table.nodes.values() if isinstance(table.nodes, dict) else table.nodes

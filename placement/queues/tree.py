@@ -283,13 +283,13 @@ def list_unused_settings(tree: QueueTree) -> list[str]:
     """Return the settings of a file that have no effect yet."""
     notes = []
     if tree.policy.claims != TreePolicy().claims:
-        notes.append("claims has no effect: GPUs are kept for the head alone")
+        notes.append("claims has no effect: GPUs are reserved for the head alone")
     if tree.policy.may_preempt:
         notes.append("preempt_gpu_h_per_h has no effect: no running job is stopped yet")
     if any(node.order == "attained" for node in tree.nodes):
         notes.append("order attained is fifo: no running job is stopped yet")
     if any(node.credits for node in tree.nodes):
-        notes.append("credits come first in the order, and protect nobody: no running job is stopped yet")
+        notes.append("credits come first in the order, and protect no job: no running job is stopped yet")
     if any(found.preempts for found in tree.classes.values()):
         notes.append("preempts has no effect: no running job is stopped yet")
     return notes

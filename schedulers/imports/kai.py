@@ -30,7 +30,7 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
     """Make a draft from these files (name → text). Raises ConfigError."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
-    draft.add_note(f"KAI counts past use only if told to: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    draft.add_note(f"KAI counts past use only if configured: half_life_h is {LONGEST_H:.0f}; a week would be 168")
     things = read_queue_things(draft, files, GROUP)
     paths = make_queue_paths(
         check_parents(things, {name: thing.spec.pop_text("parentQueue") for name, thing in things.items()}),

@@ -120,7 +120,7 @@ def _read_gpu_model(draft: Draft, flavor: Thing, spell: Spell) -> str:
     for label in MODEL_LABELS:
         if model := labels.pop_text(label):
             return spell(model)
-    draft.add_note("ResourceFlavors whose node labels tell no GPU model: their quotas count GPUs of any", flavor.name)
+    draft.add_note("ResourceFlavors whose node labels name no GPU model: their quotas count GPUs of any", flavor.name)
     return ""
 
 
@@ -207,7 +207,7 @@ def _set_queue_policy(draft: Draft, found: _KueueObjects, path: str, thing: Thin
     """Import the order and the stop policy of a ClusterQueue. Usual values need no note."""
     spec = thing.spec
     if spec.pop_text("queueingStrategy") == "StrictFIFO":
-        draft.add_note("StrictFIFO: who does not fit lets others of his queue pass here", path)
+        draft.add_note("StrictFIFO: a job that does not fit lets others of its queue pass here", path)
     if (policy := spec.pop_text("stopPolicy", "None")) != "None":
         draft.queues[path].is_closed = True
         draft.add_note("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")

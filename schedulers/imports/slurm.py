@@ -208,7 +208,7 @@ class _QueueTreeBuilder:
         while (own := f"{path}/{name}" if path else name) in self.draft.queues:
             name += "-user"
         if row["share"] == PARENT:
-            self.draft.add_note("share parent of a user beside others with shares: weight 1", own)
+            self.draft.add_note("share parent of a user among others with shares: weight 1", own)
         self.draft.add_note("users that are queues, for their shares or limits differ: requests name them so", own)
         self._fill_queue(self.draft.add_queue(own, DraftQueue(line)), own, line, row)
 

@@ -218,7 +218,7 @@ class _YamlReader:
             line = event.start_mark.line + 1
             if isinstance(event, yaml.AliasEvent):
                 raise SourceLine(self.file, line).make_error(
-                    f"alias *{event.anchor}: aliases are not taken, write it out"
+                    f"alias *{event.anchor}: aliases are not read, write it out"
                 )
             if isinstance(event, yaml.ScalarEvent):
                 null = event.implicit[0] and event.value in ("", "~", "null", "Null", "NULL")

@@ -39,7 +39,7 @@ class Series(NamedTuple):
         if not 0 < self.quantile < 1:
             raise ValueError(f"quantile is {self.quantile!r}: expected one of those in /v1/demand, like 0.9")
         if "all" not in (self.pool, self.queue):
-            raise ValueError(f"pool is {self.pool!r}: leave it out beside queue {self.queue!r}")
+            raise ValueError(f"pool is {self.pool!r}: leave it out if there is queue {self.queue!r}")
         if not 0 <= self.horizon_s < math.inf:
             raise ValueError(f"horizon_s is {self.horizon_s!r}: expected seconds, 0 or more")
         own_class = "inference" if self.target == "request_rate" else "all"

@@ -168,7 +168,7 @@ class Outbox:
 
     def _count_failure(self, why: str) -> bool:
         self._counts = replace(self._counts, failures=self._counts.failures + 1)
-        self._warn_once("failed", "events wait: %s; trying again, at most %d are kept", why[:300], self._most)
+        self._warn_once("failed", "events wait: %s; trying again, at most %d are stored", why[:300], self._most)
         return False
 
     def _warn_once(self, once: str, text: str, *values: object) -> None:

@@ -163,7 +163,7 @@ class Reporter:
         if name in PHASES:
             self.tell("phase", {"name": name, "rank": self.rank})
         elif name:
-            logger.warning("phase %r is not told: expected one of %s", name, ", ".join(PHASES))
+            logger.warning("phase %r is not sent: expected one of %s", name, ", ".join(PHASES))
 
 
 class Step:

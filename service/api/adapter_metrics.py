@@ -11,13 +11,13 @@ from fleetcast.service.adapter_records import AdaptersStatus, AdapterStatus
 COUNTS = {
     "fleetcast_adapter_wishes": "Changes of another system that were due, whether they were written or only observed.",
     "fleetcast_adapter_writes": "Changes that were written.",
-    "fleetcast_adapter_conflicts": "Changes that were left alone, since somebody else had written there.",
+    "fleetcast_adapter_conflicts": "Changes that were not made, since another writer had written there.",
     "fleetcast_adapter_errors": "Changes that were refused, and times that the other system was away.",
 }
 GAUGES = (
     ("fleetcast_adapter_held_back", "Changes that wait for the limit of changes a minute.", "held_back"),
     ("fleetcast_adapter_marked", "Keys of the other system that hold something of ours.", "ours"),
-    ("fleetcast_adapter_withdrawn", "1 while what restricts is taken back.", "withdrawn"),
+    ("fleetcast_adapter_withdrawn", "1 while restrictions are being withdrawn.", "withdrawn"),
 )
 
 

@@ -91,7 +91,7 @@ def _compute_memory_and_power(likely: Needs | None, gpus: float) -> tuple[float 
 
 
 def _explain_unknown(likely: Needs | None, what: str) -> str:
-    return NO_READINGS if likely is None else f"telemetry told no {what} of the {likely.runs} finished jobs like it"
+    return NO_READINGS if likely is None else f"telemetry reported no {what} of the {likely.runs} finished jobs like it"
 
 
 def describe_estimate(start: PlacerEstimate, run: RunTime | None, limit_s: float | None = None) -> str:

@@ -287,7 +287,7 @@ class NamesOfBody:
             why = f"limits.{bound} = {most:,}"
             if bound != NAMES:
                 used, share = self._names.count_used(bound), self._names.compute_share(bound)
-                why += f", {used:,} are taken" if used else ""
+                why += f", {used:,} are used" if used else ""
                 why += f", one caller may have {share:,}" if share < most and used < most else ""
             yield bound, names, why
 

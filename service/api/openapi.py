@@ -17,7 +17,7 @@ REFERENCE = "#/components/schemas/{name}"
 DESCRIPTION = (
     "Forecasts for GPU fleets: node risk, stragglers, demand, placements. Times are Unix milliseconds (_ms), durations "
     "seconds (_s), ratios 0..1. Every body about the fleet says as_of_ms, and the Age header how old that is. Too "
-    "slow a connection is told 408, one too many 503, too large a head 431."
+    "slow a connection gets 408, one too many 503, too large a head 431."
 )
 
 Json = dict[str, Any]  # a part of the document

@@ -53,7 +53,7 @@ class ApiMetrics:
             self.limited.labels(bound)
         self.written = Counter(
             "fleetcast_api_written_samples",
-            "Samples taken by remote write, by the version of its protocol.",
+            "Samples received by remote write, by the version of its protocol.",
             ("version",),
             registry=self.registry,
         )
@@ -80,7 +80,7 @@ class ApiMetrics:
             self.refused_connections.labels(status)
         self.auth_failures = Counter(
             "fleetcast_api_auth_failures",
-            "Callers refused: no token, an unknown one, one of too many (slowed), a certificate of nobody, no scope.",
+            "Callers refused: no token, an unknown one, one of too many (slowed), an unknown certificate, no scope.",
             ("reason",),
             registry=self.registry,
         )
@@ -236,8 +236,8 @@ SOURCE_GAUGES = (
 
 def _add_limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
     """Add the size of each bound on names, and how much of it is used."""
-    most = GaugeMetricFamily("fleetcast_limit", "As many as may be kept, by the bound.", labels=("limit",))
-    used = GaugeMetricFamily("fleetcast_limit_used", "As many as are kept, by the bound.", labels=("limit",))
+    most = GaugeMetricFamily("fleetcast_limit", "The largest number that each bound allows.", labels=("limit",))
+    used = GaugeMetricFamily("fleetcast_limit_used", "The number in use, by bound.", labels=("limit",))
     for bound, row in limits.items():
         most.add_metric((bound,), float(row["most"]))
         used.add_metric((bound,), float(row["used"]))

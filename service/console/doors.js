@@ -8,7 +8,7 @@ const SAYS = { done: "", observed: "would write ", conflict: "left alone ", refu
 /** In which state a writer is: a word for its row. */
 function standing(row) {
   if (text(row.error)) return "fails";
-  if (row.withdrawn) return "taken back";
+  if (row.withdrawn) return "withdrawn";
   if (num(row.board) === null) return "not run yet";
   return text(row.mode) === "write" ? "writes" : "observes";
 }

@@ -20,7 +20,7 @@ function costOf(row) {
 
 function restartOf(row, nowMs) {
   const start = object(row.restart_ms);
-  if (num(start.p50) === null) return `When it would start again is not known: ${text(row.restart_reason) || "nobody says"}.`;
+  if (num(start.p50) === null) return `When it would start again is not known: ${text(row.restart_reason) || "no reason is given"}.`;
   const waits = [start.p50, num(start.p90) ?? start.p50].map((time) => Math.max(0, (time - nowMs) / 1000));
   return waits[1] < 60 ? "It could start again elsewhere at once." : `It would start again elsewhere in ${span(...waits)} (p50–p90), at ${clockTime(start.p50, nowMs)} or later.`;
 }
@@ -59,7 +59,7 @@ export function drainView(open) {
       (item, [, value]) => say(item.lastChild, value),
     );
     const delay = num(body.queue_delay_s);
-    const queue = delay === null ? `What it does to the queue is not known: ${text(body.queue_reason) || "nobody says"}.` : `The queue waits ${duration(delay)} longer.`;
+    const queue = delay === null ? `What it does to the queue is not known: ${text(body.queue_reason) || "no reason is given"}.` : `The queue waits ${duration(delay)} longer.`;
     say(parts.foot, `${queue} As of ${clockTime(num(body.as_of_ms))} UTC; nothing is drained by looking.`);
   };
   const fail = (error) => parts.jobs.children.length === 0 && parts.facts.children.length === 0 && say(parts.line, `Not known now: ${text(error.message) || "no answer"}.`);

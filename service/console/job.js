@@ -40,7 +40,7 @@ function printRows(body, nowMs) {
   const cost = num(body.checkpoint_cost_s) === null ? "" : `, ${duration(body.checkpoint_cost_s)} each (${text(body.checkpoint_cost_basis) || "told"})`;
   return [
     ["Looks like", `${seen ? `${words(seen)}${sure}` : "not known"}${told && told !== seen ? `; submitted as ${words(told)}` : ""}`],
-    ["Iteration", period === null ? `unknown: ${text(body.period_reason) || "nobody says why"}` : `${figure(period)} s, ${basis}`],
+    ["Iteration", period === null ? `unknown: ${text(body.period_reason) || "no reason is given"}` : `${figure(period)} s, ${basis}`],
     ["Phase now", text(body.phase) ? `${words(body.phase)}${num(body.phase_since_ms) === null ? "" : ` since ${clockTime(body.phase_since_ms, nowMs)}`}` : "not known"],
     ["Phase ends", interval(body.phase_ends_ms, nowMs) || "not known"],
     ["Next checkpoint", `${interval(body.next_checkpoint_ms, nowMs) || "not known"}${num(body.checkpoint_every_s) === null ? "" : `; every ${duration(body.checkpoint_every_s)}${text(body.checkpoint_every_basis) === "telemetry" ? " by its pauses in telemetry" : ""}${cost}`}`],
@@ -64,7 +64,7 @@ function expectedRows(expected) {
 /** When telemetry was looked at, if it was; and why it tells nothing, where it does not. */
 function lookedLine(body, nowMs) {
   const looked = num(body.looked_ms) === null ? "" : `Looked at ${clockTime(body.looked_ms, nowMs)} UTC, ${duration(Math.max(0, (nowMs - body.looked_ms) / 1000))} ago.`;
-  const unheard = text(body.unheard_reason) && `Telemetry tells nothing of it: ${text(body.unheard_reason)}.`;
+  const unheard = text(body.unheard_reason) && `Telemetry reports nothing of it: ${text(body.unheard_reason)}.`;
   return [looked, unheard].filter(Boolean).join(" ");
 }
 
@@ -86,7 +86,7 @@ function stragglerLines(body, nowMs) {
   if (body.slow === true) {
     const since = num(body.since_ms) === null ? "" : ` since ${clockTime(body.since_ms, nowMs)}`;
     const steps = num(body.observed_step_s) === null ? "" : ` Steps take ${figure(body.observed_step_s)} s${num(body.expected_step_s) === null ? "" : `, expected ${figure(body.expected_step_s)} s`}${num(body.ratio) === null ? "" : ` (${times(body.ratio)})`}.`;
-    const blame = nobody ? "Nobody in particular holds it back." : `Held back by ${text(who.kind)} ${text(who.name)}${num(who.share) === null ? "" : `, ${percent(who.share)} of the delay`}.`;
+    const blame = nobody ? "No single worker or link holds it back." : `Held back by ${text(who.kind)} ${text(who.name)}${num(who.share) === null ? "" : `, ${percent(who.share)} of the delay`}.`;
     return [`${then}Slow${since}.${steps}`, `${blame} Cause: ${words(body.cause) || "unknown"}. ${sentence(body.sentence)}`];
   }
   if (body.slow === false) return [`${then}Not slow.`, num(body.observed_step_s) === null ? "" : `Steps take ${figure(body.observed_step_s)} s.`];
@@ -150,7 +150,7 @@ export function jobView(acts) {
   };
   /** found: [{job, nodes, sentence}] of those beside it. */
   view.beside = (found) => {
-    say(parts.beside[0], found.length ? "On the network of a node that both use, each beside the other:" : "No other running job has a GPU on its nodes.");
+    say(parts.beside[0], found.length ? "On the network of a node that both use, each next to the other:" : "No other running job has a GPU on its nodes.");
     keyed(
       parts.beside[1],
       found,

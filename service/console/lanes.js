@@ -63,7 +63,7 @@ function signalLane(row, now) {
 function eventLane(events) {
   const entries = rows(events)
     .filter((row) => num(row.time_ms) !== null)
-    .map((row) => ({ ...entry(row.type === "fault" || row.type === "xid" ? "fault" : "event", row, sentence(row.sentence), text(row.source) && `told by ${text(row.source)}`) }));
+    .map((row) => ({ ...entry(row.type === "fault" || row.type === "xid" ? "fault" : "event", row, sentence(row.sentence), text(row.source) && `reported by ${text(row.source)}`) }));
   return { kind: "event", name: "Faults and events", entries };
 }
 
@@ -85,7 +85,7 @@ function jobLane(jobs, endMs) {
     .map((row) => {
       const here = num(row.gpus) === null ? "" : `${count(row.gpus, "GPU")} here`;
       const attempt = num(row.attempt) > 1 ? `attempt ${row.attempt}` : "";
-      const outcome = num(row.ended_ms) === null ? "runs" : OUTCOMES[text(row.outcome)] ?? "ended, nobody told how";
+      const outcome = num(row.ended_ms) === null ? "runs" : OUTCOMES[text(row.outcome)] ?? "ended, reason not reported";
       return { ...entry("job", row, text(row.job), [here, attempt, outcome].filter(Boolean).join(" · ")), failed: row.outcome === "failed" };
     });
   const high = packed(entries, endMs);
@@ -96,7 +96,7 @@ function actionLane(actions, endMs) {
   const entries = rows(actions)
     .filter((row) => num(row.began_ms) !== null)
     .map((row) => ({ ...entry("action", row, ACTS[text(row.code)] ?? words(row.code), sentence(row.sentence)), taken: row.taken === true }));
-  for (const item of entries) item.title = item.taken ? `Taken: ${item.title}` : `Advised: ${item.title}`;
+  for (const item of entries) item.title = item.taken ? `Done: ${item.title}` : `Advised: ${item.title}`;
   return { kind: "action", name: "Actions", entries, high: packed(entries, endMs) };
 }
 
@@ -132,7 +132,7 @@ export function stateOf(view, { nowMs, failed, minutes }) {
     parts.push(`Warming: watched since ${clockTime(view.knownMs, view.endMs)}, ${duration((view.endMs - view.knownMs) / 1000)} of these ${spanned}; what was before is not known.`);
   const dark = view.states.filter((row) => row.state === "unknown");
   const darkS = dark.reduce((sum, row) => sum + (row.ended_ms ?? view.endMs) - Math.max(row.began_ms, view.fromMs), 0) / 1000;
-  if (darkS >= 1) parts.push(`Nobody can tell what was here for ${duration(darkS)} of these ${spanned}.`);
+  if (darkS >= 1) parts.push(`It is unknown what was here for ${duration(darkS)} of these ${spanned}.`);
   if (told(view).length === 0 && darkS < 1) parts.push(`Nothing happened here in these ${spanned}: no signal, no event, no job, no action.`);
   return parts.join(" ");
 }

@@ -10,7 +10,7 @@ const MOST_CELLS = 420; // more nodes than this are drawn on a canvas
 
 const EMPTY = [
   h("p", { class: "big" }, "No node yet"),
-  h("p", {}, "Fleetcast has not heard of any node. Point it at an exporter, no configuration needed:"),
+  h("p", {}, "No node has reported to Fleetcast yet. Point it at an exporter, no configuration needed:"),
   h("pre", {}, "fleetcast run --scrape http://NODE:9400/metrics"),
 ];
 

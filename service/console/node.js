@@ -100,7 +100,7 @@ function unexplained(gpus) {
   return [unknown, promised.length && `${count(promised.length, "GPU")} ${promised.length === 1 ? "is" : "are"} promised to ${requests}`].filter(Boolean).map((line) => `${line}.`).join(" ");
 }
 
-const USES = { unknown: "in use, no job known", window: "kept free for maintenance", reservation: "reserved" };
+const USES = { unknown: "in use, no job known", window: "held free for maintenance", reservation: "reserved" };
 
 function useOf(gpu) {
   return gpu.held_by === "promise" ? `promised to ${text(gpu.request) || "a request"}` : (USES[gpu.held_by] ?? "free");
@@ -150,7 +150,7 @@ function evidence(reason, nowMs) {
 }
 
 function showReasons(root, reasons, nowMs, isKnown) {
-  const none = isKnown ? "Nothing unusual: the probability is what such nodes show on average." : "Nothing is known of it now: no exporter tells of it.";
+  const none = isKnown ? "Nothing unusual: the probability is what such nodes show on average." : "Nothing is known of it now: no exporter reports it.";
   const shown = reasons.length ? reasons : [{ sentence: none, feature: "", entity: "" }];
   keyed(
     root,

@@ -26,8 +26,8 @@ export function start(startMs, nowMs) {
 /** Nobody in this queue; jobs of Slurm or Kubernetes may wait in theirs. */
 function nobody(header) {
   const jobs = num(header.queued_jobs) ?? 0;
-  if (jobs === 0) return "Nobody waits.";
-  return `Nobody waits in this engine's queue; ${count(jobs, "job")} with ${count(num(header.queued_gpus) ?? 0, "GPU")} ${jobs === 1 ? "waits" : "wait"} in others.`;
+  if (jobs === 0) return "No request waits.";
+  return `No request waits in this engine's queue; ${count(jobs, "job")} with ${count(num(header.queued_gpus) ?? 0, "GPU")} ${jobs === 1 ? "waits" : "wait"} in others.`;
 }
 
 export class Queue {

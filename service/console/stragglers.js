@@ -13,7 +13,7 @@ const KIND = { worker: "", link: "link ", stage: "stage ", node: "node " };
 function culprit(row) {
   const who = object(row.culprit);
   const kind = text(who.kind);
-  if (!kind || kind === "nobody") return "nobody stands out";
+  if (!kind || kind === "nobody") return "no member stands out";
   return `${KIND[kind] ?? `${kind} `}${text(who.name)}`;
 }
 

@@ -11,7 +11,7 @@ const STEPS = {
   lent_out: "What its queue may borrow",
   window: "A reservation or maintenance",
   room: "What is short",
-  kept: "What is kept for others",
+  kept: "What is reserved for others",
   untried: "Not looked at in the last pass",
   gone: "Its queue is gone",
   ends: "What would let it start",
@@ -69,7 +69,7 @@ export function whyView(acts, request) {
       }
       action.hidden = true;
       ladder.replaceChildren();
-      facts.replaceChildren("It waits no more: it was placed, refused or taken back. ", h("button", { class: "link", onclick: () => acts.openJob(request) }, "Its job"));
+      facts.replaceChildren("It waits no more: it was placed, refused or withdrawn. ", h("button", { class: "link", onclick: () => acts.openJob(request) }, "Its job"));
       say(starts, "");
     },
   };

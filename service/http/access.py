@@ -253,7 +253,7 @@ class Refusal(Problem):
 def _make_queue_refusal(caller: Caller, scope: Scope | None) -> Refusal:
     """Return the refusal for a caller bound to queues that requests data of other queues."""
     detail = (
-        f"{caller.name} reads of {', '.join(caller.queues)} alone, and this tells of more: "
+        f"{caller.name} reads of {', '.join(caller.queues)} alone, and this answer covers more: "
         "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/jobs or /v1/audit"
     )
     challenge = f'{CHALLENGE}, error="insufficient_scope", scope="{scope or Scope.READ}"'

@@ -65,7 +65,9 @@ class Lease:
                 return
         self.budget.refused()
         if wanted_bytes > self.budget.limit_bytes:
-            detail = f"the body takes {wanted_bytes} bytes, at most {self.budget.limit_bytes} are taken of all together"
+            detail = (
+                f"the body takes {wanted_bytes} bytes, at most {self.budget.limit_bytes} are accepted of all together"
+            )
             raise Problem(413, "too_large", detail, headers=CLOSING)
         detail = f"the bodies of other requests take up the {self.budget.limit_bytes} bytes that there are: try again"
         raise Problem(503, "busy", detail, headers={"retry-after": str(RETRY_AFTER_S), **CLOSING})

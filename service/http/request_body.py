@@ -133,7 +133,7 @@ def make_too_large_problem(what: str, most: int) -> Problem:
 
     The unread rest of the body must not be parsed as the next request.
     """
-    return Problem(413, "too_large", f"the body has {what}, at most {most} are taken", headers=CLOSING)
+    return Problem(413, "too_large", f"the body has {what}, at most {most} are accepted", headers=CLOSING)
 
 
 def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = lambda size_bytes: None) -> bytes:

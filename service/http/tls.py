@@ -178,7 +178,7 @@ def _read_pem_file(label: str, path: str) -> str:
 
 
 def _refuse_passphrase(label: str) -> NoReturn:
-    raise ConfigError(f"{label}: is encrypted, and nobody is here to type its passphrase: decrypt it")
+    raise ConfigError(f"{label}: is encrypted, and no one can type its passphrase here: decrypt it")
 
 
 def make_file_stamp(keys: TlsKeys) -> tuple[Any, ...]:

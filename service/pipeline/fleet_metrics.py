@@ -79,7 +79,7 @@ def _add_fleet_metrics(page: Page, tick: Tick, gpus: Mapping[str, NDArray[np.boo
     )
     page.add_number(
         "gpus_unknown_use",
-        "GPUs among the running ones that telemetry shows at work and that no job event tells of.",
+        "GPUs among the running ones that telemetry shows at work and that no job event names.",
         int((tick.gpu_use == Occupant.UNKNOWN).sum()),
     )
     page.add_gauge(

@@ -25,7 +25,7 @@ NOTHING_GIVEN: Mapping[tuple[str, int], Sequence[RankPlacement]] = {}
 UNKNOWN = (
     "what runs is not known: the snapshots, a part of the inbox and the board are lost, so GPUs that look free may be "
     "in use; stop, put the state folder back from a backup and start, or accept it with `fleetcast state accept` once "
-    "nothing runs that is not told of again"
+    "nothing runs that no source reports again"
 )
 
 

@@ -214,7 +214,7 @@ def _continue_from_board(
         return
     running = None if board is None else read_running_attempts(board)
     saved.occupancy_known = running is not None or state_monitor.is_accepted
-    then = UNKNOWN if running is None else f"the last board tells what runs: {len(running)} attempts"
+    then = UNKNOWN if running is None else f"the last board lists what runs: {len(running)} attempts"
     logger.error("no snapshot can be used, and the inbox does not reach back to its beginning: %s", then)
     state_monitor.record_unknown_occupancy()
     for attempt in running or ():

@@ -104,7 +104,9 @@ def _check_names(sources: Sequence[Source]) -> None:
     """
     for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
         if count > 1:
-            raise ConfigError(f"pipeline.sources: name = {name!r} is taken: expected one of its own for each source")
+            raise ConfigError(
+                f"pipeline.sources: name = {name!r} is used already: expected one of its own for each source"
+            )
 
 
 def _make_write_decoder(config: Config, entities: Entities) -> WriteDecoder:

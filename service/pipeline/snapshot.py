@@ -49,7 +49,7 @@ class OtherVersionError(ValueError):
 
     def __init__(self, version: object) -> None:
         super().__init__(
-            f"it has version {version} and version {SNAPSHOT_VERSION} is read here: samples begin anew, and the inbox "
+            f"it has version {version} and version {SNAPSHOT_VERSION} is read here: samples start empty, and the inbox "
             "is read again as far as it reaches back, like every source that can go back"
         )
 
@@ -198,7 +198,7 @@ def _load_store(folder: Path, config: Config) -> WindowStore:
     try:
         return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)
     except OtherIntervalError as error:
-        logger.warning("%s: samples begin anew, jobs and nodes stay", error)
+        logger.warning("%s: samples start empty, jobs and nodes stay", error)
         return _make_window_store(error.entities, config)
 
 

@@ -199,7 +199,7 @@ class FleetState:
             (row.job, row.attempt): row for row in self.jobs.running() if row.submission is None and row.source == "sdk"
         }
         self._first_seen_ms = {key: self._first_seen_ms.get(key, self._listens_ms) for key in alone}
-        why = f"its training loop told nothing for {SILENT_JOB_MS // 60_000} minutes"
+        why = f"its training loop reported nothing for {SILENT_JOB_MS // 60_000} minutes"
         return [
             Failed(
                 job=row.job,
@@ -223,7 +223,7 @@ class FleetState:
                 self._count_bad_record(error)
                 continue
             if not self.nodes.has_room(event):
-                many = f"{event.node[:80]} is told of by {MAX_SOURCES_PER_NODE} sources already: {event.source[:80]!r}"
+                many = f"{event.node[:80]} is reported by {MAX_SOURCES_PER_NODE} sources already: {event.source[:80]!r}"
                 self._count_bad_record(RecordError("too_many_sources", many))
             elif self.nodes.apply(event) is None:
                 self.counts.duplicates += 1
@@ -294,7 +294,7 @@ class FleetState:
         """
         self.fold.rest(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
         if forgotten := self.jobs.drop_oldest_jobs(MOST_RESTING):
-            logger.warning("forgot %d jobs at rest before their time: at most %d are kept", forgotten, MOST_RESTING)
+            logger.warning("forgot %d jobs at rest before their time: the limit is %d", forgotten, MOST_RESTING)
 
     def count_used_limits(self) -> dict[str, dict[str, int]]:
         """Return limit -> how much of it is in use (`used`), and its maximum (`most`)."""

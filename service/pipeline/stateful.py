@@ -96,7 +96,7 @@ class Parts:
             except UNREADABLE as error:
                 if not self._kinds[name].starts_empty:
                     raise
-                logger.warning("%s of snapshot %s cannot be used (%s) and begins anew", name, folder.name, error)
+                logger.warning("%s of snapshot %s cannot be used (%s) and starts empty", name, folder.name, error)
                 self._made[name] = self._kinds[name].make(*self._made_of)
 
     def shift_times(self, by_ms: int) -> None:

@@ -38,7 +38,7 @@ from fleetcast.service.placer.start_times import StartTimeSampler
 
 MAX_BODY_BYTES = 4_194_304
 NOW = {"age": "0"}  # what the placer tells of itself is as of now
-LIMIT = Param("limit", int, "at most so many rows", 100, least=1, most=1000)
+LIMIT = Param("limit", int, "at most this many rows", 100, least=1, most=1000)
 LAST_CURSOR = 10**15 - 1
 BY_QUEUE = {
     ("GET", path)

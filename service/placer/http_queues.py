@@ -35,7 +35,7 @@ async def put_queues(request: Request, context: PlacerContext, query: Query) -> 
         raise RequestError(f"the file is no text in UTF-8: {error}") from None
     generation = request.headers.get("if-match", "").strip().removeprefix("W/").strip('"')
     if not generation:
-        raise RequestError("If-Match is missing: send the generation that GET /v1/queues told, or *", "If-Match")
+        raise RequestError("If-Match is missing: send the generation that GET /v1/queues returned, or *", "If-Match")
     dry_run = query["dry_run"] == "true"
     change = await context.admin.put_file(text, generation, context.caller(request), dry_run)
     if not dry_run:

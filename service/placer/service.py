@@ -125,7 +125,9 @@ class PlacementService:
         self.queues.find_leaf(request)
         now_ms = self.clock.now_ms()
         before_it = sum(entry.request.priority >= request.priority for entry in self.ledger.list_queue_entries())
-        others = "nobody is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
+        others = (
+            "no request is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
+        )
         decision = self.decisions.make(request, "queued", f"queued: {others} before it", now_ms)
         self.metrics.decisions.labels("queued", "queue").inc()
         return self.ledger.enqueue(request, decision, now_ms, caller)

@@ -64,7 +64,7 @@ CHECK_INTERVAL_S = 0.5  # wall, the least time between two checks
 RETRY_S = 5.0  # wall, after a failure
 SHARE = 0.2  # of the time, at most, that sampling may take
 MOST_FOLLOWED = 1000  # decisions, at a time
-NEWCOMER = "a newcomer, of whom the room is told"
+NEWCOMER = "a newcomer, whose needs are stated"
 MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told when he would start right after them
 
 
@@ -328,7 +328,7 @@ def load_start_record(ledger: Ledger) -> StartRecord:
             found.load(stored)
             return found
         except (LookupError, TypeError, ValueError) as error:
-            logger.warning("the record of start times cannot be read (%r): it begins anew", error)
+            logger.warning("the record of start times cannot be read (%r): it starts empty", error)
     return record
 
 

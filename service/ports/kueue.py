@@ -188,7 +188,7 @@ class KueuePort:
                 if error.status not in (409, 422) or newest.version == workload.version:
                     raise
                 workload = newest
-        raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
+        raise SourceError(f"another writer changes it all the time: {TRIES} tries")
 
 
 def make_answer_patch(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:

@@ -199,7 +199,7 @@ class NodesPort:
                 if error.status not in (409, 422):
                     raise
             node = decode_node_marks(await self._api.get(path))
-        raise SourceError(f"somebody else changes it all the time: {TRIES} tries")
+        raise SourceError(f"another writer changes it all the time: {TRIES} tries")
 
 
 async def _get_path() -> str:

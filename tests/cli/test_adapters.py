@@ -73,7 +73,7 @@ def test_doors_by_grpc_are_listed_where_its_port_is_open(tmp_path: Path) -> None
 
 def test_withdraw_takes_back_without_a_service_and_show_tells_why(config: Path) -> None:
     path = marked(config)
-    assert "is taken back and writes no more" in run("withdraw", "band_file", "--config", config)
+    assert "is withdrawn and writes no more" in run("withdraw", "band_file", "--config", config)
     assert not path.exists()
     assert run("list", "--config", config).splitlines()[-1].endswith("1 written, 0 held back, withdrawn")
     shown = json.loads(run("show", "band_file", "--config", config, "--json"))
@@ -90,7 +90,7 @@ def test_withdraw_all_takes_back_every_writer_and_wants_no_name(config: Path) ->
     row = f'{{use = "band_file", name = "second", options = {{path = "{other}"}}}}'
     config.write_text(text.replace("}}]", f"}}}}, {row}]"))
     other.write_text("n1 high\n")
-    assert run("withdraw", "--all", "--config", config).count("is taken back") == 2
+    assert run("withdraw", "--all", "--config", config).count("is withdrawn") == 2
     assert not path.exists()
     assert not other.exists()
     assert run("withdraw", "--all", "--undo", "--config", config).count("writes again") == 2
@@ -102,7 +102,7 @@ def test_withdraw_says_when_not_all_is_taken_back(config: Path) -> None:
     path = config.with_name("bands")
     path.mkdir()
     output = run("withdraw", "band_file", "--config", config, code=1)
-    assert "band_file is not all taken back yet: " in output
+    assert "band_file is not all withdrawn yet: " in output
     assert "Is a directory" in output
 
 
@@ -113,15 +113,15 @@ def test_withdraw_leaves_it_to_a_service_that_runs(config: Path, monkeypatch: py
         monkeypatch.setattr(adapters, "TAKES_S", 0.0)
         row = AdapterStatus(name="band_file", use="band_file", mode="write", withdrawn=True)
         records.write_status(AdaptersStatus(1, adapters=[row]))  # an earlier withdrawal, undone since
-        assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
+        assert "not all withdrawn" in run("withdraw", "band_file", "--config", config, code=1)
         assert records.is_withdrawn("band_file")
         assert path.exists()
         row.board = 7
         records.write_status(AdaptersStatus(2, adapters=[row]))  # for want of a fresh board
-        assert "not all taken back" in run("withdraw", "band_file", "--config", config, code=1)
+        assert "not all withdrawn" in run("withdraw", "band_file", "--config", config, code=1)
         row.board = None
         records.write_status(AdaptersStatus(3, adapters=[row]))
-        assert "is taken back" in run("withdraw", "band_file", "--config", config)
+        assert "is withdrawn" in run("withdraw", "band_file", "--config", config)
 
 
 def test_what_only_answers_has_nothing_to_take_back_and_strangers_are_named(config: Path) -> None:

@@ -42,7 +42,7 @@ def test_a_head_that_was_kept_is_found_again_or_missed(state: Path) -> None:
     head = json.loads(invoke("--state", state, "--json", "-").stdout)["head"]
     assert head["audit_id"] == 10
     result = invoke("--state", state, "--head", head["hash"])
-    assert "the head that you kept is line 10; 0 came since" in result.stdout
+    assert "the head that you saved is line 10; 0 came since" in result.stdout
     edit(
         state / "ledger.sqlite",
         "DELETE FROM audit WHERE audit_id > 9",

@@ -35,7 +35,7 @@ def test_check_says_what_has_no_effect_yet(queues: Path) -> None:
     text = run("queues", "check", queues)
     assert "fine" in text
     assert "2 queues, 1 of them take requests" in text
-    assert "protect nobody" in text
+    assert "protect no job" in text
 
 
 def test_check_refuses_with_line_and_fix(queues: Path) -> None:

@@ -142,5 +142,5 @@ def test_a_buffer_is_of_a_queue_or_of_a_pool_of_machines() -> None:
     )
     assert (of_queue.queue, of_queue.pool, of_queue.owner_text) == ("serve", "all", "queue serve")
     assert (of_pool.queue, of_pool.pool, of_pool.owner_text) == ("all", "h100", "pool h100")
-    with pytest.raises(RequestError, match=r"leave it out beside fleetcast.io/queue = 'serve'"):
+    with pytest.raises(RequestError, match=r"leave it out if there is fleetcast.io/queue = 'serve'"):
         read_annotations(size | {"fleetcast.io/queue": "serve", "fleetcast.io/pool": "h100"})

@@ -196,5 +196,5 @@ def test_a_trigger_is_of_a_queue_or_of_a_pool_of_machines() -> None:
     base = {"target": "wanted", "targetPerReplica": "8"}
     assert read_trigger(base | {"pool": "h100"}).series == ("all", "all", "all", "wanted", "h100")
     assert read_trigger(base | {"queue": "train"}).series == ("train", "all", "all", "wanted", "all")
-    with pytest.raises(RequestError, match="pool = 'h100': leave it out beside queue = 'train'"):
+    with pytest.raises(RequestError, match="pool = 'h100': leave it out if there is queue = 'train'"):
         read_trigger(base | {"queue": "train", "pool": "h100"})

@@ -122,7 +122,7 @@ def _actions(scene: Scene, row: int, began_ms: int | None, now_ms: int, from_ms:
         action = scene.action(row)
         rows.append({**action, "began_ms": began_ms, "ended_ms": None, "taken": False})
     if scene.marked.get(row) == "drained":
-        said = "Taken out of service by admin: fan"
+        said = "Removed from service by admin: fan"
         rows.append(
             {"code": "drained", "sentence": said, "began_ms": now_ms - 900_000, "ended_ms": None, "taken": True}
         )

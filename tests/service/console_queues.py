@@ -21,7 +21,7 @@ def queues(scene: Scene) -> dict[str, Any]:
         _row("urgent", None, 1, 0, 64, running=0, **{"class": "urgent"}, wait_s=None),
         _row("vision", None, 40, 190, 400, lent={"gpu": 210.0}, banked=3_600_000.0, wait_s={"p50": 0, "p90": 0}),
     ]
-    capacity, notes = {"gpu": 1064.0, "H100": 1064.0}, ["credits come first in the order, and protect nobody"]
+    capacity, notes = {"gpu": 1064.0, "H100": 1064.0}, ["credits come first in the order, and protect no job"]
     return {"as_of_ms": scene.now_ms(), "generation": "5d1f0c2b9a3e4f60", "rows": rows, "capacity": capacity,
             "notes": notes, "refused": ""}  # fmt: skip
 

@@ -224,8 +224,8 @@ def test_a_status_that_cannot_be_read_is_none(tmp_path: Path) -> None:
         ),
         ([{"use": "lamp"}], r"adapters.adapter\[0\] lamp: adapters.adapter.use \(built in: band_file, .*\): 'lamp'"),
         ([{"use": "band_file", "name": "../x", "options": {"path": "x"}}], r"adapter\[0\].name = '../x'"),
-        ([{"use": "band_file", "name": "kube", "options": {"path": "x"}}], "name = 'kube': taken already"),
-        ([{"use": "band_file", "options": {"path": "x"}}] * 2, r"adapters.adapter\[1\].name = 'band_file': taken"),
+        ([{"use": "band_file", "name": "kube", "options": {"path": "x"}}], "name = 'kube': used already"),
+        ([{"use": "band_file", "options": {"path": "x"}}] * 2, r"adapters.adapter\[1\].name = 'band_file': used"),
     ],
 )
 def test_a_wrong_row_is_named(rows: list[dict[str, Any]], says: str) -> None:

@@ -19,7 +19,7 @@ Array = NDArray[np.float64]
 HOUR_S = 3600
 MOST_ROWS = 4000
 PLOTTED, LISTED, POINTS = 3, 20, 200
-WORDS = {"same": "the same", "drifted": "drifted", "too_few": "too few to tell"}
+WORDS = {"same": "the same", "drifted": "drifted", "too_few": "too few rows"}
 # A place in time is no property of a fleet.
 CLOCKS = frozenset({"target_hour", "target_weekday", "hour", "weekday", "ahead_h"})
 

@@ -47,7 +47,7 @@ def format_moment(time_ms: int) -> str:
 
 def _render_verdict(card: Card) -> str:
     if card.gate is None:
-        said = "Nobody has judged it against a baseline."
+        said = "It has not been compared with a baseline."
     else:
         gate = card.gate
         said = (

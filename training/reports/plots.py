@@ -243,12 +243,12 @@ def draw_reliability(points: Sequence[tuple[float, float, float, float]], label:
     most = 1.08 * max(float(predicted.max()), float(high.max()), 1e-6)
     with open_canvas(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
-        axes.plot([0, most], [0, most], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as told")
+        axes.plot([0, most], [0, most], color=SOFT, linewidth=1.0, linestyle=(0, (1, 2)), label="as predicted")
         bars = (observed - low, high - observed)
         axes.errorbar(predicted, observed, bars, fmt="o", color=OURS_INK, markersize=4, linewidth=1.0, label="ours")
         axes.set_xlim(0, most)
         axes.set_ylim(0, most)
-        axes.set_xlabel("probability told")
+        axes.set_xlabel("predicted probability")
         axes.set_ylabel("share that failed")
         axes.grid(visible=True, axis="both")
         axes.legend(loc="upper left", fontsize=8, handlelength=1.6, borderpad=0.1)

@@ -35,10 +35,10 @@ from fleetcast.training.reports.plots import draw_bars, draw_calibration, draw_c
 from fleetcast.training.reports.results import ResultRow, Results
 
 TITLES = {
-    "demand": "Demand forecasts beside their baselines",
-    "duration": "Run times and remaining times beside their baselines",
-    "start": "Start times beside their baselines",
-    "risk": "Node risk beside its baselines",
+    "demand": "Demand forecasts compared with their baselines",
+    "duration": "Run times and remaining times compared with their baselines",
+    "start": "Start times compared with their baselines",
+    "risk": "Node risk compared with its baselines",
 }
 NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9}
 FAR_OFF = 0.03
@@ -310,7 +310,7 @@ def _render_risk(results: Results) -> Iterator[str]:
             points = measure_reliability(results.predictions, dataset, horizon)
             if points:
                 svg = draw_reliability(points, f"{dataset}: reliability within {format_lead(horizon)}")
-                note = "Tenths of the node-days by probability; on the dotted line faults come as often as told."
+                note = "Tenths of the node-days by probability; on the dotted line faults come as often as predicted."
                 inner.append(
                     render_panel(svg, f"Is the probability within {format_lead(horizon)} true?", note, "small")
                 )
@@ -318,7 +318,7 @@ def _render_risk(results: Results) -> Iterator[str]:
         for row in rows:
             if row.metric == "first_fault_share":
                 share = f"{row.value or 0.0:.0%}".replace("%", " %")
-                said = f"{share} of the {row.n} faults judged hit a node that never had one: no history tells of those."
+                said = f"{share} of the {row.n} faults judged hit a node that never had one: no history predicts those."
                 inner.append(render_panel("", said))
         yield render_section(dataset, render_panel_grid(inner))
 

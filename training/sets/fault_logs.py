@@ -55,7 +55,7 @@ def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
             skipped[str(error)] += 1
             continue
         if key in faults:
-            skipped["told twice"] += 1
+            skipped["reported twice"] += 1
             fault = float(np.fmax(fault[0], faults[key][0])), fault[1] or faults[key][1]
         faults[key] = fault
     if not faults:

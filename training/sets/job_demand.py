@@ -131,7 +131,7 @@ def read_job_demand(name: str, train: Path, test: Path | None, say: Say) -> JobD
         return None
     jobs = _join_jobs(found)
     if np.isfinite(jobs.start_s).mean() < MOST_KNOWN:
-        say(f"skipped {name}: most of its starts are unknown, so it tells run times alone")
+        say(f"skipped {name}: most of its starts are unknown, so it shows run times alone")
         return None
     good = _find_usable_jobs(jobs)
     if bad := int((~good).sum()):

@@ -177,7 +177,7 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
     rows = pd.DataFrame({name: getattr(table, name) for name in ("job", "submit_s", "start_s", "run_s", "gpus")})
     twice = rows.duplicated().to_numpy() & (table.job != "")
     if twice.any():
-        skipped["told twice"] += int(twice.sum())
+        skipped["reported twice"] += int(twice.sum())
     table = table.select_rows(~twice)
     return table.select_rows(np.argsort(table.submit_s, kind="stable")), skipped
 

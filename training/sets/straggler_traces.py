@@ -49,7 +49,7 @@ def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generato
     """Add the rows of one trace. A trace whose truth is unknown is skipped."""
     table = Table(results, f"straggler_bytedance/{trace.name}", "worker")
     if trace.answers is None:
-        results.skipped.append(f"{table.dataset}: no result-{trace.name}.json tells who was slow")
+        results.skipped.append(f"{table.dataset}: no result-{trace.name}.json says who was slow")
         return
     try:
         attribution = attribute_slowdown(trace.seconds, trace.order, trace.transfer_s)

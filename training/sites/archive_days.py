@@ -47,7 +47,7 @@ def read_days(
     if topology is None:
         topology = Topology.build([NodeSpec(name) for name in list_node_names(files, span)])
     if not len(topology):
-        raise FleetcastError(f"{files.url}: no node tells of itself and no event names one")
+        raise FleetcastError(f"{files.url}: no node reports and no event names one")
     return asyncio.run(_replay_archive(files, span, topology, say))
 
 

@@ -107,7 +107,9 @@ def read_history(
         first = next((events[0].time_ms for _, events in _read_days(files, ALL_TIME, {}) if events), None)
         if first is not None:
             raise FleetcastError(f"{files.url}: no job events before --until; the first is at {format_moment(first)}")
-        raise FleetcastError(f"{files.url}: no job events there; name the archive of a Fleetcast that is told of jobs")
+        raise FleetcastError(
+            f"{files.url}: no job events there; name the archive of a Fleetcast that receives job events"
+        )
     while (left := newest // bin_ms - end_bin) > 0:
         parts.append(_read_window(replay.fold.demand, end_bin, min(left, BINS[bin_s]), bin_s))
         end_bin += min(left, BINS[bin_s])

@@ -97,7 +97,7 @@ def _make_advice(as_of_ms: int, model: str, facts: CheckpointFacts, rate: float 
         every_s=every_s,
         ettr_now=None,
         restart_s=RESTART_S,
-        sentence="Nobody told what a checkpoint of it takes." if rate else "It holds no nodes now.",
+        sentence="No event reports what a checkpoint of it takes." if rate else "It holds no nodes now.",
     )
     if not cost_s or not rate:
         return found

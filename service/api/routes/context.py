@@ -63,5 +63,5 @@ class Context:
 
 def _require_open_writer(writer: InboxWriter | None) -> InboxWriter:
     if writer is None:
-        raise SourceError("the inbox is not open; nothing was kept", retry_after_s=1.0)
+        raise SourceError("the inbox is not open; nothing was stored", retry_after_s=1.0)
     return writer

@@ -113,7 +113,7 @@ def choose_demand_scope(queue: str | None, pool: str | None) -> dict[str, str]:
     if queue is None and pool is None:
         return {}
     if queue not in (None, "all") and pool not in (None, "all"):
-        raise make_unprocessable_problem("pool", pool, "no pool beside a queue: set `queue` or `pool`")
+        raise make_unprocessable_problem("pool", pool, "a queue excludes a pool: set `queue` or `pool`")
     return {"queue": queue or "all", "pool": pool or "all"}
 
 

@@ -15,7 +15,7 @@ from fleetcast.service.answers.adapters import AdapterDetails, Adapters
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.http.table import JSON, NO_STORE, Param, Query, Row, encode
 
-LIMIT = Param("limit", int, "So many writes.", 20, least=0, most=1000)
+LIMIT = Param("limit", int, "At most this many writes.", 20, least=0, most=1000)
 AS_OF_MS = 1760000000000
 WRITE = {
     "time_ms": 1759999990000,

@@ -238,14 +238,14 @@ def _describe_effects(name: str, about: PoolCounts, jobs: list[HitJob], others: 
     if jobs:
         total = sum(job.gpus for job in jobs)
         whose = f"{len(jobs)} job{'s' if len(jobs) > 1 else ''} with {format_gpu_count(total)}"
-        beside = f" Beside them: {others}." if others else ""
+        beside = f" Next to them: {others}." if others else ""
         return f"Draining {name} now interrupts {whose}, {lost} and {left}.{beside}"
     if others:
         return f"{others[0].upper()}{others[1:]}: draining {name} would interrupt that, {lost} and {left}."
     if window:
-        return f"Nothing runs here, and the node is {window}: draining {name} interrupts nobody, {lost} and {left}."
+        return f"Nothing runs here, and the node is {window}: draining {name} interrupts no job, {lost} and {left}."
     return (
-        f"Nothing runs here: draining {name} interrupts nobody, takes {format_gpu_count(about.gpus_lost)} and {left}."
+        f"Nothing runs here: draining {name} interrupts no job, takes {format_gpu_count(about.gpus_lost)} and {left}."
     )
 
 

@@ -160,7 +160,7 @@ async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None
     try:
         await asyncio.to_thread(mark_refused_starts, context.config.folder, held)
     except OSError as error:
-        raise SourceError(f"cannot mark refused starts: {error.strerror or error}; nothing was kept") from None
+        raise SourceError(f"cannot mark refused starts: {error.strerror or error}; nothing was stored") from None
     logger.warning("%d starts of placed jobs were refused: %s", len(held), ", ".join(held[:5]))
 
 
@@ -172,7 +172,7 @@ def _make_all_refused_problem(body: EventsAnswer) -> Problem:
     """
     count = len(body.rejected)
     what = "the record was" if count == 1 else f"all {count:,} records were"
-    detail = f"{what} refused, nothing was kept; {'it' if count == 1 else 'the first'}: {body.rejected[0].reason}"
+    detail = f"{what} refused, nothing was stored; {'it' if count == 1 else 'the first'}: {body.rejected[0].reason}"
     return Problem(422, "all_refused", detail, extra=msgspec.to_builtins(body))
 
 
@@ -184,7 +184,7 @@ def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAns
         reasons.append(f"{why}: {count:,} new {'name was' if count == 1 else 'names were'} refused")
     context.metrics.events.labels("limited").inc(names.records)
     wait_s = max(1, round(context.clock.wall_s(names.compute_retry_s())))
-    detail = "; ".join(reasons) + f"; of all others everything was kept: send the whole body again after {wait_s} s"
+    detail = "; ".join(reasons) + f"; everything of all others was stored: send the whole body again after {wait_s} s"
     extra = {"limits": dict(names.refused), **structs.asdict(body)}
     return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)
 

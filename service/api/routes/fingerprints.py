@@ -115,7 +115,7 @@ ROWS = (
                     "p50": 2.1e10,
                     "p90": 4.2e10,
                     "capacity": None,
-                    "capacity_reason": "nothing tells how fast the store writes",
+                    "capacity_reason": "no setting states how fast the store writes",
                     "jobs": 7,
                 }
             ],

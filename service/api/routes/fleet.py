@@ -174,7 +174,7 @@ ROWS = (
         "GET",
         "/v1/models",
         answer_fitted_models,
-        "Fitted models that serve: version, age, record beside the card, and what asks for a new fit",
+        "Fitted models that serve: version, age, record compared with the card, and what asks for a new fit",
         "fleet",
         answer=FittedModels,
         problems=(422, 503),

@@ -130,7 +130,7 @@ async def answer_interference(request: Request, context: Context, query: Query) 
     cache, board = context.cache, context.cache.get_board()
     if asked.others and asked.share in ON_GPU:
         raise make_unprocessable_problem(
-            "others", len(asked.others), "none on a GPU: more than two are told of on a link only"
+            "others", len(asked.others), "none on a GPU: more than two are reported on a link only"
         )
     shares: dict[str, LearntCoRuns] = cache.get_document(board, SECTION, dict[str, LearntCoRuns])
     known = CoRunTables.from_board(board)
@@ -174,7 +174,7 @@ def _make_interference(pair_speeds: Speeds, share: str, now: dict[str, ActiveCoR
         if not known:
             reasons[name] = _explain_unknown(share, any(pair_speeds.known))
     if share not in ON_GPU and pair_speeds.fit is None:
-        reasons["compatibility"] = "needs steps of every job that tell how much of them is communication"
+        reasons["compatibility"] = "needs steps of every job that report how much of them is communication"
     elif pair_speeds.fit is not None and pair_speeds.fit.shifts_s is None:
         reasons["shifts_s"] = "the steps of these jobs drift against each other, so no shift stays"
     return Interference(
@@ -202,18 +202,18 @@ def _explain_unknown(share: str, other_known: bool) -> str:
     If the other job is known, also say what is assumed about this one.
     """
     if share not in ON_GPU:
-        why = "no steps of it, or of its like, told of their communication"
+        why = "no steps of it, or of its like, reported their communication"
         so = ""
     else:
         why = "it, or its like, was not seen alone for a minute"
-        so = ": it is taken to use all there is" if share == "gpu" else ""
+        so = ": it is assumed to use all there is" if share == "gpu" else ""
     return why + (so if other_known else "")
 
 
 def _describe_slow_jobs(now: dict[str, ActiveCoRun]) -> str:
     """Return a sentence for each of the two jobs that now runs slower than its lower bound."""
     return "".join(
-        f" {who} runs beside it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
+        f" {who} runs next to it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
         for who, row in now.items()
         if row.slower and row.lower_90 is not None
     )
@@ -287,9 +287,9 @@ def _format_verdict(ok: bool | None, rows: list[IsolationCheck], heard: bool) ->
     hidden = [row for row in rows if row.ok is None]
     names = ", ".join(row.field for row in hidden)
     if hidden and not heard:
-        return f"Nothing was heard of this GPU, so nobody can tell {names}."
+        return f"This GPU sent no telemetry, so {names} cannot be known."
     if hidden:
-        return f"Nobody can tell {names}: {'; '.join(dict.fromkeys(row.reason or '' for row in hidden))}."
+        return f"Unknown: {names}: {'; '.join(dict.fromkeys(row.reason or '' for row in hidden))}."
     if any(row.field in LIMITS for row in rows):
         return "Nothing says otherwise now; of limits only their use is seen."
     return "All that is expected is in force."
@@ -347,7 +347,7 @@ ROWS = (
                     "observed": "9.5 GiB, 9.5 GiB",
                     "ok": True,
                     "as_of_ms": 1760000000000,
-                    "reason": "by the memory of its instances: telemetry does not tell their slices",
+                    "reason": "by the memory of its instances: telemetry does not report their slices",
                 },
                 {
                     "field": "pcie_link_gen",

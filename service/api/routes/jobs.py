@@ -32,7 +32,7 @@ GIVEN_AGAIN = re.compile(
     r".*[0-9]@[0-9]{9,11}"
 )  # a number of Slurm and a submission: see `fleetcast.ingest.slurm.job_numbers`
 OVER = "it is over"
-NO_ESTIMATE = "nothing was known of jobs like it when it came; of one that came just now it is told within seconds"
+NO_ESTIMATE = "nothing was known of jobs like it when it came; of one that came just now it is known within seconds"
 decode_row = msgspec.json.Decoder(JobRow).decode
 LIST_PARAMS = (
     Param("state", str, "only jobs in this state", choices=STATES),
@@ -163,7 +163,7 @@ async def _read_archived_job(context: Context, name: str) -> Object:
     row = make_job_row(attempt, context.clock.now_ms(), {}, slow=False)
     reasons = _explain_null_fields(attempt.state if attempt.over_ms is not None else "ended")
     if attempt.over_ms is None:
-        reasons["ended_ms"] = f"nobody told of its end, or the archive has it not yet{_describe_search_range(found)}"
+        reasons["ended_ms"] = f"no event reports its end, or the archive has it not yet{_describe_search_range(found)}"
     detail: Object = msgspec.to_builtins(make_job_detail(attempt))
     detail.pop("asks", None)
     return {**msgspec.to_builtins(row), **detail, "start_ms": None, "source": "archive", "reasons": reasons}
@@ -196,7 +196,7 @@ def _explain_null_fields(state: str) -> dict[str, str]:
         case "running":
             return {"run_s": NO_ESTIMATE, "remaining_s": NO_RUNS, "start_ms": "it has started"}
         case _:
-            return {"run_s": "nothing was told before it was over", "remaining_s": OVER, "start_ms": OVER}
+            return {"run_s": "nothing was predicted before it was over", "remaining_s": OVER, "start_ms": OVER}
 
 
 async def estimate_similar_start(
@@ -207,7 +207,7 @@ async def estimate_similar_start(
     asks: the keys with which the job was submitted. more: further keys.
     """
     if not isinstance(asks, dict) or not asks:
-        return PlacerEstimate(None, "nobody told what it asks for")
+        return PlacerEstimate(None, "no event reports what it asks for")
     like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
     return parse_start(await ask_placer(request, context, encode(like)))
 

@@ -23,7 +23,7 @@ from fleetcast.service.pipeline.node_past import HORIZONS_S, SECTION, PastSpan, 
 
 DAY_MINUTES = 1440
 WORDS = {
-    "drain": "taken out of service",
+    "drain": "removed from service",
     "undrain": "put back into service",
     "lost": "reported lost",
     "returned": "back again",
@@ -99,7 +99,7 @@ class JobStay(msgspec.Struct):
 class ActionSpan(msgspec.Struct):
     """The time for which an action was advised or taken.
 
-    `taken`: the node was taken out of service. Otherwise this was only advised.
+    `taken`: the node was removed from service. Otherwise this was only advised.
     """
 
     code: str
@@ -234,7 +234,7 @@ def _make_drain_spans(events: Sequence[NodeEvent]) -> list[ActionSpan]:
         elif event.type == "drain" and not is_open:
             why = f": {escape_unprintable(event.message)}" if event.message else ""
             spans.append(
-                ActionSpan("drained", f"Taken out of service by {event.source}{why}", event.time_ms, None, True)
+                ActionSpan("drained", f"Removed from service by {event.source}{why}", event.time_ms, None, True)
             )
     return spans
 

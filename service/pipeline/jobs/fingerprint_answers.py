@@ -27,8 +27,8 @@ Array = NDArray[np.float64]
 
 STEPS = 64
 LONGEST_CHECKPOINT = 0.2  # of the time between two: a job that pauses for longer does something else
-UNHEARD = "none of its GPUs was heard of here"
-TIMELESS = "its steps take 0 s, as they are told; in telemetry: "
+UNHEARD = "none of its GPUs reports here"
+TIMELESS = "its steps are reported to take 0 s; in telemetry: "
 NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 
@@ -79,7 +79,7 @@ class JobCopy:
         if self.window is None or not self.window.reporting_gpus:
             return UNHEARD
         many = f"{self.window.reporting_gpus} of its {self.window.gpus} GPUs"
-        return "" if self.window.is_representative else f"only {many} are heard of here: that is not the job"
+        return "" if self.window.is_representative else f"only {many} report here: that is not the whole job"
 
 
 @dataclass(frozen=True, slots=True)

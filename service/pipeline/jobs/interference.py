@@ -223,7 +223,9 @@ def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None)
     unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
     if not unexplained or going is None or not going["slower"]:
         return {}
-    beside = f"beside {going['beside']} on the same {going['share']} it runs at {going['speed']:.0%} of its speed alone"
+    beside = (
+        f"next to {going['beside']} on the same {going['share']} it runs at {going['speed']:.0%} of its speed alone"
+    )
     more = f"{beside}, where {going['lower_90']:.0%} and more was expected"
     return {"cause": "interference", "sentence": f"{score['sentence']}; {more}"}
 

@@ -57,7 +57,7 @@ TELLS = {
 }
 LIMITS = tuple(field for field in TELLS if "_max" in field)
 BELOW = "its use lies below now; whether anything would hold it there is not seen"
-MEMORY_ONLY = "by the memory of its instances: telemetry does not tell their slices"
+MEMORY_ONLY = "by the memory of its instances: telemetry does not report their slices"
 
 
 class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -175,9 +175,9 @@ def _explain_result(field: str, ok: bool | None, sight: ObservedGpu) -> str | No
     Returns None if the answer needs no explanation.
     """
     if ok is None and field == "jobs" and sight.somewhere:
-        return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would tell"
+        return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would show it"
     if ok is None:
-        return f"not seen: {TELLS[field]} would tell"
+        return f"not seen: {TELLS[field]} would show it"
     if ok and field == "mig_profile":
         return MEMORY_ONLY
     return BELOW if ok and field in LIMITS else None

@@ -337,7 +337,7 @@ def make_run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> 
     page = Page()
     page.add_gauge(
         "duration_coverage_ratio",
-        f"Share of the last runs (up to {record.outcomes.maxlen}) that lasted no longer than told at their submission.",
+        f"Share of the last runs (up to {record.outcomes.maxlen}) that lasted no longer than predicted at submission.",
         [({"bound": bound}, share) for bound, share in record.compute_coverage().items()],
     )
     page.add_number("duration_scored_runs", "Runs that this coverage is of.", len(record.outcomes))

@@ -13,13 +13,13 @@ CARD = Card(kind="demand", version="0003", created_ms=0, made_by="a test", seed=
 def test_a_version_without_matured_forecasts_is_not_called_fine() -> None:
     drift = judge_drift(CARD, RecentAccuracy(n=12), 0)
     assert _explain_serving(drift, 1) == (
-        "demand 0003 need not be fitted anew: its age is within its limit; 12 of its forecasts have matured, its "
+        "demand 0003 need not be fitted again: its age is within its limit; 12 of its forecasts have matured, its "
         "errors are judged from 200 on; features that drifted ask for nothing by themselves"
     )
     drift = judge_drift(CARD, RecentAccuracy(0.8, 0.9, 400), 0)
     assert (
         _explain_serving(drift, 0)
-        == "demand 0003 need not be fitted anew: its errors and its age are within their limits"
+        == "demand 0003 need not be fitted again: its errors and its age are within their limits"
     )
 
 
@@ -31,4 +31,4 @@ def test_a_set_says_what_drifted_and_what_cannot_be_told() -> None:
         FeatureDrift("venus running", compare_features(("a", "b"), before, now), ("a", "b"), before, now)
     )
     assert said.startswith("1 of 2 features drifted: a (PSI ")
-    assert said.endswith("; of 1 too few to tell (as few as 7 independent rows): their PSI may be chance")
+    assert said.endswith("; of 1 too few rows to say (as few as 7 independent rows): their PSI may be chance")

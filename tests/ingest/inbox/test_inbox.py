@@ -355,7 +355,7 @@ def test_a_folder_that_cannot_be_written_refuses_records_until_it_can(tmp_path: 
 
     async def run() -> None:
         writer = InboxWriter(folder, "api")
-        with pytest.raises(SourceError, match="nothing was kept"):
+        with pytest.raises(SourceError, match="nothing was stored"):
             await writer.append([record(1)], NOW_MS)
         folder.unlink()
         await writer.append([record(2)], NOW_MS)

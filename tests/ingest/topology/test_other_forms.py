@@ -118,7 +118,7 @@ def test_blocks_and_several_topologies_are_read_the_default_first() -> None:
             "switch 's' of 'a' needs either nodes",
         ),
         ("- topology: a\n  tree: {switches: [{switch: s, children: t}]}\n", "names 't', which no line defines"),
-        ("- topology: a\n   tree: b\n", "taken for YAML: "),
+        ("- topology: a\n   tree: b\n", "read as YAML: "),
     ],
 )
 def test_a_wrong_topology_yaml_is_refused_with_the_place(text: str, says: str) -> None:
@@ -180,9 +180,9 @@ def test_two_hosts_have_the_wiring_that_each_has_alone() -> None:
         ('{"apiVersion": "v1", "kind": "ConfigMap", "data": {}}', "it holds a Kubernetes 'ConfigMap', expected nodes"),
         ('{"nodes": [{"name": "n1", "gres": "gpu:8"}], "errors": []}', "it looks like Slurm's nodes as JSON"),
         ('{"meta": {}, "jobs": [], "warnings": []}', "it looks like Slurm's jobs as JSON"),
-        ("sinfo:\n- node: {}\nmeta: {}\n", "it looks like `sinfo --json`|taken for YAML: expected Slurm's"),
-        ("hello world\n", "taken for our TOML: not valid TOML: .*; read are our TOML, Slurm's topology.conf"),
-        ("name: fleet\nnodes: [n1]\n", "taken for YAML: expected Slurm's topology.yaml"),
+        ("sinfo:\n- node: {}\nmeta: {}\n", "it looks like `sinfo --json`|read as YAML: expected Slurm's"),
+        ("hello world\n", "read as our TOML: not valid TOML: .*; read are our TOML, Slurm's topology.conf"),
+        ("name: fleet\nnodes: [n1]\n", "read as YAML: expected Slurm's topology.yaml"),
         ('[[rack]]\nname = "r"\nnodes = "n1"\ngpu = 8\n', "line 4: rack.0..gpu: no such key; did you mean gpus"),
     ],
 )

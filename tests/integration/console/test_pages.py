@@ -81,7 +81,7 @@ def test_arrow_keys_go_through_time_and_lanes_and_the_sentence_is_said(open_cons
     assert readout.get_attribute("aria-live") == "polite"
     page.locator(".plot").focus()
     page.keyboard.press("End")
-    expect(readout).to_contain_text("XID 63: row remapping pending (told by kernel-log)")
+    expect(readout).to_contain_text("XID 63: row remapping pending (reported by kernel-log)")
     page.keyboard.press("ArrowDown")
     expect(readout).to_contain_text(JOB)
     expect(page.locator(".plot .pointed")).to_have_count(1)
@@ -165,7 +165,7 @@ def test_of_a_job_that_nobody_looked_at_nothing_is_claimed(open_console: Opener)
     body = open_page(open_console, f"job={JOB}", override={f"/v1/jobs/{JOB}/fingerprint": unseen}).page.locator(
         "#drawer"
     )
-    expect(body).to_contain_text(f"Telemetry tells nothing of it: {why}.")
+    expect(body).to_contain_text(f"Telemetry reports nothing of it: {why}.")
     expect(body.locator("div", has_text="Looks like").last).to_have_text("Looks likenot known; submitted as training")
     expect(body).not_to_contain_text("Looked at")
 

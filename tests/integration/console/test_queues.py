@@ -36,7 +36,7 @@ def test_the_tree_shows_what_each_queue_is_owed_and_holds(open_console: Opener) 
     expect(shown.nth(6)).to_contain_text("190 of 400 GPUs, lends 210")
     expect(shown.nth(6)).to_contain_text("placed at once · 1,000 GPU-hours in the bank")
     expect(page.locator("#queues-sub")).to_have_text("7 queues share 1,064 GPUs")
-    expect(page.locator("#queues-foot")).to_contain_text("Credits come first in the order, and protect nobody")
+    expect(page.locator("#queues-foot")).to_contain_text("Credits come first in the order, and protect no job")
     indent = [
         float(name.evaluate("item => parseFloat(item.style.paddingLeft)"))
         for name in page.locator("#queues .name").all()

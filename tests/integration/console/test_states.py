@@ -67,7 +67,7 @@ def test_warming_says_how_much_history_there_is(open_console: Opener) -> None:
 def test_an_empty_fleet_is_told_how_to_begin(open_console: Opener) -> None:
     page = open_console(Scene(state="empty", drift=False)).page
     expect(page.locator("#map")).to_contain_text("fleetcast run --scrape")
-    expect(page.locator("#queue-foot")).to_have_text("Nobody waits.")
+    expect(page.locator("#queue-foot")).to_have_text("No request waits.")
     expect(page.locator("#health")).to_have_text("No node yet")
 
 
@@ -100,7 +100,7 @@ def elsewhere(open_console: Opener, opens_s: tuple[int, int, int] | None, senten
 
 def test_room_for_jobs_that_wait_elsewhere_is_the_answer_of_the_queue(open_console: Opener) -> None:
     page = elsewhere(open_console, (600, 1800, 3600), "room in 30 min (p90 60 min), once the 15 requests have started")
-    waits = "Nobody waits in this engine's queue; 15 jobs with 1,920 GPUs wait in others."
+    waits = "No request waits in this engine's queue; 15 jobs with 1,920 GPUs wait in others."
     expect(page.locator("#queue-foot")).to_have_text(waits)
     expect(page.locator("#room")).to_have_text(re.compile(r"^In 30–60\smin$"))
     expect(page.locator("#room-detail")).to_have_text(
@@ -213,7 +213,7 @@ def test_documents_that_are_no_objects_break_nothing(open_console: Opener) -> No
     paths = ("fleet", "risk/nodes", "demand", "demand/record", "queue", "jobs", "placements", "ingestion")
     page = open_console(override={f"/v1/{path}": [1, "x"] for path in paths}).page
     expect(page.locator("#map")).to_contain_text("No node yet")
-    expect(page.locator("#queue-foot")).to_have_text("Nobody waits.")
+    expect(page.locator("#queue-foot")).to_have_text("No request waits.")
 
 
 def test_ten_thousand_nodes_are_drawn_on_a_canvas_within_the_budget(open_console: Opener) -> None:

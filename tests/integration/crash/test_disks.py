@@ -37,7 +37,7 @@ def test_an_inbox_that_may_not_grow_refuses_events_and_keeps_what_it_took(servic
     limit_files(service.pids()["api"], 1)
     status, answer, headers = service.request("POST", "/v1/events", life("refused", now_ms(service)))
     assert status == 503
-    assert "cannot write the inbox: File too large; nothing was kept" in answer["detail"]
+    assert "cannot write the inbox: File too large; nothing was stored" in answer["detail"]
     assert int(headers["retry-after"]) > 0
     assert service.request("GET", "/v1/nodes/n1")[0] == 200
     unlimit_files(service.pids()["api"])
@@ -114,7 +114,7 @@ def test_a_full_disk_refuses_and_when_there_is_room_everything_returns(
         status, answer, _ = service.request("POST", "/v1/events", life(f"j{number}", now_ms(service)))
         assert status == 503 or answer["accepted"] == 2
         (kept if status == 202 else refused).append(f"j{number}")
-    assert "No space left on device; nothing was kept" in answer["detail"]
+    assert "No space left on device; nothing was stored" in answer["detail"]
     service.until("the reason", lambda: "cannot publish the board: [Errno 28] No space left" in service.log())
     decided = {}
     for number in range(20):
@@ -148,7 +148,7 @@ def test_a_read_only_disk_is_named_at_the_start_and_an_api_serves_from_it(
             service.until("the last board", lambda: service.get("/v1/nodes/n1"))
             status, answer, _ = service.request("POST", "/v1/events", life("late", now_ms(service)))
             assert status == 503
-            assert "Read-only file system; nothing was kept" in answer["detail"]
+            assert "Read-only file system; nothing was stored" in answer["detail"]
             remount(small_disk, "rw")
             assert service.request("POST", "/v1/events", life("late", now_ms(service)))[1]["accepted"] == 2
         finally:

@@ -85,7 +85,7 @@ def test_runs_and_cold_starts_are_of_the_pool_and_class_and_lent_to_no_other() -
     assert rows["all"]["reasons"]["burst.shortest_s"] == "all was noise"
     assert rows["batch"]["burst"] == {"ceiling_gpus": 200, "shortest_s": None, "noise_share": None}
     assert rows["batch"]["reasons"]["burst.shortest_s"] == "no cold start was measured"
-    assert "whose start was heard as it happened" in rows["batch"]["reasons"]["cold_start_s"]
+    assert "whose start was observed" in rows["batch"]["reasons"]["cold_start_s"]
     assert ("q", "batch") not in list_cold_starts(records)
     assert ("q", "training") in list_cold_starts(records)
 

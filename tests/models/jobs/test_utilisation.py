@@ -13,7 +13,7 @@ def step(tokens: int | None, rank: int | None = None) -> Step:
 def test_mfu_is_told_or_the_reason_why_not() -> None:
     assert compute_mfu([step(1_978_000)], 1e9, 2, H100).value == 0.5
     assert "3 times what its GPUs can do" in compute_mfu([step(11_868_000)], 1e9, 2, H100).reason
-    assert "no model told" in compute_mfu([step(1_000)], 1e9, 2, "").reason
+    assert "no model reported" in compute_mfu([step(1_000)], 1e9, 2, "").reason
     assert "whole step" in compute_mfu([step(None), step(1_000, rank=3)], 1e9, 2, H100).reason
     for odd in (0.0, -1.0, float("nan"), float("inf")):
         assert "no number above 0" in compute_mfu([step(1_000)], odd, 2, H100).reason

@@ -72,7 +72,7 @@ def test_packets_that_nobody_acknowledges_are_a_reason(small_fleet: Small) -> No
     fleet.port["ack_timeouts_count_10m"][3] = 40.0
     answer = fleet.tick(4)
     assert fleet.sentences(answer, "n001") == [
-        "port mlx5_3 (rail 3, GPU 3): 40 packets that nobody acknowledged in time in 10 min"
+        "port mlx5_3 (rail 3, GPU 3): 40 packets without acknowledgement in time in 10 min"
     ]
     assert fleet.flagged(answer) == ["n001"]
 

@@ -63,7 +63,7 @@ def test_steps_that_take_no_time_as_they_are_told_are_no_pace(small_fleet):
     report_steps(fleet, "train-1", [0.0] * 30)
     body = fleet.tick(3).stragglers["train-1"]
     assert (body["slow"], body["observed_step_s"], body["expected_step_s"], body["ratio"]) == (False, None, None, None)
-    assert "steps take 0 s, as they are told, so nothing is known" in body["sentence"]
+    assert "steps are reported to take 0 s, so their pace is unknown" in body["sentence"]
 
 
 def test_all_slow_together_is_nobodys_fault(small_fleet):

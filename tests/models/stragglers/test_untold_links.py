@@ -44,7 +44,7 @@ def test_a_gpu_that_sends_less_than_its_siblings_has_a_slow_link(small_fleet: Sm
     assert answer.risk.actions[1].code == "avoid"
     (said,) = fleet.sentences(answer, "n002")
     assert said.startswith("GPU 3: sends ")
-    assert said.endswith("a slow link; no InfiniBand counters are told")
+    assert said.endswith("a slow link; no InfiniBand counters are sent")
 
 
 def test_two_rails_a_node_are_compared_over_the_gang(small_fleet: Small) -> None:

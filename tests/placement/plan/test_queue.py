@@ -64,7 +64,7 @@ def test_a_short_job_passes_a_long_one_does_not(busy) -> None:
     result = run([entry("head", 3), entry("long", limit_s=2 * HOUR_S), entry("short", limit_s=0.5 * HOUR_S)], busy)
     assert names(result) == ["short"]
     why = {wait.entry.request.request_id: wait.why for wait in result.waiting}
-    assert why["long"] == ("would fit, but on GPUs kept free: head is next, and should start before this job ends")
+    assert why["long"] == ("would fit, but on reserved GPUs: head is next, and should start before this job ends")
 
 
 def test_a_long_job_may_use_what_the_head_leaves(busy) -> None:

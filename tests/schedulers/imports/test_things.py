@@ -15,7 +15,7 @@ POD = {"kind": "Pod", "apiVersion": "v1", "metadata": {"name": "p"}, "spec": {"o
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (BOMB, "f, line 2: alias \\*a: aliases are not taken"),
+        (BOMB, "f, line 2: alias \\*a: aliases are not read"),
         ("[" * 100_000, "f, line 1: nested deeper than 40"),
         ("{" * 100_000, "f, line 1: (nested deeper|a key that is no text)"),
         ("a: 1\na: 2\n", "f, line 2: key 'a' is there twice"),

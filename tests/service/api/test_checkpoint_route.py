@@ -46,7 +46,7 @@ def test_a_rate_is_told_as_people_say_it(nodes: int, rate: float, said: str) -> 
 def test_without_a_cost_nothing_is_made_up(tmp_path: Path) -> None:
     body = asked(tmp_path, {"checkpoint_cost_s": None})
     assert (body["interval_s"], body["expected_ettr"]) == (None, None)
-    assert body["sentence"] == "Nobody told what a checkpoint of it takes."
+    assert body["sentence"] == "No event reports what a checkpoint of it takes."
 
 
 def test_a_job_without_nodes_and_one_that_nobody_knows(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from tests.service.bare_world import BUSY, GPUS, IDLE, NOW_MS, BareWorld, page
 
 FULL = page("n3", [(BUSY, {})] * GPUS)
 EMPTY = page("n1", [(IDLE, {})] * GPUS)
-UNTOLD = "8 GPUs of node n3 are in use by work that no job event tells of"
+UNTOLD = "8 GPUs of node n3 are in use by work that no job event names"
 
 
 def test_gpus_that_telemetry_shows_at_work_get_nothing_and_the_decision_says_why(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_gpus_that_telemetry_shows_at_work_get_nothing_and_the_decision_says_why
     refused = world.decide(board, gang=2, gpus_per_node=8)
     assert refused.outcome == "refused"
     assert refused.nodes == refused.candidates + sum(refused.rejected.values())
-    assert "1 in use by work that no job event tells of" in refused.sentence
+    assert "1 in use by work that no job event names" in refused.sentence
     assert refused.sentence.endswith(f"; {UNTOLD}")
 
 

@@ -291,7 +291,7 @@ def test_sources_have_names_of_their_own_or_one_would_go_on_where_another_was(
 ) -> None:
     rows = tuple(PluginConfig(use="kernel_log", options={"paths": ["/x"], "name": name}) for name in names)
     config = Config(state=str(tmp_path), pipeline=PipelineConfig(sources=rows))
-    with pytest.raises(ConfigError, match=f"name = {names[0]!r} is taken"):
+    with pytest.raises(ConfigError, match=f"name = {names[0]!r} is used already"):
         open_sources(config, ManualClock(NOW_MS), Entities())
 
 

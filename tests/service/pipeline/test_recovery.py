@@ -139,7 +139,7 @@ def test_a_fleet_whose_snapshots_are_lost_is_taken_from_the_last_board(
         assert [board(work).names("names.job")[at] if at >= 0 else None for at in holders[:3]] == ["a", None, "c"]
 
     asyncio.run(scenario())
-    assert "the last board tells what runs: 3 attempts" in caplog.text
+    assert "the last board lists what runs: 3 attempts" in caplog.text
 
 
 def test_without_snapshot_board_and_beginning_nobody_knows_what_runs(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.board.free import describe_window
 from tests.service.pipeline.fleet_scenes import GPUS, QUEUES, Site
 
-FANS = "kept free by maintenance 'fans' until 2066-01-01 00:00 UTC"
-MLPERF = "kept by reservation 'mlperf' for queue 'b' until 2066-01-01 00:00 UTC"
+FANS = "held free by maintenance 'fans' until 2066-01-01 00:00 UTC"
+MLPERF = "held by reservation 'mlperf' for queue 'b' until 2066-01-01 00:00 UTC"
 
 
 def gpus_of(board: Board) -> dict[str, int]:
@@ -78,7 +78,7 @@ def test_a_drain_preview_names_the_window_that_keeps_the_node(site: Site) -> Non
     board = cache.get_board()
     about = drain._count_pool_gpus(cache, board, 3, site.config.placer)
     said = drain._describe_effects("n3", about, [], "", describe_window(board, "n3"))
-    assert said.startswith(f"Nothing runs here, and the node is {FANS}: draining n3 interrupts nobody")
+    assert said.startswith(f"Nothing runs here, and the node is {FANS}: draining n3 interrupts no job")
     assert (about.gpus_free_here, about.gpus_free_now) == (0, 2 * GPUS)
 
 

@@ -25,8 +25,8 @@ from = 2020-05-12T18:00:00Z
 to = 2020-05-13T00:00:00Z
 """
 WHOLE = {"gpus_per_node": 8, "gang": 9, "spread": True, "limit_s": 3600}
-MLPERF = "kept by reservation 'mlperf' for queue 'b' until 2020-05-13 08:00 UTC"
-FANS = "kept free by maintenance 'fans' until 2020-05-13 00:00 UTC"
+MLPERF = "held by reservation 'mlperf' for queue 'b' until 2020-05-13 08:00 UTC"
+FANS = "held free by maintenance 'fans' until 2020-05-13 00:00 UTC"
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_a_node_of_two_windows_counts_once(tmp_path: Path) -> None:
     world = with_queues(tmp_path, f"{WINDOWS}{more}to = 2020-05-14T08:00:00Z\n")
     refused = world.place("x", queue="a", **WHOLE)
     assert refused["rejected"] == {"reservation": 9, "maintenance_window": 2}
-    assert f"8 {MLPERF}, 1 kept by reservation 'z' for queue 'b' until 2020-05-14 08:00 UTC" in refused["sentence"]
+    assert f"8 {MLPERF}, 1 held by reservation 'z' for queue 'b' until 2020-05-14 08:00 UTC" in refused["sentence"]
     assert refused["nodes"] == refused["candidates"] + sum(refused["rejected"].values()) == NODES
     world.close()
 

@@ -183,7 +183,7 @@ def test_the_page_has_a_reliability_plot_whose_dots_lie_in_their_intervals(tmp_p
     page = render_report(results)
     assert "Is the probability within 24 h true?" in page
     assert f"{NAME}: reliability within 24 h" in page
-    assert "no history tells of those" in page
+    assert "no history predicts those" in page
 
 
 def test_a_history_fitted_from_a_file_is_what_a_service_takes_up(tmp_path):

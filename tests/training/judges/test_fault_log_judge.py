@@ -102,7 +102,7 @@ def test_bad_rows_are_counted_by_reason_and_skipped(tmp_path):
     ]
     log = read_fault_log(write(tmp_path, lines), 3)
     assert log.skipped == {
-        "told twice": 1,
+        "reported twice": 1,
         "no node": 1,
         "no start": 2,
         "start is neither ISO 8601 nor epoch milliseconds": 1,

@@ -71,7 +71,7 @@ def test_a_history_without_starts_tells_run_times_alone(tmp_path: Path) -> None:
     table.to_parquet(tmp_path / "jobs/plain/jobs.parquet")
     lines: list[str] = []
     assert read_panels(tmp_path, None, lines.append) == []
-    assert lines == ["skipped jobs/plain: most of its starts are unknown, so it tells run times alone"]
+    assert lines == ["skipped jobs/plain: most of its starts are unknown, so it shows run times alone"]
 
 
 def sacct_of_days(days: int) -> str:

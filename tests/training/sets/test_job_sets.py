@@ -38,7 +38,7 @@ def test_swf_unknowns_are_no_values(tmp_path: Path) -> None:
     assert table.gpus.tolist() == [2, 4, 2]
     assert table.failed.tolist() == pytest.approx([0, float("nan"), 1], nan_ok=True)
     assert (table.user[0], table.group[0], table.limit_s[0]) == ("7", "", 600)
-    assert dict(skipped) == {"no run time": 1, "told twice": 1}
+    assert dict(skipped) == {"no run time": 1, "reported twice": 1}
 
 
 def test_helios_and_philly_columns_are_recognised(tmp_path: Path) -> None:

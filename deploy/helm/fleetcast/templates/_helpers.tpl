@@ -27,7 +27,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
 
-{{- /* The ports beside the API's that something listens on, as JSON: {"grpc": 9090, …}. */ -}}
+{{- /* The ports other than the API's that something listens on, as JSON: {"grpc": 9090, …}. */ -}}
 {{- define "fleetcast.ports" -}}
 {{- $adapters := .Values.adapters -}}
 {{- $ports := dict -}}
@@ -86,7 +86,7 @@ priorityClassName: {{ . | quote }}
 {{- end }}
 {{- end }}
 
-{{- /* Ready is who answers: a stale forecast is told to each caller in its own way, and an endpoint that goes is not. */ -}}
+{{- /* A pod is ready while it answers. Each answer states that a forecast is stale; a removed endpoint could not. */ -}}
 {{- define "fleetcast.serving" -}}
 ports:
   - {name: http, containerPort: {{ .Values.api.port }}}
@@ -162,9 +162,9 @@ livenessProbe:
 {{- $open := (.Values.config.api | default dict).grpc_open | default list -}}
 {{- $clients := and .Values.tls.secret .Values.tls.clients -}}
 {{- if and .Values.adapters.keda.enabled (not $clients) (not (has "keda" $open)) -}}
-{{- fail "adapters.keda is on, and nobody could be answered: KEDA sends no token. Set tls.secret and tls.clients with config.access.subjects, so that it shows a certificate, or let everybody ask: config.api.grpc_open: [keda]" -}}
+{{- fail "adapters.keda is on, and no caller could be answered: KEDA sends no token. Set tls.secret and tls.clients with config.access.subjects, so that it shows a certificate, or let everybody ask: config.api.grpc_open: [keda]" -}}
 {{- end -}}
 {{- if and .Values.adapters.expander.enabled (or $clients (not .Values.tls.secret) (not (has "expander" $open))) -}}
-{{- fail "adapters.expander is on, and nobody could be answered: the cluster-autoscaler asks by TLS, with neither token nor certificate. Set tls.secret and config.api.grpc_open: [expander], and leave tls.clients false" -}}
+{{- fail "adapters.expander is on, and no caller could be answered: the cluster-autoscaler asks by TLS, with neither token nor certificate. Set tls.secret and config.api.grpc_open: [expander], and leave tls.clients false" -}}
 {{- end -}}
 {{- end }}

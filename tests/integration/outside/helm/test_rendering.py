@@ -147,7 +147,7 @@ def test_an_adapter_that_could_answer_nobody_is_refused_with_the_fix(
     chart: HelmChart, name: str, tls: dict[str, Any], opened: list[str]
 ) -> None:
     refusal = chart.refusal(adapters(name, tls=tls, config={"api": {"grpc_open": opened}}))
-    assert f"adapters.{name} is on, and nobody could be answered" in refusal
+    assert f"adapters.{name} is on, and no caller could be answered" in refusal
     assert f"config.api.grpc_open: [{name}]" in refusal
     assert "tls.clients" in refusal
 

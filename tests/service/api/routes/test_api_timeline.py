@@ -95,7 +95,7 @@ def test_a_drain_is_an_action_that_was_taken(client: Client) -> None:
     body: NodeTimeline = get(client, "n3/timeline", NodeTimeline)
     taken = [row for row in body.actions if row.taken]
     assert [(row.sentence, row.began_ms, row.ended_ms) for row in taken] == [
-        ("Taken out of service by admin: fan", NOW_MS - 60_000, None)
+        ("Removed from service by admin: fan", NOW_MS - 60_000, None)
     ]
     assert body.states[-1].state == "drained"
 

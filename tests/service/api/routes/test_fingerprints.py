@@ -261,7 +261,7 @@ def test_of_a_job_that_is_mostly_unheard_of_nothing_is_said() -> None:
     assert (found["half"]["gpus_heard"], found["half"]["expected"], found["half"]["class_p"]) == (2, [], None)
     assert "only 2 of its 4 GPUs" in found["half"]["unheard_reason"]
     assert found["half"]["period_reason"] == found["half"]["unheard_reason"] == use["half"]["reason"]
-    assert "tells its tokens" in use["half"]["mfu_reason"]
+    assert "reports its tokens" in use["half"]["mfu_reason"]
     assert found["most"]["unheard_reason"] == ""
     assert {row["p50"] for row in found["most"]["expected"]} == {8 * 600.0}  # seven are heard of
 

@@ -198,7 +198,7 @@ def test_a_slow_job_that_nothing_else_explains_is_slowed_by_the_one_beside_it() 
     row = {"beside": "b-1", "share": "gpu", "speed": 0.5, "lower_90": 0.7, "slower": True}
     score = {"slow": True, "culprit": {"kind": "nobody"}, "cause": "compute", "sentence": "x is slow"}
     assert explain_by_co_run(score, row)["cause"] == "interference"
-    assert "beside b-1 on the same gpu it runs at 50%" in explain_by_co_run(score, row)["sentence"]
+    assert "next to b-1 on the same gpu it runs at 50%" in explain_by_co_run(score, row)["sentence"]
     assert explain_by_co_run(score, {**row, "slower": False}) == explain_by_co_run(score, None) == {}
     for other in ({"slow": False}, {"culprit": {"kind": "worker"}}, {"cause": "checkpoint"}):
         assert explain_by_co_run({**score, **other}, row) == {}
@@ -333,7 +333,7 @@ def test_what_no_metric_tells_is_unknown_and_a_use_below_a_limit_is_no_proof_of_
     assert rows["cpu_pinning"][0] is None
     assert "cpuset.cpus.effective" in rows["cpu_pinning"][1]
     assert "cpuset.cpus.effective" in told["sentence"]
-    assert rows["power_max_w"] == (None, "not seen: DCGM_FI_DEV_POWER_USAGE would tell")
+    assert rows["power_max_w"] == (None, "not seen: DCGM_FI_DEV_POWER_USAGE would show it")
     assert rows["sm_active_max"][0] is True
     assert "not seen" in rows["sm_active_max"][1]
     held = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 0, "expected": {"sm_active_max": 0.9}})
@@ -345,7 +345,7 @@ def test_of_a_gpu_that_nothing_was_heard_of_nothing_is_confirmed(fleet: Fleet, e
     fleet.has_board(7)
     told = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 7, "expected": expected})
     assert told["ok"] is None
-    assert "Nothing was heard of this GPU" in told["sentence"]
+    assert "This GPU sent no telemetry" in told["sentence"]
     heard = fleet.post("/v1/isolation/verify", {"node": "n1", "gpu": 1, "expected": {"mig": False, "jobs": []}})
     assert heard["ok"] is True
 
@@ -359,7 +359,7 @@ def test_a_job_tells_nothing_of_the_division_of_a_gpu_that_is_silent(fleet: Flee
     (field,) = expected
     assert (told["ok"], rows["jobs"]["ok"]) == (None, True)
     assert (rows[field]["ok"], rows[field]["observed"]) == (None, None)
-    assert "would tell" in rows[field]["reason"]
+    assert "would show it" in rows[field]["reason"]
 
 
 @pytest.mark.parametrize(
