@@ -38,7 +38,7 @@ def follow(compute: np.ndarray, stages: int = 0, wait_s=0.2, attempt=None):
 def answer(attempt: JobAttempt, pace: StepPace, suspects=()):
     return _make_answer(
         0,
-        SimpleNamespace(attempts=[attempt], nodes=[], hosts=lambda _: len(attempt.hosts)),
+        SimpleNamespace(attempts=[attempt], nodes=[], count_hosts=lambda _: len(attempt.hosts)),
         pace,
         list(suspects),
         attempt.steps[-1].time_ms,
