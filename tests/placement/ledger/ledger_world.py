@@ -58,11 +58,11 @@ QUESTIONS: dict[str, Any] = {
     "intents": lambda ledger: ledger.list_active_intents(),
     "queue": lambda ledger: ledger.list_queue_entries(),
     **{f"replay {row.request_id}": lambda ledger, row=row: ledger.find_stored_reply(row) for row in EVERYBODY},
-    **{f"find {row.request_id}": lambda ledger, row=row: ledger.find(row.request_id) for row in EVERYBODY},
+    **{f"find {row.request_id}": lambda ledger, row=row: ledger.find_reply(row.request_id) for row in EVERYBODY},
     **{
         f"state {row.request_id}": lambda ledger, row=row: ledger.read_intent_state(row.request_id) for row in EVERYBODY
     },
     "page": lambda ledger: ledger.read_decisions_after(0, 100),
-    "audit": lambda ledger: ledger.audit(100),
-    "audit of one": lambda ledger: ledger.audit(100, after=0, request_id="moved"),
+    "audit": lambda ledger: ledger.read_audit_trail(100),
+    "audit of one": lambda ledger: ledger.read_audit_trail(100, after=0, request_id="moved"),
 }
