@@ -168,7 +168,7 @@ def test_the_account_of_a_release_marks_nodes_and_no_more_and_the_hook_takes_all
         (container,) = only(release.hooks(), "Job")["spec"]["template"]["spec"]["containers"]
         done = marking.hook(container["args"])
         assert done.returncode == 0, done.stderr
-        assert "nodes is taken back and writes no more" in done.stdout
+        assert "nodes is withdrawn and writes no more" in done.stdout
         assert [name for name in NODES if any(marking.marks(name))] == []
     finally:
         marking.end()

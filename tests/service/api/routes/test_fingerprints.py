@@ -118,7 +118,7 @@ def test_steps_without_a_time_are_no_period_and_a_checkpoint_that_still_writes_i
                                      "edge": edge}, Checkpoint))  # fmt: skip
     mark = looked(state)[0]["train"]
     assert (mark["period_s"], mark["period_basis"]) == (None, None)
-    assert "steps take 0 s" in mark["period_reason"]
+    assert "steps are reported to take 0 s" in mark["period_reason"]
     assert mark["last_checkpoint_ms"] == NOW_MS - 60 * 60_000
 
 
