@@ -24,7 +24,7 @@ def test_the_progress_counts_packages_and_megabytes(
         "  Using cached idna-3.10-py3-none-any.whl (70 kB)",
         "Installing collected packages: numpy, idna",
     ]
-    module.follow(lines, 2)
+    module.print_progress(lines, 2)
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "  1 of at most 2 (16 MB downloaded)"
     assert said[-1] == "  all are here, installing them (16 MB downloaded)"

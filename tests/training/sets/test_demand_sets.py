@@ -122,7 +122,7 @@ def test_a_ceiling_is_that_of_the_first_judged_origin(tmp_path):
     write(table, tmp_path / "test", "demand/alone")
     (tmp_path / "train").mkdir()
     running = by_target(read_panels(tmp_path / "train", tmp_path / "test"))["running"]
-    assert (running.begin, running.panel.capacity.tolist()) == (24, [64])
+    assert (running.bins_before_judging, running.panel.capacity.tolist()) == (24, [64])
     assert cap_panel(running.panel, 40).capacity.tolist() == [128]
     assert np.isnan(by_target(read_panels(tmp_path / "test", None))["queued"].panel.capacity[0])
 
