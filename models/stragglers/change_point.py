@@ -116,7 +116,7 @@ def measure_last_steps(duration: Array, scale: Scale) -> StepReference | None:
     Returns None if there are too few steps.
 
     >>> measure_last_steps(np.array([2.0] * 20), SCALES[0])
-    Measure(usual_s=2.0, limit_s=2.24, steps=3)
+    StepReference(usual_s=2.0, limit_s=2.24, steps=3)
     """
     log = np.log(np.maximum(duration, 1e-9))
     before = log[: -scale.steps]

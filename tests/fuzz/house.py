@@ -40,7 +40,7 @@ class Corridor(PlacerLink):
         super().__init__("http://127.0.0.1:9")
         self.placer = placer
 
-    async def forward(
+    async def forward_request(
         self,
         method: str,
         path: str,

@@ -71,7 +71,7 @@ few = examples(25)
 class Exact(SeenRuns):
     """Knows that limits are run times."""
 
-    def ended(self, gpus: int, run_s: float) -> None:
+    def record_end(self, gpus: int, run_s: float) -> None:
         """Learns nothing."""
 
 

@@ -17,7 +17,7 @@ EVERY_MS = 15_000
 class PunctualReplay(PageReplay):
     """Moments are fleet times. One that passed while nobody read is delivered at once, so a restart catches up."""
 
-    async def _wait(self, recorded_ms: int) -> None:
+    async def _wait_until_due(self, recorded_ms: int) -> None:
         await self._clock.sleep(max(0, recorded_ms - self._clock.now_ms()) / 1000)
 
 

@@ -178,7 +178,7 @@ def test_a_machine_whose_names_are_learnt_after_its_telemetry_is_one_machine(
     world.run(60, {url: PAGE_OF_HOST})
     assert machines(world) == {"ip-10-0-0-5": 4}
     spec = NodeSpec("gpu-1", gpus=4, other_names=("ip-10-0-0-5",))
-    monkeypatch.setattr("fleetcast.service.pipeline.tick_inputs.stated_nodes", lambda _: {"gpu-1": spec})
+    monkeypatch.setattr("fleetcast.service.pipeline.tick_inputs.merge_source_nodes", lambda _: {"gpu-1": spec})
     world.run(60)
     assert machines(world) == {"gpu-1": 4}
 

@@ -39,7 +39,7 @@ class Sightings(Stateful):
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
         self.seen_ms, self.amounts = about["seen_ms"], arrays["amounts"].copy()
 
-    def move(self, by_ms: int) -> None:
+    def shift_times(self, by_ms: int) -> None:
         self.seen_ms = {key: time_ms + by_ms for key, time_ms in self.seen_ms.items()}
 
 

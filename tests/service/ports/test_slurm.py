@@ -49,14 +49,14 @@ class SlurmInMemory:
         if answer is not None:
             raise answer
 
-    async def nodes(self) -> list[ControlledNode]:
+    async def read_nodes(self) -> list[ControlledNode]:
         self._answer("nodes")
         return [*self.held.values()]
 
-    async def jobs(self) -> list[ControlledJob]:
+    async def read_jobs(self) -> list[ControlledJob]:
         return [*self.queue.values()]
 
-    async def job(self, job: str) -> ControlledJob | None:
+    async def find_job(self, job: str) -> ControlledJob | None:
         return self.queue.get(job)
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
@@ -75,7 +75,7 @@ class SlurmInMemory:
     async def requeue_held(self, job: str) -> None:
         self._answer("requeue", job)
 
-    async def release_without(self, job: str, node: str) -> None:
+    async def release_excluding_node(self, job: str, node: str) -> None:
         self._answer("release", job, node)
 
     async def close(self) -> None:

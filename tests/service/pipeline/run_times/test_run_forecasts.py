@@ -326,10 +326,10 @@ class Registered(Registry):
     def current_version(self, kind: str) -> str | None:
         return self.version
 
-    def current(self, kind: str) -> Path | None:
+    def find_serving_folder(self, kind: str) -> Path | None:
         return Path(self.version) if self.version else None
 
-    def card(self, kind: str, version: str) -> Any:
+    def read_version_card(self, kind: str, version: str) -> Any:
         return msgspec.defstruct("Card", ["fitted_until_ms"])(NOW_MS - 86_400_000)
 
 
