@@ -110,12 +110,12 @@ class JobAttempt:
 
     @property
     def has_unseen_start(self) -> bool:
-        """Whether its start was not observed, so that its run time is unknown."""
+        """True if its start was not observed, so that its run time is unknown."""
         return self.submission is not None and self.submission.labels.items() >= UNSEEN_START.items()
 
     @property
     def is_shown(self) -> bool:
-        """Whether enough is known to list the attempt: it was submitted, runs, or is over."""
+        """True if enough is known to list the attempt: it was submitted, runs, or is over."""
         return self.submission is not None or self.started_ms is not None or self.over_ms is not None
 
     @property

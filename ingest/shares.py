@@ -40,7 +40,7 @@ class Share:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the pipeline that applies events and scores the fleet."""
+        """True if this is the pipeline that applies events and scores the fleet."""
         return self.instance == 0
 
     def owns(self, node: str) -> bool:

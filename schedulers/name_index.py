@@ -84,7 +84,7 @@ class NameIndex:
             return None
         words = self._cut_words(array, starts)
         words &= np.take(self._mask, lengths, axis=0)
-        found = self._look_up_hashes(self._hash_words(words))
+        found = self._find_hashes(self._hash_words(words))
         if found is None or not np.array_equal(np.take(self._words, found, axis=0), words):
             return None
         return np.take(self._rows, found)
@@ -95,7 +95,7 @@ class NameIndex:
         windows = np.ndarray(len(array), f"V{width}", array + bytes(width), strides=(1,))
         return windows[starts].view(np.uint64).reshape(-1, self._words_each)
 
-    def _look_up_hashes(self, hashes: Hashes) -> NDArray[np.int32] | None:
+    def _find_hashes(self, hashes: Hashes) -> NDArray[np.int32] | None:
         at = self._compute_first_places(hashes)
         found = np.take(self._table, at)
         missed = np.flatnonzero(np.take(self._hash, found) != hashes)

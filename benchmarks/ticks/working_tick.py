@@ -282,7 +282,7 @@ class WorkingJob:
             parts = StepParts(compute=float(compute[rank]), communication=float(seconds - compute[rank]))
             yield Step(
                 job=self.name,
-                sequence=self._take_sequence(),
+                sequence=self._draw_sequence(),
                 time_ms=self._time_ms,
                 step=self._step,
                 duration_s=seconds,
@@ -297,16 +297,16 @@ class WorkingJob:
         began_ms = self._time_ms
         if began_ms // (CHECKPOINT_S * 1000) > before_ms // (CHECKPOINT_S * 1000):
             yield Checkpoint(
-                job=self.name, sequence=self._take_sequence(), time_ms=began_ms, edge="begin", bytes=10**11
+                job=self.name, sequence=self._draw_sequence(), time_ms=began_ms, edge="begin", bytes=10**11
             )
             self._time_ms += PAUSE_S * 1000
-            yield Checkpoint(job=self.name, sequence=self._take_sequence(), time_ms=self._time_ms, edge="end")
+            yield Checkpoint(job=self.name, sequence=self._draw_sequence(), time_ms=self._time_ms, edge="end")
         elif began_ms // (EVALUATION_S * 1000) > before_ms // (EVALUATION_S * 1000):
-            yield Phase(job=self.name, sequence=self._take_sequence(), time_ms=began_ms, name="evaluation")
+            yield Phase(job=self.name, sequence=self._draw_sequence(), time_ms=began_ms, name="evaluation")
             self._time_ms += PAUSE_S * 1000
-            yield Phase(job=self.name, sequence=self._take_sequence(), time_ms=self._time_ms, name="steady")
+            yield Phase(job=self.name, sequence=self._draw_sequence(), time_ms=self._time_ms, name="steady")
 
-    def _take_sequence(self) -> int:
+    def _draw_sequence(self) -> int:
         self._sequence += 1
         return self._sequence
 

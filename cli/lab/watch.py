@@ -57,14 +57,14 @@ class SimulatedJobs:
         self.fleet.advance(now_ms)
         events: list[JobEvent] = []
         for job, _, node, message in self.fleet.pop_failed_jobs():
-            sequence = self._take_next_sequence(job)
+            sequence = self._draw_next_sequence(job)
             events.append(
                 Failed(job=job, sequence=sequence, time_ms=now_ms, category="hardware", node=node, message=message)
             )
             self._drop_job(job)
         for job in [job for job, end_ms in self._ends_ms.items() if now_ms >= end_ms]:
             self.fleet.stop_job(job, now_ms)
-            events.append(Finished(job=job, sequence=self._take_next_sequence(job), time_ms=now_ms))
+            events.append(Finished(job=job, sequence=self._draw_next_sequence(job), time_ms=now_ms))
             self._drop_job(job)
         events += self._start_jobs(now_ms)
         return events + self._make_step_events(now_ms)
@@ -92,15 +92,15 @@ class SimulatedJobs:
             return []
         self._phases[job] = phase
         events: list[JobEvent] = [
-            Phase(job=job, sequence=self._take_next_sequence(job), time_ms=now_ms, name=cast(PhaseName, phase))
+            Phase(job=job, sequence=self._draw_next_sequence(job), time_ms=now_ms, name=cast(PhaseName, phase))
         ]
         for at, edge in ((phase, "begin"), (before, "end")):
             if at == "checkpoint":
                 edge = cast(Literal["begin", "end"], edge)
-                events.append(Checkpoint(job=job, sequence=self._take_next_sequence(job), time_ms=now_ms, edge=edge))
+                events.append(Checkpoint(job=job, sequence=self._draw_next_sequence(job), time_ms=now_ms, edge=edge))
         return events
 
-    def _take_next_sequence(self, job: str) -> int:
+    def _draw_next_sequence(self, job: str) -> int:
         self._sequence[job] = self._sequence.get(job, -1) + 1
         return self._sequence[job]
 
@@ -125,9 +125,9 @@ class SimulatedJobs:
             self._ranks[job] = ranks
             self._ends_ms[job] = now_ms + int(MEDIAN_RUN_S * self._rng.lognormal(0.0, 0.8) * 1000)
             gang = Gang(len(ranks), len(ranks))
-            sequence = self._take_next_sequence(job)
+            sequence = self._draw_next_sequence(job)
             events.append(Submitted(job=job, sequence=sequence, time_ms=now_ms, gang=gang, gpus_per_node=each))
-            events.append(Started(job=job, sequence=self._take_next_sequence(job), time_ms=now_ms, ranks=ranks))
+            events.append(Started(job=job, sequence=self._draw_next_sequence(job), time_ms=now_ms, ranks=ranks))
         return events
 
     def _find_room(self, gpus: int) -> tuple[RankPlacement, ...] | None:
@@ -161,7 +161,7 @@ class SimulatedJobs:
             events += self._make_phase_events(job, now_ms)
             seconds = self.fleet.draw_step_time_s(job)
             if np.isfinite(seconds):
-                sequence = self._take_next_sequence(job)
+                sequence = self._draw_next_sequence(job)
                 events.append(
                     Step(job=job, sequence=sequence, time_ms=now_ms, step=sequence, duration_s=round(seconds, 4))
                 )

@@ -162,7 +162,7 @@ class Archive:
 
     @property
     def is_full(self) -> bool:
-        """Whether the memory limit is reached, so that the pipeline must not read its sources for now."""
+        """True if the memory limit is reached, so that the pipeline must not read its sources for now."""
         return self.nbytes > self.limits.buffer_bytes
 
     @property

@@ -54,7 +54,7 @@ _recovery = re.compile(r"changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """What a kernel message reports about the hardware.
+    """The report of a kernel message about the hardware.
 
     If `severity` is None, the XID code decides it.
     """

@@ -33,7 +33,7 @@ Window = tuple[int, int]  # from, up to but not with; Unix milliseconds
 
 @dataclass(frozen=True, slots=True)
 class BackfillRequest:
-    """What a run imports: a span of time, label matchers and a step.
+    """The input of a run: a span of time, label matchers and a step.
 
     first_ms, end_ms: Unix ms. match: such as `cluster="a"`, or empty. step_ms: 0 for samples as recorded.
     """

@@ -95,7 +95,7 @@ class SlurmJob:
 
     @property
     def has_known_state(self) -> bool:
-        """Whether one of the job's states is known."""
+        """True if one of the job's states is known."""
         return any(state in HOLDS or state in WAITS or state in ENDED_STATES for state in self.states)
 
     @property

@@ -71,7 +71,7 @@ class SeriesKey(NamedTuple):
 
     @property
     def is_part(self) -> bool:
-        """Whether the series is that of a user group or, for request rates, of one served model."""
+        """True if the series is that of a user group or, for request rates, of one served model."""
         return self.group != EVERYTHING
 
 

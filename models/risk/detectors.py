@@ -60,7 +60,7 @@ def compute_newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What one rule detects on all entities of a kind. All arrays are (entity,).
+    """The findings of one rule on all entities of a kind. All arrays are (entity,).
 
     on: whether the condition holds. telling: whether the condition would have shown, so that its
     absence is evidence against it. An idle GPU shows no link downgrade, and an unreadable value shows

@@ -21,7 +21,7 @@ ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, 
 
 
 class PortLinks(LearnedState):
-    """What is known of the past of each port's link.
+    """The known past of each port's link.
 
     was_up: (port,) whether it was ever active. was_speed: (port,) its best speed so far in bytes/s.
     """

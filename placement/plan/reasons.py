@@ -71,7 +71,7 @@ class WaitReason(msgspec.Struct, gc=False):
 
     @property
     def is_over_quota(self) -> bool:
-        """Whether the request's queue is at its limit, so that more machines would not start the request."""
+        """True if the request's queue is at its limit, so that more machines would not start the request."""
         if self.at_limit is None:
             self.at_limit = self.code in ("queue", "untried") and self.after.turns.is_at_limit(self.request)
         return self.at_limit

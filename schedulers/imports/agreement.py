@@ -31,13 +31,13 @@ def _correct_queue(draft: Draft, path: str, queue: DraftQueue) -> None:
     if not 0 <= queue.weight <= MOST_WEIGHT:
         raise queue.line.make_error(f"the weight of {path!r} is {queue.weight:g}, must lie in 0..{MOST_WEIGHT:g}")
     if queue.weight < LEAST_WEIGHT:
-        draft.add_note(f"weight 0 became {LEAST_WEIGHT:f}: the queue comes after its siblings", path)
+        draft.add_remark(f"weight 0 became {LEAST_WEIGHT:f}: the queue comes after its siblings", path)
         queue.weight = LEAST_WEIGHT
     for amounts in (queue.guaranteed, queue.limit, queue.lend, queue.borrow):
         amounts.update({name: 0.0 for name, gpus in amounts.items() if gpus < LEAST_GPUS})
     for name, gpus in queue.guaranteed.items():
         if gpus > queue.limit.get(name, math.inf):
-            draft.add_note("a guarantee above the limit was lowered to it", path)
+            draft.add_remark("a guarantee above the limit was lowered to it", path)
             queue.guaranteed[name] = queue.limit[name]
 
 
@@ -51,7 +51,7 @@ def _lower_guarantees_below(draft: Draft, path: str) -> None:
     for resource, most in draft.queues[path].limit.items():
         promised = _sum_guarantees_below(draft, path, resource)
         if promised > most:
-            draft.add_note("guarantees below it were lowered: they were above its limit", path)
+            draft.add_remark("guarantees below it were lowered: they were above its limit", path)
         while promised > most:
             scale = most / promised
             for name in draft.list_descendants(path):
@@ -75,13 +75,13 @@ def _raise_guarantee_to_children(draft: Draft, path: str) -> None:
         promised = math.fsum(amounts.get(resource, 0.0) for amounts in children)
         own = queue.guaranteed.get(resource)
         if own is not None and promised > own * (1 + 1e-9):
-            draft.add_note("a guarantee below that of its queues was raised to their sum", path)
+            draft.add_remark("a guarantee below that of its queues was raised to their sum", path)
         queue.guaranteed[resource] = max(own or 0.0, promised)
     for name, gpus in queue.lend.items():
         if gpus > queue.guaranteed.get(name, 0.0):
             queue.lend[name] = queue.guaranteed.get(name, 0.0)
     if queue.credits and not queue.guaranteed:
-        draft.add_note("credits need a guarantee, and it has none", path)
+        draft.add_remark("credits need a guarantee, and it has none", path)
         queue.credits = None
 
 
@@ -92,7 +92,7 @@ def _rename_classes(draft: Draft) -> None:
         other = f"{name}-class"
         while other in queues or other in draft.classes:
             other += "-"
-        draft.add_note("a class with the name of a queue has another name here", f"{name} is {other}")
+        draft.add_remark("a class with the name of a queue has another name here", f"{name} is {other}")
         draft.classes[other] = draft.classes.pop(name)
         for found in draft.classes.values():
             found.preempts = tuple(other if one == name else one for one in found.preempts)
@@ -104,5 +104,5 @@ def _drop_unknown_classes(draft: Draft) -> None:
     for name, found in draft.classes.items():
         unknown = [one for one in found.preempts if one not in draft.classes]
         if unknown:
-            draft.add_note("it may preempt what is in none of the files", f"{name} ({', '.join(unknown)})")
+            draft.add_remark("it may preempt what is in none of the files", f"{name} ({', '.join(unknown)})")
         found.preempts = tuple(one for one in found.preempts if one in draft.classes)

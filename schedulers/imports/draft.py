@@ -85,7 +85,7 @@ class Draft:
     notes: dict[str, list[str]] = field(default_factory=dict)
     below: dict[str, list[str]] = field(default_factory=dict)  # path → its children's
 
-    def add_note(self, what: str, whose: str = "") -> None:
+    def add_remark(self, what: str, whose: str = "") -> None:
         found = self.notes.setdefault(what, [])
         if whose:
             found.append(whose)

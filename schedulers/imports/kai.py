@@ -30,7 +30,7 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
     """Make a draft from these files (name → text). Raises ConfigError."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
-    draft.add_note(f"KAI counts past use only if configured: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    draft.add_remark(f"KAI counts past use only if configured: half_life_h is {LONGEST_H:.0f}; a week would be 168")
     things = read_queue_things(draft, files, GROUP)
     paths = make_queue_paths(
         check_parents(things, {name: thing.spec.pop_text("parentQueue") for name, thing in things.items()}),
@@ -53,7 +53,7 @@ def read_queue_things(draft: Draft, files: dict[str, str], group: str) -> dict[s
     for file, text in files.items():
         for thing in read_things(file, text):
             if thing.kind != "Queue" or not thing.version.startswith(group):
-                draft.add_note(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
+                draft.add_remark(f"objects of the kind {thing.kind} ({thing.version})", thing.name)
             elif thing.name in found:
                 raise thing.line.make_error(f"{thing.top.name} is there twice, first in {found[thing.name].line}")
             else:
@@ -73,7 +73,7 @@ def check_parents(things: dict[str, Thing], parents: dict[str, str]) -> dict[str
 
 def _fill_queue(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> None:
     if not spec.has_value("resources"):
-        draft.add_note("queues without resources: no guarantee, no limit", path)
+        draft.add_remark("queues without resources: no guarantee, no limit", path)
         return
     resources = spec.pop_table("resources")
     for other in ("cpu", "memory"):
@@ -88,9 +88,9 @@ def _fill_queue(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> Non
         queue.weight = 1.0
         if quota is not None:
             queue.borrow = {ANY: 0.0}
-            draft.add_note("overQuotaWeight 0: nothing is borrowed", path)
+            draft.add_remark("overQuotaWeight 0: nothing is borrowed", path)
     if quota is None:
-        draft.add_note("a quota of -1: no guarantee is without bound here, so it has none", path)
+        draft.add_remark("a quota of -1: no guarantee is without bound here, so it has none", path)
     elif quota:
         queue.guaranteed = {ANY: quota}
     if limit is not None:
@@ -118,7 +118,7 @@ def add_priority_classes(draft: Draft, things: dict[str, Thing], usual: float) -
             raise things[path].line.make_error(f"priority {priority:g} of {path!r} is no priority")
     if len(set(found.values())) < 2:
         return
-    draft.add_note("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
+    draft.add_remark("priority is a class here: it goes before shares and guarantees, and only that of a leaf counts")
     for priority in sorted(set(found.values()), reverse=True):
         draft.classes[f"priority-{priority:.0f}"] = DraftClass(int(priority))
     for path, priority in found.items():

@@ -96,7 +96,7 @@ def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
 def _add_thing(draft: Draft, found: _KueueObjects, thing: Thing) -> None:
     ours = thing.version.startswith(GROUP) or (thing.kind == "Configuration" and thing.version.startswith(CONFIG))
     if not ours or thing.kind not in KINDS:
-        draft.add_note(f"objects of the kind {thing.kind}", thing.name)
+        draft.add_remark(f"objects of the kind {thing.kind}", thing.name)
         return
     if thing.version.rpartition("/")[2] not in VERSIONS:
         raise thing.line.make_error(f"{thing.top.name} is of {thing.version}; read are {', '.join(VERSIONS)}")
@@ -112,7 +112,7 @@ def record_unread_settings(draft: Draft, thing: Thing) -> None:
     thing.top.drop_fields("status")
     for key, value in thing.top.list_unread():
         if not key.startswith("metadata."):
-            draft.add_note(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
+            draft.add_remark(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
 
 
 def _read_gpu_model(draft: Draft, flavor: Thing, spell: Spell) -> str:
@@ -120,7 +120,7 @@ def _read_gpu_model(draft: Draft, flavor: Thing, spell: Spell) -> str:
     for label in MODEL_LABELS:
         if model := labels.pop_text(label):
             return spell(model)
-    draft.add_note("ResourceFlavors whose node labels name no GPU model: their quotas count GPUs of any", flavor.name)
+    draft.add_remark("ResourceFlavors whose node labels name no GPU model: their quotas count GPUs of any", flavor.name)
     return ""
 
 
@@ -148,7 +148,9 @@ def _add_queues(draft: Draft, found: _KueueObjects, models: dict[str, str]) -> N
     for name, thing in found.get_things("ClusterQueue").items():
         path = f"{paths[joins[name]]}/{make_path_part(name)}" if joins[name] else make_path_part(name)
         while path in draft.queues:
-            draft.add_note("a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue")
+            draft.add_remark(
+                "a ClusterQueue with the name of a Cohort has another name here", f"{path} is {path}-queue"
+            )
             path += "-queue"
         _fill_queue(
             draft,
@@ -180,13 +182,13 @@ def _read_flavor_quotas(draft: Draft, path: str, flavor: Fields, models: dict[st
     for row in flavor.pop_rows("resources"):
         resource = row.pop_text("name")
         if not is_gpu(resource):
-            draft.add_note(
+            draft.add_remark(
                 "quotas of other than GPUs", f"{path} ({resource} {row.pop_text('nominalQuota', '0')} of {name})"
             )
             row.drop_fields("borrowingLimit", "lendingLimit")
             continue
         if name not in models:
-            draft.add_note("flavors without their ResourceFlavor among the files: GPUs of any model", name)
+            draft.add_remark("flavors without their ResourceFlavor among the files: GPUs of any model", name)
         nominal = row.pop_amount("nominalQuota", 0.0, MOST_GPUS)
         borrowing = row.pop_amount("borrowingLimit", 0.0, MOST_GPUS) if row.has_value("borrowingLimit") else None
         lending = row.pop_amount("lendingLimit", 0.0, MOST_GPUS) if row.has_value("lendingLimit") else None
@@ -207,10 +209,10 @@ def _set_queue_policy(draft: Draft, found: _KueueObjects, path: str, thing: Thin
     """Import the order and the stop policy of a ClusterQueue. Usual values need no note."""
     spec = thing.spec
     if spec.pop_text("queueingStrategy") == "StrictFIFO":
-        draft.add_note("StrictFIFO: a job that does not fit lets others of its queue pass here", path)
+        draft.add_remark("StrictFIFO: a job that does not fit lets others of its queue pass here", path)
     if (policy := spec.pop_text("stopPolicy", "None")) != "None":
         draft.queues[path].is_closed = True
-        draft.add_note("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
+        draft.add_remark("stopPolicy: the queue takes no requests (max_waiting = 0)", f"{path} ({policy})")
     if spec.pop_table("admissionScope").pop_text("admissionMode") == BY_USE:
         found.by_use[thing.name] = path
     preemption = spec.pop_table("preemption")
@@ -268,7 +270,7 @@ def _add_local_queues(draft: Draft, found: _KueueObjects) -> None:
     for key, thing in found.get_things("LocalQueue").items():
         target = thing.spec.pop_text("clusterQueue")
         if target not in paths:
-            draft.add_note("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
+            draft.add_remark("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
             continue
         thing.spec.drop_if_usual("stopPolicy", "None")
         weight = thing.spec.pop_table("fairSharing").pop_amount("weight", 1.0, MOST_WEIGHT)
@@ -276,7 +278,7 @@ def _add_local_queues(draft: Draft, found: _KueueObjects) -> None:
             path = f"{paths[target]}/{make_path_part(key).replace('|', '.', 1)}"
             draft.add_queue(path, DraftQueue(thing.line, weight, says=f"LocalQueue {key}"))
         else:
-            draft.add_note(
+            draft.add_remark(
                 "LocalQueues are no queues of their own: requests name the ClusterQueue's", f"{key} is {paths[target]}"
             )
 
@@ -288,7 +290,7 @@ def _set_policy(draft: Draft, found: _KueueObjects) -> None:
         if sharing.has_value("usageHalfLifeTime"):
             half_life_h = _parse_hours(sharing.find_line("usageHalfLifeTime"), sharing.pop_text("usageHalfLifeTime"))
         if not thing.top.has_value("fairSharing"):
-            draft.add_note(
+            draft.add_remark(
                 "the Configuration has no fairSharing: Kueue goes by borrowing and arrival, here shares count"
             )
         thing.top.held.clear()
@@ -297,11 +299,13 @@ def _set_policy(draft: Draft, found: _KueueObjects) -> None:
     if found.by_use and half_life_h:
         draft.policy["half_life_h"] = min(half_life_h, LONGEST_H)
     elif found.by_use:
-        draft.add_note(
+        draft.add_remark(
             "admission fair sharing by use: add Kueue's Configuration to the files, its half-life is not known"
         )
     else:
-        draft.add_note(f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+        draft.add_remark(
+            f"Kueue counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168"
+        )
 
 
 def _parse_hours(line: SourceLine, text: str) -> float:

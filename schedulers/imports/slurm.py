@@ -76,31 +76,31 @@ def _set_policy(draft: Draft, found: SlurmFiles) -> float:
     line, text = found.settings.get("prioritydecayhalflife", (SourceLine("slurm.conf"), "7-0"))
     half_life_s = parse_seconds(line, text)
     if not found.has_settings:
-        draft.add_note("no slurm.conf among the files: half-life and longest wait are Slurm's defaults, 7 days")
+        draft.add_remark("no slurm.conf among the files: half-life and longest wait are Slurm's defaults, 7 days")
     if half_life_s == 0:
-        draft.add_note(f"PriorityDecayHalfLife is 0, use is never forgotten: half_life_h is {LONGEST_H:.0f}")
+        draft.add_remark(f"PriorityDecayHalfLife is 0, use is never forgotten: half_life_h is {LONGEST_H:.0f}")
         half_life_s = LONGEST_H * 3600
     draft.policy["half_life_h"] = min(half_life_s / 3600, LONGEST_H)
     line, text = found.settings.get("prioritymaxage", (SourceLine("slurm.conf"), "7-0"))
     if (longest_s := parse_seconds(line, text)) > 0:
         draft.policy["max_wait_h"] = min(longest_s / 3600, LONGEST_H)
-        draft.add_note(
+        draft.add_remark(
             "PriorityMaxAge is max_wait_h: from then on a job's age counts no more there, and goes first here"
         )
     for key, usual, what in NOT_HERE:
         if key in found.settings and found.settings[key][1].lower() not in usual:
-            draft.add_note(what, found.settings[key][1])
+            draft.add_remark(what, found.settings[key][1])
     weights = [
         f"{name} {found.settings[key][1]}" for name in WEIGHED if (key := f"priorityweight{name}") in found.settings
     ]
     if weights:
-        draft.add_note(
+        draft.add_remark(
             "PriorityWeight…: queues go by share here, then jobs by wait; no sum of factors", ", ".join(weights)
         )
     if found.has_settings and parse_number(found.settings.get("priorityweightqos", (line, "0"))[1]) == 0:
-        draft.add_note("PriorityWeightQOS is 0, so QOS order no jobs there; here a request's class does")
+        draft.add_remark("PriorityWeightQOS is 0, so QOS order no jobs there; here a request's class does")
     if "partitionname" in found.settings:
-        draft.add_note("partitions: their nodes, limits and tiers were not read")
+        draft.add_remark("partitions: their nodes, limits and tiers were not read")
     return half_life_s
 
 
@@ -132,7 +132,7 @@ def _read_accounts(draft: Draft, found: SlurmFiles) -> dict[str, _Account]:
 def _add_user(draft: Draft, account: _Account, line: SourceLine, row: dict[str, str]) -> None:
     """Add a user's association. If the user has several in one account, the first one counts."""
     if any(row["user"] == known["user"] for _, known in account.users):
-        draft.add_note("a second association of a user in an account", f"{row['user']} of {row['account']}")
+        draft.add_remark("a second association of a user in an account", f"{row['user']} of {row['account']}")
     else:
         account.users.append((line, row))
 
@@ -173,7 +173,7 @@ class _QueueTreeBuilder:
         counted = [name for name in self.accounts if self._find_counted_account(name) == name and name != ROOT]
         for name, account in self.accounts.items():
             if name not in counted:
-                self._note_omitted_account(name, account)
+                self._record_omitted_account(name, account)
         return {name: self._find_counted_account(self._get_parent(name)) for name in counted}, lines
 
     def _get_parent(self, name: str) -> str:
@@ -189,14 +189,14 @@ class _QueueTreeBuilder:
             name = self._get_parent(name)
         return "" if name == ROOT else name
 
-    def _note_omitted_account(self, name: str, account: _Account) -> None:
+    def _record_omitted_account(self, name: str, account: _Account) -> None:
         if name != ROOT:
-            self.draft.add_note(
+            self.draft.add_remark(
                 "share parent: the account is no level of its own, what is below it is its parent's", name
             )
         for key in ("grptres", "grptresmins", "maxtres"):
             if account.row[key]:
-                self.draft.add_note(f"{key} of an account that is no queue here", f"{name} ({account.row[key]})")
+                self.draft.add_remark(f"{key} of an account that is no queue here", f"{name} ({account.row[key]})")
 
     def _has_equal_shares(self, users: list[tuple[SourceLine, dict[str, str]]]) -> bool:
         shares = {row["share"] for _, row in users}
@@ -208,8 +208,8 @@ class _QueueTreeBuilder:
         while (own := f"{path}/{name}" if path else name) in self.draft.queues:
             name += "-user"
         if row["share"] == PARENT:
-            self.draft.add_note("share parent of a user among others with shares: weight 1", own)
-        self.draft.add_note("users that are queues, for their shares or limits differ: requests name them so", own)
+            self.draft.add_remark("share parent of a user among others with shares: weight 1", own)
+        self.draft.add_remark("users that are queues, for their shares or limits differ: requests name them so", own)
         self._fill_queue(self.draft.add_queue(own, DraftQueue(line)), own, line, row)
 
     def _fill_queue(self, queue: DraftQueue, path: str, line: SourceLine, row: dict[str, str]) -> None:
@@ -221,28 +221,28 @@ class _QueueTreeBuilder:
         for gpus in queue.limit.values():
             line.check_amount("GrpTRES", gpus)
         if rest:
-            self.draft.add_note("GrpTRES of other than GPUs", f"{path} ({rest})")
+            self.draft.add_remark("GrpTRES of other than GPUs", f"{path} ({rest})")
         self._set_budget(queue, path, line, row["grptresmins"])
         if row["maxtres"]:
-            self.draft.add_note("MaxTRES, the most of one job", f"{path} ({row['maxtres']})")
+            self.draft.add_remark("MaxTRES, the most of one job", f"{path} ({row['maxtres']})")
         if row["qos"] not in ("", "normal"):
-            self.draft.add_note("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
+            self.draft.add_remark("which QOS may be used: here any class may be asked for", f"{path} ({row['qos']})")
 
     def _set_budget(self, queue: DraftQueue, path: str, line: SourceLine, text: str) -> None:
         minutes, rest = parse_tres_gpus(line, text, self.spell)
         rest = ",".join([*filter(None, [rest]), *(f"{name}={gpus:g}" for name, gpus in minutes.items() if name != ANY)])
         if rest:
-            self.draft.add_note("GrpTRESMins of other than GPUs of any model", f"{path} ({rest})")
+            self.draft.add_remark("GrpTRESMins of other than GPUs of any model", f"{path} ({rest})")
         if not minutes.get(ANY):
             if ANY in minutes:
-                self.draft.add_note("GrpTRESMins of 0 GPU-minutes", path)
+                self.draft.add_remark("GrpTRESMins of 0 GPU-minutes", path)
             return
         steady = minutes[ANY] * 60 * math.log(2) / self.half_life_s
         queue.guaranteed = {
             ANY: line.check_amount("GrpTRESMins, as GPUs held for ever,", math.floor(steady * 1e6) / 1e6)
         }
         queue.credits = (1.0, minutes[ANY] / 60)
-        self.draft.add_note(
+        self.draft.add_remark(
             "GrpTRESMins is a guarantee with credits here: it holds no job back", f"{path} ({minutes[ANY]:g})"
         )
 
@@ -258,4 +258,4 @@ def _add_class(draft: Draft, line: SourceLine, row: dict[str, str]) -> None:
     usual = {"gracetime": ("", "00:00:00"), "usagefactor": ("", "1", "1.000000")}
     for key in ("gracetime", "grptres", "maxtrespu", "usagefactor", "flags"):
         if row[key] not in usual.get(key, ("",)):
-            draft.add_note(f"{key} of a QOS", f"{name} ({row[key]})")
+            draft.add_remark(f"{key} of a QOS", f"{name} ({row[key]})")

@@ -28,7 +28,7 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
     """Make a draft from these files (name → text). Raises ConfigError."""
     draft = Draft("Volcano")
     draft.policy["half_life_h"] = LONGEST_H
-    draft.add_note(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
+    draft.add_remark(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")
     things = read_queue_things(draft, files, GROUP)
     if len(things) > 1 and (root := things.pop(ROOT, None)):
         root.spec.drop_fields("weight")
@@ -58,12 +58,12 @@ def _fill_queue(draft: Draft, path: str, queue: DraftQueue, thing: Thing) -> Non
     if limit is not None:
         queue.limit = {ANY: limit}
     if spec.pop_text("reclaimable", "true") == "false":
-        draft.add_note(
+        draft.add_remark(
             "reclaimable false: others get back nothing of what it borrowed there, and here no job is stopped", path
         )
     if (state := thing.top.pop_table("status").pop_text("state", "Open")) in STOPPED:
         queue.is_closed = True
-        draft.add_note("closed: the queue takes no requests (max_waiting = 0)", f"{path} ({state})")
+        draft.add_remark("closed: the queue takes no requests (max_waiting = 0)", f"{path} ({state})")
 
 
 def _sum_gpus(resources: Fields) -> float | None:

@@ -28,7 +28,7 @@ class BodyBudget:
     def make_lease(self) -> "Lease":
         return Lease(self)
 
-    def try_take_bytes(self, size_bytes: int) -> bool:
+    def try_reserve_bytes(self, size_bytes: int) -> bool:
         """Take bytes from the budget. Returns whether there was enough room."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
@@ -60,7 +60,7 @@ class Lease:
         """
         with self._lock:
             wanted_bytes = self.size_bytes + size_bytes
-            if not self._released and self.budget.try_take_bytes(size_bytes):
+            if not self._released and self.budget.try_reserve_bytes(size_bytes):
                 self.size_bytes = wanted_bytes
                 return
         self.budget.refused()

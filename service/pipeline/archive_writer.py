@@ -62,7 +62,7 @@ class ArchiveWriter:
 
     @property
     def delays_sources(self) -> bool:
-        """Whether the archive's buffer is full, or a source still waits for room in it."""
+        """True if the archive's buffer is full, or a source still waits for room in it."""
         return self.is_full or self._held > 0
 
     async def wait_for_room(self) -> None:

@@ -1,4 +1,4 @@
-"""What the ports to files of `key value` lines share."""
+"""The common part of ports to files of `key value` lines."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -236,7 +236,7 @@ def test_bodies_that_leave_no_room_for_others_are_an_outage(make: Make) -> None:
         world.tick()
         assert world.place("a") == "placed"
         budget = world.context.bodies
-        budget.try_take_bytes(int(budget.limit_bytes))
+        budget.try_reserve_bytes(int(budget.limit_bytes))
         assert world.send(world.started("a")).status_code == 503
         budget.return_bytes(int(budget.limit_bytes))
         world.context.listening.write_statement()
@@ -244,7 +244,7 @@ def test_bodies_that_leave_no_room_for_others_are_an_outage(make: Make) -> None:
         assert world.state("a") is IntentState.EXPIRED, "it was in time to be sent again"
         assert world.place("b") == "placed"
         world.pass_time(EXPIRES_S - 3)
-        budget.try_take_bytes(int(budget.limit_bytes))
+        budget.try_reserve_bytes(int(budget.limit_bytes))
         assert world.send(world.started("b")).status_code == 503
         budget.return_bytes(int(budget.limit_bytes))
         world.context.listening.write_statement()

@@ -107,7 +107,7 @@ class ObservedGpu(msgspec.Struct):
 
     @property
     def has_telemetry(self) -> bool:
-        """Whether telemetry reported this GPU. Jobs do not say whether a GPU is divided."""
+        """True if telemetry reported this GPU. Jobs do not say whether a GPU is divided."""
         return bool(self.mig) or any(map(math.isfinite, self.readings.values()))
 
 

@@ -37,7 +37,7 @@ def test_the_placer_takes_what_is_written(tree: dict[tuple[str, ...], DraftQueue
                 draft.add_queue(above, DraftQueue(LINE))
         if (path := "/".join(parts)) not in draft.queues:
             draft.add_queue(path, queue)
-    draft.add_note(text, text)
+    draft.add_remark(text, text)
     correct_draft(draft)
     written = format_draft(draft, [text])
     read = read_queues(written)
