@@ -393,7 +393,7 @@ def test_one_caller_fills_a_limit_alone_only_while_it_is_alone(make: Make) -> No
         assert world.send(world.event("of-bob", "submitted"), caller="bob").status_code == 202
         answer = world.send(*(world.event(f"a{n}", "submitted") for n in range(40)))
         assert answer.json()["accepted"] == 20
-        assert "limits.live_jobs = 40, 21 are taken, one caller may have 20" in answer.json()["detail"]
+        assert "limits.live_jobs = 40, 21 are used, one caller may have 20" in answer.json()["detail"]
         world.tick()
         assert fill(world, 30) == 19, "the other half, less what bob has"
         world.clock.advance(3601)
