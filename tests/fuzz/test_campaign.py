@@ -24,8 +24,8 @@ JSON = {"content-type": "application/json"}
 
 def test_no_request_gets_an_unlawful_answer() -> None:
     progress = Progress(seed=3)
-    asked = asyncio.run(run_epoch(progress, epoch=0, upto=round(2500 * EFFORT)))
-    assert asked == round(2500 * EFFORT)
+    asked = asyncio.run(run_epoch(progress, epoch=0, upto=round(5000 * EFFORT)))
+    assert asked == round(5000 * EFFORT)
     assert not progress.findings
     assert {"200", "202", "404", "422"} <= progress.statuses.keys()
 
