@@ -84,7 +84,7 @@ def test_new_jobs_beyond_the_bound_are_refused_and_what_is_known_goes_on(client:
     body = [*submitted("a", "b", "c"), *submitted("c", sequence=2), end]
     answer = client.post("/v1/events", json=body)
     assert refused(answer) == {"live_jobs": 1}
-    assert answer.json()["detail"].startswith("limits.live_jobs = 4, 4 are taken: 1 new name was refused")
+    assert answer.json()["detail"].startswith("limits.live_jobs = 4, 4 are used: 1 new name was refused")
     assert answer.json()["accepted"] == 3
     assert kept(tmp_path) == ["a", "b", "old"], "no event of the refused job is kept, nor one of the others lost"
     assert client.post("/v1/events", json=[{**end, "sequence": 10}]).status_code == 202
@@ -127,7 +127,7 @@ def test_a_caller_has_so_many_new_names_a_minute(tmp_path: Path, clock: ManualCl
         many = submitted(*(f"j{n}" for n in range(12)))
         answer = client.post("/v1/events", json=many, headers=ADA)
         assert refused(answer) == {"names_per_minute": 4}
-        assert app.state.context.names.wait_s("ada", 4) == 4.0, "one name a second"
+        assert app.state.context.names.compute_wait_s("ada", 4) == 4.0, "one name a second"
         assert client.post("/v1/events", json=submitted("bobs"), headers=BOB).status_code == 202
         assert client.post("/v1/events", json=submitted("old", sequence=5), headers=ADA).status_code == 202
         clock.advance(3)

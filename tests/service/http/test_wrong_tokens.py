@@ -55,7 +55,7 @@ def ask(app: FastAPI, *requests: tuple[str, dict[str, str]], path: str = "/v1/fl
 
 
 def counts(app: FastAPI) -> Iterator[tuple[str, int]]:
-    for line in app.state.context.metrics.page().splitlines():
+    for line in app.state.context.metrics.make_page().splitlines():
         if line.startswith("fleetcast_api_auth_failures_total"):
             yield line.split('"')[1], round(float(line.split()[-1]))
 
