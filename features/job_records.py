@@ -23,7 +23,7 @@ class JobRecord(NamedTuple):
     run_s: float | None  # of one that finished
     tolerated_s: float | None  # the wait that its request tolerates
     cold_s: float | None  # from its start to its first steady phase or step; None where its start was heard late
-    heard: bool = False  # its start was heard as it happened
+    is_start_observed: bool = False  # whether its start was reported as it happened
 
 
 class JobRecords:
@@ -73,7 +73,7 @@ class JobRecords:
 
 
 def _drop_unobserved_cold_start(row: JobRecord) -> JobRecord:
-    return row if row.heard else row._replace(cold_s=None)
+    return row if row.is_start_observed else row._replace(cold_s=None)
 
 
 def _make_record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | None) -> JobRecord | None:
@@ -83,7 +83,7 @@ def _make_record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | 
     stands_for_many = attempt.submission is not None and attempt.submission.tasks != 1
     if arrived is None or attempt.gpus <= 0 or stands_for_many:
         return None
-    heard = _is_observed(started, old, received_ms)
+    is_observed = _is_observed(started, old, received_ms)
     gave_up = started is None and attempt.failure is not None and attempt.failure.category == "cancelled"
     waited_to = over if gave_up else started
     waited_s = None if submitted is None or waited_to is None else max(0.0, (waited_to - submitted) / 1000)
@@ -99,8 +99,8 @@ def _make_record(attempt: JobAttempt, old: JobRecord | None, received_ms: int | 
         gave_up,
         attempt.run_s if attempt.outcome == "finished" and not attempt.has_unseen_start else None,
         attempt.submission.tolerated_wait_s if attempt.submission else None,
-        _choose_sooner(old.cold_s if old else None, _measure_cold_start(attempt)) if heard else None,
-        heard,
+        _choose_sooner(old.cold_s if old else None, _measure_cold_start(attempt)) if is_observed else None,
+        is_observed,
     )
 
 
@@ -109,7 +109,7 @@ def _is_observed(started_ms: int | None, old: JobRecord | None, received_ms: int
     if started_ms is None:
         return False
     if old is not None and old.started_ms is not None:
-        return old.heard
+        return old.is_start_observed
     return received_ms is None or received_ms - started_ms <= OBSERVED_WITHIN_MS
 
 

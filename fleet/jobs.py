@@ -53,7 +53,7 @@ class JobAttempt:
     phase_since_ms: int | None = None
     steps: list[Step] = field(default_factory=list)  # one a step, by time
     rank_steps: RankSteps = field(default_factory=dict)  # of the newest steps that ranks reported
-    steps_told: int = 0
+    reported_steps: int = 0
     checkpoints: list[Edges] = field(default_factory=list)  # by time
     evaluations: list[Phase] = field(default_factory=list)  # their beginnings, from rank 0 or without a rank
     lost_nodes: dict[str, str] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class JobAttempt:
     silent_end: EndEvent | None = None  # the last end that silence implied, also while a later step withdraws it
     events: list[JobEvent] = field(default_factory=list)
     written: dict[str, int] = field(default_factory=dict)  # field group -> sequence of its last writer
-    heard_ms: int = 0  # the newest step, phase or checkpoint
+    last_sign_ms: int = 0  # time of the newest step, phase or checkpoint
     placed_by: dict[int, int] = field(default_factory=dict)  # rank -> sequence of the event that implied its place
     is_exempt: bool = False  # placed by Fleetcast itself: it counts for no limit
 
@@ -189,7 +189,7 @@ class JobAttempt:
         match event:
             case Step():  # by far the most events
                 if not self._has_reported_end:
-                    self.steps_told += 1
+                    self.reported_steps += 1
                     fold_step(self.steps, self.rank_steps, event)
             case Submitted():
                 if self._record_if_newest("submission", event):
@@ -233,7 +233,7 @@ class JobAttempt:
         earliest time. The place of each rank is that with the highest sequence. An event after a silent end
         withdraws that end.
         """
-        self.heard_ms = max(self.heard_ms, event.time_ms)
+        self.last_sign_ms = max(self.last_sign_ms, event.time_ms)
         if "started" not in self.written:
             self.started_ms = event.time_ms if self.started_ms is None else min(event.time_ms, self.started_ms)
         if "end" in self.written:
@@ -262,14 +262,14 @@ class JobAttempt:
         if self._has_reported_end:
             self.steps.clear()
             self.rank_steps.clear()
-            self.steps_told = 0
+            self.reported_steps = 0
             self.checkpoints.clear()
             self.evaluations.clear()
         elif self.silent_end is None and isinstance(self.failure, Failed):
             self.silent_end = self.failure  # a snapshot of a version that stored no silent end
         if self.silent_end is not None:
             start = self.written.get("started")
-            alive_ms = self.heard_ms if start is None else max(self.heard_ms, self.started_ms or 0)
+            alive_ms = self.last_sign_ms if start is None else max(self.last_sign_ms, self.started_ms or 0)
             is_by_labels = start is not None and start < 0
             stands = is_by_labels or alive_ms <= self.silent_end.time_ms
             self._set_end(self.silent_end if stands else None)

@@ -253,11 +253,11 @@ class LabelJobs(Stateful):
             yield Resized(**_make_event_identity(job, track.attempt, RESIZED + track.resizes, now_ms), ranks=ranks)
 
     def dump(self) -> Dump:
-        return {"tracks": msgspec.to_builtins(self._tracks), "told": sorted(self._explained)}, {}
+        return {"tracks": msgspec.to_builtins(self._tracks), "explained": sorted(self._explained)}, {}
 
     def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._tracks = msgspec.convert(about["tracks"], dict[str, LabelledJob])
-        self._explained = set(about["told"])
+        self._explained = set(about["explained"])
 
 
 def _make_start_events(

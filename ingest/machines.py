@@ -51,7 +51,7 @@ class Target:
 
     `node`: owns series that name no node, or all series if `fixed`. `address`: its process' host:port. own: its
     name before a page gave it another. renamed: label → the node that it means on this target's pages.
-    heard_ms: time of its last page, 0 for never. pages: number of decoded pages, 0 if samples arrive without
+    last_page_ms: time of its last page, 0 for never. pages: number of decoded pages, 0 if samples arrive without
     pages. named: node → time of the first page with one of its boards. forgets: the decoder must resolve all
     series again. whole_page: the last page on which it did so. whole_since: the first of a run of such pages.
     unproven: node → its GPUs that the pages list without a UUID. readings: the readings of its last page, while
@@ -64,7 +64,7 @@ class Target:
     address: str = ""
     own: str = ""
     renamed: dict[str, str] = field(default_factory=dict)
-    heard_ms: int = 0
+    last_page_ms: int = 0
     pages: int = 0
     named: dict[str, int] = field(default_factory=dict)
     forgets: bool = False
@@ -215,7 +215,7 @@ class MachineNames:
             slots[index] = _Slot(uuid, target, target.pages)
         else:
             held.page = target.pages
-        target.named.setdefault(node, target.heard_ms)
+        target.named.setdefault(node, target.last_page_ms)
         self._boards[uuid] = (node, index)
         return node
 
@@ -250,7 +250,7 @@ class MachineNames:
             sharing = self._find_targets_with_gpus(node, gpus)
             others = [other for other in sharing if other is not target and _is_target_live(other, target)]
             if others:
-                target.readings = parse_board_readings(page, target.heard_ms)
+                target.readings = parse_board_readings(page, target.last_page_ms)
             for other in others:
                 if node in self.clashes or (other.fixed and target.fixed):
                     continue
@@ -281,8 +281,8 @@ class MachineNames:
         if pair not in self._doubts:  # both resolve their lines anew, in case that one of them has another name by now
             for one in (other, target):
                 one.unproven, one.forgets = {}, True
-        since_ms = self._doubts.setdefault(pair, target.heard_ms)
-        return other.heard_ms > since_ms and target.heard_ms - since_ms >= (LIVE_MS if is_one_host else 0)
+        since_ms = self._doubts.setdefault(pair, target.last_page_ms)
+        return other.last_page_ms > since_ms and target.last_page_ms - since_ms >= (LIVE_MS if is_one_host else 0)
 
     def _are_on_one_host(self, first: Target, second: Target) -> bool:
         """Return whether two targets are on one host, by their addresses and the names that schedulers report."""
@@ -311,10 +311,10 @@ class MachineNames:
             doubted_ms = known.doubted_ms if known is not None and known.target is target else 0
             self._kernels[name] = _Kernel(started_s, target, doubted_ms)
         elif known.started_s and abs(known.started_s - started_s) > SAME_BOOT_S:
-            if 0 < known.doubted_ms < known.target.heard_ms:
+            if 0 < known.doubted_ms < known.target.last_page_ms:
                 self._separate_by_kernel(name, known.target, target)
                 return
-            known.doubted_ms = known.doubted_ms or target.heard_ms
+            known.doubted_ms = known.doubted_ms or target.last_page_ms
         else:
             known.doubted_ms = 0
         if target.node != name:
@@ -406,9 +406,9 @@ def _find_host(target: Target) -> str:
 
 
 def _is_target_live(other: Target, target: Target) -> bool:
-    return other.heard_ms > 0 and target.heard_ms - other.heard_ms <= LIVE_MS
+    return other.last_page_ms > 0 and target.last_page_ms - other.last_page_ms <= LIVE_MS
 
 
 def _has_named_node(node: str, target: Target) -> bool:
     """Return whether an earlier page of a target named a board of this node."""
-    return target.named.get(node, target.heard_ms) < target.heard_ms
+    return target.named.get(node, target.last_page_ms) < target.last_page_ms

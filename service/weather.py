@@ -195,13 +195,16 @@ def read_job_outlooks(board: Board) -> dict[str, JobOutlook]:
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
     verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
     details = msgspec.json.decode(board.raw("doc.job"), type=dict[str, _JobDetail])
-    kept_ms = {(row.job, row.attempt): row.kept_ms for row in running}
+    checkpoints = {(row.job, row.attempt): row.checkpoint_ms for row in running}
     known = sorted((row for row in rows if row.state in ("queued", "running")), key=lambda row: row.attempt)
-    return {row.job: _make_job_outlook(row, kept_ms, verdicts.get(row.job), details.get(row.job)) for row in known}
+    return {row.job: _make_job_outlook(row, checkpoints, verdicts.get(row.job), details.get(row.job)) for row in known}
 
 
 def _make_job_outlook(
-    row: JobRow, kept_ms: Mapping[tuple[str, int], int | None], verdict: "_Verdict | None", detail: "_JobDetail | None"
+    row: JobRow,
+    checkpoints: Mapping[tuple[str, int], int | None],
+    verdict: "_Verdict | None",
+    detail: "_JobDetail | None",
 ) -> JobOutlook:
     left, run = row.remaining_s, detail.run_s if detail else None
     slow = verdict if verdict is not None and verdict.slow else None
@@ -217,7 +220,7 @@ def _make_job_outlook(
         left_p90_s=left.p90 if left else None,
         run_p50_s=run.p50 if run else None,
         run_p90_s=run.p90 if run else None,
-        checkpoint_ms=kept_ms.get((row.job, row.attempt)),
+        checkpoint_ms=checkpoints.get((row.job, row.attempt)),
         slow_since_ms=slow.since_ms if slow else None,
         culprit=(slow.culprit.name or "").partition("/")[0] if slow and slow.culprit.kind in ("worker", "node") else "",
         why=slow.sentence if slow else "",

@@ -241,7 +241,7 @@ class KafkaSource(Source):
             size += len(message.value or b"")
             parts.append(self._decode(message))
             self._taken[message.place] = message.offset + 1
-            self._health.heard_ms = message.time_ms
+            self._health.last_record_ms = message.time_ms
         return Batch.merge(parts) if parts else Batch()
 
     def _decode(self, message: Message) -> Batch:
@@ -360,7 +360,7 @@ class _Health:
         self.up = False
         self.reported = False
         self.behind = 0
-        self.heard_ms = 0  # time of the last record taken
+        self.last_record_ms = 0  # time of the last record that arrived
         self.lost = 0
         self.letters = 0
         self._bad = 0
@@ -388,7 +388,7 @@ class _Health:
         behind = self.behind + waiting
         span_s = time.monotonic() - self._rates[0][0] if self._rates else 0.0
         rate = sum(count for _, count in self._rates) / span_s if span_s > 0 else 0.0
-        late_s = max(0.0, time.time() - self.heard_ms / 1000) if self.heard_ms else None
+        late_s = max(0.0, time.time() - self.last_record_ms / 1000) if self.last_record_ms else None
         return {
             "rate_per_s": round(rate, 1),
             "lag_s": (None if late_s is None else round(late_s, 3)) if behind else 0.0 if self.reported else None,

@@ -115,7 +115,7 @@ class PageDecoder:
         Samples get the fleet time `arrival_ms`, or the timestamps of their lines. open_metrics: whether the content
         type says so. A page that ends in `# EOF` is OpenMetrics as well.
         """
-        self.target.heard_ms, self.target.pages = arrival_ms, self.target.pages + 1
+        self.target.last_page_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.separate_clashing_targets(page, self.target)
         if self.target.forgets:
             self._forget_all_prefixes()

@@ -29,7 +29,7 @@ class Instances:
         numbers = np.unique(self._of_row[owned])
         targets = [self._numbered[number] for number in numbers[numbers >= 0].tolist()]
         for target in targets:
-            target.heard_ms = now_ms
+            target.last_page_ms = now_ms
         return targets
 
     def find_or_add_target(self, address: str, node: str) -> Target:
@@ -42,7 +42,7 @@ class Instances:
             target = self._targets[address] = Target(node, address=address)
             self._numbers[address] = len(self._numbered)
             self._numbered.append(target)
-        target.node, target.heard_ms = node, self._now_ms
+        target.node, target.last_page_ms = node, self._now_ms
         return target
 
     def assign_row(self, row: int, address: str) -> None:

@@ -123,7 +123,7 @@ class FaultRate:
         """Return a copy for a snapshot."""
         sums = {"seen": self.seen, "expected": self.expected}
         times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
-        return {**sums, **times, "warned_ms": dict(self._warned_ms), "heard_ms": dict(self._times_ms)}, {}
+        return {**sums, **times, "warned_ms": dict(self._warned_ms), "telemetry_ms": dict(self._times_ms)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore what `dump` returned, into a new object."""
@@ -131,7 +131,9 @@ class FaultRate:
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
         self._watched_ms = about.get("watched_ms", self._now_ms)
         self._warned_ms = {name: (int(begin), int(last)) for name, (begin, last) in about["warned_ms"].items()}
-        self._times_ms = {name: (int(since), int(last)) for name, (since, last) in about.get("heard_ms", {}).items()}
+        self._times_ms = {
+            name: (int(since), int(last)) for name, (since, last) in about.get("telemetry_ms", {}).items()
+        }
         self.times = compute_posterior_ratio(self.seen, self.expected)
 
     def shift_times(self, by_ms: int) -> None:

@@ -35,7 +35,7 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 class LocalEvidence:
     """The evidence of one pipeline, and the columns that compare gangs. Rows are those of its own nodes.
 
-    own: (node,) whether this pipeline receives telemetry of the node itself. heard_ms: (2, node) the
+    own: (node,) whether this pipeline receives telemetry of the node itself. newest_sample_ms: (2, node) the
     time of the newest sample of its GPUs, and of its ports, in Unix ms.
     """
 
@@ -43,7 +43,7 @@ class LocalEvidence:
     nodes: tuple[str, ...]
     known: NDArray[np.bool_]  # (node,) something was ever heard of it
     own: NDArray[np.bool_]
-    heard_ms: NDArray[np.int64]  # 0 never
+    newest_sample_ms: NDArray[np.int64]  # 0 never
     signals: Signals
     gpu: GangColumns
     port: GangColumns
@@ -66,14 +66,16 @@ def score_own_nodes(
         _make_port_signals(port, entities, topology, state, now_ms),
         _make_node_signals(node, gpu, quiet, topology, state, now_ms, names),
     ]
-    heard_s = np.stack([compute_newest_age_s(gpu, nodes), compute_newest_age_s(port, nodes)])
+    newest_age_s = np.stack([compute_newest_age_s(gpu, nodes), compute_newest_age_s(port, nodes)])
     known = np.isfinite(quiet.any_s) | np.isfinite(node["gpus_reported"])
     return LocalEvidence(
         time_ms=now_ms,
         nodes=names,
         known=known,
         own=np.ones(nodes, bool),
-        heard_ms=np.where(np.isfinite(heard_s), now_ms - np.nan_to_num(heard_s) * 1000, 0).astype(np.int64),
+        newest_sample_ms=np.where(np.isfinite(newest_age_s), now_ms - np.nan_to_num(newest_age_s) * 1000, 0).astype(
+            np.int64
+        ),
         signals=Signals.concat(signals),
         gpu=GangColumns.from_gpus(gpu, view, tuple(entities[GPU].names[: gpu.rows])),
         port=GangColumns.from_ports(port, tuple(entities[PORT].names[: port.rows]), state.links.was_speed[: port.rows]),

@@ -28,7 +28,7 @@ WATCHED_MS = 600_000  # between two ticks: of more nothing is known
 UNWATCHED_SHARE = 0.1
 SPARE = 64  # nodes that are there no more
 FAIL = RISK_KINDS.index("fail")
-SUMS = ("count", "told", "seen")
+SUMS = ("count", "predicted", "seen")
 
 
 @dataclass(slots=True)
@@ -48,12 +48,12 @@ class IssuedRisk:
 class RiskRecord:
     """The past accuracy of risk probabilities: sums of matured forecasts by (horizon, bin of probability).
 
-    count: the number of forecasts. told: the sum of their probabilities. seen: the number of faults
+    count: the number of forecasts. predicted: the sum of their probabilities. seen: the number of faults
     that followed. squares: (horizon,) the sum of squared errors.
     """
 
     count: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
-    told: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
+    predicted: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
     seen: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))
     squares: Array = field(default_factory=lambda: np.zeros(len(RISK_HORIZONS_S)))
     since_ms: int = 0
@@ -92,10 +92,10 @@ class RiskRecord:
                 self.rows[name] = len(self.names)
                 self.names.append(name)
         away = np.array([faults.has_failed(name) for name in names], bool)
-        told = np.full(len(self.names), np.nan, np.float32)
-        told[[self.rows[name] for name in names]] = np.where(away, np.nan, p)
-        if np.isfinite(told).any():
-            self.waiting.append(IssuedRisk(horizon, now_ms, told))
+        probabilities = np.full(len(self.names), np.nan, np.float32)
+        probabilities[[self.rows[name] for name in names]] = np.where(away, np.nan, p)
+        if np.isfinite(probabilities).any():
+            self.waiting.append(IssuedRisk(horizon, now_ms, probabilities))
 
     def _drop_missing_nodes(self, names: Sequence[str]) -> None:
         """Drop the nodes that are not in `names`."""
@@ -124,7 +124,7 @@ class RiskRecord:
         known = np.isfinite(issue.p)
         p, came = issue.p[known].astype(np.float64), came[known]
         place = np.searchsorted(EDGES, p, side="right")
-        for sums, weights in ((self.count, None), (self.told, p), (self.seen, came)):
+        for sums, weights in ((self.count, None), (self.predicted, p), (self.seen, came)):
             sums[issue.horizon] += np.bincount(place, weights, BINS)
         self.squares[issue.horizon] += ((p - came) ** 2).sum()
 
@@ -133,7 +133,7 @@ class RiskRecord:
         return [self._make_calibration(at, horizon_s) for at, horizon_s in enumerate(RISK_HORIZONS_S)]
 
     def _make_calibration(self, at: int, horizon_s: int) -> "Calibration":
-        count, told, seen = self.count[at], self.told[at], self.seen[at]
+        count, predicted, seen = self.count[at], self.predicted[at], self.seen[at]
         total, came = float(count.sum()), float(seen.sum())
         base = total and came / total * (1 - came / total)
         edges = (0.0, *EDGES, 1.0)
@@ -141,13 +141,13 @@ class RiskRecord:
             horizon_s=horizon_s,
             matured=int(total),
             faults=int(came),
-            mean_p=round(float(told.sum()) / total, 6) if total else None,
+            mean_p=round(float(predicted.sum()) / total, 6) if total else None,
             observed=round(came / total, 6) if total else None,
             brier_skill=round(1 - float(self.squares[at]) / total / base, 4) if base else None,
             bins=[
                 Bin(low, high, int(n), round(p / n, 6), round(share / n, 6))
                 for low, high, n, p, share in zip(
-                    edges, edges[1:], count.tolist(), told.tolist(), seen.tolist(), strict=False
+                    edges, edges[1:], count.tolist(), predicted.tolist(), seen.tolist(), strict=False
                 )
                 if n
             ],

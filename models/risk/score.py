@@ -191,7 +191,7 @@ def _map_node_rows(locals: Sequence[LocalEvidence], rows: Mapping[str, int]) -> 
     kind.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
-    newest_sample_ms = [np.vstack([local.heard_ms, local.heard_ms.max(axis=0)]) for local in locals]
+    newest_sample_ms = [np.vstack([local.newest_sample_ms, local.newest_sample_ms.max(axis=0)]) for local in locals]
     newest = np.zeros((len(KINDS), len(rows) + 1), np.int64)  # the last is of those that are not in the topology
     for newest_ms, to in zip(newest_sample_ms, places, strict=True):
         for kind in range(len(KINDS)):

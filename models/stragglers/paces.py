@@ -25,7 +25,7 @@ class Paces:
         """Return the attempt's pace by the steps so far, from the cache if no step has arrived."""
         if not attempt.steps:
             return StepPace(0)
-        stamp = (attempt.attempt, attempt.steps_told, attempt.written.get("placement"))
+        stamp = (attempt.attempt, attempt.reported_steps, attempt.written.get("placement"))
         known = self._paces.get(attempt.job)
         if known is not None and known[0] == stamp:
             return known[1]

@@ -102,9 +102,9 @@ class RunningJobRow(msgspec.Struct):
 
     gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there. The
     occupancy states them. For nodes outside the fleet, and once the attempt has ended, its events state
-    them. A board of an earlier version has none. placed_ms: since when it runs on these GPUs. kept_ms:
-    when its last checkpoint was complete. displaced: other jobs hold some of its GPUs, so the report of
-    an end is late.
+    them. A board of an earlier version has none. placed_ms: since when it runs on these GPUs. checkpoint_ms:
+    when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the version before, moved
+    to `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs, so the report of an end is late.
     """
 
     job: str
@@ -116,9 +116,14 @@ class RunningJobRow(msgspec.Struct):
     user: str = ""
     class_: str = msgspec.field(default="training", name="class")
     placed_ms: int | None = None
-    kept_ms: int | None = None
+    checkpoint_ms: int | None = None
     held: dict[str, int] = {}
     displaced: bool = False
+    old_checkpoint_ms: int | msgspec.UnsetType | None = msgspec.field(default=msgspec.UNSET, name="kept_ms")
+
+    def __post_init__(self) -> None:
+        if self.old_checkpoint_ms is not msgspec.UNSET:
+            self.checkpoint_ms, self.old_checkpoint_ms = self.old_checkpoint_ms, msgspec.UNSET
 
 
 class EndedJobRow(RunningJobRow):

@@ -21,6 +21,7 @@ from fleetcast.features.store_files import SEGMENTS, link_file
 from fleetcast.fleet import files
 from fleetcast.fleet.job_table import JobTable, decode_job, encode_job
 from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.service.pipeline.old_names import rename_attempts
 
 MAGIC = b"FLEETJOB"
 ROWS_AT_ONCE = 1000
@@ -94,22 +95,24 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
         file.sync()
 
 
-def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable) -> None:
+def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable, is_old: bool = False) -> None:
     """Load saved jobs into an empty table.
 
-    Raises ValueError for a torn file, OSError, or one of msgspec's errors.
+    is_old: the attempts have the names of `old_names`. Raises ValueError for a torn file, OSError, or one of
+    msgspec's errors.
     """
     awake: dict[str, bytes] = {}
     for name in names:
         for row in _read_rows(folder / name):
             awake.pop(row.job, None)
+            attempts = rename_attempts(row.attempts, row.resting) if is_old else row.attempts
             jobs.resting.pop(row.job, None)  # they lie in the order of their rest
             if row.resting:
-                jobs.resting[row.job] = row.attempts
+                jobs.resting[row.job] = attempts
             else:
-                awake[row.job] = row.attempts
-    for attempts in awake.values():
-        for attempt in decode_job(attempts):
+                awake[row.job] = attempts
+    for packed in awake.values():
+        for attempt in decode_job(packed):
             jobs.add_attempt(attempt)
     jobs.changed.clear()
 

@@ -110,7 +110,7 @@ def _check_report(report: Report) -> None:
     shapes = {
         "local.known": (local.known, (nodes,)),
         "local.own": (local.own, (nodes,)),
-        "local.heard_ms": (local.heard_ms, (2, nodes)),
+        "local.newest_sample_ms": (local.newest_sample_ms, (2, nodes)),
         "frame.gpu": (report.gpu, (len(local.gpu.names), len(SHOWN[GPU]))),
         "frame.node": (report.node[:nodes], (len(report.node[:nodes]), len(SHOWN[NODE]))),
         "signals.node": (local.signals.node, (len(local.signals.entity),)),

@@ -236,7 +236,7 @@ def _make_running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRo
         user=user,
         class_=attempt.class_,
         placed_ms=attempt.placed_ms,
-        kept_ms=ends_ms[-1] if ends_ms else None,
+        checkpoint_ms=ends_ms[-1] if ends_ms else None,
         held=held,
     )
 

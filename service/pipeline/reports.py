@@ -26,6 +26,7 @@ from fleetcast.service.board.board import Board, Section, encode_names
 from fleetcast.service.pipeline.documents import HOST, READINGS
 from fleetcast.service.pipeline.jobs.interference import FEATURES
 from fleetcast.service.pipeline.jobs.isolation import OBSERVED
+from fleetcast.service.pipeline.old_names import SECTIONS
 from fleetcast.service.pipeline.publish import encode
 from fleetcast.service.pipeline.tick import TickInputs
 
@@ -80,7 +81,7 @@ def make_report_sections(local: LocalEvidence, inputs: TickInputs, share: Share)
         "names.node": encode_names(local.nodes),
         "local.known": local.known,
         "local.own": local.own,
-        "local.heard_ms": local.heard_ms,
+        "local.newest_sample_ms": local.newest_sample_ms,
         "names.rule": encode_names([rule.name for rule in RULES]),
         "signals.rule": local.signals.rule,
         "signals.entity": encode_names(local.signals.entity),
@@ -115,7 +116,7 @@ def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
         nodes=names("names.node"),
         known=board.array("local.known"),
         own=board.array("local.own"),
-        heard_ms=board.array("local.heard_ms"),
+        newest_sample_ms=_read_newest_sample_times(board),
         signals=signals.select(rule >= 0),
         gpu=_read_gang_columns("gpu", board, names),
         port=_read_gang_columns("port", board, names),
@@ -123,6 +124,12 @@ def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
     about = msgspec.json.decode(board.raw("doc.local"), type=PipelineFacts)
     gpu, node = (_read_frame(kind, board, names) for kind in (EntityKind.GPU, EntityKind.NODE))
     return Report(about, local, gpu, node, names.read)
+
+
+def _read_newest_sample_times(board: Board) -> NDArray[np.int64]:
+    """Return `local.newest_sample_ms` of a board, under its old name if the pipeline is of the version before."""
+    section = "local.newest_sample_ms"
+    return board.array(section if section in board else SECTIONS[section])
 
 
 class _NamesReader:

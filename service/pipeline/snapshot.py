@@ -29,6 +29,7 @@ from fleetcast.fleet.stateful import Dump
 from fleetcast.fleet.topology import Topology
 from fleetcast.models.demand.forecaster import DemandForecaster
 from fleetcast.service.config import Config
+from fleetcast.service.pipeline import old_names
 from fleetcast.service.pipeline.job_files import JobFiles, read_jobs
 from fleetcast.service.pipeline.node_past import NodePasts
 from fleetcast.service.pipeline.state import FleetState
@@ -38,7 +39,7 @@ from fleetcast.service.thread_work import run_in_thread
 
 logger = logging.getLogger(__name__)
 
-SNAPSHOT_VERSION = 3  # another one when what is written changes its shape; snapshots of another one are not read
+SNAPSHOT_VERSION = 4  # changes with the shape of what is written; only `old_names.VERSION` is read, too
 MAX_SNAPSHOTS = 2
 MISSED_TICKS = 3  # what was before them is known; nobody looked since
 Work = Callable[[], object]
@@ -98,17 +99,18 @@ class Snapshot:
 
     def _load(self, folder: Path, config: Config, topology: Topology) -> SavedState:
         document, tables = read_arrays(folder / "state.arrays")
-        if document.get("version") != SNAPSHOT_VERSION:
+        is_old = document.get("version") == old_names.VERSION
+        if not is_old and document.get("version") != SNAPSHOT_VERSION:
             raise OtherVersionError(document.get("version"))
         store = _load_store(folder / "store", config)
         state = FleetState(store.entities, store, topology, config.limits)
-        read_jobs(folder / "jobs", document["jobs"], state.jobs)
+        read_jobs(folder / "jobs", document["jobs"], state.jobs, is_old)
         state.jobs.position = document["jobs_position"]
         state.nodes.load(msgspec.msgpack.decode(tables["nodes"].tobytes(), type=_Nodes))
         state.nodes.position = document["nodes_position"]
         state.counts.newest_sample_ms = document["newest_sample_ms"]
         parts = Parts(self._kinds, config, state)
-        parts.load(folder)
+        parts.load(folder, is_old)
         header = msgspec.convert(document, SnapshotHeader)
         awake, resting, nodes = len(state.jobs.attempts), len(state.jobs.resting), len(state.topology)
         logger.info("snapshot %s: %d attempts, %d jobs at rest, %d nodes restored", folder.name, awake, resting, nodes)

@@ -204,8 +204,8 @@ class FleetState:
             Failed(
                 job=row.job,
                 attempt=row.attempt,
-                sequence=row.heard_ms - MAX_COUNT,
-                time_ms=row.heard_ms,
+                sequence=row.last_sign_ms - MAX_COUNT,
+                time_ms=row.last_sign_ms,
                 category="unknown",
                 message=why,
             )

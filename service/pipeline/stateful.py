@@ -21,6 +21,7 @@ from fleetcast.models.demand.forecaster import DemandForecaster
 from fleetcast.models.demand.sparse import SparseForecaster
 from fleetcast.models.versions.registry import Registry
 from fleetcast.service.config import Config
+from fleetcast.service.pipeline import old_names
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
 from fleetcast.service.pipeline.gpu_times import GpuTimes
 from fleetcast.service.pipeline.jobs.verdicts import Verdicts
@@ -53,10 +54,10 @@ class PartKind:
 STATEFUL: tuple[PartKind, ...] = (
     PartKind("demand", lambda config, state: state.demand),
     PartKind("runs", lambda config, state: state.runs),
-    PartKind("desk", lambda config, state: make_demand_forecaster(config)),
+    PartKind("forecaster", lambda config, state: make_demand_forecaster(config)),
     PartKind("memory", lambda config, state: state.memory),
     PartKind("peaks", lambda config, state: JobPeaks()),
-    PartKind("told", lambda config, state: RunTimeRecord()),
+    PartKind("run_times", lambda config, state: RunTimeRecord()),
     PartKind("co_runs", lambda config, state: CoRuns(), starts_empty=True),
     PartKind("pasts", lambda config, state: NodePasts(), starts_empty=True),
     PartKind("verdicts", lambda config, state: Verdicts(), starts_empty=True),
@@ -88,11 +89,14 @@ class Parts:
         """
         return {name: early.get(type(part)) or part.dump() for name, part in self._made.items()}
 
-    def load(self, folder: Path) -> None:
-        """Load the files that `write_parts` wrote into new parts. Raises one of UNREADABLE."""
+    def load(self, folder: Path, is_old: bool = False) -> None:
+        """Load the files that `write_parts` wrote into new parts. Raises one of UNREADABLE.
+
+        is_old: the files have the names of `old_names`.
+        """
         for name, part in self._made.items():
             try:
-                part.load(*_read_dump(folder / f"{name}.arrays"))
+                part.load(*(_read_old_dump(folder, name) if is_old else _read_dump(folder / f"{name}.arrays")))
             except UNREADABLE as error:
                 if not self._kinds[name].starts_empty:
                     raise
@@ -115,6 +119,10 @@ def write_parts(folder: Path, dumps: Mapping[str, Dump]) -> None:
 def _read_dump(path: Path) -> Dump:
     arrays = read_arrays(path)[1]
     return msgspec.msgpack.decode(arrays.pop(ABOUT).tobytes(), strict=False), arrays
+
+
+def _read_old_dump(folder: Path, name: str) -> Dump:
+    return old_names.rename_fields(name, _read_dump(folder / f"{old_names.FILES.get(name, name)}.arrays"))
 
 
 def _convert_numpy_number(value: Any) -> Any:

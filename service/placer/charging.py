@@ -251,7 +251,7 @@ def _close_charge(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
     """
     lost, started_ms = None, charge.started_ms
     if row.outcome == "failed" and started_ms is not None and row.started_ms is not None:
-        at_risk_ms = max(0, row.ended_ms - max(row.started_ms, row.kept_ms or 0))
+        at_risk_ms = max(0, row.ended_ms - max(row.started_ms, row.checkpoint_ms or 0))
         lost = charge.gpus * min(at_risk_ms, max(0, ended_ms - started_ms)) / 1000
     return replace(charge, ended_ms=ended_ms, outcome=row.outcome or UNSEEN, lost_gpu_s=lost)
 

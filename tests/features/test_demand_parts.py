@@ -75,7 +75,7 @@ def test_only_a_start_that_was_heard_as_it_happened_has_a_cold_start() -> None:
     (row,) = listened((submitted(), 1), (started(), 62), (steady, 900)).list_records()
     assert row.cold_s == 40.0
     (row,) = listened((started(), 62), (Started(job="j", sequence=3, time_ms=T0 + 60_000), 9_000)).list_records()
-    assert row.heard  # what is told again later does not unsay it
+    assert row.is_start_observed  # what is told again later does not unsay it
 
 
 def test_a_state_that_does_not_say_what_it_heard_loses_its_cold_starts() -> None:
@@ -83,7 +83,7 @@ def test_a_state_that_does_not_say_what_it_heard_loses_its_cold_starts() -> None
     (row,) = records.list_records()
     again = JobRecords()
     again.load({"rows": [("j", 1, *row[:-1])]})
-    assert again.list_records() == [row._replace(cold_s=None, heard=False)]
+    assert again.list_records() == [row._replace(cold_s=None, is_start_observed=False)]
 
 
 def test_who_is_cancelled_unstarted_gave_up() -> None:

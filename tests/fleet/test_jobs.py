@@ -581,7 +581,7 @@ def test_a_step_of_an_attempt_that_nobody_said_started_makes_it_run_where_its_ra
     for event in (told(9, 20, rank=1, node="n2", gpus=(3,)), told(7, 10, rank=0, node="n1", gpus=(0,)), told(8, 30)):
         table.apply(event)
     (row,) = table.running()
-    assert (row.source, row.started_ms, row.heard_ms, row.hosts) == ("sdk", T0 + 10_000, T0 + 30_000, ("n1", "n2"))
+    assert (row.source, row.started_ms, row.last_sign_ms, row.hosts) == ("sdk", T0 + 10_000, T0 + 30_000, ("n1", "n2"))
     assert [(rank.rank, rank.node, rank.gpus) for rank in row.ranks] == [(0, "n1", (0,)), (1, "n2", (3,))]
 
 

@@ -197,7 +197,7 @@ class RunTimeRecord(Stateful):
         issued = list(self.issued.items())
         about = {
             "model": self.model,
-            "told": [
+            "issued": [
                 [*key, row.limit_s, row.model, row.in_time, row.left_ms, row.left_s is not None, row.is_over]
                 for key, row in issued
             ],
@@ -227,7 +227,7 @@ class RunTimeRecord(Stateful):
         self.tracker.load(about["tracker"])
         issued: dict[Attempt, IssuedRunTime] = {}
         run_s, similar_s, left_s = (arrays[name].copy() for name in ("run_s", "similar_s", "left_s"))
-        for at, (job, attempt, limit_s, model, in_time, left_ms, is_left, is_over) in enumerate(about["told"]):
+        for at, (job, attempt, limit_s, model, in_time, left_ms, is_left, is_over) in enumerate(about["issued"]):
             issued[job, attempt] = issue_run_time(run_s[at], similar_s[at], limit_s, model, in_time, is_over)
             if is_left:
                 issued |= update_remaining_times(issued, [(job, attempt)], left_s[at : at + 1], left_ms)

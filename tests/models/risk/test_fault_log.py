@@ -157,7 +157,7 @@ def test_faults_of_the_rules_are_remembered_and_raise_the_node(small_fleet: Call
     again.load(json.loads(json.dumps(about)), arrays)
     assert again.faults.dump() == fleet.memory.faults.dump()
     days = (fleet.now_ms - fault.start_ms) / DAY_MS
-    known = fleet.memory.faults.history({name: row for row, name in enumerate(fleet.names)})
+    known = fleet.memory.faults.make_history({name: row for row, name in enumerate(fleet.names)})
     assert make_feature_columns(known, fleet.now_ms / DAY_MS, 4)[1, 0] == pytest.approx(np.exp(-days / 30))
 
 

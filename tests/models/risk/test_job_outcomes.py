@@ -87,7 +87,7 @@ def test_a_job_that_fails_again_and_again_speaks_once_against_its_node():
     hour_ms = DAY_MS // 24
     for attempt in range(40):
         at_ms = T0 + attempt * hour_ms
-        outcomes.record([crash("loop", attempt, at_ms)], at_ms)
+        outcomes.count_ended([crash("loop", attempt, at_ms)], at_ms)
         again = JobOutcomes()
         again.load(*json.loads(json.dumps(outcomes.dump())))
         outcomes = again
@@ -97,9 +97,9 @@ def test_a_job_that_fails_again_and_again_speaks_once_against_its_node():
     assert jobs <= 21.0
     late_ms = T0 + 40 * hour_ms + DAY_MS
     outcomes.record([], late_ms)
-    outcomes.record([crash("loop", 50, late_ms)], late_ms)
+    outcomes.count_ended([crash("loop", 50, late_ms)], late_ms)
     assert outcomes.dump()[0]["sums"]["n3"][1] > failed  # it was quiet for a day
-    outcomes.record([crash(f"other{number}", 1, late_ms) for number in range(8)], late_ms)
+    outcomes.count_ended([crash(f"other{number}", 1, late_ms) for number in range(8)], late_ms)
     assert [signal.entity for signal in outcomes.signals(ROWS)] == ["n3"]
 
 

@@ -80,7 +80,7 @@ def test_times_move_with_the_clock(small_fleet: Callable) -> None:
     for one in (fleet, moved):
         troubled(one)
         one.tick(3)
-    moved.memory.move(-hour_ms)
+    moved.memory.shift_times(-hour_ms)
     moved.now_ms -= hour_ms
     for name in moved.gpu_since:
         moved.gpu_since[name][moved.gpu_since[name] > 0] -= hour_ms

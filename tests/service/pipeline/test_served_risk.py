@@ -105,7 +105,7 @@ def test_models_lists_the_version_with_its_live_record(registry, watch):
     name = add(registry, -6.0)
     day = watch.memory.record
     assert isinstance(day, RiskRecord)
-    day.count[2, 0], day.told[2, 0], day.seen[2, 0], day.squares[2] = 1000, 10, 20, 15.0
+    day.count[2, 0], day.predicted[2, 0], day.seen[2, 0], day.squares[2] = 1000, 10, 20, 15.0
     recent = summarise_recent_risk(watch.memory)
     assert recent.n == 1000
     assert recent.loss_ratio == pytest.approx(15 / 1000 / (0.02 * 0.98), abs=1e-3)

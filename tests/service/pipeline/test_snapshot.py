@@ -24,7 +24,7 @@ FILES = (
     "memory.arrays",
     "runs.arrays",
     "peaks.arrays",
-    "told.arrays",
+    "run_times.arrays",
     "store/state.arrays",
     "store/000001.slots",
     "jobs/000001.jobs",
