@@ -91,16 +91,16 @@ def test_a_job_that_fails_again_and_again_speaks_once_against_its_node():
         again = JobOutcomes()
         again.load(*json.loads(json.dumps(outcomes.dump())))
         outcomes = again
-    assert outcomes.signals(ROWS) == []
+    assert outcomes.make_signals(ROWS) == []
     jobs, failed = outcomes.dump()[0]["sums"]["n3"]
     assert 0.8 < failed <= 1.0
     assert jobs <= 21.0
     late_ms = T0 + 40 * hour_ms + DAY_MS
-    outcomes.record([], late_ms)
+    outcomes.count_ended([], late_ms)
     outcomes.count_ended([crash("loop", 50, late_ms)], late_ms)
     assert outcomes.dump()[0]["sums"]["n3"][1] > failed  # it was quiet for a day
     outcomes.count_ended([crash(f"other{number}", 1, late_ms) for number in range(8)], late_ms)
-    assert [signal.entity for signal in outcomes.signals(ROWS)] == ["n3"]
+    assert [signal.entity for signal in outcomes.make_signals(ROWS)] == ["n3"]
 
 
 def test_what_is_remembered_of_failures_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

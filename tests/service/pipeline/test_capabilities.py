@@ -18,7 +18,7 @@ from fleetcast.service.pipeline.state import FleetState
 from fleetcast.service.pipeline.tick import Tick
 
 NOW_MS = 1_789_000_000_000
-MOST_LINES = 200
+MOST_LINES = 210
 
 
 class Census(Capability):

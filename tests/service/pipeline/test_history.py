@@ -143,7 +143,7 @@ def test_the_writer_sets_no_timer_while_nothing_is_due(tmp_path: Path) -> None:
         work = asyncio.create_task(history.flush_forever())
         archive.add_event(Submitted(job="j", sequence=1, time_ms=NOW_MS))
         await asyncio.sleep(0)
-        assert (archive.due, asyncio.get_running_loop()._scheduled) == (False, [])  # type: ignore[attr-defined]
+        assert (archive.is_due, asyncio.get_running_loop()._scheduled) == (False, [])  # type: ignore[attr-defined]
         archive.add_event(Submitted(job="j", sequence=2, time_ms=NOW_MS))
         await until(lambda: archive.counts.events == 2)
         work.cancel()

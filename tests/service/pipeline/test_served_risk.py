@@ -67,7 +67,7 @@ def test_a_promoted_version_scores_and_a_rollback_brings_the_one_before_back(reg
 
 def test_a_damaged_version_gives_way_to_the_one_before_it(registry, watch, caplog):
     first, second = add(registry, -6.0), add(registry, -3.0)
-    (registry.path("risk", second) / SITE_FILE).write_text("{}")
+    (registry.find_folder("risk", second) / SITE_FILE).write_text("{}")
     with caplog.at_level(logging.WARNING):
         ServedRisk(registry, watch).refresh()
     assert score(watch).model == f"risk-{first}"
@@ -95,7 +95,7 @@ def test_a_challenger_is_recorded_and_never_serves(registry, watch):
     assert score(watch).model == "risk-0001"
     found = make_risk_shadow(watch.memory, watch.shadow)
     assert (found.kind, found.version, found.forecasts) == ("risk", "0002", 0)
-    registry.shadow("risk", "off")
+    registry.choose_shadow("risk", "off")
     served.refresh()
     assert watch.shadow is None
     assert make_risk_shadow(watch.memory, None) is None

@@ -61,5 +61,5 @@ def test_states_and_gpus_are_worked_out_once_for_all_readers() -> None:
     assert tick.held.nonzero()[0].tolist() == [0, 0]
     assert tick.gpu_exists.sum(axis=1).tolist() == [4, GPUS, GPUS]
     assert tick.usable.tolist() == tick.gpu_exists.tolist()  # none has vanished from a page
-    for name in ("rows", "node_state", "flagged", "state_codes", "states", "occupancy", "held", "exists", "usable"):
+    for name in ("rows", "node_state", "flagged", "state_codes", "states", "occupancy", "held", "gpu_exists", "usable"):
         assert getattr(tick, name) is getattr(tick, name), name

@@ -116,7 +116,7 @@ def test_what_the_disk_does_not_give_is_asked_for_again(tmp_path: Path, monkeypa
     registry.promote("demand", add(registry, 1.0), force=True)
     trees = ServedTrees(registry)
     assert trees.refresh()
-    for sick in ("_served", "current"):
+    for sick in ("_read_served", "current_version"):
         registry.promote("demand", add(registry, 2.0), force=True)
         registry.rollback("demand")
         monkeypatch.setattr(trees, "_pointer", "another")
