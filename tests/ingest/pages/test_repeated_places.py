@@ -41,7 +41,7 @@ def test_a_place_that_is_remembered_for_a_page_is_the_place_of_each_line(pages: 
 
     dcgm._find_cached_place = dcgm._make_place  # type: ignore[method-assign]
     plain.resolver._derive_label_facts = lambda labels, target: LabelFacts.from_labels(labels)  # type: ignore[method-assign]
-    dcgm.inventory.machines._is_repeated_line = lambda *line: False  # type: ignore[method-assign]
+    dcgm.inventory.machines.is_repeated_line = lambda *line: False  # type: ignore[method-assign]
     for number, lines in enumerate(pages):
         one = page(*(f"{name}{board} {number + 40}" for name, board in lines))
         batches = [remembering.decoder.decode(one, 1000 + 15_000 * number)]
