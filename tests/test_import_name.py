@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.test_arrows import MAY_IMPORT, ROOT
 
 PACKAGE = ROOT / "fleetcast"
-CONFIGURATION_KEYS = {"fleet.topology"}  # keys that are also modules
+CONFIGURATION_KEYS = {"fleet.nodes", "fleet.topology"}  # keys that are also modules
 ABOUT_SHORT_NAMES = {"tests/test_arrows.py", "tests/test_import_name.py", "tests/fleet/test_import_names.py"}
 NAMES_AND_FILES = """
 import sys

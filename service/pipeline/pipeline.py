@@ -49,10 +49,7 @@ from fleetcast.service.thread_work import run_in_thread
 
 
 class Pipeline:
-    """One pipeline process.
-
-    `sources`: a function that makes the sources, given the entities of the snapshot.
-    """
+    """One pipeline process. `sources` makes its sources from the entities of the snapshot."""
 
     def __init__(
         self,
@@ -75,13 +72,10 @@ class Pipeline:
         self.archive_writer = ArchiveWriter(config, self.state, clock, share, self.saved.saved_ms)
         self.time = PipelineClock(clock, self.saved, round(config.scrape.interval_s * 1000), self._wake)
         self.time.adapt_after_restore(misses=any(source.misses for source in self.sources))
-        self.board = BoardWriter(
-            config.board if share.is_first else config.get_pipeline_folder(share.instance) / "board"
-        )
+        first, folder = share.is_first, config.get_pipeline_folder(share.instance)
+        self.board = BoardWriter(config.board if first else folder / "board")
         self.metrics, self.urgent = PipelineMetrics(), UrgentRows(self.board)
-        self.others = (
-            OtherPipelines(config, clock, self._publish_urgent_signals, self._wake) if share.is_first else None
-        )
+        self.others = OtherPipelines(config, clock, self._publish_urgent_signals, self._wake) if first else None
         self._hard = HardSignalDetector(self.state.entities)
         self._rest = TickRest(self.state.entities, self._wake)
         given = self.archive_writer, self.others, self.metrics
@@ -91,10 +85,7 @@ class Pipeline:
         self.capabilities = Capabilities(setting, makes)
 
     async def run(self) -> None:
-        """Run until cancelled. A bug outside the sources ends the process.
-
-        After a restart, the process reads its sources again from the last snapshot on.
-        """
+        """Run until cancelled. A bug outside the sources ends the process."""
         async with asyncio.TaskGroup() as group:
             for work in self._make_tasks():
                 group.create_task(work)
@@ -161,10 +152,7 @@ class Pipeline:
         return self.capabilities.sections(self._scorer.score_tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
-        """Publish the board, in a thread.
-
-        Only the first pipeline folds events, so only its board has a standing.
-        """
+        """Publish the board, in a thread. Only the board of the first pipeline has a standing."""
         standing = None
         if self.state_monitor is not None:
             newest = max(self.snapshot.whole, default=0)

@@ -21,18 +21,26 @@ PARTS = (
     "simulator",
 )
 ENTRANCES = {
-    *("listen", "create_server", "start_server", "create_unix_server", "start_unix_server", "add_insecure_port"),
+    *(
+        "listen",
+        "bind_socket",
+        "create_server",
+        "start_server",
+        "create_unix_server",
+        "start_unix_server",
+        "add_insecure_port",
+    ),
     *("add_secure_port", "HTTPServer", "ThreadingHTTPServer", "TCPServer", "make_server", "start_http_server"),
     *("uvicorn.run", "uvicorn.Server"),
 }
 ALLOWED = {
     ("service/http/door.py", "listen"): "the only place that accepts connections for a role",
-    ("service/api/role.py", "listen"): "api.port",
-    ("service/api/grpc_door.py", "listen"): "api.grpc_port",
+    ("service/api/role.py", "bind_socket"): "api.port",
+    ("service/api/grpc_door.py", "bind_socket"): "api.grpc_port",
     ("service/api/grpc_door.py", "add_insecure_port"): "a socket file in the state folder, behind api.grpc_port",
-    ("service/api/external_metrics.py", "listen"): "external_metrics.port",
-    ("service/placer/role.py", "listen"): "placer.port",
-    ("service/start_checks.py", "listen"): "a check of the ports before the start: it accepts nothing",
+    ("service/api/external_metrics.py", "bind_socket"): "external_metrics.port",
+    ("service/placer/role.py", "bind_socket"): "placer.port",
+    ("service/start_checks.py", "bind_socket"): "a check of the ports before the start: it accepts nothing",
     ("simulator/hardware/exporters.py", "create_server"): "simulated exporters",
     ("benchmarks/kit/exporters.py", "create_server"): "simulated exporters",
     ("benchmarks/answers/http.py", "uvicorn.run"): "what a benchmark compares us with",

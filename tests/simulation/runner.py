@@ -104,7 +104,7 @@ def one(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """The line of one seed."""
     logging.basicConfig(level=logging.INFO if options.log else logging.CRITICAL)
     began = time.perf_counter()
-    summary = run(seed, options.steps, options.make_episode, True, options.mutation)
+    summary = run(seed, options.steps, options.episode, True, options.mutation)
     return told(summary, seed, time.perf_counter() - began)
 
 

@@ -46,20 +46,20 @@ class FakeFleet:
     def stop_job(self, job: str, now_ms: int) -> bool:
         return self.running.pop(job, None) is not None
 
-    def step_time_s(self, job: str) -> float:
+    def draw_step_time_s(self, job: str) -> float:
         return self.step_s.get(job, PROFILE.step_s)
 
-    def step_parts(self, job: str, step_s: float) -> StepParts | None:
+    def split_step(self, job: str, step_s: float) -> StepParts | None:
         return StepParts(compute=0.75 * step_s, communication=0.25 * step_s)
 
-    def phase(self, job: str) -> str:
+    def get_phase(self, job: str) -> str:
         return self.phases.get(job, "steady")
 
-    def failed_jobs(self) -> list[tuple[str, str, str, str]]:
+    def pop_failed_jobs(self) -> list[tuple[str, str, str, str]]:
         dead, self.dead = self.dead, []
         return dead
 
-    def answers(self, node: str, exporter: str) -> bool:
+    def is_answering(self, node: str, exporter: str) -> bool:
         return node not in self.down
 
 

@@ -41,7 +41,7 @@ def test_a_benchmark_writes_its_table_between_its_markers(tmp_path: Path, monkey
         }
         yield {**LINE, "case": "rate", "value": 2_300_000.0, "unit": "samples/s", "peer": None}
 
-    monkeypatch.setattr("fleetcast.cli.lab.bench._run", run)
+    monkeypatch.setattr("fleetcast.cli.lab.bench._run_benchmark", run)
     path = tmp_path / "RESULTS.md"
     path.write_text(BEFORE)
     invoke("bench", "tick", "--size", 10000, "--results", path)

@@ -158,7 +158,7 @@ def test_no_more_than_a_few_look_at_once(tmp_path: Path, monkeypatch: pytest.Mon
         running[0] -= 1
         return ArchiveSearchResult()
 
-    monkeypatch.setattr("fleetcast.service.api.archived_jobs.look_up", slow)
+    monkeypatch.setattr("fleetcast.service.api.archived_jobs.find_archived_attempt", slow)
 
     async def scenario() -> int:
         jobs = ArchivedJobs(config(tmp_path))

@@ -87,7 +87,7 @@ def test_a_clock_that_was_set_back_is_judged_as_the_placer_judges_it(world: Worl
     ledger.close()
     assert (status, failing["board"]) == (503, str(refused.value))
     assert failing["board"].startswith("the board is 86400 s ahead of the clock: the clock was set back")
-    assert world.app.state.context.answerers.answer("kube", "filter", b"{}")[1] is None
+    assert world.app.state.context.answerers.answer_verb("kube", "filter", b"{}")[1] is None
 
 
 @pytest.mark.parametrize("damage", ["no SQLite", "a folder"])

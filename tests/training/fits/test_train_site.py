@@ -50,23 +50,23 @@ def test_what_comes_later_changes_neither_fit_nor_what_it_says(year):
     """Cut off the second window: the first one's fit and probabilities stay to the last digit."""
     first, second = make_windows(year, 2)
     whole = judge_windows(year, 2)
-    known = year.take(year.time_ms < first.begin_ms)
+    known = year.select_rows(year.time_ms < first.begin_ms)
     assert fit_site(known, first.begin_ms) == whole.fits[0]
     later = {kind: told.until(first.begin_ms) for kind, told in year.begun.items()}
     assert later != {kind: len(told.node) for kind, told in year.begun.items()}  # something came after it
-    rows = year.take((year.time_ms >= first.begin_ms) & (year.time_ms < first.end_ms))
+    rows = year.select_rows((year.time_ms >= first.begin_ms) & (year.time_ms < first.end_ms))
     inside = whole.window == 0
     assert (rows.compute_probabilities(whole.fits[0]) == whole.p["ours"][:, :, inside]).all()
     assert second.begin_ms >= first.end_ms
 
 
 def test_rows_are_labelled_by_what_begins_after_them(year):
-    labels = year.labels("fail", 1)
+    labels = year.compute_labels("fail", 1)
     row = int(np.flatnonzero(labels)[0])
     starts = year.begun["fail"].time_ms[year.begun["fail"].node == year.node[row]]
     after = starts[starts > year.time_ms[row]].min()
     assert 0 < after - year.time_ms[row] <= 86_400_000
-    assert labels.sum() <= year.labels("fail", 7).sum()
+    assert labels.sum() <= year.compute_labels("fail", 7).sum()
 
 
 def test_a_version_that_wins_serves_and_its_card_says_why(year, tmp_path):

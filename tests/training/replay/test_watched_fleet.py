@@ -19,8 +19,8 @@ def watch(fleet, scrapes):
     log, stragglers = [], {}
     for scrape in range(scrapes):
         now_ms = START_MS + scrape * SCRAPE_MS
-        events = fleet.step(now_ms)
-        evidence = observer.watch.collect_evidence(observer.apply_pages(fleet.pages(), events, now_ms))
+        events = fleet.advance_to(now_ms)
+        evidence = observer.watch.collect_evidence(observer.apply_pages(fleet.read_pages(), events, now_ms))
         scores = score_nodes(evidence.signals, evidence.known, now_ms, None)
         flagged = {
             fleet.topology.names[row] for row, action in scores.actions.items() if action.code not in ("none", "watch")

@@ -105,7 +105,7 @@ def test_the_command_keeps_a_version_and_says_how_many_failures_it_needs(folder,
     words = ["train", "risk", "--archive", str(folder), "--state", str(tmp_path / "state")]
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.output
-    assert "risk 0001 is kept, and does not serve" in result.output
+    assert "risk 0001 is stored, and does not serve" in result.output
     assert "1 failures, 50 needed" in result.output
     registry = Registry(tmp_path / "state" / "models")
     assert registry.current_version("risk") is None

@@ -119,7 +119,7 @@ def test_what_telemetry_did_not_tell_of_similar_jobs_is_null_with_the_reason(
     answer = asked(tmp_path, placer.port).json()
     assert answer["peak_gpu_memory_gib"] == 71.3
     assert answer["power_w"] is None
-    assert answer["reasons"] == {"power_w": "telemetry told no power of the 12 finished jobs like it"}
+    assert answer["reasons"] == {"power_w": "telemetry reported no power of the 12 finished jobs like it"}
 
 
 def test_while_the_placer_is_away_the_run_time_is_told_all_the_same(tmp_path: Path) -> None:
