@@ -159,7 +159,7 @@ def make_folder_sbom(root: Path) -> dict[str, Any]:
 
 
 def write(
-    out: Annotated[Path, typer.Option(help="Where the make_document goes.")] = Path("var/sbom.cdx.json"),
+    out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("var/sbom.cdx.json"),
     root: Annotated[Path, typer.Option(help="The checkout with the lock files.")] = Path(),
 ) -> None:
     """Write the bill of materials of a checkout to a file."""

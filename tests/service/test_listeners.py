@@ -21,17 +21,9 @@ PARTS = (
     "simulator",
 )
 ENTRANCES = {
-    *(
-        "listen",
-        "bind_socket",
-        "create_server",
-        "start_server",
-        "create_unix_server",
-        "start_unix_server",
-        "add_insecure_port",
-    ),
-    *("add_secure_port", "HTTPServer", "ThreadingHTTPServer", "TCPServer", "make_server", "start_http_server"),
-    *("uvicorn.run", "uvicorn.Server"),
+    *("listen", "bind_socket", "create_server", "start_server", "create_unix_server", "start_unix_server"),
+    *("add_insecure_port", "add_secure_port", "HTTPServer", "ThreadingHTTPServer", "TCPServer", "make_server"),
+    *("start_http_server", "uvicorn.run", "uvicorn.Server"),
 }
 ALLOWED = {
     ("service/http/door.py", "listen"): "the only place that accepts connections for a role",

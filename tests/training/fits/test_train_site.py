@@ -52,7 +52,7 @@ def test_what_comes_later_changes_neither_fit_nor_what_it_says(year):
     whole = judge_windows(year, 2)
     known = year.select_rows(year.time_ms < first.begin_ms)
     assert fit_site(known, first.begin_ms) == whole.fits[0]
-    later = {kind: told.until(first.begin_ms) for kind, told in year.begun.items()}
+    later = {kind: told.count_until(first.begin_ms) for kind, told in year.begun.items()}
     assert later != {kind: len(told.node) for kind, told in year.begun.items()}  # something came after it
     rows = year.select_rows((year.time_ms >= first.begin_ms) & (year.time_ms < first.end_ms))
     inside = whole.window == 0
