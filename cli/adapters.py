@@ -188,8 +188,8 @@ def _wait_for_withdrawal(
 ) -> "tuple[bool, AdapterStatus | None]":
     """Wait for the service to withdraw an adapter, at most TAKES_S.
 
-    Returns whether it has, and its status. written_ms: the time of the previous status. If the service
-    had already undone the adapter's marks then, for lack of a fresh board, that does not count as a
+    Returns whether it has, and its status. written_ms: the time of the previous status. The adapter may
+    already have been without marks then, for lack of a fresh board. Such a status does not count as a
     withdrawal.
     """
     deadline = time.monotonic() + TAKES_S

@@ -23,7 +23,7 @@ app = typer.Typer(
 
 @app.callback()
 def _group() -> None:
-    """Keep `verify` as a subcommand. Otherwise it would replace the group."""
+    """Make `verify` a subcommand. With a single command and no callback, Typer would drop its name."""
 
 
 @app.command("verify")

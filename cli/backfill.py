@@ -91,7 +91,7 @@ def backfill(
 
 
 class SlowClient:
-    """A wrapper of the Prometheus client that reports every few seconds that it still waits."""
+    """A wrapper of the Prometheus client that prints every few seconds that it still waits for an answer."""
 
     def __init__(self, client: "Ranges", url: str, timeout_s: float) -> None:
         self._client = client

@@ -56,7 +56,7 @@ def check_config_file(
 
 
 def describe_tls(config: "Config", tls: "Tls | None") -> str:
-    """Describe the certificate in use, its expiry, and whether client certificates may replace tokens."""
+    """Describe the certificate in use, its expiry, and how many names of client certificates have access."""
     from fleetcast.service.http.tls import format_date
 
     if tls is None:

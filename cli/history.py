@@ -92,8 +92,8 @@ def compact_files(
 ) -> None:
     """Merge the files of each closed hour into one. A pipeline does this by itself for the days it runs.
 
-    The files of a running pipeline are left alone. The command may be stopped at any time: no row is lost or
-    duplicated.
+    Files to which a pipeline still writes are left alone. The command may be stopped at any time: no row is
+    lost or duplicated.
 
     Example:  fleetcast history compact
     """
@@ -295,7 +295,7 @@ def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
 
 
 def plot_series(series: "ArchivedSeries") -> list[str]:
-    """Plot the means of equal parts of a series' time span, as lines of block characters.
+    """Plot a series as lines of block characters. Each column is the mean of an equal part of its time span.
 
     The axis reaches from the smallest to the largest mean.
     """

@@ -71,7 +71,7 @@ def every_command(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version and stop.")
     ] = False,
 ) -> None:
-    """Accept the options that come before a command's name."""
+    """Define the options that come before a command's name."""
 
 
 def main() -> NoReturn:
@@ -99,8 +99,8 @@ def main() -> NoReturn:
 def set_private_umask() -> None:
     """Set the umask of this process, so that only its own user can read the files that it writes.
 
-    FLEETCAST_UMASK replaces the default. The files say who ran what, and may contain passwords. Raises
-    ConfigError for an invalid umask.
+    FLEETCAST_UMASK replaces the default. The files contain the names of users and jobs, and may contain
+    passwords. Raises ConfigError for an invalid umask.
     """
     text = os.environ.get(UMASK_VARIABLE) or PRIVATE_UMASK
     if not re.fullmatch("0*[0-7]{1,3}", text) or int(text, 8) & 0o700:

@@ -117,7 +117,7 @@ def _import_queues(
 
 
 def _print_unread(draft: "Draft", out: str) -> None:
-    """Print on stderr which parts of the input have no counterpart, and the queues that they concern."""
+    """Print on stderr the parts of the input that have no counterpart, and the queues that they concern."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
     echo(f"{len(draft.queues):,} queues{classes}", err=True)
     for what, whose in draft.notes.items():

@@ -107,7 +107,7 @@ def _limit_memory() -> None:
 def _start_launcher(config: "Config") -> "Launcher | str | None":
     """Fork the launcher of the roles, and return it. Returns None where a fork is unsafe.
 
-    In the process of a forked role, it returns the name of the role.
+    In a process that the launcher forks for a role, it returns the name of that role.
     """
     from fleetcast.service.launcher import fork_launcher
 
@@ -181,7 +181,10 @@ def _make_instance_option(number: int | None) -> list[str]:
 
 
 def _run_role(role: RoleName, config: "Config", instance: int) -> None:
-    """Run a role under uvloop, the event loop of all published measurements."""
+    """Run a role in this process under uvloop.
+
+    All published measurements were made with this event loop.
+    """
     import importlib
 
     import uvloop
@@ -198,7 +201,10 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 
 
 def _choose_state_name(role: RoleName, instance: int | None, config: "Config") -> str:
-    """Return the name of a role's files in the state folder: its lock, and the reason for its end."""
+    """Return the name of a role's files in the state folder.
+
+    These are its lock, and the reason for which it ended.
+    """
     from fleetcast.service.exit_reason import make_api_name, make_pipeline_name
 
     if role is RoleName.PIPELINE:

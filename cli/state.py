@@ -39,8 +39,9 @@ MEANS = {
 def show(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
     """Show each part of the state: its identity, its position, and whether it is intact.
 
-    It also shows what the other parts know of it. The command only reads files, and Fleetcast may run
-    meanwhile. Exit code 0: the parts agree; 1: one is in doubt, and nothing is placed; 2: wrong usage.
+    It also shows which identity and position the other parts have recorded for it. The command only reads
+    files, and Fleetcast may run meanwhile. Exit code 0: the parts agree; 1: one is in doubt, and nothing is
+    placed; 2: wrong usage.
 
     Example:  fleetcast state show --json -
     """
@@ -66,7 +67,7 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
 def accept(config: ConfigOption = None, state: StateOption = None) -> None:
     """Continue with the present state, although a part is lost or old and cannot be restored.
 
-    The state gets a new identity. What the other parts knew of the lost part no longer counts, and a
+    The state gets a new identity. The records of the other parts about the lost part no longer count, and a
     part that is restored later is refused. The ledger's audit records who accepted what. Fleetcast may
     be running: it continues within a tick.
 
@@ -132,7 +133,7 @@ def renew_identity(config: "Config", parts: "StateParts", found: "list[Doubt]") 
 
 
 def _write_ledger_identity(config: "Config") -> None:
-    """Write the state's identity into the ledger. If a placer runs, it does this itself."""
+    """Write the state's identity into the ledger. If a placer runs, print that it does this itself."""
     from fleetcast.placement.ledger.ledger import Ledger
     from fleetcast.service.placer.state_watch import adopt_identity
     from fleetcast.service.state_folder import StateError, lock_role

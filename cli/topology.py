@@ -21,7 +21,7 @@ app = typer.Typer(
 
 @app.callback()
 def group() -> None:
-    """Keep `show` as a subcommand. Otherwise it would replace the group."""
+    """Make `show` a subcommand. With a single command and no callback, Typer would drop its name."""
 
 
 @app.command("show")

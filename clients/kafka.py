@@ -1,7 +1,8 @@
-"""A Kafka client over kafka-python, whose calls block, so that all of them run in one thread.
+"""A Kafka client over kafka-python.
 
-It raises SourceError if a broker does not answer. Readers assign partitions themselves and store
-their own positions. They only write group offsets, for tools that show the lag.
+The library's calls block, so all of them run in one thread. The client raises SourceError if a broker
+does not answer. Readers assign partitions themselves and store their own positions. They write group
+offsets only for tools that show the lag.
 """
 
 import asyncio
@@ -83,9 +84,10 @@ class KafkaReader:
         return await self._run_in_thread(lambda: frozenset(self._get_consumer().partitions_for_topic(topic)))
 
     async def assign(self, starts: Mapping[Place, int | None]) -> None:
-        """Read exactly these partitions from now on.
+        """Read exactly these partitions from now on, and no others.
 
-        starts: partition → offset at which a new one begins, None for its beginning.
+        starts: partition → offset at which to begin, None for the partition's beginning. The offset is used
+        only for a partition that was not read before.
         """
         await self._run_in_thread(lambda: self._assign_partitions(starts))
 
@@ -132,7 +134,7 @@ class KafkaReader:
     async def read_lag(self) -> dict[Place, int]:
         """Return the consumer lag of each partition, in records.
 
-        It is known from the last fetches and the last answer of the brokers.
+        It does not ask the brokers, but uses the partition ends that they reported last.
         """
         return await self._run_in_thread(self._compute_lag)
 
@@ -144,7 +146,7 @@ class KafkaReader:
         return found
 
     async def read_end_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Fetch the end of each partition: the offset of the next record."""
+        """Fetch the end of each partition, which is the offset that its next record will have."""
         return await self._run_in_thread(lambda: self._fetch_ends(places))
 
     def _fetch_ends(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -320,7 +322,7 @@ class KafkaWriter:
     def _write_batch(self, records: Sequence[OutgoingRecord], behind: dict[Place, int]) -> list[OutgoingRecord]:
         """Write records, and return those that were too large.
 
-        The last argument receives the next offset of each partition.
+        behind: receives the offset after the last written record of each partition.
         """
         sent = [(record, self._submit_record(record)) for record in records]
         refused = []

@@ -1,7 +1,8 @@
-"""A client of a Kubernetes API server for adapters that write, with only aiohttp.
+"""A client of a Kubernetes API server for adapters that write. It needs only aiohttp.
 
-list (pages) → watch from its version → the watch ends each minute: again from the last version or bookmark
-                                        410: ExpiredError, list again
+A caller lists a collection, and then watches it from the version of the list. A watch ends after about
+a minute. The caller then watches again from the last version or bookmark. After ExpiredError (status
+410) it must list again.
 """
 
 import asyncio

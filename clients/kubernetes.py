@@ -1,13 +1,13 @@
 """Lists and watches of Kubernetes collections, each in its own thread.
 
-They use the official client's connection.
+They use the connection of the official Kubernetes client for Python.
 
     list (pages) ── Listing ──┐                                               410: from the start
     watch from its version ── Changes, Changes, … ── stream ends: watch again from the last version or bookmark
 
 The official client handles kubeconfig, in-cluster credentials and their renewal, TLS and proxies.
-We send the requests and decode the answers, because its decoded pods are large and slow, and its
-watch ends in silence.
+We send the requests and decode the answers. The official client's decoded pods are large and slow, and
+its watch ends without an error.
 """
 
 import asyncio
@@ -46,10 +46,10 @@ class AbsentError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Collection:
-    """A collection of objects to follow.
+    """A Kubernetes collection to list and watch.
 
-    `decode` turns an object's JSON into the part to store, in the thread that reads. others: paths of
-    other API versions, tried in order if the server does not have the collection.
+    `decode` turns an object's JSON into the part to store. It runs in the thread that reads. others: paths
+    of other API versions, tried in order if the server does not have the collection.
     """
 
     name: str
@@ -323,7 +323,7 @@ def _decode_change(line: bytes) -> tuple[_WatchEvent, str]:
 
 
 class Follower:
-    """A follower of collections for one event loop, with a daemon thread for each collection.
+    """A reader that lists and watches collections for one event loop, in a daemon thread for each.
 
     Once its queue is full, further changes wait at the server.
     """
@@ -379,9 +379,9 @@ class Follower:
             self._loop.call_soon_threadsafe(self._some.set)
 
     def _run_thread(self, what: Collection, version: str) -> None:
-        """Follow a collection until the thread ends. Stores an error for the reader of messages.
+        """List and watch a collection until the thread ends. Passes any error on to the reader of messages.
 
-        Otherwise the collection would stop changing without an error.
+        Without that, the collection would stop changing and no error would show it.
         """
         try:
             self._follow_collection(what, version)

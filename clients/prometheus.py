@@ -45,7 +45,7 @@ _decode = msgspec.json.Decoder(_Answer, strict=False).decode
 
 
 class TooManySamples(SourceError):
-    """The error for a query that would load too many samples at once. Query less at once."""
+    """The error for a query that would load too many samples at once. A shorter span may succeed."""
 
 
 class SilentServer(SourceError):
@@ -145,7 +145,7 @@ def _format_seconds(time_ms: int) -> str:
 def _make_refusal(status: int, error: str) -> SourceError | ConfigError:
     """Return the error for an answer that reports no success.
 
-    A 4xx is a ConfigError, because it would repeat.
+    A 4xx is a ConfigError, because a retry would fail in the same way.
     """
     if "too many samples" in error:
         return TooManySamples(error)

@@ -78,7 +78,7 @@ class SlurmClient(Protocol):
 class SlurmCommands:
     """A client that runs Slurm's commands.
 
-    `json`: whether the commands can write JSON. None: the client finds out.
+    `json`: whether the commands can write JSON. If it is None, the client finds out at the first call.
     """
 
     def __init__(self, shell: Sequence[str], timeout_s: float, json: bool | None) -> None:
@@ -179,7 +179,7 @@ async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: f
 
 
 def _format_columns(names: Sequence[str], end: str) -> str:
-    """Format columns as wide as their values, each followed by `end`."""
+    """Format a list of columns for a Slurm command, each as wide as its values and followed by `end`."""
     return ",".join(f"{name}:{end}" for name in names)
 
 
@@ -238,7 +238,10 @@ async def _kill_process(process: asyncio.subprocess.Process) -> None:
 
 
 class _CommandError(SourceError):
-    """The error for a command that fails. `unknown_option`: this Slurm does not know one of its options."""
+    """The error for a command that fails.
+
+    `unknown_option`: whether it failed because this version of Slurm does not know one of its options.
+    """
 
     def __init__(self, message: str, unknown_option: bool) -> None:
         super().__init__(message, retry_after_s=10.0)

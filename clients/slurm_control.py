@@ -1,10 +1,10 @@
 """Clients that read and change Slurm's current nodes and jobs by its commands (22.05 and newer).
 
 The client reads the text of `scontrol show node -o` and `squeue`, since every version writes it.
-**Users' texts and the facts on which the adapter acts come in separate tables.** One call of squeue
-has columns that no user can write. Another has the comments, in fields that end with a secret of
-that call. So a user who writes rows into a comment changes only that comment. Each command is
-killed after some seconds, because scontrol itself waits forever for a slurmctld that hangs.
+**Users' texts and Slurm's own fields come in separate tables.** One call of squeue has columns that no
+user can write. Another has the comments, in fields that end with a random mark of that call. So a user
+who writes rows into a comment changes only that comment. Each command is killed after some seconds,
+because scontrol itself waits forever for a slurmctld that hangs.
 """
 
 import logging
@@ -43,7 +43,7 @@ class SlurmRefused(FleetcastError):
 class ControlledNode:
     """A node as Slurm reports it, including settings from other tools or operators.
 
-    available, active: its available and its active features.
+    available, active: the node's available and active features.
     """
 
     name: str

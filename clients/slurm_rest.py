@@ -52,7 +52,7 @@ class _RestNode(msgspec.Struct):
 
 
 class _RestPriority(msgspec.Struct):
-    """A number as versions from v0.0.39 on write it."""
+    """A job's priority as slurmrestd writes numbers from v0.0.39 on."""
 
     number: int | None = None
     set: bool = True

@@ -1,6 +1,6 @@
-"""The files of a release with their hashes: wheels, source distributions, image context, chart, site.
+"""The files of a release: wheels, source distributions, image context, chart, site, and their hashes.
 
-Two builds of one tree with one SOURCE_DATE_EPOCH are equal, byte for byte. A build needs the
+Two builds of one tree with the same SOURCE_DATE_EPOCH are equal, byte for byte. A build needs the
 development dependencies, but no network.
 """
 

@@ -1,8 +1,8 @@
 """The changelog, assembled from fragments: one file for each change, `changes/NAME.TYPE.md`.
 
 A fragment contains the text of one entry, without the dash of a list. TYPE is one of `TYPES`. A
-release moves the fragments into a section of `CHANGELOG.md` and deletes their files, so that two
-changes never edit one line.
+release moves the fragments into a section of `CHANGELOG.md` and deletes their files. So two changes
+never edit the same line.
 """
 
 import re

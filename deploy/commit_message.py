@@ -1,4 +1,4 @@
-"""Check that a commit's subject reads `area: imperative subject`.
+"""Check that a commit's subject has the form `area: imperative subject`.
 
 The script can also install this check as git's `commit-msg` hook.
 

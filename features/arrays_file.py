@@ -38,7 +38,7 @@ class TornFileError(Exception):
 
 
 class ArraysWriter:
-    """A writer of parts into a temporary file. `finish` renames it to `path`."""
+    """A writer of the parts of a file. It writes a temporary file, which `finish` renames to `path`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,7 +78,10 @@ class ArraysWriter:
 
 
 def _encode_array(array: NDArray[Any]) -> tuple[bytes | memoryview, bool]:
-    """Return the bytes to store for an array, and whether they are an lz4 block."""
+    """Return the bytes to store for an array, and whether they are an lz4 block.
+
+    The array is compressed only if that makes it clearly smaller.
+    """
     raw: bytes | memoryview = array.reshape(-1).view(np.uint8).data if array.size else b""
     if len(raw) >= PACKED_FROM:
         block = lz4.block.compress(raw, store_size=False)

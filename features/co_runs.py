@@ -1,7 +1,7 @@
 """CoRuns: which jobs share hardware, and how fast each runs alone and next to the other.
 
-share      as in fleetcast.features.sharing; an attempt with several neighbours of the tightest kind is not measured
-alone      median step time while nothing is shared, else only wider hardware (sharing a rail, it is alone on its GPU)
+share      as in fleetcast.features.sharing. An attempt with several neighbours of the tightest kind is not measured
+alone      median step time while nothing is shared, or only wider hardware (for sharing a rail: alone on its GPUs)
 together   median step time since the two began to share
 co-run     both times are known: speed = alone / together, one for each job
 """
@@ -117,9 +117,9 @@ class _WatchedAttempt:
         return company.share == self.share and company.other == self.company
 
     def find_alone_s(self, share: str) -> float | None:
-        """Return the attempt's step time in seconds without sharing as tight as `share`, or None if unknown.
+        """Return the step time in seconds of the attempt without sharing as tight as `share`, or None.
 
-        Of several such times, it returns the one with the widest shared hardware.
+        If several such times are known, it is the one with the widest shared hardware.
         """
         level = max((level for level in self.paces if level > LEVELS[share]), default=None)
         return None if level is None else self.paces[level]
@@ -153,7 +153,7 @@ class KeyTable:
 
 
 class CoRuns(Stateful):
-    """The co-runs of all running attempts, for one writer.
+    """The co-runs of all running attempts. Only one task may change them.
 
     Call `observe` at each tick. Observing a moment twice changes nothing.
     """
@@ -176,7 +176,7 @@ class CoRuns(Stateful):
 
     @property
     def active_co_runs(self) -> dict[tuple[Attempt, Attempt], CoRun]:
-        """(attempt, partner) → the co-run, for those in `found` that still run together."""
+        """(attempt, partner) → their newest co-run, for those that still run together."""
         pairs = ((key, row.company) for key, row in self._watched.items() if row.company is not None)
         return {pair: self._found[pair] for pair in pairs if pair in self._found}
 

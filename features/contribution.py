@@ -75,7 +75,7 @@ class Contribution:
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "Contribution":
-        """Restore a contribution from what `row` returned, after JSON. Rows of older versions are shorter."""
+        """Restore a contribution from a row of `to_row` after JSON. Rows of older versions are shorter."""
         head, tail = row[:OTHERS_PLACE], row[OTHERS_PLACE:]
         defaults: list[Any] = [(), 1, (), (), False]
         others, jobs, weights, allowed, names_quota = [*tail, *defaults[len(tail) :]]
@@ -117,7 +117,7 @@ class Contribution:
         return edges
 
     def list_scopes(self) -> tuple[DemandScope, ...]:
-        """Return the scopes by queue, class and group in which the attempt counts, if each has room."""
+        """Return the scopes by queue, class and group in which the attempt counts, if there is room for them."""
         return _make_scopes((self.queue, *self.others), self.class_, self.group)
 
 

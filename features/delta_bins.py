@@ -1,4 +1,4 @@
-"""DeltaBins: the changes of a quantity, in bins of event time. Its levels are their running sums."""
+"""DeltaBins: the changes of quantities in bins of event time. The running sums of changes are levels."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -18,8 +18,8 @@ class DeltaBins:
     """The changes of one scope's demand in the newest `size` bins. `before` sums all earlier ones.
 
     Changes wait in a list until a reader needs them. Only the reader's clock moves the window, so an
-    event with a wrong time deletes nothing. When too many bins wait, those up to `floor` are summed.
-    The row MARKS counts the changes in a bin, 0 in an unused one. GPUs are in thousandths.
+    event with a wrong time deletes nothing. If changes are in too many bins, the bins before `floor` are
+    summed. The row MARKS counts the changes in a bin, 0 in an unused one. GPUs are in thousandths.
     """
 
     def __init__(self, bin_ms: int, size: int) -> None:
@@ -81,7 +81,7 @@ class DeltaBins:
     def _find_oldest_bin(self, waiting: NDArray[np.int64]) -> int:
         """Return the number of the oldest bin that is stored separately.
 
-        Raises `floor` first if too many bins wait.
+        waiting: (n,) bins of the waiting changes. If they are too many, `floor` is raised first.
         """
         if self.head is None and len(waiting) > 2 * self.size:
             self.floor = int(waiting[-2 * self.size - 1])
@@ -126,8 +126,8 @@ class DeltaBins:
     def find_first_changed_bin(self) -> int:
         """Return the number of the first bin with a change.
 
-        If changes lie before the window, it is the oldest stored bin. Without changes, it is the bin after
-        the last.
+        If changes lie before the window, it is the oldest stored bin. Without any change, it is the bin after
+        the last one.
         """
         assert self.head is not None
         if self.before[MARKS] > 0:

@@ -11,7 +11,7 @@ An attempt that is blocked (held, dependent, gated) is no demand until it is rel
 our own queue counts as an attempt that waits, and as one that runs once its GPUs are promised. An
 attempt without a submission arrives when it starts. An attempt without GPUs is no demand. A resized
 attempt counts as if it always had its current size. Amounts are thousandths of GPUs, so that parts
-of GPUs add up. `series` converts them to GPUs.
+of GPUs add up. `read_series` converts them to GPUs.
 
 The scopes are all queues together, each queue, and in each queue its job classes and user groups. A
 scope needs 130 kB, so their number is limited (MOST). A queue beyond the limit counts in "all"
@@ -61,9 +61,9 @@ UNKNOWN_SCOPES = (DemandScope(), DemandScope(UNKNOWN), DemandScope(EVERYTHING, U
 
 
 class DemandSeries(Stateful):
-    """The demand of each scope by minutes for a day and by ten minutes for 35 days, for one writer.
+    """The demand of each scope by minutes for a day, and by ten minutes for 35 days.
 
-    It also holds the contribution and the record of each attempt.
+    It also has the contribution and the record of each attempt. Only one task may change it.
     """
 
     def __init__(self) -> None:
@@ -115,8 +115,8 @@ class DemandSeries(Stateful):
     def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count each open request of the placer's ledger once.
 
-        requests: those that wait, and those whose GPUs are promised but whose start or end no event reports
-        yet. promised: attempt → when its GPUs were promised, in Unix ms.
+        requests: those that wait, and those whose GPUs are promised although no event has reported their start or
+        end. promised: attempt → when its GPUs were promised, in Unix ms.
         """
         found = {(row.job, row.attempt): make_contribution(row, self.inventory) for row in requests}
         known = {key: change for key, change in found.items() if change is not None}
@@ -304,7 +304,7 @@ class DemandSeries(Stateful):
     def _read_milli_series(
         self, scope: DemandScope, target: Target, now_ms: int, bin_s: int, bins: int
     ) -> NDArray[np.float64]:
-        """Return (bin,) a scope's series as `series` does, but in thousandths of GPUs."""
+        """Return (bin,) a scope's series as `read_series` does, but in thousandths of GPUs."""
         everything = self._bins[DemandScope(), bin_s]
         chosen = self._bins.get((scope, bin_s))
         last = now_ms // (bin_s * 1000)
@@ -334,7 +334,7 @@ class DemandSeries(Stateful):
         return np.maximum(rest, 0.0)
 
     def replace_small_groups(self, now_ms: int) -> None:
-        """Replace the smallest groups that have a scope by a few groups with clearly more GPUs.
+        """Replace the smallest groups that have a scope by groups without one that use clearly more GPUs.
 
         The new groups start with only the attempts that may still change.
         """
@@ -389,7 +389,7 @@ class DemandSeries(Stateful):
         self.shown.mark_at_rest(key, self._known)
 
     def restore_attempt(self, attempt: JobAttempt) -> None:
-        """Restore the contribution of an attempt that `forget` dropped, because it changes again.
+        """Restore the contribution of an attempt that `drop_attempt` dropped, because it changes again.
 
         A group that was added after the attempt had arrived does not count it.
         """

@@ -10,13 +10,13 @@ MOST_ENDED = 60_000  # attempts that are over and held in full, some 5 KB each
 
 
 class EndedJobs:
-    """The newest MOST_ENDED attempts, in the order in which their ends became known."""
+    """The newest MOST_ENDED attempts that have ended, in the order in which their ends became known."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobAttempt] = {}
 
     def resume(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
-        """Begin with the attempts of a snapshot, in order of their ends."""
+        """Restore the attempts of a snapshot, in order of their ends. Ignores those that ended over an hour ago."""
         self.record(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
 
     def record(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:

@@ -53,8 +53,8 @@ class _CheckpointEdges:
     def accepts_end(self, edge: Edges) -> bool:
         """Return whether an end event belongs to this checkpoint.
 
-        While a rank writes, it does within LONGEST_MS of the begin. Otherwise it must follow within
-        TOGETHER_MS.
+        While a rank still writes, the end must lie within LONGEST_MS of the begin. Otherwise it must lie within
+        TOGETHER_MS of the last event.
         """
         if self.still > 0:
             return edge.time_ms - self.edges[0].time_ms <= LONGEST_MS

@@ -184,8 +184,7 @@ def _compute_silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) 
     """Return (gpu,) seconds since a GPU went missing from its exporter's pages, 0 if it is there.
 
     A page was served if `gpus_reported` or another GPU of the node arrived. If neither can show this,
-    it was served when `scrape_up` was 1. Only recent pages count, since a silent exporter says nothing
-    about its GPUs.
+    a `scrape_up` of 1 does. Only recent pages count, because a silent exporter says nothing about its GPUs.
     """
     nodes = store.ring(EntityKind.NODE)
     owner = store.entities[EntityKind.GPU].node

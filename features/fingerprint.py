@@ -1,4 +1,4 @@
-"""Recognition of a job's kind of work from its telemetry: levels of its channels, and class odds."""
+"""Recognition of a job's kind of work from its telemetry: the levels of its metrics, and class odds."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ ACTIVE_SHARE = 0.05  # of the samples; a job that computes less is idle
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The levels of a job's channels while it computes, from 0 to 1, NaN if unknown.
+    """The mean levels of a job's metrics while it computes, from 0 to 1, NaN if unknown.
 
     `exchange_ratio`: bytes between GPUs, divided by host bytes.
     """
@@ -52,9 +52,9 @@ def compute_shape(activity: Array, tensor: Array, exchange: Array, host: Array, 
 def estimate_class_odds(shape: Shape) -> dict[str, float]:
     """Return class → its probability, for each of CLASSES. They add up to 1.
 
-    Training keeps SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference is
-    memory bound, with little tensor work and no period. The weights are ours, set on eight recorded
-    runs, which are too few to calibrate them.
+    Training keeps the SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference is
+    bound by memory, with little tensor work and no period. We set the weights on eight recorded runs, which
+    are too few to calibrate them.
 
     >>> odds = estimate_class_odds(Shape(1.0, 0.65, 0.3, 0.95, 100.0, 0.9))
     >>> max(odds, key=odds.get)

@@ -1,6 +1,6 @@
 """JobFold: the fold of job events into attempts, demand and past runs.
 
-The order of events and repeats do not matter.
+The order of events and their repetition do not matter.
 """
 
 from fleetcast.features.demand_series import DemandSeries
@@ -12,9 +12,9 @@ from fleetcast.fleet.jobs import JobAttempt
 
 
 class JobFold:
-    """The state that job events are folded into, for one writer.
+    """The state that follows from all job events so far. Only one task may change it.
 
-    learns_runs: False leaves `runs` empty, which saves a quarter of the time.
+    learns_runs: if False, `runs` stays empty, which saves a quarter of the time.
     """
 
     def __init__(self, *, learns_runs: bool = True) -> None:
@@ -46,7 +46,7 @@ class JobFold:
         self._record_attempt_change(attempt, received_ms=received_ms)
 
     def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
-        """Put jobs that no longer change to rest, as `JobTable.rest` does, and return their attempts.
+        """Pack jobs that no longer change, as `JobTable.pack_old_jobs` does, and return their attempts.
 
         Drops attempts that ended before `forget_before_ms`.
         """

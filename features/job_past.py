@@ -1,4 +1,4 @@
-"""JobPast: power and activity of one job over the last hours, for longer than the rings reach."""
+"""JobPast: the power and activity of one job over the last hours, which the rings no longer contain."""
 
 from dataclasses import dataclass
 
@@ -25,7 +25,7 @@ class JobPast:
     averaged: NDArray[np.bool_]
 
     def end_ms(self, interval_s: float) -> int:
-        """Return when the last slot ends, in Unix ms."""
+        """Return the time at which the last slot ends, in Unix ms."""
         slots: int = self.values.shape[1]
         return self.first_ms + round(slots * interval_s * 1000)
 
@@ -33,8 +33,8 @@ class JobPast:
 def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
     """Return `past` with its last slots replaced by those of `window`, at most LONGEST_MS long.
 
-    It begins with its first reading. The window's slots win, because late samples reach the rings. A
-    past that ends before the window begins is dropped.
+    The window's slots replace older ones, because late samples may have reached the rings. The result begins
+    with its first reading. If `past` ends before the window begins, it is dropped.
     """
     watts, is_mean = compute_watts(window)
     newest = np.stack([watts, find_activity(window)])

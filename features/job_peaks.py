@@ -31,7 +31,7 @@ Array = NDArray[np.float32]
 
 
 class JobPeaks(Stateful):
-    """The peaks of running attempts and of kinds of jobs, for one writer.
+    """The peaks of running attempts and of kinds of jobs. Only one task may change them.
 
     Peaks are (memory of the fullest GPU in GiB, mean power of the GPUs in W), NaN if not observed.
     """
@@ -67,11 +67,11 @@ class JobPeaks(Stateful):
         power_w: NDArray[np.floating],
         places: RunningPlaces | None = None,
     ) -> None:
-        """Record the readings of one moment. Drop attempts that no longer run (call `finish` first).
+        """Record the readings of one moment. Drop attempts that no longer run.
 
-        holder: (n, g) index into `running`, -1 if the GPU is free. rows: (n, g) row of each GPU in the
-        readings, -1 if it has none. places: the places of `running`, the same object until an attempt
-        starts, ends or moves.
+        Call `store_finished` first. holder: (n, g) index into `running`, -1 if the GPU is free. rows: (n, g) row
+        of each GPU in the readings, -1 if it has none. places: the places of `running`, the same object until an
+        attempt starts, ends or moves.
         """
         if places is None or places is not self._places:
             self._update_running_rows(running)
@@ -97,7 +97,7 @@ class JobPeaks(Stateful):
         self._running, self._peaks = index, peaks
 
     def make_table(self) -> tuple[NDArray[np.uint64], Array]:
-        """Return (k,) the sorted keys of the kinds of jobs, and (k, 3) float32 what is known of each.
+        """Return (k,) the sorted keys of the kinds of jobs, and (k, 3) float32 their likely peaks.
 
         The columns are the likely peak memory (GiB of a GPU), the likely peak power (W of a GPU), and the
         number of runs.

@@ -34,7 +34,7 @@ class JobRecords:
         self._order: list[tuple[int, str, int]] = []  # arrived_ms, job, attempt
 
     def update(self, attempt: JobAttempt, received_ms: int | None = None) -> None:
-        """Record the current state of an attempt. Its first step is stored, since later states lose it.
+        """Record the current state of an attempt. Its first step is stored now, because later states lack it.
 
         received_ms: the present time if the source is live, None for a complete history.
         """

@@ -94,7 +94,7 @@ class JobRows:
 def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
     """Return (gpu,) the sorted rows of the GPUs that an attempt holds.
 
-    If it does not name the GPUs of a node, it counts as holding all of them.
+    If the attempt does not name the GPUs of a node, it counts as holding all of them.
     """
     table = entities[EntityKind.GPU]
     rows = []
@@ -169,7 +169,10 @@ def _compute_sent_rate(store: WindowStore, rows: JobRows, first: int, last: int)
 
 
 def _list_whole_nodes(attempt: JobAttempt) -> list[str]:
-    """Return the attempt's nodes whose GPUs it does not name. It counts as holding all of their GPUs."""
+    """Return the attempt's nodes whose GPUs it does not name.
+
+    The attempt counts as holding all GPUs of these nodes.
+    """
     return [rank.node for rank in attempt.ranks if not rank.gpus] or ([] if attempt.ranks else list(attempt.nodes))
 
 

@@ -1,9 +1,9 @@
 """OpenDemand: attempts whose demand follows the placer's ledger until job events arrive.
 
-    requested   it waits in our own queue, and no event says so: its request counts as queued demand
-    promised    its GPUs are promised and no event says that it started: it counts as running since the promise
+    requested   it waits in our own queue, and no event reports that: its request counts as queued demand
+    promised    its GPUs are promised, and no event reports its start: it counts as running since the promise
 
-An event that reports the same takes over, so that each attempt counts once.
+Once an event reports the same, the event counts instead, so that each attempt counts once.
 """
 
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ class OpenDemand(Stateful):
         self.promised: dict[Key, int] = {}
 
     def apply_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
-        """Return an attempt's contribution by its events, with its promise applied.
+        """Return an attempt's contribution with its promise applied. change: the contribution by its events.
 
         If no event reports its start, it runs since its GPUs were promised.
         """

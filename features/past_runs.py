@@ -1,9 +1,9 @@
 """PastRuns: how long similar jobs ran, as known when a job is submitted. Serving and training use it.
 
 Jobs are similar if they share one of KEYS: user; user, words of the name, GPUs; user, GPUs, limit;
-group; group, GPUs; and finally all. Each key keeps its newest runs, also sorted (the last 20, the
-last 200). So an end costs a few bisections, and a read needs no sort. Running jobs count as well
-(how many, for how long), since ended ones say little about those that will be long. The features of
+group; group, GPUs; and finally all. Each key stores its newest runs, also sorted (the last 20, the
+last 200). So an end costs a few bisections, and a read needs no sort. Running jobs count as well (their
+number, and how long they have run), because ended jobs say little about long ones. The features of
 a job are computed when it arrives, before it counts itself. Times are natural logarithms of
 seconds, NaN if unknown.
 """
@@ -97,7 +97,7 @@ _columns = attrgetter(*(row.name for row in fields(JobShape)))
 class ClosedRun(NamedTuple):
     """A run that has ended and whose times are known.
 
-    features: those at its submission, None if `taken` has already returned them.
+    features: those at its submission, None if `pop_features` has already returned them.
     """
 
     job: str
@@ -112,8 +112,8 @@ class ClosedRun(NamedTuple):
 class _OpenRecord:
     """A job whose submission, start or end is still missing.
 
-    shape: None before its submission arrives. features: those at its submission, until `taken` returns
-    them.
+    shape: None before its submission arrives. features: those at its submission, None once `pop_features` has
+    returned them.
     """
 
     shape: JobShape | None = None
@@ -126,9 +126,10 @@ class _OpenRecord:
 
 
 class PastRuns(Stateful):
-    """The run times of past jobs by KEYS, and the features that they give a job, for one writer.
+    """The run times of past jobs by KEYS, and the features of a job that follow from them.
 
-    A repeated event counts once, by (job, attempt). The order of events does not matter.
+    A repeated event counts once, by (job, attempt). The order of events does not matter. Only one task may
+    change it.
     """
 
     def __init__(self) -> None:
@@ -143,9 +144,9 @@ class PastRuns(Stateful):
         return len(self._live)
 
     def record_submission(self, job: str, attempt: int, shape: JobShape, wanted: bool = True) -> Features | None:
-        """Record that a job was submitted, and return its features at that time, which `taken` can return too.
+        """Record that a job was submitted, and return its features at that time.
 
-        Returns None if the job is not new or its features are not wanted.
+        `pop_features` can return them again. Returns None if the job is not new or its features are not wanted.
         """
         live = self._find_or_open_record((job, attempt))
         if live is None or live.shape is not None:
@@ -218,10 +219,10 @@ class PastRuns(Stateful):
         return None if live is None or live.shape is None else _make_feature_vector(live.shape, live.pasts, now_ms)
 
     def find_group_runs(self, job: JobShape) -> RunPast | None:
-        """Return the past runs of the job's group with as many GPUs.
+        """Return the past runs of the job's group with the same number of GPUs.
 
-        If these are too few, return those of its group, and if these are too few, those of all jobs.
-        Returns None if no run has ended.
+        If they are too few, those of the whole group are returned, or else those of all jobs. Returns None if no
+        run has ended.
         """
         pasts = [None if key is None else self._pasts.get(key) for key in _make_keys(job)]
         return _find_row_with_runs(pasts, GROUP_ROWS)[1]

@@ -63,9 +63,10 @@ class Period:
 
 
 def find_period(channels: Array, interval_s: float, averaged: NDArray[np.bool_] | None = None) -> Period:
-    """Find the period in `channels` (channel, sample), regular in time, NaN for missing samples.
+    """Find the iteration period of a job in the samples of its metrics.
 
-    averaged: (channel,) whether samples are means over their interval. Without it, they are momentary readings.
+    channels: (channel, sample), regular in time, NaN for missing samples. averaged: (channel,) whether samples
+    are means over their interval. Without it, they count as momentary readings.
 
     >>> beat = np.sin(np.arange(400) * 2 * np.pi / 12.5)
     >>> round(find_period(1 + beat[None, :], 0.5).period_s, 2)
@@ -119,7 +120,10 @@ def bridge_gaps(rows: Array) -> Array:
 
 
 def _remove_drift(rows: Array) -> tuple[Array, Array]:
-    """Return (channel, sample) without stalls, drift and mean, and (channel,) the spread over the mean."""
+    """Return (channel, sample) the rows without stalls, drift and mean, and (channel,) the relative spread.
+
+    The relative spread is the spread divided by the mean.
+    """
     at = np.arange(rows.shape[1])
     ordered, odd = np.sort(rows, axis=1), round(0.01 * (len(at) - 1))  # a hundredth at either end
     whole = np.clip(rows, ordered[:, odd, None], ordered[:, -1 - odd, None])
@@ -198,7 +202,7 @@ def _is_beat(rows: Array, period: float) -> bool:
 def _find_usual_cycle(rows: Array, period: float) -> float:
     """Return the median time between rises in samples, or `period` if the rises do not support it.
 
-    If steps vary, the long ones stretch the autocorrelation, but not this median.
+    If steps vary in length, the long ones increase the period by autocorrelation, but not this median.
     """
     usual = []
     for row in rows:

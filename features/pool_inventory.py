@@ -2,11 +2,11 @@
 
     it runs, and its nodes are known     the pools of its nodes, in proportion to its GPUs on them
     it waits and asks for a pool         that pool
-    it asks for GPU models               the pools that have them, if that is one pool
+    it asks for GPU models               the pool that has them, if only one has
     the fleet has one pool               that pool
     anything else                        UNASSIGNED
 
-An attempt that waits for a quota is UNASSIGNED until it runs, since more machines would not start it.
+An attempt that waits for a quota is UNASSIGNED until it runs, because more machines would not start it.
 """
 
 from collections import Counter
@@ -38,7 +38,10 @@ class PoolInventory:
 
     @classmethod
     def from_topology(cls, topology: Topology) -> "PoolInventory":
-        """Read the pools of a topology. A pool named "all" is skipped, since that name is the whole fleet."""
+        """Build the inventory of a topology's pools.
+
+        A pool named "all" is skipped, because that name stands for the whole fleet.
+        """
         nodes = [node for node in topology.nodes if node.pool != EVERYTHING]
         models: dict[str, set[str]] = {node.pool: set() for node in nodes}
         gpus: Counter[str] = Counter()

@@ -1,9 +1,9 @@
 """Rhythms of short pauses or bursts: how regularly a job leaves its usual level.
 
-Training does so for its checkpoints. An autocorrelation needs a series that swings most of the
-time. Here each excursion counts as one pulse, and the times between pulses are compared. A pulse
-that is cut off by the end of the series still has one edge: beginnings are compared with beginnings
-and ends with ends. A rhythm is reported only if chance would rarely space as many pulses as evenly.
+Training jobs do so for their checkpoints. An autocorrelation needs a series that swings most of the
+time. Here each excursion counts as one pulse, and the times between pulses are compared. If the series
+ends within a pulse, one edge of it is known: beginnings are compared with beginnings and ends with ends.
+A rhythm is reported only if chance would rarely space as many pulses as evenly.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Pulses:
     """The pulses of one series: its excursions from the usual level. Times are in samples.
 
     centers: (pulse,) of pulses with both edges. begins, ends: (pulse,) edges within the series.
-    longest: the length of the longest pulse. blurred: the error of an interval between two pulses.
+    longest: the length of the longest pulse. blurred: the error of an interval between two pulses, in samples.
     """
 
     centers: Array
@@ -160,7 +160,10 @@ def _fit_rhythm(pulses: Pulses) -> tuple[Rhythm | None, float]:
 
 
 def _find_even_times(times: Array, blurred: float) -> tuple[float | None, tuple[float, ...], float]:
-    """Return the period of times (pulse,), those that fit it, and the probability that chance spaces them as evenly."""
+    """Return the period of pulses, the times that fit it, and the probability of such a fit by chance.
+
+    times: (pulse,) in samples. blurred: the error of an interval in samples.
+    """
     found: tuple[float | None, tuple[float, ...], float] = None, (), 1.0
     if len(times) < FEWEST_PULSES:
         return found
@@ -219,9 +222,9 @@ def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: f
 def _explain_missing_rhythm(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
     """Return the reason in words why there is no rhythm.
 
-    most: the number of pulses in the channel with most pulses, -1 if no channel has any. short: whether
-    a channel was left out because its pulses are shorter than two samples. is_even: the pulses of a
-    channel are evenly spaced, but are too few to exclude chance.
+    most: the most pulses of any channel, -1 if no channel has any. short: whether a channel was left out
+    because its pulses are shorter than two samples. is_even: whether the pulses of a channel are evenly
+    spaced, but too few to exclude chance.
     """
     if short:
         return f"its pauses may be shorter than the {interval_s:g} s between samples, which then miss some of them"

@@ -24,14 +24,14 @@ class ServingCapacity(NamedTuple):
 
 
 class _ModelRings:
-    """The request rates of one served model by bin, and its instances by minute. NaN is unknown."""
+    """The request rates of one served model by bin, and its number of instances by minute. NaN is unknown."""
 
     def __init__(self) -> None:
         self.rates = {bin_s: np.full(size, np.nan, np.float32) for bin_s, size in BINS.items()}
         self.instances = np.full(BINS[60], np.nan, np.float32)
 
     def clear_bins(self, bin_s: int, bins: NDArray[np.int64]) -> None:
-        """Set these bins to unknown, because they begin."""
+        """Set the bins that have just begun to unknown. bin_s: the length of the bins."""
         self.rates[bin_s][bins % BINS[bin_s]] = np.nan
         if bin_s == 60:
             self.instances[bins % BINS[60]] = np.nan
@@ -44,9 +44,9 @@ class _ModelRings:
 
 
 class RequestSeries:
-    """The requests/s of the first MOST_MODELS served models, 30 kB each, for one writer.
+    """The requests/s of the first MOST_MODELS served models. Each needs 30 kB.
 
-    If a minute is recorded twice, the last record wins.
+    If a minute is recorded twice, the last record counts. Only one task may change it.
     """
 
     def __init__(self) -> None:

@@ -33,7 +33,7 @@ LARGEST_INCREMENT = float(np.iinfo(np.uint32).max)
 
 
 class Ring:
-    """The recent samples of all entities of one kind, for one writer.
+    """The recent samples of all entities of one kind. Only one task may change it.
 
     size: the number of entities. capacity: the number of entities that fit. head: the newest open slot.
     """
@@ -102,7 +102,7 @@ class Ring:
 
     @property
     def end_slot(self) -> int:
-        """The number of the last slot of all windows: the slot that contains the latest `now`."""
+        """The number of the last slot of all windows: the slot that contains the latest time of `advance`."""
         return self.closed + OPEN_SLOTS
 
     def advance(self, now_ms: int, newest_ms: int | None = None) -> None:
@@ -195,9 +195,9 @@ class Ring:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> NDArray[np.bool_]:
-        """Apply samples (n,) that are newer than the last of their series, and return (n,) which these are.
+        """Apply those samples (n,) that are newer than the last of their series.
 
-        There may be at most one sample per series. Call `reserve` first.
+        Returns (n,) which samples these are. There may be at most one sample per series. Call `reserve` first.
         """
         key = metric * self.capacity + entity
         before = self.time_ms.reshape(-1).take(key)
@@ -239,7 +239,7 @@ class Ring:
     ) -> NDArray[np.float32]:
         """Store rates and exact increments, and return (n,) float32 the values for the fine ring.
 
-        These are gauges unchanged, and the rates of counters.
+        The values of gauges are returned unchanged, and counters as rates per second.
         """
         stored = value.astype(np.float32)
         layout = self.layout
@@ -315,9 +315,9 @@ class Ring:
         stored: NDArray[np.float32],
         before: NDArray[np.int64],
     ) -> None:
-        """Add to the mean of the current bucket.
+        """Add values to the means of the current bucket.
 
-        When a series enters the next bucket, its mean is stored first.
+        When a series enters the next bucket, the mean of its previous bucket is stored first.
         """
         at = row * self.capacity + entity
         bucket, last = time_ms // BUCKET_MS, before // BUCKET_MS

@@ -157,7 +157,10 @@ class RunPast:
         return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
 
     def adopt_newest(self, at_ms: int, run: RunProgress) -> None:
-        """Set `newest` to a restored job that has not ended, if it was submitted last. Call it after `loaded`."""
+        """Set `newest` to a restored job that has not ended, if it was submitted last.
+
+        Call it after `from_dump`.
+        """
         if at_ms == self.submitted_ms and self.newest is not None and self.newest.log_run is None:
             self.newest = run
 

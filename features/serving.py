@@ -1,4 +1,4 @@
-"""The current state of each instance of a served model: newest gauges, and rates over two minutes."""
+"""The current state of each instance of a served model: newest gauges, and mean rates of two minutes."""
 
 import msgspec
 import numpy as np

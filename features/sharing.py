@@ -1,4 +1,4 @@
-"""Detection of neighbours: running attempts that hold the same hardware, by events and node wiring.
+"""Detection of running attempts that hold the same hardware, by their events and the wiring of nodes.
 
     gpu, mig   they hold the same GPU (mig where it has MIG instances)
     pcie       their GPUs are nearest to the same adapter: one PCIe switch is above them all
@@ -6,7 +6,7 @@
     rail       both span several nodes, and adapters of both meet at one leaf switch: one rail of a rail group
                (if unknown: GPUs of one index)
 
-For each attempt, only the tightest counts. Only attempts that begin, end or move are evaluated.
+For each attempt, only the tightest kind counts. Only attempts that begin, end or move are evaluated.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -91,7 +91,7 @@ def _list_network_places(node: str, gpu: int, wiring: Wiring) -> Iterator[Place]
 
 
 class Neighbours:
-    """The hardware that running attempts share with each other, for one writer."""
+    """The hardware that running attempts share with each other. Only one task may change it."""
 
     def __init__(self) -> None:
         self._placed: dict[Attempt, tuple[tuple[RankPlacement, ...], tuple[str, ...], tuple[Place, ...]]] = {}
@@ -108,7 +108,7 @@ class Neighbours:
         wiring: Wiring,
         places: RunningPlaces | None = None,
     ) -> Mapping[Attempt, SharedHardware]:
-        """Return attempt → the hardware that it shares now and with whom. Others have no entry.
+        """Return attempt → the hardware that it shares now, and with which attempt. Others have no entry.
 
         divided: GPUs (`node/index`) with MIG instances. places: the places of `running`, the same object
         until an attempt moves.

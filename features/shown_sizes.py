@@ -1,4 +1,4 @@
-"""ShownSizes: the GPUs of attempts whose occupancy differs from their events."""
+"""OccupiedSizes: the GPUs of attempts that hold more or fewer GPUs than their events state."""
 
 from collections.abc import Callable, Container, Iterator, Mapping, Set
 from dataclasses import replace
@@ -19,9 +19,9 @@ MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 class OccupiedSizes(Stateful):
     """Attempt → the thousandths of GPUs that it really occupies. An ended attempt keeps its size.
 
-    A displaced attempt holds less than it states because others hold its GPUs: some end is reported
-    late. Until its own end, it counts with the GPUs that it still has. After that, it counts with the
-    GPUs in its events, since it held them while it ran.
+    A displaced attempt holds less than its events state, because other attempts hold some of its GPUs: an end
+    is reported late. Until its own end, it counts with the GPUs that it still has. After that, it counts with
+    the GPUs in its events, because it held them while it ran.
     """
 
     def __init__(self) -> None:
@@ -37,10 +37,10 @@ class OccupiedSizes(Stateful):
         return change if change is None or milli is None else replace(change, milli=milli)
 
     def find_outdated_attempts(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
-        """Return the running attempts that no longer have a size by occupancy.
+        """Return the running attempts whose GPUs agree with their events again.
 
-        The size in their events applies again. shown: attempt → thousandths of GPUs by occupancy. known:
-        the attempts that may still change.
+        shown: attempt → thousandths of GPUs by occupancy, where that differs from the events. known: the attempts
+        that may still change.
         """
         gone = (self._milli.keys() & known.keys()) - shown.keys()
         return [key for key in gone if known[key].ended_ms is None]

@@ -27,7 +27,7 @@ MAX_GAPS = 16
 
 @dataclass(frozen=True, slots=True)
 class WrittenSamples:
-    """The outcome of a write: the numbers of samples by what became of them.
+    """The outcome of a write: the numbers of samples by result.
 
     sure: (n,) whether each sample of `taken` is certain to be the first of its series and time.
     """
@@ -42,7 +42,7 @@ class WrittenSamples:
 
 
 class WindowStore:
-    """The recent telemetry of all entities, for one writer.
+    """The recent telemetry of all entities. Only one task may change it.
 
     Its rings grow with `entities`. Nothing is removed: the slots of a silent entity become empty.
     """
@@ -76,7 +76,7 @@ class WindowStore:
         return ring
 
     def write(self, batch: SampleBatch, now_ms: int) -> WrittenSamples:
-        """Apply samples that are newer than the last of their series, in order. Count the others by reason."""
+        """Apply samples that are newer than the last of their series, in order. Count all others by reason."""
         good, future, garbage, odd = self._select_valid_samples(batch, now_ms)
         taken = batch if good is None else batch.select_samples(good)
         if not len(taken):
@@ -95,9 +95,9 @@ class WindowStore:
     def _select_valid_samples(
         self, batch: SampleBatch, now_ms: int
     ) -> tuple[NDArray[np.bool_] | None, int, int, tuple[RecordError, ...]]:
-        """Return (n,) which samples may be applied, or None for all, and the numbers of the others.
+        """Return (n,) which samples may be applied, or None for all, and facts about the other samples.
 
-        These are the number of samples ahead of the clock, the number of samples that are not finite, and
+        The facts are the number of samples ahead of the clock, the number of samples that are not finite, and
         the errors of implausible samples.
         """
         low, high = list_plausible_ranges(batch.kind)
@@ -131,14 +131,14 @@ class WindowStore:
     def record_downtime(self, until_ms: int, for_ms: int) -> None:
         """Record our own downtime of `for_ms` up to `until_ms`, so that it does not count as silence.
 
-        See `fleetcast.features.extract`.
+        `features/extract.py` excludes such times.
         """
         self.gaps = [*self.gaps, (until_ms, for_ms)][-MAX_GAPS:]
 
     def move_times_back(self, now_ms: int, by_ms: int) -> bool:
         """Move all times back by `by_ms` because the clock was set back. Return whether they moved.
 
-        Nothing moves if no sample is ahead of the clock, since then the senders use another clock.
+        Nothing moves if no sample is ahead of the clock, because the senders then use another clock.
         """
         newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
         if newest_ms <= now_ms:
@@ -169,7 +169,7 @@ class WindowStore:
             self._files = [(becomes or folder) / path.name for path in files]
 
     def save(self, folder: Path) -> None:
-        """Save the store at once: run all steps of `saving`."""
+        """Save the store at once: run all steps of `iterate_save_steps`."""
         for work in self.iterate_save_steps(folder):
             work()
 
@@ -211,12 +211,12 @@ def _split_repeated_series(
 
 
 def _move_ring_back(ring: Ring, by_ms: int) -> None:
-    """Move all times of a ring back by `by_ms`, its slots by whole slots, and its buckets with them.
+    """Move all times of a ring back by `by_ms`. Slots and buckets move by whole slots.
 
         before   slots … 97 98 99 100          the clock said 100, and is set back by 40
-        after    slots … 57 58 59  60 61 …     observed values keep their age, and what comes next is newer
+        after    slots … 57 58 59  60 61 …     stored values keep their age, and later samples are newer
 
-    Without this, a series would accept no sample until its last one lies in the past again.
+    Otherwise, a series would accept no sample until the clock has passed the time of its last one again.
     """
     if ring.head < 0:
         return

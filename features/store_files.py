@@ -54,7 +54,10 @@ class OtherIntervalError(StoreError):
 
 @dataclass(frozen=True, slots=True)
 class SaveStart:
-    """The first slot and the first bucket of a ring that are not on disk yet. The default is everything."""
+    """The first slot and the first bucket of a ring that are not on disk yet.
+
+    By default nothing is on disk.
+    """
 
     slot: int = 0
     bucket: int = 0
@@ -62,7 +65,7 @@ class SaveStart:
     def list_unsaved(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the numbers of the slots and of the buckets up to now that are not on disk.
 
-        No slice may contain a newest time without its slot.
+        The newest slot is always among them, so that no saved time lacks its slot.
         """
         slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, ring.first_slot)
         bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, ring.first_bucket)
@@ -93,8 +96,8 @@ def make_save_steps(
     """Yield the steps of one save into `folder`, as functions.
 
     An older save there stays valid until the last step. Get each function in the thread that writes the
-    store, since this copies from the store. Run it in any thread, since it writes to disk. The last one
-    stores the save's slot files in `earlier`.
+    store, because getting it copies from the store. Run it in any thread, because it only writes to disk. The
+    last one stores the save's slot files in `earlier`.
     """
     since = {kind: begin_save(ring, everything=not earlier) for kind, ring in rings.items()}
     sizes = {kind: rings[kind].size for kind in since}

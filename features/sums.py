@@ -15,7 +15,7 @@ from fleetcast.features.ring_arrays import widen_array
 class ValueSums:
     """The count and sum of the known values of each row over two windows.
 
-    For the longer window, also the sum of squares.
+    For the longer window, it also has the sum of squares.
     """
 
     def __init__(self, rows: Sequence[int], lengths: tuple[int, int]) -> None:
@@ -66,9 +66,9 @@ class ValueSums:
     def read_windows(
         self, fine: NDArray[np.float32], index: int, open_slots: NDArray[np.intp], size: int
     ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
-        """Return one row's count (window, entity), total (window, entity) and sum of squares (entity,).
+        """Return one row's count (window, entity), sum (window, entity) and sum of squares (entity,).
 
-        They include the open slots.
+        They include the open slots. The squares are those of the longer window.
         """
         count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
         square = self.square[index, :size].copy()
@@ -137,8 +137,7 @@ def _split_known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArra
 def divide(top: ArrayLike, below: ArrayLike, otherwise: ArrayLike = np.nan) -> NDArray[np.float64]:
     """Divide element by element where `below` is above zero. The result elsewhere is `otherwise`.
 
-    A quotient beyond the largest float is infinite, so the caller decides what it means. It never
-    warns.
+    A quotient beyond the largest float is infinite. There are no warnings.
 
     >>> divide([1.0, 2.0, 3.0], [2.0, 0.0, np.nan], 0.0)
     array([0.5, 0. , 0. ])

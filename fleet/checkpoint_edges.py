@@ -1,8 +1,8 @@
-"""The beginnings and ends of an attempt's checkpoints, summed by second.
+"""The beginnings and ends of an attempt's checkpoints, merged within each second.
 
-So a gang costs no more than one process.
+Because of the merge, the checkpoints of a gang take no more memory than those of one process:
 
-rank 0 begin 10.1 s, rank 1 begin 10.4 s, ..., rank 511 begin 10.2 s   ->   Edges("begin", 10_100 ms, count=512)
+rank 0 begin 10.1 s, rank 1 begin 10.4 s, ..., rank 511 begin 10.2 s   ->   one "begin" at 10_100 ms, count 512
 """
 
 from bisect import bisect_left, bisect_right

@@ -73,7 +73,8 @@ class ScaledClock:
 class ManualClock:
     """A clock that a test moves.
 
-    `advance` lets time pass, assigning `time_ms` sets the clock, and `sleep` advances it at once.
+    `advance` lets time pass. Assigning `time_ms` sets the clock. `sleep` advances the clock and returns at
+    once.
     """
 
     time_ms: int = 0
@@ -111,7 +112,7 @@ class ClockWatch:
         self._ahead_ms = self._measure_lead()[0]
 
     def pop_clock_step_ms(self) -> int:
-        """Return the fleet milliseconds by which the clock was set since the last call.
+        """Return by how many ms of fleet time the clock was set since the last call.
 
         The result is negative if the clock was set back.
 

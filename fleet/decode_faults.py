@@ -1,9 +1,9 @@
 """Explanations, in plain words, of why a decoded document does not fit a struct.
 
 `msgspec` detects that a document does not fit. This module walks through the document and the
-struct's type together. For each wrong place it says what it holds, what it must hold, and which key
-was probably meant. Every message about a wrong body, file or option comes from here, so that no
-user reads a library's messages.
+struct's type together. For each wrong place it states the value there, the values that are allowed, and
+the key that was probably meant. Every message about a wrong body, file or option comes from here, so that
+no user reads a library's messages.
 """
 
 import math
@@ -174,7 +174,7 @@ _type_info: Callable[[Any], inspect.Type] = lru_cache(maxsize=512)(inspect.type_
 
 
 class _Walk:
-    """A walk through a document and its type together."""
+    """A walk through a document and its type at the same time. It yields the places where they disagree."""
 
     def __init__(self, strict: bool, toml: bool) -> None:
         self._strict, self._toml = strict, toml

@@ -104,7 +104,7 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def find_ignoring_case(self, name: str) -> str | None:
-        """Return the only node whose name differs just in capitals or in a dot at its end, or None.
+        """Return the only node whose name is the same apart from capitals and a dot at the end, or None.
 
         Host names ignore capitals.
 
@@ -145,8 +145,9 @@ def _fold_name(name: str) -> str:
 class DeviceRoom:
     """The limits on how many GPUs, MIG instances and ports may be registered.
 
-    A placed node has room for MOST_GPUS or what the topology states, MOST_INSTANCES and MOST_PORTS. All other nodes
-    share `most` GPUs, and twice as many instances and ports.
+    A node of the topology has room of its own: for MOST_GPUS, or more if the topology states more, and for
+    MOST_INSTANCES and MOST_PORTS. All other nodes share room for `most` GPUs, and for twice as many instances
+    and ports.
     """
 
     def __init__(self, placed: Mapping[str, int], most: int) -> None:
@@ -267,14 +268,17 @@ class Entities:
             self._tables[kind].disown(row)
 
     def remove_node_devices(self, node: str) -> None:
-        """Remove all devices from a node whose machine now has another name."""
+        """Remove all devices from a node, because its machine now has another name."""
         at = self._tables[EntityKind.NODE].row(node)
         for kind in NODE_OWNED if at is not None else ():
             for row in np.flatnonzero(self._tables[kind].node == at).tolist():
                 self._tables[kind].disown(row)
 
     def dump(self) -> dict[str, list[str]]:
-        """Return the names in row order by kind, and the names without an owner, for a snapshot."""
+        """Return the names of all entities for a snapshot, by kind and in row order.
+
+        The result also has the names of the entities without an owner.
+        """
         moved = [
             f"{kind}:{name}"
             for kind in NODE_OWNED

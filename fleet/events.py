@@ -78,9 +78,8 @@ class Queued(_JobEvent, frozen=True, kw_only=True, tag="queued"):
 
     `blocked`: the attempt may not start even if GPUs are free. For instance, it is held, suspended,
     gated, waits for another job or requests something that no node has. `reason` says which. Until a
-    later `queued` event says
-    `blocked: false`, the attempt is no demand, does not compete with others and has no start time. It
-    counts as waiting from the time of that event.
+    later `queued` event says `blocked: false`, the attempt is no demand, does not compete with others and
+    has no start time. It counts as waiting from the time of that event.
     """
 
     reason: str = ""

@@ -4,11 +4,11 @@ A test may also tear a write there. Each of the OPERATIONS has two: `AREA.before
 `AREA.after_OPERATION` (`POINTS` lists all). They are off, and cost one look-up, unless
 `FLEETCAST_FAILPOINTS` is set when the process starts:
 
-    FLEETCAST_FAILPOINTS="inbox.after_write:3=kill"     the third time a process comes by, it kills itself
+    FLEETCAST_FAILPOINTS="inbox.after_write:3=kill"     the third time a process reaches it, it kills itself
     FLEETCAST_FAILPOINTS="board.before_rename=error"    the first time, OSError "No space left on device"
     FLEETCAST_FAILPOINTS="inbox.before_write:2=torn"    half of the bytes are written, then the process kills itself
 
-Commas separate several of them. Each acts once in a process. `torn` is only for `before_write`.
+Commas separate several failpoints. Each acts once in a process. `torn` is only for `before_write`.
 """
 
 import errno
@@ -64,7 +64,7 @@ def kill_process() -> None:
 
 
 def end_process() -> None:
-    """End the process after a torn write."""
+    """End the process after a torn write, by the function that `set_hook` received."""
     _end()
 
 
@@ -86,7 +86,10 @@ class _Rule:
 
 
 def parse_failpoints(text: str) -> Hook:
-    """Parse the value of FLEETCAST_FAILPOINTS. Raises ValueError that names the wrong part."""
+    """Parse the value of FLEETCAST_FAILPOINTS, and return the hook that acts at its failpoints.
+
+    Raises ValueError that names the wrong part.
+    """
     rules = dict(_parse_rule(part.strip()) for part in text.split(",") if part.strip())
 
     def act_at_point(point: str) -> float:

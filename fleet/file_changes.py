@@ -4,9 +4,8 @@ Linux reports changes by inotify. The writer does nothing for it, so no writer c
 write and its wake-up. A reader reads everything, then waits. A change in between ends the wait at
 once.
 
-If Linux reports nothing, the reader still polls. It polls every `REST_S`, because a network file
-system does not report writes of another machine. It polls every `poll_s` if inotify cannot be used
-at all.
+The reader also polls every `REST_S`, because a network file system does not report writes of another
+machine. If inotify cannot be used at all, it polls every `poll_s`.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
 """Durable file operations. Everything that the service writes durably goes through these functions.
 
-If a path has an attribute `disk`, that disk serves it, and otherwise the machine's. So tests run
-the service on a disk in memory that tears writes, fills up and loses unsynced data. Other
-operations are the path's own methods. `area` names the writer for `fleetcast.fleet.failpoints`.
+If a path has an attribute `disk`, that object performs the operations. Otherwise the operating system
+does. So tests run the service on a disk in memory that tears writes, fills up and loses unsynced data.
+Other operations are the path's own methods. `area` names the writer for `fleetcast.fleet.failpoints`.
 Functions raise OSError unless they say otherwise.
 """
 
@@ -47,7 +47,7 @@ class OpenFile(Protocol):
 
 
 class Disk(Protocol):
-    """A disk that serves paths. `MACHINE` is that of the operating system."""
+    """The file operations of a disk. `MACHINE` performs them through the operating system."""
 
     def create(self, path: Path, append: bool) -> OpenFile: ...
 
@@ -189,7 +189,10 @@ def sync_folder(folder: Path, area: str) -> None:
 
 
 def make_folder(folder: Path, area: str) -> None:
-    """Make a folder and those above it. Their names are on disk when this returns, even if they existed."""
+    """Make a folder and those above it. Existing folders are no error.
+
+    When this returns, the names of `folder` and of every folder made for it are on disk.
+    """
     made = [folder, *(parent for parent in folder.parents if not parent.exists())]
     folder.mkdir(parents=True, exist_ok=True)
     for path in reversed(made):
@@ -250,7 +253,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def is_on_local_disk(path: Path) -> bool:
-    """Return whether the path is on a disk of the operating system, which then sees its changes."""
+    """Return whether a path belongs to the operating system, which can then report its changes."""
     return _find_disk(path) is MACHINE
 
 
@@ -285,7 +288,7 @@ class _Descriptor:
 
 
 class _Machine:
-    """The disks of the operating system."""
+    """The file operations of the operating system, for all of its disks."""
 
     def create(self, path: Path, append: bool) -> OpenFile:
         how = os.O_EXCL | os.O_APPEND if append else os.O_TRUNC

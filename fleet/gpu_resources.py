@@ -1,6 +1,6 @@
 """Names of Kubernetes resources that stand for GPUs of every vendor.
 
-The source and the adapters use them.
+The Kubernetes source and the adapters use them.
 """
 
 import re
@@ -93,7 +93,7 @@ def parse_board_name(name: str) -> NamedBoard | None:
 
 @lru_cache(4096)
 def is_unsupported_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
-    """Return whether a resource seems to count GPUs or other accelerators in a form that is not read here.
+    """Return whether a resource seems to count GPUs or other accelerators in a form that we cannot read.
 
     >>> names = ("vendor.example/vgpu-2g", "huawei.com/Ascend910", "nvidia.com/gpu")
     >>> [is_unsupported_gpu_resource(name) for name in names]

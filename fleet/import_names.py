@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def suggest_import_path(path: str) -> str:
-    """Suggest the full import path for a path of ours that lacks `fleetcast.`. Return "" for other paths.
+    """Suggest the full import path for a path of Fleetcast that lacks `fleetcast.`. Return "" for other paths.
 
     path: `package.module:name`. The module may have moved within its package.
     """
@@ -33,7 +33,7 @@ def find_full_module_names(module: str) -> tuple[str, ...]:
 
 
 def _is_own_package(package: str) -> bool:
-    """Return whether one of our folders has this name, and Python finds no other package of that name."""
+    """Return whether Fleetcast has a package of this name, and Python finds no other package of that name."""
     if not (ROOT / package / "__init__.py").exists():
         return False
     try:

@@ -1,4 +1,4 @@
-"""JobTable: all attempts of all jobs, by job and attempt.
+"""The table of all attempts of all jobs, by job and attempt.
 
 Jobs that ended a while ago rest as packed bytes until an event wakes them, which saves memory and lets
 snapshots skip them.
@@ -57,7 +57,7 @@ class JobTable:
     def has_room(self, event: JobEvent, most_live: int) -> bool:
         """Return whether the table may fold `event`, if at most `most_live` attempts may wait or run.
 
-        A known job may have one more attempt, since that replaces the one before.
+        A known job may have one more attempt, because the new attempt replaces the last one.
         """
         if self.live < most_live or (event.job, event.attempt) in self.attempts or event.job in self.resting:
             return True

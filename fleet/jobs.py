@@ -74,7 +74,10 @@ class JobAttempt:
 
     @property
     def over_ms(self) -> int | None:
-        """The time of its end or, without an end event, of the start of a later attempt of its job."""
+        """The time at which the attempt was over: its end or, without an end event, the start of a later attempt.
+
+        None while the attempt waits or runs.
+        """
         return self.superseded_ms if self.ended_ms is None else self.ended_ms
 
     @property
@@ -93,7 +96,7 @@ class JobAttempt:
 
     @property
     def eligible_ms(self) -> int | None:
-        """The time at which it began to wait for resources.
+        """The time at which the attempt began to wait for resources.
 
         This is its submission or, if it was blocked first, its release.
         None without a submission, and while it is blocked.
@@ -128,7 +131,7 @@ class JobAttempt:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """All queues in which it waits. Once it runs, only the queue in which it started."""
+        """All queues in which the attempt waits. Once it runs, only the queue in which it started."""
         several = self.submission.queues if self.submission and self.started_ms is None else ()
         return several or (self.queue,)
 
@@ -142,7 +145,7 @@ class JobAttempt:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs that it holds or, before its start, wants."""
+        """The number of GPUs that the attempt holds or, before its start, asks for."""
         if self.ranks and any(rank.gpus for rank in self.ranks):
             return sum(len(rank.gpus) for rank in self.ranks)
         per_node = self.submission.gpus_per_node if self.submission else 1
@@ -166,9 +169,9 @@ class JobAttempt:
 
     @property
     def ends_before_start(self) -> bool:
-        """Whether its end lies before its start because a clock was set back.
+        """Whether the attempt's end lies before its start because a clock was set back.
 
-        Its run time is then unknown.
+        The run time is then unknown.
         """
         return self.started_ms is not None and self.ended_ms is not None and self.ended_ms < self.started_ms
 
@@ -229,9 +232,9 @@ class JobAttempt:
     def _infer_start_and_place(self, event: Phase | Step | Checkpoint) -> None:
         """Record a sign of life. Infer the start and the place from it until events state them.
 
-        Every inferred value depends on the set of events alone, not on their order. The start is the
-        earliest time. The place of each rank is that with the highest sequence. An event after a silent end
-        withdraws that end.
+        Every inferred value depends on the set of events alone, not on their order. The start is the earliest
+        time of a sign of life. The place of each rank comes from its event with the highest sequence. If the end
+        was inferred from silence, a later sign of life withdraws it.
         """
         self.last_sign_ms = max(self.last_sign_ms, event.time_ms)
         if "started" not in self.written:

@@ -1,4 +1,4 @@
-"""LocalFiles: the part of fsspec's local file system that an archive needs. Importing fsspec costs a process 6 MiB."""
+"""The part of fsspec's local file system that an archive needs. Importing fsspec costs a process 6 MiB."""
 
 import os
 import shutil

@@ -96,7 +96,7 @@ class Metric:
 
     @property
     def feature(self) -> str:
-        """The metric's name in feature frames. A counter is given as its rate.
+        """The metric's name in feature frames. A counter has the name of its rate.
 
         >>> [METRICS[EntityKind.GPU][find_metric_row(EntityKind.GPU, name)].feature for name in ("power_w", "energy_j")]
         ['power_w', 'energy_w']

@@ -1,4 +1,4 @@
-"""NodeTable: an idempotent fold of node events that does not depend on their order."""
+"""The state of nodes: an idempotent fold of node events that does not depend on their order."""
 
 from bisect import insort
 from collections import Counter

@@ -2,7 +2,7 @@
 
 Between two ticks of a large fleet, few jobs change their places, while all of them report steps.
 `RunningPlaces` is the same object as long as the places and submissions of the running attempts do
-not change. So readers use its identity as the key of results that they compute from it.
+not change. So readers may cache results that they compute from it under its identity.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from fleetcast.fleet.jobs import JobAttempt
 
 
 class RunningPlaces:
-    """The places of the running attempts at one moment. The index of an attempt is that in `running`."""
+    """The places of the running attempts at one moment. Attempts are numbered as in `running`."""
 
     def __init__(self, running: Sequence[JobAttempt]) -> None:
         self._of = [(row.job, row.attempt, row.ranks, row.nodes, row.submission, _find_origin(row)) for row in running]
@@ -53,7 +53,7 @@ class RunningPlaces:
 
 
 def _find_origin(row: JobAttempt) -> str:
-    """Return the origin of an attempt without a submission, because its number of GPUs depends on it.
+    """Return the origin of the facts of an attempt without a submission, which decides its number of GPUs.
 
     Returns "" for an attempt with a submission.
     """

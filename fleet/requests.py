@@ -50,7 +50,7 @@ class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def milli(self) -> int:
-        """The thousandths of each of its GPUs that it holds."""
+        """The part of each of its GPUs that the member holds, in thousandths."""
         return self.gpu_share or WHOLE_GPU
 
 
@@ -59,9 +59,9 @@ class PlacementRequest(
 ):
     """A request for GPUs. `gang` counts members, and each gets `gpus_per_node` GPUs on one node.
 
-    Two members may share a node unless `spread`. gpu_share: the thousandths of its one GPU that a
+    Two members may share a node unless `spread` is set. gpu_share: the thousandths of its one GPU that a
     member gets. With 0 GPUs, a member gets only CPUs or host memory. gpu_models: the acceptable models,
-    each like `gpu_model`.
+    each in the form of `gpu_model`.
     """
 
     request_id: str
@@ -110,7 +110,7 @@ class PlacementRequest(
 
     @property
     def milli(self) -> int:
-        """The thousandths of each of its GPUs that a member gets."""
+        """The part of each of its GPUs that a member gets, in thousandths."""
         return self.gpu_share or WHOLE_GPU
 
     @property
@@ -136,12 +136,11 @@ class RunnerUp(msgspec.Struct, frozen=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a PlacementRequest. Law: `nodes == candidates + sum(rejected.values())`.
+    """The answer to a PlacementRequest. Always, `nodes == candidates + sum(rejected.values())`.
 
     `candidates` can host at least one member. `rejected` counts the other nodes by their first reason.
     If there was no room for a whole gang, `sentence` says so. `ignored`: facts of the request that
-    changed nothing
-    (`list_ignored_facts`).
+    changed nothing (`list_ignored_facts`).
     """
 
     request_id: str
@@ -236,8 +235,8 @@ def check_avoided_nodes(request: PlacementRequest) -> None:
 def list_ignored_facts(request: PlacementRequest, used: Collection[str] = ()) -> tuple[str, ...]:
     """Return the JSON keys of stated facts that no decision uses yet, sorted.
 
-    `used`: keys that the answer did use. A default value does not count as stated, even if it is
-    written out. The ledger treats both as one request.
+    `used`: keys that the answer did use. A default value does not count as stated, even if it is written
+    out, because the ledger treats both requests as the same.
     """
     return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
 
@@ -250,8 +249,8 @@ def _is_stated(request: PlacementRequest, key: str) -> bool:
 def _check_text(name: str, text: str) -> None:
     """Check the length and characters of a name. Raises RequestError.
 
-    Names become lines and labels elsewhere, and job events refuse unprintable ones, so such a job could never
-    be observed.
+    Names become lines and labels elsewhere. Job events refuse unprintable names, so a job with such a name
+    could never be observed.
     """
     if len(text) > MAX_NAME_LENGTH:
         raise RequestError(f"{name} must have at most {MAX_NAME_LENGTH} characters, it has {len(text)}", name)

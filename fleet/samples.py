@@ -1,4 +1,4 @@
-"""SampleBatch: the decoded form of every telemetry source's samples."""
+"""The decoded form of the samples of every telemetry source."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

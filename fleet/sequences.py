@@ -1,4 +1,4 @@
-"""SeenSequences: the numbers of a stream that have arrived, stored compactly."""
+"""The sequence numbers of a stream that have arrived, stored compactly."""
 
 from bisect import bisect_right, insort
 from dataclasses import dataclass, field

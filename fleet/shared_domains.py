@@ -1,4 +1,4 @@
-"""Hazards that the nodes of a gang share: carried heat, cooling, power, switches.
+"""Hazards that the nodes of a gang share: heat from earlier jobs, cooling, power, switches.
 
 Forecasts and placements use them.
 """
@@ -35,9 +35,9 @@ def compute_hazard(p: Array) -> Array:
 
 
 def interpolate_hazard(p: Array, horizons_s: Sequence[float], duration_s: float) -> Array:
-    """Return the hazard (..., n) of probabilities (..., horizon, n) within a time.
+    """Return the hazard (..., n) within `duration_s`, from probabilities (..., horizon, n).
 
-    It never falls as the time grows.
+    A longer duration never has a smaller hazard.
 
     >>> p, horizons_s = 1 - np.exp(-np.array([[0.1], [0.2], [0.3], [0.3]])), (3600, 18_000, 86_400, 604_800)
     >>> [interpolate_hazard(p, horizons_s, span_s).round(3).tolist() for span_s in (1800, 10_800)]

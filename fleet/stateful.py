@@ -1,4 +1,4 @@
-"""Stateful: the interface of state that snapshots save and that follows the clock.
+"""The interface of state that snapshots save and that is shifted when the clock is set.
 
 `service/pipeline/stateful.py` lists all such state.
 """

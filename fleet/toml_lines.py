@@ -1,4 +1,4 @@
-"""A decoder of TOML files whose errors name the line, the key, the value and the probable intention.
+"""A decoder of TOML files. Its errors name the line, the key, the value and what was probably meant.
 
 The parser gives no line numbers, so this module finds them in the text.
 """

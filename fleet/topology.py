@@ -1,4 +1,4 @@
-"""Topology: each node's NVLink domain, rack, rail group, block and cluster, and its hardware.
+"""The topology of a fleet: each node's hardware, NVLink domain, rack, rail group, block and cluster.
 
 A topology is immutable, with columns by node row. A change makes a new one with the next
 `generation`. A node that no source names has domain -1 at every level ("unplaced"). It is scored
@@ -46,9 +46,9 @@ class NodeSpec:
     board.
     stated_gpus: the number that the source stated, if an exporter has counted fewer boards since.
     Otherwise 0.
-    other_names: host names and addresses under which other sources report the machine. lent_gpus: GPUs
-    held by nodes of another scheduler, about whose jobs no source reports. source: the scheduler's
-    source that states it.
+    other_names: host names and addresses under which other sources report the machine.
+    lent_gpus: number of GPUs that another scheduler uses for jobs that no source reports.
+    source: the name of the scheduler's source that stated this node.
     """
 
     name: str
@@ -104,7 +104,7 @@ class Topology:
         generation: int = 1,
         hosts: Mapping[str, tuple[Device, ...]] | None = None,
     ) -> "Topology":
-        """Make a topology of node specs. Raises ValueError on a repeated node.
+        """Make a topology from node specs. Raises ValueError on a repeated node.
 
         Domains are numbered in order of their first mention.
         """
@@ -132,7 +132,7 @@ class Topology:
         )
 
     def find_devices(self, row: int) -> tuple[Device, ...]:
-        """Return the network adapters of a node: those of its inner wiring, with facts from the fabric."""
+        """Return the network adapters of a node: those that its own wiring lists, with facts from the fabric."""
         node = self.nodes[row]
         keys = (node.name, node.pool, node.gpu_model, "")
         inside = next((self.hosts[key] for key in keys if key in self.hosts), ())

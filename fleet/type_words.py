@@ -7,7 +7,10 @@ from msgspec import inspect
 
 
 def describe_type(kind: inspect.Type, toml: bool = False) -> str:
-    """Describe which values a type accepts. toml: objects are called tables, and null is left out."""
+    """Describe in words which values a type accepts.
+
+    toml: call objects tables, and do not mention null.
+    """
     match kind:
         case inspect.UnionType(types=types):
             named = [one for one in types if not (toml and isinstance(one, inspect.NoneType))]

@@ -1,4 +1,4 @@
-"""The kind of resource that an attempt waits for, machines or a quota, by its scheduler's reason.
+"""The kind of resource that an attempt waits for: machines, or a quota. A scheduler's reason decides.
 
 A job that waits for a quota would not start if machines became free. It starts once its own queue,
 account or user holds less. Reasons that this file does not name mean waiting for machines.

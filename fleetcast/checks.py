@@ -1,7 +1,7 @@
 """Contract tests for plugins: call the check for your kind of plugin in a test of your own.
 
 from fleetcast.checks import check_source
-def test_mine(tmp_path): check_source(lambda: MySource(tmp_path), batches=3)
+def test_my_source(tmp_path): check_source(lambda: MySource(tmp_path), batches=3)
 """
 
 import asyncio
@@ -30,7 +30,7 @@ WAIT_LIMIT_S = 60.0
 
 
 def check_source(make: Callable[[], Source], batches: int, *, replays: bool = True) -> None:
-    """Check a source: it continues after a seek and after an error, and loses no record.
+    """Check that a source continues after a seek and after an error, and loses no record.
 
     `make` opens the same records from their beginning, and gives at least `batches` batches. With
     `replays=False` the source is live: it cannot go back, but must continue after an error.
@@ -79,7 +79,7 @@ class _FailingSource(Source):
 def _check_error(make: Callable[[], Source], good: int, wanted: list[Any]) -> None:
     """Check that a source recovers from an error after `good` batches.
 
-    It must be closed, made again, moved to its position, and give the missing records.
+    It is closed, made again, and moved to its position. Then it must return the missing records.
     """
 
     async def run_scenario() -> None:
@@ -141,9 +141,9 @@ FORECASTER_STEPS = (1, 6, 144)
 def check_forecaster(make: Callable[[], Forecaster], series: Callable[[int], Panel] | None = None) -> None:
     """Check a forecaster: its shapes, the order of its quantiles, and that it reads no later values.
 
-    The series are short and long, some with holes and one without values. The forecaster must be fitted
-    already, or need no fit. series: returns three series of a number of bins, the last without values.
-    It replaces the default series for a forecaster that knows other series only.
+    The forecaster must be fitted already, or need no fit. It gets short and long series, some with holes and
+    one without values. series: returns three series with a number of bins, the last without values. It
+    replaces the default series for a forecaster that accepts only other series.
     """
     assert make().name
     for bins in (1, 5, 150, 2000):
@@ -233,15 +233,15 @@ def check_adapter(
     keeps: frozenset[str] = frozenset(),
     hour: Sequence[Weather] | None = None,
 ) -> None:
-    """Check a writing adapter over the weathers of a fleet.
+    """Check a writing adapter with the weathers of a fleet.
 
-    It must make the same wishes twice, and none once they are written. It must not touch fields of
-    others, nor react to forecasts that vary by 1 %. Without weather it must withdraw everything of its
-    own.
+    It must make the same wishes if it is called twice, and none once they are written. It must not touch
+    fields of others, nor react to forecasts that vary by 1 %. Without weather it must withdraw everything
+    that it wrote.
 
     holds: the other system's values at the start. The check adds a field of another owner for each
-    node. keeps: fields that a withdrawal leaves. hour: `wavering_hour(weathers)`, if the caller checks
-    several adapters.
+    node. keeps: fields that a withdrawal leaves. hour: `make_wavering_hour(weathers)`, which a caller that
+    checks several adapters can make once.
     """
     seen = {key: dict(values) for key, values in (holds or {}).items()}
     theirs = {
@@ -285,14 +285,14 @@ def _apply_wishes(adapter: Adapter, seen: dict[str, dict[str, str]], wishes: Seq
 
 
 def make_wavering_hour(weathers: Sequence[Weather]) -> list[Weather]:
-    """Make an hour of boards that follow the last weather with nodes. Their forecasts vary by 1 %."""
+    """Make an hour of weathers whose forecasts vary by 1 %, based on the last weather with nodes."""
     return list(_yield_noisy_boards(next(weather for weather in reversed(weathers) if weather.nodes)))
 
 
 def _yield_noisy_boards(weather: Weather) -> Iterator[Weather]:
-    """Yield the boards of an hour, one every ten seconds, whose forecasts vary by 1 %.
+    """Yield the weathers of an hour, one every ten seconds, whose forecasts vary by 1 %.
 
-    Some risks lie at the edges of the bands. The first board has the highest values, so that noise
+    Some risks lie at the edges of the bands. The first weather has the highest values, so that noise
     cannot enter a higher band later. No start falls within the hour.
     """
     assert weather.nodes is not None

@@ -98,11 +98,9 @@ def read_gpu_numbers(path: Path) -> JobColumns:
 
 
 def read_swf(path: Path) -> JobColumns:
-    """Read a file in Standard Workload Format, with header lines and 18 numbers in each other line.
+    """Read a file in Standard Workload Format: header lines, and lines of 18 numbers.
 
-    Header lines begin with a semicolon.
-
-    Unknown values stay -1.
+    Header lines begin with a semicolon. Unknown values stay -1.
     """
     history = JobColumns()
     for line in _read_lines(path, history.skipped):

@@ -3,13 +3,14 @@
     pages, remote write ── LabelledGpus: each GPU's holder by its labels, despite lost pages ── LabelHold
     holds of all pipelines ── LabelJobs, each tick ── events with sequences below 0, so that every real event wins
 
-A label has ended if it is missing from two pages and for a minute. It has also ended if another label
-replaced it for as long. The other label then began when it was first seen. On a shared GPU, labels take
-turns: one of them returns, or a third appears within the minute. Then all of them hold the GPU until they
-have been missing for TURNS_MS, and their run times are not learnt.
+A label has ended if it is missing from two pages and for a minute. If another label has taken its
+place, the new holder began when its label was first seen. On a shared GPU, labels take turns: one
+of them returns, or a third appears within the minute. Then all of them hold the GPU until they have
+been missing for TURNS_MS, and their run times are not learnt.
 
-A job ends when it was last seen on a GPU. Labels do not say how it ended, so it counts as finished. If a
-job was present on its exporter's first page, its start is unknown and its run time is not learnt.
+A job ends when it was last seen on a GPU. Labels do not say how it ended, so it counts as finished.
+If a job was present on its exporter's first page, its start is unknown and its run time is not
+learnt.
 """
 
 from collections import defaultdict

@@ -47,8 +47,9 @@ _SERVICE = re.compile(r"[^.:]*(exporter|dcgm)[^.:]*")
 
 @dataclass(slots=True)
 class Target:
-    """The origin of a page.
+    """The exporter, or sender of samples, from which pages come.
 
+<<<<<<< HEAD
     `node`: owns series that name no node, or all series if `fixed`. `address`: its process' host:port. own: its
     name before a page gave it another. renamed: label → the node that it means on this target's pages.
     last_page_ms: time of its last page, 0 for never. pages: number of decoded pages, 0 if samples arrive without
@@ -57,6 +58,18 @@ class Target:
     unproven: node → its GPUs that the pages list without a UUID. readings: the readings of its last page, while
     these GPUs are in doubt. is_listed: the operator lists the target. listed: names on its pages to which
     therefore no limit applies.
+=======
+    `node`: the node of series that name no node, or of all series if `fixed`. `address`: host:port of
+    its process. own: the target's name before a page gave it another one. renamed: label → the node
+    that this label means on the target's pages. heard_ms: the time of its last page, 0 if it has sent
+    none. pages: the number of decoded pages, 0 if samples arrive without pages. named: node → the time
+    of the first page with one of its boards. forgets: whether the decoder must resolve all series
+    again. whole_page: the number of the last page on which it did so. whole_since: the number of the
+    first page of an unbroken run of such pages. unproven: node → those of its GPUs that the pages list
+    without a UUID. readings: the readings of the last page, while it is in doubt which machine has
+    these GPUs. is_listed: the operator lists the target. listed: the names on its pages that are exempt
+    from the limit of nodes for this reason.
+>>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     node: str
@@ -299,9 +312,10 @@ class MachineNames:
     def name_target_after_host(self, name: str, started_s: float, target: Target) -> None:
         """Name a target after its kernel's host name, unless two machines share that name.
 
-        Two live targets with one name are two machines if their kernels started at different times. They are
-        separated only if they still disagree after the other target's next page. A machine with two targets may
-        restart between their pages. started_s: Unix s, 0 if the page does not state it.
+        Two live targets with one name are two machines if their kernels started at different times.
+        However, a machine with two targets may restart between their pages. So the targets are separated
+        only if they still disagree after the next page of the other target. started_s: Unix s, 0 if the
+        page does not state it.
         """
         known = self._kernels.get(name)
         if name in self.clashes:
@@ -383,9 +397,9 @@ def _shorten_uuid(uuid: str) -> str:
 def _refuse_second_board(held: _Slot, uuid: str, slot: str, target: Target) -> None:
     """Raise RecordError if a page names a second board in a GPU slot.
 
-    A page of several machines with one name has such boards. The second board gets the slot once no line of a
-    wholly resolved page names the first one. The second board's lines may precede those of the first, so only
-    the previous page can show this.
+    Such a page describes several machines with one name. The second board gets the slot once the
+    previous page was resolved completely and did not name the first board. The present page cannot show
+    this, because its line for the first board may still follow.
     """
     if held.page == target.pages > 0:
         held.rivals.add(uuid)

@@ -31,7 +31,7 @@ _RATIO_SLACK = 1.05
 
 
 class Form(IntEnum):
-    """How to read a raw number, in addition to `scale`."""
+    """The way in which a raw number is read, in addition to its `scale`."""
 
     PLAIN = 0
     DCGM = 1  # blanks mean missing
@@ -42,7 +42,7 @@ class Form(IntEnum):
 
 
 class Fold(IntEnum):
-    """How several lines make one sample. See `fleetcast.ingest.pages.parts`."""
+    """The way in which several lines are combined into one sample. See `fleetcast.ingest.pages.parts`."""
 
     WHOLE = 0  # they do not: a line is a sample, and a second one of the same series is dropped
     SUM = 1

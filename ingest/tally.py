@@ -18,9 +18,10 @@ MAX_UNREAD_NAMES = 20
 
 
 class SkipRule(IntEnum):
-    """A rule that skips a record although it is understood.
+    """A rule by which a record is skipped although it is understood.
 
-    The numbers of line roles (`fleetcast.ingest.pages.page_shape`) are lower.
+    The values begin at 16. The roles of lines (`fleetcast.ingest.pages.page_shape`) use the values
+    below, so that one byte can hold either.
     """
 
     REPEATED = 16  # another record says the same: one GPU under several pods, an aggregate, a storm of one error

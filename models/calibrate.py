@@ -1,4 +1,4 @@
-"""Calibration of forecasts: probabilities by isotonic steps, and quantiles online by their outcomes."""
+"""Calibration of forecasts: probabilities by isotonic steps, quantiles by the outcomes so far."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,10 +28,11 @@ def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
 
 @dataclass(slots=True)
 class QuantileTracker:
-    """Offsets that bring each quantile's hit rate to its level, learned from matured outcomes only.
+    """Offsets that are added to forecast quantiles, so that each is exceeded as often as it should be.
 
-    offset += eta * size * (level - 1[y <= q + offset]): quantile tracking, the P part of conformal PID
-    control (Angelopoulos et al., 2023). eta starts large, so the first weeks set the offset as split
+    They are learned from matured outcomes only:
+    offset += eta * size * (level - 1[y <= q + offset]). This is quantile tracking, the P part of conformal
+    PID control (Angelopoulos et al., 2023). eta starts large, so the first weeks set the offset as split
     conformal does. Then it falls to a floor (Angelopoulos et al., 2024). The floor is lower for long leads,
     because their outcomes overlap and repeat each surprise.
     """
@@ -53,33 +54,34 @@ class QuantileTracker:
         )
 
     def apply_offsets(self, quantiles: Array, chosen: NDArray[np.intp]) -> Array:
-        """Pick the chosen candidates and shift their quantiles by the offsets.
+        """Return (quantile, step, series) the quantiles of the chosen candidates, shifted by the offsets.
 
-        quantiles: (candidate, quantile, step, series). chosen: (step, series) candidate. Returns (quantile,
-        step, series), sorted so that quantiles do not cross.
+        quantiles: (candidate, quantile, step, series). chosen: (step, series) index of the candidate. The result
+        is sorted, so that quantiles do not cross.
         """
         taken, offset = (np.take_along_axis(rows, chosen[None, None], axis=0)[0] for rows in (quantiles, self.offset))
         return np.sort(taken + offset * self.compute_trust(), axis=0)
 
     def apply_offsets_at_step(self, quantiles: Array, step: int) -> Array:
-        """Shift the quantiles of all candidates at one step by the offsets, and sort them.
+        """Return (candidate, quantile, series) the quantiles at one step, shifted by the offsets and sorted.
 
-        quantiles: (candidate, quantile, series), as is the result.
+        quantiles: (candidate, quantile, series) before the shift.
         """
         return np.sort(quantiles + self.offset[:, :, step] * self.compute_trust()[step], axis=1)
 
     def compute_trust(self) -> Array:
         """Return (step, series) the share of each offset that is applied, from 0 to 1.
 
-        It starts at 0 and grows with the outcomes, because those of a few days say little about the next
-        days.
+        The share starts at 0 and grows with the number of outcomes. The outcomes of a few days say little about
+        the next days.
         """
         return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
     def learn_outcome(self, step: int, quantiles: Array, outcome: Array, known: NDArray[np.bool_]) -> None:
         """Update the offsets of one step with the outcome of a forecast.
 
-        quantiles: (candidate, quantile, series) before `apply`. outcome, known: (series,).
+        quantiles: (candidate, quantile, series) before offsets were applied. outcome: (series,). known:
+        (series,) whether the outcome is known.
         """
         self.seen[step] += known
         rate = np.maximum(1 / np.maximum(self.seen[step], 1.0), SIZE_RATE) * known
@@ -93,6 +95,6 @@ class QuantileTracker:
         self.offset[:, :, step] += eta * (self.levels[:, None] - hit)
 
     def compute_learning_rate(self, step: int) -> Array:
-        """Return (series,) the present learning rate of the offsets of this step."""
+        """Return (series,) the present learning rate (eta) of the offsets of one step."""
         overlap = self.overlap[step]
         return np.asarray(np.maximum(ETA_FLOOR / overlap**0.25, ETA_START / (ETA_HALF * overlap + self.seen[step])))

@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """Regular series of one target that are forecast together.
+    """Series of one target at regular times, which are forecast together.
 
     Bin b ends at first_ms + (b + 1) * bin_s * 1000. values: (series, bin), NaN if unknown. capacity:
     (series,), the ceiling in the same unit, NaN for none. covariates: name -> (series, bin), each known
@@ -33,25 +33,25 @@ class Panel:
         return int(self.values.shape[1])
 
     def until(self, bins: int) -> "Panel":
-        """Return a view of the first `bins` bins: what was known at the end of the last of them."""
+        """Return a view of the first `bins` bins: the values that were known when the last of them ended."""
         known = {name: rows[:, :bins] for name, rows in self.covariates.items()}
         return replace(self, values=self.values[:, :bins], covariates=known)
 
     def end_ms(self, bin: int) -> int:
-        """Return when a bin ends, in Unix ms. A forecast with this origin may be issued then."""
+        """Return the time at which a bin ends, in Unix ms. A forecast from this bin may be issued then."""
         return self.first_ms + (bin + 1) * self.bin_s * 1000
 
 
 class Forecaster(Protocol):
     """A method that forecasts the series of a panel.
 
-    Its only state between calls is what it was fitted on.
+    Between calls it keeps no state except its fit.
     """
 
     name: str
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """Return (quantile, step, origin, series): QUANTILES of the value at bin origin + step.
+        """Return (quantile, step, origin, series) the QUANTILES of the value at bin origin + step.
 
         They are NaN where the forecaster cannot forecast. It reads no bin after an origin. Quantiles do not
         decrease. The gate clips and calibrates them.

@@ -1,11 +1,11 @@
 """Forecast of how busy each node's GPUs and host are over the next minutes.
 
-It uses what they do now and which jobs hold them:
+It uses their present load, and the jobs that hold the GPUs:
 
-A GPU that a job holds   the newest reading or the mean of two minutes, whichever is higher, because a
-                         checkpoint's dip is short
-one held since lately    at least what held GPUs of the fleet usually do: its job is still loading
-a free one               the newest reading. The placer that places work there knows best what comes
+a GPU held by a job      the newest reading or the mean of two minutes, whichever is higher, because the
+                         dip of a checkpoint is short
+a GPU held below 2 min   at least the usual load of held GPUs in the fleet, because its job is still loading
+a free GPU               the newest reading. The placer knows best which work it places there
 spread                   that of the last half hour, as if the GPUs of a node moved together
 
 The ends of jobs are left out. Even if known exactly, they make the median worse, because other jobs
@@ -90,7 +90,7 @@ def forecast_host_shares(frame: FeatureFrame, n: int) -> Array:
 def compute_node_loads(gpus: GpuUse, hosts: FeatureFrame) -> NDArray[np.float32]:
     """Return (level, load, n) the forecast loads of each node at LEVELS and for LOADS, NaN if unknown.
 
-    A host's p90 is its median, because its spread is not known.
+    The spread of a host's load is unknown, so its p90 equals its median.
     """
     forecast_of = gpus.forecast_use()
     host = forecast_host_shares(hosts, forecast_of.shape[1])

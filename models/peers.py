@@ -17,8 +17,8 @@ FEW_VALUES = 8
 class Groups:
     """Groups of peers, laid out as a table with one row per group.
 
-    With a table, medians need no loop, and no sort of all members. of: (n,) the group of each member,
-    -1 for none. count: the number of groups. The caller must not change `of`.
+    With a table, medians need neither a loop nor a sort of all members. of: (n,) the group of each member,
+    -1 for none. count: the number of groups. The caller must not change `of` afterwards.
     """
 
     def __init__(self, of: Rows, count: int) -> None:
@@ -32,7 +32,7 @@ class Groups:
         self._cells = self._find_table_cells(members, sizes) if self._has_table else None
 
     def _find_table_cells(self, members: Rows, sizes: NDArray[np.int64]) -> NDArray[np.int64] | None:
-        """Return (member,) the cell of each member in the table, by group and by order of members.
+        """Return (member,) the flat index of each member's cell in the table, by group and then by member.
 
         Returns None if the members fill the table in order.
         """
@@ -84,7 +84,10 @@ class Groups:
         return middles
 
     def copy_to_members(self, figure: Array) -> Array:
-        """Return (n,) each member's group's value in `figure` (group,), NaN for members of no group."""
+        """Return (n,) for each member the value of its group, NaN for members of no group.
+
+        figure: (group,) the value of each group.
+        """
         if self._inside is None:
             return figure[self.of]
         return np.where(self.of >= 0, figure[np.maximum(self.of, 0)] if len(figure) else np.nan, np.nan)
@@ -97,7 +100,7 @@ class Groups:
 def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
     """Return (group,) medians of finite `values`, computed by a sort.
 
-    It is for few large groups, for which most of a table would be empty.
+    It is used if a few groups are much larger than the others. Most of a table would then be empty.
     """
     ordered = values[np.lexsort((values, group))]
     start = np.cumsum(count) - count
@@ -137,8 +140,8 @@ def number_groups(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 def encode_values(values: Array) -> tuple[Array, NDArray[np.int64]]:
     """Return the distinct `values` in order, and (n,) the index of each value among them.
 
-    It returns the same as np.unique. values: (n,). Few distinct values, such as speeds and models, need
-    no sort. If there is NaN, which equals nothing, it calls np.unique.
+    The result is that of np.unique. values: (n,). If there are few distinct values, such as speeds and
+    models, it is found without a sort. NaN equals nothing, so np.unique is called if there is any.
     """
     distinct = list[float]()
     rest = values
@@ -168,7 +171,9 @@ def compute_robust_z(values: NDArray[np.floating], groups: Groups) -> tuple[Arra
 
 
 def compute_p90(counts: NDArray[np.floating]) -> float:
-    """Return the value that nine of ten of (n,) do not exceed, or 0 if none is known. NaN means unknown.
+    """Return the value that nine of ten of the known counts do not exceed, or 0 if none is known.
+
+    counts: (n,), NaN if unknown.
 
     >>> [compute_p90(np.array(values)) for values in ([0.0, 0.0, np.nan, 7.0], [4.0] * 19 + [90.0], [])]
     [0.0, 4.0, 0.0]
@@ -183,7 +188,7 @@ def compute_p90(counts: NDArray[np.floating]) -> float:
 def compute_median(values: NDArray[np.floating]) -> float:
     """Return the median of (n,) finite numbers. There must be at least one.
 
-    For some hundreds of numbers it takes a tenth of numpy's time.
+    For some hundreds of numbers it is ten times as fast as numpy's median.
 
     >>> compute_median(np.array([3.0, 1.0, 2.0])), compute_median(np.array([4.0, 1.0, 2.0, 3.0]))
     (2.0, 2.5)

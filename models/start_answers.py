@@ -1,16 +1,16 @@
 """AnsweredRequests: the start times that were issued for requests, and how often they proved right.
 
 A request's start time is recorded when the placer first issues it, and again at the ages LOOKS_S.
-Each level of such a recorded answer counts once its own issued time has passed, whether or not the
+Each level of a recorded answer counts once its own issued time has passed, whether or not the
 request has started by then. If an early start counted at once and a late one only after its p90,
-the record of a queue would always hold too many early starts. A withdrawn request counts at the
+the record of a queue would always have too many early starts. A withdrawn request counts at the
 levels whose time had passed before.
 
 For the same reason a request leaves the record by its issued times alone, never because it has
 started. Once the record is full, a new request replaces the one whose first p90 passed longest ago.
-While none has passed, new requests are not recorded.
+If no p90 has passed yet, the new request is not recorded.
 
-Later answers are easier, because they know more. So each age is evaluated separately. Users plan by
+Later answers are easier, because more is known then. So each age is evaluated separately. Users plan by
 the first answer.
 """
 
@@ -31,10 +31,10 @@ Times = tuple[int, int, int]  # Unix ms at LEVELS
 
 
 class StartShares(NamedTuple):
-    """The share of requests that had started by the time of each level, and those without an answer.
+    """The share of requests that had started by the issued time of each level.
 
     requests: (level,) how many were evaluated. shares: (level,), NaN where `requests` is 0. unanswered:
-    the number of requests that started without a known start time.
+    the number of requests that started although no start time was known.
     """
 
     requests: NDArray[np.int64]
@@ -45,8 +45,8 @@ class StartShares(NamedTuple):
 class StartAccuracy(NamedTuple):
     """The accuracy of issued start times: over all ages of an answer, and at each age of LOOKS_S.
 
-    Over all ages, each request has the weight one. Age 0 is the first answer. since_ms: when the first
-    evaluated answer was issued, None without any.
+    Over all ages, all answers of a request together count as one. Age 0 is the first answer. since_ms: when
+    the first evaluated answer was issued, None without any.
     """
 
     all_ages: StartShares
@@ -68,7 +68,10 @@ class AnsweredRequest:
     has_started: bool = False
 
     def record_answer(self, issued_ms: Times | None, now_ms: int) -> None:
-        """Record the start time issued now, if an answer of the next age is due."""
+        """Record the start time issued now, if the request has reached the next age of LOOKS_S.
+
+        issued_ms: None if no start time is known.
+        """
         if len(self.notes) < len(LOOKS_S) and now_ms - self.first_ms >= 1000 * LOOKS_S[len(self.notes)]:
             self.notes.append(issued_ms)
 
@@ -130,11 +133,11 @@ class AnsweredRequests:
         return sum(one.has_started and one.notes[age : age + 1] == [None] for one in self._requests)
 
     def map_places(self) -> dict[int, int]:
-        """Return the `id` of each request object -> its place in a dump."""
+        """Return the `id` of each request object -> its index in a dump."""
         return {id(one): at for at, one in enumerate(self._requests)}
 
     def find_by_place(self, place: int) -> AnsweredRequest:
-        """Return the request at a place of a dump. Raises IndexError if there is none."""
+        """Return the request at an index of a dump. Raises IndexError if there is none."""
         return self._heap[place][2]
 
     def dump(self) -> list[Any]:
@@ -152,7 +155,7 @@ class AnsweredRequests:
 
 
 def _find_last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
-    """Return the time up to which it is known whether the request started, in Unix ms."""
+    """Return the time until which it is known whether the request has started, in Unix ms."""
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 
 
@@ -167,9 +170,9 @@ def _make_issued_table(requests: Sequence[AnsweredRequest]) -> Array:
 
 
 def _compute_shares(judged: NDArray[np.bool_], hits: NDArray[Any], unanswered: int) -> StartShares:
-    """Return the share of these requests that started in time, at each level.
+    """Return the share of these requests that started by the issued time, at each level.
 
-    judged: (request, level) whether it counts. hits: (request, level) the share of its answers that
+    judged: (request, level) whether the request counts. hits: (request, level) the share of its answers that
     proved right.
     """
     requests = judged.sum(axis=0).astype(np.int64)

@@ -4,17 +4,17 @@
 
     issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
-The offset of a level is that level's quantile of the residuals of first answers, times n^2 / (n^2 +
-PRIOR^2) for n that started. A residual is log(waited + ROUND_S) - log(wait + ROUND_S), before any
-correction. A request that still waits is right-censored (Kaplan-Meier), because the requests that
-started first are the ones with short waits. If many requests arrive while one waits, the newest of
-those that started have short waits too. If their curve does not come down to the level, a longer
-window is read.
+A residual is log(waited + ROUND_S) - log(wait + ROUND_S), for the first answer to a request, before any
+correction. The offset of a level is that quantile of the residuals, times n^2 / (n^2 + PRIOR^2), with n
+the number of requests that started. A request that still waits is right-censored (Kaplan-Meier), because
+the requests that started first are the ones with short waits. If many requests arrive while one waits, the
+newest of those that started have short waits too. If the curve of the newest ones does not come down to
+the level, more of the older ones are included.
 
 An offset could instead follow how often corrected answers proved right. It would go on moving until
 the first corrected requests start, hours later, and swing from too late to too early.
 
-A request that was to start at once and did not has a Pareto tail: it may well wait as long again.
+If a request was to start at once and did not, its wait has a Pareto tail: it may well wait as long again.
 """
 
 import bisect
@@ -51,11 +51,11 @@ Array = NDArray[np.float64]
 
 @dataclass(slots=True)
 class FollowedRequest:
-    """A request that waits, and what was issued for it. first_ms: when its first answer was issued.
+    """A request that waits, and the start times that were issued for it.
 
-    answers: the answers that the record evaluates, None if it does not. since_ms: since when it should
-    start at once, None while it should not. sampled_s: the waits of its first answer at LEVELS, before
-    any correction, None if it had no answer.
+    first_ms: when its first answer was issued. answers: the answers that the record evaluates, None if it
+    evaluates none. since_ms: since when it should start at once, None while it should not. sampled_s: the
+    waits of its first answer at LEVELS, before any correction, None if that answer had no start time.
     """
 
     first_ms: int
@@ -65,10 +65,10 @@ class FollowedRequest:
 
 
 class StartRecord:
-    """The record of issued start times, with one writer.
+    """The record of issued start times. Only one task may change it.
 
-    `issue_forecast` corrects and records them, `started` and `withdrawn` end a wait, and `advance` moves the
-    time.
+    `issue_starts` corrects and records start times. `record_start` and `record_withdrawal` end a wait, and
+    `advance_to` sets the time.
     """
 
     def __init__(self) -> None:
@@ -87,9 +87,9 @@ class StartRecord:
     def issue_starts(
         self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()
     ) -> dict[str, Times]:
-        """Correct the start times of waiting requests, and record those of which an answer is due.
+        """Return the corrected start times of waiting requests. Record those answers that are due.
 
-        starts_ms: request id -> sampled start times. unknown: requests that wait and have no known start
+        starts_ms: request id -> sampled start times. unknown: ids of waiting requests without a known start
         time. Their answer is recorded as missing.
         """
         self.offset = self._compute_offsets(now_ms)
@@ -116,7 +116,10 @@ class StartRecord:
         return np.asarray(np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0))
 
     def _update_overdue_s(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:
-        """Return (request,) for how many seconds each request should have started at once, 0 if it should not."""
+        """Return (request,) for how many seconds each request has been due to start at once, 0 if it is not due.
+
+        ids: the requests. wait_s: (request, level) their sampled waits.
+        """
         found = np.zeros(len(ids))
         for at, (name, soon) in enumerate(zip(ids, (wait_s[:, 1] < ROUND_S).tolist(), strict=True)):
             one = self._open.get(name)
@@ -152,7 +155,7 @@ class StartRecord:
             self._end_wait(one, time_ms, has_started=True)
 
     def record_withdrawal(self, name: str, time_ms: int) -> None:
-        """Record that a request was withdrawn before it started. time_ms: up to when it surely waited."""
+        """Record that a request was withdrawn before it started. time_ms: when it was last known to wait."""
         one = self._open.pop(name, None)
         if one is not None:
             self._end_wait(one, time_ms, has_started=False)
@@ -163,7 +166,7 @@ class StartRecord:
             one.answers.record_end(time_ms, has_started)
 
     def advance_to(self, now_ms: int) -> None:
-        """Set the time up to which `judge` evaluates answers."""
+        """Set the time up to which `evaluate_answers` evaluates answers."""
         self._now_ms = now_ms
 
     def _compute_offsets(self, now_ms: int) -> Array:
@@ -181,7 +184,7 @@ class StartRecord:
         return np.array(found).clip(-FARTHEST, FARTHEST)
 
     def evaluate_answers(self) -> StartAccuracy:
-        """Evaluate the answers whose issued times had passed at the last `advance`."""
+        """Evaluate the answers whose issued times had passed at the last call of `advance_to`."""
         return self._answers.evaluate_answers(self._now_ms)
 
     def dump(self) -> dict[str, Any]:
@@ -203,9 +206,10 @@ class StartRecord:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Restore what `dump` returned, into a new record.
 
-        Raises ValueError, KeyError, IndexError or TypeError if it is not a dump. A dump of version 2
-        evaluated early starts before late ones. Its offsets are used, and the record does not evaluate the
-        requests that waited then. A dump of version 1 mixes the ages, so only its cursor is used.
+        Raises ValueError, KeyError, IndexError or TypeError if it is not a dump. Dumps of older versions restore
+        only a part. A dump of version 2 evaluated early starts before late ones, so requests that waited then are
+        not evaluated, and only its offsets are used. A dump of version 1 mixes the ages of answers, so only its
+        cursor is used.
         """
         offset, self.cursor = _parse_levels(saved["offset"]), int(saved["cursor"])
         version = saved.get("version")
@@ -226,8 +230,8 @@ class StartRecord:
 def _compute_residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
     """Return (request, level) the log of the wait until `time_ms`, less that of the predicted wait.
 
-    The prediction is taken before its correction. first_ms: when it was issued. sampled_s: the
-    predicted waits.
+    first_ms: (request,) when the prediction was issued, in Unix ms. sampled_s: (request, level) the predicted
+    waits before any correction.
     """
     waited_s = np.maximum(0.0, (time_ms - np.array(first_ms, np.float64)) / 1000)
     return np.asarray(np.log(waited_s + ROUND_S)[:, None] - np.log(np.array(sampled_s, np.float64) + ROUND_S))

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 def sort_rows_by_keys(*keys: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return (k,) int64 row indices, sorted by keys of 0 or more. The last key counts most.
 
-    Among equal rows the first comes first. numpy sorts numbers of 16 bits by radix, many times as fast as
-    longer ones.
+    Among equal rows the first comes first. Small keys are sorted as integers of at most 16 bits, for
+    which numpy has a much faster sort.
 
     >>> sort_rows_by_keys(np.array([0, 1, 0, 1]), np.array([1, 0, 0, 1])).tolist()
     [2, 1, 0, 3]

@@ -82,10 +82,10 @@ def _find_fits(
 def find_claimed_gpus(
     request: PlacementRequest, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Return the GPUs and the members that `decide` would place, without a decision.
+    """Return the GPUs and the nodes that `decide` would choose, without making a decision.
 
-    Returns (n, g) bool, the GPUs that it would use whole or in part, and (n,) int64 members per node. Both are
-    all zero if it would refuse.
+    Returns (n, g) bool, the GPUs that it would use whole or in part, and (n,) int64 members per node.
+    Both are all zero if it would refuse the request.
     """
     gpus, members = np.zeros(view.free.shape, bool), np.zeros(len(view), np.int64)
     _, fits = _find_fits(request, view, options, screen(request, view, options))
@@ -108,9 +108,9 @@ def fits_now(request: PlacementRequest, view: ClusterView, options: Options = DE
 
 
 def has_room_for_gang(request: PlacementRequest, view: ClusterView, screened: Screen) -> bool:
-    """Return whether a gang fits now, for a request whose filters have run.
+    """Return whether a gang fits now, for a request whose filters have already run.
 
-    The answer is that of `fits_now`.
+    screened: the result of the filters. The answer is the same as that of `fits_now`.
     """
     rows = np.flatnonzero(screened.passes)
     room = sum_room_by_domain(get_widest_level(request), view.topology, rows, screened.room[rows])
@@ -182,9 +182,10 @@ def _sort_by_topology(view: ClusterView, rows: NDArray[np.int64]) -> NDArray[np.
 
 
 def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tuple[RankPlacement, ...]:
-    """Give the members their ranks along the topology, each with the lowest free GPU indices of its node.
+    """Assign ranks and GPUs to the members of a gang.
 
-    Parts of GPUs take the fullest GPUs on which they fit.
+    Neighbouring ranks are near each other in the topology. A member takes the free GPUs with the lowest
+    indices on its node. A part of a GPU takes the fullest GPU on which it fits.
     """
     ranks: list[RankPlacement] = []
     each, milli, names = request.gpus_per_node, request.milli, view.topology.names

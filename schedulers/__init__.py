@@ -1,1 +1,1 @@
-"""Adapters to other schedulers, one file each. They translate, and do nothing else."""
+"""Adapters to other schedulers, one file for each. They only translate."""

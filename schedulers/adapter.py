@@ -3,8 +3,8 @@
     board → Weather → Adapter.wishes → limits → Port.write      we write   (fleetcast.service.adapters)
     question → Verb.answer, or Verb.stale                       we answer  (fleetcast.service.api.answerers)
 
-An adapter translates and does nothing else: it has no clock, socket or file. Its host and its port
-have those.
+An adapter only translates. It has no clock, socket or file. The process that runs it (its host) has the
+clock, and its port has the connection.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,8 +36,8 @@ class Verb(NamedTuple):
 class Write(NamedTuple):
     """A wish to change one field of the other system. value: None withdraws our value.
 
-    `seen` is the field's value when the wish was made. A port never overwrites any other value. When a
-    limit is reached, withdrawals go first, then the wishes whose omission costs most.
+    `seen` is the field's value when the wish was made. A port writes nothing if the field now has another
+    value. When a limit is reached, withdrawals go first, then the wishes whose omission costs most.
     """
 
     key: str
@@ -59,7 +59,7 @@ class WriteOutcome(StrEnum):
 
 
 class Adapter(Protocol):
-    """An adapter: the translation to and from another system.
+    """An adapter, which translates between Fleetcast and another system.
 
     An adapter that only answers has no wishes. An adapter that only writes has no verbs.
     """
@@ -72,9 +72,10 @@ class Adapter(Protocol):
         """The fields that the adapter owns. It never writes any other field."""
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
-        """Return the changes that the adapter wants. Without weather, it withdraws everything that it wrote.
+        """Return the changes that the adapter wants in the other system.
 
-        If the part of the weather that it needs is None, it withdraws restrictions.
+        Without weather, it withdraws everything that it wrote. If only the part of the weather that it needs is
+        None, it withdraws restrictions.
         """
 
 
@@ -96,11 +97,12 @@ class Port(Protocol):
 class Door(NamedTuple):
     """A writer that is ready for use, made from the options of a configured adapter.
 
-    needs_starts: it reads `Weather.starts`, for which the host asks the placer. batch: the most writes that
-    its port accepts at once. news: if the other system waits for writes, a number that changes whenever it
-    asks for something. The host polls such a door as soon as the number changes, and tells it at once if
-    there is no fresh board. follow_news: called once with a function that the port then calls at each change of
-    `news`, in the host's event loop. Without it, the host reads the number 20 times a second.
+    needs_starts: whether it reads `Weather.starts`, for which the host polls the placer. batch: the most
+    writes that its port accepts at once. news: set if the other system waits for writes. It returns a number
+    that changes whenever that system requests something. The host polls such a door as soon as the number
+    changes, even if there is no fresh board. follow_news: called once with a function. The port then calls
+    that function at each change of `news`, in the host's event loop. Without it, the host reads the number
+    20 times a second.
     """
 
     adapter: Adapter

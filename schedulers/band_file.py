@@ -13,9 +13,9 @@ BAND = "band"
 
 
 class BandFile:
-    """The adapter `band_file`. A key is a node, and its one field is the band.
+    """The adapter `band_file`, which writes the risk band of each node to a file.
 
-    Nodes of unknown risk keep their band.
+    A key is a node, and its one field is the band. Nodes of unknown risk keep their band.
     """
 
     verbs: Mapping[str, Verb] = {}

@@ -16,10 +16,10 @@ Levels = NDArray[np.int8]  # rows of LEVELS
 
 @dataclass(frozen=True, slots=True)
 class BandRule:
-    """The rule that assigns nodes to bands. A score enters a band at `elevated` or `high`.
+    """The rule that assigns nodes to risk bands by their score.
 
-    It leaves the band downwards only below `leave_ratio` times that bound. At most `max_share` of a
-    pool's nodes are high at once, but at least one may be.
+    A score enters a band at `elevated` or `high`. It leaves the band downwards only below `leave_ratio` times
+    that value. At most `max_share` of a pool's nodes are high at once, but at least one may be.
     """
 
     elevated: float = 0.05
@@ -87,9 +87,9 @@ def compute_next_levels(held: Levels, scores: NDArray[np.float64], rule: BandRul
 def limit_high_share(
     levels: Levels, held: Levels, scores: NDArray[np.float64], pool: NDArray[np.integer], share: float
 ) -> Levels:
-    """Return the levels (n,) with at most `share` of each pool high: those that were high before, then the riskiest.
+    """Return (n,) the levels after the limit that at most `share` of each pool may be high.
 
-    The others are elevated.
+    Nodes that were high before stay high first, then the riskiest. The others become elevated.
 
     >>> four = np.zeros(4, np.int64)
     >>> level, before, risk = np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0])

@@ -1,9 +1,11 @@
-"""Capacity ahead of demand: how many pods a CapacityBuffer (autoscaling.x-k8s.io) reserves room for.
+"""The adapter that sizes CapacityBuffers (autoscaling.x-k8s.io) by the demand forecast.
+
+A buffer makes the cluster-autoscaler reserve room for a number of pods.
 
     replicas = (largest p90 of wanted GPUs until the horizon - GPUs wanted now) / GPUs of a pod, rounded up
 
 The autoscaler first fits a buffer's pods into free room, and adds machines for the rest. So free
-GPUs are not subtracted here: a buffer that shrank with them would undo what it has achieved.
+GPUs are not subtracted here. If they were, the buffer would shrink as soon as its machines are ready.
 
 Replicas above the user's minimum are ours. They cost money, so they are removed if the forecast is
 old or missing, or if the adapter withdraws.
@@ -89,10 +91,10 @@ def read_minimum(values: Mapping[str, str]) -> int:
 
 
 class CapacityBuffers:
-    """The adapter `buffers`. A key is namespace/name, and its values are our annotations and REPLICAS.
+    """The adapter `buffers`, which sets the replicas of CapacityBuffers by the demand forecast.
 
-    A buffer has the value REPLICAS only while we own the field and it is above the minimum. Writing None resets
-    the field to the minimum.
+    A key is namespace/name, and its values are our annotations and REPLICAS. A buffer has the value REPLICAS
+    only while we own the field and it is above the minimum. Writing None resets the field to the minimum.
     """
 
     verbs: Mapping[str, Verb] = {}
@@ -108,9 +110,9 @@ class CapacityBuffers:
 
 
 def _compute_wanted_replicas(weather: Weather | None, values: Mapping[str, str]) -> tuple[str, int | None, int]:
-    """Return the reason in words, the replicas, and the GPUs wanted above the present demand.
+    """Return the reason in words, the wanted replicas, and the GPUs wanted above the present demand.
 
-    The replicas are None for the user's minimum.
+    The replicas are None if the user's minimum is enough.
     """
     try:
         ask = read_annotations(values)

@@ -1,4 +1,7 @@
-"""One number of a demand forecast, for KEDA and an HPA. The SDK has the same rule for Ray."""
+"""The computation of one number from a demand forecast, for KEDA and an HPA.
+
+The SDK computes it in the same way for Ray.
+"""
 
 import math
 from bisect import bisect_left

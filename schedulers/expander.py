@@ -2,8 +2,8 @@
 
 A group belongs to the pool that its template's label `fleetcast.io/pool` names, else to the pool of
 its own name. Its risk is the mean risk of the pool's nodes within a day, times the number of nodes
-to add. That is the expected number of failures. Groups of unknown risk and quiet pools always stay.
-The autoscaler's next expander chooses among the groups that are left.
+to add. That is the expected number of failures. Groups of unknown risk are never removed, and neither are
+groups of a pool with a low risk. The autoscaler's next expander chooses among the groups that are left.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -45,9 +45,9 @@ _decode = msgspec.json.Decoder(ExpanderQuestion).decode
 
 
 class ExpanderAdapter:
-    """The adapter `expander`. It returns at least one of the options, in order.
+    """The adapter `expander`, which returns the node groups that are least likely to fail.
 
-    Without fresh weather, it returns all.
+    It returns at least one of the options, in their order. Without fresh weather, it returns all.
     """
 
     fields: frozenset[str] = frozenset()

@@ -44,10 +44,10 @@ class MetricQuestion(msgspec.Struct):
 
 
 class ExternalMetrics:
-    """The adapter `external_metrics`: an ExternalMetricValueList with one value, in GPUs or requests/s.
+    """The adapter `external_metrics`, which answers with one forecast value, in GPUs or requests/s.
 
-    Raises UnknownEntity for an unknown metric or series, RequestError for an invalid selector, and
-    NotKnown without a forecast.
+    The answer is an ExternalMetricValueList. Raises UnknownEntity for an unknown metric or series,
+    RequestError for an invalid selector, and NotKnown without a forecast.
     """
 
     fields: frozenset[str] = frozenset()

@@ -45,7 +45,10 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class ScalerQuestion(msgspec.Struct, rename="camel"):
-    """The question of any verb. metric_name: the name in the answered ScalerSpec, or empty."""
+    """The body of every question of KEDA: which scaled object, and with which settings.
+
+    metric_name: the name in the ScalerSpec that was answered before, or "".
+    """
 
     metadata: dict[str, str] = {}
     metric_name: str = ""
@@ -70,9 +73,10 @@ _decode = msgspec.json.Decoder(ScalerQuestion).decode
 
 
 class KedaAdapter:
-    """The adapter `keda`. The metric's specification needs no weather.
+    """The adapter `keda`, which answers KEDA's external scaler with a demand forecast.
 
-    Other verbs raise NotKnown without a forecast.
+    The answer about the metric's specification needs no weather. All others raise NotKnown without a
+    forecast.
     """
 
     fields: frozenset[str] = frozenset()
@@ -108,7 +112,10 @@ def answer_is_active(weather: Weather, body: bytes) -> bytes:
 
 
 def _refuse_stale_answer(body: bytes) -> None:
-    """Return None, because an old forecast gives no answer. Raises RequestError for an invalid trigger."""
+    """Return None, so that the caller gets an error instead of an old forecast.
+
+    Raises RequestError for an invalid trigger.
+    """
     read_trigger(_decode_question(body).metadata)
 
 

@@ -1,8 +1,9 @@
 """kube-scheduler's HTTP extender (k8s.io/kube-scheduler/extender/v1): filter, prioritize, preempt.
 
-Keys may come in any case, as in Go. With `nodeCacheCapable: true`, nodes come and go as names, else
-as whole objects. All answers fail open. An unknown node passes with the neutral score. Without
-fresh data nothing changes. No answer contains a node or victim that the question lacks.
+Keys may come in any case, as in Go. With `nodeCacheCapable: true`, requests and answers name the nodes.
+Otherwise they contain whole node objects. No answer blocks scheduling for lack of data: an unknown node
+passes with the neutral score, and without fresh data nothing changes. No answer contains a node or victim
+that the request lacks.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -32,7 +33,7 @@ Args = TypeVar("Args", bound=msgspec.Struct)
 class Pieces:
     """JSON values as an array of bytes, from which lists are assembled fast: (n, width) uint8.
 
-    Each value is padded with spaces to the longest one, and ends with a comma.
+    Each value is padded with spaces to the length of the longest one, and ends with a comma.
 
     >>> Pieces([b'"a"', b"[1,2]"]).join_rows(np.array([1, 0]))
     b'[[1,2],"a"  ]'
@@ -105,8 +106,8 @@ _read_names = msgspec.json.Decoder(list[str] | None)
 class KubeExtender:
     """The extender's verbs, from request body to answer body.
 
-    Answers are assembled from pieces made once a board. Raises RequestError for a body of another
-    shape, and msgspec.DecodeError, UnicodeDecodeError or RecursionError for a body that is not JSON.
+    Answers are assembled from parts that are made once for each board. Raises RequestError for a body of
+    another shape, and msgspec.DecodeError, UnicodeDecodeError or RecursionError for a body that is not JSON.
     """
 
     def __init__(self) -> None:
@@ -160,7 +161,7 @@ class KubeExtender:
         return self._scored[gpus].join_rows(rows)
 
     def preempt(self, body: bytes) -> bytes:
-        """Return the PreemptionResult: the request's nodes and victims, less the nodes that the pod cannot use.
+        """Return the PreemptionResult: the request's nodes and victims, without nodes that the pod cannot use.
 
         Preempting jobs on an unusable node would not help. The victims on the other nodes do not change.
         """
@@ -181,7 +182,10 @@ REPLIES: Mapping[str, Callable[[KubeExtender, bytes], bytes]] = {
 
 
 class KubeAdapter:
-    """The adapter `kube`: one extender for the newest weather, and one without data for stale answers."""
+    """The adapter `kube`, which filters and rates nodes for kube-scheduler.
+
+    It has one extender for the newest weather, and one without data for stale answers.
+    """
 
     fields: frozenset[str] = frozenset()
 
@@ -226,7 +230,7 @@ def _filter_node_objects(nodes: _RawNodeList | None, why: Mapping[str, str]) -> 
 
 
 def _encode_filter_result(names: bytes, failed: Mapping[str, str], nodes: bytes = b"null") -> bytes:
-    """Return a FilterResult as JSON. names, nodes: JSON already."""
+    """Return a FilterResult as JSON. names, nodes: values that are already encoded as JSON."""
     return (b'{"Nodes":%b,"NodeNames":%b,"FailedNodes":{},"FailedAndUnresolvableNodes":%b,"Error":""}') % (
         nodes,
         names,

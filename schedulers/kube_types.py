@@ -57,7 +57,10 @@ class KubePod(msgspec.Struct):
 
     @property
     def limit_s(self) -> float | None:
-        """How long the pod may run, in seconds: its annotation, or else its deadline. None if it has neither."""
+        """The longest run time of the pod, in seconds: its annotation, or else its deadline.
+
+        None if it has neither.
+        """
         said = ((self.metadata and self.metadata.annotations) or {}).get(LIMIT, "")
         if said.isdecimal():
             return float(said[:12])

@@ -1,13 +1,14 @@
-"""Kueue's admission check: decides whether a workload with its quota may start.
+"""The adapter for Kueue's admission checks, which decide whether a workload with quota may start.
 
-The message of the check is the forecast.
+The message of the check states the forecast. The adapter writes three fields:
 
-    hold       a workload that waits for us: withdrawn, the check is Ready; "Retry S" returns its quota for S seconds
+    hold       a workload that waits for us. If it is withdrawn, the check is Ready. "Retry S" gives back the
+               quota for S seconds
     note       the message for a workload that waits for quota
     condition  Active of the AdmissionCheck, without which Kueue admits nothing
 
-Without the gate no workload is held. With it, a workload is held while every block is too risky,
-`hold_s` at most.
+Workloads are held only if a gate is configured. With a gate, a workload is held while every block of
+nodes is too risky, for at most `hold_s`.
 """
 
 import re
@@ -32,7 +33,10 @@ _NO_FORECAST = "there is no forecast now"
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """The rule for holding workloads. `prefix`: the prefix of job names in the source `kubernetes`."""
+    """The rule that decides how long and at which risk workloads are held back.
+
+    `prefix`: the prefix of job names in the source `kubernetes`.
+    """
 
     gate: bool = False
     max_risk: float = 0.5  # of a gang, within 1 h
@@ -58,7 +62,7 @@ class WorkloadChecks:
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         """Return the changes that the checks need.
 
-        In a withdrawal a check stays Active, because its queues would stop otherwise.
+        When the adapter withdraws, a check stays Active, because its queues would stop otherwise.
         """
         nodes = weather.nodes if weather else None
         for key, values in seen.items():

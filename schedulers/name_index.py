@@ -1,8 +1,8 @@
-"""Look-up of the rows of thousands of names at once, directly from the JSON in which they come.
+"""An index that finds the rows of thousands of names at once, directly from a JSON array of them.
 
 5,000 strings and dict look-ups would take half a millisecond, mostly waiting for memory. So each
-name stays bytes, cut into zero-padded words of eight. Their hash finds the row in an
-open-addressing table, and the words confirm it. Every step is one numpy call over all names
+name stays bytes, cut into zero-padded words of eight. A hash of these words finds the row in an
+open-addressing table, and comparing the words confirms it. Every step is one numpy call over all names
 (`np.take`: four times as fast as indexing).
 """
 
@@ -23,7 +23,7 @@ Rows = NDArray[np.intp]
 
 
 class NameIndex:
-    """An index from names to their rows in `names`. Names that JSON would escape are left out."""
+    """An index from each name to its row in `names`. Names that JSON would escape are left out."""
 
     def __init__(self, names: Sequence[str]) -> None:
         known = [(row, name.encode()) for row, name in enumerate(names)]

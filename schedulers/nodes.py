@@ -28,10 +28,10 @@ EFFECTS = ("", "PreferNoSchedule", "NoSchedule")
 
 
 class NodeMarks:
-    """The adapter `nodes`, whose key is a node of the cluster.
+    """The adapter `nodes`, which marks Kubernetes nodes with their risk band.
 
-    `effect`: the effect of the taint, "" for no taint. `slinky`: whether slurm-operator gets the band,
-    too.
+    A key is a node of the cluster. `effect`: the effect of the taint, "" for no taint. `slinky`: whether
+    slurm-operator gets the band, too.
     """
 
     verbs: Mapping[str, Verb] = {}

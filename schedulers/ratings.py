@@ -1,13 +1,14 @@
 """Ratings of nodes for an outside scheduler: why a node cannot be used, or a score from 0 to 10.
 
     0       unusable
-    0, 1    its risk within an hour is high      in bands with hysteresis: noise at an edge flips no node
+    0, 1    its risk within an hour is high
     2..4    elevated
     5       unknown risk: neither worst nor best
     6..10   low
 
-Within a band the fit decides, 1 - GPUs left free / GPUs. So small pods fill up partly used nodes,
-and pods without GPUs go to full ones.
+The risk bands have hysteresis, so noise at the edge of a band changes no rating. Within a band the score
+rises with the share of the node's GPUs that would be in use. So small pods fill up partly used nodes, and
+pods without GPUs go to full ones.
 """
 
 from collections.abc import Mapping

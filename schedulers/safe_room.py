@@ -19,10 +19,10 @@ class SafeRoom(NamedTuple):
 
 
 class SafeRooms:
-    """The blocks of one outlook, each with its nodes that have free GPUs, the least risk first.
+    """The blocks of nodes at one level of the topology, to find the one with the least risk for a gang.
 
-    Unknown risk counts as zero. level: the level of the topology whose domains are the blocks. If the
-    topology lacks it, the whole fleet is one block.
+    Only nodes with free GPUs count. Unknown risk counts as zero. If the topology lacks `level`, the whole
+    fleet is one block.
     """
 
     def __init__(self, nodes: Outlook, level: str) -> None:

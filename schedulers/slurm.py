@@ -33,7 +33,10 @@ _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
 
 
 class SlurmSettings(NamedTuple):
-    """The settings of a site. prefix: the prefix of job ids in Fleetcast. zone: the time zone of comments."""
+    """The settings of a site. prefix: the prefix that Fleetcast adds to Slurm's job ids.
+
+    zone: the time zone of the times in comments.
+    """
 
     drain: bool = True
     features: bool = True
@@ -48,7 +51,10 @@ COSTS = {HOLD: 1000, DRAIN: 900}  # of leaving it there: a job that waits for us
 
 
 class SlurmMarks:
-    """The adapter `slurm`. A key is a node of Slurm, or `job ` and the id of a job."""
+    """The adapter `slurm`, which marks Slurm's nodes by risk and its jobs by expected start.
+
+    A key is the name of a node, or `job ` and the id of a job.
+    """
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({DRAIN, FEATURE, EXTRA, COMMENT, REQUEUE, HOLD})

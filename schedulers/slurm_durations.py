@@ -5,7 +5,7 @@ submission. The model prefers ended jobs of the same user and name to all others
 the job's limit cut short is not used.
 
     key USER NAME   field minutes   p50, p90, and the day (since 1970) on which such a job was last seen
-    key ""          field until     Unix seconds: from then on the rows are invalid
+    key ""          field until     the Unix time in seconds from which the rows are invalid
 """
 
 import math
@@ -24,7 +24,10 @@ CAPPED = 0.99
 
 
 class JobDurations:
-    """The adapter `slurm_durations`. Without fresh jobs the rows stay, but become invalid."""
+    """The adapter `slurm_durations`, which writes forecast run times for Slurm's job_submit plugin.
+
+    Without fresh jobs the rows stay, but become invalid.
+    """
 
     verbs: Mapping[str, Verb] = {}
     fields = frozenset({MINUTES, UNTIL})

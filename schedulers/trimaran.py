@@ -72,7 +72,10 @@ class WatcherMetrics(msgspec.Struct):
 
 
 class TrimaranAdapter:
-    """The adapter `trimaran`. The question lists all nodes, one a line. The answer is made once a board."""
+    """The adapter `trimaran`, which answers Trimaran's load watcher with the load of nodes.
+
+    The question lists all nodes, one a line. The answer is made once for each board.
+    """
 
     fields: frozenset[str] = frozenset()
 

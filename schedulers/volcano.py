@@ -4,8 +4,10 @@ Structs of Volcano's scheduler have their Go names. A pod in them is a v1.Pod. W
 fields that we need.
 
 prioritize    a score from 0 to 100 for every node of the request: ten times that of kube-scheduler's extender
-enqueueable   reject a gang that no set of our nodes could ever hold, and abstain otherwise. A permit would overrule
-              the plugins of later tiers. A job that is held back for lack of room could not preempt others
+enqueueable   reject a gang that no set of our nodes could ever hold, and abstain otherwise
+
+enqueueable never permits a job, because a permit would overrule the plugins of later tiers. It does not
+hold a job back for lack of room either, because the job could then not preempt others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -86,7 +88,10 @@ _read_enqueueable = msgspec.json.Decoder(EnqueueableArgs)
 
 
 class VolcanoAdapter:
-    """The adapter `volcano`, for the newest weather. Raises RequestError for bodies of another shape."""
+    """The adapter `volcano`, which rates nodes and rejects gangs that can never fit, for Volcano.
+
+    Raises RequestError for bodies of another shape.
+    """
 
     fields: frozenset[str] = frozenset()
 

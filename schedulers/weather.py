@@ -1,7 +1,7 @@
 """Weather: the data about the fleet that adapters may use, made once for each board.
 
-`fleetcast.service.weather` makes it. It must not be changed. A part that is missing or too old is
-None, so no adapter ever receives a stale part. The mappings decode a row only when it is read.
+`fleetcast.service.weather` makes it, and adapters must not change it. A part that is missing or too old
+is None, so no adapter ever receives a stale part. The mappings decode a row only when it is read.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Domains(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """The nodes of a fleet at one moment. n is the number of nodes."""
+    """The state and the risk of all nodes of a fleet at one moment. n is the number of nodes."""
 
     rows: Mapping[str, int]  # by name; the same object while the names stay the same
     risk: NDArray[np.float64]  # (horizon, n) probability that a pod fails or slows down, NaN unknown

@@ -1,10 +1,10 @@
 """The files that the adapters role writes to `state/adapters/`.
 
-The api, the command line and later readers use them.
+The api and the command line use them, too.
 
 status            the state of each adapter, and the bands: one JSON document, replaced when it changes
 audit-TIME.jsonl  one line for each write: the wish, its reason, its board and its outcome
-NAME.withdrawn    the writes of the adapter of that name are withdrawn while this file exists
+NAME.withdrawn    while this file exists, everything that the adapter NAME wrote is withdrawn
 """
 
 import contextlib
@@ -25,7 +25,7 @@ MARK = ".withdrawn"
 class AdapterAuditLine(msgspec.Struct, kw_only=True):
     """One write of an adapter, as a line of the audit.
 
-    `decision`: unique among all lines. seen: the field's value before the write, null if it had none.
+    `decision`: an id that no other line has. seen: the field's value before the write, null if it had none.
     value: the new value, null if the write removes the value.
     """
 
@@ -45,8 +45,8 @@ class AdapterAuditLine(msgspec.Struct, kw_only=True):
 class AdapterStatus(msgspec.Struct, kw_only=True):
     """The state of one adapter, with counts since this process started.
 
-    seen_ms: when the adapter's system was last read. last: the newest write of this process. error: why
-    the adapter will repeat its step.
+    seen_ms: when the adapter's system was last read. last: the newest write of this process. error: the
+    reason why the adapter could not finish its last step and will try again.
     """
 
     name: str
@@ -69,8 +69,8 @@ class AdapterStatus(msgspec.Struct, kw_only=True):
 class AdaptersStatus(msgspec.Struct):
     """The JSON document in the file state/adapters/status.
 
-    `bands`: node -> band, for nodes whose band is not low. `held_down`: the number of nodes that would
-    be high without max_share.
+    `bands`: node -> band, for nodes whose band is not low. `held_down`: the number of nodes whose risk is
+    high enough for the band high, but which the limit `max_share` keeps out of it.
     """
 
     as_of_ms: int = 0
@@ -80,7 +80,7 @@ class AdaptersStatus(msgspec.Struct):
 
 
 class AdapterRecords:
-    """The folder of the adapters' records. Methods raise OSError if the disk fails."""
+    """The folder of the adapters' records. Its methods raise OSError if the disk fails."""
 
     def __init__(self, state: Path) -> None:
         self.folder = state / "adapters"

@@ -1,4 +1,4 @@
-"""AdapterWriter: sends one adapter's wishes to its port, within its limits.
+"""AdapterWriter: makes the changes that one adapter asks for in another system, within its limits.
 
 It counts and records each write.
 """
@@ -25,9 +25,10 @@ MINUTE_MS = 60_000
 
 
 class ObservedPort:
-    """A port that reads and never writes. Its readings show the values that it would have written.
+    """A port that reads the other system, but only pretends to write to it.
 
-    left: the number of keys that still hold a value which an earlier mode wrote.
+    `read` returns the system's values, overlaid with the values that were passed to `write`. left: the
+    number of keys that still hold a value which was written when the adapter was allowed to write.
     """
 
     def __init__(self, port: Port, fields: frozenset[str]) -> None:
@@ -56,7 +57,7 @@ class ObservedPort:
 class ChangeLimit:
     """A limit on how many keys an adapter changes in a minute.
 
-    It counts neither withdrawals nor keys that hold no value of ours yet.
+    Withdrawals do not count, and neither do writes to keys that hold no value of ours yet.
     """
 
     def __init__(self, per_minute: int) -> None:

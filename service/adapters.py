@@ -77,7 +77,10 @@ class AdapterHost:
     def _find_due_step(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
     ) -> tuple[object, Weather | None]:
-        """Return why a step is due, and the weather for it. Returns (None, None) if none is due."""
+        """Return the reason why a step of this writer is due, and the weather for the step.
+
+        Returns (None, None) if no step is due.
+        """
         if self.records.is_withdrawn(writer.status.name):
             return "withdrawn", None
         if fresh is not None:
@@ -87,7 +90,10 @@ class AdapterHost:
         return None, None
 
     def _is_board_lost(self, board: Board | None) -> bool:
-        """Return whether there has been no fresh board for so long that restrictions must be withdrawn."""
+        """Return whether there has been no fresh board for `withdraw_after_s`.
+
+        If so, the adapters must withdraw restrictions.
+        """
         age_s = (self._clock.now_ms() - self._began_ms) / 1000 if board is None else self._station.compute_age_s(board)
         return abs(age_s) > self._withdraw_after_s
 
@@ -131,8 +137,8 @@ class AdapterHost:
 class _StepRunner:
     """The runner of one writer's steps, one at a time.
 
-    It repeats a step when the weather or the writer's news changes. It retries a step that left
-    something to do.
+    It starts a new step for a new board, or when the other system asks for writes. It retries a step
+    that left something to do.
     """
 
     def __init__(self, wake: Callable[[], None], poll_s: float) -> None:

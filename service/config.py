@@ -106,7 +106,7 @@ class PipelineConfig(_Section, frozen=True):
 class ModelsConfig(_Section, frozen=True):
     """The settings for versions of fitted models.
 
-    `retrain_*`: the conditions for fitting a serving model again (fleetcast.models.versions.drift).
+    `retrain_*`: the conditions on which a serving model is fitted again (fleetcast.models.versions.drift).
     """
 
     folder: str = "models"
@@ -119,8 +119,8 @@ class ModelsConfig(_Section, frozen=True):
 class ArchiveConfig(_Section, frozen=True):
     """The settings of the archive.
 
-    `url`: a folder, or any URL that fsspec knows. Empty: `archive` in the state's folder. `look_s` is wall
-    time.
+    `url`: a folder, or any URL that fsspec knows. If it is empty, the archive is the folder `archive` in the
+    state folder. `look_s`: the longest search for an ended job, in seconds of wall time.
     """
 
     enabled: bool = True
@@ -132,9 +132,9 @@ class ArchiveConfig(_Section, frozen=True):
 
 
 class LimitsConfig(_Section, frozen=True):
-    """The bounds on the number of names.
+    """The limits on the numbers of names, such as nodes and live jobs.
 
-    Beyond a bound, only new names are refused (for GPUs see fleetcast.fleet.entities.DeviceRoom).
+    Once a limit is reached, only new names are refused. For GPUs see fleetcast.fleet.entities.DeviceRoom.
     """
 
     live_jobs: int = 20_000
@@ -296,7 +296,7 @@ class Config(_Section, frozen=True):
         return self.folder / "ledger.sqlite"
 
     def stale_after_s(self, clock: Clock) -> float:
-        """Return the age in fleet seconds from which a board is stale.
+        """Return the age, in seconds of fleet time, from which a board is stale.
 
         This is the configured value, but at least STALE_WALL_S of the machine's time.
         """
@@ -406,7 +406,7 @@ def _check_adapters(adapters: AdaptersConfig) -> None:
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
     """Raise ConfigError if one of two keys that need each other is missing.
 
-    The code that opens the files checks the files.
+    It does not read the files. They are checked when a server opens them.
     """
     for key, value, needed, other in (
         ("api.tls_cert", api.tls_cert, "api.tls_key", api.tls_key),
@@ -427,7 +427,7 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
 def _check_external_metrics(config: Config) -> None:
     """Raise ConfigError for a port without its files, or for files without a port.
 
-    The code that opens the files checks the files.
+    It does not read the files. They are checked when a server opens them.
     """
     given, why = config.external_metrics, "or set external_metrics.port = 0"
     for key in ("tls_cert", "tls_key", "client_ca"):

@@ -1,4 +1,7 @@
-"""The registry of adapters: those that answer, those that write, and the writers of a configuration."""
+"""The registry of built-in adapters, and the writers that a configuration names.
+
+Some adapters answer other systems, the others write to them.
+"""
 
 import re
 from collections.abc import Callable, Mapping

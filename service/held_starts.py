@@ -1,8 +1,8 @@
-"""Marks of refused starts: the api writes one for each promise whose job's start it had to refuse.
+"""Marks of placed requests whose jobs' starts the api had to refuse.
 
-The job may run although its start was refused, for example because a clock is ahead. So the placer
-lets no promise with a mark expire. A mark is an empty file whose name is a hash of the request's
-id.
+Such a job may run although its start was refused, for example because a clock is ahead. So the
+placer lets no promise of GPUs expire while its request has a mark. A mark is an empty file whose name
+is a hash of the request's id.
 """
 
 import contextlib

@@ -44,7 +44,7 @@ class LauncherEndedError(OSError):
 class LaunchedProcess:
     """A role's process that the launcher forked.
 
-    code: a future with the exit code, which is negative after a signal, as in `subprocess`.
+    code: a future with the exit code, which is negative if a signal ended the process, as in `subprocess`.
     """
 
     pid: int

@@ -1,9 +1,9 @@
-"""Statements about when each source of job starts could receive them.
+"""Statements of event sources about when they could receive job starts.
 
-The api and the pipeline write them, and the placer reads them. The placer lets a promise expire
-only if every source could receive the start of its job. So a source states two times:
+The api and the pipeline write them, and the placer reads them. The placer lets a promise of GPUs
+expire only if every source could receive the start of its job. So a source states two times:
 
-    since_ms    it has received everything from then on; a restart or a refusal of its own resets it
+    since_ms    from then on it has missed nothing; a restart or a refusal of its own resets it
     until_ms    it has received everything before this moment
 
 The api writes its statement into a file every second. The statements of the pipeline's sources are
@@ -41,9 +41,9 @@ class ListeningStatement(msgspec.Struct, frozen=True):
     until_ms: int
 
     def covers(self, expires_ms: int, grace_ms: int) -> bool:
-        """Return whether the source could receive a start until the expiry.
+        """Return whether the source could receive a job start until `expires_ms`.
 
-        It must also have been able to for `grace_ms` after its last interruption.
+        After an interruption, the source must also have listened for `grace_ms` again.
         """
         return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
 
@@ -65,7 +65,7 @@ class ListeningReader:
         self._void = b""  # a statement by a clock that was set since
 
     def disregard_earlier_statement(self) -> None:
-        """Disregard what the api stated before now, because its times are those of another clock."""
+        """Disregard the api's statements up to now, because their times come from another clock."""
         with contextlib.suppress(OSError):
             self._void = self._path.read_bytes()
 

@@ -33,7 +33,10 @@ class _Queue(msgspec.Struct):
 
 
 class StartTimesLink:
-    """A reader of the placer's queue that runs as a task, so that readers of `latest` never wait."""
+    """A task that polls the placer's queue for start times.
+
+    Readers of `latest` get the newest times at once, without waiting for the placer.
+    """
 
     def __init__(self, config: Config) -> None:
         self._link = PlacerLink(f"http://127.0.0.1:{config.placer.port}")
@@ -75,7 +78,10 @@ class StartTimesLink:
             await asyncio.sleep(PERIOD_S)
 
     def _store(self, starts: Mapping[str, StartOutlook]) -> None:
-        """Store start times. Equal ones stay the same object, so that no adapter makes a step for them."""
+        """Store the start times, and report a change.
+
+        Equal times keep the same object, so that adapters do not repeat a step for them.
+        """
         if starts != self._starts:
             self._starts = starts
             self.on_change()

@@ -36,7 +36,7 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class PartView(msgspec.Struct, frozen=True):
-    """A part's record of how far it has seen the others.
+    """A record in one part of how far that part has seen the others.
 
     inbox: segment -> offset in bytes up to which its events were applied.
     """
@@ -102,7 +102,7 @@ class StateParts(msgspec.Struct, frozen=True):
     snapshot: Part | None = None
 
     def list_named_parts(self) -> dict[str, Part | InboxPart]:
-        """Return name -> part, for the parts to check, in a fixed order."""
+        """Return name -> part in a fixed order, for the parts that are checked (not None)."""
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
@@ -214,9 +214,9 @@ def _find_identity_doubts(name: str, parts: StateParts) -> Iterator[Doubt]:
 
 
 def _find_furthest_view(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
-    """Return the furthest position that any part has seen, when it saw that, and which part it is.
+    """Return the furthest position in `claims`, when it was seen (Unix ms), and the part that saw it.
 
-    of: returns the position in a record. The time is in Unix ms. Returns (0, 0, "") without records.
+    of: returns the position in one part's record. Returns (0, 0, "") without records.
     """
     if not claims:
         return 0, 0, ""

@@ -1,9 +1,9 @@
-"""Reading and writing of the state's parts on disk, which fleetcast.service.state_identity compares.
+"""Reading and writing of the parts of the saved state that fleetcast.service.state_identity compares.
 
-inbox/identity   the state's identity, made once. If it was ever made again: what an operator accepted
-inbox/seen       what the inbox's reader had seen of the other parts at its last snapshot
+inbox/identity   the state's identity; if an operator had it renewed, also the parts that they accepted
+inbox/seen       how far the inbox's reader had seen the other parts at its last snapshot
 ledger.sqlite    table `state`: identity, and the mark `seen`
-board            the header's standing
+board            the field `standing` of its header
 snapshot/<n>     state.arrays: identity, seen, lost
 """
 
@@ -39,7 +39,7 @@ Positions = dict[str, dict[str, Any]]
 
 
 class AcceptedParts(msgspec.Struct, frozen=True):
-    """The parts of the state that an operator accepted.
+    """The parts of the state that an operator accepted after they disagreed.
 
     A part that equals one of these gets the new identity. No other part does.
     """

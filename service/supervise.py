@@ -56,7 +56,8 @@ def make_role_command(role: str, config: Path, *more: str) -> list[str]:
 class RoleEnd:
     """The end of a role's process.
 
-    It has the exit code, or why the process could not start, and whether it was ever ready.
+    code: the exit code, or a text that says why the process could not start. was_ready: whether the role had
+    reported that it was ready.
     """
 
     code: int | str

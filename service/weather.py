@@ -40,7 +40,10 @@ def make_band_rule(config: AdaptersConfig, *, shared: bool) -> BandRule:
 
 
 class WeatherStation:
-    """The maker of Weather. It carries the bands of nodes from one board to the next."""
+    """The maker of `Weather`, the data of a board that adapters may use.
+
+    It carries the risk bands of nodes from one board to the next.
+    """
 
     def __init__(self, config: Config, clock: Clock, bands: Bands) -> None:
         self.bands = bands
@@ -77,9 +80,9 @@ class WeatherStation:
         return (self._clock.now_ms() - board.as_of_ms) / 1000
 
     def _read_demand(self, board: Board) -> Mapping[DemandKey, DemandRow] | None:
-        """Return the demand forecasts of a board, or None if they are missing or much older than the board.
+        """Return the demand forecasts of a board.
 
-        Such old forecasts may date from before a restart.
+        Returns None if they are missing or much older than the board, for example from before a restart.
         """
         if "demand.keys" not in board:
             return None
@@ -115,7 +118,7 @@ class WeatherStation:
     def _make_outlook(self, board: Board) -> Outlook:
         """Return the outlook of a board's nodes. Raises KeyError if a section is missing.
 
-        A section may be one topology generation behind the names. Then it is cut or filled.
+        A section may still have the rows of an earlier topology. Then its rows are cut off or filled up.
         """
         n, placer = len(self._find_node_rows(board)), self._config.placer
         by_kind = board.array("node.risk")

@@ -1,9 +1,8 @@
-"""Modules that roles cannot import, because no role uses them.
+"""Modules that roles must not import, because they use memory and no role needs them.
 
-Libraries import them whenever they are installed.
-
-pyarrow imports pandas at its first array (34 MiB), and its clients of object stores with Parquet (9 MiB). Archives
-reach object stores through fsspec. lightgbm imports pandas, scikit-learn and matplotlib.
+Libraries import them on their own if they are installed. pyarrow imports pandas at its first array
+(34 MiB), and its own clients of object stores together with Parquet (9 MiB). lightgbm imports pandas,
+scikit-learn and matplotlib. Archives reach object stores through fsspec, without those clients.
 """
 
 import sys
@@ -37,6 +36,6 @@ def withhold_imports() -> None:
 
 
 def allow_imports() -> None:
-    """Let this process import everything, because it runs code of plugins."""
+    """Let this process import every module, because it runs plugins, which may need them."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)

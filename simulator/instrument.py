@@ -1,4 +1,4 @@
-"""A simulation of faults with their truth: a fleet with jobs, faults and decoys runs for hours.
+"""A simulation that runs a fleet with jobs, faults and decoys for hours, and records the truth.
 
 Its telemetry and events are written to a folder.
 """

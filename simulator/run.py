@@ -206,8 +206,8 @@ async def _start_breakage(api: ProductApi, served: "_PageServer") -> None:
 def find_recorded_jobs(fleet: RecordedFleet) -> dict[str, list[str]]:
     """Return recorded job → its nodes: `t10-node0` and `t10-node1` belong to one job.
 
-    Nodes without a page of their GPUs are left out, because their GPUs are unknown. So is the baseline, which
-    ran no job.
+    Nodes without a page of their GPUs are left out, because their GPUs are unknown. The baseline is
+    left out as well, because it ran no job.
     """
     nodes = sorted({node for node, exporter in fleet.list_targets() if exporter == "dcgm"} - {IDLE_RUN})
     return {job: list(found) for job, found in itertools.groupby(nodes, lambda name: name.split("-")[0])}

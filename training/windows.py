@@ -4,7 +4,8 @@
                  ├──────── fit ─────────┤─ window 2 ─┤
                  ├───────────────── fit ─────────────┤─ window 3 ─┤
 
-A single span may be too easy. The mean and the worst window say more (`training/reports/window_rows.py`).
+A single span may be too easy. The mean and the worst window are more reliable
+(`training/reports/window_rows.py`).
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ FEWEST, MOST = 3, 6
 class RollingWindow:
     """One window of a test span.
 
-    Models know only data up to `begin_s`. Forecasts issued from then on, and before `end_s`, are judged.
+    Models use only data up to `begin_s`. Forecasts that are issued from `begin_s` to before `end_s` are
+    judged.
     """
 
     begin_s: float

@@ -1,14 +1,14 @@
 """Idle node-hours and cold starts with a forecast buffer, a static buffer, and none.
 
-A run has two weeks of history, then SIZES days in bins of ten minutes. A machine has eight GPUs.
-Its cold start is one bin: it is ready one bin after it was ordered. A machine that is no longer
-wanted is removed at the end of a bin. A node cold-starts if GPUs are wanted in a bin for which no
-machine is ready. The forecast buffer is the adapter `buffers` with the product's own forecasts. The
-static buffers have 0, 1, 2, … spare machines ready. There are two demands: a simulated pool of
-served models, and demand/earth below FLEETCAST_DATA (GPUs that run and wait, of all its clusters).
+A run has two weeks of history, then SIZES days in bins of ten minutes. A machine has eight GPUs, and is
+ready one bin after it was ordered. A machine that is no longer wanted is removed at the end of a bin. A
+cold start is a node that is wanted in a bin for which it is not ready. The forecast buffer is the adapter
+`buffers` with the product's own forecasts. The static buffers have 0, 1, 2, … spare machines ready. There
+are two demands. One is a simulated pool of served models. The other is demand/earth below FLEETCAST_DATA
+(GPUs that run and wait, of all its clusters).
 
-    cold starts           the peer has no buffer
-    cold starts, as dear  the peer is the largest static buffer with no more idle node-hours
+    cold starts           cold starts of the forecast buffer; the peer has no buffer
+    cold starts, as dear  the same; the peer is the largest static buffer with no more idle node-hours
     idle, as good         idle node-hours; the peer is the smallest static buffer with no more cold starts
 """
 
@@ -39,7 +39,8 @@ Array = NDArray[np.float64]
 class BufferResult(NamedTuple):
     """The result of a simulated run.
 
-    cold: the number of nodes that were wanted before they were ready. idle_h: idle node-hours.
+    cold: the number of cold starts, which are nodes that were wanted before they were ready. idle_h: idle
+    node-hours.
     """
 
     cold: int

@@ -1,9 +1,9 @@
 """Placement decisions for one GPU, and for gangs in a level, anywhere, or without enough room.
 
-The peer is a filter-and-score loop in plain Python: best fit, which stays in one rack only if a
-request requires it. It returns nodes, but neither GPUs nor reasons. It reads lists that are made
-before the clock starts, because a loop over arrays or enum members would be several times slower.
-70 % of the fleet is free, in racks of 128 nodes.
+70 % of the fleet is free, in racks of 128 nodes. The peer is a filter-and-score loop in plain Python: best
+fit, which stays in one rack only if a request requires it. It returns nodes, but neither GPUs nor reasons.
+It reads lists that are made before the measurement, because a loop over arrays or enum members would be
+several times slower.
 """
 
 import heapq

@@ -1,8 +1,8 @@
 """Requests of kube-scheduler to a real api process: their rate, and their tail latency during ticks.
 
 A request names up to 5,000 nodes, drawn at random. One answer in fifty is decoded and checked.
-Tails are those of one client, because the scheduler sends one request at a time. While the pipeline
-ticks, 100 requests a second are due. The load generator has its own core. With two cores, the
+Tail latency is measured with one client, because the scheduler sends one request at a time. While the
+pipeline ticks, 100 requests a second are due. The load generator has its own core. With two cores, the
 pipeline ticks on the server's core. The peer is a Starlette handler that decodes JSON, scores every
 name in Python and encodes. `cpu_s` is the server's CPU time.
 """
@@ -147,7 +147,7 @@ def _measure_rates(server: ServerProcess, draw: FilterRequests) -> tuple[list[fl
 
 
 def _measure_tails(server: ServerProcess, load: Callable[[], LoadResult]) -> tuple[list[float], float]:
-    """Return the 99th percentile of each run in ms, and the server's CPU seconds in the best one."""
+    """Return the 99th percentile latency of each run in ms, and the server's CPU seconds in the best run."""
     tails, cpu_s = [], []
     for _ in range(REPEATS):
         before = server.measure_cpu_s()

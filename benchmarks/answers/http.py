@@ -1,4 +1,4 @@
-"""`GET /v1/nodes/{node}` of a real api process: its highest rate, and its tail at 2,000 a second.
+"""`GET /v1/nodes/{node}` of a real api process: highest rate, and tail latency at 2,000 a second.
 
 One body in a hundred is checked. During the closed loop a new board appears every second. During
 the open loop a pipeline ticks. The load generator has its own core. With two cores, the pipeline
@@ -116,7 +116,7 @@ def _measure_closed_loop(
 def _measure_open_loop(
     server: ServerProcess, draw: NodeRequests, size: dict[str, int], has_ticked: Callable[[], bool]
 ) -> dict[str, Any]:
-    """Measure the tail of an open loop, until the pipeline has ticked at least once."""
+    """Measure the tail latency of an open loop, until the pipeline has ticked at least once."""
     tails: list[float] = []
     cpu_s: list[float] = []
     while len(tails) < REPEATS or not has_ticked():

@@ -1,13 +1,13 @@
 """KEDA's requests to a real api process by gRPC, and the gain of a forecast for an autoscaler.
 
-`kept` and `new`: GetMetrics in a closed loop, on one connection and on a new one for each call,
-while a board is published each second. The value is the 99th percentile of each round. `cold
-starts` and `replica hours`: days of a served model by the minute, with the autoscaler's rule
-(benchmarks/kit/autoscale.py). The forecast is the pipeline's, made again each minute from the data
-until then, and read by the adapter that KEDA uses. One peer is the reactive trigger alone. The
-other also has a lower target, at the cost of as many replica hours. `lacking`: the share of
-requests above the capacity of warm replicas. The trace `ramp` is made by seed. `week` is
-serving/servegen, if present.
+`kept` and `new` measure GetMetrics in a closed loop, while a board is published each second. `kept` uses
+one connection, `new` a new one for each call. The value is the 99th percentile latency of each round.
+
+`cold starts` and `replica hours` simulate days of a served model by the minute, with the autoscaler's rule
+(benchmarks/kit/autoscale.py). Each minute the pipeline makes its forecast from the data until then, and
+the adapter for KEDA reads it. One peer is the reactive trigger alone. The other also has a lower target,
+so that it costs as many replica hours. `lacking`: the share of requests above the capacity of warm
+replicas. The trace `ramp` is drawn from a seed. The trace `week` is serving/servegen, if present.
 """
 
 import time

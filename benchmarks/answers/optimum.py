@@ -1,9 +1,10 @@
 """The mean wait of the service's plan, relative to a clairvoyant plan, on small scenes.
 
 It needs the extra `optimum`. A scene has 12 jobs of one to eight whole nodes on 8 nodes. They
-arrive within 40 minutes, and their limits are 1.2 to 5 times their run times. On the same nodes
-CP-SAT knows every arrival and run time, stops no running job, and starts from the best of our
-plans. `proven` scenes are optimal. For the others, CP-SAT's best plan replaces the optimum.
+arrive within 40 minutes, and their limits are 1.2 to 5 times their run times. The solver CP-SAT makes the
+clairvoyant plan on the same nodes. It knows every arrival and run time, stops no running job, and starts
+from the best of our plans. `proven` counts the scenes whose plan is proven optimal. In the others,
+CP-SAT's best plan replaces the optimum.
 """
 
 import time
@@ -52,9 +53,9 @@ def make_scene(seed: int) -> PlayScene:
 
 
 def compare_mean_waits(scene: PlayScene) -> tuple[float, float, float, bool]:
-    """Return the mean waits in seconds of ours, of EASY on limits and of the clairvoyant plan.
+    """Return the mean waits in seconds of our plan, of EASY on time limits, and of the clairvoyant plan.
 
-    The fourth value is whether that plan is proven to be optimal.
+    The fourth value is whether the clairvoyant plan is proven to be optimal.
     """
     starts = {method: play_method(scene, method).start_s for method in METHODS}
     submit_s = np.array(scene.trace.submit_s)

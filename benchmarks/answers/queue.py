@@ -1,10 +1,10 @@
 """The queue: the CPU time of a pass, and how much a pass delays other requests.
 
-`pass`: one pass over 10,000 requests; the head needs more than is free, and many shapes wait behind
-it. `pass with queues`: the same with six teams that have a guarantee each. One queue of each team
-is shared among its users. Both values are for repeated passes over the same requests, as in a
-placer. `placing beside it`: with 1,000 requests, the p99 of requests for one GPU, 20 due a second,
-while a real placer runs pass after pass. The peer is the same placer with an empty queue.
+`pass`: one pass over 10,000 requests. The first needs more than is free, and requests of many shapes wait
+behind it. `pass with queues`: the same with six teams that have a guarantee each. One queue of each team
+is shared among its users. Both values are for repeated passes over the same requests, as in a placer.
+`placing beside it`: the p99 of requests for one GPU, of which 20 a second are due. Meanwhile, a real
+placer runs pass after pass over 1,000 requests. The peer is the same placer with an empty queue.
 """
 
 import tempfile
@@ -57,9 +57,9 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
-    """Return a function that runs one pass.
+    """Return a function that runs one pass over the queue.
 
-    Its head has a higher class, so that it is first with and without queues.
+    The first request has a higher priority class, so that it is first with and without queues.
     """
     options, unknown = Options(now_ms=NOW_MS), RunTimeQuantiles({})
     head = PlacementRequest(request_id="head", gang=len(view) * 19 // 20, gpus_per_node=8, priority=9, queue="urgent")
@@ -133,7 +133,7 @@ def _check_placed(head: bytes, body: bytes) -> None:
 def _fill_queue(port: int, nodes: int) -> None:
     """Fill the queue with requests for whole nodes.
 
-    The head needs all nodes of the fleet, and no node is free for the requests behind it.
+    The first request needs all nodes of the fleet. No node is free for the requests behind it.
     """
     gangs = [nodes, *(1 + number % SHAPES for number in range(QUEUED - 1))]
     bodies = [

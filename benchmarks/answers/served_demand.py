@@ -1,12 +1,13 @@
-"""The demand of a whole fleet: a refresh of its forecasts, and the tail of `GET /v1/demand`.
+"""The demand of a whole fleet: a refresh of its forecasts, and the tail latency of `GET /v1/demand`.
 
-A real api process answers. A quarter of the pools have two classes, half have two user groups. All
-have arriving, running, queued and wanted GPUs over 28 days in bins of ten minutes, groups a third
-of the time. A refresh is what a pipeline does every minute in a thread. Here the gates still learn
-the history, which is the most work. It is measured in CPU seconds of the thread. Answers are for
-random pools, in an open loop, while the board is replaced twice a second. `body`: the CPU time to
-make an answer's body from a board that was not read yet. `dump`: the longest stop of the event loop
-while a snapshot copies the gates in a thread. Its peer copies in the loop.
+A quarter of the pools have two classes, half have two user groups. All have arriving, running, queued and
+wanted GPUs over 28 days in bins of ten minutes. The groups have demand a third of the time.
+
+`refresh`: the CPU seconds of what a pipeline does every minute in a thread. Here the gates still learn the
+history, which is the most work. Answers are for random pools from a real api process, in an open loop,
+while the board is replaced twice a second. `body`: the CPU time to make an answer's body from a board that
+was not read yet. `dump`: the longest pause of the event loop while a thread copies the gates for a
+snapshot. The peer of `dump` copies them in the loop.
 """
 
 import asyncio
@@ -83,9 +84,9 @@ def make_histories(pools: int) -> list[Histories]:
 
 
 def draw_on_off_demand(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return (series, bin) float64, 0 or 1.
+    """Draw a demand that is on or off: (series, bin) float64, 0 or 1.
 
-    A value lasts eight hours on average, and a third of them are 1.
+    A value lasts eight hours on average. A third of the values are 1.
     """
     turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
     return np.asarray(turns % 3 == 0, np.float64)

@@ -1,9 +1,9 @@
-"""The speed of start-time estimates for 1,000 nodes of 8 GPUs, all of them busy, with 10,000 waiting requests.
+"""The speed of start-time estimates for 1,000 busy nodes of 8 GPUs, with 10,000 waiting requests.
 
-`estimate`: p99 of estimating one request on sampled paths, including the estimates without each of its
-constraints. `refresh`: the time to sample the paths again, which the service does in the background. `answer`:
-p99 of `POST /v1/jobs/estimate` with a real api and placer, in an open loop, counted from when each request was
-due. The `cpu_s` of `answer` is the placer's CPU time.
+`estimate`: p99 of estimating one request on sampled futures of the fleet (paths). It includes the
+estimates without each of the request's constraints. `refresh`: the time to sample the paths again, which
+the service does in the background. `answer`: p99 of `POST /v1/jobs/estimate` with a real api and placer,
+in an open loop, counted from when each request was due. The `cpu_s` of `answer` is the placer's CPU time.
 """
 
 import tempfile

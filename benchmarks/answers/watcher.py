@@ -2,7 +2,7 @@
 
 `body`: making the answer for a new board. The peer builds the same body from dictionaries with
 `json`. Over HTTP one client sends requests to a real api process in a closed loop, and the board
-changes every second. So the slowest answer is one that was made for a new board. `cpu_s` is the
+changes every second. So the slowest answers include making the body for a new board. `cpu_s` is the
 server's CPU time a request.
 """
 
@@ -39,7 +39,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def _measure_body(nodes: int) -> dict[str, Any]:
-    """Measure making the body of a board for its first request."""
+    """Measure the time to make the answer to the first request on a new board."""
     rng = np.random.default_rng(1)
     rows = {f"n{node:05d}": node for node in range(nodes)}
     load = Load(rows, *(np.sort(rng.random((2, nodes)), axis=0) for _ in range(3)))

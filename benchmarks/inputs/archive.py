@@ -1,12 +1,12 @@
-"""The archive: writing pages into rings and files, and the bytes of a sample on disk.
+"""The archive: writing samples into window store and files, and the bytes of a sample on disk.
 
-Cases: `alone` (columns of scrapes → sorted, compressed files), `decode, ring, archive` (all that a
-pipeline does with a sample, fsyncs included, by CPU time), `compact` (the parts of hours → one file
-each, by CPU time), `bytes a sample` and `bytes a sample, parts` (recorded H100 values in our units,
-one scrape for each reading: in files of hours, and in their parts).
+`alone`: columns of scrapes become sorted, compressed files. `decode, ring, archive`: the CPU time of all
+that a pipeline does with a sample, fsyncs included. `compact`: the CPU time to merge the parts of each
+hour into one file. `bytes a sample`: the size of recorded H100 values in the files of hours, in our
+units, with one scrape for each reading. `bytes a sample, parts`: the same in the parts of the hours.
 
-Peers: pyarrow with its defaults and zstd for speed and size. DuckDB's own format is measured in the
-same way.
+The peers are pyarrow with its defaults and zstd, for speed and size, and DuckDB's own format, which is
+measured in the same way.
 """
 
 import os
@@ -142,9 +142,9 @@ def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
 
 
 def _measure_together(nodes: int) -> dict[str, Any]:
-    """Measure the CPU time to decode samples, and to write them into ring and archive.
+    """Measure the CPU time to decode samples, and to write them into window store and archive.
 
-    A run is a minute of scrapes, then a flush, as a pipeline's snapshots need it.
+    A run is a minute of scrapes, and then the flush that a pipeline makes before each snapshot.
     """
     rng = np.random.default_rng(1)
     rounds = [make_round_pages(nodes, rng) for _ in range(2)]

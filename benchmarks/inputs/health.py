@@ -1,9 +1,9 @@
 """Events from the wire to the tables: decoded, fsynced in the inbox, read from it, and applied.
 
 `job`: steps of training loops as JSON. `health`: NVSentinel's CloudEvents. `kernel`: lines of many
-nodes' kernel logs, of which each, or one in ten, is an event. A body has a thousand events. Bodies
-are processed one after the other, in one process, without HTTP. The peer decodes with `json`, or
-one regular expression, and commits each body to SQLite (WAL, synchronous=FULL).
+nodes' kernel logs. In one case each line is an event, in another one line in ten. A body has a thousand
+events. Bodies are processed one after the other, in one process, without HTTP. The peer decodes with
+`json`, or one regular expression, and commits each body to SQLite (WAL, synchronous=FULL).
 """
 
 import asyncio

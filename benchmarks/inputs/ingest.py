@@ -1,15 +1,13 @@
-"""The whole CPU cost of ingesting samples: Fleetcast with its archive, and a real Prometheus.
+"""The whole CPU cost of ingesting samples, in Fleetcast with its archive and in a real Prometheus.
 
-Both run at the same time.
-
-    scraped    both scrape the same exporters every INTERVAL_S, for FLEETCAST_BENCH_MINUTES (10); the first two rounds,
-               in which labels are new, do not count
+    scraped    both scrape the same exporters every INTERVAL_S at the same time, for FLEETCAST_BENCH_MINUTES (10);
+               the first two rounds, in which labels are new, do not count
     written    both receive the same remote-write requests of 1.0 and 2.0, one after the other
 
 The value is CPU seconds of the processes per million samples. Ours are pipeline and api (in `all
-roles` placer and supervisor, too), with ticks and forecasts. A run that forecast or archived
-nothing fails. Sizes are targets of 8 GPUs: at one page every INTERVAL_S, they send 3, 27 and 100
-pages a second.
+roles` placer and supervisor, too), with ticks and forecasts. A run fails if it made no forecast or
+archived nothing. Sizes are numbers of targets with 8 GPUs each. At one page every INTERVAL_S, they send 3,
+27 and 100 pages a second.
 """
 
 import contextlib

@@ -1,10 +1,11 @@
-"""Columnar records: decoding alone, and from a real broker with the whole work of a consumer.
+"""Columnar records from Kafka: decoding alone, and the whole work of a consumer with a real broker.
 
     decode            records in memory → samples; the peers are Arrow's stream format, and the
                       standard library for JSON
     from a broker     poll, checksum, unpack, decode; samples per second of this process's CPU time,
                       which is the rate of one core; the peer is the client alone, without decoding
-    after a stop      seconds until the lag is zero, after a fleet wrote for 60 s and continues
+    after a stop      seconds until the lag is zero; before, a fleet wrote for 60 s without a reader,
+                      and it continues to write
 
 The broker is the one that FLEETCAST_KAFKA names (HOST:PORT), else one that is started as in the
 integration tests.
@@ -206,7 +207,7 @@ def _write_records(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, 
 
 
 def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
-    """Yield the record of reading from a broker into samples, and the one of reading into the rings."""
+    """Yield two records of reading from a broker: one into samples, and one into the window store, too."""
     topic = _Topic.create(brokers)
     moments = max(1, min(4, 20_000 // nodes))
     count = topic.fill(nodes, moments)
@@ -256,7 +257,8 @@ async def _measure_polling(topic: _Topic, records: int) -> float:
 def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
     """Measure how long a reader needs to catch up after a stop.
 
-    The records of the stop are written at once. Then another process writes at the fleet's usual rate.
+    First, all records of the time of the stop are written at once. Then another process writes at the
+    fleet's usual rate.
     """
     topic = _Topic.create(brokers)
     backlog = topic.fill(nodes, max(1, min(int(STOP_S / INTERVAL_S), MOST_BACKLOG // nodes)))

@@ -67,8 +67,8 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 class FloodAnswers:
     """The numbers of answers by status: to the flood, to events of a known job, and to placements.
 
-    oldest_s: the greatest age of a board. peak_mib: role -> its peak memory. used: the use of each
-    bound.
+    oldest_s: the greatest age of a board in seconds. peak_mib: role -> its peak memory. used: how much of each
+    bound on names is used.
     """
 
     answers: Counter[int] = field(default_factory=Counter)
@@ -171,7 +171,7 @@ class _RunningFleet:
             return 0, {}
 
     def wait_for_use(self, since_ms: int) -> Any:
-        """Return the use of each bound from a board made after `since_ms`. Waits for that board."""
+        """Wait for a board made after `since_ms`, and return how much of each bound on names is used then."""
         deadline = time.monotonic() + PATIENCE_S
         while (answer := self.send_request("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
             assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
@@ -179,7 +179,10 @@ class _RunningFleet:
         return answer["limits"]
 
     def measure_board_age_s(self) -> float:
-        """Return the age of the board in seconds, by the time in the ingestion document. 0 without an answer."""
+        """Return the age of the board in seconds, or 0 without an answer.
+
+        The board's time is that of the ingestion document.
+        """
         status, answer = self.send_request("GET", "/v1/ingestion")
         return time.time() - answer["as_of_ms"] / 1000 if status == 200 else 0.0
 

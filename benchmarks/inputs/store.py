@@ -1,7 +1,7 @@
 """The window store: writing a scrape of the fleet, extracting features, saving a minute's changes.
 
-Peers: for writing, one deque for each series in plain Python; for the features, pandas over the
-same windows and metrics.
+The peer for writing is one deque for each series in plain Python. The peer for the features is pandas,
+over the same windows and metrics.
 """
 
 import tempfile

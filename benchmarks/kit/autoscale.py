@@ -1,8 +1,9 @@
 """A simulated served model under Kubernetes' autoscaler, with rates by the minute and cold starts.
 
-The rule is that of HorizontalPodAutoscaler v2 with its defaults. Each metric wants ceil(value /
-target) replicas, and no change within a tenth of the present number. The largest wish counts. Up:
-at most twice as many or 4 more in 15 s. Down: the largest wish of the last 300 s.
+The rule is that of HorizontalPodAutoscaler v2 with its defaults. Each metric wants ceil(value / target)
+replicas. It wants no change if its value per replica is within a tenth of the target. The largest wish
+counts. In 15 s the autoscaler adds at most as many replicas as there are, or 4 if that is more. It removes
+replicas only down to the largest wish of the last 300 s.
 """
 
 import math
@@ -33,7 +34,7 @@ class AutoscaleResult(NamedTuple):
     """The result of a simulation.
 
     cold_s: the seconds in which the load was above the capacity of warm replicas. short: the share of
-    requests above it.
+    requests above that capacity.
     """
 
     cold_s: float
@@ -43,7 +44,10 @@ class AutoscaleResult(NamedTuple):
 
 @dataclass(slots=True)
 class ReplicaSet:
-    """The replicas of a model, by when they are warm, in seconds. The last one to start is removed first."""
+    """The replicas of a model, each as the time in seconds at which it is warm.
+
+    The last one to start is removed first.
+    """
 
     warm_at: list[float] = field(default_factory=list)
     _wishes: deque[tuple[float, int]] = field(default_factory=deque)

@@ -1,14 +1,14 @@
 """One benchmark case: runs a piece of work and its peer several times, and returns one record.
 
-The record is the line that `fleetcast bench --json` writes. `unit` decides what `value` is, from
-the items that a run counts and the seconds it takes:
+The record is the line that `fleetcast bench --json` writes. A run returns the number of items that it
+processed. `unit` decides how `value` is computed from that number and the seconds that the run takes:
 
     "samples/s", "nodes/s"       items per second                      (more is better)
     "ns/sample", "us/decision"   time per item, in ns, us, ms or s     (less is better)
     "ms", "s"                    time of a whole run                   (less is better)
 
 `value` is that of the fastest run. `min`, `median` and `max` are over the runs. `cpu_s` is the CPU
-time of the fastest.
+time of the fastest run.
 """
 
 import gc

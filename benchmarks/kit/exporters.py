@@ -1,4 +1,4 @@
-"""Exporter pages of healthy GPUs, and a farm of exporters in another process: n nodes behind one port.
+"""Exporter pages of healthy GPUs, and a process that serves them for n nodes behind one port.
 
 python -m fleetcast.benchmarks.kit.exporters NODES PORT
 """
@@ -40,7 +40,7 @@ def draw_healthy_value(field: int, rng: np.random.Generator) -> str:
 
 
 class ExporterFarm:
-    """A running farm of exporters. Its pages are prepared, and repeat.
+    """A running process that acts as the exporters of many nodes. Its pages are prepared, and repeat.
 
     `write_groups` writes the target list that both Fleetcast and Prometheus read.
     """

@@ -1,7 +1,7 @@
 """A load generator for HTTP: keep-alive connections without pipelining, on uvloop, on one core.
 
-Closed loop: a connection sends its next request once it has the answer, which measures answers a
-second. Open loop: requests are due at fixed times, and latency counts from then. So a server that
+In a closed loop, a connection sends its next request once it has the answer. This measures answers a
+second. In an open loop, requests are due at fixed times, and latency counts from then. So a server that
 stalls is charged for all requests that were due in the meantime.
 """
 

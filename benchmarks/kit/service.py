@@ -53,8 +53,9 @@ def pin_beside_server() -> contextlib.AbstractContextManager[None]:
 def choose_board_cores() -> set[int]:
     """Return the cores for a pipeline that ticks.
 
-    With three cores, they are neither the server's nor the generator's. With two cores it shares the
-    server's. A generator that waits for a core would attribute its own delay to the server.
+    With three cores, they are neither the server's nor the load generator's. With two cores the pipeline
+    shares the server's core. If the generator had to wait for its core, it would attribute that delay to the
+    server.
     """
     return set(list_cores()[2:] or list_cores()[:1])
 
@@ -68,7 +69,7 @@ def read_cpu_s(pid: int) -> float:
 def find_free_port() -> int:
     """Return an unused loopback port below the ephemeral range.
 
-    No outgoing connection can take it first.
+    So no outgoing connection can occupy the port before the server binds it.
     """
     for port in random.sample(PORTS, 50):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -138,7 +139,7 @@ class ServerProcess:
 
 
 class BoardProcess:
-    """A pipeline of `gpus` GPUs in another process. It publishes a new board every second, or ticks."""
+    """A process with a pipeline of `gpus` GPUs, which publishes a new board every second, or ticks."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
         context = multiprocessing.get_context("spawn")

@@ -1,4 +1,4 @@
-"""Remote-write requests as Prometheus sends them: templates with new times and values."""
+"""Remote-write requests as Prometheus sends them, made from templates with new times and values."""
 
 import http.client
 import struct

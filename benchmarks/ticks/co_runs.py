@@ -4,13 +4,13 @@ Of JOBS running jobs a tenth share GPUs with another job. Half are gangs of two 
 adapters and rails with others. The rest have single GPUs below common PCIe switches. Each job has
 MAX_STEPS steps.
 
-    tick     no job is due: a job's steps are evaluated once a minute
+    tick     no job is due, because a job's steps are evaluated only once a minute
     minute   every job is due
     change   one job in fifty ended, and as many began
-    learn    the largest number of stored co-runs, all on one kind of hardware
+    learn    the speeds are learned from the largest number of stored co-runs, all on one kind of hardware
 
-One process, one core. `python -m fleetcast.benchmarks.ticks.working_tick` measures the sections
-made from this, and the rest of a tick.
+All runs use one process and one core. `python -m fleetcast.benchmarks.ticks.working_tick` measures the
+board sections made from this, and the rest of a tick.
 """
 
 from collections.abc import Iterator, Sequence

@@ -1,8 +1,8 @@
 """Demand: retraining on months of a cluster, and forecasting many series at once.
 
 `retraining`: features, run times of jobs, and the trees of every target. The data are demand/venus
-below FLEETCAST_DATA: five months in bins of ten minutes. Without them, simulated data have that
-size. `forecasting`: QUANTILES at LEADS for many pools, four weeks each, features included. The peer
+below FLEETCAST_DATA: five months in bins of ten minutes. If they are missing, simulated data of that size
+replace them. `forecasting`: QUANTILES at LEADS for many pools, four weeks each, features included. The peer
 is persistence with the quantiles of its past errors.
 """
 

@@ -1,4 +1,4 @@
-"""Memory per GPU: pipelines with a whole fleet and with a tenth of it, and their difference.
+"""Memory per GPU, as the difference between a pipeline of a whole fleet and one of a tenth of it.
 
 Each process has decoded every node's page (40 fields a GPU), and filled rings of 120 fine slots and
 a day of 10-minute means. It has applied the events of jobs on all GPUs, and ticked. The first page

@@ -1,4 +1,4 @@
-"""How often `fleetcast.features.period` finds the rhythm of a job, and how often it is right.
+"""The share of jobs whose rhythm `fleetcast.features.period` finds, and the share of wrong answers.
 
 Jobs pause for 3 to 97 % of a period of 60 s to 40 min, drawn by seed, with scrapes every 15 s.
 `exporter default`: activity, utilisation, momentary watts and the energy counter. `momentary`:
@@ -80,7 +80,7 @@ def make_readings(
     """Return (channel, sample) readings, and (channel,) whether a channel is a mean over the interval.
 
     The channels are activity, utilisation, watts, and watts by energy. works: the share of the period
-    with work.
+    in which the job works.
     """
     first_s = rng.uniform(0, period_s)
     at_s = np.arange(1, samples + 1) * INTERVAL_S

@@ -1,9 +1,10 @@
-"""Run times, with a model fitted on simulated jobs: the model alone, and in a pipeline.
+"""Forecasts of run times, with a model fitted on simulated jobs: the model alone, and in a pipeline.
 
-`fit`: fitting it, with its back-tests. `tell`: run-time quantiles of one submission after another.
-`look`: one pass over the remaining time of every running job (each minute, mostly in a thread).
-`rows`: the remaining times that a tick adds to `/v1/jobs` and the placer's section. `estimate`: the
-board's part of `POST /v1/jobs/estimate` (the placer's part is `start`).
+`fit`: fitting the model, with its back-tests. `tell`: forecasting the run-time quantiles of one submission
+after another. `look`: one pass over the remaining time of every running job (each minute, mostly in a
+thread). `rows`: the remaining times that a tick adds to `/v1/jobs` and to the placer's section.
+`estimate`: the board's part of `POST /v1/jobs/estimate`. benchmarks/answers/start_time.py measures the
+placer's part.
 """
 
 import asyncio

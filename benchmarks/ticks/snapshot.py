@@ -1,7 +1,7 @@
-"""Saving a snapshot: how long a save blocks the loop, and how long it takes in all.
+"""Saving a snapshot: how long a save blocks the event loop, and how long it takes in all.
 
-The fleet is that of the benchmark `tick`, after weeks of jobs. A minute's save adds to earlier
-ones. Each sixtieth save writes every ring.
+The fleet is that of the benchmark `tick`, after weeks of jobs. The save of a minute adds only changes to
+earlier ones. Each sixtieth save writes every ring.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Starting: from the start of a pipeline to its first board, with the snapshot of a fleet and of weeks of jobs.
+"""The time from the start of a pipeline to its first board, with a fleet's snapshot on disk.
 
-The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site leaves
-behind: full rings, a file for each of the last minutes, running jobs with their steps, and ended ones at rest.
-One start that does not count comes first, so that every module is compiled, as after an installation.
+The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site
+leaves behind: full rings, a file for each of the last minutes, running jobs with their steps, and weeks
+of ended jobs. A first start does not count, so that every module is compiled, as after an installation.
 """
 
 import asyncio

@@ -76,7 +76,8 @@ class BusyFleet:
     def __init__(self, gpus: int, folder: Path, jobs: Callable[[int, int], Iterator[JobEvent]] | None = None) -> None:
         """Create the fleet, and scrape it SCRAPES times.
 
-        jobs: makes the events of running jobs from the number of nodes and the time now in ms. None: gangs.
+        jobs: makes the events of running jobs from the number of nodes and the present time in ms. If it is None,
+        the jobs are gangs.
         """
         self.nodes = max(1, gpus // GPUS_PER_NODE)
         self.clock = ManualClock(T0)
@@ -99,7 +100,7 @@ class BusyFleet:
         self.clock.advance(15)
 
     def silence_nodes(self, share: float) -> None:
-        """Stop the scrapes of the first nodes (a share), and tick until the pipeline has flagged them."""
+        """Stop scraping a share of the nodes, the first ones, and tick until the pipeline has flagged them."""
         self._may_flag = True
         silent = round(share * self.nodes) * GPUS_PER_NODE
         self._rows = {kind: rows[silent:] for kind, rows in self._rows.items()}

@@ -45,7 +45,7 @@ FILL_PER_GPU_S = 0.002
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield the records of each fleet size in GPUs: start, both ways of a signal, CPU and memory.
+    """Yield records for each fleet size in GPUs: start, delays of both kinds of signals, CPU, memory.
 
     Sizes that do not fit the memory are left out.
     """
@@ -74,7 +74,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class FleetFeed(Source):
-    """A source for `pipeline.sources`: a whole busy fleet at once, then a part every tenth of a second."""
+    """A source for `pipeline.sources`: one scrape of a busy fleet, then a part of it every 0.1 s."""
 
     name = "fleet"
 
@@ -110,7 +110,7 @@ class FleetFeed(Source):
 class Exporters:
     """HTTP exporters of nodes `u000`, `u001`, …
 
-    `code`: the XID that all of them show, 0 for none. `shown`: node → when it first showed one, in
+    `code`: the XID that all of them show, 0 for none. `shown`: node → when its page first showed an XID, in
     monotonic seconds.
     """
 
@@ -192,7 +192,7 @@ class UrgentSite:
         return ChildProcess(f"the {name}", command)
 
     def _is_whole(self) -> bool:
-        """Return whether the board has every node and the api answers."""
+        """Return whether the board contains every node, and the api answers."""
         board = BoardReader(self._folder / "state" / "board").latest()
         if board is None or len(board.names("names.node")) < self.nodes + NODES_WITH_XID:
             return False

@@ -90,7 +90,7 @@ BESIDE = ("samples", "events", "fingerprints", "snapshot")  # not of the tick
 
 
 class Stopwatch:
-    """A stopwatch that adds up the CPU seconds of a thread by part of its work."""
+    """A stopwatch that adds up a thread's CPU seconds for each part of its work."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = defaultdict(float)
@@ -145,9 +145,9 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 def measure_fleet(size: Size, ticks: int = TICKS) -> dict[str, Any]:
-    """Measure a fleet, and return its record.
+    """Measure the ticks of a fleet, and return a record.
 
-    `value`: CPU milliseconds of the median tick. `parts`: the same for each part.
+    `value`: CPU milliseconds of the median tick. `parts`: the median CPU milliseconds of each part.
     """
     with tempfile.TemporaryDirectory() as folder:
         fleet = WorkingFleet(size, Path(folder))

@@ -1,7 +1,7 @@
-"""Matching of a flagged node's reasons with an injected fault, by its kind and part.
+"""Comparison of a flagged node's reasons with an injected fault, by the fault's kind and part.
 
-All functions are pure. The service's answers name no rule, so the rule of a reason is found by its
-feature and by its sentence's template.
+All functions are pure. The service's answers name no rule. So the rule of a reason is found by its
+feature and by the template of its sentence.
 """
 
 import re
@@ -43,13 +43,16 @@ class FlagReason:
 
     @property
     def is_flagging(self) -> bool:
-        """Whether the reason's rule asks for more than watching."""
+        """Whether the rule of the reason recommends more than to watch the node."""
         from fleetcast.models.risk.rules import BY_NAME
 
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
 
     def shows_fault(self, fault: Mapping[str, Any]) -> bool:
-        """Return whether this reason is about the fault's kind, and about its part or its whole node."""
+        """Return whether this reason is about the fault's kind, and about its part or its whole node.
+
+        fault: a row of the simulator's truth.
+        """
         if not self.is_flagging or not self._matches_location(fault):
             return False
         if self.rule.startswith("xid_"):

@@ -1,4 +1,4 @@
-"""The checks before a demo starts: no other process listens on its ports or runs in its folder."""
+"""The checks before a demo starts: its ports are free, and no other demo uses its folder."""
 
 import contextlib
 import fcntl
@@ -14,9 +14,9 @@ from fleetcast.fleet.process import TOKEN_VARIABLE, make_token_headers
 
 
 def refuse_taken_ports(port: int) -> None:
-    """Raise ConfigError if the service could not listen on its ports.
+    """Raise ConfigError if another process listens on the ports that the service needs.
 
-    Otherwise the simulated fleet would send its jobs to another program.
+    Otherwise the simulated fleet would send its jobs to that process.
     """
     from fleetcast.service.config import Config, override_config
     from fleetcast.service.start_checks import check_ports_available

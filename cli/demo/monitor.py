@@ -24,9 +24,9 @@ ASKED = "demo-1"
 
 
 class DemoRun:
-    """The monitor of a demo: it polls the API as any client would, and reports the results.
+    """The monitor of a demo. It polls the API as any client would, and reports the results.
 
-    The results are compared with the simulator's own truth file.
+    It compares the service's answers with the simulator's own file of true faults.
     """
 
     def __init__(self, options: DemoOptions, folder: Path, screen: DemoScreen, stop: asyncio.Event) -> None:
@@ -149,7 +149,7 @@ class DemoRun:
             self._story_lines = len(lines)
 
     async def _place_on_idle_node(self, session: Any) -> None:
-        """Queue a request for one GPU once all recorded jobs run: the idle node has room for it.
+        """Queue a request for one GPU once all recorded jobs run, because one node then has room for it.
 
         Repeating it changes nothing.
         """
@@ -186,9 +186,9 @@ class DemoRun:
         return {"error": f"ended with {process.returncode}: {' / '.join(tail) or 'it printed nothing'}"}
 
     def _is_past_received(self) -> bool:
-        """Return whether the service has received the fleet's history, running jobs and queue.
+        """Return whether the service has received the fleet's history, its running jobs and its queue.
 
-        The demo waits for this, so that the console shows all of it when it opens.
+        The demo waits for this, so that the console shows all of them when it opens.
         """
         path = self.folder / "sim.json"
         return path.exists() and bool(self._read_simulation_status()["live"])

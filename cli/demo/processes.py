@@ -60,7 +60,10 @@ def make_simulation_command(options: DemoOptions, folder: Path, clock: DemoClock
 
 
 def _make_topic_name(clock: DemoClock) -> str:
-    """Return the name of a topic for this run alone, because records of another run have other times."""
+    """Return the name of a Kafka topic for this run alone.
+
+    The records of other runs have other times, so runs must not share a topic.
+    """
     return f"fleetcast.demo-{clock.wall_ms}"
 
 

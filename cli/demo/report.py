@@ -1,4 +1,4 @@
-"""The verdict on a demo run: the simulator's true faults, compared with the service's flags.
+"""The result of a demo run: the simulator's true faults, compared with the service's flags.
 
 All functions are pure.
 """
@@ -21,7 +21,7 @@ FALSE_NODES_ALLOWED = 2
 
 @dataclass(slots=True)
 class FlagSpan:
-    """One time span during which the service flagged a node.
+    """A time span during which the service flagged a node.
 
     seen: (rule, entity, XID) → when the evidence was first observed, and the evidence.
     """
@@ -38,16 +38,16 @@ class FlagSpan:
             self.seen.setdefault((each.rule, each.entity, code), (now_ms, each))
 
     def find_first_evidence(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """Return the earliest evidence of a fault's own kind and part: when it was observed, and its sentence.
+        """Return the time and the sentence of the earliest evidence of a fault's own kind and part.
 
-        Returns None if there is none.
+        Returns None if there is none. fault: a row of the simulator's truth.
         """
         rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows_fault(fault)]
         return min(rows, default=None)
 
     @property
     def is_reported(self) -> bool:
-        """Whether only reports from outside, such as a site's events, ask for more than watching."""
+        """Whether the node was flagged only because of outside reports, such as a site's events."""
         rules = {each.rule for _, each in self.seen.values() if each.is_flagging}
         return bool(rules) and rules <= REPORTED
 
@@ -76,7 +76,7 @@ class FlagHistory:
     def record_restart(self, as_of_ms: int) -> None:
         """Record that the pipeline restarted.
 
-        A node that was flagged before and is flagged again soon after counts as flagged all the time.
+        If a node is flagged before the restart and again soon after it, it counts as flagged without a break.
         """
         self._restarted_ms = as_of_ms
 
@@ -94,7 +94,7 @@ class FlagHistory:
             self.flags[node][-1].add_evidence(evidence, now_ms)
 
     def find_detection(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """Return the first flag of a fault's own kind and part: since when, and the sentence of its evidence.
+        """Return the time of the first flag with a fault's own kind and part, and the sentence of its evidence.
 
         A flag shortly after the fault's end counts too, because windows still contain the fault. Returns
         None if there is none.
@@ -112,7 +112,7 @@ class FlagHistory:
 class Totals:
     """The counters of `/v1/ingestion`, summed over the restarts of a pipeline.
 
-    After each restart they begin at zero, as a Prometheus counter does.
+    After each restart the counters begin at zero, as Prometheus counters do.
     """
 
     restarts: int = 0
@@ -140,12 +140,12 @@ def count_bad_telemetry(ingestion: Mapping[str, Any]) -> int:
 
 
 def is_flagged(row: Mapping[str, Any]) -> bool:
-    """Return whether a row of `/v1/risk/nodes` asks for more than watching."""
+    """Return whether a row of `/v1/risk/nodes` recommends more than to watch the node."""
     return (row.get("action") or {}).get("code", "none") not in UNFLAGGED
 
 
 def judge_faults(truth: Sequence[Mapping[str, Any]], watch: FlagHistory, now_ms: int) -> list[dict[str, Any]]:
-    """Return a row for each fault that has begun: if it was visible, and when and why it was detected."""
+    """Return a row for each fault that has begun: whether it was visible, and when and why it was detected."""
     rows = []
     for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:
@@ -168,9 +168,9 @@ def judge_faults(truth: Sequence[Mapping[str, Any]], watch: FlagHistory, now_ms:
 
 
 def find_false_nodes(truth: Sequence[Mapping[str, Any]], watch: FlagHistory) -> list[str]:
-    """Return the nodes with a flag that neither a fault of the node nor a report from outside explains.
+    """Return the nodes with a flag that neither a fault of the node nor an outside report explains.
 
-    Faults that were not visible count as well.
+    Faults that were not visible also count as an explanation.
     """
     wrong = set()
     for node, spells in watch.flags.items():

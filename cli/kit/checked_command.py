@@ -1,7 +1,7 @@
-"""CheckedCommand: the class of all commands. It refuses unusable values, and errors name their option.
+"""CheckedCommand: the class of all commands. It refuses unusable values, and names the option in errors.
 
 A command function receives only text that is UTF-8 without NUL, finite numbers, and integers of 64
-bits. An error of the file system that is about an option's value becomes a sentence.
+bits. An error of the file system about an option's value is printed as a sentence.
 """
 
 import enum
@@ -117,7 +117,10 @@ def _describe_problem(value: Any) -> str:
 
 
 def _add_option_names(message: str, given: list[tuple[str, Any]]) -> str:
-    """Put the options whose values a message contains in front of it, unless it already names one."""
+    """Return the message with the options in front of it whose values it contains.
+
+    A message that already names an option is returned unchanged.
+    """
     options = _find_options_in_message(message, given)
     return f"{', '.join(options)}: {message}" if options and not any(one in message for one in options) else message
 

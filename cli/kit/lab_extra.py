@@ -1,4 +1,7 @@
-"""The extra `lab`: libraries that only some commands need, and that no role of the service imports."""
+"""The optional dependencies `lab`: libraries that only some commands need.
+
+No role of the service imports them.
+"""
 
 from fleetcast.fleet.errors import ConfigError
 
@@ -12,7 +15,10 @@ LAB_MODULES = {
 
 
 def explain_missing_module(error: ModuleNotFoundError) -> ConfigError | None:
-    """Return the line to type if a library of the extra is missing. Returns None for any other module."""
+    """Return an error with the command that installs a missing library of the extra `lab`.
+
+    Returns None if the missing module does not belong to the extra.
+    """
     distribution = LAB_MODULES.get((error.name or "").partition(".")[0])
     if distribution is None:
         return None

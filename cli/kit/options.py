@@ -119,8 +119,8 @@ def write_html(path: Path | None, page: Callable[[], str]) -> None:
 def load_site_config(config: Path | None, state: str | None) -> "Config":
     """Return the site's configuration.
 
-    It is that of --config, or else the one that `fleetcast run` saved in its state folder. If neither
-    exists, it is the defaults.
+    It is that of --config. Without the option, it is the one that `fleetcast run` saved in its state folder.
+    If neither exists, it is the defaults.
     """
     from fleetcast.service.config import Config, load_config, override_config
 
@@ -157,7 +157,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 def load_own_forecasters(paths: list[str] | None, task: str, command: str) -> "list[OwnForecaster]":
     """Return the forecasters at these import paths, each after `check_forecaster`.
 
-    Raises ConfigError, also if a task other than demand has any.
+    Raises ConfigError if a path cannot be used, or if the task is not demand and there are any paths.
     """
     from fleetcast.training.judges.own_forecasters import OwnForecaster
 
@@ -204,7 +204,7 @@ def load_site_topology(config: "Config") -> "Topology | None":
 def print_progress(label: str) -> Iterator[Say]:
     """Yield a function that prints progress lines on stderr.
 
-    On a terminal it shows the newest line with a clock. Lines that begin with `skipped` stay visible.
+    On a terminal it shows only the newest line, with a clock. Lines that begin with `skipped` stay visible.
     """
     from rich.console import Console
 

@@ -30,7 +30,10 @@ def write_table(path: Path, name: str, command: Sequence[str], rows: Sequence[Se
 
 
 def make_bench_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the header, and a table row for each case. The alternative is bold if it is better."""
+    """Return the rows of a table of benchmark results, with the header first.
+
+    There is a row for each case. The value of the alternative library is bold if it is better.
+    """
     rows = [["case", "size", "Fleetcast", "alternative"]]
     for line in lines:
         peer = "–"

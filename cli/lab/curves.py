@@ -1,8 +1,8 @@
 """`fleetcast evaluate straggler|risk --curve`: quality and false alarms along an axis.
 
-The axis is magnitude, scrape interval or missing telemetry. Small fleets with faults and
-look-alikes are simulated at each point, from the same seeds. They are evaluated like runs of
-`fleetcast simulate faults`. A run takes about ten seconds of one core.
+The axis is the magnitude of faults, the scrape interval or the missing telemetry. Small fleets with faults
+and look-alikes are simulated at each point, from the same seeds. They are evaluated like runs of
+`fleetcast simulate faults`. A run needs about ten seconds of one core.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -57,8 +57,8 @@ def evaluate_curve(
 ) -> None:
     """Evaluate every point of a curve, and write the files.
 
-    Raises ConfigError for options that cannot be combined. drop: telemetry that is left out
-    (`fleetcast.training.sets.dropped`).
+    beside: the other options on the command line. drop: telemetry that is left out
+    (`fleetcast.training.sets.dropped`). Raises ConfigError for options that cannot be combined.
     """
     from fleetcast.training.reports.curves import draw_curve, make_curve_table
     from fleetcast.training.sets.dropped import find_dropped_metrics
@@ -98,7 +98,7 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
 
 
 def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
-    """Evaluate each point of a curve: each magnitude, interval or set of left-out telemetry.
+    """Return the results at each point of a curve: each magnitude, interval or set of left-out telemetry.
 
     options: passed on to the evaluation.
     """
@@ -123,9 +123,8 @@ def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options
 def make_fault_settings(curve: str, at: float | str, seed: int) -> "FaultFile":
     """Return the settings of the simulated run with one seed at one point of a curve.
 
-    at: the strength of its faults (look-alikes keep full strength), or the seconds between scrapes. On
-    the curve of missing telemetry the run itself is the usual one, because telemetry is left out
-    afterwards.
+    at: the strength of the faults, or the seconds between scrapes. Look-alikes keep their full strength. On
+    the curve of missing telemetry all runs have the usual settings, because telemetry is left out afterwards.
     """
     from msgspec.structs import replace
 

@@ -116,7 +116,7 @@ def import_set(
     out: Annotated[Path, typer.Option(help="Data folder that gets jobs/NAME.")],
     name: Annotated[str | None, typer.Option(help="Name of the set [the kind].")] = None,
 ) -> None:
-    """Convert a published job history to the layout that Fleetcast reads. All further columns are kept.
+    """Convert a published job history to the layout that Fleetcast reads. All other columns are copied.
 
     Lines that cannot be read are skipped and counted by reason.
 

@@ -1,7 +1,7 @@
-"""Measurement of what faults do and how fast they are detected, through the real code path.
+"""Measurement of the effects of faults, and of how fast the service's own code detects them.
 
-The path is pages → decoder → store → features → score. A small simulated fleet runs a gang of two
-nodes for every fault and decoy. The comparison of days draws from the result.
+A small simulated fleet runs a gang of two nodes for every fault and decoy. Its exporter pages pass through
+the decoder, the store, the features and the scores. `fleetcast simulate day` draws from the result.
 """
 
 import functools
@@ -39,7 +39,7 @@ FAIL, SLOW = RISK_KINDS.index("fail"), RISK_KINDS.index("slow")
 
 @dataclass(slots=True)
 class _Trial:
-    """One trial: a gang of two nodes, of which the first has the fault. Times are fleet ms."""
+    """One trial: a gang of two nodes, of which the first has the fault. Times are in ms of fleet time."""
 
     kind: str
     job: str
@@ -71,7 +71,10 @@ class _Trial:
 
 @functools.lru_cache(maxsize=4)
 def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
-    """Measure effects and detection for one seed. It takes some seconds of CPU, once in each process."""
+    """Return the effects and the detection of every kind of fault, measured with one seed.
+
+    It takes some seconds of CPU. The result is cached for the process.
+    """
     bench = _Bench(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
         bench.run_round(EPOCH_MS + (number + 1) * SCRAPE_MS)

@@ -140,7 +140,7 @@ def _describe_drifted_features(one: "FeatureDrift") -> str:
 
 
 def _explain_serving(serving: "Drift", drifted: int) -> str:
-    """Return the reason in words why the version need not be fitted again."""
+    """Explain in words why the version need not be fitted again. drifted: the number of drifted features."""
     from fleetcast.models.versions.drift import DriftLimits
 
     fewest, n = DriftLimits().fewest, serving.recent.n

@@ -97,7 +97,7 @@ def evaluate(
     predictions: Annotated[Path | None, typer.Option(help="Every forecast with its outcome (Parquet).")] = None,
     results: Annotated[Path | None, typer.Option(help="Replace this task's table in this Markdown file.")] = None,
 ) -> None:
-    """Judge forecasts against fair baselines.
+    """Compare forecasts with fair baselines.
 
     `fleetcast data split` makes a pair of folders. Forecasts begin after the end of the train folder.
     History at an origin is both folders up to it. Demand is fitted again before each of several windows, on
@@ -153,8 +153,8 @@ def _run_evaluation(
 ) -> None:
     """Run the evaluation, print its result, and write the files.
 
-    asked: telemetry that was left out, and further words of the command. Raises FleetcastError if there
-    was nothing to evaluate.
+    source: option -> its value, for the report. asked: telemetry that was left out, and further words of the
+    command. Raises FleetcastError if there was nothing to evaluate.
     """
     from fleetcast.fleet.errors import FleetcastError
     from fleetcast.training.reports.report import render_report
@@ -215,7 +215,7 @@ def _make_queue_arguments(task: str, capacity: int | None, max_wait_h: float | N
 
 
 def _repeat(option: str, values: list[str] | None) -> list[str]:
-    """Return the words of an option that is given once for each value."""
+    """Return the command-line words of an option that is repeated for each of its values."""
     return [f"--{option}={value}" for value in values or ()]
 
 
@@ -226,7 +226,10 @@ def _choose_judge(
     drop: list[str],
     rolling: dict[str, Any],
 ) -> "tuple[Judge, dict[str, str]]":
-    """Return the judge of two folders, of a log of faults or of a simulated year, and its arguments."""
+    """Return the evaluation that the options select, and the options that name its data.
+
+    The data are two folders, a log of faults, or a simulated year.
+    """
     faults, nodes, year = log
     if faults is not None or nodes is not None or year:
         return _choose_log_judge(task, *folders, faults, nodes, year)
@@ -261,7 +264,10 @@ def _choose_folder_judge(
 def _choose_log_judge(
     task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None, year: bool
 ) -> "tuple[Judge, dict[str, str]]":
-    """Return the evaluation of a log of faults or of a simulated year, and the options that name it."""
+    """Return the evaluation of a log of faults or of a simulated year, and the options that name it.
+
+    Raises ConfigError for options that cannot be combined.
+    """
     from fleetcast.fleet.errors import ConfigError
 
     if task != "risk":

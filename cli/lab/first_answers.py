@@ -1,4 +1,4 @@
-"""Accuracy of each request's first start time, compared with the average of the queue's last waits."""
+"""Accuracy of the first start time that each request gets, compared with the mean of the last waits."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -35,7 +35,7 @@ class FirstAnswerTally:
                 self._asked[name] = now_ms, starts_ms.get(name), left_ms
 
     def record_start(self, name: str, submitted_ms: int, now_ms: int) -> None:
-        """Record that a request has started. It does not count if it started before any answer."""
+        """Record that a request has started. Ignores a request that started before it had any answer."""
         if name in self._asked:
             self._started[name] = now_ms
             self._waits_ms.append(now_ms - submitted_ms)

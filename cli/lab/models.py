@@ -132,9 +132,9 @@ def rollback(
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Go back to the version that served before the current one. A damaged version is skipped.
+    """Serve the version again that served before the current one. Damaged versions are skipped.
 
-    Before the first version, the model that ships with the program serves again.
+    If no version served before, the model that ships with the program serves again.
 
     Example:  fleetcast models rollback demand
     """

@@ -1,4 +1,7 @@
-"""`fleetcast play`: simulates a trace of jobs under the plan that serves, and under peers and oracles."""
+"""`fleetcast play`: simulates a trace of jobs under our plan, and under other scheduling methods.
+
+The others are published methods, and oracles that know the run times.
+"""
 
 import sys
 import time
@@ -50,10 +53,10 @@ def play(
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
-    """Simulate jobs under the plan that serves, with its queues, and under peers and oracles.
+    """Simulate jobs under the plan that serves, with its queues, and under other scheduling methods.
 
-    All methods play all jobs on the same machine. A plan knows a run time only once the job has ended.
-    `seconds` are CPU time.
+    The others are peers and oracles, which know more than a plan can. All methods run all jobs on the same
+    machine. A plan knows a run time only once the job has ended. `seconds` are CPU time.
 
     Examples:
 

@@ -301,7 +301,7 @@ async def _run_in_parallel(main: Awaitable[None], other: Awaitable[None]) -> Non
 
 
 async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: str) -> None:
-    """Scrape the fleet's pages as any scraper would, and write them as records to a Kafka topic."""
+    """Write the fleet's telemetry to a Kafka topic, by scraping its pages as any scraper would."""
     import asyncio
 
     from fleetcast.clients.kafka import KafkaWriter

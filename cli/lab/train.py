@@ -111,7 +111,7 @@ app.command("duration", help=DURATION_HELP)(fit_forecaster)
 
 
 def _format_command_line(context: typer.Context) -> str:
-    """Return the command with the given options, without the secrets in URLs."""
+    """Return the command line with the options that were given, without the secrets in URLs."""
     words = ["fleetcast", "train", context.info_name or ""]
     for option in context.command.params:
         name = option.name or ""
@@ -310,7 +310,7 @@ def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
 def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":
     """Simulate a fleet with jobs and faults for some hours, and return the training rows of this run.
 
-    The rows are observed through the fleet's exporter pages.
+    The rows are computed from the fleet's exporter pages, as the service would.
     """
     from fleetcast.cli.lab.watch import SimulatedJobs
     from fleetcast.training.replay.dataset import PageObserver

@@ -1,9 +1,9 @@
 """WaitingFleet: a simulated fleet whose jobs wait, to measure how often start times prove right.
 
-A manual clock advances the fleet time. It takes minutes of CPU. Jobs of the trace arrive, wait,
-start and end. The product's own pipeline folds their events, and its own placer places them and
-samples futures. There is no telemetry, and there are no faults, because only the queue is
-evaluated.
+A manual clock advances the fleet time. A run needs minutes of CPU. Jobs of the trace arrive, wait,
+start and end. The product's own pipeline folds their events. Its own placer places them, and samples
+possible futures for the start times. There is no telemetry, and there are no faults, because only the
+queue is evaluated.
 """
 
 import heapq
@@ -47,9 +47,9 @@ CALLER = "simulation"
 class WaitingFleet:
     """A fleet with the jobs of one seed, our pipeline and our placer, in one thread.
 
-    Nodes have eight GPUs, by default 133 of them. teams: three teams share the fleet, as in the demo.
-    Otherwise all jobs wait in one line. jobs: a sentence on where the jobs come from. is_cold: the
-    pipeline receives no history, as on the first day of a site. first: the record of first answers.
+    Nodes have eight GPUs, by default 133 of them. teams: whether three teams share the fleet, as in the demo.
+    Otherwise all jobs wait in one queue. jobs: a sentence that names the source of the jobs. is_cold: whether
+    the pipeline receives no history, as on the first day of a site. first: the record of first answers.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""SimulatedJobs: a simulated fleet whose jobs start and end, as training data for node risk."""
+"""SimulatedJobs: a simulated fleet whose jobs start and end. It gives training data for node risk."""
 
 from collections.abc import Iterator
 from typing import Literal, cast

@@ -2,8 +2,8 @@
 
     python deploy/helm/values_schema.py
 
-The part `config` is made from the configuration's own types and limits, `adapters` from the entries
-of values.yaml. The other parts are defined here.
+The part `config` is made from the configuration's own types and limits. The part `adapters` is made from
+the entries of values.yaml. The other parts are defined here.
 """
 
 import json
@@ -143,7 +143,7 @@ def _make_config_schema() -> Schema:
 def _simplify(part: Any, definitions: dict[str, Any]) -> Any:
     """Return a part of a schema with references resolved, and without titles, descriptions and defaults.
 
-    values.yaml and config.toml contain those.
+    Those are left out because values.yaml and config.toml already contain them.
     """
     if isinstance(part, list):
         return [_simplify(one, definitions) for one in part]

@@ -70,9 +70,9 @@ class ArchiveLimits:
 
 @dataclass(slots=True)
 class ArchiveHealth:
-    """Counts of what an archive has written since the process began.
+    """Counts of the rows and files that an archive has written since the process began.
 
-    `failing`: why the last flush failed, empty if it succeeded.
+    `failing`: the reason why the last flush failed, empty if it succeeded.
     """
 
     rows: int = 0
@@ -90,7 +90,7 @@ class ArchiveHealth:
 class _Waiting:
     """Rows in memory that wait for a flush.
 
-    `batches`: each batch with (n,) whether each of its samples is certain to be new.
+    `batches`: each batch with an (n,) bool array, which is true for samples that are certain to be new.
     """
 
     batches: list[tuple[SampleBatch, NDArray[np.bool_]]] = field(default_factory=list)
@@ -167,9 +167,10 @@ class Archive:
 
     @property
     def has_claimed_name(self) -> bool:
-        """Whether the archive holds its writer's name, which it does from its first flush on.
+        """Whether the archive has reserved its writer's name, as its first flush does.
 
-        From then on, the leftovers of a crash are finished, and no other process uses the name.
+        From then on, no other process can use the name, and the archive finishes the files that a crash
+        interrupted.
         """
         return self._give_back is not None
 

@@ -1,7 +1,7 @@
-"""Compaction: many parts of an hour become one file of half their size, and old days are deleted.
+"""Compaction: it merges the many parts of an hour into one smaller file, and deletes old days.
 
-The file names make it safe in a crash (`fleetcast.ingest.archive.files`). It needs about 100 bytes of memory for each
-of `file_rows` rows.
+The names of the files make a crash harmless (`fleetcast.ingest.archive.files`). Compaction needs
+about 100 bytes of memory for each of `file_rows` rows.
 """
 
 import logging

@@ -41,7 +41,11 @@ _PATH = re.compile(
 
 @dataclass(frozen=True, slots=True, order=True)
 class FileName:
-    """The parts of a file's name. `first` and `last` are numbers of flushes, equal for a part."""
+    """The fields of an archive file's name.
+
+    `first` and `last`: the numbers of the first and the last flush in the file. They are equal for a
+    part, which holds one flush.
+    """
 
     dataset: Dataset
     day: str

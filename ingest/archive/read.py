@@ -125,7 +125,7 @@ def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent |
 
 
 def find_newest_ms(files: ArchiveFiles, dataset: Dataset = "samples") -> int:
-    """Return the time of the newest row in Unix ms, or NOTHING_MS if there is none. No row is later.
+    """Return the time of the newest row in Unix ms, or NOTHING_MS if there is none.
 
     A damaged file counts as if its newest row were at the end of its hour.
     """

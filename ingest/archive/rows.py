@@ -68,7 +68,7 @@ class ArchiveRows:
         return ArchiveRows(self.series[at], self.time_ms[at], self.value[at])
 
     def find_kind_starts(self) -> list[int]:
-        """Return, for each kind and for the end, the index at which its rows begin.
+        """Return the index at which the rows of each kind begin, and as the last element the number of rows.
 
         The rows must be ordered by series.
         """
@@ -140,10 +140,10 @@ def _sort_series(series: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[
 
 
 def _make_write_options() -> Mapping[str, Any]:
-    """Return how all Parquet files are written: each column of a row group as one page.
+    """Return pyarrow's options for all Parquet files, so that each column of a row group is one page.
 
-    Entities repeat with every metric, and compression finds repeats only within a page. pyarrow ends a page after
-    20,000 rows since it has the option.
+    Entities repeat with every metric, and compression finds repeats only within a page. Newer versions
+    of pyarrow end a page after 20,000 rows unless an option says otherwise.
     """
     import pyarrow.parquet as pq
 

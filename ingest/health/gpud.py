@@ -1,9 +1,10 @@
 """The source "gpud": polls the gpud daemon of each node for its components' health.
 
-See docs/sources/health.md. `NODE=` before a target names its node. Without it, the URL's host is the
-node. A state is delivered when it changes, and a bad one once a day as well. Healthy withdraws a
-component's reports. Degraded is a warning. Unhealthy is fatal if gpud suggests REBOOT_SYSTEM or
-HARDWARE_INSPECTION, and a warning otherwise. XID events become XIDs.
+See docs/sources/health.md. `NODE=` before a target names its node. Without it, the URL's host is
+the node. The source delivers a state when it changes, and repeats a bad state once a day. The state
+Healthy withdraws the earlier reports about a component. Degraded is a warning. Unhealthy is fatal
+if gpud suggests REBOOT_SYSTEM or HARDWARE_INSPECTION, and a warning otherwise. XID events become
+XIDs.
 """
 
 import os

@@ -74,7 +74,7 @@ Ask = Callable[["Poller", str], Awaitable[Batch]]
 
 
 class Poller:
-    """A poller of several targets, each every `poll_s` seconds.
+    """A poller that asks each of several targets every `poll_s` seconds.
 
     `ask(poller, target)` fetches and decodes one target. It may raise FetchError.
     """

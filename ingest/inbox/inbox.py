@@ -77,8 +77,9 @@ class _Append:
 class InboxWriter:
     """The writing side of an inbox, for one process and one event loop. A thread writes.
 
-    Appends during a commit share the next fsync. The first append creates the folder. So the process can start
-    when the disk is full or read-only, and refuses records until it is not.
+    Appends during a commit share the next fsync. The first append creates the folder. So the process
+    can start even if the disk is full or read-only. It then refuses records until the disk can be
+    written.
     """
 
     def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -153,7 +154,7 @@ class InboxWriter:
     def _truncate_to_whole_records(self, file: files.File, blobs: Sequence[bytes], written: int) -> None:
         """Truncate the segment to whole records after a short write.
 
-        They stay because a reader may already have read them.
+        The whole records stay, because a reader may already have read them.
         """
         whole = 0
         for blob in blobs:

@@ -207,8 +207,8 @@ KEEP_LOCK = "backup.lock"  # in the inbox: while a backup holds it, no segment i
 def delete_read_segments(folder: Path, position: Mapping[str, Any]) -> int:
     """Delete the segments that `position` has passed, and return their number.
 
-    The newest segment of each writer stays, because it holds the numbering. While a backup copies the inbox,
-    nothing is deleted. The next snapshot then deletes more.
+    The newest segment of each writer stays, because the next segment takes its number from it. Nothing
+    is deleted while a backup copies the inbox. A later call then deletes those segments.
     """
     if _is_backed_up(folder):
         return 0

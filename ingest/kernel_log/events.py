@@ -1,8 +1,9 @@
 """A converter of kernel log lines into node events, for followed files and pushed lines.
 
-An event is identified by its kind, its device and an interval of five seconds, so a storm of one error is
-one event. Its time is the time of the line. A time since boot is dated by the node's newest line. A time
-ahead of our clock becomes now. A line from before 2000, or from ten years ahead, is a bad record.
+An event is identified by its kind, its device and an interval of five seconds, so a storm of one
+error is one event. Its time is the time of the line. If a line states only the time since boot, its
+date is inferred from the node's newest line. A time ahead of our clock becomes now. A line from
+before 2000, or from ten years ahead, is a bad record.
 """
 
 import contextlib
@@ -114,9 +115,9 @@ class KernelReader:
         return now_ms if time_ms > now_ms + FUTURE_LIMIT_MS else time_ms
 
     def _is_new_event(self, event: NodeEvent) -> bool:
-        """Return whether no equal event occurred within five seconds of it, and remember the event.
+        """Return whether an event is new: no equal event of its node is less than five seconds apart.
 
-        So a storm of one error is one event.
+        The reader remembers a new event, so a storm of one error gives one event.
         """
         key = (event.node, event.sequence & _HASH_MASK)
         last_ms = self._last.pop(key, None)

@@ -69,9 +69,9 @@ _stream = re.compile(r"\x1e|data: ")  # of journalctl -o json-seq and json-sse
 class LogLine:
     """One line of a kernel log.
 
-    boot_ms: its time since the node booted. host: empty if unknown. text: empty if another program wrote the
-    line. hostless: lines of this form usually name their host but this one does not. So it may be from another
-    machine.
+    text: empty if another program wrote the line. boot_ms: milliseconds from the boot of the node to
+    the line, if the line states them. host: empty if unknown. hostless: the line names no host although
+    lines of this form usually do, so it may come from another machine.
     """
 
     text: str

@@ -91,7 +91,11 @@ class _Followed:
 
 
 class KernelLogSource(Source):
-    """The source `kernel_log`. Its position is the offset in each path, and when each path's node booted."""
+    """The source `kernel_log`.
+
+    Its position is the offset in each followed file, and the time at which the node of each file
+    booted.
+    """
 
     def __init__(self, entities: Entities, clock: Clock, options: Mapping[str, Any]) -> None:
         given = read_options("kernel_log", options, KernelLogOptions)
@@ -223,7 +227,7 @@ class KernelLogSource(Source):
         return lines
 
     def _follow_new_files(self) -> None:
-        """Start to follow the files that are new. The position of a file that is gone stays."""
+        """Start to follow the files that are new. A file that is gone keeps its position."""
         if time.monotonic() - self._scanned_s < SCAN_S:
             return
         self._scanned_s = time.monotonic()

@@ -1,12 +1,14 @@
-"""Attempts of one Kubernetes job: its current workload and pods give the events not delivered yet.
+"""A converter of the current workload and pods of one job into the new events of its attempts.
 
-The current state decides, so a list and a watch, in any order, give the same events. For a gang:
+Only the current state counts, so a list and a watch, in any order, give the same events. For a
+gang:
 
     submitted ─ queued ─ started (all members run) ─┬─ finished, failed, preempted (as the workload says)
                             └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
 
-A lost member resizes an elastic job. A member that vanishes or leaves for no known reason counts as lost
-only after `QUIET_MS`. Usually the workload's own end or suspension, on another stream, explains it.
+A lost member resizes an elastic job. A member that vanishes or leaves for no known reason counts as
+lost only after `QUIET_MS`. Usually the end or suspension of the workload explains it before, in
+another watch.
 """
 
 from collections.abc import Mapping
@@ -39,8 +41,9 @@ class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
 class Track(msgspec.Struct, omit_defaults=True):
     """The facts already delivered about a job's current attempt. The first attempt is number `base` + 1.
 
-    began: the members that the attempt runs with. slots: pod → slot, if no label states it. failures: uid → why
-    a pod that is gone failed. lost_ms: since when a member is lost for no known reason, or None.
+    began: uid → the place of each member that the attempt runs with. slots: pod → slot, if no label
+    states it. failures: uid → the failure of a pod that no longer exists. lost_ms: when a member was
+    first missing for no known reason, or None.
     """
 
     uid: str

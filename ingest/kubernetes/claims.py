@@ -114,7 +114,10 @@ class ClaimedGpus(NamedTuple):
 
 
 class KnownClaim(msgspec.Struct, frozen=True, array_like=True):
-    """The number of GPUs of a claim, or of each claim of a template, and of the pods that share the claim."""
+    """The number of GPUs of a device claim, and the number of pods that share the claim.
+
+    For a template, these are the numbers of each claim that is made from it.
+    """
 
     gpus: int
     pods: int = 1

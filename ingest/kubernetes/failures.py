@@ -36,7 +36,11 @@ _MEMORY = re.compile(r"cuda out of memory|outofmemoryerror|hip out of memory", r
 
 
 class Ending(msgspec.Struct, frozen=True, array_like=True):
-    """The end of a pod or job: finished, preempted if `by` names the cause, else failed."""
+    """The end of a pod or job.
+
+    It finished if `category` says so. Otherwise it was preempted if `by` names the cause, and failed if
+    not.
+    """
 
     time_ms: int
     category: FailureCategory | Literal["finished"] = "unknown"
@@ -118,6 +122,6 @@ def classify_exit(code: int, reason: str, message: str) -> FailureCategory:
 def classify_condition(reason: str) -> FailureCategory:
     """Return the failure category of a Job, JobSet or PyTorchJob, by the reason of its failed condition.
 
-    It counts only if none of the job's pods says more.
+    The category counts only if none of the job's pods states a failure.
     """
     return "timeout" if "Deadline" in reason else "unknown"

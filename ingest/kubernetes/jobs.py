@@ -17,7 +17,7 @@ MAX_GONE = 20_000  # jobs that are gone, whose successors of the same name go on
 
 
 class JobState(msgspec.Struct):
-    """The whole state of a WorkloadFold. It is a part of the source's position."""
+    """The known workloads and pods, and the progress of each job. It is a part of the source's position."""
 
     workloads: dict[str, Workload] = {}
     members: dict[str, Member] = {}  # by uid

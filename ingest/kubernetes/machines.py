@@ -1,8 +1,9 @@
 """Pods that represent a machine: nodes of other schedulers, and exporters.
 
-A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, whatever runs in it.
-Such a pod is a host and not a job, because its own scheduler knows the jobs. These pods count under the name
-of their Kubernetes node. So do exporters that report under their pod's name or address.
+A slurmd, a Ray node or another scheduler's worker holds GPUs for as long as it lives, even while no
+job runs in it. Such a pod is a host and not a job, because its own scheduler knows the jobs. It
+counts under the name of its Kubernetes node. An exporter that reports under its pod's name or
+address counts under its Kubernetes node as well.
 """
 
 import re

@@ -100,7 +100,10 @@ class NodeFold:
         return {name for name, state in self.states.items() if state.lost}
 
     def specs(self) -> Mapping[str, NodeSpec]:
-        """Return node → spec, for the nodes of the cluster. It is the same object until a node changes."""
+        """Return node → spec, for the nodes of the cluster.
+
+        The result is the same object until a node changes.
+        """
         if self._specs is None:
             names: dict[str, list[str]] = {}
             lent: Counter[str] = Counter()

@@ -1,11 +1,11 @@
 """The source "kubernetes": jobs and nodes of a cluster, by list and watch.
 
     priority classes, nodes, device claims, Jobs, JobSets, PyTorchJobs, pods
-        ── each listed, then watched ── WorkloadFold, NodeFold ── events
+        ── each listed, then watched ── converters of workloads (`jobs.py`) and nodes (`nodes.py`) ── events
 
-The position holds the observed objects and each collection's version. After a restart, the source resumes
-there, or compares a new list. It delivers nothing until every collection has answered. Otherwise it would
-misjudge a pod whose Job is unknown.
+The position holds the observed objects and each collection's version. After a restart, the source
+resumes there, or compares a new list. It delivers nothing until every collection has answered.
+Otherwise it would misjudge a pod whose Job is unknown.
 """
 
 import base64
@@ -422,7 +422,11 @@ def _list_version_paths(path: str) -> tuple[str, ...]:
 
 
 def make_decoder(kind: type[msgspec.Struct]) -> Any:
-    """Return a decoder of objects of a kind. It returns an Unread if an object cannot be decoded."""
+    """Return a function that decodes the objects of a kind.
+
+    For an object that it cannot decode, the function returns the error, with the object's name and uid
+    if they are readable.
+    """
 
     def read(record: bytes) -> Any:
         try:

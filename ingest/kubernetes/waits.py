@@ -1,4 +1,6 @@
-"""Reasons why a pod does not run yet: it waits for resources, or it is blocked, whatever is free.
+"""Reasons why a pod does not run yet: it waits for resources, or it is blocked.
+
+A blocked pod would not start even if enough GPUs were free.
 
 scheduling gates                                        blocked, except Kueue's own gates: waits for a quota
 unschedulable, and some node lacks resources            waits
@@ -36,7 +38,7 @@ _FAULTS = frozenset(
 class PodWait(NamedTuple):
     """The reason why a pod does not run yet, empty if unknown.
 
-    is_blocked: the pod may not start, whatever is free.
+    is_blocked: the pod may not start even if enough GPUs are free.
     """
 
     reason: str = ""

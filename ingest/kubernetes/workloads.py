@@ -93,10 +93,11 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A job as its own object describes it. If that object is not followed, its first pod does (`alone`).
+    """A job as its own object describes it, or as its first pod does (`alone`).
 
-    members: the number of pods with GPUs that it wants. least: the number with which it starts. elastic: pods
-    join and leave while it runs. awaits_admission: while suspended, it waits for a quota and not for a person.
+    The pod describes the job if its object is not followed. members: the number of pods with GPUs that
+    it wants. least: the number of pods with which it starts. elastic: pods join and leave while it
+    runs. awaits_admission: while it is suspended, it waits for a quota and not for a person.
     """
 
     kind: str
@@ -152,8 +153,8 @@ class _Part:
 class WorkloadReader:
     """A converter of Kubernetes objects into workloads and members.
 
-    `priorities`: the values of priority classes by name. It may grow. `claims`: device claims. `node_gpus`:
-    a function that returns how a node divides its GPUs.
+    `priorities`: the values of priority classes by name. The caller may add to it. `claims`: device
+    claims. `node_gpus`: a function that returns how a node divides its GPUs.
     """
 
     def __init__(

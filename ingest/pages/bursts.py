@@ -20,8 +20,8 @@ SLOW_S = 1.0  # wall
 def compute_burst_phase(url: str) -> float:
     """Return the time of a target's burst as a fraction of the interval.
 
-    The bursts lie between the edges of the rings' slots. So a clock that is slewed by some milliseconds moves
-    no sample into the previous slot.
+    Samples are stored in time slots as long as the interval. A burst lies far from the edges of its
+    slot, so a clock that is corrected by some milliseconds moves no sample into another slot.
     """
     return (zlib.crc32(url.encode()) % BURSTS + 0.5) / BURSTS
 

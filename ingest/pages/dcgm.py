@@ -201,9 +201,10 @@ class DcgmResolver(Resolver):
         return None
 
     def place_new(self, labels: Mapping[str, str], target: Target) -> tuple[int, int]:
-        """Return the rows of a GPU and its node. The GPU is new, or earlier lines of the page state the same of it.
+        """Return (row of a GPU, row of its node), for a GPU that is new or that this page has already named.
 
-        Raises LookupError if it is neither, or a MIG instance, and RecordError if it is refused.
+        Raises LookupError for any other GPU and for a MIG instance. Raises RecordError if the GPU is
+        refused.
         """
         index = parse_gpu_index(labels.get("gpu", ""), "gpu")
         uuid = labels.get("UUID") or labels.get("gpu_uuid", "")

@@ -82,7 +82,10 @@ class ExporterResolver:
         return self._dcgm.skip_labels(_normalise_label_names(labels))
 
     def place_new_gpu(self, labels: Mapping[str, str], target: Target) -> PlacedGpu:
-        """Place a GPU that nothing disputes (`fleetcast.ingest.pages.gpu_page`). Raises LookupError, RecordError."""
+        """Return the rows of a GPU that no earlier page contradicts (`fleetcast.ingest.pages.gpu_page`).
+
+        Raises RecordError if the GPU is refused, and LookupError if its lines must be resolved one by one.
+        """
         facts = LabelFacts.from_labels(labels)
         if facts.host is not None:
             raise LookupError(facts.host)
@@ -101,9 +104,9 @@ class ExporterResolver:
         return facts
 
     def epoch(self) -> tuple[int, ...]:
-        """Return everything apart from labels that decides refusals: limits, node names and known boards.
+        """Return numbers that change whenever a refused line may have become acceptable.
 
-        A line that was refused must be resolved again when it changes.
+        They count the changes of limits, node names and known boards.
         """
         nodes = self._nodes
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
@@ -135,7 +138,10 @@ def _find_resolver(name: str) -> tuple[int | SkipRule | None, str]:
 
 @lru_cache(1024)
 def _find_gpu_field(name: bytes) -> GpuField | SkipRule | None:
-    """Return what DCGM's resolver makes of a name. Raises LookupError if the name is not DCGM's."""
+    """Return the field of a DCGM name, the rule that skips the name, or None if the catalogue lacks it.
+
+    Raises LookupError if the name is not DCGM's.
+    """
     if not _PLAIN_NAME.fullmatch(name):
         raise LookupError(name)
     number, known = _find_resolver(name.decode())

@@ -1,6 +1,7 @@
-"""The fetching of pages with aiohttp, bounded in time and size, and what every client of pages shares.
+"""Functions that fetch pages with aiohttp within limits of time and size, for all clients of pages.
 
-Few sites need aiohttp for pages, and it costs a pipeline a tenth of a second and 8 MiB. So functions import it.
+Few sites need aiohttp for pages. Its import costs a pipeline a tenth of a second and 8 MiB, so
+functions import it.
 """
 
 import zlib

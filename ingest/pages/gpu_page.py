@@ -1,12 +1,12 @@
-"""The first page of a GPU exporter, read by its names and its GPUs.
+"""A fast reader of the first page of a GPU exporter, which resolves names and GPUs separately.
 
-Exporters of a fleet print alike pages: each of some 40 names with the labels of each GPU. A name states the
-metric and the unit, and the labels state the GPU. So each name and each set of labels is resolved once, and
-a line only combines them.
+The exporters of a fleet print similar pages: each of some 40 metric names occurs with the labels of
+each GPU. A name states the metric and the unit, and the labels state the GPU. So each name and each
+set of labels is resolved once, and a line only combines them.
 
-`read_gpu_page` reads a page only if no line changes the meaning of another. All other pages (a refused line,
-a board that another target has, a timestamp) are for `PageDecoder`, which reads them line by line with the
-same answers.
+`read_gpu_page` reads a page only if no line changes the meaning of another. `PageDecoder` reads all
+other pages line by line, with the same results. Examples are pages with a refused line, a board of
+another target, or a timestamp.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,14 +61,17 @@ class ResolveGpus(Protocol):
         """Return the rule that skips all lines with these labels, or None."""
 
     def place_new_gpu(self, labels: Mapping[str, str], target: Target, /) -> PlacedGpu:
-        """Place a GPU that nothing disputes.
+        """Return the rows of a GPU that no earlier page contradicts, and its job.
 
         Raises RecordError if the GPU is refused, and LookupError if its lines must be resolved one by one.
         """
 
 
 def read_gpu_page(lines: Sequence[bytes], resolve: ResolveGpus, target: Target, page: PageState) -> bool:
-    """Read all lines into the state of a page and return True. Otherwise return False: the state is unchanged."""
+    """Read all lines into the state of a page, and return whether this was possible.
+
+    If not, the state is unchanged, and the page must be read line by line.
+    """
     samples = [line.rpartition(b" ") for line in lines if not line.startswith(b"#")]
     tokens = [token for _, _, token in samples]
     values = parse_values(tokens) if _are_plain_numbers(tokens) else None
@@ -94,9 +97,11 @@ def _read_lines(
     page: PageState,
     wanted: list[int],
 ) -> None:
-    """Give each line its role and series. Raises LookupError or RecordError if that takes more than one line.
+    """Give each line its role and its series.
 
-    keys: (number, text before the value) of each sample line. wanted: receives the numbers of those with a series.
+    keys: (number, text before the value) of each sample line. wanted: the function adds the numbers of
+    the lines that have a series. Raises LookupError or RecordError if the page must be read line by
+    line.
     """
     fields: dict[bytes, GpuField | SkipRule | None] = {}
     labels: dict[bytes, Mapping[str, str]] = {}  # by their text, with the brace at its end

@@ -27,9 +27,10 @@ class DeviceCounts:
 class PageColumns:
     """The columns of n series in page order, without values.
 
-    kinds: (kind, its rows, metric, entity). folds: one for each kind, None if each of its rows is a sample.
-    fold: (n,) uint8, the Fold of each row, as bytes. reported: node row → its devices. labels, divided, part: one
-    for each series, empty if no series has any.
+    kinds: for each kind (kind, rows of its series, metric, entity). folds: for each kind how its rows
+    add up to samples, or None if each row is a sample. fold: (n,) uint8, the Fold of each row, as
+    bytes. node, device: (n,) int32. reported: node row → numbers of its devices. labels, divided, part:
+    one element for each series, empty if no series has a value. sight: the job labels of the page.
     """
 
     conversion: Conversion

@@ -54,7 +54,7 @@ class Folding:
 class Growth:
     """A converter of counter totals into growth per second since the previous time.
 
-    When a counter restarts, it has no rate once.
+    A counter that has restarted has no rate at its first time.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class Growth:
         time_ms: NDArray[np.int64],
         total: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return (k,) float64: `total`, but in the rows `grows` its growth per second.
+        """Return (k,) float64: the growth per second in the rows `grows`, and `total` unchanged in all others.
 
         The growth is NaN at a counter's first time, and if the counter fell.
         """

@@ -110,8 +110,8 @@ class _Connection(asyncio.BufferedProtocol):
     async def send_request(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
         """Send a request and return its answer. Raises FetchError or _UnusualAnswer.
 
-        After any exception, also a cancellation, the connection is closed. It stays open only if a complete answer
-        has another status than 200.
+        An exception, also a cancellation, closes the connection. Only a complete answer with another status
+        than 200 raises FetchError and leaves the connection open.
         """
         if self._has_spoken_unasked:
             raise _UnusualAnswer("bytes before the request")
@@ -237,8 +237,8 @@ async def resolve_host(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrIn
 class _Names:
     """A cache of the addresses of host names. An answer is used for RESOLVED_S.
 
-    All fetches of a name share one lookup. It continues if these fetches time out, so that the next one finds
-    its answer.
+    All fetches of a name share one lookup. The lookup continues even if these fetches time out, so that
+    the next fetch finds its answer.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""Refused lines of pages: the memory that a decoder has of them, and the targets that repeat them.
+"""Records of refused lines, and of the targets that keep sending them.
 
-A prefix (name and labels) is refused until the limits, the fleet's names or the known boards change. A line
-may be refused as a whole, for example because its value is no number. It is then refused as long as it
-stays the same.
+A prefix (name and labels) is refused until the limits, the fleet's names or the known boards
+change. A line may be refused as a whole, for example because its value is no number. It is then
+refused as long as it stays the same.
 """
 
 import logging

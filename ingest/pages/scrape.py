@@ -215,7 +215,10 @@ class Scraper(Source):
         self._tasks[key] = task
 
     def _record_crash(self, task: "asyncio.Task[None]") -> None:
-        """Record the exception of a task that ended by itself. Then `next` raises it, because it is a bug."""
+        """Record the exception of a task that ended by itself.
+
+        `next` then raises the exception, because such an end is a bug.
+        """
         if not task.cancelled() and task.exception() is not None:
             self._crash = task.exception()
             self._wake.set()

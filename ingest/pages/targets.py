@@ -23,10 +23,10 @@ _FILE, _FILE_SD, _HTTP_SD = "file:", "file_sd:", "http_sd:"
 
 @dataclass(slots=True)
 class _Watched:
-    """The target files at a path, or of a pattern such as targets/*.json.
+    """The target files at one path, or at all paths that match a pattern such as targets/*.json.
 
-    `groups`: the files hold target groups. `files`: path → (time of change in Unix s, targets). `refused`: path →
-    reason.
+    `groups`: whether the files hold target groups. `files`: path → (time of change in Unix s, targets).
+    `refused`: path → the reason why the file's list is refused.
     """
 
     path: Path

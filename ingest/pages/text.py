@@ -61,7 +61,7 @@ class Resolve(ResolveGpus, Protocol):
         """
 
     def epoch(self) -> Hashable:
-        """Return everything apart from labels that decides refusals.
+        """Return a value that changes whenever a refused line may have become acceptable.
 
         While it stays equal, a refused prefix is refused again without resolving it.
         """
@@ -177,7 +177,10 @@ class PageDecoder:
         self._refused = {}
 
     def _forget_all_prefixes(self) -> None:
-        """Clear the cache, so that all prefixes are resolved again. Their node or a slot's board has changed."""
+        """Clear the cache, so that all prefixes are resolved again.
+
+        Call it when the node of the target or the board in a slot has changed.
+        """
         self._forget_refusals()
         self._cache = {}
         self.target.record_full_resolution()
@@ -323,9 +326,10 @@ class PageDecoder:
             page.remove_series({row for row, identity in enumerate(identities) if identity in partial})
 
     def _recheck_second_boards(self, page: PageState) -> None:
-        """Make the next page resolve whole if second boards are refused and other lines are read than before.
+        """Resolve the next page completely if second boards are refused and the readable lines have changed.
 
-        The first board of a slot may have left the page.
+        The lines are compared with those of the previous page, if that page had refused second boards too.
+        The first board of a slot may have left the page, so that the second one can take its slot.
         """
         before, self._beside_rivals = self._beside_rivals, 0
         if any(error.reason == "two_boards" for error in page.bad):

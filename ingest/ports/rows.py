@@ -62,7 +62,10 @@ class PortRows:
             self.record_error(error, left)
 
     def count_unused(self, *names: str) -> None:
-        """Count counters that are not used: a rule skips known names, and others count as unread."""
+        """Count the names of counters that no metric uses.
+
+        A known name counts as skipped by its rule, and any other name as unread.
+        """
         others = tuple(name for name in names if _KNOWN.fullmatch(name) is None)
         ignored = {SkipRule.NOT_USED: len(names) - len(others)} if len(others) < len(names) else {}
         self._tally.add_tally(RecordTally(ignored=ignored, unread=len(others), names=others))

@@ -1,9 +1,10 @@
 """A decoder of remote writes with a cache: it parses the labels of a series once.
 
-1.0 sends all labels with each series, and their bytes are the key of the cache. 2.0 sends indices into a
-request's table of symbols. The decoder gives symbols stable numbers, and a row of these is the key. A series
-belongs to the label `node` (`kubernetes_node`), else to the exporter's `Hostname`. Else it belongs to the
-host of `instance`, or to the `nodename` that node_exporter reported for this host.
+1.0 sends all labels with each series, and their bytes are the key of the cache. 2.0 sends indices
+into a request's table of symbols. The decoder gives each symbol a stable number, and the numbers of
+a series' symbols are its key. A series belongs to the node that its label `node` (or
+`kubernetes_node`) names, else to the exporter's `Hostname`. Without either, it belongs to the host
+of `instance`, or to the `nodename` that node_exporter reported for this host.
 """
 
 from collections import Counter
@@ -267,7 +268,7 @@ class WriteDecoder:
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
     def _collect_label_sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
-        """Return the job labels of a request's GPUs, one LabelSight for each sample time.
+        """Return the job labels of a request's GPUs, one set for each sample time.
 
         Before any label has arrived, only GPUs that are new are included.
         """
@@ -340,7 +341,7 @@ def _make_errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
 
 @dataclass(slots=True)
 class _Sight:
-    """A LabelSight under construction."""
+    """A builder of the job labels at one sample time of a request."""
 
     gpus: dict[int, None] = field(default_factory=dict)
     jobs: dict[int, list[JobLabel]] = field(default_factory=dict)

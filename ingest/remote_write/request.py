@@ -217,7 +217,7 @@ class _Spans:
 
 
 def _decode_times(text: NDArray[np.uint8]) -> NDArray[np.int64]:
-    """Decode (s, 6) bytes, each row a varint of six bytes, into (s,) int64."""
+    """Decode (s, 6) bytes, each row a varint of six bytes, into (s,) int64 times in Unix ms."""
     return (text & 0x7F).astype(np.int64) @ _SEVENS
 
 
@@ -399,9 +399,9 @@ def _read_references(
 
 
 def _decode_varints(text: NDArray[np.uint8], ends: NDArray[np.intp]) -> NDArray[np.uint32]:
-    """Decode varints of at most 32 bits. `ends`: the index of the last byte of each.
+    """Return (k,) uint32, the varints in `text`. ends: (k,) the index of the last byte of each.
 
-    Raises RecordError `bad_protobuf` if a number is larger.
+    Raises RecordError `bad_protobuf` if a number has more than 32 bits.
     """
     width = np.diff(ends, prepend=-1)
     if len(width) and int(width.max()) > 5:

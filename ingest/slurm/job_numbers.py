@@ -22,8 +22,9 @@ MOST_JOBS = 16  # of one number
 class NumberedJob(msgspec.Struct, array_like=True):
     """One of the jobs that had a certain Slurm number.
 
-    suffix: what follows the number in its name. first_s, last_s: its first and last submission in Unix s.
-    attempt: restarts + 1. user, name: their checksums, 0 if unknown. is_counted: a record stated its restarts.
+    suffix: the text after the number in the job's name. first_s, last_s: its first and last submission
+    in Unix s. attempt: restarts + 1. user, name: checksums of its user and name, 0 if unknown.
+    is_counted: a record has stated its restarts.
     """
 
     suffix: str

@@ -1,8 +1,8 @@
 """A Slurm node, and the events of its changes: drain, undrain, lost, returned, withhold, release.
 
-A drain has the time of its reason, so a repeated record gives the same event. Slurm states no time for the
-end of a drain. Nor does it for whatever withholds a healthy node: maintenance, a reservation, a plan or
-power saving. Those events get the present time.
+A drain has the time of its reason, so a repeated record gives the same event. Slurm states no time
+for the end of a drain. It states none either for maintenance, reservations, plans and power saving,
+which withhold a healthy node. Those events get the present time.
 """
 
 from collections import Counter

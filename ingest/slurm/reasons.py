@@ -1,8 +1,8 @@
-"""The reasons why Slurm jobs wait, and which of them block a job, whatever is free.
+"""The reasons why Slurm jobs wait, and which of them block a job even if enough GPUs are free.
 
-A job that waits for machines, its priority, a quota or a licence is demand. A job that is held, depends on
-another job, begins later or requests something that its partition never gives is blocked: more free GPUs
-would not start it. Reasons that this file does not name count as waiting.
+A job that waits for machines, its priority, a quota or a licence is demand. A job that is held,
+depends on another job, begins later or requests something that its partition never gives is
+blocked: more free GPUs would not start it. Reasons that this file does not name count as waiting.
 """
 
 import re
@@ -26,10 +26,10 @@ _HELD_WORDS = re.compile(r"\bheld\b", re.IGNORECASE)  # "launch failed requeued 
 
 
 def is_blocked(reason: str, states: tuple[str, ...] = (), *, is_held: bool = False) -> bool:
-    """Return whether a waiting job may not start, whatever is free.
+    """Return whether a waiting job may not start even if enough GPUs are free.
 
-    `reason`: Slurm's reason, with or without details after a comma. `is_held`: its priority is 0, as `--hold`
-    sets it.
+    `reason`: Slurm's reason, with or without details after a comma. `is_held`: its priority is 0, as
+    `--hold` sets it.
 
     >>> is_blocked("JobHeldUser"), is_blocked("Dependency"), is_blocked("launch failed requeued held")
     (True, True, True)

@@ -37,8 +37,9 @@ class JobScan:
     def add_jobs(self, jobs: Sequence[SlurmJob], issued: set[Identity], *, is_queue: bool = True) -> None:
         """Add the new events of `jobs`, without those whose identities are in `issued`.
 
-        `is_queue`: the records come from slurmctld, and correct what was issued before. The accounts write many facts
-        differently. So their records only correct the queue of a job that waited in several.
+        `is_queue`: the records come from slurmctld. Only these records correct all facts that were issued
+        before, because the accounts write many facts differently. A record of the accounts only corrects
+        the queue of a job that waited in several queues.
         """
         for job in jobs:
             if not job.tasks:
@@ -109,11 +110,11 @@ class JobScan:
 
 
 def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
-    """Return the accounts' records with attempts, numbered by submission up to the latest one.
+    """Return the accounts' records of each job with attempt numbers, counted back from its latest attempt.
 
-    It is for accounts without restart counts. A requeue submits the job again, so the record with the queue's
-    time of submission is the queue's attempt. The queue decides which attempts exist and which of them live.
-    Records that contradict it are dropped, because the queue shows an end with its next answer.
+    It is used for accounts without restart counts. A requeue submits the job again, so the record with
+    the same time of submission as in the queue belongs to the queue's attempt. A record of an end is
+    dropped if the queue still shows this attempt as live.
     """
     by_job: dict[str, list[SlurmJob]] = {}
     for job in jobs:

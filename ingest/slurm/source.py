@@ -366,7 +366,7 @@ def _check_answer(read: ReadRecords[Parsed], what: str) -> ReadRecords[Parsed]:
 
 
 def _end_unlisted_rests(state: PollState, scan: JobScan) -> list[JobEvent]:
-    """Return `finished` events for the records of further tasks that Slurm no longer lists."""
+    """Return a `finished` event for each array whose remaining tasks Slurm no longer lists as one record."""
     rests = (job for job in state.live if parse_slurm_id(job).endswith(REST))
     return [make_rest_finished_event(job, scan.now_ms) for job in rests if job not in scan.attempts]
 

@@ -1,11 +1,14 @@
 """A reader of Slurm's text with separators: `sacct -P`, `squeue -O`, `sinfo -O`, with a header line.
 
 Real outputs are broken. If a name or comment holds a newline, lines are joined until the record is
-complete, or dropped if a whole line follows. If one holds the separator, a last column that is a name
-gets the rest. Otherwise the record is bad (`field_count`). Bytes that are not UTF-8 are replaced. If a column
-occurs twice, the first one counts. The separator may be `|#`. Numbers may be `N/A`. Steps (`7.batch`) are not
-jobs. A name can also hold a whole line of another job. So no line counts of a job that `squeue` shows more
-than once. Our own commands leave names out of such lines (`clients/slurm.py`).
+complete. The parts are dropped if a whole line follows first. A name or comment may also hold the
+separator. If the last column is a name, this column then gets the rest of the line. Otherwise the
+record is bad (`field_count`). Bytes that are not UTF-8 are replaced. If a column occurs twice, the
+first one counts. The separator may be `|#`. Numbers may be `N/A`. Steps (`7.batch`) are not jobs.
+
+A name can also hold a whole line that looks like another job. So if `squeue` shows an id more than
+once, all lines with this id are dropped. Our own commands leave the names out of these lines
+(`clients/slurm.py`).
 """
 
 from collections import Counter

@@ -89,9 +89,10 @@ def find_domains(
 
 
 def _group_similar_sets(sets: list[frozenset[str]]) -> dict[frozenset[str], frozenset[str]]:
-    """Return set → the set that represents its group.
+    """Return each set → the set that represents its group.
 
-    It is the most frequent set with which it shares more than half.
+    The most frequent sets come first. A set is compared with the earlier set with which it shares the
+    most members. It joins that set's group if these members are more than half of the smaller set.
     """
     counts: dict[frozenset[str], int] = {}
     for one in sets:

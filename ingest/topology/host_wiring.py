@@ -3,11 +3,11 @@
     nvidia-smi topo -m      a matrix of GPUs and NICs; PIX and PXB mean the same PCIe switch, NODE and SYS do not
     NCCL topology XML       the PCI tree, as NCCL dumps it or a cloud ships it for its instances
 
-Some clouds list only PCI addresses by socket, and NCCL asks the host for the rest. Such a file is valid
-and names no adapter. So are NCCL's graphs of rings and trees. Without a legend, NIC3 is mlx5_3. In a
-cloud's XML, the n-th adapter by bus is mlx5_n. An adapter's rail is the place of its first GPU among all
-GPUs that have an adapter, as rail-optimised fabrics are cabled. If two adapters share this GPU, the first
-one gets the rail.
+Some clouds list only PCI addresses by socket, and NCCL asks the host for the rest. Such a file is
+valid and names no adapter. NCCL's graphs of rings and trees are valid as well, and name none.
+Without a legend, NIC3 is mlx5_3. In a cloud's XML, the n-th adapter by bus is mlx5_n. An adapter's
+rail is the place of its first GPU among all GPUs that have an adapter, as rail-optimised fabrics
+are cabled. If two adapters share this GPU, the first one gets the rail.
 """
 
 import re

@@ -1,6 +1,7 @@
 """A converter of Kubernetes nodes into `NodeSpec`.
 
-Labels give the domains, `find_physical_gpus` the GPUs, and the capacity gives CPUs and memory.
+The domains come from labels, the GPUs from `find_physical_gpus`, and the CPUs and the memory from
+the capacity.
 """
 
 from collections.abc import Mapping

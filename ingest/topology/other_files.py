@@ -71,7 +71,7 @@ def describe_unread_document(document: Mapping[str, Any]) -> str:
 
 
 def describe_bytes(content: bytes) -> str:
-    """Return a sentence that says what bytes that are not UTF-8 are, and what to do about it.
+    """Return a sentence that names the likely format of bytes that are not UTF-8, and the remedy.
 
     >>> describe_bytes(bytes.fromhex("1f8b08")), describe_bytes(bytes.fromhex("6ee9"))
     ('it is gzip: unpack it first', 'it is no UTF-8: byte 1 is 0xe9')

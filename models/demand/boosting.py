@@ -70,8 +70,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class BandModel:
     """The fitted quantile models of one band.
 
-    boosters: one LightGBM booster for each of QUANTILES. by_change: whether z is in units of the usual
-    change.
+    boosters: one LightGBM booster for each of QUANTILES. by_change: whether the target is in units of the
+    usual change over the lead, instead of the scale of the series.
     """
 
     boosters: Sequence[Any]
@@ -82,8 +82,8 @@ class BandModel:
 class TrainingRows:
     """The training rows of one band.
 
-    x: (row, feature). z: (row,) scaled changes. early: (row,) whether the outcome lies before the
-    split. late: (row,) whether the origin lies after it.
+    x: (row, feature). z: (row,) the scaled changes to predict. early: (row,) whether the outcome lies before
+    the split. late: (row,) whether the origin lies after the split.
     """
 
     x: Rows
@@ -143,8 +143,8 @@ def compute_each_level(work: Callable[[Any], Any], levels: Iterable[Any], thread
 def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
     """Return the smallest number of trees whose loss is within PARSIMONY of the smallest loss.
 
-    The trees are fitted on the early rows, and the loss is that on the late rows. A single tree is
-    nearly no model, because its leaves add only `learning_rate` of what they found.
+    The trees are fitted on the early rows, and the loss is that on the late rows. The result is at most
+    `most`. A single tree is nearly no model, because its leaves add only `learning_rate` of what they found.
     """
     import lightgbm
 

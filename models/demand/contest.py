@@ -1,11 +1,11 @@
-"""The contest between forecasters of one panel: it feeds their gate and tests past origins.
+"""The contest between the forecasters of one panel. It evaluates them at past origins for their gate.
 
-    refresh(panel)   bins that ended since the last call mature, and origins among them are issued
-    serve(panel)     the forecasts that the gate serves as of the last bin, which may not be over yet
+    refresh_gate(panel)            scores the bins that ended since the last call, and tests some origins
+    make_served_forecasts(panel)   forecasts from the last bin, which may not be over yet
 
 The first call receives a whole history. Its origins are tested as if forecasts had been issued
-then, a limited number in each call. Meanwhile the gate serves by what it knows so far. A forecaster
-forecasts nothing on the span that it was fitted on.
+then, a limited number in each call. Meanwhile the gate chooses by the outcomes scored so far. A
+forecaster forecasts nothing on the span that it was fitted on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,10 +26,10 @@ TESTS_A_CALL = 3_000  # origins times series: about two seconds
 
 
 class Contest:
-    """The contest of forecasters over one target, with one writer.
+    """The contest between the forecasters of one target. Only one task may change it.
 
-    `shadows` are scored like the others and never serve. The gate tests an origin every `origin_bins`.
-    The number of a bin is its end time divided by the length of a bin.
+    `shadows` are forecasters that are scored like the others and never serve. The gate tests an origin every
+    `origin_bins` bins. The number of a bin is its end time divided by the length of a bin.
     """
 
     def __init__(
@@ -65,9 +65,9 @@ class Contest:
         return np.arange(start, first_bin + panel.bins - 1)  # the newest bin is not over
 
     def is_behind(self, panel: Panel) -> bool:
-        """Return whether more than 2 * `origin_bins` bins wait to be tested, as after a start.
+        """Return whether more than 2 * `origin_bins` ended bins still have to be tested.
 
-        The passing of time alone adds fewer.
+        That is so after a start. In operation, fewer bins end between two calls.
         """
         return len(self._list_ended_bins(panel)) > 2 * self._origin_bins
 
@@ -123,7 +123,7 @@ class Contest:
         self._gate.reset_forecaster(name)
 
     def list_accuracy(self) -> list[dict[str, float | int | None]]:
-        """Return the accuracy of each series of the last panel, as `Gate.record` does."""
+        """Return the accuracy of each series of the last panel, as `Gate.list_accuracy` does."""
         return self._gate.list_accuracy()
 
     def compute_mean_losses(self) -> dict[str, tuple[float, int]]:

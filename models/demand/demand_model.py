@@ -1,14 +1,14 @@
 """A model of GPU demand for capacity planning: steady level, bursts, and how long users wait.
 
     floor      the GPUs in use 99 % of the time
-    bands      the GPUs in use for at least a share of the time
-    burst      a time above the level that is held a quarter of the day. A burst shorter than the measured
-               cold start is noise: GPUs ordered for it are ready only when it is over
+    bands      for each of several shares of time, the GPUs that are in use for at least that share
+    burst      a time above the level that is exceeded for a quarter of the day. A burst shorter than the
+               measured cold start is noise: GPUs ordered for it are ready only when it is over
     tolerated  the wait that requests state, else the wait after which a tenth of the jobs has given up
                (Kaplan-Meier: starts are censored)
 
-Floor and bands use ten-minute bins of up to 35 days, without the few in which the whole fleet stood
-still. Bursts use the minutes of the last day. An unknown part is None and has a reason.
+Floor and bands use ten-minute bins of up to 35 days. The few bins in which the whole fleet stood still
+are left out. Bursts use the minutes of the last day. An unknown part is None and has a reason.
 """
 
 from collections import defaultdict
@@ -53,8 +53,8 @@ def make_demand_model(
 ) -> list[dict[str, Any]]:
     """Return the demand model: one row of the answer for each queue and class in `running`.
 
-    `running` has (queue, "all") for each queue. residency: (queue, class) -> the shares of held GPU
-    time with a model loaded, and active.
+    `running` has the key (queue, "all") for each queue. residency: (queue, class) -> two shares of held GPU
+    time: the share with a model loaded, and the share in which the GPUs compute.
     """
     of = _group_by_key(records)
     stood = {key: _find_idle_bins(running.get((EVERYTHING, EVERYTHING), running[key]).ten_minute) for key in running}
@@ -129,8 +129,8 @@ def _make_row(
 def _find_idle_bins(fleet: Array) -> NDArray[np.bool_]:
     """Return (bin,) whether nearly all of the fleet's jobs were away, as in an outage or a maintenance.
 
-    If that happens for more than MOST_AWAY of the time, it is usual and no bin counts. fleet: (bin,)
-    running GPUs of all queues and classes.
+    If this is so for more than MOST_AWAY of the time, it is usual, and the result is False everywhere. fleet:
+    (bin,) running GPUs of all queues and classes.
     """
     known = fleet[np.isfinite(fleet)]
     away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
@@ -159,10 +159,11 @@ def _make_bands(known: Array) -> list[dict[str, float]] | str:
 def describe_bursts(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
     """Return facts about the bursts of the last day, or the reason why there are none.
 
-    cold: (job,) cold starts in seconds. Without them no burst counts as noise.
+    minutes: (minute,) running GPUs. cold: (job,) cold starts in seconds. Without them no burst counts as
+    noise.
 
-    ceiling_gpus: the highest level outside noise. shortest_s: its shortest burst. noise_share: the part
-    of the GPU time above the quarter-day level that is noise.
+    ceiling_gpus: the highest level outside noise. shortest_s: the length of the shortest burst that is no
+    noise. noise_share: the part of the GPU time above the quarter-day level that is noise.
     """
     known = np.isfinite(minutes)
     if known.sum() < FEWEST_MINUTES:
@@ -189,7 +190,7 @@ def describe_bursts(minutes: Array, cold: Array | None) -> dict[str, float | Non
 def _compute_class_shares(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
     """Return class -> its share of the queue's GPU time, or the reason why there is none.
 
-    The row of a single class has only its own share.
+    If the key is that of a single class, only its own share is returned.
     """
     total = np.nansum(running[key[0], EVERYTHING].ten_minute)
     if not total > 0:
@@ -215,7 +216,7 @@ def _summarise_cold_starts(cold: Array | None) -> dict[str, float] | str:
 
 
 def estimate_tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
-    """Return the tolerated wait in seconds, and how many jobs can wait in the queue and start within it.
+    """Return the tolerated wait in seconds, and the number of jobs that can wait and still start within it.
 
     That number follows from the rate at which such jobs have started. Returns the reason in words if
     the wait is unknown.
@@ -235,7 +236,7 @@ def estimate_tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | N
 
 
 def _find_give_up_wait(records: Sequence[JobRecord]) -> float | None:
-    """Return the seconds within which GIVE_UP_SHARE of the jobs has given up, or None if fewer ever do."""
+    """Return the seconds after which GIVE_UP_SHARE of the jobs have given up, or None if fewer ever do."""
     rows = sorted((row.waited_s, row.gave_up) for row in records if row.waited_s is not None)
     waited = np.array([wait for wait, _ in rows])
     gave_up = np.array([gone for _, gone in rows])

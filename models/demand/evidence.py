@@ -1,7 +1,7 @@
 """The evidence that a candidate beats persistence, from four weeks of losses at one lead.
 
-All numbers are in units of persistence's own loss in that series, so none depends on the unit of a
-series. `fleetcast evaluate demand` measures the constants (training/RESULTS.md, Demand).
+All numbers are in units of persistence's own loss in the same series, so none depends on the unit of
+the series. `fleetcast evaluate demand` measures the constants (training/RESULTS.md, Demand).
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class LeadRecord:
 
 
 def compute_mean_of_others(values: Array, known: Mask) -> Array:
-    """Return (..., series) for each series the mean over the other known series, 0 if there are none."""
+    """Return (..., series) for each series the mean over all other known series, 0 if there are none."""
     filled = np.where(known, values, 0.0)
     others = known.sum(axis=-1, keepdims=True) - known
     return np.asarray((filled.sum(axis=-1, keepdims=True) - filled) / np.maximum(others, 1))
@@ -57,9 +57,9 @@ def compute_mean_of_others(values: Array, known: Mask) -> Array:
 def compute_daily_t_statistic(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
     """Return (candidate, series) the mean gain divided by its standard error.
 
-    gain: (block, candidate, series). If there are enough days, the mean is over days. They even out
-    what one hour of the day gains and another loses. Otherwise it is over blocks. lead: in blocks.
-    a_day: the number of blocks of a day.
+    gain: (block, candidate, series). If there are enough days, the statistic is that of daily means. They
+    even out what one hour of the day gains and another loses. Otherwise it is that of blocks. lead: in
+    blocks. a_day: the number of blocks of a day.
     """
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
     days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))
@@ -80,11 +80,11 @@ def _compute_t_statistic(gain: Array, known: Mask, lead: float) -> Array:
 
 
 def compute_earned_losses(one: LeadRecord, t_band: Array, lead: float, a_day: int, is_shadow: Mask) -> Array:
-    """Return (candidate, series) the loss of candidates that may serve one lead, else inf.
+    """Return (candidate, series) the loss of each candidate that may serve one lead, inf for all others.
 
-    The loss is in units of persistence's. If a candidate gains at this lead, its t is the greater of this
-    lead's and the band's. The mean is the last candidate. lead: in blocks. a_day: the blocks of a day.
-    is_shadow: (candidate,) whether it never serves.
+    The loss is in units of persistence's. If a candidate gains at this lead, the greater of two t statistics
+    counts: that of the lead, and `t_band`, that of its band of leads. The mean is the last candidate. lead:
+    in blocks. a_day: the number of blocks of a day. is_shadow: (candidate,) whether it never serves.
     """
     win, sure = (np.full((len(one.ratio), 1), limit) for limit in (WIN, SURE_T))
     win[-1], sure[-1] = WIN_MEAN, SURE_T_MEAN

@@ -95,8 +95,8 @@ class PanelPast:
     ) -> "PanelPast":
         """Prepare a panel for `compute_features`.
 
-        survival: how long jobs stay. Without it, or without starts and ends, its features are NaN. origins:
-        the bins at which features are needed, None for all.
+        survival: how long jobs stay. The features that need it are NaN without it, and without counts of starts
+        and ends. origins: the bins at which features are needed, None for all.
         """
         aged = np.arange(panel.bins) if origins is None else np.unique(origins)
         started = panel.covariates.get("started")
@@ -137,10 +137,10 @@ class PanelPast:
         return mean + self.centre, spread
 
     def compute_scale(self, origins: NDArray[np.intp]) -> Array:
-        """Return (origin, series) the scale: the capacity, or a substitute if it is unknown.
+        """Return (origin, series) the scale by which changes are divided, at least 1e-9.
 
-        The substitute is the most GPUs that ever ran. If that is unknown, it is the size of the last week.
-        It is at least 1e-9.
+        It is the capacity. Without a capacity it is the most GPUs that ever ran. If that is unknown too, it is
+        the level of the last week.
         """
         if self.highest is not None:
             own = np.maximum(find_values_at(self.highest, origins), 1.0)
@@ -313,9 +313,9 @@ def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int
 
 
 def _find_values_at_lag(past: PanelPast, origins: NDArray[np.intp], step: int, back: int) -> tuple[Array, Array]:
-    """Return (origin, series) the values `back` bins before the origin, and `back` bins before the target.
+    """Return two arrays (origin, series): the values `back` bins before the origin, and before the target.
 
-    `back` is at least `step`, so both are known.
+    The target is `step` bins after the origin. `back` is at least `step`, so both values are known.
     """
     return past.find_values_before(origins, back), past.find_values_before(origins, back - step)
 

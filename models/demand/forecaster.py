@@ -7,8 +7,8 @@ pools and classes by ten minutes, with the costliest forecasters. One has user g
 sparse, by ten minutes. The medians of queues add up to "all", as do those of pools of machines. The
 medians of classes and of groups add up to their queue (hierarchy.py).
 
-Every call forecasts from the newest values. The gates change only when a bin is over. A call tests
-a part of each long history, so that all contests soon have a record.
+Every call forecasts from the newest values. The gates change only when a bin is over. Each call tests
+only a part of every long history, so that all contests soon have a record.
 """
 
 from collections import deque
@@ -123,11 +123,11 @@ class ForecastSeries:
 
 
 class DemandForecaster(Stateful):
-    """The forecasts of all series of a fleet, with one writer.
+    """The forecasts of all series of a fleet. Only one task may change them.
 
-    Challengers compete with the built-in forecasters by ten minutes. Forecasters in `sparse` compete
-    only for groups. Shadows are scored and never serve. The names of forecasters must not change
-    afterwards.
+    Challengers compete with the built-in forecasters in the series of ten minutes. Forecasters in `sparse`
+    compete only for user groups. Shadows are scored and never serve. The names of forecasters must not
+    change after the object is made.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class DemandForecaster(Stateful):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last call left some history untested."""
+        """Whether the last call left a part of the history untested."""
         return self._behind > 0
 
     def forecast_all(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:
@@ -217,9 +217,9 @@ class DemandForecaster(Stateful):
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old_forecast(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
-        """Return whether the forecast of an hour ago must be computed now from what was known then.
+        """Return whether the forecast of an hour ago is missing and must be computed from the data of that time.
 
-        That is so after a start, or if events of that time arrived later.
+        It is missing after a start, and if events of that time arrived later.
         """
         now_bin = self._now_ms // BIN_MS
         found = (self._find_or_add_series(inputs.keys[row], inputs.target) for row in rows.tolist())
@@ -272,9 +272,9 @@ class DemandForecaster(Stateful):
         series.issued.append((now_ms, _make_points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
 
     def switch_version(self, name: str, version: str) -> None:
-        """Switch a forecaster to a version.
+        """Switch a forecaster to another model version.
 
-        If it is another one, the forecaster's record begins as persistence's.
+        Its record is then replaced by that of persistence. Nothing changes if it already has this version.
         """
         if self._versions.get(name, "") == version:
             return
@@ -286,7 +286,7 @@ class DemandForecaster(Stateful):
     def compute_mean_losses(self) -> dict[str, dict[str, tuple[float, int]]]:
         """Return target -> forecaster -> (mean loss in persistence's units, number of losses).
 
-        Only the forecasters of pools and classes are included.
+        Only the contests of pools and classes are included.
         """
         return {
             target: contest.compute_mean_losses()
@@ -333,7 +333,7 @@ class DemandForecaster(Stateful):
         return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned. Where it lacks the state of a gate, the history is tested again."""
+        """Restore what `dump` returned. If the state of a gate is missing, the history is tested again."""
         self._versions = dict(about["versions"])
         for row in about["issued"]:
             key = SeriesKey(*DemandScope.from_row(row))
@@ -370,7 +370,10 @@ class _TargetForecasts:
             self.records.setdefault(row, []).append(record)
 
     def find_record(self, row: int) -> dict[str, float | int | None]:
-        """Return the accuracy of a series by ten minutes, or by minutes until one of those has matured."""
+        """Return the accuracy of a series in bins of ten minutes.
+
+        Until the first forecast of ten minutes has matured, it is the accuracy in bins of a minute.
+        """
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
 
@@ -421,9 +424,9 @@ def _find_recent_history(ten_minute: Array) -> Array:
 
 
 def _is_near_levels(issued: tuple[int, Points], levels: Array, now_bin: int) -> bool:
-    """Return whether a forecast's first median is near a level of its own bin, or of the bin before.
+    """Return whether a forecast's first median is near the level of its own bin, or of the bin before.
 
-    If no such level is known, it counts as near.
+    Returns True if neither level is known.
     """
     issued_ms, points = issued
     at = len(levels) - 1 - (now_bin - issued_ms // BIN_MS)

@@ -3,12 +3,12 @@
 Issued forecasts wait for their outcome. Then the gate scores each candidate as it would have served, and
 calibrates it:
 
-    issue(origin) ──► pending ──► mature(bin): loss of each candidate, by blocks of origins
-                                               offsets of its quantiles (models/calibrate.py)
+    issue_forecast(origin) ──► pending ──► score_bin(bin): loss of each candidate, by blocks of origins
+                                                           offsets of its quantiles (models/calibrate.py)
 
-The candidates are the forecasters, and the mean of their quantiles by weights that follow outcomes. For
-each series and lead, the candidate with the lowest loss over four weeks serves, of those that meet three
-conditions:
+The candidates are the forecasters, and a weighted mean of their quantiles. Outcomes change the weights.
+For each series and lead, the gate compares the losses of four weeks. The candidate with the lowest loss
+serves, among those that meet three conditions:
 
     it beats persistence      a forecaster by 3 % and by more than chance. The mean, which hedges, by 1.5 %
                               and one standard error
@@ -16,16 +16,16 @@ conditions:
     it is not too far away    from persistence, compared with the distances at which it was right
 
 If none does, persistence serves, which is the first name. A candidate must win at the lead itself. Its
-band (up to an hour, up to six, longer) may show how certain that is.
+band of leads (up to an hour, up to six, longer) may show how certain that is.
 
 Persistence, Theta and trees start with equal weights, the others with small ones. Outcomes change a
 weight in their own series and in all others: exponentiated gradient of the pinball loss (Kivinen and
 Warmuth, 1997; for quantiles Berrisch and Ziel, 2021). With few origins that do not overlap, a gain must
 be clearer.
 
-Everything is in units of persistence's own error in that series. So no choice depends on the unit of a
-series, or on how large its neighbours are. The effect of neighbours on a weight or a t is bounded. Only
-matured outcomes change the state, so no forecast depends on what came after it.
+Everything is in units of persistence's own error in the same series. So no choice depends on the unit of
+a series, or on how large its neighbours are. The effect of neighbours on a weight or a t is bounded. Only
+matured outcomes change the state, so no forecast depends on later values.
 """
 
 from collections.abc import Mapping, Sequence
@@ -75,12 +75,12 @@ class PendingForecast:
 
 
 class Gate:
-    """The gate of one target's series, with one writer.
+    """The gate of one target's series. Only one task may change it.
 
-    names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none. Nothing is below 0.
-    shadows: forecasters that are scored like the others and never serve, alone or in the mean. whole:
-    (series,) whether the series has whole numbers only. It is then served in whole numbers, until an outcome
-    is not whole.
+    names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none. No forecast is below
+    0. shadows: forecasters that are scored like the others and never serve, alone or in the mean. whole:
+    (series,) whether the series has whole numbers only. Such a series is served in whole numbers, until an
+    outcome is not whole.
     """
 
     def __init__(
@@ -150,9 +150,10 @@ class Gate:
     def list_accuracy(self) -> list[dict[str, float | int | None]]:
         """Return the past accuracy of each series, over four weeks and all leads.
 
-        wql_vs_best_naive: the loss of served forecasts divided by that of the better naive one.
-        coverage_80: the share of outcomes within the 80 % band over DAYS_OF_COVERAGE days, without
-        forecasts whose band is one value that came true. origins: the number of forecasts that matured.
+        wql_vs_best_naive: the weighted quantile loss of served forecasts divided by that of the better naive
+        forecaster. coverage_80: the share of outcomes within the 80 % band over DAYS_OF_COVERAGE days. Forecasts
+        whose band is a single value that came true do not count there. origins: the number of forecasts that
+        matured.
         """
         return self._table.list_records()
 
@@ -196,8 +197,8 @@ class Gate:
     def _limit_values(self, values: Array) -> Array:
         """Limit values to 0 and the ceiling. Round them if the series has whole numbers only.
 
-        Offsets of counts swing around a whole number, which is the quantile. So a rounded band covers no less
-        than before.
+        Rounding costs no coverage. For a series of counts, each true quantile is a whole number, and the offsets
+        swing around it.
         """
         if self.whole.any():
             values = np.where(self.whole, np.rint(values), values)
@@ -206,7 +207,7 @@ class Gate:
     def _score_forecast(self, row: PendingForecast, outcomes: Array) -> None:
         """Score one forecast against its outcomes, and update the trackers with its raw quantiles.
 
-        Losses and hits are added to the block of the origin.
+        outcomes: (series,). Losses and hits are added to the block that contains the forecast's origin.
         """
         at = row.step
         raw = row.raw

@@ -1,10 +1,10 @@
-"""Reconciliation of forecasts, so that the medians of parts add up to the median of their whole.
+"""Reconciliation of forecasts, so that the medians of the parts add up to the median of the whole.
 
-Queues and pools add up to all, and classes and groups to their queue. The whole is forecast better,
-so its parts are adjusted. The shortfall or the excess is divided in proportion to the width of each
-part's 80 % band, so that the least certain part changes most. Each median stays between 0 and its
+Queues and pools add up to "all", and classes and groups to their queue. The forecast of the whole is
+better, so the parts are adjusted. The shortfall or the excess is divided in proportion to the width of
+each part's 80 % band, so that the least certain part changes most. Each median stays between 0 and its
 part's ceiling. Quantiles stay in order. A job that waits in several queues counts in the present
-value of each and once in "all", so the forecasts of the queues share it.
+value of each queue, but only once in "all". So the forecasts of these queues share the job.
 """
 
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ TIE = 1e-9  # weight of a median relative to a band's width: it decides where no
 class SeriesScope(Protocol):
     """The scope of a series: its queue, class, group and pool.
 
-    A field is EVERYTHING where it is not divided.
+    A field is EVERYTHING if the series is not divided by it.
     """
 
     @property
@@ -81,8 +81,7 @@ def reconcile_parts(parts: Array, whole: Array, ceilings: Array | None = None) -
     """Return parts whose medians sum to the whole, or to 0 where the whole is negative.
 
     parts: (quantile, horizon, part). whole: (horizon,) the median of the sum. ceilings: (part,), inf
-    for none. Where all parts are at their ceilings and the whole is above them, the ceilings are
-    exceeded.
+    for none. If all parts are at their ceilings and the whole is larger, the parts exceed their ceilings.
 
     >>> reconcile_parts(np.full((7, 1, 2), 2.0), np.array([6.0]))[3].tolist()
     [[3.0, 3.0]]

@@ -42,7 +42,7 @@ class JobSurvival:
 
     @classmethod
     def fit(cls, started: Array, ended: Array, running: Array, bin_s: int) -> "JobSurvival":
-        """Fit the survival to the GPUs that started, that ended, and that ran at the end of a bin.
+        """Fit the survival to counts of GPUs in each bin: those that started, ended, and ran at its end.
 
         started, ended, running: (series, bin). NaN starts and ends count as 0.
         """
@@ -77,9 +77,9 @@ class JobSurvival:
     def _simulate_ages(
         self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
     ) -> tuple[NDArray[np.float32], Array]:
-        """Return (series, len(bins), age) the GPUs at the end of these bins, and (age,) all that have ended.
+        """Return (series, len(bins), age) the GPUs at the ends of `bins`, and (age,) the GPUs that ended.
 
-        The second covers all bins up to the last of them.
+        The second array covers all bins up to the last of `bins`.
         """
         begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
         pass_on, hazard = _compute_aging_share(self.bin_s)[:, None], self.hazard[:, None]
@@ -121,8 +121,8 @@ def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
 def _estimate_initial_gpus(running: Array, net: Array) -> Array:
     """Return (series,) the GPUs that ran before the first bin.
 
-    That is the first known value less the net starts up to its bin. running: (series, bin). net:
-    (series, bin) starts less ends.
+    That is the first known number of running GPUs, less the net starts up to its bin. running: (series, bin).
+    net: (series, bin) starts less ends.
     """
     if not running.shape[1]:
         return np.zeros(len(running))

@@ -1,6 +1,6 @@
 """A wrapper that runs a costly forecaster only on the largest series of a panel.
 
-The other series stay unknown.
+It returns NaN for the other series.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The outcomes of four weeks: losses of candidates and of what was served, by the block of the origin."""
+"""The losses of candidates and of served forecasts over four weeks, by the block of the origin."""
 
 from collections.abc import Sequence
 
@@ -16,9 +16,9 @@ LOW_80, HIGH_80 = QUANTILES.index(0.1), QUANTILES.index(0.9)
 
 
 class LossTable:
-    """Sums of losses and hits by block, step and series. A block that is older than four weeks is overwritten.
+    """Sums of losses and hits by block of origins, step and series, over four weeks.
 
-    names: the candidates, the mean last.
+    A newer block overwrites the oldest one. names: the candidates, the mean last.
     """
 
     def __init__(self, names: Sequence[str], steps: int, series: int, bin_s: int) -> None:
@@ -33,9 +33,10 @@ class LossTable:
         self.blocks = np.full(rows, -1, np.int64)  # which block each row holds
 
     def add(self, origin: int, at: int, losses: Array, served: Array, outcome: Array, known: Mask) -> None:
-        """Add an outcome of a step to the block of its origin.
+        """Add the outcome of one step to the block that contains the forecast's origin.
 
-        losses: (candidate and served, series). served: (quantile, series). outcome, known: (series,).
+        at: index of the step. losses: (candidate and served, series). served: (quantile, series). outcome,
+        known: (series,).
         """
         block = origin // self.block
         slot = block % len(self.blocks)
@@ -50,10 +51,11 @@ class LossTable:
         self.counts[slot, at] += known
 
     def list_records(self) -> list[dict[str, float | int | None]]:
-        """Return, for each series, the loss of served forecasts relative to that of the better naive one.
+        """Return the past accuracy of each series, over four weeks and all leads.
 
-        It is over four weeks and all leads. Each row also has the coverage of DAYS_OF_COVERAGE days, and the
-        number of forecasts that matured. The coverage leaves out forecasts whose band is one value that came true.
+        A row has the loss of served forecasts divided by that of the better naive forecaster. It also has the
+        coverage of DAYS_OF_COVERAGE days, and the number of forecasts that matured. Forecasts whose band is a
+        single value that came true do not count for the coverage.
         """
         sums = self.losses.sum(axis=0)  # (candidate, step, series)
         recent, counts = self.blocks > self.blocks.max() - DAYS_OF_COVERAGE * A_DAY, self.counts.sum(axis=(0, 1))

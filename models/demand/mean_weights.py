@@ -36,7 +36,7 @@ class MeanWeights:
     def compute(self) -> Array:
         """Return (forecaster, step, series) the weights, before they are normalised.
 
-        The standings in other series add to those of a series itself.
+        A weight follows from the forecaster's gains in the series itself, and from those in all other series.
         """
         known = self._tracker.seen > 0
         lent = (self.standing - self.standing[0]).clip(-MOST_LENT, MOST_LENT)
@@ -46,7 +46,7 @@ class MeanWeights:
         return np.asarray(self._start[:, None, None] * np.exp(behind))
 
     def update(self, at: int, raw: Array, outcome: Array, known: Mask) -> None:
-        """Raise the weights of forecasters that would have drawn the mean towards the outcome.
+        """Raise the weights of forecasters that would have moved the mean towards the outcome. Lower the others.
 
         raw: (candidate, quantile, series), the mean last. outcome, known: (series,).
         """

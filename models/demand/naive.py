@@ -1,9 +1,9 @@
 """Naive forecasters that can be checked by hand.
 
-Each is a *bet* (a point forecast from what was known then) plus the quantiles of its own past errors at
-the same lead, over two weeks. Persistence bets on the last value, and for a flow on the median of its
-last hours (`flows.py`). On real GPU demand that is hard to beat, so it serves unless a rolling back-test
-shows that a challenger is better (`gate.py`).
+Each makes a point forecast from the values up to the origin, called its *bet*. To the bet it adds the
+quantiles of its own past errors at the same lead, over two weeks. Persistence bets on the last value, and
+for a flow on the median of its last hours (`flows.py`). On real GPU demand that is hard to beat, so it
+serves unless a rolling back-test shows that a challenger is better (`gate.py`).
 """
 
 from collections.abc import Sequence
@@ -79,10 +79,10 @@ def shift_bins(values: Array, bins: int) -> Array:
 
 
 def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: PointForecaster) -> Array:
-    """Return (quantile, step, origin, series) a bet plus the quantiles of its past errors.
+    """Return (quantile, step, origin, series) a point forecast plus the quantiles of its past errors.
 
-    Only outcomes up to the origin count. A series that changes again after a pause of a day uses only
-    errors of forecasts that were issued while it changed.
+    bet: makes the point forecasts. Only errors whose outcomes were known at the origin are used. If a series
+    changes again after a pause of a day, only errors of forecasts that were issued while it changed are used.
     """
     filled = forward_fill(panel.values)
     awake = find_awake_bins(filled, count_bins_per_day(panel.bin_s))
@@ -119,10 +119,10 @@ def find_awake_bins(filled: Array, day: int) -> Mask:
 
 @dataclass(frozen=True, slots=True)
 class WokenSeries:
-    """The series that are awake at an origin after not changing for a day. All arrays: (origin, series).
+    """The series that are active at an origin after not changing for a day. All arrays: (origin, series).
 
     mask: whether the series is one of them. level: the present value. highest: the highest value while
-    awake. move: the root mean square of the changes within one bin while awake.
+    active. move: the root mean square of the changes within one bin while active.
     """
 
     mask: Mask
@@ -150,9 +150,10 @@ class WokenSeries:
         return cls(mask, level, highest, np.sqrt(squares / np.maximum(counts, 1)))
 
     def find_similar_errors(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
-        """Return (series, bin) which errors were issued awake, and (origin, series) which may use only those.
+        """Return (series, bin) which errors are of forecasts issued while active, and (origin, series).
 
-        Returns None if no series has woken.
+        The second array states which series may use only those errors. Returns None if no series became active
+        again.
         """
         if not self.mask.any():
             return None
@@ -170,7 +171,7 @@ class WokenSeries:
 
 
 def compute_error_window(step: int, bin_s: int) -> tuple[int, int]:
-    """Return the number of errors to use, and the bins between two of them, for the errors of two weeks.
+    """Return two numbers that define the errors of two weeks: how many to use, and the bins between two.
 
     At long leads fewer are used, because neighbouring errors are nearly the same.
     """
@@ -189,9 +190,9 @@ def compute_window_quantiles(
 ) -> tuple[Array, NDArray[np.intp]]:
     """Return (quantile, origin, series) QUANTILES of the last `count` values, and how many were known.
 
-    values: (series, bin). The values used are `thin` bins apart. overlap: the bins within which values
-    repeat each other. alike: (series, bin) values that certain series may use, and (origin, series)
-    these series.
+    values: (series, bin). Two values that are used are `thin` bins apart. overlap: the number of bins within
+    which values are nearly the same. alike: a pair of masks, or None. The second mask, (origin, series),
+    marks series that may use only the values in the first mask, (series, bin).
     """
     series = len(values)
     padded = np.concatenate([np.full((series, 1), np.nan), values], axis=1)  # column 0 stands for "before the first"
@@ -215,12 +216,11 @@ def compute_window_quantiles(
 
 
 def compute_sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) -> Array:
-    """Return (quantile, ...) quantiles of the first `known` of ascending rows (..., value).
+    """Return (quantile, ...) quantiles of the first `known` of ascending rows (..., value), NaN without any.
 
-    They are linear between the values. `effective`: how many of them are independent of the others. A
-    small sample reaches less far than the distribution that it is drawn from: the k-th of n values is
-    on average the quantile k / (n + 1) (Weibull, 1939; type 6 of Hyndman and Fan, 1996). The quantiles
-    are NaN without any value.
+    They are interpolated linearly between the values. effective: the number of independent values. A small
+    sample does not reach as far as the distribution that it is drawn from: the k-th of n values is on
+    average the quantile k / (n + 1) (Weibull, 1939; type 6 of Hyndman and Fan, 1996).
 
     >>> few = np.array([1.0, 2.0, 3.0, np.nan])
     >>> compute_sorted_quantiles(few, np.array(3), np.array(3.0))[2:5].tolist()
@@ -257,8 +257,8 @@ def compute_short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
 class Persistence:
     """The forecaster that repeats the last value.
 
-    Its quantiles are those of the changes over the same lead. The changes are those of the past two
-    weeks. A flow has no value that lasts, so the forecast is the median of its last hours.
+    Its quantiles are those of the changes over the same lead in the past two weeks. The value of a flow does
+    not last. So its forecast is the median of its last hours.
     """
 
     name = "persistence"

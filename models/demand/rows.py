@@ -1,13 +1,13 @@
-"""The row of `/demand`, as the forecaster builds it and the API returns it."""
+"""The rows of `/demand`, as the forecaster builds them and the API returns them."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 
 class Prescale(msgspec.Struct):
-    """When to scale up a served model.
+    """The time at which to scale up a served model, so that new instances are warm when they are needed.
 
-    It is `lead_s` before the p90 of its rate passes the rate that its instances can serve now.
+    It lies `lead_s` before the p90 of the request rate exceeds the rate that the present instances can serve.
     """
 
     instances: int
@@ -26,7 +26,7 @@ class WaitsFor(msgspec.Struct):
 
 
 class DemandRow(msgspec.Struct, kw_only=True):
-    """The forecast of one series of demand, of a queue or of a pool. `all` means that it is not divided.
+    """The forecast of one demand series of a queue or a pool. `all` means all queues, pools or classes.
 
     `values`: one list for each quantile, with one number for each horizon. `models`: the forecaster of
     each horizon. `waits_for`: the GPUs that wait now. `capacity`: the GPUs that the series may use,

@@ -1,7 +1,7 @@
 """Forecasters that smooth a series: Theta, and the rolling median of some hours.
 
-The rolling median is a baseline of the reports. Each costs a pass over the whole history, so in a large
-fleet only the largest series have one.
+The rolling median is a baseline of the reports. Each smoother needs a pass over the whole history. So in
+a large fleet only the largest series have one.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,10 @@ MOST_SMOOTHED = 32  # series of a panel
 
 
 class RollingMedian:
-    """The forecaster that repeats the median of the last four hours. For flows, persistence is the same."""
+    """The forecaster that repeats the median of the last four hours.
+
+    For flows, the persistence baseline also repeats this median, so the two are equal.
+    """
 
     name = "rolling_median"
 
@@ -46,7 +49,7 @@ def compute_rolling_median(values: Array, window: int) -> Array:
 class SteadyForecaster:
     """A wrapper that leaves out series whose demand is intermittent.
 
-    For those, `Sparse` is better, because a smoothed level misleads.
+    For those, `SparseForecaster` is better, because a smoothed level misleads.
     """
 
     def __init__(self, forecaster: Forecaster) -> None:

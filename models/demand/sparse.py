@@ -1,11 +1,11 @@
 """Forecasts of intermittent series: demand of small groups, which is zero most of the time.
 
-A hurdle model: whether there is any demand at a lead, and how much if there is. It suits levels
+A hurdle model predicts whether there is any demand at a lead, and how much if there is. It suits levels
 that come and go (running GPUs of one user) as well as bursts (arrivals).
 
-    P(any at b + step | none / any at b)   from transitions at that very lead, older ones counting less. If
+    P(any at b + step | none / any at b)   from transitions at this very lead, older ones counting less. If
                                            there are few, it is drawn to the decaying share of bins with
-                                           any (TSB: Teunter, Syntetos and Babai, 2011)
+                                           any demand (TSB: Teunter, Syntetos and Babai, 2011)
     size given any                         recent sizes. If there is demand now, it is the last value plus recent
                                            changes over the lead, if those vary less
 
@@ -75,9 +75,9 @@ def _count_in_window(mask: Mask, origins: Bins, window: int) -> Array:
 
 
 def compute_prefix_sums(rows: NDArray[Any], origins: Bins) -> Array:
-    """Return (series, origin) the sum up to and including each origin, 0 for one before the first bin.
+    """Return (series, origin) the sum of all bins up to and including each origin.
 
-    rows: (series, bin).
+    The sum is 0 for an origin before the first bin. rows: (series, bin).
 
     >>> compute_prefix_sums(np.array([[1.0, 2.0, 4.0]]), np.array([1, -3, 2])).tolist()
     [[3.0, 0.0, 7.0]]
@@ -94,9 +94,9 @@ def compute_prefix_sums(rows: NDArray[Any], origins: Bins) -> Array:
 class _SparsePast:
     """The past of intermittent series at some origins.
 
-    values, some (any demand), none: (series, bin). last, share (of bins with demand): (series, origin).
-    sizes: (series, origin, SIZES) recent values. age: (bin,) weights. Divided by the origin's, they are
-    less for older bins.
+    values: (series, bin). some, none: (series, bin) whether there is any demand, and whether there is none.
+    last: (series, origin) the last value. share: (series, origin) the share of bins with demand. sizes:
+    (series, origin, SIZES) recent values. age: (bin,) weights, which are less for older bins.
     """
 
     values: Array

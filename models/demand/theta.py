@@ -1,11 +1,11 @@
 """Theta: exponential smoothing of the series without its daily shape, plus half of its drift.
 
 Assimakopoulos and Nikolopoulos (2000), in the closed form of Hyndman and Billah (2003). It consists of
-running sums and recursive filters, so one pass serves all origins of all series:
+running sums and recursive filters, so one pass computes the forecasts of all origins of all series:
 
-    shape    how far values lay from the mean of the day before: the mean over two weeks, by time of day,
-             shrunk by how well yesterday's shape predicted today's, so that a random walk has none
-    level    smoothed with the factor whose errors were smallest at this very lead over two weeks
+    shape    the distance from the mean of the day before: its mean over two weeks, by time of day. It is
+             shrunk by how well yesterday's shape predicted today's, so that a random walk has no shape
+    level    the series, smoothed with the factor whose errors were smallest at this very lead over two weeks
     drift    slope of the least-squares line through two weeks
 
 The quantiles are those of its own past errors (models/demand/naive.py).
@@ -55,7 +55,7 @@ class Theta:
 def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
     """Return (series, bin) how far the usual value at this time of day lies above the day's mean.
 
-    It is 0 if unknown. Also returns the number of bins that it looks ahead.
+    The value is 0 if unknown. Also returns the number of bins by which the smoothing looks ahead.
     """
     usual = compute_rolling_mean(filled, day)
     above = filled - usual
@@ -95,9 +95,9 @@ def _smooth_many_series(values: Array, factor: float) -> Array:
 
 
 def _smooth_few_series(values: Array, factor: float) -> Array:
-    """Return the same as `_smooth_many_series`, faster for few series.
+    """Return (series, bin) the same as `_smooth_many_series`, but faster for few series.
 
-    It does the same operations in the same order, so that the bits are identical.
+    Both do the same operations in the same order, so the results are identical to the last bit.
     """
     levels = np.empty_like(values)
     keep = -(factor - 1.0)
@@ -114,8 +114,8 @@ def _smooth_few_series(values: Array, factor: float) -> Array:
 def choose_best_level(levels: Sequence[Array], plain: Array, step: int, window: int) -> Array:
     """Return (series, bin) the smoothed level with the smallest errors at this lead within the window.
 
-    levels: (series, bin) each, one for each smoothing factor. All are known at the same bins, so sums
-    of errors compare as their means do.
+    levels: one array (series, bin) for each smoothing factor. All levels are known at the same bins, so sums
+    of errors can be compared instead of means.
     """
     known = np.isfinite(plain) & np.isfinite(shift_bins(levels[-1], step))
     best = levels[-1].copy()

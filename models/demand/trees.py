@@ -6,10 +6,10 @@ One model per target serves all its series, even those that it was not fitted on
     z      = (value at the target - anchor) / scale          the scaled change from the last value
     bands  = leads up to an hour, up to six, and longer ones: each has a model of each quantile
 
-Most of what runs now will run in an hour, so the trees learn the change. Counts of arrivals are new in
-every bin, so their anchor is the level of the past week (`flows.FLOW_TARGETS`). A history below eight
-weeks has z in units of the usual change over the lead, so that no tree is persistence. Its last quarter
-is first held out, to find how many trees help.
+Most jobs that run now will still run in an hour, so the trees learn the change. Counts of arrivals are
+new in every bin, so their anchor is the level of the past week (`flows.FLOW_TARGETS`). For a history
+below eight weeks, z is in units of the usual change over the lead. Then a model without
+trees equals persistence. The last quarter of such a history is first held out, to find how many trees help.
 
 A saved model is LightGBM's own text: one file for each band and quantile, next to `model.json` with
 their checksums.

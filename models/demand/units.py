@@ -44,7 +44,7 @@ def measure_distance(raw: Array, level: Array) -> Array:
 
 
 def scale_to_units(values: Array, size: Array, least: float = -MOST_REGRET) -> Array:
-    """Return (..., series) values in units of `size`, limited to `least` and MOST_REGRET.
+    """Return (..., series) values in units of `size`, limited to the range from `least` to MOST_REGRET.
 
     Where the size is 0, any value other than 0 counts as MOST_REGRET units.
     """

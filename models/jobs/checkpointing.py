@@ -17,7 +17,7 @@ RESTART_S = 300.0  # where nobody told what a restart takes
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """A checkpoint interval, and the ETTR that is expected at that interval."""
+    """A checkpoint interval, and the effective training time ratio (ETTR) expected at that interval."""
 
     interval_s: float
     failure_rate_per_day: float

@@ -1,7 +1,8 @@
-"""CoRunFit: the past co-runs of a site, stored as a version (`fleetcast train interference`).
+"""CoRunFit: the past co-runs of a site, stored as a model version (`fleetcast train interference`).
 
-The model is a Gaussian process over co-runs (interference.py), so its fit is those co-runs. A service
-that has just started, or has dropped its own, uses them next to those that it observes.
+A co-run is one job next to another on shared hardware. The model is a Gaussian process over co-runs
+(interference.py), so its fit is the co-runs themselves. A service that has just started, or that has
+dropped its own co-runs, uses them in addition to those that it observes.
 """
 
 from pathlib import Path
@@ -18,7 +19,7 @@ CO_RUN_FILE = "co_runs.json"
 
 
 class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
-    """A past co-run: an attempt that ran next to one partner. speed: relative to running alone."""
+    """A past co-run: an attempt that ran next to one partner. speed: relative to running alone, 1 if equal."""
 
     share: Share
     keys: Keys
@@ -29,8 +30,8 @@ class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
 class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fit of a site: its past co-runs, and the loads of jobs that ran alone.
 
-    rows: the oldest first. loads, turns: key of a job or kind -> its loads and step times alone
-    (features/co_runs.py).
+    rows: the co-runs, oldest first. loads, turns: key of a job or kind -> its loads and its step times when
+    it ran alone (features/co_runs.py).
     """
 
     rows: tuple[PastCoRun, ...]

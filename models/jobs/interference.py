@@ -1,19 +1,20 @@
 """Prediction of how fast a job runs next to another one, relative to running alone.
 
-    prior       on one GPU 1 - u_a u_b / 2 of their compute loads. Elsewhere the caller's value, usually 1
-    residuals   what observed co-runs add to it: the mean of a Gaussian process over pairs (job, partner)
+    prior       on one GPU 1 - u_a u_b / 2, with u the compute load of each job. Elsewhere the caller's value,
+                usually 1
+    residuals   the correction by observed co-runs: the mean of a Gaussian process over pairs (job, partner)
     bound       conformal: nine in ten errors of those co-runs lie above it. For a job seen often (SEEN_OFTEN)
                 these are leave-one-out errors. For others, each kind is left out with all its co-runs
 
-If the turns of two jobs are independent, both want the GPU for u_a u_b of the time, and each then
-has half. This prior never rises with either load, and has no fitted constant.
+If two jobs use the GPU at independent times, both want it for u_a u_b of the time, and each then gets
+half of it. This prior never rises with either load, and has no fitted constant.
 
-The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid), assumes perfect turns. It is evaluated
-for comparison with the prior.
+The published `rule`, min(1, 1 / (u_a + u_b)) (Horus, Lucid), assumes that the jobs alternate perfectly.
+It is evaluated for comparison with the prior.
 
-The process has a variance for each likeness of two co-runs: same job, same partner, same kind of
-either, both kinds, similar loads. So one co-run counts a little, three count much, and a job's own
-co-runs count before those of its kind (shrinkage, as with random effects. See Rasmussen and
+The process has a variance for each way in which two co-runs are alike: same job, same partner, same kind
+of either, both kinds, similar loads. So one co-run counts a little, three count much, and a job's own
+co-runs count more than those of its kind (shrinkage, as with random effects. See Rasmussen and
 Williams, 2006, ch. 2 and 5.4).
 """
 
@@ -41,10 +42,10 @@ MOST_LOAD = 1.0  # what is assumed of a job that nothing is known of, where the 
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """n jobs, each with one partner that shares hardware with it. NaN and key 0 mean unknown.
+    """A list of n jobs, each with one partner that shares hardware with it.
 
-    load, partner_load: (n, LOADS) ratios of each alone. keys, partner_keys: (n, 2) the job and its
-    kind.
+    load, partner_load: (n, LOADS) loads of each job when it ran alone, as ratios, NaN if unknown. keys,
+    partner_keys: (n, 2) the keys of the job and of its kind, 0 if unknown.
     """
 
     load: Array
@@ -77,8 +78,9 @@ class Pairs:
 class Residuals:
     """The residuals of n observed co-runs: actual speed less predicted speed.
 
-    weight: (n,) of each in the mean. errors: (n,) actual less the mean without that co-run. strange:
-    (k,) actual less the mean without all co-runs of one of its two kinds.
+    weight: (n,) the weight of each co-run in the mean. errors: (n,) the residual less the mean that is
+    fitted without this co-run. strange: (k,) the residual less the mean that is fitted without any co-run of
+    one of its two kinds.
     """
 
     pairs: Pairs
@@ -100,15 +102,15 @@ class Residuals:
     def compute_slack(self, pairs: Pairs) -> Array:
         """Return (m,) the amount to add to a prediction to get its lower bound.
 
-        If the job and its partner's kind are known well, it is based on leave-one-out errors. Otherwise it
-        is based on errors without the co-runs of a kind.
+        The errors without one co-run decide, if the job and its partner's kind are well known. Otherwise the
+        errors without a whole kind decide.
         """
         own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
         partner = _are_keys_equal(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
         return np.where(own & partner, compute_margin(self.errors), compute_margin(self.strange))
 
     def has_met_partner(self, pairs: Pairs) -> NDArray[np.bool_]:
-        """Return (m,) whether the job was observed next to this very partner."""
+        """Return (m,) whether the job was observed next to the same partner before."""
         own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0])
         return np.asarray((own & _are_keys_equal(pairs.partner_keys[:, 0], self.pairs.partner_keys[:, 0])).any(axis=1))
 
@@ -117,8 +119,8 @@ class Residuals:
 class Prediction:
     """Predicted speeds of n pairs relative to running alone, (n,).
 
-    lower_90: NaN if there are too few co-runs for a bound. known: whether p50 is based on a prior or a
-    co-run.
+    lower_90: NaN if there are too few co-runs for a bound. known: whether a prior or a co-run supports the
+    prediction.
     """
 
     p50: Array
@@ -205,7 +207,7 @@ def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Arr
 
 
 def compute_margin(errors: Array) -> float:
-    """Return the amount to add to a prediction so that the share BOUND of outcomes lies above it.
+    """Return the amount to add to a prediction so that the share BOUND of outcomes lies above the sum.
 
     It is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005). It is NaN
     with too few errors.
@@ -220,7 +222,7 @@ def compute_margin(errors: Array) -> float:
 def compute_held_out_margins(errors: Array) -> Array:
     """Return (n,) for each error the `compute_margin` of all other errors.
 
-    A co-run's outcome is compared with the margin that does not know it.
+    So each outcome is compared with a margin that was computed without it.
 
     >>> compute_held_out_margins(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
     [-9.0, -10.0, -10.0]
@@ -235,7 +237,7 @@ def compute_held_out_margins(errors: Array) -> Array:
 def predict_speeds(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
     """Predict the speeds of these pairs relative to running alone.
 
-    prior: (n,), NaN for a pair without a prior. The speed of such a pair is known only if there are
+    prior: (n,), NaN for a pair without a prior. A pair without a prior has a known speed only if there are
     co-runs of its job or kind.
     """
     observed, met = residuals.count_observed(pairs), residuals.has_met_partner(pairs)

@@ -1,8 +1,7 @@
 """Detection of the present level of a job's readings: the level since the last lasting change.
 
-Readings that rise or fall steadily have no level: a line describes them better than steps do. They
-are extended along that line by two minutes and no further, because a slow wave turns, and a ramp
-ends.
+Readings that rise or fall steadily have no level. A line describes them better than steps do. They are
+extended along that line by two minutes only, because slow waves turn and ramps end.
 """
 
 import numpy as np
@@ -22,7 +21,7 @@ MOST_CHANGES = 8  # of level within one window
 def shift_to_present_level(readings: Array) -> Array:
     """Return the readings moved to the present level.
 
-    They are the last level plus the scatter around every earlier one. readings: (reading,) oldest
+    Each result is the last level plus the reading's distance from its own level. readings: (reading,) oldest
     first, without NaN. Without a change of level or a trend they are returned unchanged.
 
     >>> shift_to_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
@@ -41,10 +40,10 @@ def shift_to_present_level(readings: Array) -> Array:
 
 
 def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
-    """Return whether the readings form a rhythm, in which no level lasts.
+    """Return whether the readings swing between levels, so that no level lasts.
 
-    They do if they had the last level before and left it, or if they swing now. begins: where each
-    level begins.
+    That is so if they had the last level before and left it, or if they swing now. begins: the index at which
+    each level begins.
     """
     before, last = readings[begins[-2] : begins[-1]].mean(), readings[begins[-1] :].mean()
     near = np.abs(readings[: begins[-1]] - last) < BACK_SHARE * abs(before - last)
@@ -55,8 +54,8 @@ def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
 def _fit_trend(readings: Array, begins: list[int]) -> float:
     """Return the slope per reading of the least-squares line.
 
-    It is 0 if the slope is not clear, or if constant levels fit as well. begins: where each level
-    begins.
+    It is 0 if the slope is not clear, or if constant levels fit as well. begins: the index at which each
+    level begins.
     """
     if len(readings) <= 2 * LATEST:
         return 0.0

@@ -1,16 +1,16 @@
-"""Circular compatibility of jobs on one link: whether their sending phases collide.
+"""Prediction of whether the sending phases of jobs collide on one link (circular compatibility).
 
-    one turn    period_s, of which `busy_share` sends at `rate` of the link's capacity, the rest computes
-    circle      both turns go round a circle of their least common multiple (periods rounded to a small
+    one turn    period_s. For `busy_share` of it the job sends at `rate` of the link's capacity, else it computes
+    circle      the turns of both jobs on a circle of their least common multiple (periods rounded to a small
                 ratio). A shift turns one against the other, 5 degrees at a time
-    overload    the share of a job's sending that coincides with the other's, times what the two want
+    overload    the share of a job's sending that coincides with the other's, times their joint demand
                 beyond the capacity
     speed       period / (period + sending * overload)
-    compatible  1 - the mean over the circle of what all want beyond the capacity, at the best shift
+    compatible  1 - the mean over the circle of the joint demand beyond the capacity, at the best shift
 
-Jobs whose periods have no such ratio drift through all shifts, so they get the mean. If there are
-more than two jobs, each gets the best shift given those before it. After CASSINI (Rajasekaran et
-al., NSDI'24). The formula of the slowdown is ours.
+Jobs whose periods have no such ratio drift through all shifts, so they get the mean. If there are more
+than two jobs, each gets the best shift given the shifts of those before it. The method is that of CASSINI
+(Rajasekaran et al., NSDI'24). The formula of the slowdown is our own.
 """
 
 import math
@@ -31,7 +31,10 @@ CELLS = 720  # of the circle
 
 @dataclass(frozen=True, slots=True)
 class SendingTurns:
-    """The use of a link by a job: every `period_s` it sends for `busy_share` of the time at `rate` of the capacity."""
+    """The periodic use of a link by a job.
+
+    In every period of `period_s` it sends for `busy_share` of the time, at `rate` of the link's capacity.
+    """
 
     period_s: float
     busy_share: float
@@ -40,9 +43,10 @@ class SendingTurns:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """The speeds of jobs a and b relative to running alone, (shift,), for each shift of b against a.
+    """The speeds of two jobs, a and b, on one link, relative to running alone.
 
-    `locked`: whether the shift between them stays the same.
+    speed_a, speed_b: (shift,) for each shift of b against a. locked: whether the shift between them stays
+    the same.
     """
 
     speed_a: Array
@@ -54,8 +58,8 @@ class Overlap:
 class LinkFit:
     """The result of fitting jobs on a link.
 
-    compatibility: 0 to 1. shifts_s: how long after the first job each should begin. None if they drift,
-    so that no shift lasts.
+    compatibility: 0 to 1. shifts_s: how many seconds after the first job each should begin. It is None if
+    the jobs drift, because then no shift lasts.
     """
 
     compatibility: float
@@ -65,7 +69,7 @@ class LinkFit:
 def find_turn_ratio(a_s: float, b_s: float) -> tuple[int, int] | None:
     """Return the smallest numbers of turns of a and of b that take about the same time.
 
-    Returns None if no small numbers do, or a period is not positive and finite.
+    Returns None if no small numbers do, or if a period is not positive and finite.
 
     >>> find_turn_ratio(1.0, 2.01), find_turn_ratio(1.0, 1.0), find_turn_ratio(1.0, 1.387)
     ((2, 1), (1, 1), None)
@@ -105,7 +109,7 @@ def compute_overlap(a: SendingTurns, b: SendingTurns) -> Overlap:
 
 
 def fit_link(jobs: Sequence[SendingTurns]) -> LinkFit:
-    """Find shifts of the jobs at which they collide least on a link.
+    """Return the shifts at which the jobs collide least on a link, and how compatible they are.
 
     Two jobs are fitted exactly, 5 degrees at a time. More jobs are fitted one after the other.
 
@@ -145,7 +149,7 @@ def _count_common_turns(jobs: Sequence[SendingTurns]) -> list[int] | None:
 def _compute_independent_excess(jobs: Sequence[SendingTurns]) -> float:
     """Return the mean demand beyond the link's capacity, as a share of it, if jobs send independently.
 
-    It is exact in steps of 1 % of the capacity.
+    Rates are rounded to 1 % of the capacity.
     """
     cells = 100
     chance = np.ones(1)
@@ -166,7 +170,7 @@ def _compute_speed(job: SendingTurns, overload: Array | float) -> Array:
 def _compute_overlap_shares(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> Array:
     """Return (CELLS,) the share of the circle on which both send, at each shift of b.
 
-    It is a circular correlation.
+    a, b: (CELLS,) whether the job sends. The shares are a circular correlation.
     """
     turned = np.fft.rfft(a.astype(np.float64)) * np.conj(np.fft.rfft(b.astype(np.float64)))
     return np.asarray(np.fft.irfft(turned, CELLS).clip(min=0.0) / CELLS)

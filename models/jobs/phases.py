@@ -39,7 +39,7 @@ USUAL_S = 120.0  # the usual is the median of so much active time
 
 @dataclass(frozen=True, slots=True)
 class JobLevels:
-    """The means over a job's GPUs, each (sample,), regular in time, NaN if not reported.
+    """The means of a job's readings over its GPUs, each (sample,), regular in time, NaN if not reported.
 
     activity: SM activity 0 to 1. exchange: bytes/s between GPUs (NVLink, InfiniBand). host: PCIe
     bytes/s. age_s: the job's age at the first sample, 0 if unknown.
@@ -55,10 +55,10 @@ class JobLevels:
 
 @dataclass(frozen=True, slots=True)
 class PhaseRule:
-    """The rule that classifies phases.
+    """The rule that classifies the phases of a job.
 
-    warmup_s: the length of the warm-up, learned from a site. It was half a minute in every recorded
-    run.
+    warmup_s: the length of the warm-up in seconds, learned from a site. It was half a minute in every
+    recorded run.
     """
 
     warmup_s: float = 30.0
@@ -92,7 +92,7 @@ class _RunningMedian:
 
 
 class _PhaseTracker:
-    """The state of a job's classification after each sample."""
+    """The state of the classification of one job's samples, updated with each sample."""
 
     def __init__(self, levels: JobLevels, warmup_s: float) -> None:
         self.interval_s, self.age_s = levels.interval_s, levels.age_s

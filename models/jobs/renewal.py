@@ -1,8 +1,8 @@
 """Prediction of a job's next checkpoint or evaluation from the times of its earlier ones.
 
 The prediction is the last beginning plus a quantile of the intervals, given that the next one has not
-begun yet. Jobs that count steps are regular in seconds too, as long as their pace stays the same. Fewer
-than ENOUGH intervals get the spread of regular jobs.
+begun yet. Jobs that count steps are regular in seconds too, as long as their pace stays the same. With
+fewer than ENOUGH intervals, the spread is that of regular jobs.
 """
 
 from dataclasses import dataclass

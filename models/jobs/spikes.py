@@ -1,9 +1,9 @@
 """Prediction of peaks that jobs cause together on racks, power domains, rails and stores.
 
 The peaks are those of the next 15 minutes. For every minute ahead, values of each job are drawn at
-random from its readings at its present level (models/jobs/level.py). Its next checkpoint is drawn
-from the time at which it is due. Jobs are drawn independently, and draws are summed over a domain's
-jobs. A row gives the minute with the highest 90 % quantile. Jobs that change together (one gang
+random from its readings at its present level (models/jobs/level.py). The time of its next checkpoint is
+drawn from the predicted distribution. Jobs are drawn independently, and draws are summed over a domain's
+jobs. A row describes the minute with the highest 90 % quantile. Jobs that change together (one gang
 restarted, one power event) are not foreseen.
 """
 
@@ -47,7 +47,7 @@ class Burst:
 
 @dataclass(frozen=True, slots=True)
 class JobLoad:
-    """The load that one job puts on domains.
+    """The load of one job on its domains.
 
     shares: domain -> the part of the job in it. readings: quantity -> (k,) readings of the whole job,
     without NaN.
@@ -62,7 +62,7 @@ class JobLoad:
 class Spike(msgspec.Struct):
     """The predicted peak of a domain: the minute of the next 15 with the highest p90.
 
-    p50 and p90 are those of that minute. capacity: null if unknown.
+    p50, p90: quantiles of the load in that minute. capacity: null if unknown.
     """
 
     domain_kind: DomainKind
@@ -137,7 +137,7 @@ def _draw_readings(readings: Sequence[Array], rng: np.random.Generator) -> NDArr
 def _draw_burst(burst: Burst, now_ms: int, rng: np.random.Generator) -> Array:
     """Return (draw, minute) the bytes/s that a checkpoint writes.
 
-    It counts in each minute that it touches.
+    A checkpoint counts in each minute in which it writes.
     """
     begins_at = burst.begins
     begins = np.interp(rng.random(DRAWS), (0.1, 0.5, 0.9), (begins_at.p10_ms, begins_at.p50_ms, begins_at.p90_ms))[

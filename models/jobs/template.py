@@ -1,14 +1,14 @@
 """Prediction of a periodic job's power and traffic minutes ahead, from a template of its cycle.
 
-The template is locked cycle by cycle:
-    1. fold the last cycles into a template: the reading at each phase
+The template is built cycle by cycle:
+    1. fold: average the last cycles into a template, the reading at each phase
     2. lock: shift each cycle to where it fits the template best, and move anchor and period by a part of
        the shift, as a phase-locked loop does. The shifts show how far the phase strays per cycle
-    3. read ahead: take the phase at that time, as certain as the cycles until then leave it, and the
-       quantiles of the readings around that phase
+    3. predict: compute the phase at the later time, which is less certain the more cycles lie between.
+       Return the quantiles of the readings around that phase
 
-If the phase strays so far that nothing is left of it, every sample has the same weight: the result
-is the level of the last cycles.
+If the phase strays so far that it says nothing, every sample has the same weight. The result is then the
+level of the last cycles.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LEAST_SPREAD = 1.0 / BINS  # of phase: no template is finer than its bins
 class PhaseLock:
     """The phase of each sample of the window, (sample,) from 0 to 1.
 
-    period: in samples. strays: the standard deviation of the phase's shift per cycle.
+    period: in samples. strays: the standard deviation per cycle of the phase's shift, as a part of a cycle.
     """
 
     phase: Array

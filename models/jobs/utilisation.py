@@ -1,7 +1,7 @@
-"""Measures of how a job uses its GPUs: real work, apparent load, and memory that it holds while idle.
+"""Measures of a job's use of its GPUs: real work, apparent load, and memory that it holds while idle.
 
-"Busy" (GPU utilisation) means that some kernel ran in the interval, even a waiting one. SM activity
-is the share of multiprocessors with work. MFU is known only for a job that states its FLOPs per
+"Busy" (GPU utilisation) means that some kernel ran in the interval, even one that only waited. SM
+activity is the share of multiprocessors with work. MFU is known only for a job that states its FLOPs per
 token.
 """
 
@@ -36,7 +36,7 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 class JobGpuUse:
     """How a job uses its GPUs, over `span_s`, at most ten minutes. Unknown values are None.
 
-    idle_s: for how many seconds, at least, none of the GPUs has computed.
+    idle_s: the seconds for which all GPUs have been idle, at least.
     """
 
     span_s: float | None
@@ -70,7 +70,8 @@ def measure_use(
 ) -> JobGpuUse:
     """Return how a job uses its GPUs, from readings (slot, GPU), oldest first, NaN if unknown.
 
-    idle_before_s: how long the GPUs were idle before the first slot, 0 if unknown.
+    interval_s: seconds of a slot. idle_before_s: how long the GPUs were idle before the first slot, 0 if
+    unknown.
     """
     activity = np.where(np.isfinite(sm_active), sm_active, busy)
     idle_s = _compute_idle_s(activity, interval_s, idle_before_s)

@@ -1,4 +1,4 @@
-"""Groups of devices that may be compared: on one node, and of one model or link layer."""
+"""Numbering of the groups of comparable devices: those on one node with the same model or link layer."""
 
 from collections.abc import Mapping, Sequence
 from zlib import crc32
@@ -12,7 +12,7 @@ from fleetcast.models.peers import Groups
 class AlikeDevices:
     """The numbered groups of comparable devices of one kind.
 
-    They are built again only when devices, owners or traits have changed.
+    The groups are built again only when devices, owners or traits have changed.
     """
 
     def __init__(self) -> None:
@@ -25,8 +25,9 @@ class AlikeDevices:
     ) -> None:
         """Assign numbers to the groups of devices that are on one node and have the same trait.
 
-        names, node: (device,) names, and rows of the owners. traits: name → model or link layer. changes: a
-        number that grows with each change of owners or traits. Without a change, nothing is done.
+        names, node: (device,) names of the devices, and rows of the nodes that own them. traits: name → model or
+        link layer. changes: a number that grows with each change of owners or traits. If it has not grown,
+        nothing is done.
         """
         key = (len(names), changes)
         if key == self._made_of:

@@ -1,7 +1,7 @@
-"""DayLevels: how strong each rule's recent evidence against each node is. It halves every HALF_MS.
+"""DayLevels: the strength of each rule's recent evidence against each node. It halves every HALF_MS.
 
-The level of this moment no longer shows a link that flapped in the morning. A model of the next day
-and week uses the fading maximum instead. Serving and training update it in the same way
+A link that flapped in the morning no longer shows in the present evidence. So the models of the next day
+and week use this fading maximum instead. Serving and training update it in the same way
 (models/risk/score.py, training/sites).
 """
 
@@ -20,7 +20,10 @@ LEAST = 1e-3  # what has faded so far is gone
 
 
 class DayLevels:
-    """The fading levels of all nodes and rules, with one writer. Nodes are matched by name."""
+    """The strength of each rule's recent evidence against each node, from 0 to 1.
+
+    A strength halves every HALF_MS. Only one task may record levels. Nodes are matched by name.
+    """
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -28,12 +31,15 @@ class DayLevels:
         self.time_ms = 0
 
     def record_levels(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
-        """Record the levels (node, rule) of this moment. `names`: the nodes."""
+        """Record the strength of the present evidence. It replaces a faded strength if it is greater.
+
+        levels: (node, rule) from 0 to 1. names: the names of the nodes.
+        """
         self.values = np.maximum(self.compute_levels(names, now_ms), levels).astype(np.float32)
         self.names, self.time_ms = tuple(names), max(now_ms, self.time_ms)
 
     def compute_levels(self, names: Sequence[str], now_ms: int) -> Array:
-        """Return (node, rule) the levels of these nodes faded to `now_ms`, 0 for unknown nodes."""
+        """Return (node, rule) the strengths of these nodes, faded to `now_ms`. Unknown nodes have 0."""
         age_ms = max(0, now_ms - self.time_ms) if self.time_ms else 0
         faded = self.values * 0.5 ** (age_ms / HALF_MS)
         faded[faded < LEAST] = 0.0

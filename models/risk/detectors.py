@@ -1,10 +1,11 @@
-"""Detectors: the function of each rule, and the data it works on.
+"""Detectors: the function of each rule, and the data on which it works.
 
-    @sees("xid_hard")       (view of all entities of a kind) -> Detection    what their own samples show
-    @reports("slow_nic")    makes Signals some other way: by comparing a gang, from node events, from ended jobs
+    @register_detector("xid_hard")    takes the view of all entities of a kind, and returns a Detection
+    @register_reporter("slow_nic")    makes Signals in another way: by comparing a gang, from node events or
+                                      from ended jobs
 
 Every rule of `fleetcast.models.risk.rules` has exactly one of these functions.
-`check_rules_have_detectors` raises if one has none.
+`check_rules_have_detectors` raises ValueError if one has none.
 """
 
 import difflib
@@ -21,7 +22,7 @@ from fleetcast.models.risk.signals import Array, Mask, Times
 
 
 class FeatureColumns:
-    """A frame's features as float64 columns. Raises KeyError for a feature that the frame does not have."""
+    """The columns of a frame as float64. Raises KeyError for a feature that the frame does not have."""
 
     def __init__(self, frame: FeatureFrame) -> None:
         self.frame = frame
@@ -38,7 +39,7 @@ class FeatureColumns:
         return self._read[name]
 
     def changed_ms(self, name: str) -> Times:
-        """Return (entity,) when the signal behind a feature last changed, in Unix ms, 0 if unknown."""
+        """Return (entity,) when the readings behind a feature last changed, in Unix ms, 0 if unknown."""
         return self.frame.since_ms[:, self._find_column(name)]
 
     def _find_column(self, name: str) -> int:
@@ -50,7 +51,7 @@ class FeatureColumns:
 
 
 def compute_newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
-    """Return (node,) seconds since the newest sample of a node's entities, NaN if none ever sent one."""
+    """Return (node,) seconds since any entity of the node last sent a sample, NaN if none ever did."""
     age = columns["age_s"]
     known = np.isfinite(age) & (columns.node >= 0)
     newest = np.full(nodes, np.inf)
@@ -84,7 +85,7 @@ class Detection:
         since: Times | None = None,
         telling: Mask | None = None,
     ) -> "Detection":
-        """Build a detection. Strength is limited to 0 to 1, and NaN becomes 0.
+        """Build a detection. Strength is limited to the range from 0 to 1, and NaN becomes 0.
 
         A single number applies to all entities. By default, an entity is `telling` if its value is known.
         """
@@ -131,9 +132,10 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
 
 
 def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]:
-    """Run the detectors of a kind, and return a Detection for each of its rules, in the order of OF_KIND.
+    """Return a Detection for each rule of a kind, in the order of OF_KIND[kind], by running its detector.
 
-    A rule whose signals are raised elsewhere has an empty detection.
+    view: the view of all entities, e.g. `GpuView`. rows: the number of entities. A rule whose signals are
+    raised elsewhere has a detection without any condition that holds.
     """
     nothing = Detection.make_detection(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
     detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]
@@ -143,7 +145,7 @@ def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]
 def check_rules_have_detectors() -> None:
     """Check that each rule has a function. Raises ValueError if one has none.
 
-    Call it after all modules with such functions are imported.
+    Call it after all modules that register such functions are imported.
     """
     missing = [rule.name for rule in RULES if rule.name not in DETECTORS and rule.name not in REPORTERS]
     if missing:

@@ -1,12 +1,12 @@
 """FaultLog: the faults of each node, found by firm hard signals, and the hazard computed from them.
 
-A fault lasts from the first firm hard signal until the last is gone. One that returns within
-SAME_MS is the same fault. If over a tenth of the fleet fails within TOGETHER_MS, the cause is the
-network or the scraper. Then none of these nodes gets a fault until it has recovered.
+A fault lasts from the first firm hard signal until the last one is gone. If a signal returns within
+SAME_MS, it belongs to the same fault. If over a tenth of the fleet fails within TOGETHER_MS, the cause is
+the network or the scraper. Then none of these nodes gets a fault until it has recovered.
 
-The hazard is the published one (models/risk/hazard.py, or what `fleetcast train history` wrote)
-until the site has OWN_FAULTS and OWN_DAYS of its own. Then it is fitted on those, with the code
-that `fleetcast evaluate risk` evaluates.
+The hazard is the published one (models/risk/hazard.py, or the file that `fleetcast train history` wrote)
+until the site has OWN_FAULTS faults and OWN_DAYS days of its own. Then it is fitted on those, with the
+code that `fleetcast evaluate risk` evaluates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -123,7 +123,7 @@ class FaultLog:
         )
 
     def compute_hazard(self, names: Sequence[str], horizons_s: Sequence[float], now_ms: int) -> Array:
-        """Return (horizon, node) the expected number of faults of each node by its history alone."""
+        """Return (horizon, node) the expected number of faults, computed from each node's own faults."""
         now_day = now_ms / DAY_MS
         rows = {name: row for row, name in enumerate(names)}
         columns = make_feature_columns(self.make_history(rows).truncate(now_day), now_day, len(names))
@@ -135,7 +135,7 @@ class FaultLog:
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
     def make_fit_inputs(self, names: Sequence[str], now_ms: int) -> tuple[FaultHistory, int, int, int]:
-        """Return copies of the arguments of `fit_history`, so that a thread may fit.
+        """Return copies of the arguments of `hazard.fit_history`, so that the fit may run in a thread.
 
         The history begins at the time from which all faults are still stored.
         """

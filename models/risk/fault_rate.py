@@ -5,9 +5,9 @@
     times           posterior mean of the ratio, from a mixture of two gamma priors
 
 Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count.
-One broken switch or breaker stops several nodes at once, so faults of one minute are one. If a node
-has a fault when its telemetry first arrives, or arrives again after a long silence, the fault's
-begin was not observed. So the node's first JOINING_MS do not count. Both sums halve every
+One broken switch or breaker stops several nodes at once, so faults within one minute count as one. If a
+node has a fault when its telemetry first arrives, or arrives again after a long silence, the beginning of
+the fault was not observed. So the first JOINING_MS of a node do not count. Both sums halve every
 HALF_LIFE_MS, so a fleet that was repaired returns to the expected rate.
 """
 
@@ -106,13 +106,17 @@ class FaultRate:
     def _is_joining(self, name: str, at_ms: int) -> bool:
         """Return whether the node's telemetry had begun less than JOINING_MS before a time.
 
-        A fleet's first nodes do not count as joining, because their telemetry began before ours.
+        The nodes that were there at the first tick do not count as joining, because their telemetry is older than
+        our record.
         """
         since_ms, _ = self._times_ms.get(name, (at_ms, at_ms))
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 
     def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
-        """Record the present warnings, and drop those that are too old to precede a fault not yet counted."""
+        """Record the nodes with a warning now. Drop warnings that are too old to precede an uncounted fault.
+
+        warned: (node,) whether a rule warns of the node.
+        """
         for row in np.flatnonzero(warned).tolist():
             begin_ms, _ = self._warned_ms.get(names[row], (now_ms, now_ms))
             self._warned_ms[names[row]] = begin_ms, now_ms
@@ -150,7 +154,7 @@ class FaultRate:
 def compute_posterior_ratio(seen: float, expected: float) -> float:
     """Return the posterior mean of the ratio of observed to expected faults.
 
-    It is rounded to two digits so that it does not change all the time.
+    The result is rounded to two significant digits, so that it does not change all the time.
 
     >>> compute_posterior_ratio(0, 0.0), compute_posterior_ratio(1, 0.02), compute_posterior_ratio(9, 0.025)
     (1.0, 1.9, 320.0)
@@ -168,9 +172,10 @@ def compute_posterior_ratio(seen: float, expected: float) -> float:
 
 
 def has_warning(p_hour: Array, hour_hazard: Array) -> NDArray[np.bool_]:
-    """Return (node,) whether signals raise the hazard of the next hour clearly above the history's.
+    """Return (node,) whether signals raise the hazard of the next hour clearly above the base hazard.
 
-    p_hour: (node,) probability, NaN if unknown. hour_hazard: (node,) expected faults.
+    p_hour: (node,) probability of a fault, NaN if unknown. hour_hazard: (node,) faults that the history of
+    the node predicts.
     """
     hazard = -np.log1p(-np.minimum(np.nan_to_num(p_hour), 1 - 1e-9))
     return np.asarray(hazard - hour_hazard >= WARNING_HAZARD)

@@ -31,9 +31,9 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 class GangRisk:
     """The risk that a gang is interrupted or slowed down.
 
-    p_interrupted, p_slow: for the whole gang. node, slow: (n,) the probabilities that each member
-    interrupts it and slows it. hazard: expected interruptions. weakest, slowest: the indices of the
-    members with the greatest probabilities. domains: the ones that members share.
+    p_interrupted, p_slow: the probabilities for the whole gang. node, slow: (n,) the probability that each
+    member interrupts the gang, and that it slows it down. hazard: expected interruptions. weakest, slowest:
+    indices of the members with the greatest of these probabilities. domains: those that several members share.
     """
 
     hazard: float
@@ -48,9 +48,9 @@ class GangRisk:
 
 @dataclass(frozen=True, slots=True)
 class SharedDomain:
-    """A domain that contains two or more members of a gang.
+    """A domain that contains two or more members of a gang, such as a rack.
 
-    share: its part of the hazard of an interruption.
+    share: the part of the gang's hazard of an interruption that comes from the domain.
     """
 
     level: str
@@ -68,8 +68,9 @@ def compute_gang_risk(
 ) -> GangRisk:
     """Return the risk of a gang of n >= 1 members over `duration_s`.
 
-    risk: (kind, horizon, n) probabilities. Where it is NaN, `prior` (kind, horizon) is used. domains:
-    (level of FAULTS_PER_DAY, (n,) each member's domain, "" if unknown). gpu_temp_c: (n,) °C.
+    risk: (kind, horizon, n) probabilities. Where it is NaN, `prior` (kind, horizon) is used. domains: pairs
+    of a level of FAULTS_PER_DAY and the domains of the n members at this level, "" if unknown. gpu_temp_c:
+    (n,) °C.
     """
     known = np.where(np.isfinite(risk), risk, prior[:, :, None])
     hazard = interpolate_hazard(known, RISK_HORIZONS_S, duration_s)
@@ -99,9 +100,9 @@ def compute_gang_risk(
 
 
 def _group_members(names: Sequence[str]) -> dict[str, list[int]]:
-    """Return domain -> the indices of its members.
+    """Return domain -> the indices of its members, in one pass over all members.
 
-    It needs one pass, because a gang of thousands of nodes has hundreds of racks.
+    A gang of thousands of nodes has hundreds of racks, so a pass for each rack would be slow.
     """
     found: dict[str, list[int]] = {}
     for row, name in enumerate(names):

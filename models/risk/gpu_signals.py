@@ -44,7 +44,7 @@ class UsualClocks(LearnedState):
     def learn_clocks(self, clock: Array, ceiling: Array, healthy: Mask) -> Array:
         """Update the usual clocks with this observation, and return them: (gpu,) MHz.
 
-        A usual clock rises at once. It falls slowly, and only if the GPU is `healthy`.
+        clock: (gpu,) MHz. A usual clock rises at once. It falls slowly, and only if the GPU is `healthy`.
         """
         before = np.pad(self.usual, (0, len(clock) - len(self.usual)), constant_values=np.nan)
         eased = before - USUAL_DECAY * (before - clock)
@@ -120,11 +120,11 @@ def is_at_limit(view: GpuView) -> Mask:
 
 
 def compute_cap_evidence(view: GpuView) -> Array:
-    """Return (gpu,) how certain it is that a low clock is due to a power cap.
+    """Return (gpu,) the code of how certain it is that a power cap causes a low clock.
 
     STATED: the reason bit is set, or the power is at the limit.
-    LIKELY, OPEN: neither is exported and the GPU is not hot. It is LIKELY if its power, compared with
-    its node's GPUs, is that of a capped one.
+    LIKELY, OPEN: neither the bit nor the limit is exported, and the GPU is not hot. It is LIKELY if its power
+    is below that of its node's GPUs, as a cap would cause.
     WAITS: the bit is set and the limit was lowered, but the GPU draws far less, as a GPU of a waiting
     gang does.
     DENIED: otherwise.
@@ -143,8 +143,8 @@ def compute_cap_evidence(view: GpuView) -> Array:
 def is_on_plateau(view: GpuView) -> Mask:
     """Return (gpu,) whether the GPU draws steadily less than its node's working GPUs, as if capped.
 
-    Its clock must be lower too, and it must not be warmer. Heat that slows a GPU would make it warmer.
-    Brakes and hardware slowdowns halve clocks.
+    Its clock must be lower too, but not by half, because brakes and hardware slowdowns halve clocks. It must
+    not be warmer than the others, because heat that slows a GPU would make it warmer.
     """
     clock = view.clock / view.usual_clock
     now, lately = (
@@ -159,10 +159,10 @@ def is_on_plateau(view: GpuView) -> Mask:
 
 @register_detector("thermal_throttle")
 def thermal_throttle(view: GpuView) -> Detection:
-    """Detect a thermal or hardware slowdown bit together with a clock that fell.
+    """Detect a clock that fell while a thermal or hardware slowdown bit is set.
 
-    Bit 4 (software power cap) is normal under load. A power brake sets the hardware bit too. Then that bit is
-    no evidence of heat.
+    Bit 4 (software power cap) is normal under load, so it does not count. A power brake sets the hardware bit
+    too. In that case the hardware bit is no evidence of heat.
     """
     braked = (view.bits & BRAKE) > 0
     return _detect_slowed_clock(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
@@ -174,7 +174,10 @@ def power_brake(view: GpuView) -> Detection:
 
 
 def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
-    """Detect a clock that fell while a reason bit is set, on GPUs that are not idle. bit: (gpu,)."""
+    """Detect a clock that fell on GPUs that are not idle, while a reason bit is set.
+
+    bit: (gpu,) whether the bit is set.
+    """
     ratio = view.clock / view.usual_clock
     on = bit & ((view.bits & IDLE) == 0) & ~(ratio >= LOW_CLOCK)
     strength = np.where(np.isfinite(ratio), 0.3 + 1.4 * (1 - ratio), 0.5)
@@ -184,9 +187,10 @@ def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
 
 @register_detector("clock_low")
 def clock_low(view: GpuView) -> Detection:
-    """Detect a clock far below the GPU's usual one and its node's working GPUs, without a stated reason.
+    """Detect a clock that is far too low, without a stated reason.
 
-    The power must be below its limit, and must not look like that of a capped GPU.
+    It must be far below both the GPU's usual clock and that of its node's working GPUs. The power must be
+    below its limit, and must not look like that of a capped GPU.
     """
     peers = view.compute_peer_median(np.where(view.loaded, view.clock, np.nan))
     usual = np.fmin(view.usual_clock, peers)
@@ -200,10 +204,10 @@ def clock_low(view: GpuView) -> Detection:
 
 @register_detector("clock_halved")
 def clock_halved(view: GpuView) -> Detection:
-    """Detect half the usual clock or less under load, if no reasons are exported.
+    """Detect a working GPU at half its usual clock or less, if clock event reasons are not exported.
 
-    The node's other GPUs must be as slow, which shows that the node brakes. Power limits do not lower
-    clocks that far, and an operator who locks clocks so low does it to a whole gang.
+    The node's other GPUs must be as slow, which shows that a power brake slows the whole node. Power limits
+    do not lower clocks that far. Operators lock clocks so low only for a whole gang.
     """
     on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
@@ -222,9 +226,10 @@ def gpu_hot(view: GpuView) -> Detection:
 
 @register_detector("gpu_hot_for_its_load")
 def gpu_hot_for_its_load(view: GpuView) -> Detection:
-    """Detect a GPU that has been warmer for minutes than GPUs in its slot usually are at that power.
+    """Detect a GPU that has been too warm for its power for minutes.
 
-    The difference must exceed both a number of degrees and the usual spread of the GPUs.
+    It is compared with the usual temperature of its slot at that power. The difference must exceed both a number of
+    degrees and the usual spread of the GPUs.
     """
     above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
     known = above[np.isfinite(above)]
@@ -280,7 +285,10 @@ def ecc_burst(view: GpuView) -> Detection:
 
 @register_detector("ecc_corrected_few")
 def ecc_corrected_few(view: GpuView) -> Detection:
-    """Detect repeated corrected errors, fewer than a burst, in a fleet whose other GPUs have hardly any."""
+    """Detect a few repeated corrected errors, in a fleet whose other GPUs have hardly any.
+
+    They are fewer than a burst.
+    """
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
     usual = compute_p90(count)
     on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on

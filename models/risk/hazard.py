@@ -1,9 +1,9 @@
-"""Estimation of the history hazard: the probability that a node fails again, from its own faults.
+"""Estimation of the history hazard: the expected faults of a node, from its own past faults.
 
-It is a discrete-time logistic regression. Its features decay from the node's last fault, from its
-last return from repair, and from its last fault if that was a hardware fault. Weights have the sign
-that the data gives them, because a node whose part was replaced may be better than an old one. Both
-evaluation (training/judges/risk.py) and serving (models/risk/fault_log.py) use
+It is a discrete-time logistic regression. Its three features decay with time: since the node's last
+fault, since its last return from repair, and since its last fault if that was a hardware fault. Weights have
+the sign that the data gives them, because a node whose part was replaced may be better than an old one.
+Both evaluation (training/judges/risk.py) and serving (models/risk/fault_log.py) use
 `make_feature_columns`, `fit_history` and `HistoryFit`.
 
 Half of the faults hit nodes that never had one. A history cannot tell these nodes apart. Times are
@@ -40,8 +40,8 @@ ROWS_AT_MOST = 400_000  # of a fit: of longer or wider histories every k-th day
 class FaultHistory:
     """The past faults of all nodes. All arrays are (f,), one value for each fault.
 
-    node: row of the node. start_day: its begin. end_day: the node's return from repair, NaN if unknown.
-    hardware: whether a part was at fault, False if unknown.
+    node: row of the node. start_day: when the fault began. end_day: when the node returned from repair, NaN
+    if unknown. hardware: whether a part was at fault, False if unknown.
     """
 
     node: NDArray[np.int64]
@@ -50,7 +50,7 @@ class FaultHistory:
     hardware: Mask
 
     def truncate(self, at_day: float) -> "FaultHistory":
-        """Return the history as known at a moment: faults that had begun, and returns that had happened."""
+        """Return the history as known at a moment: without later faults and later returns from repair."""
         begun = self.start_day <= at_day
         end_day = np.where(self.end_day <= at_day, self.end_day, np.nan)
         return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
@@ -70,7 +70,7 @@ class FaultHistory:
 def is_in_repair(known: FaultHistory, nodes: int) -> Mask:
     """Return (nodes,) whether the node is in repair: its last fault has no end yet.
 
-    known: the history as `until` returns it.
+    known: the history as `FaultHistory.truncate` returns it.
     """
     last = known.find_latest(known.start_day, nodes)
     away = np.zeros(nodes, bool)
@@ -79,10 +79,10 @@ def is_in_repair(known: FaultHistory, nodes: int) -> Mask:
 
 
 def compute_features(since_fault: Array, since_return: Array, hardware: Mask) -> Array:
-    """Return (n, feature) the values of FEATURES, from times in days since the last fault and return.
+    """Return (n, feature) the values of FEATURES.
 
-    since_fault, since_return: (n,) inf if it never happened. hardware: (n,) whether the last fault was
-    one of hardware.
+    since_fault, since_return: (n,) days since the last fault and the last return, inf if there was none.
+    hardware: (n,) whether the last fault was one of hardware.
     """
     part = np.where(hardware, np.exp(-since_fault / 60), 0.0)
     return np.stack((np.exp(-since_fault / 30), np.exp(-since_return / 2), part), axis=1)
@@ -91,7 +91,7 @@ def compute_features(since_fault: Array, since_return: Array, hardware: Mask) ->
 def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Array:
     """Return (nodes, feature) the features of every node at a moment.
 
-    known: the history as `until` returns it.
+    known: the history as `FaultHistory.truncate` returns it.
     """
     last = known.find_latest(known.start_day, nodes)
     hardware = np.zeros(nodes, bool)
@@ -100,7 +100,10 @@ def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Arra
 
 
 def compute_fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
-    """Return the fleet's faults per node and day, drawn to the published rate as if it were one fault."""
+    """Return the fleet's faults per node and day.
+
+    The rate is drawn to the published one, which has the weight of one fault.
+    """
     return (len(known.node) + 1) / (nodes * watched_days + 1 / FAULTS_PER_NODE_DAY)
 
 
@@ -118,7 +121,7 @@ def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> A
 class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The logistic fit of one horizon: the intercept, and the weights by feature.
 
-    An additional isotonic step was tried. On later days it was worse.
+    An additional isotonic step was tried, and made the predictions of later days worse.
     """
 
     intercept: float
@@ -193,14 +196,17 @@ PUBLISHED = HistoryFit(
 
 @dataclass(frozen=True, slots=True)
 class PastDays:
-    """The features of each working node at the beginning of past days: one row for each node and day."""
+    """The features of each working node at the beginning of past days.
+
+    There is one row for each day and each node that was not in repair.
+    """
 
     day: NDArray[np.int64]
     node: NDArray[np.int64]
     columns: Array
 
     def has_new_fault(self, history: FaultHistory, horizon_days: int) -> Mask:
-        """Return (n,) for each row whether a fault of the node begins after its day, within the horizon."""
+        """Return (n,) whether a fault of the row's node begins within the horizon after the row's day."""
         first, days = int(self.day.min()), int(np.ptp(self.day)) + 1
         nodes = max(int(self.node.max()), int(history.node.max(initial=0))) + 1
         found = np.zeros((days, nodes), bool)
@@ -224,8 +230,8 @@ def make_past_days(history: FaultHistory, days: range, nodes: int) -> PastDays:
 def fit_history(history: FaultHistory, first_day: int, until_day: int, nodes: int) -> HistoryFit:
     """Fit the history hazard to the faults that were known by `until_day`.
 
-    first_day: when the record of faults starts. Raises ValueError if the days in between are not more
-    than WARM_UP_DAYS and the longest horizon together.
+    first_day: when the record of faults starts. Raises ValueError if the record is too short: it must be
+    longer than WARM_UP_DAYS plus the longest horizon.
     """
     known = history.truncate(until_day)
     begin = first_day + WARM_UP_DAYS

@@ -1,11 +1,11 @@
-"""Usual temperatures of GPU slots by load, and deviations from them, which point to the GPU itself.
+"""Usual temperatures of GPU slots by load. A deviation from them points to the GPU itself.
 
     residual = (T - usual(slot, P)) - median of the same for the node's GPUs
 
 A slot is an index in the chassis on nodes of one GPU model. At the same power, slots differ by more
 than ten degrees, and nodes hardly. The usual temperature of a slot at a step of power is a running
-mean of the fleet's medians. So small fleets and other powers have one too. The median residual of a
-node shows its room and its fans, and is subtracted. If fewer than three of its GPUs work, there is
+mean of the fleet's medians. So it is also known in small fleets. The median residual of a node shows the
+effect of its room and its fans, and is subtracted. If fewer than three of its GPUs work, there is
 no residual.
 """
 
@@ -31,9 +31,9 @@ Rows = NDArray[np.int64]
 
 @dataclass(slots=True)
 class SlotTemperatures:
-    """The usual temperature of each slot at each step of power, and the rounds of samples behind it.
+    """The usual temperature of each slot at each step of power, and the number of rounds behind it.
 
-    usual_c: (slot, step of power) °C, NaN if unknown.
+    A round is one observation of all GPUs. usual_c: (slot, step of power) °C, NaN if unknown.
     """
 
     names: list[str] = field(default_factory=list)
@@ -46,10 +46,10 @@ class SlotTemperatures:
     def compute_residuals(
         self, temp_c: Array, power_w: Array, node: NDArray[np.int32], nodes: int, slot: Rows
     ) -> Array:
-        """Return (gpu,) °C above the usual of its slot at its power, less the median of its node's GPUs.
+        """Return (gpu,) how many °C each GPU is warmer than usual, less the median of its node's GPUs.
 
-        It is NaN if unknown. slot: (gpu,) as `of` returns it. temp_c, power_w: (gpu,) means over minutes,
-        NaN where the GPU does not work.
+        The usual temperature is that of its slot at its power. The result is NaN if unknown. slot: (gpu,) as
+        `find_slots` returns it. temp_c, power_w: (gpu,) means over minutes, NaN where the GPU does not work.
         """
         key, known = self._find_cells(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)

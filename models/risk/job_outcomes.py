@@ -1,10 +1,11 @@
 """JobOutcomes: nodes on which jobs fail more often than elsewhere (lemon nodes) for unknown reasons.
 
 Each of the m nodes of an ended attempt is charged 1/m of a job, and 1/m of a failure if the attempt
-failed. A node that the failure names is charged all of it. A job that fails repeatedly counts once
-against a node, until it has not failed there for REMEMBERED_MS. Failures caused by the user do not
-count. Sums fade with a half-life of HALF_MS. A node's share is drawn towards the fleet's by PRIOR_JOBS. A
-signal needs FEWEST failures, and DEVIATIONS standard deviations above the fleet's share.
+failed. If the failure names a node, that node is charged the whole failure. A job that fails repeatedly
+counts once against a node, until it has not failed there for REMEMBERED_MS. Failures caused by the user do
+not count. Sums fade with a half-life of HALF_MS. A node's share of failures is drawn towards the fleet's,
+which has the weight of PRIOR_JOBS. A signal needs FEWEST failures, and a share that is DEVIATIONS standard
+deviations above the fleet's.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,7 +29,7 @@ FAILED_AT_MOST = 50_000  # jobs on nodes
 
 
 class JobOutcomes:
-    """The numbers of jobs and failures of each node. Older ones count less."""
+    """The numbers of ended jobs and of failures of each node. Older ones count less."""
 
     def __init__(self) -> None:
         self._sums: dict[str, list[float]] = {}
@@ -69,7 +70,7 @@ class JobOutcomes:
             own[1] += failed
 
     def _record_failure(self, job: str, name: str, end_ms: int) -> bool:
-        """Return whether a failure of the job on that node was counted before, and record the present one."""
+        """Record that a job failed on a node, and return whether its failures there have already counted."""
         before_ms = self._failed.pop((job, name), None)
         self._failed[job, name] = max(end_ms, before_ms or 0)
         return before_ms is not None
@@ -88,7 +89,7 @@ class JobOutcomes:
     def make_signals(self, rows: Mapping[str, int]) -> list[Signal]:
         """Return a signal for each node on which jobs fail too often.
 
-        The strength is 1 at MOST_TIMES the usual share of failures. rows: node name → row.
+        The strength is 1 if the share of failures is MOST_TIMES the usual one. rows: node name → row.
         """
         names = [name for name in self._sums if name in rows]
         if not names:

@@ -1,4 +1,4 @@
-"""Learned: a base class for parts of the state that learn arrays tick by tick."""
+"""LearnedState: a base class for parts of the state that learn arrays tick by tick."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar

@@ -33,10 +33,15 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 
 @dataclass(frozen=True, slots=True)
 class LocalEvidence:
-    """The evidence of one pipeline, and the columns that compare gangs. Rows are those of its own nodes.
+    """The evidence of one pipeline, and the columns by which gang members are compared.
 
+<<<<<<< HEAD
     own: (node,) whether this pipeline receives telemetry of the node itself. newest_sample_ms: (2, node) the
     time of the newest sample of its GPUs, and of its ports, in Unix ms.
+=======
+    Rows are those of its own nodes. own: (node,) whether this pipeline receives telemetry of the node itself.
+    heard_ms: (2, node) the time of the newest sample of its GPUs, and of its ports, in Unix ms.
+>>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     time_ms: int
@@ -178,7 +183,7 @@ def _make_signals(kind: EntityKind, raised: RaisedSignals, names: Sequence[str],
 
 
 def _pad_rows(frame: FeatureFrame, rows: int) -> FeatureFrame:
-    """Return the node frame with additional unknown rows for nodes that joined after it was extracted."""
+    """Return the node frame with unknown rows added for nodes that joined after the frame was extracted."""
     more = rows - len(frame.values)
     if more <= 0:
         return frame

@@ -4,9 +4,8 @@
     firm ──► cleared after `clears_s` of observations against it
          └─► if the rule is not hard: cleared after HOLD_S of pages without evidence (idle, or no metric)
 
-A late page changes nothing: the entity's signals stay as they were.
-
-Only a new sample counts as an observation: ticks between two scrapes change nothing.
+A late page changes nothing: the entity's signals stay as they were. Only a new sample counts as an
+observation, so ticks between two scrapes change nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +34,8 @@ Places = tuple[NDArray[np.intp], NDArray[np.intp]]  # (pair,) rule and entity, b
 class RaisedSignals:
     """The signals of one kind of entity that are shown now, sorted by rule and then by entity.
 
-    Their evidence is that of their last observation. rule: (row,) as in OF_KIND. entity: (row,).
+    Their evidence is that of their last observation. rule: (row,) index into OF_KIND of this kind. entity:
+    (row,).
     """
 
     rule: NDArray[np.intp]
@@ -49,7 +49,10 @@ class RaisedSignals:
 
 
 class RuleMemory:
-    """The state of all rules for one kind of entity: arrays (rule, entity), with rules as in OF_KIND."""
+    """The state of all rules for one kind of entity.
+
+    Its arrays are (rule, entity). The rules are in the order of OF_KIND.
+    """
 
     def __init__(self, kind: EntityKind) -> None:
         self.rules = [RULES[row] for row in OF_KIND[kind]]
@@ -73,14 +76,14 @@ class RuleMemory:
         interval_s: float,
         answers: Mask | None = None,
     ) -> RaisedSignals:
-        """Apply this tick's detections (in the order of OF_KIND), and return the signals that are shown.
+        """Apply this tick's detections, and return the signals that are shown.
 
-        age_s: (entity,) seconds since the last sample, NaN for none. interval_s: seconds between samples.
-        answers: (node,) whether its exporters answer. It is required for nodes, because their samples also
-        say that exporters do not answer.
+        found: one for each rule, in the order of OF_KIND. age_s: (entity,) seconds since the last sample, NaN for
+        none. interval_s: seconds between samples. answers: (node,) whether the node's exporters answer. It is
+        required for nodes, because their samples may also report that exporters do not answer.
 
-        Only pairs of a rule and an entity that are seen now, or were seen and are not cleared, can change.
-        These are few.
+        Only few pairs of a rule and an entity can change: those that are seen now, or were seen and are not
+        cleared.
         """
         self._grow_arrays(len(age_s))
         fresh, gap_s = self._find_new_samples(age_s, now_ms)
@@ -124,10 +127,10 @@ class RuleMemory:
             self.sample_ms = np.pad(self.sample_ms, (0, more))
 
     def _find_new_samples(self, age_s: Array, now_ms: int) -> tuple[Mask, Array]:
-        """Return (entity,) whether a sample arrived since the last call, and seconds since the one before.
+        """Return (entity,) whether a sample arrived since the last call, and the seconds between samples.
 
-        Ages leave out our own downtime. So in the first call after a restart all samples look new, and none
-        counts.
+        The seconds are those from the previous sample to the newest one. Ages leave out our own downtime. In the
+        first call after a restart all samples would look new, so none counts.
         """
         sample_ms = np.where(np.isfinite(age_s), now_ms - np.nan_to_num(age_s) * 1000, 0).astype(np.int64)
         fresh = sample_ms > self.sample_ms + NEW_SAMPLE_MS
@@ -140,7 +143,8 @@ class RuleMemory:
     def _store_evidence(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
         """Store the evidence of the signals whose condition holds now.
 
-        A signal without a known start starts when it is first seen. on, began: (pair,) for the pairs `at`.
+        on: (pair,) whether the condition of the pair `at` holds. began: (pair,) whether it has just begun. If its
+        start is not known, it starts now.
         """
         here = at[0][on], at[1][on]
         for name in ("value", "usual", "strength"):
@@ -152,7 +156,7 @@ class RuleMemory:
     def _make_raised_signals(self, at: Places, now_ms: int) -> RaisedSignals:
         """Return the signals of these pairs of a rule and an entity.
 
-        The value of a hard rule in seconds is an age. It keeps growing while the signal is not observed.
+        If a hard rule's value is in seconds, it is an age. It keeps growing while the signal is not observed.
         """
         value, since_ms, seen_ms = self.value[at], self.since_ms[at], self.seen_ms[at]
         ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[at[0]]
@@ -161,9 +165,9 @@ class RuleMemory:
         return RaisedSignals(*at, self.firm[at], value, self.usual[at], self.strength[at], since_ms, seen_ms)
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return the evidence of the pairs that were seen. The other pairs have no effect.
+        """Return a copy of the evidence of the pairs that were seen. The other pairs have no effect.
 
-        The entities' rows are those of `Entities`.
+        The entities' rows are those of the table `Entities`.
         """
         rule, entity = np.nonzero((self.streak > 0) | self.firm)
         about = {"rules": [row.name for row in self.rules], "tick_ms": self.tick_ms}
@@ -192,7 +196,7 @@ class RuleMemory:
 def _count_samples_per_evidence(rule: Rule, interval_s: float) -> float:
     """Return how many samples count as one observation of a rule.
 
-    Early signs need minutes of evidence, which are more samples at short intervals.
+    An early sign needs minutes of evidence. The shorter the interval, the more samples these are.
     """
     return max(1.0, EARLY_EVERY_S / interval_s) if rule.early else 1.0
 

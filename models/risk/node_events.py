@@ -86,7 +86,10 @@ def _make_health_signal(event: NodeEvent, row: int) -> Signal | None:
 
 
 def _name_entity(event: NodeEvent) -> str:
-    """Return the entity that an event concerns: a GPU, a port such as mlx5_0/1, or else the node."""
+    """Return the name of the GPU or port that an event concerns, or else that of the node.
+
+    A port has a name such as mlx5_0/1.
+    """
     if event.gpu is not None:
         return f"{event.node}/{event.gpu}"
     return f"{event.node}/{event.device}" if PORT.fullmatch(event.device) else event.node
@@ -100,7 +103,10 @@ def _describe_event(event: NodeEvent) -> str:
 
 
 def was_drained_before(record: NodeRecord, time_ms: int) -> bool:
-    """Return whether the node was drained at `time_ms`: the last drain event before it is a drain."""
+    """Return whether the node was drained at `time_ms`.
+
+    That is so if the last drain or undrain event before that time is a drain.
+    """
     drains = [event for event in record.events if event.type in ("drain", "undrain")]
     before = [event for event in drains if event.time_ms < time_ms]
     return before[-1].type == "drain" if before else record.drained and not drains and time_ms > 0

@@ -5,10 +5,10 @@
                           + excess hazard of the hour    the greater of rule priors and the fitted logistic
 
 If a site's own fit serves (site_risk.py), it replaces the hazard of a day and of a week. Signals
-that it does not know count as above.
+that this fit does not know count as above.
 
-p = 1 - exp(-hazard) grows with the horizon, as all terms do. The shares of the reasons are their
-parts of the hazard.
+p = 1 - exp(-hazard) grows with the horizon, as both terms do. The share of a reason is its part of the
+hazard.
 """
 
 from dataclasses import dataclass
@@ -100,7 +100,7 @@ def load_risk_fit(folder: Path) -> RiskFit:
 class ExcessHazard:
     """The hazard of the next hour that signals add to the base hazard.
 
-    total: (kind, node). parts: (kind, node, rule), which sum to it.
+    total: (kind, node). parts: (kind, node, rule), which sum to `total`.
     """
 
     total: Array
@@ -115,8 +115,8 @@ def compute_base_hazard(horizon_s: float) -> Array:
 def compute_usual_risk(risk: Array) -> Array:
     """Return (kind, horizon) the probabilities of an ordinary node: the median of the known nodes.
 
-    risk: (kind, horizon, node), NaN if unknown. No result is NaN: if no node is known, it is the
-    published rate.
+    risk: (kind, horizon, node), NaN if unknown. If no node is known, the published rates are returned instead
+    of NaN.
     """
     published = compute_published_risk()
     known = np.isfinite(risk)
@@ -158,9 +158,9 @@ def _make_zero_excess(levels: Array) -> ExcessHazard:
 
 
 def compute_fitted_excess(levels: Array, fit: RiskFit) -> ExcessHazard:
-    """Return the excess hazard by the fitted logistic, divided among the rules by their parts of the logit.
+    """Return the excess hazard by the fitted logistic regression.
 
-    levels: (node, rule).
+    It is divided among the rules by their parts of the logit. levels: (node, rule).
     """
     found, rows = _make_zero_excess(levels), _find_rows_with_signals(levels)
     own = levels[rows]
@@ -209,8 +209,9 @@ def compute_outcome_factor(levels: Array) -> Array:
 def compute_hazards(excess: ExcessHazard, history: Array, site: SiteHazard | None = None) -> Array:
     """Return (kind, horizon, node) the hazards of signals and history together.
 
-    history: (horizon, node) hazard by history alone. For a day and more, a site's fit gives the hazard,
-    plus the excess of rules that it does not know. A shorter horizon has at most the hazard of the day.
+    history: (horizon, node) hazard by history alone. site: the hazard by a site's fit. For a day and more, it
+    replaces the hazard, and the excess of rules that it does not know is added. The hazard of a shorter
+    horizon is at most that of the day.
     """
     shipped = excess.total[:, None, :] + BASE_SHARE[:, None, None] * history[None, :, :]
     if site is None:
@@ -226,7 +227,7 @@ def compute_probabilities(excess: ExcessHazard, history: Array, known: Mask, sit
 
 
 def find_explained_excess(excess: ExcessHazard, site: SiteHazard | None) -> ExcessHazard:
-    """Return the hazard that the reasons explain: the excess, with the parts of a site's fit."""
+    """Return the hazard that the reasons explain: the excess, and the parts of a site's fit."""
     if site is None:
         return excess
     own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
@@ -245,9 +246,9 @@ def score_nodes(
 ) -> RiskScores:
     """Return the probabilities, reasons and actions of all nodes.
 
-    known: (node,) whether any telemetry or event of it ever arrived. history: (horizon, node) hazard by
+    known: (node,) whether any telemetry or event of the node ever arrived. history: (horizon, node) hazard by
     own faults. None means that no node ever had one. topology: if None, the risks of parts are left
-    out. site: the hazard that a site's own fit expects.
+    out. site: the hazard by a site's own fit.
     """
     nodes = len(known)
     levels = signals.compute_levels(nodes)
@@ -270,9 +271,9 @@ def compute_signal_hazards(
 ) -> tuple[Array, Array]:
     """Return (signal,) each signal's part of its node's hazard within a day, and (node,) that hazard.
 
-    The hazard is that of the node's worst kind. The signals of a rule divide its part. history: (node,)
-    the history hazard of the day. Its part above that of the least burdened node counts for the recent
-    fault.
+    The hazard is that of the node's worst kind of risk. Several signals of one rule divide its part. history:
+    (node,) the history hazard of the day. Its excess over the least burdened node counts for the signal of
+    the recent fault.
     """
     own = history / compute_outcome_factor(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _find_least_hazard(own, levels), 0.0), 0.0)
@@ -293,8 +294,8 @@ def compute_signal_hazards(
 def _find_least_hazard(own: Array, levels: Array) -> float:
     """Return the least hazard of a node without a recent fault, or of all nodes if each had one.
 
-    own: (node,) hazards by history. levels: (node, rule). A repaired node may have a lower hazard than
-    one that never failed.
+    own: (node,) hazards by history. levels: (node, rule). A repaired node may have a lower hazard than one
+    that never failed, so nodes with a recent fault do not count.
     """
     quiet = own[levels[:, REPEAT_ROW] == 0]
     return float((quiet if len(quiet) else own).min(initial=np.inf))
@@ -334,7 +335,7 @@ def _make_reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason
 
 
 def _add_words(text: str, words: str, places: bool) -> str:
-    """Add `words` to a sentence: after it, or if `places` in brackets after the port that it names.
+    """Add `words` to a sentence: at its end, or in brackets after the port that it names if `places`.
 
     >>> _add_words("port mlx5_3: link down", "rail 3, GPU 3", True)
     'port mlx5_3 (rail 3, GPU 3): link down'
@@ -344,7 +345,7 @@ def _add_words(text: str, words: str, places: bool) -> str:
 
 
 def _find_gravest_signals(signals: Signals) -> dict[int, int]:
-    """Return node row → the index of its firm signal with the gravest action, the first of several."""
+    """Return node row → the index of its firm signal with the gravest action, or of the first of several."""
     firm = np.flatnonzero(signals.firm)
     order = firm[np.lexsort((firm, -GRAVITY[signals.rule[firm]]))]
     nodes, first = np.unique(signals.node[order], return_index=True)
@@ -363,7 +364,7 @@ def _choose_action(signals: Signals, gravest: int | None, first: str) -> Action:
 
 
 def _find_xid_advice(signals: Signals, at: int) -> str:
-    """Return NVIDIA's advice about an XID as a sentence, or "" if the signal is of no XID."""
+    """Return NVIDIA's advice about an XID as a sentence, or "" if the signal is not about an XID."""
     code = signals.value[at]
     if RULES[signals.rule[at]].feature != "xid" or not np.isfinite(code):
         return ""

@@ -30,8 +30,7 @@ MOST = 0.5  # when more than this share of all nodes is silent at once, it is us
 class SilentTimes:
     """The seconds (node,) since a node's GPUs, ports and host last sent anything, NaN if they never did.
 
-    They count up to our last scrape, as the node's own samples show. So when we are late, no node is
-    silent.
+    They end at our last scrape of the node. So if our scrapes are late, no node counts as silent.
     """
 
     gpu_s: Array
@@ -54,7 +53,7 @@ class SilentTimes:
 class ScrapeTimes(LearnedState):
     """The usual duration of each node's scrapes, learned over time.
 
-    usual_s: (node,) seconds, NaN if unknown. known_s: (node,) for how many seconds it has been learned.
+    usual_s: (node,) seconds, NaN if unknown. known_s: (node,) seconds for which it has been learned.
     """
 
     arrays, times = ("usual_s", "known_s"), ("learned_ms",)
@@ -112,15 +111,15 @@ class NodeView:
         return cls(node, gpu, quiet, _is_silent(node, quiet, interval_s), stated_gpus, usual_s, interval_s)
 
     def find_past_ms(self, seconds: Array) -> Times:
-        """Return (node,) the time that lies `seconds` in the past, in Unix ms, 0 where these are NaN."""
+        """Return (node,) the time that lies `seconds` (node,) in the past, in Unix ms, 0 for NaN."""
         now_ms = self.columns.now_ms
         return np.where(np.isfinite(seconds), now_ms - np.nan_to_num(seconds) * 1000, 0).astype(np.int64)
 
 
 def _is_silent(node: FeatureColumns, quiet: SilentTimes, interval_s: float) -> Mask:
-    """Return (node,) whether the node is silent: its scrapes fail or are not made, and it sends nothing.
+    """Return (node,) whether the node is silent: it sends nothing, and its scrapes fail or are missing.
 
-    If most nodes are silent at once, the cause is on our side. Then only nodes count that fell silent
+    If most nodes are silent at once, the cause is on our side. Then only those nodes count that fell silent
     well before the others.
     """
     unanswered = ~(node["scrape_up"] > 0)
@@ -152,9 +151,9 @@ def exporter_frozen(view: NodeView) -> Detection:
 
 @register_detector("gpus_missing")
 def gpus_missing(view: NodeView) -> Detection:
-    """Detect fewer GPUs than before or than the topology states.
+    """Detect nodes with fewer GPUs than before, or than the topology states.
 
-    A GPU that vanished has its own rule, so it does not count here.
+    Nodes with a GPU that vanished from the pages do not count, because another rule reports them.
     """
     reported, most = view["gpus_reported"], np.fmax(view["max_gpus_reported"], view.stated_gpus)
     vanished = np.bincount(view.gpu.node[np.nan_to_num(view.gpu["silent_s"]) > 0], minlength=view.columns.rows) > 0
@@ -173,8 +172,8 @@ def scrape_slow(view: NodeView) -> Detection:
 def scrapes_late(view: NodeView) -> Detection:
     """Detect nodes whose pages have taken longer than usual for minutes, compared with the fleet's median.
 
-    If all are late, the cause is our side or the network. The mean decides, so one late page is no
-    signal.
+    If all are late, the cause is on our side or in the network. The mean of minutes decides, so one late page
+    gives no signal.
     """
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
     ratio = divide(took, usual)
@@ -221,8 +220,8 @@ def memory_short(view: NodeView) -> Detection:
 def _measure_frozen_s(gpu: FeatureColumns, nodes: int) -> Array:
     """Return (node,) for how many seconds no value of its GPUs has changed although scrapes arrive.
 
-    It is NaN for a page that has hardly ever changed, because it may be a static file instead of an
-    exporter.
+    The result is NaN for a page that has hardly ever changed. Such a page may be a static file and not an
+    exporter's.
     """
     frozen = gpu["frozen_s"]
     fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu["age_s"] < NODE_SILENT_S)

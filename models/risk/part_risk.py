@@ -1,9 +1,9 @@
 """Computation of the risk of a node's parts: its GPUs, links (PCIe and NVLink), ports and rails.
 
-A part's hazard is that of the signals that name it, for the node's likeliest kind of risk. A usual
-share of the published node faults is added. In InfiniteHBD's faults, 22 % were of GPUs, 9 % of
-network cables and 4 % of NICs. A node has eight of each. A rail has the FAULTS_PER_DAY of a leaf
-switch, plus the hazard of the node's ports that lead to it.
+A part's hazard is that of the signals that name it, for the node's likeliest kind of risk. The usual
+hazard of such a part is added, a share of the published node faults. In InfiniteHBD's faults, 22 % were
+of GPUs, 9 % of network cables and 4 % of NICs. A node has eight of each. A rail has the hazard of a leaf
+switch (FAULTS_PER_DAY), plus that of the node's ports that lead to it.
 """
 
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ def compute_part_risks(signals: Signals, hazard: Array, topology: Topology) -> d
 
 
 def _list_parts(entity: str, rule: Rule, topology: Topology, row: int) -> Sequence[tuple[str, str]]:
-    """Return (part, name) of each part that a signal of this entity concerns, or none if it is a node.
+    """Return (kind of part, name) of each part that a signal of this entity concerns, [] if it is a node.
 
     GPUs are named like `n1/3`, ports like `n1/mlx5_0/1`.
     """

@@ -2,9 +2,9 @@
 
 Peers have the same device, port number and link layer on nodes of one GPU model, because a site
 buys one kind of adapter for these. The other ports of a node are no peers: storage, bonds and
-management have adapters of their own. The expected speed is one that four of five peers reach. So a
-slow fifth is still found. Older adapters of the same name are found too, unless there are more of
-them.
+management have adapters of their own. The expected speed is one that four of five peers reach. So up to a
+fifth of the peers may be slow, and are still found. Older adapters of the same name are reported too,
+unless more than a fifth of the peers are such adapters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 class PortPeers:
     """The group of peers of each port, and its stated speed: (port,) bytes/s, NaN if unknown.
 
-    `of` returns the previous object unless ports or the topology change.
+    `from_ports` returns the previous object unless ports or the topology have changed.
     """
 
     made_of: tuple[int, int, int]  # ports, topology generation, known link layers
@@ -76,9 +76,9 @@ class PortPeers:
 
 
 def compute_group_p20(speed: Array, group: NDArray[np.int32]) -> Array:
-    """Return (n,) the value that four fifths of a member's group reach.
+    """Return (n,) for each member the value that four fifths of its group reach.
 
-    It is NaN in groups of fewer than five. group: (n,) number of the group, -1 for none.
+    It is NaN in groups of fewer than five. speed: (n,) bytes/s. group: (n,) number of the group, -1 for none.
 
     >>> compute_group_p20(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
     array([ 4.,  4.,  4.,  4.,  4., nan])

@@ -44,7 +44,10 @@ class PortLinks(LearnedState):
     def find_peers(
         self, names: Sequence[str], node: NDArray[np.int32], topology: Topology, layers: Mapping[str, str]
     ) -> PortPeers:
-        """Return the groups of peers of the ports, as `PortPeers.of` builds them."""
+        """Return the groups of peers of the ports, as `PortPeers.from_ports` builds them.
+
+        names: "node/device/port" of each port. node: (port,) rows of the topology. layers: port → its link layer.
+        """
         self._peers = PortPeers.from_ports(names, node, topology, self._peers, layers)
         return self._peers
 
@@ -95,7 +98,7 @@ def link_errors(view: PortView) -> Detection:
 def link_errors_few(view: PortView) -> Detection:
     """Detect some symbol errors on a link that stays up, in a fleet whose other ports have hardly any.
 
-    They are fewer than `link_errors` needs.
+    They are fewer than the rule `link_errors` needs.
     """
     few, late = view["symbol_errors_count_30m"], view["symbol_errors_count_10m"]
     usual = compute_p90(few)

@@ -2,10 +2,10 @@
 
     issued ──► waits for its horizon ──► a fault of the node began within it, or none did ──► sums
 
-It stores `fail` of every node without a fault, four times per horizon, and compares it with the
-faults in FaultLog when the horizon is over. A forecast is not scored if we were down for over a
-tenth of its time. Brier skill is relative to the observed share, which is the best single number
-for all nodes.
+It stores the probability of `fail` of every node without a fault, four times per horizon. When the
+horizon is over, it compares the probability with the faults in FaultLog. A forecast is not scored if we
+were down for over a tenth of its time. Brier skill is relative to the observed share of faults, which is
+the best single number for all nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,8 +48,13 @@ class IssuedRisk:
 class RiskRecord:
     """The past accuracy of risk probabilities: sums of matured forecasts by (horizon, bin of probability).
 
+<<<<<<< HEAD
     count: the number of forecasts. predicted: the sum of their probabilities. seen: the number of faults
     that followed. squares: (horizon,) the sum of squared errors.
+=======
+    count: the number of forecasts. told: the sum of their probabilities. seen: the number of faults
+    that followed. squares: (horizon,) the sum of squared errors of the probabilities.
+>>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     count: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))

@@ -1,15 +1,16 @@
 """Removal of evidence from before a repair, because it does not describe the node as it is now.
 
 XID gauges keep their last code until the exporter restarts, and remapped rows stay for good. Error
-counts stay in their windows for half an hour, and rules keep their state for minutes more. When an
-administrator gives a node back (`undrain`), or it returns after a loss longer than a reboot takes,
-all evidence that began before is set aside. The same happens if a `health` event of severity `ok`
-that names no check calls the node, or one GPU of it, healthy:
+counts stay in their windows for half an hour, and rules keep their state for minutes more.
 
-    a code or a row count    for as long as it counts as new, unless it changes
-    a count of errors        until its window is past it, unless it grows
-    a condition              for as long as its rule remembers it. What samples still show then was not
-                             repaired
+All evidence that began before a repair is set aside in two cases. The first: an administrator gives the
+node back (`undrain`), or it returns after a loss longer than a reboot takes. The second: a `health` event of
+severity `ok` that names no check calls the node, or one GPU of it, healthy. The evidence stays void:
+
+    a code or a row count    for as long as it would count as new, unless it changes
+    a count of errors        until the repair has left its window, unless it grows
+    a condition              until its rule would have cleared it. If samples still show it then, it was
+                             not repaired
 
 The history that the hazard is computed from stays.
 """
@@ -36,9 +37,9 @@ LASTING = np.array([rule.evidence in (CODE, COUNT) for rule in RULES])
 
 
 class Pardon(msgspec.Struct, frozen=True, array_like=True):
-    """The evidence of one signal that a repair has made void until `until_ms`.
+    """The evidence of one signal that is void until `until_ms`, because of a repair.
 
-    back_ms: when the node was given back. value: the value that the evidence showed.
+    back_ms: when the node was given back, in Unix ms. value: the value of the evidence.
     """
 
     until_ms: int
@@ -119,9 +120,9 @@ class RepairLog:
                 self._pardons[_make_key(signals, at)] = _make_pardon(signals, at, back_ms)
 
     def _pardon_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
-        """Make void codes and counts from before a repair that show only now.
+        """Make void the codes and counts from before a repair that arrive only now.
 
-        That happens if the node was silent when it returned.
+        They arrive late if the node was silent when it returned.
         """
         if not self._back_ms:
             return
@@ -138,7 +139,8 @@ class RepairLog:
     def _is_pardoned(self, signals: Signals, at: int, now_ms: int) -> bool:
         """Return whether a repair has made this signal void.
 
-        A count that has grown is not void. If a value falls, the pardon stores the lower one.
+        A count that has grown is not void. If a value has fallen, the lower value is stored, from which growth is
+        measured.
         """
         key = _make_key(signals, at)
         pardon = self._pardons.get(key)
@@ -171,7 +173,10 @@ class RepairLog:
         }
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift the times by our clock. Times that events state do not change."""
+        """Shift the times that our own clock measured by `by_ms`.
+
+        Times that came from events stay unchanged.
+        """
         self._back_ms = {node: time_ms + by_ms for node, time_ms in self._back_ms.items()}
         self._pardons = {
             key: Pardon(row.until_ms + by_ms, row.back_ms + by_ms if row.back_ms else 0, row.value)

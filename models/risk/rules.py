@@ -1,13 +1,13 @@
 """The table of all rules: the evidence against a node, its certainty, and the action that follows.
 
-A rule is one row of `RULES` and one function. The function is registered by `detectors.sees` if the
-entity's own samples show the evidence, and by `reports` if gangs, node events or ended jobs show
-it. All other properties of a rule are fields of its row.
+A rule is one row of `RULES` and one function. `register_detector` registers the function if the entity's
+own samples show the evidence. `register_reporter` does if gangs, node events or ended jobs show it
+(models/risk/detectors.py). All other properties of a rule are fields of its row.
 
 A rule concerns one kind of entity. It is *shown* as a reason once it was seen `shown_after` times
 in a row, and is *firm* after `firm_after` times. Only firm rules lead to an action beyond `watch`.
-It clears after `clears_s` of observations against it. Rules about absence count 0 times, because
-what is absent brings no observations.
+A rule clears after `clears_s` of observations against it. A rule about absence has 0 for both numbers,
+because an absent entity brings no observations.
 
 `prior` is the probability of (fail, drain, slow) within one hour at full strength, from operators'
 reports: hard XIDs, lost GPUs and DBEs end the job. Thermal, power, PCIe and link faults slow it
@@ -16,8 +16,8 @@ down and need a repair.
 `early` marks early signs, which reports saw before losses and throttling (scrape latency and lost
 samples: arXiv 2603.28781. Temperature against load, symbol errors, corrected errors: the health
 checks of operators). No report says how often a fault follows within the hour. We assume priors of
-some tens of times the base rate of 1.7e-4, a tenth of those of hard signals. Early signs only
-watch: they flag no node and blame no member.
+some tens of times the base rate of 1.7e-4, a tenth of those of hard signals. Early signs lead only to the
+action `watch`: they flag no node and blame no member.
 """
 
 from dataclasses import KW_ONLY, dataclass
@@ -39,7 +39,7 @@ ACTION_WORDS = {
 
 
 class Cause(StrEnum):
-    """The ways in which a member with a signal slows its gang down."""
+    """The cause by which a member with a signal slows its gang down."""
 
     COMPUTE = "compute"
     LINK = "link"
@@ -63,9 +63,9 @@ CODE, COUNT, STATE, STANDING = EvidenceKind.CODE, EvidenceKind.COUNT, EvidenceKi
 class Rule:
     """One rule: a row of `RULES`.
 
-    hard: acts at once, is published in the urgent section, and counts as a fault of the node. feature:
-    the name in answers. says: a template in `signals.WORDS`. by_ratio: a gang slows down as far as the
-    value is below its usual. names_part: if the rule is hard, its fault counts as one of hardware.
+    hard: the rule acts at once, is published in the urgent section, and counts as a fault of the node.
+    feature: its name in answers. says: a template in `signals.WORDS`. by_ratio: a gang slows down by the ratio
+    of the value to its usual one. names_part: the fault of a hard rule counts as one of hardware.
     intended: an operator wants the condition, so it is no fault.
     """
 

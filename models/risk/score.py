@@ -47,8 +47,8 @@ check_rules_have_detectors()  # the imports above register the function of every
 class FoldedEvents:
     """The state of jobs and nodes that follows from their events.
 
-    ended: attempts that ended within the last hour. nodes: node name -> record. remembered: the
-    placements of `running` if the caller has stored them.
+    ended: attempts that ended within the last hour. nodes: node name -> record. remembered: the places of
+    `running`, if the caller has them already, else None.
     """
 
     running: Sequence[JobAttempt]
@@ -58,9 +58,9 @@ class FoldedEvents:
 
     @property
     def placements(self) -> RunningPlaces:
-        """The placements of `running`: the remembered ones if there are any, else new ones.
+        """The places of the attempts in `running`: the remembered ones, or new ones if there are none.
 
-        The remembered placements are the same object while nothing moves.
+        The remembered places are the same object until an attempt starts, ends or moves.
         """
         return RunningPlaces(self.running) if self.remembered is None else self.remembered
 
@@ -92,9 +92,9 @@ def score_fleet(
 ) -> ScoredFleet:
     """Return the fleet's risk by topology rows, and its stragglers.
 
-    fit: None for the shipped coefficients. site: a site's own fit. shadow: another fit, which is only
-    recorded. Nodes that are not in the topology are left out until its next generation. Updates
-    `record`, `rate`, `shadow`, `paces` and what `update_fleet_evidence` updates.
+    fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit whose risks are only
+    recorded for comparison. Nodes that are not in the topology have no risk. Updates `record`, `rate`,
+    `shadow` and `paces` of `state`, and the parts that `update_fleet_evidence` updates.
     """
     topology, nodes, now_ms = moment.topology, moment.events.nodes, moment.now_ms
     names = topology.names
@@ -119,9 +119,9 @@ def score_fleet(
 
 
 def update_fleet_evidence(moment: FleetMoment, state: RiskState) -> "Evidence":
-    """Collect the evidence of the fleet, and record each node's faults and levels of the day.
+    """Collect the evidence of the fleet, and record each node's faults and the recent strength of each rule.
 
-    Updates `faults` and `days`, and what `collect_fleet_evidence` updates.
+    Updates `faults` and `days` of `state`, and the parts that `collect_fleet_evidence` updates.
     """
     names, nodes, now_ms = moment.topology.names, moment.events.nodes, moment.now_ms
     seen = collect_fleet_evidence(moment, state)
@@ -142,7 +142,7 @@ class Evidence:
 
 
 def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
-    """Join the pipelines' signals with those of gang comparisons, node events and ended jobs.
+    """Return the pipelines' signals together with those of gangs, node events and ended jobs.
 
     Each outcome of a job counts once. Updates `outcomes`, `repairs`, `witnesses` and `streaks` of
     `state`.
@@ -185,10 +185,10 @@ def _join_locals(
 def _map_node_rows(locals: Sequence[LocalEvidence], rows: Mapping[str, int]) -> list[NDArray[np.int32]]:
     """Return for each pipeline (KINDS, node) the row of each of its nodes in the topology.
 
-    A row is -1 if the node is not in the topology, or if another pipeline has newer telemetry of it.
-    After the number of pipelines changed, a former owner sees its node fall silent. So a pipeline
-    counts for a node that is not its own only while no other pipeline has newer telemetry of the same
-    kind.
+    A row is -1 if the node is not in the topology, or if another pipeline has newer telemetry of it. When the
+    number of pipelines changes, nodes move to other pipelines, and look silent to their former ones. So a
+    pipeline may report on a node that is not its own only if no other pipeline has newer telemetry of the
+    same kind.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
     newest_sample_ms = [np.vstack([local.newest_sample_ms, local.newest_sample_ms.max(axis=0)]) for local in locals]
@@ -207,8 +207,7 @@ def _find_hard_faults(
 ) -> dict[str, tuple[int, bool]]:
     """Return node → (since when it has a firm hard signal, in Unix ms, and whether a part is at fault).
 
-    A node that goes away after it was drained has no fault. It is being rebooted, powered off or worked
-    on.
+    A node that goes away after it was drained has no fault. It is being rebooted, switched off or repaired.
     """
     hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():

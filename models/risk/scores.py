@@ -1,4 +1,4 @@
-"""RiskScores: probabilities within horizons, and the reasons behind them."""
+"""RiskScores: the probabilities that nodes fail, need a drain or are slow, and the reasons for them."""
 
 from dataclasses import dataclass, field
 
@@ -27,13 +27,13 @@ class Reason(msgspec.Struct, frozen=True):
 
 
 class HardReason(Reason, frozen=True):
-    """A reason from a hard rule. Answers show it like any other reason."""
+    """A reason from a hard rule. Answers contain it in the same form as any other reason."""
 
 
 class Action(msgspec.Struct, frozen=True):
-    """The action that is recommended for a node, and a sentence that gives the reason.
+    """The action that is recommended for a node, and a sentence with the reason for it.
 
-    It is one of `none`, `watch`, `avoid` (place nothing big), `drain_at_job_end`, `drain_now`,
+    It is one of `none`, `watch`, `avoid` (place no large job there), `drain_at_job_end`, `drain_now`,
     `replace_part`.
     """
 
@@ -57,7 +57,8 @@ class RiskScores:
     """The risk scores of all nodes.
 
     values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts:
-    by node row, where there are any. hard: (node,) whether the node has a hard signal (XID, lost, ...).
+    node row -> those of the node, if it has any. hard: (node,) whether the node has a hard signal, such
+    as an XID or a loss.
     """
 
     values: NDArray[np.float64]

@@ -27,10 +27,10 @@ COLUMNS = {  # of Signals beside `rule`, by name
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """k raised signals as columns: `entity` has names, `node` node rows, and `rule` rows of RULES.
+    """A table of k raised signals: `entity` has names, `node` rows of nodes, and `rule` rows of RULES.
 
-    seen_ms: when samples last showed it, 0 if no sample does. words: a reporter's text, empty if our
-    own rules raised the signal. An empty tuple means that no signal has words.
+    seen_ms: when samples last showed the signal, 0 if no sample does. words: the text of a reporter, empty if
+    our own rules raised the signal. An empty tuple means that no signal has words.
     """
 
     rule: NDArray[np.int16]
@@ -49,7 +49,7 @@ class Signals:
 
     @classmethod
     def from_signals(cls, rows: Sequence["Signal"]) -> "Signals":
-        """Build columns from single signals. It is for the few signals that are not built as arrays."""
+        """Build the table from single signals. Use it only for few signals, because most are built as arrays."""
         columns: dict[str, Any] = {
             name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in COLUMNS.items()
         }

@@ -1,14 +1,14 @@
 """Site risk: the hazard of a day and of a week by kind of risk, fitted on a site's own archive.
 
 `fleetcast train risk` fits a discrete-time logistic for each of RISK_KINDS and HORIZONS_DAYS. Its
-features are what is known of a node now:
+features describe a node at one moment:
 
     of its past    faults (models/risk/hazard.py), returns from repair, drains and warnings, by node events
     of the day     the strength of each rule's recent evidence against it (models/risk/day_levels.py)
 
 Weights have the sign of the site's data. Hard rules are no features, because a node that fails now
 is not predicted. Rules that the site saw too rarely are no features either. For both, the priors
-and the shipped fit still count (models/risk/node_risk.py: `compute_hazards`).
+and the shipped fit still count (`compute_hazards` in models/risk/node_risk.py).
 """
 
 from collections.abc import Mapping, Sequence
@@ -117,8 +117,8 @@ class SiteHazard:
     """The hazard that a site's own fit expects.
 
     hazard: (kind, horizon, node) at RISK_HORIZONS_S, NaN for kinds without a fit. past: (kind, node)
-    the hazard of the day without the rules. parts: (kind, node, rule) what rules add to that. seen:
-    (rule,) whether the rule is a feature of the fit.
+    the hazard of the day without the rules. parts: (kind, node, rule) the hazard that each rule adds to
+    `past`. seen: (rule,) whether the rule is a feature of the fit.
     """
 
     hazard: Array

@@ -2,12 +2,12 @@
 
 Each part is defined in the module that works with it.
 
-    written by score_local    rules, clocks, slots, alike, links, scrapes     of the entities of one pipeline
-    written by score_fleet    faults, rate, record, outcomes, streaks, paces, repairs, witnesses, days, shadow, gangs
-                              of the fleet, where it is scored
+    written by score_own_nodes    rules, clocks, slots, alike, links, scrapes: about the entities of one pipeline
+    written by score_fleet        faults, rate, record, outcomes, streaks, paces, repairs, witnesses, days, shadow,
+                                  gangs: about the fleet, in the one process that scores it
 
-In addition, the service sets `faults.prior` at the start, `faults.take` sets the site's own fit,
-and `move` shifts the times when the clock is set.
+In addition, the service sets `faults.prior` at the start. `faults.set_fit` sets the site's own fit, and
+`shift_times` shifts the times when the clock is set.
 """
 
 from collections.abc import Mapping

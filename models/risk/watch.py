@@ -1,9 +1,9 @@
-"""FleetWatch: the whole way from samples and events to evidence and scores.
+"""FleetWatch: all steps from samples and events to evidence and scores.
 
-The service owns one, and so does any code that evaluates the service.
+The service has one, and so has any code that evaluates the service.
 
-samples ── WindowStore ── Frames ── score_local ── Local ─┐
-events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─┴─ score_fleet ── Fleet
+samples ── WindowStore ── Frames ── score_own_nodes ── LocalEvidence ─┐
+events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─────────────┴─ score_fleet ── ScoredFleet
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,8 +38,8 @@ class FleetWatch:
     """The state of a fleet: its telemetry, jobs, nodes, and the state of the rules.
 
     fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit that is scored and
-    does not serve. `local`, `evidence` and `score` write only `memory`, so a thread may run them on
-    fixed frames while more samples arrive.
+    does not serve. `score_local`, `collect_evidence` and `score` change only `memory`. So a thread may run
+    them on fixed frames while more samples arrive.
     """
 
     def __init__(self, store: WindowStore) -> None:
@@ -90,9 +90,9 @@ class FleetWatch:
         return changed
 
     def find_placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
-        """Return where these attempts run.
+        """Return the places where these attempts run.
 
-        If none has started, ended or moved, it is the same object as in the last call.
+        If no attempt has started, ended or moved, it is the same object as in the last call.
         """
         self._placements = RunningPlaces.from_running(running, self._placements)
         return self._placements
@@ -102,7 +102,7 @@ class FleetWatch:
         return extract_frames(self.store, now_ms, topology.generation)
 
     def make_folded_events(self, now_ms: int) -> FoldedEvents:
-        """Return the present state of jobs and nodes by their events. The next event changes it."""
+        """Return the state of jobs and nodes that follows from the events so far. The next event changes it."""
         running, ended = self.fold.jobs.running(), self.ended.list_recent(now_ms)
         return FoldedEvents(
             running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.find_placements(running)
@@ -116,7 +116,7 @@ class FleetWatch:
         return score_own_nodes(frames, self.entities, topology, self.memory, now_ms)
 
     def make_moment(self, frames: Frames, topology: Topology, now_ms: int) -> FleetMoment:
-        """Return the input for the scores at `now_ms`, if this process has the telemetry of all nodes."""
+        """Return the input for the scores at `now_ms`. This process must have the telemetry of all nodes."""
         return FleetMoment(
             now_ms, topology, [self.score_local(frames, topology, now_ms)], self.make_folded_events(now_ms)
         )

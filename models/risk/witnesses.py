@@ -1,15 +1,15 @@
 """Witnesses: evidence that separates a GPU that failed from one that an exporter no longer lists.
 
 Absence is not failure: exporters drop idle GPUs, restart and answer in part. A vanished GPU is a
-hard failure only with a witness:
+hard failure only if other evidence, a witness, confirms it:
 
     an XID that asks for a reset or a part, from its gauge or from a kernel log
     a failed health check of the GPU
     a job that held it and ended by a hardware failure, or that has stopped: its steps are overdue or its
     GPUs wait
 
-Without one, the node has the signal `exporter_partial`, which only watches. A confirmed GPU stays
-confirmed until it is listed again, although the evidence of a witness expires earlier.
+Without a witness, the node has the signal `exporter_partial`, whose only action is `watch`. A confirmed
+GPU stays confirmed until it is listed again, although the evidence of a witness expires earlier.
 """
 
 import re
@@ -52,7 +52,7 @@ class Witnesses:
         ended: Sequence[JobAttempt],
         now_ms: int,
     ) -> Signals:
-        """Return the signals of vanished GPUs only where other evidence confirms the failure.
+        """Return the signals, with those of vanished GPUs only if other evidence confirms the failure.
 
         The unconfirmed ones of a node become one signal of its exporter. All other signals stay, except
         soft ones of confirmed GPUs.
@@ -84,7 +84,10 @@ class Witnesses:
         return Signals.concat([remaining, Signals.from_signals(partial)]) if partial else remaining
 
     def _find_reported(self, signals: Signals) -> set[str]:
-        """Return the GPUs that an XID or a health check reports as failed, or the node if it names no GPU."""
+        """Return the GPUs that an XID or a health check reports as failed.
+
+        If a report names no GPU, the node is returned.
+        """
         found = {signals.entity[at] for at in np.flatnonzero(XIDS[signals.rule]).tolist()}
         for at in np.flatnonzero(signals.rule == HEALTH).tolist():
             words = signals.words[at] if signals.words else ""

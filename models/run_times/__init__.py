@@ -1,1 +1,1 @@
-"""Models of how long jobs run, and of the time that running jobs have left."""
+"""Models of how long jobs run, and of how much longer running jobs run."""

@@ -87,7 +87,7 @@ class DurationModel:
         return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
 
     def _measure_offset(self, rows: RunRows, until_s: float) -> None:
-        """Set the offset of each level from the errors of the trees on rows that they were not fitted on.
+        """Set the offset of each level from the errors of trees on rows that they were not fitted on.
 
         The offset is half of the error, at most LARGEST_OFFSET in either direction.
         """
@@ -108,7 +108,7 @@ class DurationModel:
         return np.sort(known, axis=1)
 
     def predict_run_s(self, features: Features, levels: tuple[float, ...] = LEVELS) -> Array:
-        """Return (row, level) the run time in seconds from the start, at most the job's time limit."""
+        """Return (row, level) the run time in seconds from the job's start, at most the job's time limit."""
         known = cap_by_limit(self.predict_log_run(features), features)
         return np.exp(np.stack([_interpolate_level(known, LEVELS, level) for level in levels], axis=1))
 
@@ -127,9 +127,9 @@ class DurationModel:
         return np.fmin(left, np.maximum(limit_s, 1.0))
 
     def _fill_similar_quantiles(self, features: Features) -> Features:
-        """Return the features with unknown quantiles of similar jobs replaced by usual values.
+        """Return the features with general values in place of unknown run times of similar jobs.
 
-        Other gaps stay.
+        Other unknown features stay NaN.
         """
         filled = features.copy()
         filled[:, _EMPIRICAL] = self._estimate_from_similar_jobs(features)

@@ -4,9 +4,9 @@
 
 base is from the survival curve (Kaplan-Meier) of all jobs that ran longer than elapsed_s, so the
 model learns only how this job differs. similar is from the last 200 similar jobs. trust and near at
-each elapsed time come from a back-test inside the training data. They are drawn by n / (n +
-PRIOR_JOBS) from a usual blend, with n the jobs behind the back-test. Few jobs run for days, so from
-LONG_S on the usual blend is the survival curve alone.
+each elapsed time come from a back-test inside the training data. If n jobs are behind the back-test,
+its values have the weight n / (n + PRIOR_JOBS), and a usual blend has the rest. Few jobs run for days, so
+from LONG_S on the usual blend is the survival curve alone.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class RemainingModel:
         self._blend = _make_usual_blend()
 
     def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
-        """Fit the model. Nothing that became known after `until_s` counts.
+        """Fit the model without anything that became known after `until_s`.
 
         rows: moments at which jobs ran. submissions: the submissions of all jobs.
         """
@@ -152,10 +152,10 @@ class RemainingModel:
 
 
 class _BackTest(NamedTuple):
-    """Moments of a back-test, and the errors of each blend on them.
+    """Moments of a back-test, and the errors of each blend at these moments.
 
-    elapsed_s: (row,). begin_s: (row,) the starts of their jobs. weight: (row,). errors: (blend, row) of
-    the median.
+    elapsed_s: (row,) how long the job had run. begin_s: (row,) the start of the job. weight: (row,). errors:
+    (blend, row) of the median, in log seconds.
     """
 
     elapsed_s: Array
@@ -165,12 +165,15 @@ class _BackTest(NamedTuple):
 
 
 def _make_usual_blend() -> Array:
-    """Return (knot, 2) the usual trust and near at each elapsed time of KNOTS_S."""
+    """Return (knot, 2) the usual values of `trust` and `near` at the elapsed times KNOTS_S."""
     return np.where(np.array(KNOTS_S)[:, None] >= LONG_S, LONG_BLEND, USUAL_BLEND)
 
 
 def _choose_best_blend(tried: Sequence[_BackTest]) -> Array:
-    """Return (knot, 2) the trust and near with the smallest errors of the median near each elapsed time."""
+    """Return (knot, 2) the values of `trust` and `near` with the smallest errors at the times KNOTS_S.
+
+    The errors are those of the median, for rows near each elapsed time.
+    """
     found = _make_usual_blend()
     if not tried:
         return found
@@ -193,9 +196,8 @@ def _compute_log_left_s(left_s: Array, otherwise: Array) -> Array:
 def estimate_left_s(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
     """Return (row,) the remaining seconds at a level, from quantiles of the whole run time.
 
-    log_quantiles: (row, LEVELS) log seconds. The result is NaN where these are unknown, and linear in
-    log time between the levels. For a job past its last quantile, the median is as long again as it has
-    run.
+    log_quantiles: (row, LEVELS) log seconds. The result is NaN where these are unknown, and linear in log
+    time between the levels. For a job that has outlasted its last quantile, the median is its elapsed time.
     """
     log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
     levels = np.array(LEVELS)
@@ -216,9 +218,9 @@ def estimate_left_s(log_quantiles: Array, elapsed_s: Array, level: float) -> Arr
 def condition_on_survival(left_s: Array, since_s: Array, age_s: Array) -> Array:
     """Return (row, LEVELS) the remaining seconds of jobs that ran on for `since_s` after a forecast.
 
-    left_s: (row, LEVELS) the remaining seconds in that forecast. The result is conditional on having
-    run on, so no job is about to end just because its forecast is over. It is linear between the
-    levels, from 0 s at level 0. For a job past its last quantile, the median is `age_s` again.
+    left_s: (row, LEVELS) the remaining seconds in that forecast. The result takes into account that the job
+    still runs. So no job is about to end only because its forecast is over. It is linear between the
+    levels, from 0 s at level 0. For a job that has outlasted its last quantile, the median is `age_s`.
     """
     levels = np.array((0.0, *LEVELS))
     known = np.column_stack((np.zeros(len(left_s)), np.maximum.accumulate(left_s.astype(np.float64), axis=1)))
@@ -238,10 +240,11 @@ def condition_on_survival(left_s: Array, since_s: Array, age_s: Array) -> Array:
 
 
 def blend_with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
-    """Return (row, LEVELS) the remaining seconds, half-way between similar jobs and all jobs of that age.
+    """Return (row, LEVELS) the mean of two forecasts of the remaining seconds: similar jobs, and all jobs.
 
-    Half-way is in logarithms. Few jobs are similar, and hardly any of them ran for days, so from LONG_S
-    on only all ended jobs count. NaN means unknown.
+    The mean is that of logarithms. everybody_s: (row, LEVELS) of all jobs that ran as long. Few jobs are
+    similar, and hardly any of them ran for days. So from LONG_S on only `everybody_s` counts. NaN means
+    unknown.
     """
     near = np.where(elapsed_s >= LONG_S, LONG_BLEND[1], USUAL_BLEND[1])[:, None]
     mixed = np.exp(

@@ -1,8 +1,8 @@
-"""RunRows: moments at which a job's run time is forecast, with what is known of its outcome.
+"""RunRows: moments at which a job's run time is forecast, with the known part of its outcome.
 
-For a job that still runs at a fit, only the time that it has run at least is known (right-censored).
-Leaving it out would make quantiles too short. So it is replaced by three copies, at quantiles of the
-others' survival (Kaplan-Meier) beyond its age (mass redistributed to the right, Efron 1967).
+If a job still runs at a fit, only a lower limit of its run time is known (right-censored). Without such
+jobs, quantiles would be too short. So each is replaced by three copies, at quantiles of the others'
+survival (Kaplan-Meier) beyond its age (mass redistributed to the right, Efron 1967).
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class RunRows:
     """Moments at which a run time is forecast, one row each. All times are in seconds on one clock.
 
     at_s: when the forecast is made (at the submission, or while the job runs). begin_s: the start, inf
-    if the job waits. end_s: the end, NaN if unknown. features: (row, feature), as of at_s.
+    if the job waits. end_s: the end, NaN if unknown. features: (row, feature), as known at `at_s`.
     """
 
     features: NDArray[np.float32]
@@ -43,7 +43,7 @@ class RunRows:
         return np.where(np.isfinite(self.begin_s), np.maximum(0.0, self.at_s - self.begin_s), 0.0)
 
     def truncate(self, now_s: float) -> "RunRows":
-        """Return the rows as known at `now_s`: without later moments, ends and starts."""
+        """Return the rows as known at `now_s`, without rows, starts and ends that are later."""
         rows = self.select_rows(self.at_s <= now_s)
         begin_s = np.where(rows.begin_s <= now_s, rows.begin_s, np.inf)
         return RunRows(rows.features, rows.at_s, begin_s, np.where(rows.end_s <= now_s, rows.end_s, np.nan))
@@ -104,9 +104,10 @@ class Survival:
 
 
 def make_fit_rows(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
-    """Return the run times of the rows as known at `now_s`, weighted for censoring, and a survival curve.
+    """Return the rows with known or assumed run times as of `now_s`, and the survival curve of the jobs.
 
-    The curve is that of jobs from their submission.
+    Copies of jobs that still run have smaller weights. The curve uses only rows at the submission
+    of a job, if there are any.
     """
     begun = np.flatnonzero(np.isfinite(rows.begin_s))
     ended = np.isfinite(rows.end_s[begun])

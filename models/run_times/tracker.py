@@ -5,16 +5,16 @@
 The offset, one for all jobs, follows coverage (conformal quantile tracking: Gibbs and Candès 2021;
 Angelopoulos et al. 2023). Once for every hour in which jobs ended it moves by
 
-    step * mean over those jobs of (level - 1[run <= what was issued])
+    step * mean over those jobs of (level - 1[run <= the issued quantile])
 
-A sweep of a thousand jobs ends within minutes. With a step for each, the offset would run away
-before the first corrected forecast is checked. So an hour is one step, and a busy one counts for a
-few.
+A sweep of a thousand jobs ends within minutes. With a step for each job, the offset would run away
+before the first corrected forecast is checked. So an hour is one step, and an hour with many jobs counts
+as a few steps.
 
 The weight, one for each kind of jobs, follows the gradient of the pinball loss, with a small step
-for each job (online gradient descent: Zinkevich 2003). If a kind now runs differently than at the
+for each job (online gradient descent: Zinkevich 2003). If a kind of job now runs differently than at the
 fit, its newest jobs get more weight. They change the answer by at most MOST_APART, so that no sweep
-can spoil it. Before the first outcome only the model counts.
+can spoil it. Before the first outcome, the model's answer is not changed.
 """
 
 from collections.abc import Sequence
@@ -55,7 +55,8 @@ class RunTracker:
     def correct_quantiles(self, log_run: Array, similar: Array, kinds: Sequence[Kind]) -> Array:
         """Return (job, level) the corrected log quantiles, in ascending order.
 
-        log_run: (job, level) the model's. similar: (job, level) those of similar jobs, NaN if unknown.
+        log_run: (job, level) the log quantiles of the model. similar: (job, level) those of similar jobs, NaN if
+        unknown.
         """
         weight = np.array([self._weight.get(kind, _NO_WEIGHT) for kind in kinds]).reshape(log_run.shape)
         apart = np.nan_to_num(similar - log_run).clip(-MOST_APART, MOST_APART)

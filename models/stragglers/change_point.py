@@ -1,6 +1,6 @@
 """Detection of change points in step times as they arrive: whether the job has slowed down.
 
-The smaller or noisier a slowdown is, the more steps it takes to be certain. So windows of the last
+The smaller or noisier a slowdown is, the more steps are needed to be certain. So windows of the last
 steps, of several lengths (scales), are each compared with all steps before:
 
     3 steps        the fastest of the window (a lone spike does not count)    above the median before
@@ -8,11 +8,11 @@ steps, of several lengths (scales), are each compared with all steps before:
     16 and more    the mean of the window without its fifths at either end    above the same mean before
                    and its median above the median before, by half as much: a burst does not count
 
-The window must be above by more than the scale's ratio, its sigmas of the job's own noise, and what
-windows of this length reached before in this job. All are logarithms. The noise of a median of n
-values is 1.25 sigma / sqrt(n), with sigma from their median deviation. The noise of two trimmed
-means is sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin,
-1963), which suits jobs of two speeds.
+The window must lie above the earlier steps by more than three limits: the scale's ratio, a number of
+sigmas of the job's own noise, and the highest earlier window of this length. All are logarithms. The noise
+of a median of n values is 1.25 sigma / sqrt(n), with sigma from their median deviation. The noise of two
+trimmed means is sqrt(1 / n + 1 / steps before) times their winsorised deviation (Tukey and McLaughlin,
+1963). It suits jobs of two speeds.
 """
 
 import math
@@ -43,7 +43,8 @@ ROUNDING = 1e-6  # of a limit
 class Scale:
     """One scale of the comparison: a window of the last `steps` steps.
 
-    A slowdown shows at this scale if it is above `ratio` and above `sigmas` of noise.
+    A window shows a slowdown if it lies above the earlier steps by more than `ratio`, and by more than
+    `sigmas` of noise.
     """
 
     steps: int
@@ -67,7 +68,10 @@ class Scale:
         return self.compute_statistic(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
     def estimate_usual(self, before: Array) -> tuple[float, float]:
-        """Return the usual value of logarithms `before` (step,), and how far windows deviate (one sigma)."""
+        """Return the usual statistic of the steps before, and the standard deviation of that of a window.
+
+        before: (step,) logarithms of step times.
+        """
         if self.steps > LONGEST_OF_MEDIAN:
             cut = int(TRIMMED * len(before))
             ordered = np.sort(before)
@@ -157,9 +161,8 @@ def find_slowdown(duration: Array) -> StepReference | None:
 def find_best_pace(duration: Array, before_s: float | None = None) -> float | None:
     """Return the median seconds of the job's fastest BEST steps in a row, or `before_s` if that is less.
 
-    A job that slows down little by little does not change it. A time below a third of the median of all
-    is other work, such as the steps that a loader skips after a resume. Returns None without enough
-    steps.
+    So a gradual slowdown does not change the result. A time below a third of the median of all steps is other
+    work, such as the steps that a loader skips after a resume. Returns None without enough steps.
 
     >>> find_best_pace(np.array([0.01] * 100 + [2.0] * 156))
     2.0
@@ -174,9 +177,10 @@ def find_best_pace(duration: Array, before_s: float | None = None) -> float | No
 
 
 def measure_slow_creep(duration: Array, best_s: float | None) -> StepReference | None:
-    """Return the reference if the last steps are slow compared with the job's best ones, else None.
+    """Return the reference if the last steps are slow compared with the job's best pace, else None.
 
-    It finds slowdowns that came so gradually that windows do not show them.
+    It finds slowdowns that came so gradually that windows do not show them. best_s: seconds of a step at the
+    best pace.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
     >>> find_slowdown(after) is None, measure_slow_creep(after, 1.0) is None

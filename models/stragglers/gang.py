@@ -109,8 +109,8 @@ def _list_common_metrics(parts: Sequence[GangColumns]) -> list[str]:
 class GangMembers:
     """Running attempts, and the GPUs and ports that work for them.
 
-    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) whether it is a
-    gang of at least 2 nodes or 4 GPUs. nodes: names by row.
+    of_gpu, of_port: (entity,) index into `attempts`, -1 for none. together: (attempt,) whether the attempt is
+    a gang of at least 2 nodes or 4 GPUs. nodes: (node,) names by row.
     """
 
     attempts: Sequence[JobAttempt]
@@ -121,9 +121,10 @@ class GangMembers:
     nodes: tuple[str, ...]
 
     def is_settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
-        """Return (entity,) whether its attempt is older than half an hour, so its means cover no other job.
+        """Return (entity,) whether the attempt of each entity has run for more than half an hour.
 
-        of: (entity,) index of the attempt, -1 for none.
+        Then the entity's means over half an hour contain no other job. of: (entity,) index of the attempt, -1 for
+        none.
         """
         old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
         return np.array([*old, False], bool)[of]
@@ -138,7 +139,7 @@ class GangMembers:
 
     @property
     def spans_nodes(self) -> NDArray[np.bool_]:
-        """(attempt,) whether it runs on several nodes."""
+        """(attempt,) whether the attempt runs on several nodes."""
         return np.array([len(hosts) >= FEWEST_NODES for hosts in self.placements.hosts], bool)
 
 
@@ -247,9 +248,9 @@ def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangCol
 
 @lru_cache(maxsize=8)
 def parse_places(names: tuple[str, ...]) -> NDArray[np.int64]:
-    """Return (entity,) int64 its number on its node: the last number in its name before the port.
+    """Return (entity,) int64 the number of each entity on its node, from its name.
 
-    For example, it is 3 for n1/3, and 10 for n1/mlx5_10/1.
+    The number is the last one before the port: 3 for n1/3, and 10 for n1/mlx5_10/1.
     """
     return np.array([_parse_place(name) for name in names], np.int64)
 

@@ -43,8 +43,8 @@ class GangStreaks:
     def filter_sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
         """Record the signals found now, and return those that have lasted long enough without a pause.
 
-        Signals of an intended condition, and counted ones, need not last. All are returned for their rule's
-        `clears_s` after they were last found.
+        Intended conditions and counts of errors need not last. A returned signal is repeated for its rule's
+        `clears_s` after it was last found.
         """
         for signal in found:
             first_ms, last_ms, _ = self._seen.get((signal.rule, signal.entity), (now_ms, now_ms, signal))
@@ -172,7 +172,7 @@ def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Sign
 def _report_waiting_ports(port: GangColumns, waits: Array) -> list[Signal]:
     """Return a signal for each port whose data waits far longer than that of its siblings.
 
-    waits: (port,) the siblings' waits in ticks/s, NaN for ports without a signal.
+    waits: (port,) the siblings' waits in ticks/s, NaN for ports without such a signal.
     """
     value = port.last["tx_wait_per_s"]
     return [

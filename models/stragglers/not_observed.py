@@ -1,6 +1,6 @@
 """Detection of measurements that are missing for a gang.
 
-With them, an answer states what it cannot observe instead of claiming that all is well.
+So an answer can state what it cannot observe, and does not claim that all is well.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ _Stamp = tuple[int | None, ...]  # what a pace was computed from
 
 
 class Paces:
-    """The pace of each job. While a job is slow, its reference stays the same."""
+    """The pace of each running job. While a job is slow, the reference of its pace stays the same."""
 
     def __init__(self) -> None:
         self._paces: dict[str, tuple[_Stamp, StepPace]] = {}

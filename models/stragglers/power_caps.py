@@ -1,18 +1,18 @@
 """Power caps: nodes whose clocks are low because an operator limited the power.
 
-A cap costs a gang time, and is no fault. For each GPU
+A cap slows a gang down, and is no fault. For each GPU
 `fleetcast.models.risk.gpu_signals.compute_cap_evidence` states how certain a cap is:
 
-    STATED     by a reason bit, or by power at its stated limit
-    LIKELY   neither is exported, but its power is below its node's others' as its clock is
+    STATED   by a reason bit, or by power at its stated limit
+    LIKELY   neither is exported, but its power is as far below that of its node's GPUs as its clock is
     WAITS    the bit is set, but it draws far less than its limit. Then its gang must draw less too
     OPEN     its power is no evidence either, and it is not hot. Then all working GPUs of the node must be
              low alike, and not by half, because a power brake divides clocks by at least two
     DENIED   none of these
 
-A clock is low compared with its gang's. It may also be low compared with its own usual one, if the rest
-of the fleet runs nearer to theirs. Boards that draw all that they may are clocked down with the same
-reason everywhere.
+A clock is low if it is lower than its gang's. It is also low if it is lower than its own usual one, while
+the rest of the fleet runs nearer to theirs. If all GPUs run at their power limit, all are clocked down for
+the same reason, which is no cap.
 """
 
 from collections.abc import Iterator

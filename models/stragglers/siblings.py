@@ -1,6 +1,6 @@
 """Detection of ports or GPUs that move less data than their siblings.
 
-Siblings are the ports of a node, or its GPUs if ports have no counters.
+Siblings are the ports of a node. If ports have no counters, they are its GPUs.
 """
 
 import numpy as np
@@ -25,15 +25,14 @@ FEWEST_SIBLINGS, FEWEST_IN_GANG = 3, 4
 def find_slow_siblings(
     port: GangColumns, together: Mask, gang: NDArray[np.int32], gangs: int, settled: Mask
 ) -> tuple[Mask, Array, Array]:
-    """Return which ports are slow, what their siblings move (bytes/s), and where data waits too long.
+    """Return which ports are slow, the siblings' traffic (bytes/s), and the siblings' waits (ticks/s).
 
-    All are (port,). The third is the siblings' waits in ticks/s for a port whose data waits far longer.
-    It is NaN for all other ports.
+    All three are (port,). The waits are NaN except for ports whose data waits for far longer.
 
     Members of a synchronous gang move the same bytes however slow one link is, and a healthy job may
     spread its traffic unevenly. So a port is slow if its data waits for far longer than the siblings'
     data. It is also slow if its share of their traffic fell below its own share of the last half hour.
-    A large fall is enough. A smaller fall needs longer waits too, or, without counters of waiting,
+    A large fall is enough. A smaller fall needs longer waits too. Without counters of waiting, it needs
     siblings with even rates. Only ports of one speed are siblings.
 
     gang: (port,) number of its gang, below `gangs`. together: (port,) whether it works with other ports
@@ -68,9 +67,9 @@ def find_slow_siblings(
 
 
 def _has_even_rates(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
-    """Return (port,) whether most used ports of its node carry similar rates.
+    """Return (port,) whether most of the used ports of its node carry similar rates.
 
-    If a node uses too few ports, the ports of its gang count.
+    If a node uses too few ports, those of its gang are compared.
     """
     even, enough = _is_group_even(moved, by_node, FEWEST_SIBLINGS)
     even_gang, enough_gang = _is_group_even(moved, by_gang, FEWEST_IN_GANG)
@@ -91,7 +90,7 @@ def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mas
 def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
     """Return (port,) whether it moves nothing although its siblings do, and (port,) the siblings' median.
 
-    It must have moved as much as they did before. A gang with a link down stalls as a whole, but the
+    Before, it must have moved as much as its siblings. A gang with a link down stalls as a whole, but the
     other ports still retry.
     """
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]

@@ -1,8 +1,8 @@
 """StepModel: the expected time of a step from its work: T = a N + b sum l^2 + c.
 
-N is the number of tokens, in sequences of length l. The linear layers cost time per token,
-attention by the square of a sequence (tokens times their usual length). There is no model for jobs
-that do not report N, or whose times do not follow it.
+N is the number of tokens, in sequences of length l. The linear layers need time per token, and attention
+needs time by the square of the length. There is no model for jobs that do not report N, or whose times do
+not follow it.
 """
 
 from dataclasses import dataclass

@@ -4,15 +4,15 @@ Peers are the ranks of one pipeline stage in one step. A rank's own work (comput
 divided by its peers' median. This ratio needs no history, has no waiting in it, and does not depend
 on the names of the ranks.
 
-    a worker    its compute or its data loading is over its peers' by 10 % in 3 of 4 steps in a row, or was
-                by 50 % in the last one and no other rank was. With 8 peers and more it must also be over
-                by 3 of their robust sigmas. If ranks report the length of their sequences, it must also be
-                over for its own length
+    a worker    its compute or its data loading is 10 % above its peers' in 3 of 4 steps in a row, or 50 % in
+                the last step if no other rank was slow. With 8 peers and more it must also be above them by 3
+                of their robust sigmas. If ranks report the length of their sequences, it must also be above
+                the time for its own length
     a stage     its ranks compute longer than other stages' in every step, by 10 % of the mean of all. A
                 full pipeline runs at the pace of its slowest stage, an even one at the mean (the what-if of
                 Lin et al., OSDI 2025, all ideal but this stage). Most jobs are uneven by design (the last
-                stage has the head of the model), so it must also be over its own least so far by 10 %
-    pauses      in most steps some rank is over its peers, but not always the same one. Usually that is
+                stage has the head of the model), so it must also be 10 % above its own least share so far
+    pauses      in most steps some rank is above its peers, but not always the same one. Usually that is
                 garbage collection
 """
 
@@ -60,10 +60,10 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True)
 class SlowStage:
-    """A stage that takes `ratio` times the mean of all stages, which is `excess_s` longer.
+    """A stage that takes longer than the other stages.
 
-    grown_s: how much longer it takes than at its least share so far, with the other stages as they are
-    now, 0 if it has not grown.
+    ratio: its time divided by the mean of all stages. excess_s: the seconds above that mean. grown_s: the
+    seconds above the time that its least share so far would take, 0 if it has not grown.
     """
 
     stage: int
@@ -187,8 +187,8 @@ def _compute_column_medians(values: Array) -> Array:
 def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     """Return the ranks that are slow in 3 of the last 4 steps, the worst first.
 
-    If there are none, return a rank that is clearly slow in the last step, if no other rank is slow in
-    any.
+    If there are none, return the rank that is clearly slow in the last step, unless other ranks were slow
+    too.
     """
     votes: dict[int, list[SlowRank]] = {}
     for step in slow:
@@ -239,8 +239,8 @@ def _find_slow_stage(
 ) -> SlowStage | None:
     """Return the stage that is the slowest in nearly every step, by 10 % of the mean, or None.
 
-    The result also states how much the stage has grown since its least share. At share l of n stages it
-    would take l / (n - l) of the time that the others take together.
+    The result also states how much the stage has grown since its least share. With a share l of n stages,
+    it would take l / (n - l) of the time that the other stages take together.
     """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())

@@ -3,13 +3,13 @@
     observed   median of the last 3 steps
     expected   predicted from tokens and sequence lengths if these explain the job's step times (see
                step_model), else the median of its steps before. While the job is slow it stays the same
-    ratio      observed divided by the job's own past
-    slow       a window of its last steps is above the limit (see change_point), or they crept up since the
-               job's best times. Whatever its past, also if a rank holds the gang back, or a stage that grew
-               (see step_peers)
+    ratio      observed divided by the job's own usual time
+    slow       a window of its last steps is above the limit (see change_point), or they became gradually slower
+               than the job's best times. A job is also slow, whatever its past, if a rank or a grown stage holds
+               it back (see step_peers)
 
 Steps with a checkpoint do not count: all ranks wait for it, and it ends by itself. Steps that are
-long because of their content are slow, and no member is to blame.
+long because of their content count as slow, and no member is to blame.
 """
 
 from bisect import bisect_left
@@ -55,7 +55,7 @@ PARTS = ("compute", "communication", "data", "other")
 
 @dataclass(frozen=True, slots=True)
 class StepPace:
-    """The pace of a job by its step times, and what holds it back.
+    """The pace of a job by its step times, and the ranks or the stage that hold it back.
 
     `ratio` is None until there is a reference. ranks: those whose own work is slow, worst first.
     """
@@ -85,10 +85,10 @@ class StepPace:
 
 
 def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
-    """Return the pace of an attempt from the steps that are stored of it.
+    """Return the pace of an attempt from its stored steps.
 
-    before: its last pace, whose reference stays while the job is slow. Steps that all take 0 s are not
-    timed, so they have no pace.
+    before: its last pace, whose reference stays while the job is slow. Steps that all take 0 s were not
+    measured, so they have no pace.
     """
     steps = attempt.steps
     if not steps:
@@ -162,9 +162,10 @@ def _choose_measure(duration: Array, before: StepPace | None, best_s: float | No
 def _drop_old_offenders(
     pace: StepPace, attempt: JobAttempt, found: Blame, before: StepPace | None
 ) -> tuple[StepPace, Blame]:
-    """Remove from the blame the ranks that were always as slow, and record them in the pace.
+    """Remove from the blame the ranks that have always been as slow, and record them in the pace.
 
-    If a job states no stages, a long stage looks like many slow ranks on several nodes.
+    Such ranks may be a stage: if a job states no stages, a long stage looks like many slow ranks on several
+    nodes.
     """
     if attempt.phase in PAUSES:
         return replace(pace, stages=before.stages, uneven=before.uneven) if before else pace, found
@@ -201,9 +202,9 @@ def _is_stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
 def _judge_pace_by_peers(
     pace: StepPace, attempt: JobAttempt, found: Blame, steps: list[Step], before: StepPace | None
 ) -> StepPace:
-    """Return the pace with the ranks or the stage that hold the job back, by the ranks' own times.
+    """Return the pace, with the ranks or the stage that hold the job back according to their own step times.
 
-    These may show a slowdown that the job's past does not.
+    These may show a slowdown that the job's past does not show.
     """
     if pace.cause in ("sequence_length", "checkpoint") or attempt.phase in PAUSES:
         return pace
@@ -241,7 +242,7 @@ def _judge_pace_by_peers(
 
 
 def _has_lone_pauses(steps: list[Step]) -> bool:
-    """Return whether single long steps occur in which one rank after another computed longer.
+    """Return whether the job has single long steps, in each of which another rank computed longer.
 
     Such a job is not slow, but loses time.
     """
@@ -282,7 +283,7 @@ def find_reference_pace(duration: Array) -> tuple[float, float] | None:
 def _is_in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return (step,) whether a checkpoint began, ran or ended during the step.
 
-    A job that writes checkpoints in more than half of its steps has none of them marked.
+    If a job writes checkpoints in more than half of its steps, the result is False everywhere.
     """
     start_ms = end_ms - (duration * 1000).astype(np.int64)
     first = bisect_left(attempt.checkpoints, int(start_ms.min()), key=lambda edge: edge.time_ms)
@@ -303,7 +304,7 @@ def _is_in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.i
 def _is_checkpoint_running(attempt: JobAttempt, began_ms: int) -> bool:
     """Return whether the last checkpoint, which has no end yet, still runs.
 
-    It does not if the job began others long before and ended none: then it reports no ends.
+    Returns False if the job has long begun others and ended none, because such a job reports no ends.
     """
     edges = attempt.checkpoints
     return edges[0].time_ms > began_ms - LONGEST_CHECKPOINT_MS or any(edge.edge == "end" for edge in edges)

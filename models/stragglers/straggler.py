@@ -1,10 +1,10 @@
-"""Detection of stragglers: which gangs are slow, and which member holds them back, or nobody.
+"""Detection of stragglers: which gangs are slow, and which member, if any, holds them back.
 
 A synchronous gang runs at the pace of its slowest member. When one GPU throttles, power and tensor
 activity of *all* fall together, because the others wait. So the culprit is not the member that does
 less. It is the member that has a reason: a clock that fell, a link that shrank, a port below its
 siblings, a compute time above its peers'. If most members have the reason, or none stands out, the
-answer is "nobody".
+answer names no member.
 """
 
 from dataclasses import dataclass, replace
@@ -32,7 +32,7 @@ TELLING = np.array([rule.blames is not None for rule in RULES])
 class Suspect:
     """A gang member that has a reason to be slow.
 
-    severity: the slowdown that it would cause alone, as far as that is known, 0 for none.
+    severity: the slowdown that it would cause alone, as a share of the step, 0 for none.
     """
 
     rule: Rule
@@ -156,8 +156,8 @@ def _make_answer(
 def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
     """Return whether step times name the culprit better than signals do.
 
-    The steps must show which rank or stage is slow. If signals name a culprit, it must cost less, or be
-    the same.
+    The steps must show which rank or stage is slow. If signals also name a culprit, it must be the same one,
+    or cost less.
     """
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)
@@ -223,9 +223,8 @@ def _name_slow_ranks(ranks: tuple[int, ...], attempt: JobAttempt) -> tuple[str, 
 def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> tuple[bool, bool]:
     """Return whether the job is slow, and whether its own steps show that.
 
-    Steps decide if they can be compared. Then the last four are compared with the job's own noise. If a
-    member has a firm reason, two or three clearly slow steps are enough. Without such steps, a grave
-    and firm reason decides.
+    If step times can be compared, the last four decide, by the job's own noise. If a member has a firm reason,
+    two or three clearly slow steps are enough. Without such steps, a grave and firm reason decides.
     """
     if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
         return False, False

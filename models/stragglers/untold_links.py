@@ -1,10 +1,11 @@
-"""Detection of slow links without exported counters, by what each GPU of a gang sends over PCIe.
+"""Detection of slow links without exported counters, from the PCIe traffic of a gang's GPUs.
 
 A GPU's traffic reaches its network adapter over PCIe (GPUDirect RDMA). Normally a GPU's share of
-its node's traffic stays the same. If it falls below that of the last half hour, and that of the
-same place on another node does not, the GPU has a slow link. Which part of it (PCIe, adapter,
-cable) is unknown. A synchronous gang shows no such fall: it is slow, and no member stands out.
-While a link is down the whole gang waits. If the others still retry, the GPU behind it sends next
+its node's traffic stays the same. The GPU has a slow link if its share falls below that of the last half
+hour. The share of the same GPU index on another node must not fall. Which part of the link (PCIe, adapter,
+cable) is slow is unknown. A synchronous gang shows no such fall: it is slow, and no member stands out.
+
+While a link is down the whole gang waits. If the others still retry, the GPU behind the link sends next
 to nothing. That lasts only a moment, so it must be observed twice.
 """
 

@@ -26,9 +26,10 @@ Order = Sequence[Sequence[tuple[int, int]]]  # by stage: (type, micro-batch) in 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """The slowdown of a job divided by replica, stage, type (as in OP_TYPES) and worker (replica, stage).
+    """The slowdown of a job, divided by replica, stage, type of operation (OP_TYPES) and worker.
 
-    share: (replica, stage) the share of the lost time that each worker explains.
+    A worker is a pair (replica, stage). share: (replica, stage) the share of the lost time that each worker
+    explains.
     """
 
     slowdown: float

@@ -70,11 +70,11 @@ class TargetVerdict(msgspec.Struct, frozen=True):
 class GateVerdict(msgspec.Struct, frozen=True):
     """The gate's verdict on a model.
 
-    ours, baseline_value: the metric (less is better) over the same origins. sentence: for people,
+    ours, baseline_value: the metric (less is better) over the same origins. sentence: the verdict in words,
     e.g. "WQL of running at 1 h: 0.0101, persistence has 0.0110 (8.2 % less), 504 origins".
 
     targets: the verdict on each target, if the model has several. Such a model wins if it wins one
-    target, and serves the targets that it wins.
+    target, and serves only the targets that it wins.
     """
 
     won: bool
@@ -103,8 +103,8 @@ class FileSum(msgspec.Struct, frozen=True):
 class Card(msgspec.Struct, frozen=True, kw_only=True):
     """All facts about a model version. The registry fills `version` and `files`.
 
-    fitted_until_ms: nothing that became known later went into the model. gate: None if it was not
-    evaluated.
+    fitted_until_ms: the model was fitted only on what was known by this time, in Unix ms. gate: None if it
+    was not evaluated.
     """
 
     kind: str

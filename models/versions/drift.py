@@ -1,13 +1,12 @@
 """Measurement of drift: how far a model's inputs and losses are from its card, and when to refit it.
 
-Three conditions ask for a new fit (`DriftLimits`): bands that hold another share than the card
-states, a loss near the best naive forecast's, and age. Moved feature distributions (PSI, KS) alone
-ask for nothing. A growing fleet moves them all, and forecasts may be as good as before.
+Three conditions ask for a new fit (`DriftLimits`): bands whose coverage differs from the card's, a loss
+near that of the best naive forecast, and age. Changed distributions of features (PSI, KS) alone ask for
+nothing. A growing fleet changes them all, and forecasts may be as good as before.
 
-The PSI of two samples of one population is not 0: with n and m independent rows it is about (1/n +
+The PSI of two samples of one population is not 0. With n and m independent rows it is about (1/n +
 1/m) times a chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring
-rows of a series are nearly the same: n rows of lag-1 autocorrelation r count as n (1 - r) / (1 +
-r).
+rows of a series are nearly the same. So n rows of lag-1 autocorrelation r count as n (1 - r) / (1 + r).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -49,9 +48,9 @@ class DriftLimits(msgspec.Struct, frozen=True):
 class RecentAccuracy(msgspec.Struct, frozen=True):
     """The recent accuracy of a model's forecasts. A value is None if unknown.
 
-    loss_ratio: WQL divided by the best naive forecast's. For run times, it is the pinball loss of log
-    seconds divided by that of similar jobs' quantiles, which serve without a fit. n: the number of
-    outcomes.
+    loss_ratio: the weighted quantile loss divided by that of the best naive forecast. For run times, it is the
+    pinball loss of log seconds divided by that of the quantiles of similar jobs, which serve without a fit. n:
+    the number of outcomes.
     """
 
     coverage_80: float | None = None
@@ -76,11 +75,11 @@ class Drift(msgspec.Struct, frozen=True):
 
 
 class FeatureShift(msgspec.Struct, frozen=True):
-    """How the distribution of one feature has changed.
+    """The change of the distribution of one feature.
 
     ks: the largest gap between the distribution functions. n: the number of later values. independent:
     the number of independent rows in the smaller sample. by_chance: the PSI that two samples of one
-    population exceed once in a thousand. verdict: too_few if chance may explain the PSI.
+    population exceed once in a thousand times. verdict: too_few if chance may explain the PSI.
     """
 
     feature: str
@@ -168,7 +167,7 @@ def _compare_feature(name: str, then: Array, later: Array, rows: tuple[float, fl
 
 
 def count_independent_rows(values: Array) -> float:
-    """Return the number of independent rows that correlated rows are worth.
+    """Return the number of independent rows that contain as much information as these correlated rows.
 
     values: (row,), or (row, series) for several series.
 
@@ -200,7 +199,7 @@ def compute_chance_psi(rows: float, others: float) -> float:
 
 
 def compute_psi(before: Array, now: Array) -> float:
-    """Return the population stability index of `now`, over bins that `before` fills equally.
+    """Return the population stability index of `now`, over bins that each have an equal share of `before`.
 
     0: the same distribution. Above 0.25: another population.
 

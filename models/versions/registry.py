@@ -4,12 +4,12 @@ A promotion or a rollback is one atomic write.
 
     ROOT/demand/0001/           one version: the model's own files, card.json, card.html. It never changes
     ROOT/demand/current         the version that serves, then those that served before it, one per line
-    ROOT/demand/shadow          the version that is scored and does not serve, or off. Without it the newest
+    ROOT/demand/shadow          the chosen shadow version, or off. Without this file it is the newest version
     ROOT/demand/promotions.jsonl    one line for each promotion and rollback, and whether it was forced
     ROOT/demand/lock            held while a version gets its number, and while `current` changes
     ROOT/demand/.new-…          a version being written, locked by its writer. Deleted if it has no writer
 
-A version is written into its own folder, fsynced, then renamed: after a kill it is complete or
+A version is written into its own folder, fsynced, then renamed. So after a kill it is complete or
 absent. Readers take no lock.
 """
 
@@ -45,8 +45,8 @@ KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
 class Promotion(msgspec.Struct, frozen=True):
     """One promotion or rollback: a line of promotions.jsonl.
 
-    action: promote or rollback. version: a name or SHIPPED. forced: the gate had an objection, and
-    `sentence` is that objection.
+    action: promote or rollback. version: a name or SHIPPED. forced: whether the gate had objected. If it had,
+    `sentence` is its objection.
     """
 
     time_ms: int
@@ -96,8 +96,8 @@ class Registry:
     def find_challenger(self, kind: str) -> str | None:
         """Return the name of the version to run in the shadow, or None for none.
 
-        It is the chosen version unless that serves, else the newest one if it is newer than the serving
-        one. It may be damaged. The call is as cheap as `current_version`.
+        It is the chosen version. Without a choice, or if the chosen one serves, it is the newest version, if that
+        is newer than the serving one. It may be damaged. The call is as cheap as `current_version`.
         """
         chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.list_names(kind)
         if chosen not in (NEWEST, serving):
@@ -357,7 +357,7 @@ def _find_objection(card: Card) -> str | None:
 
 
 def _delete_unfinished_versions(folder: Path) -> None:
-    """Delete unfinished versions that no process is writing: their lock is free."""
+    """Delete the folders of unfinished versions whose lock is free, because no process writes them."""
     for path in folder.glob(f"{NEW}*"):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -49,9 +49,10 @@ class Calendar:
 
 @dataclass(slots=True)
 class RoomCache:
-    """A cache of how many members of a request each empty node can host.
+    """A cache of how many members of a request each node could host if no job ran.
 
-    The key is the request's fit key, because many requests are alike.
+    Many requests are alike, so the counts are stored by the request's fit key. Equal keys fit on the
+    same nodes.
     """
 
     empty: ClusterView
@@ -93,10 +94,10 @@ def _group_rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StartRestrictions:
-    """The restrictions that keep a gang from free GPUs.
+    """The rules that bar a gang from GPUs even when they are free: its queue's quota and closed nodes.
 
-    run_s: seconds that the gang is planned to run. allowed_s: (path,) seconds until its queue's quota allows the
-    gang. closures: times at which nodes are closed to it.
+    run_s: seconds that the gang is planned to run. allowed_s: (path,) seconds until its queue's quota
+    allows the gang. closures: times at which nodes are closed to it.
     """
 
     run_s: float
@@ -134,9 +135,10 @@ def find_earliest_start(
     planned_s: float | None,
     bars: StartRestrictions | None = None,
 ) -> Place:
-    """Return the earliest place of the gang on each path, and its start time.
+    """Return the earliest place of a gang on each path, with its start time.
 
-    With `planned_s`, a gap that lasts this long from the gang's start may be used too.
+    Idle gaps before reservations are used only if `planned_s` is given. The gang must then end within
+    the gap.
     """
     place = _find_earliest_place(request, calendar, rooms, planned_s, bars)
     for _ in bars.closures if bars is not None else ():
@@ -185,10 +187,10 @@ def _search_slot_times(
     room: NDArray[np.int64],
     rooms: RoomCache,
 ) -> Place:
-    """Return the earliest place on GPUs that are ready at these times.
+    """Return the earliest place of a gang on GPUs with the given ready times.
 
-    ready: (path, node, gpu), ascending along a node. order: the position of each GPU in the calendar. None if
-    the positions are the same.
+    ready: (path, node, gpu) seconds from now, ascending along a node. order: the position of each GPU
+    in the calendar. None if the positions are the same.
     """
     shape = GangShape.of(request, room)
     times = SlotTimes.of(ready, shape, rooms.find_domain_rows(shape.level), is_followed=False)
@@ -199,8 +201,8 @@ def _search_slot_times(
 class PlaceFinder:
     """A search for the earliest places of many gangs, one after another.
 
-    Between two gangs the calendar changes on few nodes. The caller records every change. Gaps before
-    reservations are not used.
+    Between two gangs the calendar changes on few nodes, and the caller records every change. The search
+    does not use idle gaps before reservations.
     """
 
     rooms: RoomCache
@@ -208,7 +210,10 @@ class PlaceFinder:
     _times: dict[ShapeKey, SlotTimes] = field(default_factory=dict)
 
     def find_place(self, request: PlacementRequest, calendar: Calendar) -> Place:
-        """Return the earliest place of a gang, as `find_earliest_start` does without gaps and bars."""
+        """Return the earliest place of a gang on each path.
+
+        The result is that of `find_earliest_start` without `planned_s` and without restrictions.
+        """
         shape, key = self._find_shape(request)
         times = self._times.get(key)
         if times is None or times.is_outdated:
@@ -234,15 +239,18 @@ class PlaceFinder:
         return self._shapes[alike]
 
     def record_changes(self, nodes: NDArray[np.int64]) -> None:
-        """Record changes of the calendar. nodes: (k,) path × n + node."""
+        """Record the nodes on which the calendar has changed.
+
+        nodes: (k,) indices path × n + node, where n is the number of nodes.
+        """
         for times in self._times.values():
             times.record_changes(nodes)
 
 
 def record_gang_hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
-    """Record in the calendar that a gang holds its GPUs for `run_s` (path,), as `job`.
+    """Record in the calendar that a gang holds its GPUs for `run_s` seconds (path,).
 
-    Returns (k,) the nodes that change, as path × n + node.
+    job: the gang's index among the holders of GPUs. Returns (k,) the changed nodes as path × n + node.
     """
     fits = np.flatnonzero(np.isfinite(place.start_s))
     n, g = calendar.free_s.shape[1:]
@@ -294,7 +302,10 @@ def _write_job_times(
 
 
 def _sort_gpus(calendar: Calendar, rows: NDArray[np.int64]) -> None:
-    """Sort the GPUs of these nodes in ascending order again. rows: path times n plus node."""
+    """Sort the GPUs of some nodes by the time at which they become free.
+
+    rows: path × n + node.
+    """
     g = calendar.free_s.shape[2]
     at = rows[:, None] * g + np.arange(g)
     order = rows[:, None] * g + np.argsort(calendar.free_s.take(at), axis=-1, kind="stable")

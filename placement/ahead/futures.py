@@ -80,10 +80,10 @@ class ArrivalForecast:
 
 @dataclass(slots=True)
 class FutureSampler:
-    """The data that all sampled paths of a queue share, and the sampled run times of each path.
+    """A player of the queue along sampled paths, with the data that all paths share.
 
-    left_s: running job → (path,) seconds until it ends. planned_end_s: running job → seconds until it ends by the
-    queue's estimate.
+    left_s: running job → (path,) sampled seconds until it ends. planned_end_s: running job → seconds
+    until it ends by the queue's estimate.
     """
 
     view: ClusterView
@@ -107,9 +107,9 @@ class FutureSampler:
         self.places = self.turns.make_sort_keys(self.queue)
 
     def play_paths(self, paths: int) -> tuple[Array, Array]:
-        """Return (entry, path) seconds until each entry starts, and (path,) seconds that were played.
+        """Return (entry, path) seconds until each entry starts, and (path,) the seconds that were played.
 
-        An entry that had not started by then is NaN.
+        An entry that has not started within the played seconds is NaN.
         """
         gangs = self._list_job_releases()
         ready_s = self._compute_ready_times(gangs)
@@ -134,7 +134,7 @@ class FutureSampler:
         return found, until_s
 
     def _list_job_releases(self) -> dict[str, tuple[Ints, Ints]]:
-        """Return running job → (node rows, thousandths of GPUs that it releases on each)."""
+        """Return running job → (node rows, thousandths of GPUs that the job releases on each row)."""
         view, found = self.view, {}
         parts = list_held_parts(view.holders, view.parts)
         milli = np.where(view.usable.ravel()[parts.gpu], parts.milli, 0)
@@ -150,9 +150,10 @@ class FutureSampler:
     def _make_queues_ahead(
         self, jobs: Sequence[str], waiting: Sequence[tuple[int, Any, GangAsk]]
     ) -> QueuesAhead | None:
-        """Return the state of the queues, with the hold of each running job under the number of its end.
+        """Return the state of the queues at the beginning of every path.
 
-        Returns None without a tree of queues.
+        The hold of the n-th running job has the number -1 - n, as its end has. Returns None without a tree
+        of queues.
         """
         if self.turns.standing is None:
             return None
@@ -161,7 +162,10 @@ class FutureSampler:
         return QueuesAhead.of(self.turns.standing, holds, wanted)
 
     def _list_reopenings(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
-        """Return the times at which closed nodes open again, as ends of jobs that release nothing."""
+        """Return the times at which closed nodes open again.
+
+        Each is written like the end of a job that releases no GPUs, so that a pass follows it.
+        """
         none = np.zeros(0, np.int64)
         times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
         return [(to_s, -1 - len(self.view.jobs) - at, none, none) for at, to_s in enumerate(sorted(times))]
@@ -182,7 +186,7 @@ class FutureSampler:
         return found
 
     def _make_ask(self, request: PlacementRequest, room: Ints) -> GangAsk | None:
-        """Return the ask of a request, or None if even the empty fleet has no room for it."""
+        """Return the slots that a request asks for, or None if even the empty fleet has no room for them."""
         level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node * request.milli
         key = id(room), level, members, each, request.spread  # `self.room` keeps the array alive
         if key not in self._slot_by_ask:
@@ -263,7 +267,7 @@ class FutureSampler:
         return draw_arrivals
 
     def _assign_queue(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
-        """Return the ask of an arriving job, in the queue of the entry that it stands behind."""
+        """Return the ask of an arriving job, charged to the queue of the waiting entry with number `rank`."""
         request = self.queue[rank].request if self.queue else None
         hold = self.turns.find_hold(request) if request is not None else None
         if request is None or hold is None:
@@ -274,7 +278,10 @@ class FutureSampler:
         )
 
     def _make_arriving_ask(self, gpus: int) -> GangAsk | None:
-        """Return the ask of a job with this number of GPUs, on any nodes. None if there are too few GPUs."""
+        """Return the ask of an arriving job of this many GPUs on any nodes.
+
+        Returns None if the fleet is too small.
+        """
         members, each = split_into_equal_members(gpus, self.view.free.shape[1])
         room = np.count_nonzero(self.view.usable, axis=1) // each
         fits = int(room.sum()) >= members

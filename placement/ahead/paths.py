@@ -1,15 +1,15 @@
-"""Simulate the queue along sampled futures: when each GPU becomes free on each path.
+"""Simulation of the queue along sampled futures: when each GPU becomes free on each path.
 
 1. For each path, the remaining time of every running job and the run time of every waiting one are drawn.
-   Jobs of one path are partly long or short together, since they are misjudged together.
+   Within one path the draws are correlated: jobs tend to be long together or short together.
 2. The plan decides which entries start now (`fleetcast.placement.plan.queue`).
 3. The waiting entries are played by the rules of the queue, with jobs that may still come
    (`fleetcast.placement.ahead.futures`). This gives their start times.
-4. For a request that has not come yet, and to see which job each request waits for, the queue is played in
-   order, without arrivals. A member of a gang takes a *slot*: as many GPUs of one node as it needs. A gang
-   starts when the last of its slots is free, in the domain of its required level where that is soonest.
-   GPUs reserved for it lie idle until then. A later job that plans to end before may use that first gap.
-   A part of a GPU counts as a whole one, unless it is free now.
+4. The queue is also played in order, without arrivals. This gives the start of a request that has not come yet,
+   and the jobs that each request waits for. A member of a gang takes a *slot*: as many GPUs of one node as it
+   needs. A gang starts when the last of its slots is free, in the domain of its required level where that is
+   soonest. GPUs reserved for it lie idle until then. A later job may use that first gap if it is planned to end
+   before it. A part of a GPU counts as a whole one, unless it is free now.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,9 +50,9 @@ NAMED = 5  # jobs that a request waits for
 
 @dataclass(frozen=True, slots=True)
 class Hindrance:
-    """A job that holds a GPU on a node until the gang starts, on the median path.
+    """A job that holds a GPU on a node until a gang can start, on the median path.
 
-    job: an index into `jobs`. node: a row.
+    job: an index into `Timelines.jobs`. node: the node's row.
     """
 
     job: int
@@ -61,7 +61,7 @@ class Hindrance:
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """The sampled paths. They are recomputed from time to time, and estimates only read them."""
+    """The sampled paths of the queue. They are computed from time to time, and estimates only read them."""
 
     view: ClusterView
     options: Options
@@ -90,9 +90,9 @@ class Timelines:
 
     @property
     def start_basis(self) -> Basis:
-        """The basis of all later start times: "limit" if any job's run time is known by its limit alone.
+        """The basis of start times that depend on other jobs.
 
-        Otherwise "runs".
+        It is "limit" if the run time of any job is known by its time limit alone. Otherwise it is "runs".
         """
         return "limit" if "limit" in self.basis.values() else "runs"
 
@@ -106,7 +106,10 @@ class Timelines:
         return {job: self.ends_s[holder] for holder, job in enumerate(running) if holder in self.ends_s}
 
     def choose_calendar(self, request: PlacementRequest) -> Calendar:
-        """Return the calendar that a request finds if it comes now."""
+        """Return the calendar that applies to a request that comes now.
+
+        The calendar includes the waiting entries that go before the request.
+        """
         level: float = request.priority
         if self.turns is not ONE_LINE:
             mine = WaitingEntry(request, self.now_ms)
@@ -114,7 +117,7 @@ class Timelines:
         return [calendar for highest, calendar in self.calendars if highest >= level][-1]
 
     def make_restrictions(self, request: PlacementRequest) -> StartRestrictions:
-        """Return the restrictions that keep a request that comes now from free GPUs."""
+        """Return the restrictions of quota and closed nodes for a request that comes now."""
         return StartRestrictions(
             compute_planned_s(request, self.run_times),
             self._compute_seconds_until_allowed(request),
@@ -122,7 +125,7 @@ class Timelines:
         )
 
     def _compute_seconds_until_allowed(self, request: PlacementRequest) -> Array:
-        """Return (path,) seconds until the quota of its queue allows the request. They are 0 if it does now."""
+        """Return (path,) seconds until the queue's quota allows a request: 0 if it does now, inf if never."""
         mine, standing = self.turns.find_hold(request), self.turns.standing
         if mine is None or standing is None or standing.find_refusing_queue(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
@@ -223,7 +226,7 @@ def sample_timelines(
 def _make_rooms(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, options: Options
 ) -> RoomCache:
-    """Return the rooms of the nodes once every running job has ended."""
+    """Return the members that each node could host once every running job has ended."""
     ahead = Timeline(view, estimate_releases(view, running, run_times, options.now_ms))
     return RoomCache(ahead.make_view_after(len(ahead.ahead)), options)
 
@@ -235,7 +238,7 @@ def _list_bases(
     run_times: RunTimeQuantiles,
     now_ms: int,
 ) -> dict[str, Basis]:
-    """Return job → what its end is estimated from, for jobs that run or start now."""
+    """Return job → the basis of its estimated end, for jobs that run or start now."""
     basis = {name: _find_running_job(running, name, now_ms).find_basis(run_times, now_ms) for name in left_s}
     return basis | {one.job_name: source.find_basis(run_times) for one, source in begun.items()}
 
@@ -243,7 +246,11 @@ def _list_bases(
 def _replace_with_played_starts(
     drawn: FutureSampler, starts_s: dict[str, Array], holders: Mapping[str, int], ends_s: dict[int, Array]
 ) -> None:
-    """Replace the starts and ends of the first entries by those of the played paths, as far as these were played."""
+    """Replace the starts and ends of the first waiting entries with those of the played paths.
+
+    An entry that did not start on a path keeps its earlier start. It is moved to the end of the played
+    time if it lies before that.
+    """
     played_s, until_s = drawn.play_paths(PATHS)
     for entry, run_s, start_s in zip(drawn.queue, drawn.run_s, played_s, strict=False):
         request_id = entry.request.request_id
@@ -262,20 +269,24 @@ def _make_run_time_source(
 
 
 def _find_running_job(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
-    """Return the running job of that name. A holder that no event names counts as begun now."""
+    """Return the running job of that name.
+
+    A job that holds GPUs but is not in `running` counts as begun now.
+    """
     return running.get(name) or RunningJob(now_ms, 1)
 
 
 def _is_settled(now: Plan) -> bool:
-    """Return whether no waiting entry could start at once if the plan went on."""
+    """Return whether the pass tried all waiting entries, so that a further pass would start none of them."""
     return all(wait.reason.code != "untried" for wait in now.waiting)
 
 
 def choose_saved_entries(priorities: Sequence[float], most: int) -> frozenset[int]:
-    """Return the numbers of the entries before which to copy the calendar, at most `most` of them.
+    """Return the numbers of the entries before which a copy of the calendar is saved, at most `most`.
 
-    These are the entries at which the priority changes. If there are too many, those nearest to a geometric
-    series remain, so the answer is exact where few entries wait before.
+    These are the entries at which the priority changes. If there are too many, those nearest to a
+    geometric series remain. So the saved calendars are dense at the front of the queue and sparse
+    behind.
 
     >>> sorted(choose_saved_entries([9, 9, 5, 0], 16)), sorted(choose_saved_entries(range(100, 0, -1), 4))
     ([0, 2, 3], [0, 4, 21, 99])
@@ -293,9 +304,10 @@ def _compute_max_calendars(one: Calendar) -> int:
 
 @dataclass(frozen=True, slots=True)
 class GpusBefore:
-    """The GPUs that a gang receives on the middle path, as they are before it starts at `start_s`.
+    """The GPUs that a gang receives on the median path, and the jobs that hold them before it starts.
 
-    nodes: (member,) rows. holders: (member × each,) the last job of each GPU, -1 for none. ends_s: its end.
+    start_s: the start of the gang. nodes: (member,) node rows. holders: (member × each,) the last job
+    on each GPU, -1 for none. ends_s: (member × each,) when that job ends.
     """
 
     start_s: float
@@ -305,7 +317,7 @@ class GpusBefore:
 
     @classmethod
     def of(cls, place: Place, calendar: Calendar) -> "GpusBefore":
-        """Read the calendar before the gang is recorded there."""
+        """Read the GPUs from the calendar, before the gang itself is recorded there."""
         path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
         _, n, g = calendar.free_s.shape
         nodes = place.nodes[path]
@@ -315,7 +327,7 @@ class GpusBefore:
     def list_hindrances(self) -> tuple[Hindrance, ...]:
         """Return the jobs that hold the GPUs until the gang starts.
 
-        At most NAMED jobs are returned, the last to end first.
+        Returns at most NAMED jobs. The job that ends last comes first.
         """
         if not len(self.nodes):
             return ()
@@ -335,7 +347,7 @@ NO_GPUS = GpusBefore(0.0, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros
 
 
 def compute_planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:
-    """Return running job → seconds until it ends by the queue's estimate."""
+    """Return running job → seconds from now until it ends by the queue's estimate."""
     return {release.job: (release.end_ms - now_ms) / 1000 for release in ahead}
 
 
@@ -359,7 +371,7 @@ def _make_initial_calendar(
 
     GPUs that are free now are free at 0. Unusable GPUs are never free.
 
-    begun_s: job → (path,) seconds that it will run, for the jobs that start now.
+    begun_s: job → (path,) seconds that a job will run, for the jobs that start now.
     """
     n, g = view.free.shape
     left_s = {}

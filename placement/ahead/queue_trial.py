@@ -1,7 +1,7 @@
-"""Trial of a queue tree on sample requests before the tree serves.
+"""Trial of a queue tree on sample requests before the placer serves it.
 
-The sample covers a pass, start times, charges, credits and showback. The reader of the queues file limits each
-number. The trial checks that the placer can compute with these numbers.
+The sample covers a pass, start times, charges, credits and showback. The reader of the queues file
+limits each number by itself. The trial checks that results computed from these numbers are finite.
 """
 
 import math
@@ -36,7 +36,10 @@ USER = "user"
 
 
 def try_tree(tree: QueueTree) -> None:
-    """Raise RequestError with the reason if a sample of requests gives numbers that are not finite."""
+    """Raise RequestError if computing with the tree gives numbers that are not finite.
+
+    The trial uses a sample of requests and charges. The error names the number.
+    """
     try:
         with np.errstate(all="raise", under="ignore"), warnings.catch_warnings():
             warnings.simplefilter("error")
@@ -52,7 +55,7 @@ def try_tree(tree: QueueTree) -> None:
 
 
 def _choose_extreme_leaves(tree: QueueTree) -> list[QueueNode]:
-    """Return the leaves with the smallest and largest numbers, then the first few others."""
+    """Return the leaves whose settings are the smallest and the largest, then the first few others."""
     leaves = list(tree.list_leaves())
     numbers = [
         lambda node: node.weight,

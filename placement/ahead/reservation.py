@@ -26,9 +26,10 @@ ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
 
 @dataclass(frozen=True, slots=True)
 class FreeWindow:
-    """Free GPUs, and the time until which a job may use them without delaying the head.
+    """Free GPUs, and the time until which other jobs may use them without delaying the head of the queue.
 
-    nodes: how many nodes they are on. until_ms: None if they are free without a time limit.
+    nodes: the number of nodes that the GPUs are on. until_ms: None if the GPUs are free without a time
+    limit.
     """
 
     gpus: int
@@ -38,9 +39,9 @@ class FreeWindow:
 
 @dataclass(frozen=True, slots=True)
 class JobRelease:
-    """GPUs that a running job releases when it ends.
+    """A running job, and when it is expected to end and to release its GPUs.
 
-    ends_ms: p10, p50, p90. None if its run time is unknown. by: the basis of its run time.
+    ends_ms: p10, p50 and p90. None if its run time is unknown. by: the basis of its run time.
     """
 
     job: str
@@ -52,12 +53,12 @@ class JobRelease:
 
 @dataclass(frozen=True, slots=True)
 class HeadReservation:
-    """The head's reservation, for people to read.
+    """The reservation of the queue's head, as shown to people.
 
-    idle_gpus: GPUs that are free already, and reserved for the head. holds_p: the probability that the head starts
-    by its shadow time. It is None if unknown, and `reason` says why. by: the basis of holds_p. basis: the basis of
-    the shadow time. It is "prior" if the run time of the job that the head waits for is unknown. The plan then
-    assumes a day.
+    idle_gpus: GPUs that are free already, and reserved for the head. holds_p: the probability that the
+    head starts by its shadow time. It is None if unknown, and `reason` says why. by: the basis of
+    holds_p. basis: the basis of the shadow time. It is "prior" if the run time of the job that the head
+    waits for is unknown. The plan then assumes that the job runs for a day.
     """
 
     request_id: str
@@ -72,7 +73,7 @@ class HeadReservation:
 
 
 def describe_reservation(reservation: Reservation, view: ClusterView, timelines: Timelines | None) -> HeadReservation:
-    """Return the reservation with its probability and the basis of its times, for people to read."""
+    """Return the head's reservation with its probability and the basis of its times, as shown to people."""
     known = compute_hold_probability(reservation, timelines) if timelines is not None else None
     return HeadReservation(
         request_id=reservation.entry.request.request_id,
@@ -106,9 +107,10 @@ def _find_shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
 
 
 def compute_hold_probability(reservation: Reservation, timelines: Timelines) -> float | None:
-    """Return the share of futures in which the head starts by its shadow time.
+    """Return the share of sampled futures in which the head starts by its shadow time.
 
-    Returns None if the head is not in them yet, or is behind jobs whose run time is unknown.
+    Returns None if the futures do not include the head, or if it waits for jobs whose run time is
+    unknown.
     """
     start_s = timelines.starts_s.get(reservation.entry.request.request_id)
     if start_s is None or is_behind_unknown(reservation.entry.request, start_s, timelines):

@@ -1,7 +1,7 @@
-"""Random run times: one on each path, so that a path is one future of all jobs.
+"""Random run times of jobs: one for each job on each path. A path is one possible future of all jobs.
 
-A job without any estimate of its run time never ends here. A request has a start time only if it can start
-without the GPUs of such jobs.
+A job without any estimate of its run time never ends here. So a request has a start time only if it
+can start without the GPUs of such jobs.
 """
 
 import math
@@ -24,9 +24,9 @@ NORMAL = NormalDist()
 
 
 class RunTimeSource(NamedTuple):
-    """All that is known about the run time of a job that has not started.
+    """The facts from which the run time of a job that has not started is drawn.
 
-    quantiles_s: its quantiles at `RUN_LEVELS`, None if unknown.
+    quantiles_s: the quantiles of its run time at `RUN_LEVELS`, None if unknown.
     """
 
     gpus: int
@@ -40,14 +40,14 @@ class RunTimeSource(NamedTuple):
 
 @dataclass(slots=True)
 class RunTimeSample:
-    """Random run times, one on each path. Those of one path are correlated."""
+    """A generator of random run times, one on each path. The run times on one path are correlated."""
 
     rng: np.random.Generator
     run_times: RunTimeQuantiles
     shared: NDArray[np.float64] = field(default_factory=lambda: compute_normal_quantiles(PATHS))
 
     def draw_levels(self, jobs: int) -> Levels:
-        """Draw (job, path) levels in (0, 1)."""
+        """Draw (job, path) quantile levels in (0, 1), correlated within each path."""
         own = self.rng.standard_normal((jobs, PATHS))
         mixed = np.sqrt(SHARED) * self.shared + np.sqrt(1 - SHARED) * own
         errors = np.array([*map(math.erf, (mixed / math.sqrt(2.0)).ravel().tolist())])
@@ -82,10 +82,10 @@ class RunTimeSample:
 
 
 def interpolate_remaining_s(quantiles_s: Sequence[float], levels: Levels) -> Levels:
-    """Return (path,) seconds, at least 1, at some levels of a distribution with known quantiles.
+    """Return (path,) remaining seconds, at least 1, at the given levels of a distribution.
 
-    quantiles_s: its quantiles at `RUN_LEVELS`. levels: (path,). Below the lowest known level and above the highest,
-    the curve goes on with the same slope (a Pareto tail): few jobs end at one moment.
+    quantiles_s: the distribution's quantiles at `RUN_LEVELS`. levels: (path,). Outside the known levels
+    the curve continues with the same slope (a Pareto tail). So few jobs end at the same time.
     """
     known = np.log(np.maximum.accumulate(np.maximum(np.asarray(quantiles_s, np.float64), 1.0)))
     below = np.log(np.minimum(levels / RUN_LEVELS[0], 1.0)) / np.log(RUN_LEVELS[1] / RUN_LEVELS[0])

@@ -1,12 +1,14 @@
-"""Play the queue forward along one sampled future, by the queue's own rules.
+"""One sampled future of the queue, played forward by the queue's own rules.
 
-Jobs end when they are drawn to end, and further ones arrive. After each change a pass goes over the
-waiting jobs: higher priority first, then first come. The first job that does not fit keeps the nodes that
-should be free for it soonest. Later jobs start on other nodes, or on these nodes if they should end before
-(EASY backfill, as in `fleetcast.placement.plan.queue`). A node is a count of free thousandths of GPUs, so
-thousands of events take a second. Parts of GPUs count as if they were packed well.
+Jobs end at their drawn times, and further jobs arrive. After each change a pass goes over the
+waiting jobs: higher priority first, then first come. The first job that does not fit reserves the
+nodes that should be free for it soonest. Later jobs start on other nodes, or on these nodes if they
+should end before (EASY backfill, as in `fleetcast.placement.plan.queue`). A node is only a count of
+free thousandths of GPUs, so thousands of events take a second. Parts of GPUs count as if they were
+packed well.
 
-Queues keep within their limits, borrow GPUs from each other, and avoid nodes that are closed to them.
+Queues keep within their limits, borrow GPUs from each other, and avoid nodes that are closed to
+them.
 """
 
 import heapq
@@ -26,9 +28,10 @@ MOST_EVENTS = 1000  # of a path, and two for each that waits
 
 
 class Arrival(NamedTuple):
-    """A job that comes at `at_s`.
+    """A job that arrives at `at_s`.
 
-    order: its place, the smallest first. number: the caller's number, -1 for none.
+    order: its place in the queue, the smallest first. number: the caller's number of the job, -1 for
+    none.
     """
 
     at_s: float
@@ -44,9 +47,9 @@ FullGroup = tuple[Row, int, list[Row]]  # the next row, its index, the group
 
 @dataclass(slots=True)
 class AskLine:
-    """A line of waiting jobs with the same ask, in order.
+    """A line of waiting jobs that ask for the same slots, in order.
 
-    group: the sorted rows of all lines that fit if this one fits.
+    group: the sorted rows of all lines that fit if and only if this one fits.
     """
 
     number: int
@@ -55,23 +58,23 @@ class AskLine:
     jobs: deque[Arrival] = field(default_factory=deque)
 
     def insert_row(self) -> Row:
-        """Insert the line's row into the group, and return it."""
+        """Insert the row of the line's first job into the group, and return the row."""
         row = self.jobs[0].order, self.number, self.ask
         insort(self.group, row)
         return row
 
     def remove_row(self) -> None:
-        """Remove the line's row from the group, before its first job changes."""
+        """Remove the line's row from the group. The caller does this before the line's first job changes."""
         if self.jobs:
             del self.group[bisect_left(self.group, (self.jobs[0].order, self.number))]
 
 
 @dataclass(slots=True)
 class Future:
-    """One sampled path. Call `play` once.
+    """One sampled future of the queue. `play` may be called only once.
 
-    `ends`: a heap of (end_s, a number, nodes, thousandths of GPUs). is_settled: no waiting job can start
-    before something happens.
+    ends: a heap of (end_s, number of the job, nodes, thousandths of GPUs). is_settled: no waiting job
+    can start before another event happens.
     """
 
     fleet: Fleet
@@ -86,9 +89,10 @@ class Future:
     _count: int = 0
 
     def play(self, waiting: Sequence[Arrival]) -> dict[int, float]:
-        """Play the future. Returns number → start_s of the waiting jobs, which are given in order.
+        """Play the future, and return number → start_s of the waiting jobs that started.
 
-        Jobs that have not started after MOST_EVENTS events, and two more for each waiting job, are left out.
+        waiting: the waiting jobs, in order. The play ends after MOST_EVENTS events, and two more for each
+        waiting job.
         """
         most = MOST_EVENTS + 2 * len(waiting)
         for one in waiting:
@@ -133,7 +137,7 @@ class Future:
         line.insert_row()
 
     def _end_jobs(self) -> None:
-        """End all jobs that end by now."""
+        """End all jobs whose end time has come."""
         while self.ends and self.ends[0][0] <= self.now_s:
             _, number, nodes, gpus = heapq.heappop(self.ends)
             self.fleet.change_free_gpus(nodes, gpus)
@@ -188,9 +192,10 @@ class Future:
         return ready, full
 
     def _find_first_full_ask(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
-        """Return the first ask before this place that its queue allows but that the fleet has no room for.
+        """Return the first ask before this place that its queue allows, but that does not fit into the fleet.
 
-        Returns None if there is none. full: a heap of the groups without room, which this call advances.
+        before: (order) the place. full: a heap of the groups that do not fit, which this call advances.
+        Returns None if there is no such ask.
         """
         while full and full[0][0][0] < before:
             (_, _, ask), at, group = full[0]
@@ -203,7 +208,7 @@ class Future:
         return None
 
     def _is_allowed_by_queue(self, ask: GangAsk) -> bool:
-        """Return whether the gang's queue allows it to start now."""
+        """Return whether the quota of the gang's queue allows the gang to start now."""
         return self.queues is None or ask.hold is None or self.queues.allows(ask.hold)
 
     def _start_job(self, one: Arrival, place: tuple[Ints, Ints]) -> None:
@@ -220,7 +225,10 @@ class Future:
 
 
 def _merge_excluded_nodes(reserved: Ints | None, closed: NDArray[np.bool_] | None) -> Ints | None:
-    """Return the rows of the nodes that are reserved for the head or closed, or None if there are none."""
+    """Return the rows of all nodes that are reserved for the head or closed.
+
+    Returns None if there are none.
+    """
     if closed is None:
         return reserved
     return np.union1d(np.zeros(0, np.int64) if reserved is None else reserved, np.flatnonzero(closed))

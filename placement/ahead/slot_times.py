@@ -1,8 +1,7 @@
 """The times at which slots of nodes become free along sampled futures, and the first place of a gang.
 
-A *slot* is as many GPUs of one node as one member of a gang takes. `SlotTimes` follows a calendar that
-changes on few nodes at a time. So the cost of the next gang of a shape depends on what has changed, not
-on the whole calendar.
+A *slot* is as many GPUs of one node as one member of a gang takes. `SlotTimes` reads only the nodes
+of a calendar that have changed. So the next gang of the same shape costs little.
 """
 
 from dataclasses import dataclass, field
@@ -24,7 +23,10 @@ MOST_STALE_SHARE = 0.25  # of all nodes and paths: beyond, copying the whole cal
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of one gang along every path. A gang that fits along no path has no members."""
+    """The nodes, GPUs and start time of one gang on every path.
+
+    A gang that fits on no path has no members.
+    """
 
     start_s: Array  # (path,), inf where it never fits
     nodes: NDArray[np.int32]  # (path, member), -1 where it never fits
@@ -32,10 +34,10 @@ class Place:
 
 
 class GangShape(NamedTuple):
-    """The part of a request that decides its place.
+    """The part of a request that decides where its gang may be placed.
 
-    level: all members are in one domain of this level. None: they may be anywhere. each: GPUs of a member.
-    room: (n,) int64, members that an empty node hosts.
+    level: the level at which all members share one domain. None if they may be anywhere. each: GPUs of
+    a member. room: (n,) int64, members that an empty node hosts.
     """
 
     level: Level | None
@@ -45,7 +47,10 @@ class GangShape(NamedTuple):
 
     @classmethod
     def of(cls, request: PlacementRequest, room: Ints) -> "GangShape":
-        """Return the shape of a request. room: (n,) members that an empty node hosts by the filters."""
+        """Return the shape of a request.
+
+        room: (n,) members that each node hosts when it is empty, as the filters allow.
+        """
         level, members, each = get_widest_level(request), request.members.min, request.gpus_per_node
         if level is Level.NODE:
             level, room, members, each = None, room // members, 1, each * members
@@ -54,10 +59,10 @@ class GangShape(NamedTuple):
 
 @dataclass(slots=True)
 class SlotTimes:
-    """The times at which each slot of each node is free, by domain.
+    """The times at which each slot of each node is free, grouped by domain.
 
-    rows: (domain, most nodes of a domain) node rows, -1 where a domain has fewer. slots: slots of one node.
-    times_s: (path, domain, most nodes × slots) float32 seconds from now.
+    rows: (domain, most nodes of a domain) node rows, padded with -1. slots: the number of slots on one
+    node. times_s: (path, domain, most nodes × slots) float32 seconds from now.
     """
 
     shape: GangShape
@@ -74,9 +79,10 @@ class SlotTimes:
 
     @classmethod
     def of(cls, free_s: Array, shape: GangShape, rows: Ints, *, is_followed: bool) -> "SlotTimes":
-        """Read the times of a calendar. free_s: (path, node, gpu), ascending along a node.
+        """Read the slot times from a calendar.
 
-        is_followed: the caller records later changes of the calendar, so the times are copied.
+        free_s: (path, node, gpu) seconds from now, ascending along a node. is_followed: whether the caller
+        records later changes of the calendar. The times are then copied.
         """
         slots = free_s.shape[2] // shape.each
         if shape.members == 1:  # the first slot of a node is free first
@@ -90,7 +96,10 @@ class SlotTimes:
         return cls(shape, rows, slots, times_s.reshape(len(free_s), len(rows), -1))
 
     def record_changes(self, nodes: Ints) -> None:
-        """Record changes of the calendar. nodes: (k,) path × n + node."""
+        """Record the nodes on which the calendar has changed.
+
+        nodes: (k,) indices path × n + node, where n is the number of nodes.
+        """
         if self.is_outdated:
             return
         self._stale.append(nodes)
@@ -100,7 +109,7 @@ class SlotTimes:
             self.is_outdated = True
 
     def read_changed_nodes(self, free_s: Array) -> None:
-        """Read the changed nodes of the calendar."""
+        """Read the slot times of the recorded nodes again. free_s: (path, node, gpu) seconds from now."""
         if not self._stale or not self.slots:  # no node has as many GPUs as a member needs
             return
         nodes = np.concatenate(self._stale)
@@ -124,10 +133,10 @@ class SlotTimes:
         return at.ravel()
 
     def find_earliest_place(self, members: int, order: Ints | None = None) -> Place:
-        """Return the place and time at which a gang of this many members starts.
+        """Return the earliest place of a gang with this number of members, on each path.
 
-        order: (path, node, gpu) the positions in the calendar of the GPUs that these times belong to. None if the
-        positions are the same.
+        order: (path, node, gpu) the position of each GPU in the calendar. None if the positions are the
+        same.
         """
         paths, domains, size = self.times_s.shape
         if size < members or not size:
@@ -152,7 +161,7 @@ class SlotTimes:
         return Place(start_s, nodes.astype(np.int32), gpus)
 
     def _compute_last_starts(self, members: int) -> Array:
-        """Return (path, domain) the time at which the last of these members could start in each domain."""
+        """Return (path, domain) the seconds until each domain has free slots for this number of members."""
         paths, domains, size = self.times_s.shape
         if members not in self._last:
             self._last[members] = np.empty((paths, domains), np.float32), np.ones((paths, domains), bool)
@@ -166,9 +175,9 @@ class SlotTimes:
 
 
 def _find_last_free_slots(times_s: Array, start_s: Array, members: int) -> Ints:
-    """Return (path, member) the slots that become free last among those free by `start_s`.
+    """Return (path, member) the indices of the slots that a gang takes.
 
-    times_s: (path, k).
+    These are the slots that become free last among those free by `start_s`. times_s: (path, k).
     """
     free = np.flatnonzero(times_s <= start_s[:, None])  # few of many
     key = np.full(times_s.shape, NEVER_S)
@@ -177,9 +186,9 @@ def _find_last_free_slots(times_s: Array, start_s: Array, members: int) -> Ints:
 
 
 def _compute_slot_times(free_s: Array, each: int, slots: int, room: Ints) -> Array:
-    """Return (…, slot) the time at which all GPUs of each slot are free, inf beyond a node's room.
+    """Return (…, slot) the seconds until all GPUs of each slot are free.
 
-    free_s: (…, gpu). room: (…,).
+    free_s: (…, gpu). room: (…,) the slots of a node. The time of a slot beyond a node's room is inf.
     """
     times_s = free_s[..., each - 1 : each * slots : each]
     if room.min(initial=slots) >= slots:
@@ -188,9 +197,9 @@ def _compute_slot_times(free_s: Array, each: int, slots: int, room: Ints) -> Arr
 
 
 def _make_empty_place(paths: int) -> Place:
-    """Return a place without members.
+    """Return a place without members, for a gang that fits on no path.
 
-    The members of a huge gang that never fits would only cost memory.
+    The members of a huge gang would only cost memory.
     """
     never = np.full(paths, np.inf, np.float32)
     return Place(never, np.zeros((paths, 0), np.int32), np.zeros((paths, 0, 0), np.int64))

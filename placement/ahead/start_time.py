@@ -1,4 +1,4 @@
-"""Estimate when a request starts, as quantiles over sampled futures, and what it waits for."""
+"""Estimates of when a request starts, as quantiles over sampled futures, and of what it waits for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -63,10 +63,10 @@ class Relaxation:
 
 
 class RoomForecast(msgspec.Struct, frozen=True):
-    """GPUs that are free now, GPUs that requests wait for, and when there is room for one more.
+    """The GPUs that are free now, the GPUs that requests wait for, and when one further GPU will be free.
 
-    opens_ms: p10, p50 and p90 of the time when all these requests have started and a GPU is free. None if
-    there is no such time even after everything has ended.
+    opens_ms: p10, p50 and p90 of the time when all these requests have started and a GPU is free. None
+    if there is no such time even after everything has ended.
     """
 
     free_gpus: int
@@ -90,10 +90,11 @@ def estimate_start(
 ) -> StartEstimate:
     """Estimate when a request starts, whether it waits already or comes now.
 
-    A newcomer goes behind all waiting requests of its priority. Raises RequestError if the request is invalid.
+    A newcomer goes behind all waiting requests of its priority. Raises RequestError if the request is
+    invalid.
 
-    adjust: function that corrects sampled times for the users. Its arguments are the request_id of a waiting
-    request (None for a newcomer) and the sampled quantiles.
+    adjust: function that corrects the sampled quantiles. Its arguments are the request_id of a waiting
+    request (None for a newcomer) and the quantiles.
     """
     check_request(request)
     now_ms = max(timelines.now_ms, now_ms or 0)
@@ -135,9 +136,9 @@ def _find_awaited_window(start_s: Array, bars: StartRestrictions) -> str:
 
 
 def _explain_no_start(request: PlacementRequest, timelines: Timelines) -> str:
-    """Return why a request starts in none of the futures.
+    """Explain in words why a request starts in none of the sampled futures.
 
-    Work that no job event reports may still end.
+    Work that no job event reports never ends in these futures, although it may really end.
     """
     view = timelines.rooms.empty
     screened = screen(request, view, timelines.options)
@@ -148,7 +149,10 @@ def _explain_no_start(request: PlacementRequest, timelines: Timelines) -> str:
 
 
 def choose_start_basis(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
-    """Return the basis of a start time: free room, predicted run times, or time limits alone."""
+    """Return the basis of a start time: "room" if there is room now, else "runs" or "limit".
+
+    "limit" means that the run time of a job is known by its time limit alone.
+    """
     if start_ms["p90"] - now_ms < 1000 * WORTH_S:
         return "room"
     return "limit" if timelines.start_basis == "limit" else "runs"
@@ -170,9 +174,9 @@ def _has_unknown_ahead(request: PlacementRequest, timelines: Timelines) -> bool:
 
 
 def describe_unknown_jobs(timelines: Timelines, own: str = "") -> str:
-    """Name the jobs of unknown run time that a request waits behind.
+    """Describe the jobs of unknown run time that a request waits behind.
 
-    own: its own job, if that is one of them.
+    own: the request's own job, if it is one of them.
 
     `behind 2 jobs whose run time is not known ('a', 'b'): too few jobs have ended yet, and they have no
     time limit`.
@@ -192,7 +196,7 @@ def describe_unknown_jobs(timelines: Timelines, own: str = "") -> str:
 def _estimate_without_gpus(request: PlacementRequest, timelines: Timelines, now_ms: int) -> StartEstimate:
     """Estimate the start of a request without GPUs: now if there is room, otherwise unknown.
 
-    The futures do not say when CPUs and host memory become free.
+    The sampled futures do not say when CPUs and host memory become free.
     """
     constraint = "cpus" if request.cpus is not None else "memory"
     if fits_now(request, timelines.view, timelines.options):
@@ -220,9 +224,10 @@ def compute_start_times(timelines: Timelines) -> dict[str, tuple[int, int, int]]
 def forecast_room(
     timelines: Timelines, starts_ms: Mapping[str, tuple[int, int, int]], newcomer: StartEstimate
 ) -> RoomForecast:
-    """Forecast the room behind all waiting requests.
+    """Forecast when there is room for one more GPU, once all waiting requests have started.
 
-    starts_ms: the start times of the waiting requests. newcomer: the estimate for one GPU behind them.
+    starts_ms: the start times of the waiting requests. newcomer: the estimate for a request of one GPU
+    behind them.
     """
     free = int(np.count_nonzero(timelines.view.free[timelines.view.is_open]))
     waiting_gpus = sum(timelines.gpus[name] for name in timelines.starts_s)  # of starts that are not known, too
@@ -262,9 +267,9 @@ def _describe_room(free: int, waiting: int, opens_ms: Quantiles, now_ms: int, aw
 
 
 def clip_to_now(now_ms: int, times_ms: Quantiles) -> Quantiles:
-    """Return the sampled times, with `now_ms` in place of times that have passed meanwhile.
+    """Return the quantiles with `now_ms` in place of times that have passed since the sampling.
 
-    The event has not happened yet, so it cannot lie in the past.
+    The event has not happened yet, so its time cannot be in the past.
     """
     return {name: max(now_ms, time_ms) for name, time_ms in times_ms.items()}
 
@@ -301,9 +306,9 @@ def _is_likely_to_start(place: Place) -> bool:
 
 
 def _find_tightest_constraint(request: PlacementRequest, timelines: Timelines, place: Place) -> Relaxation | None:
-    """Return the constraint without which the request would start soonest.
+    """Return the constraint without which the request would start soonest, and the request without it.
 
-    Returns None if only plain GPUs are missing.
+    Returns None if the request only lacks free GPUs.
     """
     started, best = _compute_median_start(place), None
     soonest = started - WORTH_S
@@ -347,10 +352,10 @@ def _list_relaxations(request: PlacementRequest) -> list[Relaxation]:
 
 @dataclass(frozen=True, slots=True)
 class BlockerEnds:
-    """The ends of blockers in the sampled futures, limited so that no blocker ends after the start.
+    """A calculator of when blockers end in the sampled futures. No blocker ends after the request's start.
 
-    start_s: (path,) start of the request. start_ms: its issued quantiles, or None. corrected: function that corrects
-    the quantiles of ends in the same way as those of starts.
+    start_s: (path,) start of the request in seconds. start_ms: the start quantiles that were issued, or
+    None. corrected: function that corrects the quantiles of ends in the same way as those of starts.
     """
 
     start_s: Array
@@ -358,13 +363,13 @@ class BlockerEnds:
     corrected: Callable[[Quantiles], Quantiles]
 
     def blocks(self, ends_s: Array) -> bool:
-        """Return whether the request starts after a job's end in at least half of the futures."""
+        """Return whether, in at least half of the futures, the request starts only after the job's end."""
         return bool((ends_s <= self.start_s + ROUNDING_S).mean() >= NEVER_SHARE)
 
     def compute_end_quantiles(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:
-        """Return the quantiles of when a job releases its GPUs to the request.
+        """Return the quantiles, in Unix ms, of the time when a job releases its GPUs to the request.
 
-        They are never later than the request's start.
+        None of them is later than the same quantile of the request's start.
         """
         ends_ms = self.corrected(compute_quantiles_ms(np.minimum(ends_s, self.start_s), since_ms, now_ms))
         if self.start_ms is None:
@@ -431,7 +436,7 @@ def list_blockers(
     start_ms: Quantiles | None = None,
     adjust: Adjust = skip_correction,
 ) -> tuple[Blocker, ...]:
-    """Return the jobs that a request of the played queue waits for, the last to end first.
+    """Return the jobs that a waiting request waits for. The job that ends last comes first.
 
     start_ms: the start quantiles that were issued for the request.
     """
@@ -464,7 +469,7 @@ def _describe_pool(request: PlacementRequest, timelines: Timelines) -> str:
 
 
 def _format_lead(ms: int) -> str:
-    """Return a duration in its natural unit.
+    """Format a duration in minutes, hours or days.
 
     >>> _format_lead(40 * 60_000), _format_lead(5 * 3_600_000), _format_lead(4 * 86_400_000)
     ('40 min', '5 h', '4 days')

@@ -84,7 +84,7 @@ class ChargeTable:
         return self._cached_rows.open
 
     def open_charge(self, charge: Charge) -> Charge:
-        """Write a new charge, which gets the next number."""
+        """Write a new charge under the next free number, and return it with that number."""
         with self._open_transaction() as totals:
             self.before_change()
             charge = replace(charge, charge_id=totals.last + 1)
@@ -94,7 +94,7 @@ class ChargeTable:
         return charge
 
     def replace_charge(self, charge: Charge) -> None:
-        """Replace a stored charge. A charge that has an end is closed."""
+        """Replace a stored charge with a new version of it. A charge with an end is closed."""
         with self._open_transaction() as totals:
             self.before_change()
             self._write_charge(charge)
@@ -153,7 +153,7 @@ class ChargeTable:
         return self._cached_rows.banks
 
     def write_banks(self, banks: Iterable[tuple[str, Bank]]) -> None:
-        """Write the banks of queues."""
+        """Write the banked credits of some queues."""
         with self._open_transaction() as totals:
             for queue, bank in banks:
                 row = [queue, *astuple(bank)]

@@ -33,9 +33,9 @@ logger = logging.getLogger(__name__)
 
 
 class LedgerFile:
-    """The ledger's SQLite file, opened or created.
+    """The ledger's SQLite file. Constructing this opens the file, or creates it.
 
-    Raises LedgerError if the file cannot be trusted. `was_new`: it was empty before.
+    Raises LedgerError if the file cannot be trusted. `was_new`: whether the file was empty before.
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,9 +72,9 @@ class LedgerFile:
             raise self._make_damage_error(f"its identity is {self.identity!r}")
 
     def _drop_cache(self) -> None:
-        """Drop the rows that a subclass caches, because they may be ahead of the file after a rollback.
+        """Drop the rows that a subclass caches.
 
-        This class caches none.
+        After a rollback they may contain changes that the file does not have. This class caches none.
         """
 
     def _make_damage_error(self, why: object) -> LedgerError:
@@ -127,7 +127,7 @@ class LedgerFile:
     def _restore_missing_schema(self) -> None:
         """Create missing triggers and indexes again.
 
-        The hash chain shows changes that were made while they were missing.
+        If the audit trail was changed while they were missing, its hash chain shows that.
         """
         for name, statement in find_missing_statements(read_schema(self._db)).items():
             logger.error(
@@ -220,12 +220,12 @@ class LedgerFile:
 
     @property
     def identity(self) -> str:
-        """The identity of the state that the ledger belongs to. "" until it is set."""
+        """The identity of the service state that the ledger belongs to. It is "" until it is set."""
         identity: str = self._state.get(IDENTITY, "")
         return identity
 
     def set_identity(self, identity: str, *, rebuilt: bool = False) -> None:
-        """Write the identity.
+        """Write the identity of the service state that the ledger belongs to.
 
         Raises LedgerError if the ledger has another identity already, unless `rebuilt` is set.
         """
@@ -235,15 +235,20 @@ class LedgerFile:
             self._record_facts({IDENTITY: identity})
 
     def record_marks(self, **marks: Any) -> None:
-        """Record marks of other parts (JSON values by name) for the next transaction or the close.
+        """Record marks of other parts of the service for the next transaction or the close.
 
-        This needs no extra fsync. Unchanged marks cost nothing. Call it in `with ledger.transaction():` for a
-        mark that must be on disk at once.
+        marks: JSON values by name.
+
+        This needs no extra fsync. Unchanged marks cost nothing. Call it in `with ledger.transaction():` for
+        a mark that must be on disk at once.
         """
         self._record_facts({MARK + name: value for name, value in marks.items()})
 
     def _record_facts(self, facts: dict[str, Any]) -> None:
-        """Record facts for the next transaction. After a rollback they remain for the transaction after it."""
+        """Record facts about the service's state for the next transaction.
+
+        If that transaction is rolled back, the one after it writes them.
+        """
         changed = {key: value for key, value in facts.items() if key not in self._state or self._state[key] != value}
         self._state |= changed
         self._unwritten |= changed

@@ -73,9 +73,10 @@ class _CachedRows:
 
 
 class Ledger(LedgerFile):
-    """The ledger's file, opened or created.
+    """The ledger's SQLite file with its decisions, intents, queue and audit trail.
 
-    Raises LedgerError if the file cannot be trusted. `version` grows with every change, and `on_change` is called.
+    Constructing this opens the file. Raises LedgerError if the file cannot be trusted. `version` grows
+    with every change. The ledger then calls `on_change`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -128,7 +129,7 @@ class Ledger(LedgerFile):
     def head(self) -> ChainHead:
         """The newest line of the audit trail.
 
-        A copy stored elsewhere shows later that nothing up to this line was changed.
+        If a copy of it is stored elsewhere, a later comparison shows whether any line up to it was changed.
         """
         return self._cached_rows.head
 
@@ -288,7 +289,7 @@ class Ledger(LedgerFile):
         return self.check_row(f"the intent of request {row[0]!r}", row, compute_intent_checksum)
 
     def finish_intents(self, states: Iterable[tuple[str, IntentState]], now_ms: int, caller: str = "placer") -> int:
-        """Move active intents to their final state. Returns how many there were."""
+        """Move active intents to their final states. Returns the number of intents that were active and moved."""
         rows = [(request_id, state) for request_id, state in states if request_id in self._cached_rows.intents]
         if not rows:
             return 0
@@ -373,9 +374,9 @@ class Ledger(LedgerFile):
             self._db.execute(INSERT_LINE, [*line, memory.head.hash])
 
     def record_acceptance(self, sentence: str, now_ms: int, caller: str) -> None:
-        """Record in the audit trail that `caller` accepted a loss or a change of the state.
+        """Record in the audit trail that `caller` accepted a loss or a change of the service's state.
 
-        `sentence` says which.
+        sentence: describes the loss or change.
         """
         self.record_audit_line("", now_ms, caller, "accept", sentence)
 

@@ -1,8 +1,8 @@
-"""Migration of a ledger file of an earlier version, and creation of the tables in an empty one.
+"""Migration of a ledger file from an earlier version, and creation of the tables in an empty file.
 
-Version 1 had neither checksums nor a chain. The checksums that the migration adds prove nothing about earlier
-lines. The fact `migrated` records the last of these lines. Version 2 had no charges: the placer opens charges
-for running jobs when it first sees them.
+Version 1 had neither checksums nor a hash chain. The checksums that the migration adds prove
+nothing about lines written before it. The fact `migrated` records the last of these lines. Version
+2 had no charges. The placer opens a charge for each running job when it first sees the job.
 """
 
 import sqlite3
@@ -24,9 +24,10 @@ MIGRATED = "migrated"
 
 
 def create_tables_if_empty(db: sqlite3.Connection) -> str:
-    """Create the tables of a file of version 0 if it is empty. Otherwise return why it is not.
+    """Create the tables in a file of version 0 if it holds no rows.
 
-    Returns "" on success. Version 1 created its tables one by one, so such a file may already have some.
+    Otherwise return why it cannot be used. Returns "" on success. Version 1 created its tables one by
+    one, so such a file may already have some empty tables.
     """
     found = read_schema(db)
     tables = [name for name, sql in found.items() if sql.startswith("CREATE TABLE")]
@@ -72,7 +73,10 @@ def _copy_first_version(db: sqlite3.Connection) -> None:
 
 
 def _copy_table(db: sqlite3.Connection, table: str, made: Callable[[Sequence[Any]], Sequence[Any]]) -> None:
-    """Copy a table in the order of its row ids, so that the oldest active intent stays the first."""
+    """Copy a table in the order of its row ids. The oldest active intent then remains the first.
+
+    made: function that converts a row of version 1.
+    """
     rows = (made(row) for row in db.execute(f"SELECT * FROM {table}_1 ORDER BY rowid"))
     width = len(db.execute(f"SELECT * FROM {table} LIMIT 0").description)
     db.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * width)})", rows)

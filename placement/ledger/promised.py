@@ -1,7 +1,7 @@
-"""The ledger as other processes read it: the promise to an attempt, and the requests that are open.
+"""A view of the ledger for other processes: the GPUs promised to attempts, and the open requests.
 
-No limit may refuse an attempt that Fleetcast has placed. Only the ledger's own process writes the file.
-Any number of processes may read it at the same time, through SQLite's write-ahead log.
+No limit may refuse an attempt that Fleetcast has placed. Only the ledger's own process writes the
+file. Any number of processes may read it at the same time, through SQLite's write-ahead log.
 """
 
 import logging
@@ -40,9 +40,9 @@ _decode_ranks = msgspec.json.Decoder(tuple[RankPlacement, ...]).decode
 
 @dataclass(frozen=True, slots=True)
 class OpenRequest:
-    """A request that has waited in the queue, or has been promised GPUs, since `since_ms`.
+    """A request that waits in the queue or has been promised GPUs, since `since_ms`.
 
-    `ranks`: empty while it waits. is_over_quota: its queue is at its limit.
+    ranks: empty while it waits. is_over_quota: whether its queue is at its limit.
     """
 
     request: PlacementRequest
@@ -62,7 +62,7 @@ class OpenRequest:
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """The last placement of an attempt."""
+    """The newest promise of GPUs to an attempt of a job."""
 
     request_id: str
     state: IntentState
@@ -74,10 +74,10 @@ class Promise:
 
 
 class PromiseReader:
-    """A reader of promises to attempts, in a ledger that another process writes.
+    """A reader of the promises to attempts, from a ledger that another process writes.
 
-    Use it from one thread at a time. A state without a ledger has no promises. `unreadable` says why the
-    ledger cannot be read now. Otherwise it is empty.
+    Use it from one thread at a time. Without a ledger file there are no promises. `unreadable` says why
+    the ledger cannot be read now. It is "" if the ledger can be read.
     """
 
     def __init__(self, ledger: Path) -> None:
@@ -99,9 +99,9 @@ class PromiseReader:
         return Promise(str(rows[0][0]), IntentState(rows[0][1])) if rows else None
 
     def find_ranks(self, job: str, attempt: int) -> tuple[RankPlacement, ...]:
-        """Return the GPUs that an attempt holds by a promise.
+        """Return the ranks and GPUs that an attempt holds by a promise.
 
-        Empty without a promise, or if the ledger is unreadable.
+        Returns () if there is no such promise, or if the ledger is unreadable.
         """
         rows = self._read_ledger(lambda db: db.execute(OF_ATTEMPT, (job, attempt)).fetchall())
         if not rows or IntentState(rows[0][1]) not in HELD:
@@ -134,9 +134,10 @@ class PromiseReader:
         return self._windows
 
     def admits(self, job: str, attempt: int) -> bool:
-        """Return whether this attempt must be admitted, whatever the limits.
+        """Return whether an attempt must be admitted, whatever the limits.
 
-        It must be if it holds a promise, or if the ledger is unreadable and cannot say whether it does.
+        This is so if it holds a promise. It is also so while the ledger is unreadable, because the attempt
+        may hold one.
         """
         promise = self.find_promise(job, attempt)
         return bool(self.unreadable) if promise is None else promise.is_held
@@ -163,9 +164,10 @@ class PromiseReader:
         return None
 
     def _read_open_requests(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
-        """Return the open requests, and reuse the last answer if the ledger has not changed.
+        """Return the open requests. The last result is used again if the ledger has not changed since.
 
-        Each change of a request writes an audit line. The exception is a promise whose job was seen.
+        Each change of a request writes an audit line. The exception is a promise whose job has been seen
+        running.
         """
         noted = db.execute(MARKED, [OVER_QUOTA]).fetchone()
         stand = (*db.execute(STAND).fetchone(), noted)

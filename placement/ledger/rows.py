@@ -23,7 +23,7 @@ class LedgerError(FleetcastError):
 class LedgerUnavailable(LedgerError):
     """An error about a ledger that cannot be opened now. A later try may succeed.
 
-    The file is locked, or on a full or read-only disk.
+    The file is locked, or its disk is full or read-only.
     """
 
 
@@ -43,7 +43,7 @@ SETTLED_WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Intent:
-    """The GPUs promised to a job. cpus and host_memory_gib are per rank."""
+    """The GPUs promised to a job. `cpus` and `host_memory_gib` are those of each rank."""
 
     request_id: str
     job: str
@@ -56,7 +56,11 @@ class Intent:
     expires_ms: int
 
     def make_row(self, state: IntentState) -> tuple[Any, ...]:
-        """Return the columns in the file, without the checksum. SQLite returns a negative zero as zero."""
+        """Return the intent's columns in the file, without the checksum.
+
+        Negative zeros become zero, because SQLite would return them as zero and the checksum would not
+        match.
+        """
         amounts = (
             None if amount is None else amount + 0.0 for amount in (self.cpus, self.host_memory_gib, self.limit_s)
         )

@@ -1,6 +1,6 @@
-"""The ledger's tables.
+"""The schema of the ledger's tables.
 
-A change of their structure needs a new version. A program does not touch the file of a later version.
+A change of the schema needs a new version. A program never writes to the file of a later version.
 
 1   decisions, intents, queue, audit
 2   a checksum for each row, the audit's chain, and `state`: facts about the service's state, JSON by name
@@ -78,7 +78,7 @@ Shape = dict[str, str]  # name of a table, index or trigger → its statement, w
 
 
 def read_schema(db: sqlite3.Connection) -> Shape:
-    """Return the tables, indexes and triggers of a file, without those that SQLite makes itself."""
+    """Return the tables, indexes and triggers of a file, without those that SQLite creates by itself."""
     rows = db.execute("SELECT name, sql FROM sqlite_master WHERE name NOT LIKE 'sqlite_%'")
     return {name: " ".join(str(sql).split()).replace("IF NOT EXISTS ", "") for name, sql in rows}
 
@@ -91,7 +91,7 @@ def make_expected_schema(version: int) -> Shape:
 
 
 def explain_schema_mismatch(found: Shape, version: int) -> str:
-    """Return why a file does not have that version, or "" if it does.
+    """Explain in words why a file does not have the schema of a version. Returns "" if it does.
 
     Missing indexes and triggers do not count, because the ledger creates them again.
     """
@@ -108,7 +108,7 @@ def explain_schema_mismatch(found: Shape, version: int) -> str:
 
 
 def find_missing_statements(found: Shape) -> dict[str, str]:
-    """Return triggers and indexes that a file of this version lacks, with the statements that make them."""
+    """Return name → statement for each trigger and index that a file of this version lacks."""
     return {name: sql for name, sql in make_expected_schema(SCHEMA_VERSION).items() if name not in found}
 
 

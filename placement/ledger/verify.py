@@ -1,8 +1,9 @@
 """Verification that a ledger's audit chain, replies, intents and queue are unchanged.
 
-It only reads, and the placer may write meanwhile. Rows are read one by one in one transaction, so a
-ledger of any size takes little memory. An attacker who can write the file can also recompute its hashes.
-Only a head that was stored elsewhere shows that a chain was cut short or rewritten.
+It only reads, and the placer may write at the same time. Rows are read one by one in one
+transaction, so a ledger of any size takes little memory. An attacker who can write the file can
+also recompute its hashes. So only a chain head stored elsewhere can show that the chain was cut
+short or rewritten.
 """
 
 import sqlite3
@@ -134,7 +135,7 @@ def _report_damage(verdict: LedgerVerdict) -> Iterator[None]:
 
 
 class _Trail:
-    """The audit trail from its first line to its last, and the replies that its lines refer to."""
+    """A check of the audit trail, line by line, and of the replies that its lines refer to."""
 
     def __init__(self, db: sqlite3.Connection, verdict: LedgerVerdict, head: str) -> None:
         self.db = db

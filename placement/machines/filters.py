@@ -1,8 +1,8 @@
-"""Filters that decide which nodes cannot host one member of a gang, and why.
+"""Filters that reject the nodes that cannot host one member of a gang, each with a reason.
 
 The reason of a node is the first one of `FILTERS` that applies. Each node counts once, so `nodes ==
-candidates + sum(rejected)`. A node is also rejected if a property that the request demands is unknown
-(its CPUs, its GPU model), because a promise needs evidence.
+candidates + sum(rejected)`. A node is also rejected if a property that the request demands is
+unknown (its CPUs, its GPU model), because a promise needs evidence.
 """
 
 from dataclasses import dataclass, replace
@@ -25,8 +25,8 @@ Mask = NDArray[np.bool_]
 class Screen:
     """The result of all filters for one request.
 
-    passes: (n,) candidates. room: (n,) members that a candidate can host, 0 elsewhere. by_reason: the first
-    reason of each rejected node.
+    passes: (n,) bool, the candidates. room: (n,) members that a candidate can host, 0 elsewhere.
+    by_reason: reason → the nodes that were rejected for it.
     """
 
     passes: Mask
@@ -39,16 +39,16 @@ class Screen:
         return {reason: int(np.count_nonzero(mask)) for reason, mask in self.by_reason.items()}
 
     def restrict_to_rows(self, rows: NDArray[np.int64]) -> "Screen":
-        """Return the same screen with only `rows` as candidates."""
+        """Return a copy of the result in which only the nodes of `rows` remain candidates."""
         passes = np.zeros_like(self.passes)
         passes[rows] = True
         return replace(self, passes=passes, room=np.where(passes, self.room, 0))
 
 
 def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Screen:
-    """Apply all filters in order, and return the candidates and the rejected nodes.
+    """Apply all filters in order. Returns the candidates and the rejected nodes.
 
-    The operator's own filters come after the built-in ones. `busy` is always the last.
+    The operator's own filters run after the built-in ones. The filter `busy` is always the last.
     """
     passes = np.ones(len(view), bool)
     by_reason: dict[str, Mask] = {}

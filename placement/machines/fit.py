@@ -41,9 +41,10 @@ Part = float | Floats
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """One feasible placement.
+    """One feasible placement of a gang, with its score.
 
-    rows: (k,) node rows. takes: (k,) members on each node. The points sum to the score.
+    rows: (k,) node rows. takes: (k,) members on each node. points: the contribution of each part to the
+    score.
     """
 
     level: Level | None
@@ -55,7 +56,7 @@ class Fit:
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """The number of members that each domain of one level can host."""
+    """The number of members that fit into each domain of one level."""
 
     level: Level | None
     domain: NDArray[np.integer[Any]]  # (c,) domain of each candidate, -1 unknown
@@ -87,7 +88,9 @@ def _sum_per_domain(domain: NDArray[np.integer[Any]], room: NDArray[np.int64], c
 
 
 def compute_largest_size(gang: Gang, room: int) -> int:
-    """Return the size of the largest gang that `room` holds, 0 if not even the smallest fits.
+    """Return the size of the largest gang that fits if there is room for `room` members.
+
+    Returns 0 if not even the smallest gang fits.
 
     >>> compute_largest_size(Gang(min=2, desired=8, step=2), 7)
     6
@@ -144,9 +147,9 @@ def _drop_duplicates(fits: list[Fit]) -> Iterator[Fit]:
 
 @dataclass(frozen=True)
 class GangSearch:
-    """A search for `size` members, level by level.
+    """A search for the best nodes for `size` members, level by level.
 
-    Values that the levels have in common are computed once.
+    Values that all levels share are computed once.
     """
 
     request: PlacementRequest
@@ -164,7 +167,10 @@ class GangSearch:
 
     @cached_property
     def _best_chances(self) -> tuple[float, float]:
-        """The highest possible chances of survival and of a steady pace: those of the best nodes."""
+        """The highest chances that any gang can have of surviving, and of keeping its pace.
+
+        They are the products over the best nodes.
+        """
         span = self.scores.count_fewest_nodes(self.size)
         survives, keeps_pace = (
             float(np.exp(np.partition(logs, -span)[-span:].sum()))
@@ -173,21 +179,24 @@ class GangSearch:
         return survives, keeps_pace
 
     def bound_level_score(self, offer: Room) -> float:
-        """Return a score that no gang of a level exceeds, so that a level that cannot win is not filled."""
+        """Return an upper bound of the score of any gang on a level.
+
+        A level whose bound is too low to win is not searched.
+        """
         survives, keeps_pace = self._best_chances
         return float(self._bound_score(offer.level, survives, keeps_pace, self._find_largest_share(offer)))
 
     def bound_domain_scores(
         self, offer: Room, feasible: NDArray[np.bool_], above: float = -np.inf
     ) -> NDArray[np.float64]:
-        """Return (feasible domains,) scores that no gang of a domain exceeds.
+        """Return (feasible domains,) upper bounds of the score of any gang in each domain.
 
         They are mostly lower than the bound of the whole level, and cost more work.
 
-        The nodes that survive best are seldom those that keep their pace best. So the weighted sum of both
-        logarithms over the best nodes of a domain has a bound. Each logarithm then gets its own bound, unless
-        the first bound is below `above` everywhere. The score is convex in both, so it is highest where one of
-        them is as high as it can be.
+        The nodes that survive best are seldom those that keep their pace best. So first the weighted sum of
+        both logarithms is bounded, over the best nodes of each domain. If that bound reaches `above`
+        anywhere, each logarithm gets a bound of its own, too. The score is convex in both logarithms. So it
+        is highest where one of them is as high as it can be.
         """
         risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
         tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
@@ -211,9 +220,9 @@ class GangSearch:
         return bound_scores(bound_sums(self.scores.survives), bound_sums(self.scores.keeps_pace))
 
     def _bound_score(self, level: Level | None, survives: Part, keeps_pace: Part, tight: Part) -> Part:
-        """Return the score of a gang with these chances and this share of its domain.
+        """Return an upper bound of a gang's score from its chances and the share of its domain that it takes.
 
-        All other parts of the score are as good as they can be.
+        All other parts of the score are assumed to be as good as they can be.
         """
         weights = self.scores.weights
         total = weights["risk"] * survives + weights["slow"] * keeps_pace + self._other_weights
@@ -223,17 +232,20 @@ class GangSearch:
 
     @cached_property
     def _other_weights(self) -> float:
-        """The weight of the parts that not every request has."""
+        """The total weight of the score's parts beyond `GANG_WEIGHTS`, which not every request has."""
         return self.scores.total_weight - sum(GANG_WEIGHTS.values())
 
     @cached_property
     def _best_mean_fit(self) -> float:
-        """The highest mean fit of any gang's members, with all but one of its nodes filled."""
+        """An upper bound of the mean fit of a gang's members.
+
+        It assumes that all but one of the gang's nodes are filled.
+        """
         full = float(self.scores.compute_node_parts(self.size)["fit"].max())
         return full + (1 - full) * min(self.size, self.scores.most_room - 1) / self.size
 
     def _find_largest_share(self, offer: Room) -> float:
-        """Return the largest share of its domain's room that any gang takes, 1 for parts of GPUs."""
+        """Return the largest share of a domain's room that a gang can take. It is 1 for parts of GPUs."""
         least = int(offer.members[offer.members >= self.size].min())
         return self.size / least if self.request.milli == WHOLE_GPU else 1.0
 
@@ -273,9 +285,10 @@ class GangSearch:
     def _fill_domains(
         self, level: Level | None, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> list[Fit]:
-        """Return the best three domains with their gangs.
+        """Fill each domain with a gang, and return the best three gangs.
 
-        at, domain, sub_domain: (k,) each. Domains are 0 to n - 1. Sub-domains are ranks.
+        at, domain, sub_domain: (k,) each. at: candidates. domain: numbers from 0 to n - 1. sub_domain:
+        ranks of the candidates' sub-domains.
         """
         scores, size = self.scores, self.size
         at, domain = self._sort_candidates(at, domain, sub_domain)
@@ -298,9 +311,9 @@ class GangSearch:
     def _sort_candidates(
         self, at: NDArray[np.int64], domain: NDArray[np.int64], sub_domain: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return (k,) candidates and their domains in fill order.
+        """Return (k,) the candidates in the order in which they are filled, and (k,) their domains.
 
-        The order is by domain, coarse score, roomiest sub-domain, score and row.
+        They are sorted by domain, coarse score, roomiest sub-domain, score and row.
         """
         coarse = SCORE_BINS - (self.scores.compute_node_scores(self.size)[at] * SCORE_BINS).astype(np.int64)
         filled = domain * (SCORE_BINS + 1) + coarse
@@ -327,13 +340,13 @@ def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> li
 def _bound_highest_sums(
     logs: NDArray[np.float64], count: int, domain: NDArray[np.integer[Any]], feasible: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Return (feasible domains,) bounds of the sum of the highest `count` numbers of each domain.
+    """Return (feasible domains,) upper bounds of the sum of the highest `count` numbers of each domain.
 
-    domain: (c,), -1 for none.
+    domain: (c,) the domain of each number, -1 for none.
 
-    For any level t, that sum is at most `count * t` plus the amounts by which the domain's numbers exceed t.
-    It is exact if t is the lowest of the highest numbers. The chosen t is about the right one if all feasible
-    domains are alike.
+    For any level t, that sum is at most `count * t` plus the amounts by which the domain's numbers
+    exceed t. The bound is exact if t is the smallest of the highest numbers. One t serves all domains,
+    so the bound is tight where domains are alike.
     """
     some = logs[:: 1 + len(logs) // SAMPLE]
     above = max(0, len(some) - 1 - count * int(np.count_nonzero(feasible)) * len(some) // len(logs))
@@ -356,9 +369,10 @@ def _find_highest_scores(total: NDArray[np.float64], count: int) -> list[int]:
 def _rank_sub_domains(
     topology: Topology, scores: NodeScores, level: Level | None, at: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """Return (k,) rank of each node's next tighter known domain, the roomiest first.
+    """Return (k,) the rank of the sub-domain that each node is in.
 
-    Nodes without such a domain come last.
+    The roomiest sub-domain has the first rank. A sub-domain is the node's domain of the next tighter
+    known level. Nodes without one come last.
     """
     tighter = LEVELS[1 : LEVELS.index(level)]
     for sub in reversed(tighter):

@@ -1,7 +1,7 @@
-"""Free GPUs of nodes as counts, and the nodes on which gangs find room, now or soonest.
+"""Counts of free GPUs on nodes, and the nodes on which gangs have room now or will have it soonest.
 
-The arrays of a `Fleet` cover all slots and all nodes. The cost of a change depends only on the number of
-nodes that change.
+The arrays of a `Fleet` cover all slots and all nodes. So the cost of a change depends only on the
+number of nodes that change.
 """
 
 from collections.abc import Sequence
@@ -24,8 +24,8 @@ NEVER_S = np.array([np.inf])
 class Slot:
     """The part of a node that one member of a gang takes.
 
-    each: thousandths of GPUs. most: (n,) how many members an empty node hosts. domain: (n,) int, -1 for a
-    node without a domain. None if the members may be anywhere.
+    each: thousandths of GPUs. most: (n,) the number of members that each node hosts when empty. domain:
+    (n,) int, -1 for a node without a domain. None if the members may be anywhere.
     """
 
     each: int
@@ -71,10 +71,11 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GangAsk:
-    """The request of one job: `members` slots.
+    """The slots that one job asks for, one for each member.
 
-    planned_s: seconds that the queue expects it to run. hold: the GPUs that count against its queue's quota.
-    closures: times at which nodes are closed to it.
+    slot: an index into the fleet's slots. planned_s: seconds that the queue expects the job to run.
+    hold: the GPUs that count against its queue's quota. closures: times at which nodes are closed to
+    it.
     """
 
     slot: int  # an index into the slots
@@ -84,17 +85,17 @@ class GangAsk:
     closures: tuple[Closure, ...] = ()
 
     def mask_closed_nodes(self, now_s: float) -> NDArray[np.bool_] | None:
-        """Return (n,) whether a node is closed to it now. None if it may start on all nodes."""
+        """Return (n,) whether a node is closed to the job if it starts now. None if no node is."""
         masks = [one.nodes for one in self.closures if one.bars(now_s, self.planned_s)]
         return np.any(masks, axis=0) if masks else None
 
 
 @dataclass(slots=True)
 class Fleet:
-    """Free thousandths of GPUs by node, and how many members of each slot fit.
+    """The free thousandths of GPUs on each node, and how many members of each slot fit.
 
-    The members are counted by node, by domain and in the best domain. free: (n,). ready_s: (n,) when all jobs
-    on a node should have ended.
+    The members are counted on each node, in each domain and in the best domain. free: (n,). ready_s:
+    (n,) seconds until all jobs on a node should have ended.
     """
 
     free: Ints
@@ -128,7 +129,10 @@ class Fleet:
         return other
 
     def change_free_gpus(self, nodes: Ints, gpus: Ints) -> None:
-        """Release GPUs, or take them if the number is negative. Each node may occur only once."""
+        """Add thousandths of GPUs to the free ones of nodes. A negative number takes GPUs.
+
+        Each node may occur only once.
+        """
         free = self.free.take(nodes) + gpus
         self.free[nodes] = free
         room = np.minimum(self._most.take(nodes, 1), free // self._each)
@@ -145,7 +149,7 @@ class Fleet:
         self._best = np.maximum.reduceat(self._total, self._first).tolist()
 
     def has_room(self, slot: int, members: int) -> bool:
-        """Return whether this number of members fits in one domain."""
+        """Return whether this many members of a slot fit in one domain now."""
         return self._best[slot] >= members
 
     def fits(self, ask: GangAsk) -> bool:
@@ -167,9 +171,9 @@ class Fleet:
         return _choose_nodes(room, self.free, nodes, ask.members, slot.each)
 
     def find_soonest_nodes(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
-        """Return the nodes that should be free for a gang first, and the time when the last of them is.
+        """Return the nodes that should first be free for a gang, and the time when the last of them is.
 
-        The time is inf if it is unknown. The nodes have no meaning then.
+        The time is in seconds from now. It is inf if it is unknown, and the nodes then have no meaning.
         """
         slot, closed = self.slots[ask.slot], ask.mask_closed_nodes(now_s)
         ready_s = np.where(self._room[ask.slot] == slot.most, 0.0, self.ready_s)
@@ -215,7 +219,8 @@ def _choose_nodes(room: Ints, free: Ints, nodes: Ints, members: int, each: int) 
 def _choose_first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
     """Return the nodes that are ready first and together host all members.
 
-    ready_s: (n,). Only as many nodes are sorted as would be enough if each had the least room.
+    ready_s: (n,) seconds until each node is ready. Only part of the nodes is sorted: as many as the
+    members would need if every node had the least room.
     """
     most = min(-(-members // slot.fewest_members), len(ready_s)) - 1
     nodes = (ready_s <= np.partition(ready_s, most)[most]).nonzero()[0]

@@ -1,12 +1,14 @@
-"""Growth: how many members an elastic gang gets, and on which nodes they may be.
+"""The growth of elastic gangs: how many members a gang gets, and on which nodes they may be.
 
-Above its minimum, a gang grows only onto nodes without the advice to avoid or drain them, and only while
-its expected progress grows: size x probability that none of its nodes interrupts it. In each domain of
-the widest allowed level, nodes join in order of the risk that one member on them brings. The best prefix
-over all domains is the size. If no domain can hold the gang without advised nodes, the gang stays at its
-minimum and competes for all candidates, as a fixed one does.
+Above its minimum, a gang uses only nodes without the advice to avoid or drain them. It grows only
+while its expected progress grows: size × probability that none of its nodes interrupts it. In each
+domain of the widest allowed level, nodes join in order of the risk that one member on them brings.
+The size is that of the best first nodes over all domains. If no domain can hold the gang without
+advised nodes, the gang stays at its minimum. It then competes for all candidates, as a gang of
+fixed size does.
 
-The risk that racks and power domains add is left to the scores: it is a tenth of their worst member's.
+The risk that racks and power domains add is left to the scores. It is a tenth of the risk of their
+worst member.
 """
 
 from dataclasses import dataclass
@@ -28,9 +30,10 @@ Mask = NDArray[np.bool_]
 class GangSize:
     """The size of a gang, and the candidates that it may use.
 
-    size: members, 0 if it fits nowhere. keeps: (c,) the candidates that the gang may use. The next two say
-    why it is smaller than it could be. advised: the advice about the nodes with room that it left out. risky:
-    whether it left out other nodes whose risk costs more than they add.
+    size: members, 0 if it fits nowhere. keeps: (c,) the candidates that the gang may use. If the gang
+    is smaller than it could be, `advised` and `risky` say why. advised: the advice about left-out nodes
+    that have room. risky: whether it left out other nodes whose risk costs more progress than their
+    members add.
     """
 
     size: int
@@ -58,9 +61,9 @@ def compute_gang_size(request: PlacementRequest, topology: Topology, scores: Nod
 
 
 def _choose_size_and_nodes(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:
-    """Return the size with the most progress, and (c,) the nodes that add progress in their domain.
+    """Return the size with the most expected progress, and (c,) the nodes that add progress.
 
-    loss: (c,) hazards.
+    loss: (c,) hazard of each node.
 
     >>> gang, domain, room = Gang(min=1, desired=4), np.zeros(4, np.int64), np.ones(4, np.int64)
     >>> size, keeps = _choose_size_and_nodes(gang, domain, room, np.array([0.1, 0.6, 0.1, 0.1]))
@@ -91,7 +94,7 @@ def _cumsum_within_domains(domain: Rows, values: NDArray[np.int64] | NDArray[np.
 
 
 def _find_best_per_domain(domain: Rows, progress: NDArray[np.float64]) -> Rows:
-    """Return (domains,) the index in `progress` of each domain's highest value, the first of equals."""
+    """Return (domains,) the index of each domain's highest progress. Among equal values it is the first."""
     best = np.full(int(domain.max()) + 1, -np.inf)
     np.maximum.at(best, domain, progress)
     at = np.flatnonzero(progress == best[domain])[::-1]

@@ -44,7 +44,9 @@ Scorer = Callable[[PlacementRequest, ClusterView, Options], NDArray[np.float64]]
 
 
 def fill_unknown_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float64]:
-    """Return `p` with the fleet's mean for nodes without a score: unknown is neither best nor worst.
+    """Return the probabilities with the mean of the known ones in place of NaN.
+
+    So an unknown node is neither the best nor the worst. If none is known, `prior` is used.
 
     >>> fill_unknown_risk(np.array([0.1, np.nan, 0.3]), 0.01).round(3).tolist()
     [0.1, 0.2, 0.3]
@@ -57,9 +59,9 @@ def fill_unknown_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float6
 
 
 def compute_worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
-    """Return (n,) the higher of p_fail and p_slow.
+    """Return (n,) the higher of each node's probabilities of failing and of slowing down.
 
-    A node of unknown risk gets the prior, because a single hot node would raise the mean too far.
+    A node of unknown risk gets the prior. With the mean, a single risky node would raise it too far.
     """
 
     def compute() -> Floats:

@@ -1,17 +1,18 @@
 """The potential of nodes: the free GPUs that the demand could not use.
 
-Placing members where it grows least packs well. Each shape of the recent demand asks of every node
-whether it could run there. If it could, it can use the slots that have enough free for one of its GPUs.
-Otherwise it can use none. The rest of what is free, averaged over the demand, is *fragmented* (Weng et
-al., "Beware of Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC
-2023). GPUs with too few CPUs on their node are *stranded*: softplus(free GPUs - free CPUs / CPUs that a
-GPU of the demand wants). The potential is the sum, in thousandths of GPUs.
+Placing members where the potential grows least packs nodes well. For each shape of the recent
+demand and each node, it is checked whether the shape could run there. If it could, it can use the
+slots with enough free for one of its GPUs. Otherwise it can use none. The free GPUs that it cannot
+use, averaged over the demand, are *fragmented* (Weng et al., "Beware of Fragmentation: Scheduling
+GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023). GPUs with too few CPUs on
+their node are *stranded*: softplus(free GPUs - free CPUs / CPUs that a GPU of the demand wants).
+The potential is the sum, in thousandths of GPUs.
 
 Differences are rounded down to whole `BIN`s, and among equals the first node by name is taken. Both
-matter: noise below a bin would scatter work, and taking the first fills nodes one after the other.
+matter. Noise below a bin would scatter work, and taking the first fills nodes one after the other.
 
-Arrays are over k nodes with g slots. model: (k,) codes, -1 unknown. Unknown free CPUs (NaN) are enough
-for any shape.
+Arrays are over k nodes with g slots. model: (k,) codes, -1 unknown. Unknown free CPUs (NaN) are
+enough for any shape.
 """
 
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def count_fragmented_milli(demand: ShapeDemand, milli: Slots, cpus: Floats, mode
 
 
 def count_stranded_milli(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Floats:
-    """Return (k,) free thousandths of GPUs that the free CPUs cannot feed.
+    """Return (k,) thousandths of free GPUs for which a node has too few free CPUs.
 
     A softplus replaces the kink at zero, so the result is smooth.
     """
@@ -59,16 +60,16 @@ def count_stranded_milli(demand: ShapeDemand, milli: Slots, cpus: Floats) -> Flo
 
 
 def compute_potential(demand: ShapeDemand, milli: Slots, cpus: Floats, model: Ints) -> Floats:
-    """Return (k,) the potential of each node in thousandths of GPUs: fragmented plus stranded ones."""
+    """Return (k,) the potential of each node: its fragmented plus its stranded thousandths of GPUs."""
     return count_fragmented_milli(demand, milli, cpus, model) + count_stranded_milli(demand, milli, cpus)
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The possible ways to place one member.
+    """The possible ways to place one member of a gang, one row each.
 
-    at: (ways,) the member's node, an index into k. slot: (ways,) its GPU, -1 unless it takes a part of one GPU.
-    milli: (ways, g) thousandths of GPUs that are free on the node afterwards.
+    at: (ways,) the member's node, an index into k. slot: (ways,) its GPU, -1 unless it takes a part of
+    one GPU. milli: (ways, g) thousandths of GPUs that are free on the node afterwards.
     """
 
     at: Ints
@@ -77,10 +78,10 @@ class Ways:
 
 
 def list_ways(shape: MemberShape, milli: Slots) -> Ways:
-    """Return the ways to place one member of this shape.
+    """Return the ways to place one member of this shape on the nodes.
 
-    For a part of a GPU, these are the slots that it fits on, the first of equal ones. Whole GPUs take the
-    first free ones. Nodes with too few free GPUs are left out.
+    A part of a GPU may take any slot that it fits on. Of equally full slots of a node only the first
+    counts. Whole GPUs take the first free ones. Nodes with too few free GPUs have no way.
     """
     if shape.gpus == 1 and shape.milli < WHOLE:
         alike = np.tril(milli[:, :, None] == milli[:, None, :], -1).any(axis=2)
@@ -93,7 +94,9 @@ def list_ways(shape: MemberShape, milli: Slots) -> Ways:
 
 
 def score_potential_growth(growth: Floats) -> Floats:
-    """Score the growth of the potential: minus the growth in bins, rounded down.
+    """Return scores for how much the potential grows: minus the growth in bins, rounded down.
+
+    growth: thousandths of GPUs.
 
     >>> score_potential_growth(np.array([1.0, 40.0, -39.0, -40.0])).tolist()
     [-1.0, -1.0, 0.0, 1.0]
@@ -102,9 +105,9 @@ def score_potential_growth(growth: Floats) -> Floats:
 
 
 def find_best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints]:
-    """Return (nodes,) the best score of each node's ways, and (nodes,) its slot, the first of equals.
+    """Return (nodes,) the best score of any way on each node, and (nodes,) the slot of that way.
 
-    A node without a way has -inf.
+    Among equal scores the first way counts. A node without a way has the score -inf.
     """
     best = np.full(nodes, -np.inf)
     np.maximum.at(best, taken.at, good)
@@ -115,7 +118,7 @@ def find_best_slots(taken: Ways, good: Floats, nodes: int) -> tuple[Floats, Ints
 
 
 class PotentialGrowth:
-    """The growth of the potential when members of one request are placed on candidates.
+    """A calculator of how much the potential grows when members of one request are placed on candidates.
 
     rows: the candidates' rows of the view.
     """
@@ -127,10 +130,11 @@ class PotentialGrowth:
         self._before = compute_potential(demand, self._milli, self._cpus, self._model)
 
     def score_members(self, at: Ints, members: Ints) -> Floats:
-        """Return (k,) scores in [0, 1] of placing members on candidates. A half means no growth.
+        """Return (k,) scores in [0, 1] for placing members on candidates.
 
-        The score is higher where the potential grows less, in whole bins. at: (k,) candidates. If a node gets
-        several parts of GPUs, the first stands for all of them.
+        0.5 means no growth of the potential. The score is higher where the potential grows less, in whole
+        bins. at: (k,) candidates. If a node gets several parts of GPUs, the growth of the first counts for
+        each of them.
         """
         shape = self._shape
         if 0 < shape.milli < WHOLE:
@@ -151,7 +155,10 @@ class PotentialGrowth:
 
 
 def remove_whole_gpus(milli: Slots, gpus: Ints) -> Ints:
-    """Return (k, g) thousandths that stay free once the first `gpus` whole GPUs of a node are taken."""
+    """Return (k, g) thousandths that remain free after the first free GPUs of each node are taken.
+
+    gpus: (k,) the number of whole GPUs to take.
+    """
     enough = milli >= WHOLE
     first = enough & (np.cumsum(enough, axis=1) <= gpus[:, None])
     return np.where(first, 0, milli).astype(np.int64)

@@ -2,8 +2,8 @@
 
 Each scorer has a name and gives a score in [0, 1].
 
-risk     chance that nothing interrupts the gang: the product of (1 - p_fail) over its nodes, less what
-         racks, power domains and rails with two or more of them add (fleet/shared_domains.py)
+risk     chance that nothing interrupts the gang: the product of (1 - p_fail) over its nodes, less the risk that
+         shared racks, power domains and rails add if they hold two or more of its nodes (fleet/shared_domains.py)
 slow     chance that no node slows down (a gang runs at the pace of its slowest member); a hot node starts
          slow
 fit      how little usable room is broken: half best fit, half the change of the fragmentation of FGD (Weng
@@ -47,7 +47,9 @@ SHORTEST_S, LONGEST_S = 600.0, 86_400.0
 
 @lru_cache(maxsize=64)
 def compute_fragments(gpus: int) -> NDArray[np.float64]:
-    """Return (gpus + 1,) expected GPUs that a random shape leaves unused, by free GPUs of a node.
+    """Return (gpus + 1,) the expected free GPUs that a random shape cannot use.
+
+    Index k is for a node with k free GPUs.
 
     >>> compute_fragments(4).round(2).tolist()  # shapes 1, 2, 4: one free GPU serves only the first of them
     [0.0, 0.67, 0.67, 1.33, 0.0]
@@ -58,9 +60,9 @@ def compute_fragments(gpus: int) -> NDArray[np.float64]:
 
 
 def compute_node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return (k,) scores in [0, 1] for leaving `free - taken` free GPUs on nodes with `gpus` GPUs.
+    """Return (k,) scores in [0, 1] for taking `taken` of the `free` GPUs of nodes with `gpus` GPUs.
 
-    free, taken, gpus: (k,). A score is higher if less usable room is broken.
+    free, taken, gpus: (k,). The score is higher if less usable room is broken up.
     """
     if not len(free):
         return np.zeros(0)
@@ -80,23 +82,26 @@ def _compute_fit_score(
 
 @lru_cache(maxsize=64)
 def _make_fit_table(most: int, gpus: int) -> NDArray[np.float64]:
-    """Return ((most + 1) ** 2,) `compute_node_fit` of nodes of one size, at index free * (most + 1) + left."""
+    """Return ((most + 1) ** 2,) the scores of `compute_node_fit` for nodes with `gpus` GPUs.
+
+    The score for `free` free GPUs of which `left` remain is at index free * (most + 1) + left.
+    """
     free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
     return _compute_fit_score(compute_fragments(most), free, left, np.full(len(free), gpus))
 
 
 def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
-    """Return (n,) how many more parts of that size fit on GPUs that are partly taken. 0 for whole GPUs."""
+    """Return (n,) how many more parts of `milli` thousandths fit on partly taken GPUs. 0 for whole GPUs."""
     if milli == WHOLE:
         return np.zeros(len(view), np.int64)
     return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
 
 
 def estimate_run_s(request: PlacementRequest, view: ClusterView) -> float:
-    """Return the seconds over which risk counts for a request.
+    """Return the number of seconds over which the risk of nodes counts for a request.
 
-    That is the usual run time, at most the limit or a day (the job restarts then). If it is unknown, it is
-    the horizon.
+    It is the usual run time, but at most the job's limit and at most a day. If the run time is unknown,
+    it is the risk horizon.
     """
     gpus = request.members.desired * request.gpus_per_node
     usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
@@ -107,7 +112,7 @@ def estimate_run_s(request: PlacementRequest, view: ClusterView) -> float:
 
 
 def interpolate_risks(view: ClusterView, duration_s: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (n,) probabilities of failing and of slowing down within the time, NaN if unknown."""
+    """Return (n,) probabilities of failing and (n,) of slowing down within `duration_s`. NaN if unknown."""
     by_time = view.risk
     if by_time is None:
         return view.p_fail, view.p_slow
@@ -121,7 +126,7 @@ def interpolate_risks(view: ClusterView, duration_s: float) -> tuple[NDArray[np.
 
 
 def compute_log_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
-    """Return (n,) log probabilities of not failing and of not slowing down within the time."""
+    """Return (n,) log probabilities of not failing, and (n,) of not slowing down, within `duration_s`."""
 
     def compute() -> Chances:
         known = [fill_unknown_risk(p, options.prior_risk) for p in interpolate_risks(view, duration_s)]
@@ -134,14 +139,17 @@ def compute_log_chances(view: ClusterView, options: Options, duration_s: float) 
 
 
 def compute_chances(view: ClusterView, options: Options, duration_s: float) -> Chances:
-    """Return (n,) probabilities of not failing and of not slowing down within the time."""
+    """Return (n,) probabilities of not failing, and (n,) of not slowing down, within `duration_s`."""
     logs = compute_log_chances(view, options, duration_s)
     found: Chances = view.memo.get_or_compute("chances of one", logs, lambda: tuple(map(np.exp, logs)))
     return found
 
 
 def find_domain_range(view: ClusterView, level: str, numbers: NDArray[np.int32]) -> tuple[int, int]:
-    """Return the lowest and the highest number of a column of domains. The lowest is -1 if any is unknown."""
+    """Return the lowest and the highest domain number of the nodes. The lowest is -1 if any is unknown.
+
+    numbers: (n,) the domain of each node at this level.
+    """
     found: tuple[int, int] = view.memo.get_or_compute(
         ("domains", level), (numbers,), lambda: (int(numbers.min(initial=0)), int(numbers.max(initial=-1)))
     )
@@ -149,10 +157,11 @@ def find_domain_range(view: ClusterView, level: str, numbers: NDArray[np.int32])
 
 
 class NodeScores:
-    """Scores of the candidates of one request, as arrays over c candidate rows.
+    """The scores of the candidates of one request, as arrays over c candidate rows.
 
-    room: members that each can host. most_room: the room of the roomiest, at least 1. survives, keeps_pace:
-    log probabilities. extra: scores by name.
+    room: members that each candidate can host. most_room: the largest of these, at least 1. survives,
+    keeps_pace: log probabilities of not failing and of not slowing down. extra: name → scores of
+    further scorers.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
@@ -183,17 +192,20 @@ class NodeScores:
 
     @cached_property
     def advice(self) -> NDArray[np.int8]:
-        """(c,) the advice to operators about each candidate."""
+        """(c,) the advice of each candidate's forecast to its operators, such as to drain it."""
         return self._view.advice[self.rows]
 
     @cached_property
     def has_score_bounds(self) -> bool:
-        """Whether the bounds of scores hold, because no scorer of the operator replaces a built-in part."""
+        """Whether the score of a gang can be bounded.
+
+        It can unless a scorer of the operator replaces a built-in part.
+        """
         return self.extra.keys().isdisjoint(GANG_PARTS)
 
     @cached_property
     def is_gang_score_independent(self) -> bool:
-        """Whether the score of a gang has bounds and does not depend on other nodes."""
+        """Whether a gang's score can be bounded and depends only on the gang's own nodes."""
         if not self.has_score_bounds or self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())
@@ -208,7 +220,7 @@ class NodeScores:
 
     @cached_property
     def domain_by_level(self) -> dict[str, tuple[NDArray[np.int32], int, int]]:
-        """Level → (c,) number of the domain of each candidate, and the lowest and the highest number of all nodes.
+        """Level → (c,) the domain number of each candidate, and the lowest and highest number of all nodes.
 
         Levels of which no domain is known are left out.
         """
@@ -221,7 +233,10 @@ class NodeScores:
         return found
 
     def compute_node_parts(self, size: int) -> dict[str, NDArray[np.float64]]:
-        """Return the parts of each node's score for a share of `size` members: name → (c,), higher is better."""
+        """Return the parts of each candidate's score if it hosts its share of `size` members.
+
+        The result is name → (c,), higher is better.
+        """
         if size not in self._parts:
             self._parts[size] = self._compute_uncached_parts(size)
         return self._parts[size]
@@ -241,13 +256,16 @@ class NodeScores:
         }
 
     def score_fit(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Return (k,) scores in [0, 1], higher if `members` on the candidates `at` break less usable room."""
+        """Return (k,) fit scores in [0, 1] for placing `members` on the candidates `at`.
+
+        The score is higher if less usable room is broken up.
+        """
         if self.growth is not None:
             return self.growth.score_members(np.arange(len(self.rows))[at], members)
         return compute_node_fit(self.free[at], self._count_whole_gpus(at, members), self.gpus[at])
 
     def _count_whole_gpus(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (k,) the wholly free GPUs of the candidates `at` that these members would take or break."""
+        """Return (k,) how many wholly free GPUs of the candidates `at` these members would take or break up."""
         if self.request.milli == WHOLE:
             return members * self.request.gpus_per_node
         on_whole = WHOLE // self.request.milli
@@ -260,7 +278,7 @@ class NodeScores:
         return self._of_nodes[size]
 
     def count_fewest_nodes(self, size: int) -> int:
-        """Return the fewest candidates that could hold `size` members if all were as roomy as the roomiest."""
+        """Return how many nodes `size` members need if each has as much room as the roomiest candidate."""
         return -(-size // self.most_room)
 
     def score_gangs(
@@ -268,7 +286,7 @@ class NodeScores:
     ) -> dict[str, NDArray[np.float64]]:
         """Return the parts of the scores of gangs, one gang in each domain: name → (n,), unweighted.
 
-        at, take, domain: (k,) each: candidates, members on them, and domains 0..n-1.
+        at: (k,) candidates. take: (k,) members on them. domain: (k,) domains from 0 to n - 1.
         """
         size = max(1, int(take.sum()) // max(1, n))
         used = np.bincount(domain, minlength=n)
@@ -283,13 +301,13 @@ class NodeScores:
 
     @cached_property
     def excess(self) -> NDArray[np.float64]:
-        """(c,) hazard above the median."""
+        """(c,) how far the hazard of each candidate is above the median, 0 if it is below."""
         return np.maximum(median(self.survives) - self.survives, 0.0)
 
     def compute_shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
-        """Return (n,) the hazard that the members of each gang have in common.
+        """Return (n,) the additional hazard of gangs with several members in one rack, power domain or rail.
 
-        at, domain: (k,) each: candidates, and domains 0..n-1.
+        at: (k,) candidates. domain: (k,) domains from 0 to n - 1, one gang in each.
         """
         found, excess = np.zeros(n), self.excess[at]
         for level, (numbers, lowest, highest) in self.domain_by_level.items():

@@ -1,4 +1,7 @@
-"""Shapes: the part of a request that matters to machines. Thousands of jobs have tens of shapes."""
+"""Shapes: the part of a request that decides which nodes can host it.
+
+Thousands of jobs have tens of shapes.
+"""
 
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
@@ -16,10 +19,10 @@ MOST_SHAPES = 128
 
 @dataclass(frozen=True, slots=True)
 class MemberShape:
-    """One member of a request: its slots, CPUs and GPU models.
+    """The slots, CPUs and GPU models that one member of a request needs.
 
-    It needs `gpus` slots, each with `milli` thousandths free. models: empty for any model. A part of a name
-    in lower case is enough.
+    It needs `gpus` slots, each with `milli` thousandths free. models: names of GPU models in lower
+    case, of which a part is enough. Empty for any model.
     """
 
     gpus: int
@@ -28,15 +31,15 @@ class MemberShape:
     models: tuple[str, ...] = ()
 
     def is_hosted_by(self, model: str) -> bool:
-        """Return whether a GPU of this model is suitable."""
+        """Return whether the shape may run on a GPU of this model."""
         return not self.models or any(wanted in model.casefold() for wanted in self.models)
 
 
 @dataclass(frozen=True, slots=True)
 class ShapeDemand:
-    """A demand of m shapes as columns, each weighted by its share of the requests.
+    """The demand for m shapes as columns. Each shape is weighted by its share of the requests.
 
-    levels: (u,) the thousandths of a slot that shapes need, ascending.
+    levels: (u,) the different thousandths of a slot that shapes need, ascending.
     """
 
     gpus: NDArray[np.int64]  # (m,)
@@ -51,9 +54,9 @@ class ShapeDemand:
 def make_shape_demand(
     members: Mapping[MemberShape, float], models: Iterable[str], common: float = COMMON
 ) -> ShapeDemand | None:
-    """Return the commonest shapes of `members` (shape → how many) on GPUs of `models`.
+    """Return the demand for the commonest shapes, on GPUs of `models`.
 
-    Returns None if no shape needs a GPU.
+    members: shape → number of members. Returns None if no shape needs a GPU.
     """
     total = sum(members.values())
     wanted = sum(shape.gpus * shape.milli * count for shape, count in members.items()) / WHOLE

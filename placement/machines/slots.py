@@ -53,9 +53,10 @@ NO_PARTS = HeldParts(*(np.zeros(0, np.int64),) * 3)
 
 
 def list_held_parts(holders: NDArray[np.int32], parts: HeldParts) -> HeldParts:
-    """Return the whole GPUs and the parts of GPUs that jobs hold, in order of job.
+    """Return the whole GPUs and the parts of GPUs that jobs hold, in the order of the jobs.
 
-    holders: (n, g) index of the job that holds the GPU, -1 for none.
+    holders: (n, g) the index of the job that holds the whole GPU, -1 for none. parts: the held parts of
+    GPUs.
     """
     flat = holders.ravel()
     whole = np.flatnonzero(flat >= 0)
@@ -85,7 +86,7 @@ def choose_fullest_slots(free: Milli, share: int, members: int) -> list[int]:
 
 
 def subtract_held_parts(milli: Milli, usable: NDArray[np.bool_], parts: HeldParts) -> Milli:
-    """Return the free thousandths after subtracting the parts that jobs hold of usable GPUs.
+    """Return (n, g) the free thousandths, less the parts of usable GPUs that jobs hold.
 
     GPUs without held parts are unchanged. milli, usable: (n, g).
     """

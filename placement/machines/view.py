@@ -1,4 +1,4 @@
-"""ClusterView: one consistent set of arrays for one decision."""
+"""The view of the fleet on which one decision is made: consistent arrays over its nodes."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Inventory:
 
 
 def _mask_unknown(values: list[float] | list[int]) -> NDArray[np.float64]:
-    """Return the values as a column in which zero and NaN, which both mean unknown, become NaN."""
+    """Return the values as a column in which zero becomes NaN. Zero and NaN both mean unknown."""
     column = np.array(values, np.float64)
     return np.where(column > 0, column, np.nan)
 
@@ -58,7 +58,7 @@ NO_ADVICE = cast(NDArray[np.int8], None)
 
 
 class Advice(IntEnum):
-    """The advice of a node's forecast to its operators."""
+    """The advice that a node's forecast gives to its operators."""
 
     NONE = 0
     AVOID = 1  # place nothing large here
@@ -66,7 +66,7 @@ class Advice(IntEnum):
 
 
 class Hearing(IntEnum):
-    """The evidence from telemetry that GPUs of a node are free.
+    """How recently a node's GPUs have sent telemetry, as evidence that they are free.
 
     The numbers are those of the board's `node.hearing`.
     """
@@ -94,8 +94,8 @@ UNSURE = (Hearing.STALE, Hearing.UNHEARD)
 class RiskByTime:
     """The risk of nodes within several horizons.
 
-    p_fail, p_slow: (horizon, n) within each of horizons_s, NaN if unknown. gpu_temp_c: (n,) of the hottest
-    GPU.
+    p_fail, p_slow: (horizon, n) probabilities within each of horizons_s, NaN if unknown. gpu_temp_c:
+    (n,) temperature of each node's hottest GPU.
     """
 
     horizons_s: tuple[float, ...]
@@ -108,15 +108,19 @@ MAX_REMEMBERED = 16
 
 
 class ViewMemo:
-    """A cache of results computed from parts of a view, valid while the parts are the same objects."""
+    """A cache of results that are computed from parts of a view.
+
+    A result is valid for the same objects only.
+    """
 
     def __init__(self) -> None:
         self._known: dict[Hashable, tuple[tuple[object, ...], Any]] = {}
 
     def get_or_compute(self, key: Hashable, parts: tuple[object, ...], make: Callable[[], Any]) -> Any:
-        """Return the result of `make` for these parts, computed now or earlier.
+        """Return the result of `make` for these parts, from the cache if it was computed before.
 
-        key: names the result and any other value that it depends on. Arrays among the parts become read-only.
+        key: names the result and any other value that it depends on. Arrays among the parts become
+        read-only.
         """
         known = self._known.get(key)
         if known is not None:
@@ -138,7 +142,8 @@ class ViewMemo:
 class ClusterView:
     """The state of the fleet for one decision, as arrays over the n nodes of `topology`.
 
-    No code changes them. NaN means unknown, and counts neither as the worst value nor as the best.
+    No code changes the arrays. NaN means unknown, and counts neither as the worst value nor as the
+    best.
     """
 
     topology: Topology
@@ -189,8 +194,8 @@ class ClusterView:
 
     @property
     def is_open(self) -> NDArray[np.bool_]:
-        """(n,) nodes that are in service and kept by no window or reservation.
+        """(n,) whether a node is in service and not closed by a window or reservation.
 
-        Any request may use their free GPUs.
+        Any request may use its free GPUs.
         """
         return self.in_service if self.kept is None else self.in_service & ~self.kept

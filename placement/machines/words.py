@@ -115,9 +115,9 @@ def describe_placement(
 
 
 def _describe_unconfirmed(request: PlacementRequest, view: ClusterView, rows: NDArray[np.int64]) -> str:
-    """Say that no telemetry confirms that the GPUs are free, only a scheduler or an event does.
+    """Say that only a scheduler or an event, but no telemetry, reports the chosen GPUs as free.
 
-    Returns an empty text if telemetry confirms it.
+    Returns "" if telemetry confirms it.
     """
     if view.hearing is None or not request.gpus_per_node or (view.hearing[rows] != Hearing.UNCONFIRMED).all():
         return ""
@@ -125,9 +125,9 @@ def _describe_unconfirmed(request: PlacementRequest, view: ClusterView, rows: ND
 
 
 def _describe_unknown_use(view: ClusterView, screened: Screen) -> str:
-    """Name the nodes that were passed over for work that no job event reports, the fullest first.
+    """Name the nodes that were rejected because of work that no job event reports, the fullest first.
 
-    Returns an empty text if there are none.
+    Returns "" if there are none.
     """
     mask = screened.by_reason.get("unknown_use")
     if mask is None or view.unknown_use is None:
@@ -169,9 +169,9 @@ def _describe_place(view: ClusterView, rows: NDArray[np.int64], level: Level | N
 def find_avoided_rows(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen, chosen: NDArray[np.int64]
 ) -> list[int]:
-    """Return the nodes that are too risky, or notably riskier than all chosen ones.
+    """Return the rows of the nodes that were too risky, or notably riskier than all chosen nodes.
 
-    Nodes with room for a member come first, then the riskiest.
+    Nodes with room for a member come before the others. In both groups the riskiest come first.
     """
     if "risk" not in screened.by_reason and find_highest_risk(view, options) <= options.notable_risk:
         return []

@@ -18,7 +18,7 @@ def make_placement_charge(
     now_ms: int,
     queued_ms: int | None = None,
 ) -> Charge:
-    """Return the charge of a placement that begins now."""
+    """Return the charge for a placement that begins now: its GPUs, queue leaf and expected run time."""
     return Charge(
         charge_id=0,
         request_id=request.request_id,

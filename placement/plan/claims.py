@@ -1,8 +1,8 @@
-"""The rule that drops the head's reservation for a pass if the sampled futures contradict it.
+"""A rule that drops the head's reservation for one pass if the sampled futures contradict it.
 
-GPUs that idle for a start that will not come in time are lost to all. So a claim that holds in fewer than
-`LEAST_P` of the futures is dropped for one pass. After `MOST_DROPS` drops the claim is firm, so that no
-request is passed for ever.
+GPUs that idle for a start that will not come in time are lost to all jobs. So a claim that holds in
+fewer than `LEAST_P` of the futures is dropped for one pass. After `MOST_DROPS` drops the claim is
+firm, so that no request is passed for ever.
 """
 
 from collections.abc import Iterable
@@ -14,22 +14,22 @@ MOST_DROPS = 2  # of one request
 
 @dataclass(slots=True)
 class Claims:
-    """The number of times that the claim of each waiting request was dropped."""
+    """A record of how often the claim of each waiting request was dropped, and of the claim to drop next."""
 
     _drops: dict[str, int] = field(default_factory=dict)
     _doubted: str = ""
 
     def observe(self, request_id: str, holds_p: float | None) -> None:
-        """Record how likely the head's claim is to hold in the sampled futures.
+        """Record the probability that the head starts by its shadow time.
 
-        holds_p: None if the futures do not include it.
+        holds_p: the share of sampled futures in which it does. None if the futures do not include the head.
         """
         self._doubted = request_id if holds_p is not None and holds_p < LEAST_P else ""
 
     def choose_dropped_claim(self, waiting: Iterable[str]) -> str:
-        """Return the id of the request whose claim is dropped in the next pass, or "" if there is none.
+        """Return the id of the request whose claim is dropped in the next pass, or "" if no claim is dropped.
 
-        A claim is dropped at most once for each call of `observe`. waiting: ids of the waiting requests.
+        A claim is dropped at most once for each recorded probability. waiting: ids of the waiting requests.
         """
         request_id, self._doubted = self._doubted, ""
         if self._drops:

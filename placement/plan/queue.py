@@ -1,18 +1,19 @@
-"""The queue: priority first, then first come, first served, with EASY backfill.
+"""The pass over the queue: priority first, then first come, first served, with EASY backfill.
 
-All functions are pure: they take a state and return a plan.
+All functions are pure: they receive a state and return a plan.
 
 1. Entries are placed in order until one does not fit: the head.
-2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits: its
-   *shadow time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
+2. The head gets a reservation. Running jobs end one after the other, as estimated, until the head fits. That time
+   is its *shadow time*. The GPUs that `decide` gives it then, under all its constraints, are reserved.
 3. Another entry may start now if it ends before the shadow time by its own estimate, or on GPUs that are
-   not reserved (Lifka, "The ANL/IBM SP Scheduling System", 1995). An overdue entry was first in line to
-   become the head. Behind the head, overdue entries have no precedence (`fleetcast.placement.play.backfill`).
+   not reserved (Lifka, "The ANL/IBM SP Scheduling System", 1995). Overdue entries are tried first until there is a
+   head. Behind the head they have no precedence (`fleetcast.placement.play.backfill`).
 4. An entry that would not fit into the fleet with all jobs gone waits without delaying any other entry.
 
 Estimates are the p90 of finished jobs of the same GPU count, never a job's own future. A request is
-skipped if one with the same fit key (`fleetcast.placement.queues.asks`) failed in this pass. At most `BACKFILL_TRIES`
-keys are tried. So the cost of a pass depends on how many different requests it has.
+skipped if one with the same fit key (`fleetcast.placement.queues.asks`) failed in this pass. At
+most `BACKFILL_TRIES` keys are tried. So the cost of a pass depends on how many different requests
+it has.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,16 +46,16 @@ FitKeys = tuple[FitKey, FitKey]
 
 @dataclass(frozen=True, slots=True)
 class WaitingEntry:
-    """An entry of the queue."""
+    """A request that waits in the queue, and the time since which it waits."""
 
     request: PlacementRequest
     queued_ms: int
 
 
 class Wait(msgspec.Struct, gc=False):
-    """The reason why an entry still waits.
+    """An entry that still waits after a pass, with its position and the reason.
 
-    `position` counts from 1. `start_ms`: the head's shadow time, None for all other entries.
+    position: counts from 1. start_ms: the head's shadow time, None for all other entries.
     """
 
     entry: WaitingEntry
@@ -72,8 +73,8 @@ class Wait(msgspec.Struct, gc=False):
 class Plan:
     """The result of one pass over the queue.
 
-    placed: entries in the order of their decisions. view, running: the state after these placements.
-    reservation: that of the head.
+    placed: entries in the order of their decisions. view, running: the fleet and its jobs after these
+    placements. reservation: the reservation of the head.
     """
 
     placed: tuple[tuple[WaitingEntry, Decision], ...]
@@ -85,10 +86,10 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The resources that the head of the queue claims.
+    """The resources that are reserved for the head of the queue.
 
-    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) CPUs and GiB that it will
-    use then. blocker: the job that it waits for.
+    gpus: (n, g) bool, GPUs that it will use at `shadow_ms`. cpus, host_memory_gib: (n,) CPUs and GiB
+    that it will use then. blocker: the job that it waits for.
     """
 
     entry: WaitingEntry
@@ -99,7 +100,7 @@ class Reservation:
     host_memory_gib: NDArray[np.float64]
 
     def copy_without_resources(self) -> "Reservation":
-        """Return the same reservation without any resources."""
+        """Return a copy of the reservation that reserves no resources."""
         nothing = np.zeros_like(self.gpus), np.zeros_like(self.cpus), np.zeros_like(self.host_memory_gib)
         return Reservation(self.entry, self.shadow_ms, self.blocker, *nothing)
 
@@ -114,7 +115,7 @@ class Reservation:
 
 
 def make_order_key(entry: WaitingEntry) -> tuple[int, int, str]:
-    """Return the sort key: higher priority first, then the longer wait, then the request's id."""
+    """Return a key by which entries are sorted: higher priority first, then the longer wait, then the id."""
     return -entry.request.priority, entry.queued_ms, entry.request.request_id
 
 
@@ -149,11 +150,12 @@ def plan(
 
 
 class AskInPass(msgspec.Struct, gc=False):
-    """The findings of a pass about entries with one ask.
+    """The findings of one pass about all entries with the same ask.
 
-    reason: why none of them can start in this pass. version: the version of the turns at which its queue
-    refuses it, or allows all that it asks for. final: a refusal that makes no entry the head. wants: whether
-    its queue may still lack part of its guarantee.
+    reason: why none of them can start in this pass. version: the version of the turns for which
+    `refused` holds. refused: why the queue's quota refuses the ask, None if it does not. final: a
+    refusal that makes no entry the head. is_whole: whether the quota allows all that the ask wants.
+    wants: whether the queue may still lack part of its guarantee.
     """
 
     ask: QueueAsk
@@ -194,17 +196,18 @@ class PassState:
         self.in_line = self.turns.standing is None and not self.has_plugins
 
     def list_fit_keys(self, request: PlacementRequest) -> FitKeys:
-        """Return the two keys under which a failure of this request may be recorded.
+        """Return the two fit keys of a request: for the built-in filters alone, and for all filters.
 
-        Without plugins both are the same.
+        A failure may be recorded under either of them. Without plugins both are the same.
         """
         built_in = make_fit_key(request, has_plugins=False)
         return built_in, make_fit_key(request, has_plugins=True) if self.has_plugins else built_in
 
     def make_failure_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
-        """Return the key of all requests that fail for the same reason as this one.
+        """Return the fit key under which the failure of a request is recorded.
 
-        If a plugin rejected a node, the key includes all fields that plugins may read.
+        All requests with this key fail, too. If a plugin rejected a node, the key includes all fields that
+        plugins may read.
         """
         plugins = {name for name, _ in self.options.filters}
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
@@ -229,7 +232,7 @@ class PassState:
             row.wants = self.waiting[-1].reason.code != "never" and self.turns.count_waiting(entry.request)
 
     def _refuse_entry(self, entry: WaitingEntry, row: AskInPass, reason: WaitReason) -> None:
-        """Let an entry wait. It becomes the head if its queue lacks only GPUs that jobs hold."""
+        """Record that an entry waits. It becomes the head if its queue only lacks GPUs that jobs hold now."""
         may_be_head = reason is row.refused and reason is not row.final and self.reservation is None
         later = self.turns.make_later_request(entry.request) if may_be_head else None
         if later is None or self._find_final_reason(later) is not None or fits_now(later, self.view, self.options):
@@ -265,13 +268,13 @@ class PassState:
         return late
 
     def _record_allowance(self, row: AskInPass, request: PlacementRequest) -> None:
-        """Record whether the queue's quota allows this ask now."""
+        """Record whether the queue's quota allows the ask now, and whether it allows all of it."""
         allowed, row.version = self.turns.limit_to_quota(request), self.turns.version
         row.is_whole = allowed is request
         row.refused = WaitReason("queue", request, self.after, said=allowed) if isinstance(allowed, str) else None
 
     def _try_to_place(self, entry: WaitingEntry, row: AskInPass) -> bool:
-        """Place the entry if it fits. Otherwise it waits. Returns whether it was placed."""
+        """Place an entry if it fits. Otherwise record why it waits. Returns whether it was placed."""
         allowed = self.turns.limit_to_quota(entry.request)
         assert not isinstance(allowed, str), allowed
         final = None if allowed is entry.request else self._find_final_reason(allowed)
@@ -303,9 +306,9 @@ class PassState:
         return True
 
     def _reserve_for_head(self, entry: WaitingEntry, request: PlacementRequest) -> None:
-        """Claim GPUs for the head.
+        """Reserve GPUs for an entry, which becomes the head.
 
-        A request that never fits, or whose start time nothing can predict, waits without a reservation.
+        The entry gets no reservation if it never fits, or if its start time cannot be predicted.
         """
         timeline = self._get_timeline()
         step = timeline.find_first_fit(request, self.options)
@@ -350,10 +353,10 @@ class PassState:
         return False
 
     def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
-        """Return whether a job with this number of GPUs should have ended when the head starts.
+        """Return whether a job with this number of GPUs should end before the head starts.
 
-        For an overdue head only time limits count. If hundreds of jobs pass a large head on an estimate, one of
-        them always outruns it.
+        If the head is overdue and the job has a time limit, the limit counts instead of the estimate. Of
+        hundreds of jobs that pass a large head, one always runs longer than estimated.
         """
         assert self.reservation is not None
         in_time = self._ends.get((gpus, limit_s))
@@ -366,7 +369,7 @@ class PassState:
         return in_time
 
     def _get_timeline(self) -> Timeline:
-        """Return the timeline of releases ahead, computed again if the view has changed."""
+        """Return the timeline of the coming releases. It is computed again if the view has changed."""
         if self._ahead is None or self._ahead.view is not self.view:
             ahead = estimate_releases(self.view, self.running, self.run_times, self.options.now_ms)
             self._ahead = Timeline(self.view, ahead)
@@ -389,9 +392,9 @@ class PassState:
 def make_reservation(
     entry: WaitingEntry, view: ClusterView, shadow_ms: int, blocker: str, options: Options
 ) -> Reservation:
-    """Return the reservation of the head.
+    """Return the reservation of the head of the queue.
 
-    view: the fleet at `shadow_ms`. blocker: the job that ends then.
+    view: the fleet as it should be at `shadow_ms`. blocker: the job that ends then.
     """
     gpus, members = find_claimed_gpus(entry.request, view, options)
     cpus = np.multiply(members, entry.request.cpus or 0, dtype=np.float64)

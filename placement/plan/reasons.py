@@ -1,7 +1,7 @@
-"""The reasons why entries of the queue wait, as a code and its details.
+"""The reasons why entries of the queue wait: a code, and the details from which a sentence is made.
 
-A reason makes its sentence only when a caller reads it, because thousands of entries share one. The free
-GPUs in it are those after the pass.
+Thousands of entries share one reason, so its sentence is made only when a caller reads it. The free
+GPUs that the sentence names are those after the pass.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ CPUs and host memory come free; gone: the file of queues does not name its queue
 
 @dataclass(slots=True)
 class StateAfterPass:
-    """The free GPUs after a pass, and the state of the queues then."""
+    """The state of the fleet and of the queues after a pass, from which sentences are made."""
 
     options: Options
     view: ClusterView
@@ -38,8 +38,9 @@ class StateAfterPass:
 class WaitReason(msgspec.Struct, gc=False):
     """The reason why a request waits.
 
-    request: any of those of the same shape. job: the head, or the job that the head waits for. said: the
-    sentence, if it is known already. at_limit: the cached value of `is_over_quota`, None until a caller asks.
+    request: one of the requests that share the reason. job: the head, or the job that the head waits
+    for. said: the sentence, if it is known already. at_limit: the cached value of `is_over_quota`, None
+    until a caller reads it.
     """
 
     code: WaitCode

@@ -1,4 +1,4 @@
-"""Run-time estimates, and the cluster view as running jobs end one after the other."""
+"""Estimates of run times, and views of the cluster as running jobs end one after the other."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -43,9 +43,9 @@ class RunTimeQuantiles:
 
     @classmethod
     def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
-        """Read the run times from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
+        """Make the estimates from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
 
-        Counts with too few jobs use the run times of all jobs.
+        GPU counts with too few jobs get the run times of all jobs.
         """
         sized = {int(gpus): row for gpus, row in (durations.get("by_gpus") or {}).items()}
         rows = sized | {0: durations.get("all") or {}}
@@ -65,7 +65,9 @@ class RunTimeQuantiles:
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
 
     def find_basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
-        """Return the basis of the run time of a job of `gpus` GPUs that has run for `age_s`.
+        """Return what the run-time estimate of such a job is based on: "runs", "limit" or "prior".
+
+        gpus: GPUs of the job. age_s: seconds that it has already run.
 
         >>> RunTimeQuantiles({}).find_basis(8, None), RunTimeQuantiles({}).find_basis(8, 60.0)
         ('prior', 'limit')
@@ -75,10 +77,11 @@ class RunTimeQuantiles:
         return "limit" if limit_s is not None and age_s < limit_s else "prior"
 
     def estimate_run_s(self, gpus: int, q: float, *, age_s: float = 0.0, limit_s: float | None = None) -> float:
-        """Return quantile `q` of the run time of a job of `gpus` GPUs that has run for `age_s`.
+        """Return quantile `q` of the run time, in seconds, of a job of `gpus` GPUs that has run for `age_s`.
 
-        Its p90 comes from finished jobs of the same count, else from all jobs, else it is the limit, else a day.
-        The result is at most the limit, but always above `age_s`.
+        The p90 comes from finished jobs of the same GPU count, or else from all jobs. If neither is known,
+        it is the time limit, or a day without one. The result is at most the limit, but always above
+        `age_s`.
 
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).estimate_run_s(8, 0.9, limit_s=600.0)
         600.0
@@ -102,12 +105,12 @@ class RunTimeQuantiles:
     def draw(
         self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None
     ) -> Levels:
-        """Return (k,) run times at `levels` (k,) in (0, 1), all longer than `age_s`.
+        """Return (k,) run times in seconds at the quantiles `levels` (k,) in (0, 1), all longer than `age_s`.
 
-        quantiles_s: run times at `RUN_LEVELS`, if known.
+        quantiles_s: run times at `RUN_LEVELS`, if a model knows them.
 
-        A job that outlived nearly all similar jobs is as likely as not to double its age (Pareto), up to its
-        limit.
+        A job that has run longer than nearly all similar jobs doubles its age with a probability of one
+        half (Pareto), up to its limit.
 
         >>> RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
         [100000.0]
@@ -130,7 +133,7 @@ class RunTimeQuantiles:
         return np.asarray(np.maximum(run_s, age_s + 1.0))
 
     def _compute_ended_share(self, gpus: int, age_s: float, limit_s: float | None) -> float:
-        """Return the share of similar jobs that had ended at this age."""
+        """Return the share of similar jobs that have ended by this age."""
         if age_s <= 0:
             return 0.0
         mu, sigma = self._fit_log_normal(gpus, limit_s)
@@ -160,18 +163,20 @@ class RunningJob:
         return max(0.0, (now_ms - self.started_ms) / 1000)
 
     def find_basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
-        """Return the basis of the job's remaining time: "runs" if a model knows its quantiles.
+        """Return what the estimate of the job's remaining time is based on.
 
-        Otherwise it is the basis of similar jobs' run times.
+        It is "runs" if a model knows the quantiles of the remaining time. Otherwise it is the basis of
+        similar jobs' run times.
         """
         return "runs" if self.left_s is not None else run_times.find_basis(self.gpus, self.limit_s, self.age_s(now_ms))
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """GPUs that become free when a job ends.
+    """The GPUs that become free when a job ends.
 
-    gpus: (k,) flat index into the (n, g) arrays of the view. milli: (k,) thousandths.
+    gpus: (k,) flat indices into the (n, g) arrays of the view. milli: (k,) thousandths that become
+    free.
     """
 
     job: str
@@ -183,9 +188,9 @@ class Release:
 def estimate_releases(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
 ) -> list[Release]:
-    """Estimate when each holder of GPUs ends, soonest first.
+    """Estimate when each job that holds GPUs ends. The job that ends soonest comes first.
 
-    The estimate is the p90 of its run time given its age.
+    The estimate is the p90 of the job's run time, given how long it has run.
     """
     parts = list_held_parts(view.holders, view.parts)
     edges = np.searchsorted(parts.job, np.arange(len(view.jobs) + 1))
@@ -203,7 +208,7 @@ def estimate_releases(
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """The GPUs that a job takes. CPUs and host memory are per rank."""
+    """The GPUs that a placed job holds. `cpus` and `host_memory_gib` are those of each rank."""
 
     job: str
     ranks: Sequence[RankPlacement]
@@ -276,7 +281,7 @@ def add_request_placement(view: ClusterView, request: PlacementRequest, ranks: S
 
 
 class Timeline:
-    """A view and the releases ahead of it. Step k is the fleet after the first k releases."""
+    """A view of the cluster, and the releases to come. Step k is the cluster after the first k releases."""
 
     def __init__(self, view: ClusterView, ahead: Sequence[Release]) -> None:
         self.view = view
@@ -288,7 +293,7 @@ class Timeline:
         self._busy = np.maximum(count_true_per_row(self._held), 1)
 
     def make_view_after(self, step: int) -> ClusterView:
-        """Return the view after `step` releases.
+        """Return the view after the first `step` releases.
 
         CPUs and host memory become free in proportion to a node's GPUs.
         """

@@ -34,7 +34,7 @@ SLACK = 0.1  # of a run time: how long before its latest start a request with a 
 
 
 class QueueTurns(Protocol):
-    """Queue order and quota: which entry is next, and how much of its request may start."""
+    """An order of the queue with quotas: which entry is next, and how much of its request may start."""
 
     def sort_entries(self, queue: Sequence[Any]) -> list[Any]: ...
 
@@ -45,12 +45,12 @@ class QueueTurns(Protocol):
         """
 
     def is_overdue(self, request: PlacementRequest) -> bool:
-        """Return whether a request of the last ordering has waited as long as it may."""
+        """Return whether a request has waited as long as it may. Only requests of the last ordering are known."""
 
     def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
-        """Return a refused request, limited to the nodes that it may use once jobs have ended.
+        """Return a refused request limited to the nodes that it may use once running jobs have ended.
 
-        Returns None if other queues keep the GPUs that it lacks.
+        Returns None if it lacks GPUs that other queues keep for themselves.
         """
 
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
@@ -60,28 +60,28 @@ class QueueTurns(Protocol):
         """Return whether the request's queue, or a queue above it, has reached its limit."""
 
     def make_sort_keys(self, entries: Sequence[Any]) -> "SortKeys":
-        """Return the keys by which a sampled future sorts these entries and the newcomers."""
+        """Return the keys by which a sampled future sorts these waiting entries and jobs that arrive later."""
 
     def record_placement(self, request: PlacementRequest, decision: Decision) -> None:
         """Count a placement's GPUs against its queue's quota, for the rest of this pass."""
 
     def count_waiting(self, request: PlacementRequest) -> bool:
-        """Count a request that waits for GPUs.
+        """Count the GPUs that a request waits for, so that its queue's guarantee is not lent to others.
 
         Returns False if further requests of its queue need not be counted.
         """
 
     def make_fresh_copy(self) -> "QueueTurns":
-        """Return the same turns, as if nothing had been placed in this pass."""
+        """Return a copy of the turns as they were before any placement of this pass."""
 
     def find_hold(self, request: PlacementRequest) -> QueueHold | None:
-        """Return the GPUs that a request of its smallest size counts against its queue.
+        """Return the queue of a request, and the GPUs that its smallest gang counts against the queue's quota.
 
         Returns None if the request belongs to no queue.
         """
 
     def find_closures(self, request: PlacementRequest) -> tuple[Closure, ...]:
-        """Return the nodes that are closed to a request, and from when to when."""
+        """Return the nodes that are closed to a request, each with the time span in which they are."""
 
     @property
     def standing(self) -> QueueStanding | None:
@@ -93,15 +93,16 @@ class QueueTurns(Protocol):
 
     @property
     def version(self) -> int:
-        """A number that changes when `allow` may give another answer."""
+        """A number that changes whenever `limit_to_quota` may give another answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class SortKeys:
-    """The keys by which a sampled future sorts entries and newcomers.
+    """The keys by which a sampled future sorts waiting entries and newcomers.
 
-    orders: the key of each entry. The smallest is next. levels: the precedence of each entry, in descending order.
-    newcomers: the places that a newcomer may stand behind.
+    orders: the key of each entry. The smallest is next. levels: the precedence of each entry, in
+    descending order. newcomers: the keys from which that of a newcomer is drawn. It then waits behind
+    the entry with this key.
     """
 
     orders: Sequence[tuple[float, float]]
@@ -110,7 +111,7 @@ class SortKeys:
 
 
 class OneLine:
-    """One line in which all requests wait, without quotas."""
+    """An order without quotas, in which all requests wait in one line."""
 
     def __init__(self, key: Callable[[Any], Any]) -> None:
         self._key = key
@@ -169,7 +170,7 @@ class OneLine:
 class TreeTurns:
     """The order and quotas of a tree of queues in its present state, for one pass.
 
-    jobs: running job → the GPUs that it holds, and their queue.
+    jobs: running job → the GPUs that it holds, and the queue that they count against.
     """
 
     def __init__(
@@ -208,9 +209,9 @@ class TreeTurns:
         return self.standing.sort_entries(queue, self.rank_entries) if len(queue) > 1 else list(queue)
 
     def compute_deciding_shares(self, queue: Sequence[Any]) -> dict[str, dict[str, float]]:
-        """Return the shares that decided the order, by request.
+        """Return the queue shares that decided the order of the entries.
 
-        The form is request_id → its queue at each level, from the root → share.
+        The result is request_id → queue → share, with the entry's queue at each level from the root.
         """
         found: dict[str, dict[str, float]] = {}
         self.standing.sort_entries(queue, self.rank_entries, found)
@@ -223,17 +224,17 @@ class TreeTurns:
         return request.request_id in self._overdue
 
     def rank_entries(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
-        """Return (k,) the place of each entry within its leaf.
+        """Return (k,) the place of each waiting entry within its leaf of the tree.
 
         Overdue entries come first. Then the higher priority, the smaller area and the longer wait decide.
-        queues: the queue of each ask.
+        queues: the queue of each different ask.
         """
         on_time = ~(self.now_ms >= self.compute_due_ms(waiters, queues))
         self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
         return self._compute_ranks(waiters, queues, on_time)
 
     def rank_without_overdue(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
-        """Return (k,) the place of each entry within its leaf as if no entry were overdue."""
+        """Return (k,) the place of each waiting entry within its leaf if overdue entries get no precedence."""
         return self._compute_ranks(waiters, queues, np.ones(len(waiters.entries), bool))
 
     def _compute_ranks(
@@ -246,9 +247,10 @@ class TreeTurns:
         return waiters.rank_rows(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
 
     def compute_due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
-        """Return (k,) the time from which each entry goes before all others of its leaf.
+        """Return (k,) the time in ms from which each entry is overdue and goes before the others of its leaf.
 
-        That is the end of its longest wait, or the latest start that meets its deadline if that is earlier.
+        It is the end of the longest wait that the queue or the request allows. If the request has a
+        deadline, it is at most the latest start that meets the deadline.
         """
         longest_s = np.array([queue.max_wait_s for queue in queues])[waiters.ask]
         due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.list_times("tolerated_wait_s", np.inf))
@@ -286,10 +288,10 @@ class TreeTurns:
         return bool(self.tree.find_known_leaf(request))
 
     def _find_closed_nodes(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
-        """Return the nodes that the request may not use.
+        """Return the nodes that the request may not use now, grouped by reason.
 
-        A window keeps some nodes for others before the request would end. Other nodes have a GPU model that its queue
-        may use no more of.
+        A window that begins before the request would end reserves some nodes for others. Other nodes have a
+        GPU model that its queue may use no more of.
         """
         models, windows = self._list_full_models(request), self._find_barring_windows(request)
         key = (*models, *map(str, windows))
@@ -310,7 +312,10 @@ class TreeTurns:
         return self._closed[key]
 
     def _find_barring_windows(self, request: PlacementRequest) -> list[int]:
-        """Return the windows that keep their nodes for others before the request would end."""
+        """Return the numbers of the windows that bar the request from their nodes.
+
+        Such a window begins before the request would end, and keeps its nodes for others.
+        """
         if not self._windows:
             return []
         end_ms, leaf = self.now_ms + 1000 * self._estimate_run_s(request), self.tree.find_known_leaf(request)
@@ -325,9 +330,9 @@ class TreeTurns:
         return [(window, int(nodes.sum())) for window, nodes in found]
 
     def _list_full_models(self, request: PlacementRequest) -> list[str]:
-        """Return the GPU models that a request for any model may not take more of now.
+        """Return the GPU models of which a request for any model may take no more now.
 
-        More of them would exceed a limit, or take GPUs that other queues do not lend.
+        More of them would exceed a limit, or would be GPUs that other queues do not lend.
         """
         named = request.gpu_model or len(request.gpu_models) == 1
         if named or len(self.tree.resources) < 2 or not self._is_in_tree(request):
@@ -344,9 +349,10 @@ class TreeTurns:
         return np.isin(self.view.inventory.gpu_model, codes)
 
     def make_sort_keys(self, entries: Sequence[Any]) -> SortKeys:
-        """Return the keys of the entries in their present order.
+        """Return the keys of the waiting entries in their present order.
 
-        A newcomer stands behind the last entry of a leaf. Each entry's leaf is drawn with the same chance.
+        A newcomer belongs to the leaf of an entry drawn at random, and stands behind the last entry of that
+        leaf.
         """
         last: dict[str, float] = {}
         leaves = [self.tree.find_known_leaf(entry.request) for entry in entries]
@@ -400,9 +406,10 @@ def is_reserved_for(window: Window, leaf: str) -> bool:
 def compute_capacity(
     view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Return resource → usable GPUs, less those that jobs without a queue hold in the fleet.
+    """Return resource → usable GPUs of the fleet, less those that jobs without a queue hold there.
 
-    outside: the GPUs that these jobs hold, including nodes outside the fleet. jobs: all jobs that have a queue.
+    outside: the GPUs that these jobs hold, including those on nodes outside the fleet. jobs: all jobs
+    that have a queue.
     """
     found = _count_gpus_by_resource(view, view.usable)
     if outside is None:
@@ -417,14 +424,14 @@ def compute_capacity(
 
 
 def _count_gpus_by_resource(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
-    """Return resource → GPUs of a mask (node, GPU)."""
+    """Return resource → number of GPUs in a mask. mask: (n, g) bool."""
     counts, models = np.count_nonzero(mask, axis=1), view.inventory.gpu_models
     by_model = np.bincount(view.inventory.gpu_model + 1, counts, len(models) + 1)[1:].tolist()
     return {ANY: float(counts.sum()), **dict(zip(models, by_model, strict=True))}
 
 
 def sum_placed_amounts(decision: Decision, view: ClusterView) -> dict[str, float]:
-    """Return resource → GPUs of a placement."""
+    """Return resource → number of GPUs that a placement takes."""
     found = {ANY: 0.0}
     for node, gpus in list_placed_gpus(decision, view):
         found[ANY] += gpus

@@ -1,1 +1,1 @@
-"""A queue played through months, on machines that are simpler than the fleet."""
+"""Replays of a queue over months, on machines that are simpler than the fleet."""

@@ -1,16 +1,17 @@
-"""One pass of EASY backfill over rows, on any machine.
+"""One pass of EASY backfill over rows of waiting entries, on any machine.
 
 The pass decides which entries start now, and which one gets a reservation.
 
-Entries are tried by rank: by priority, then starved entries (by arrival), then the smallest key. The
-first that does not fit is the *head*: the machine keeps room for it. Other entries start only outside
-that room, or if they should have ended by then (Lifka, "The ANL/IBM SP Scheduling System", 1995). Once an
-entry did not start, no entry behind it in its row is tried in this pass, because room only shrinks.
+Entries are tried by rank: by priority, then starved entries (by arrival), then the smallest key.
+The first that does not fit is the *head*, and the machine reserves room for it. Other entries start
+only outside that room, or if they should have ended by then (Lifka, "The ANL/IBM SP Scheduling
+System", 1995). Room only shrinks in a pass. So once an entry did not start, no entry behind it in
+its row is tried.
 
-Entries behind the head are ordered by priority and key alone, however long they have waited. Only the
-head has a promise. If the bound also ordered the entries that pass it, a long queue would become first
-come, first served. Even so, no starved entry is passed for ever: in time it becomes the head, and the
-head's start is never delayed unless a job runs longer than planned.
+Entries behind the head are ordered by priority and key alone, however long they have waited. Only
+the head has a promise. If starved entries also came first behind the head, a long queue would
+become first come, first served. Still no starved entry is passed for ever. In time it becomes the
+head, whose start is delayed only by a job that runs longer than planned.
 """
 
 import heapq
@@ -23,16 +24,19 @@ B_contra = TypeVar("B_contra", bound=Hashable, contravariant=True)
 
 
 class Machine(Protocol[B_contra]):
-    """The machine that a pass places on. It holds the head's claim."""
+    """A machine that a pass places entries on. It stores the claim of the head."""
 
     def fits(self, ask: B_contra) -> bool:
-        """Return whether there is room now, claimed or not. False is final within a pass."""
+        """Return whether there is room for an ask now, including room that the head has claimed.
+
+        Once it is False, it stays False for the rest of the pass.
+        """
 
     def start(self, ask: B_contra, item: RowEntry) -> bool:
-        """Start an entry now if that does not delay the head's reservation. Returns False otherwise."""
+        """Start an entry now if it fits and does not delay the head. Returns whether it was started."""
 
     def claim(self, ask: B_contra, item: RowEntry) -> bool:
-        """Reserve room for an entry, the head, from the earliest time at which there should be room.
+        """Reserve room for the head from the earliest time at which there should be room.
 
         Returns False if there will never be room.
         """
@@ -49,9 +53,9 @@ def run_backfill_pass(rows: Rows[A], machine: Machine[A], now_s: float) -> None:
 
 
 def _start_until_head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
-    """Start entries by rank until one does not fit, and reserve room for that one.
+    """Start entries by rank until one does not fit. Reserve room for that entry, the head.
 
-    Returns False if no entry is left waiting for room.
+    Returns False if there is no head.
     """
     ranked: list[Ranked[A]] = [(*row.find_next_entry(now_s), row) for row in rows]
     heapq.heapify(ranked)
@@ -65,7 +69,7 @@ def _start_until_head(rows: Rows[A], machine: Machine[A], now_s: float) -> bool:
 
 
 def _start_behind_head(rows: Rows[A], machine: Machine[A]) -> None:
-    """Start entries by key that do not delay the head."""
+    """Start those entries that do not delay the head, in order of priority and key."""
     ranked: list[Ranked[A]] = [(*row.find_next_entry(UNBOUND_S), row) for row in rows if machine.fits(row.ask)]
     heapq.heapify(ranked)
     while ranked:

@@ -1,8 +1,8 @@
-"""A fleet as a count of GPUs: the machine on which months of a queue are played in a minute.
+"""A machine that is only a count of GPUs, on which months of a queue are played in a minute.
 
-In the plan, a running job holds its GPUs until its planned end. An overdue job gets a new planned end.
-There is no topology, so a job fits if enough GPUs are free. The pass over it (`fleetcast.placement.play.backfill`) is
-that of the real fleet.
+In the plan, a running job holds its GPUs until its planned end. An overdue job gets a new planned
+end. There is no topology, so a job fits if enough GPUs are free. The pass over it
+(`fleetcast.placement.play.backfill`) follows the same rules as that of the real fleet.
 """
 
 from bisect import bisect_left, insort
@@ -13,7 +13,7 @@ from fleetcast.placement.play.rows import RowEntry
 
 
 class CountAsk(NamedTuple):
-    """The GPUs of a job, and its time limit. The limit is None if unknown."""
+    """The number of GPUs that a job needs, and its time limit. The limit is None if unknown."""
 
     gpus: int
     limit_s: float | None
@@ -24,13 +24,17 @@ Planned = Callable[[CountAsk, float], float]
 
 
 class Capacity:
-    """A machine of `gpus` GPUs without nodes.
+    """A machine that is only a count of GPUs, without nodes.
 
-    Setting its clock drops the claim of the last pass.
+    `set_clock` begins a new pass and drops the claim of the last one.
     """
 
     def __init__(self, gpus: int, planned: Planned, backfills: bool = True) -> None:
-        """Create an idle machine. backfills: False lets no job pass the head."""
+        """Create an idle machine.
+
+        planned: function that returns the planned run time of an ask that has run for some seconds.
+        backfills: if False, no job may pass the head.
+        """
         self.gpus = gpus
         self.free = gpus
         self.started: list[RowEntry] = []  # since `at`

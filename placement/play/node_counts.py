@@ -1,7 +1,8 @@
-"""A fleet as counts of free GPUs by node: a machine on which a job must fit into nodes.
+"""A machine of nodes with counts of free GPUs, on which a job must fit into nodes.
 
-A job of up to a node's GPUs takes them on one node. A larger one takes whole nodes. Backfill is EASY, as
-in `fleetcast.placement.play.capacity`. The head keeps the nodes that should be free for it first.
+A job of up to a node's GPUs takes them on one node. A larger one takes whole nodes. Backfill is
+EASY, as in `fleetcast.placement.play.capacity`. The nodes that should be free first are reserved
+for the head.
 """
 
 from collections.abc import Callable
@@ -15,9 +16,9 @@ from fleetcast.placement.play.rows import RowEntry
 
 
 def split_job_by_node(gpus: int, each: int) -> tuple[int, int]:
-    """Return (members, GPUs of each) of a job on nodes of `each` GPUs.
+    """Return (members, GPUs of each member) of a job on nodes of `each` GPUs.
 
-    A job that does not fill its last node takes all of it.
+    A job larger than a node takes whole nodes, including all of its last one.
 
     >>> split_job_by_node(4, 8), split_job_by_node(20, 8)
     ((1, 4), (3, 8))
@@ -26,7 +27,10 @@ def split_job_by_node(gpus: int, each: int) -> tuple[int, int]:
 
 
 class NodeCounts:
-    """A machine of `nodes` nodes with `each` GPUs. planned, backfills: see `Capacity`."""
+    """A machine of `nodes` nodes with `each` GPUs each.
+
+    planned, backfills: the same as those of `Capacity`.
+    """
 
     def __init__(
         self, nodes: int, each: int, planned: Callable[[CountAsk, float], float], backfills: bool = True

@@ -1,8 +1,8 @@
-"""Play a queue through time: a scheduler makes a pass after each arrival and each end.
+"""A replay of a queue through time: a scheduler makes a pass after each arrival and each end of a job.
 
-A scheduler never sees a run time before its end. A refused start releases its GPUs after a while, and the
-job waits again with its old arrival. The same input gives the same starts: there is no randomness and no
-other clock.
+A scheduler never sees a run time before the job's end. A refused start releases its GPUs after a
+while, and the job waits again with its old arrival. The same input gives the same starts, because
+there is no randomness and no other clock.
 """
 
 import heapq
@@ -25,7 +25,7 @@ Refuses = Callable[[int, int], bool]  # whether the start of a job, its n-th, is
 class Trace:
     """Jobs in order of submission, as lists.
 
-    limit_s: None if unknown. queue: the queue of each job, by which shares are counted.
+    limit_s: time limits, None if unknown. queue: the queue of each job, by which shares are counted.
     """
 
     name: Sequence[str]
@@ -41,7 +41,10 @@ class Trace:
 
 
 class PlayedScheduler(Protocol):
-    """A scheduler in a play. Jobs are rows of the trace. Jobs that it can never start are left out."""
+    """A scheduler that can be played through a trace. It ignores jobs that it can never start.
+
+    Jobs are given by their row in the trace.
+    """
 
     def add_waiting_job(self, job: int, now_s: float) -> None:
         """Add a job that waits from now on, or again after a refused start."""
@@ -50,14 +53,14 @@ class PlayedScheduler(Protocol):
         """Release the GPUs of a job that ends now. refused: the cluster refused its start."""
 
     def start_jobs(self, now_s: float) -> Sequence[int] | None:
-        """Return the jobs that start now. Returns None if no pass was needed."""
+        """Make a pass, and return the jobs that start now. Returns None if no pass was needed."""
 
 
 @dataclass(slots=True)
 class Replay:
-    """The state of a play.
+    """A replay of a trace with one scheduler, and its state so far.
 
-    start_s: (job,) NaN until the job starts. passes: how many passes the scheduler made.
+    start_s: (job,) NaN until the job starts. passes: the number of passes that the scheduler has made.
     """
 
     trace: Trace
@@ -78,7 +81,7 @@ class Replay:
         return self.start_s
 
     def play_steps(self) -> Iterator[float]:
-        """Yield each moment at which something happened, after the scheduler's pass."""
+        """Play step by step. Yields the time in seconds of each arrival or end, after the scheduler's pass."""
         submit_s, job = self.trace.submit_s, 0
         while job < len(submit_s) or self._ends:
             now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
@@ -107,7 +110,10 @@ class Replay:
 
 
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
-    """A machine with a clock. started: the entries that the present pass has started."""
+    """A machine whose clock the player sets.
+
+    started: the entries that the present pass has started.
+    """
 
     started: list[RowEntry]
 
@@ -117,7 +123,10 @@ class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
 
 
 class QueuePolicy(Protocol):
-    """A rule that orders jobs by the facts known of them at that time. Jobs are rows of the trace."""
+    """A rule that orders waiting jobs by what is known at that time.
+
+    Jobs are given by their row in the trace.
+    """
 
     def compute_key(self, job: int, now_s: float) -> float: ...
 
@@ -128,9 +137,9 @@ class QueuePolicy(Protocol):
 
 @dataclass(slots=True)
 class RowScheduler(Generic[A]):
-    """One queue ordered by a policy, with EASY backfill.
+    """A scheduler of one queue that is ordered by a policy, with EASY backfill.
 
-    ask: the ask of a job, None if it can never start.
+    ask: function that returns the ask of a job, None if the job can never start.
     """
 
     submit_s: Sequence[float]

@@ -1,8 +1,9 @@
-"""Waiting entries grouped into rows of entries that are alike to the machines.
+"""Waiting entries, grouped into rows of entries that have the same needs.
 
-The cost of a pass depends on the number of rows, not of entries. A row has one ask, one priority and one
-waiting bound. Its entries have two orders: by key, and by arrival for those that have waited as long as
-the bound (they are *starved*). An entry that leaves is removed from each order when it comes first there.
+The cost of a pass depends on the number of rows, not of entries. A row has one ask, one priority
+and one waiting bound. Its entries have two orders: by key, and by arrival for those that have
+waited as long as the bound (they are *starved*). An entry that is removed stays in each order until
+it would be the next one there.
 """
 
 import heapq
@@ -18,9 +19,10 @@ NEVER = float("inf")
 
 @dataclass(slots=True, eq=False)
 class RowEntry:
-    """One entry of a row.
+    """One waiting entry of a row.
 
-    key: the smallest is next. queued_s: its arrival. name: unique. number: the caller's number.
+    key: the entry with the smallest key is next. queued_s: its arrival. name: unique. number: the
+    caller's number.
     """
 
     name: str
@@ -32,7 +34,7 @@ class RowEntry:
 
 @dataclass(slots=True, eq=False)
 class WaitingRow(Generic[A]):
-    """Entries with the same ask. bound_s: an entry that has waited this long is starved."""
+    """Waiting entries with the same ask. bound_s: the seconds of waiting after which an entry is starved."""
 
     ask: A
     priority: int = 0
@@ -42,7 +44,10 @@ class WaitingRow(Generic[A]):
     _by_arrival: list[tuple[float, str, RowEntry]] = field(default_factory=list)
 
     def find_next_entry(self, now_s: float) -> tuple[Rank, RowEntry]:
-        """Return the next entry of a row that is not empty, and its rank among all rows."""
+        """Return the rank and the next entry of a row that is not empty.
+
+        The rank orders the next entries of all rows.
+        """
         if self.bound_s < NEVER:
             while not self._by_arrival[0][2].waits:
                 heapq.heappop(self._by_arrival)
@@ -74,7 +79,7 @@ class WaitingRow(Generic[A]):
 
 
 class Rows(Generic[A]):
-    """All rows of a queue."""
+    """All rows of waiting entries of a queue."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[A, int, float], WaitingRow[A]] = {}

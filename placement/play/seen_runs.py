@@ -13,9 +13,9 @@ RELEARN = 0.05  # of its runs are new: learn its quantiles again
 
 
 class SeenRuns:
-    """The run times of jobs that ended in a play.
+    """The run times of jobs that have ended in a play so far.
 
-    times: their quantiles, in the form in which the placer reads them from a board.
+    times: their quantiles, in the form that the placer reads from a board.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class SeenRuns:
             self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
 
     def plan_run_s(self, ask: CountAsk, age_s: float) -> float:
-        """Return the seconds that a job is planned to run in all.
+        """Return the total run time in seconds that is planned for a job.
 
         This is its time limit. Without a limit, it is the p90 of similar jobs that ran longer than `age_s`.
         """

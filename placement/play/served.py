@@ -1,7 +1,7 @@
-"""The serving plan, `fleetcast.placement.plan.queue.plan`, played through time on a fleet whose jobs follow a trace.
+"""The plan that the placer serves, played through time on a fleet whose jobs follow a trace.
 
-It knows what the placer knows at that moment: requests, charges, banks, and run times of jobs that ended
-before.
+It is `fleetcast.placement.plan.queue.plan`. It knows only what the placer would know at that time:
+requests, charges, banks, and the run times of jobs that have ended.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,10 @@ FEWEST_SHAPES = 50
 
 
 def make_empty_view(gpus: Sequence[int]) -> ClusterView:
-    """Return an empty fleet of nodes with these GPU counts. Nothing else is known of the nodes."""
+    """Return the view of an empty fleet whose nodes have these GPU counts.
+
+    Nothing else is known of the nodes.
+    """
     topology = Topology.build([NodeSpec(f"n{row + 1:04d}", each) for row, each in enumerate(gpus)])
     n = len(gpus)
     usable = np.arange(max(gpus))[None, :] < np.array(gpus)[:, None]
@@ -53,7 +56,7 @@ def make_empty_view(gpus: Sequence[int]) -> ClusterView:
 
 @dataclass(slots=True)
 class PlayedCharges:
-    """The charges and banks of a play, as the ledger would hold them."""
+    """The charges and banked credits of a play, as the ledger would store them."""
 
     tree: QueueTree
     opened: dict[int, Charge] = field(default_factory=dict)  # job → its charge
@@ -65,7 +68,7 @@ class PlayedCharges:
         self._past = PastUse(self.tree.policy.half_life_s)
 
     def update_banks(self, now_ms: int) -> None:
-        """Update the banks to now, before anything that they depend on changes."""
+        """Advance the banked credits to now. The caller does this before it opens or closes a charge."""
         self.banks |= compute_banks(self.tree, self.banks, self.opened.values(), now_ms)
 
     def close_charge(self, job: int, now_ms: int, outcome: str) -> None:
@@ -88,11 +91,11 @@ class JobHold:
 
 @dataclass(slots=True)
 class ServedPlan:
-    """The serving plan as a scheduler that can be played.
+    """A scheduler for plays that starts jobs by the plan that the placer serves.
 
-    ask: function that returns the request of a job, with a unique id. It returns None if the job can never be
-    placed. forgets: shares count only the GPUs that are held now, as Kueue's do. waits: the waiting entries of the
-    last pass. holds: running job → the GPUs that it holds.
+    ask: function that returns the request of a job, with a unique id. It returns None if the job can
+    never be placed. forgets: whether shares count only the GPUs that are held now, as Kueue's do.
+    waits: the waiting entries of the last pass. holds: running job → the GPUs that it holds.
     """
 
     view: ClusterView

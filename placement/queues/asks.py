@@ -34,19 +34,19 @@ Ints = NDArray[np.int64]
 
 
 class FitKey:
-    """The key of requests that fit, or do not fit, on the same nodes. Equal keys are one object."""
+    """A key that requests share if they fit on the same nodes. Equal keys are one object."""
 
     __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueueAsk:
-    """The common part of requests that differ only in ids and times. Equal asks are one object.
+    """The part of a request that remains without ids and times. Equal asks are one object.
 
-    gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that the
-    smallest gang takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys without
-    and with plugins. in_line: the ask without the fields that only the order of queues reads. None if this ask
-    itself has none of them.
+    gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that
+    the smallest gang takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys
+    without and with plugins. in_line: the ask without the fields that only the order of queues reads.
+    None if this ask itself has none of them.
     """
 
     gpus: int
@@ -60,7 +60,7 @@ class QueueAsk:
 
 @lru_cache(MAX_REMEMBERED)
 def make_queue_ask(request: PlacementRequest) -> QueueAsk:
-    """Return the ask of a request."""
+    """Return the request's ask: the part of it that remains without ids and times."""
     return _make_ask(_reset_fields(request, IDS_AND_TIMES))
 
 
@@ -102,12 +102,18 @@ def _intern_fit_key(_: PlacementRequest) -> FitKey:
 
 
 def _reset_fields(request: PlacementRequest, names: frozenset[str]) -> PlacementRequest:
-    """Return the request with these fields set to their defaults. names: one of the sets above."""
+    """Return the request with some fields reset to their defaults.
+
+    names: one of the sets of field names above.
+    """
     return msgspec.structs.replace(request, **_DEFAULTS_OF[names])
 
 
 class Waiters:
-    """The waiting entries as columns: k entries, and the first of each ask."""
+    """The k waiting entries as columns, and their different asks.
+
+    ask: (k,) indices into `asks`. first: the first request of each ask.
+    """
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self.entries = entries
@@ -123,9 +129,9 @@ class Waiters:
         self.first = [self._requests[at] for at in first.tolist()]
 
     def list_times(self, name: str, otherwise: float) -> NDArray[np.float64]:
-        """Return (k,) the values of an optional time field of the requests.
+        """Return (k,) the values of an optional time field of the requests, such as `limit_s`.
 
-        Requests that do not set the field have `otherwise`.
+        A request without the field gets `otherwise`.
         """
         values = list(map(attrgetter(name), self._requests))
         if values.count(None) == len(values):
@@ -133,7 +139,7 @@ class Waiters:
         return np.array([otherwise if value is None else value for value in values], np.float64)
 
     def rank_rows(self, *columns: NDArray[Any]) -> Ints:
-        """Return (k,) places by the columns, the first of which counts most.
+        """Return (k,) the place of each entry, sorted by the columns. The first column counts most.
 
         Ties are broken by arrival, then by the request's id.
         """

@@ -98,7 +98,9 @@ def compute_overlap_s(begin_ms: int | None, end_ms: int | None, from_ms: int, to
 
 
 def decay_use(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> float:
-    """Return the decayed use `after_s` seconds later, if `gpus` were held all that time.
+    """Return decayed GPU-seconds `after_s` seconds later. `gpus` GPUs are held during that time.
+
+    gpu_s: the decayed GPU-seconds at the beginning.
 
     >>> round(decay_use(100.0, 0.0, 50.0, 50.0), 6)
     50.0
@@ -111,7 +113,7 @@ def decay_use(gpu_s: float, gpus: float, after_s: float, half_life_s: float) -> 
 
 @dataclass(slots=True)
 class PastUse:
-    """Decayed GPU-seconds of closed charges, by leaf."""
+    """The decayed GPU-seconds of closed charges, summed for each leaf."""
 
     half_life_s: float
     _known: dict[str, tuple[float, int]] = field(default_factory=dict)  # leaf → (GPU-seconds, as of ms)
@@ -145,10 +147,10 @@ class LeafUse:
 
 
 def compute_leaf_use(charges: Iterable[Charge], past: PastUse, now_ms: int) -> dict[str, LeafUse]:
-    """Return the use of every leaf from open and closed charges.
+    """Return leaf → its use, from open and closed charges.
 
-    Entry penalty: until a job has run as long as similar jobs, the expected rest counts as used. So after a
-    burst of jobs a queue ranks behind others at once.
+    Until a running job has run as long as expected, the rest of the expected time counts as used
+    already. So a queue ranks behind others at once after it has started many jobs.
     """
     used, held = past.compute_use_at(now_ms), dict[str, dict[str, float]]()
     rate, most_s = -1 / (1000 * past.half_life_s), past.half_life_s / LN2

@@ -1,8 +1,9 @@
-"""Requests that carry the nodes that their queue may not use now.
+"""Requests that list the nodes which their queue may not use now.
 
-A node is closed by a reservation or a maintenance window, or because the queue has used up its quota of
-the node's GPU model. `fleetcast.placement.plan.turns` makes one such request for each request that it allows. The
-filters reject these nodes, each with its reason, and the sentence of a refusal names the windows.
+A node is closed by a reservation or a maintenance window, or because the queue has used up its
+quota of the node's GPU model. `fleetcast.placement.plan.turns` makes such a request from each
+request that it allows. The filters reject these nodes, each with its reason, and the sentence of a
+refusal names the windows.
 """
 
 from datetime import UTC, datetime
@@ -21,9 +22,9 @@ _FIELDS = PlacementRequest.__struct_fields__
 
 
 class ClosedNodes(msgspec.Struct, frozen=True, cache_hash=True):
-    """Nodes that are closed for one reason.
+    """Nodes that are closed to a request for one reason.
 
-    words: the text that follows their number in a sentence.
+    words: the text that follows the number of nodes in a sentence.
     """
 
     reason: ClosedReason
@@ -32,9 +33,9 @@ class ClosedNodes(msgspec.Struct, frozen=True, cache_hash=True):
 
 
 class LimitedRequest(PlacementRequest, frozen=True, kw_only=True, omit_defaults=True, cache_hash=True):
-    """A request that may not use some nodes.
+    """A request with a list of nodes that it may not use.
 
-    It never leaves the placer. The ledger stores the request as it came.
+    It never leaves the placer. The ledger stores the original request.
     """
 
     closed: tuple[ClosedNodes, ...] = ()
@@ -53,7 +54,7 @@ def filter_closed_nodes(request: PlacementRequest, reason: str) -> list[ClosedNo
 
 
 def mask_named_nodes(nodes: tuple[str, ...], row: dict[str, int], size: int) -> NDArray[np.bool_]:
-    """Return (n,) whether each node has one of these names."""
+    """Return (n,) whether each node is among the named ones. row: node name → row. size: n."""
     mask = np.zeros(size, bool)
     mask[[row[name] for name in nodes if name in row]] = True
     return mask
@@ -76,7 +77,7 @@ def choose_window_reason(window: Window) -> ClosedReason:
 
 
 def describe_closing_window(window: Window) -> str:
-    """Describe a window.
+    """Describe in words for whom a window keeps its nodes, and until when.
 
     >>> describe_closing_window(Window("mlperf", "production", ("n1",), (), 0, 1_796_284_800_000))
     "held by reservation 'mlperf' for queue 'production' until 2026-12-03 08:00 UTC"
@@ -88,5 +89,5 @@ def describe_closing_window(window: Window) -> str:
 
 
 def format_date(time_ms: int) -> str:
-    """Return a time in UTC, to the minute."""
+    """Format a time as date and time in UTC, to the minute."""
     return f"{datetime.fromtimestamp(time_ms / 1000, UTC):%Y-%m-%d %H:%M}"

@@ -1,12 +1,12 @@
-"""Credits: time banking of queues.
+"""Credits: queues save unused guaranteed GPU time and spend it later.
 
-A queue earns a share of its unused guarantee, and pays with it for the GPUs that it borrows.
-With the rate e earned (or s spent) a second, the half-life h and λ = ln 2/h, in closed form between two
+A queue earns a share of its unused guarantee, and pays with it for the GPUs that it borrows. With
+the rate e earned (or s spent) a second, the half-life h and λ = ln 2/h, in closed form between two
 changes:
 
     b(t) = (b₀ − e/λ) · 2^(−t/h) + e/λ, at most the cap     b(t) = (b₀ + s/λ) · 2^(−t/h) − s/λ, at least 0
 
-Conserved: banked = earned − spent − expired. Credits expire by the half-life and above the cap.
+At any time banked = earned − spent − expired. Credits expire by the half-life and above the cap.
 """
 
 import math
@@ -19,7 +19,7 @@ from fleetcast.placement.queues.tree import ANY, Credits, QueueTree
 
 @dataclass(frozen=True, slots=True)
 class Bank:
-    """A queue's credits at one time: GPU-seconds earned, spent and expired since the queue began."""
+    """A queue's credits at one time: the GPU-seconds earned, spent and expired so far."""
 
     as_of_ms: int
     earned: float = 0.0
@@ -31,9 +31,9 @@ class Bank:
         return max(0.0, self.earned - self.spent - self.expired)
 
     def advance_to(self, now_ms: int, held: float, guaranteed: float, credits: Credits, half_life_s: float) -> "Bank":
-        """Return the bank at a later time, if `held` GPUs were held all that time.
+        """Return the bank at a later time, if the queue held `held` GPUs all that time.
 
-        A clock that was set back changes nothing.
+        If the clock was set back, the bank is returned unchanged.
         """
         after_s = (now_ms - self.as_of_ms) / 1000
         if after_s <= 0:
@@ -67,9 +67,9 @@ class Bank:
 
 
 def compute_banks(tree: QueueTree, known: Mapping[str, Bank], opened: Iterable[Charge], now_ms: int) -> dict[str, Bank]:
-    """Return queue → its bank now, for queues with credits.
+    """Return queue → its bank at `now_ms`, for all queues with credits.
 
-    The open charges count as held all the time since `known`.
+    known: the banks at an earlier time. The open charges count as held since then.
     """
     with_credits = [node for node in tree.nodes if node.credits is not None]
     if not with_credits:

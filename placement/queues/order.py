@@ -1,24 +1,24 @@
-"""The order of requests within a leaf of the queue.
+"""The order of requests within a leaf of the queue tree.
 
 `fifo`      first come, first served
 `shortest`  the smallest area, GPUs x run time, first. Area counts rather than time alone, because a job
             costs the others the room that it takes times its run time (Smith's rule; Hu et al., "QSSF", SC
             2021). A request that has waited as long as its bound comes first, by arrival, until there is a
-            head (`fleetcast.placement.play.backfill`). The rule is a bound, not a discount of the key by the wait,
-            which would make every request wait.
+            head (`fleetcast.placement.play.backfill`). If waits discounted the key instead, every request
+            would have to wait.
 
 A user who cuts a job into small ones gains by that within a leaf. Users as leaves, and charges,
 counteract it.
 
-The run time in the area is the user's limit, or a day without one. Then GPUs alone decide the order.
-`fleetcast evaluate queue` compares this with forecasts of the run time.
+The run time in the area is the user's limit, or a day without one. If no request has a limit, GPUs
+alone decide the order. `fleetcast evaluate queue` compares this with forecasts of the run time.
 """
 
 DAY_S = 86_400.0
 
 
 def compute_area(gpus: float, limit_s: float | None) -> float:
-    """Return the GPU-seconds that a request may take.
+    """Return the GPU-seconds that a request may use: its GPUs times its limit, or a day without a limit.
 
     >>> compute_area(8, 60.0), compute_area(8, None)
     (480.0, 691200.0)

@@ -25,7 +25,11 @@ Refuse = Callable[[Path, str], RequestError]
 
 
 class CreditsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Time banking: `rate` of the unused guarantee is earned, up to `cap_gpu_h`."""
+    """The settings of a queue's credits in the file.
+
+    rate: the share of the unused guarantee that is earned. cap_gpu_h: the most that is saved, in
+    GPU-hours.
+    """
 
     rate: float
     cap_gpu_h: float
@@ -34,8 +38,8 @@ class CreditsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class QueueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table `[queue.NAME]` of the file.
 
-    The class is the one that `class` names. Without it, the queue's class is the one of its own name, else
-    its parent's.
+    The key `class` names the queue's class. Without it, the class is the one with the queue's own name.
+    If there is none, it is that of the parent.
     """
 
     parent: str = ""
@@ -56,7 +60,10 @@ AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
 
 
 class NumberCheck:
-    """A check that the numbers of one table are within bounds. Numbers within them give finite results."""
+    """A check that the numbers of one table are within bounds.
+
+    Within them, computations give finite results.
+    """
 
     def __init__(self, table: Path, refuse: Refuse) -> None:
         self._table = table
@@ -84,9 +91,9 @@ def check_text(text: str, path: Path, refuse: Refuse) -> None:
 def make_nodes(
     tables: Mapping[str, QueueTable], policy: TreePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
 ) -> tuple[QueueNode, ...]:
-    """Convert the tables into nodes, the root first, parents before children.
+    """Convert the tables into the nodes of the queue tree: the root first, and parents before children.
 
-    Raises RequestError if tables do not agree.
+    Raises RequestError if a table is wrong, or if tables contradict each other.
     """
     for name, table in tables.items():
         _check_table(name, table, classes, refuse)
@@ -108,7 +115,7 @@ def make_nodes(
 
 
 def _check_table(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
-    """Raise RequestError if a table has an error of its own."""
+    """Raise RequestError if a table is wrong by itself, whatever the other tables say."""
     here = ("queue", name)
     if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in name.split("/")):
         raise refuse(here, f"{name[:60]!r} is no name: parts joined by /, none empty, all printable")
@@ -198,10 +205,10 @@ def _convert_table(
 
 
 def _add_parent_guarantees(nodes: list[QueueNode], keys: Mapping[str, str], refuse: Refuse) -> tuple[QueueNode, ...]:
-    """Add the guarantees of parents.
+    """Return the nodes with the guarantees of parent queues filled in.
 
-    A parent without a guarantee gets the sum of its children's. Raises RequestError if a guarantee is smaller
-    than that sum.
+    A parent without a guarantee gets the sum of its children's. Raises RequestError if a guarantee is
+    smaller than that sum.
     """
     for row in range(len(nodes) - 1, 0, -1):
         node = nodes[row]

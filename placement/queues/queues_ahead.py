@@ -1,7 +1,7 @@
-"""The state of queues along a sampled future, in which jobs start and end.
+"""The state of the queues along a sampled future, in which jobs start and end.
 
-The rules are those of `fleetcast.placement.queues.standing`. All waiting requests of a queue count as wanted, whatever
-their place. A job that may run on any model counts as GPUs of any model.
+The rules are those of `fleetcast.placement.queues.standing`. All waiting requests of a queue count
+as waited for, whatever their place. A job that may run on any model counts as GPUs of any model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,7 +20,7 @@ Times = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class QueueHold:
-    """The GPUs by resource that a job counts against the quota of its leaf."""
+    """The GPUs that a job counts against the quota of its leaf, by resource."""
 
     leaf: str
     amounts: Amounts
@@ -37,9 +37,9 @@ class QueueHold:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Closure:
-    """Nodes that a queue may not use for a while.
+    """A time span in which a queue may not use some nodes.
 
-    nodes: (n,). from_s, to_s: seconds from now. name: its name for people.
+    nodes: (n,) bool. from_s, to_s: seconds from now. name: its name for people.
     """
 
     nodes: NDArray[np.bool_]
@@ -53,7 +53,7 @@ class Closure:
 
 
 class QueuesAhead:
-    """The state of the queues along one sampled future.
+    """The state of the queues along one sampled future, updated as jobs start and end.
 
     holds: number of a job → its hold, for jobs that hold GPUs.
     """
@@ -66,7 +66,7 @@ class QueuesAhead:
 
     @classmethod
     def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
-        """Return the queues in their present state, with all waiting requests."""
+        """Return the present state of the queues, in which exactly the requests of `waiting` wait."""
         standing = standing.copy()
         standing.clear_waiting_counts()
         for hold in waiting:
@@ -74,7 +74,7 @@ class QueuesAhead:
         return cls(standing, holds)
 
     def copy(self) -> "QueuesAhead":
-        """Return an independent copy."""
+        """Return a copy that can be changed independently."""
         return QueuesAhead(self._standing.copy(), self._holds)
 
     def allows(self, hold: QueueHold) -> bool:
@@ -92,7 +92,7 @@ class QueuesAhead:
         return by is None
 
     def start_job(self, number: int, hold: QueueHold, waited: bool) -> None:
-        """Count a job that starts. waited: it was among the requests that wanted GPUs."""
+        """Count the GPUs of a job that starts. waited: whether the job was among the waiting requests."""
         self._allowed.clear()
         if waited:
             self._standing.add_waiting(hold.leaf, hold.amounts, -1.0)
@@ -111,10 +111,10 @@ class QueuesAhead:
 def find_allowed_delay_s(
     standing: QueueStanding, spans: Iterable[tuple[float, float, QueueHold]], hold: QueueHold
 ) -> float:
-    """Return the seconds after which the queue's quota allows the job, inf if never.
+    """Return the seconds from now until the queue's quota allows a job with this hold, inf if never.
 
-    spans: (start_s, end_s, hold) of each job that holds GPUs, or will. Jobs that started before now are
-    counted in `standing` already.
+    spans: (start_s, end_s, hold) of each job that holds GPUs now or later. `standing` already counts
+    jobs that started before now.
     """
     numbered = list(enumerate(spans))
     events = [(end_s, 0, number) for number, (_, end_s, _) in numbered]

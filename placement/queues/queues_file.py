@@ -63,7 +63,7 @@ class ClassTable(_Table, frozen=True):
 
 
 class ReservationTable(_Table, frozen=True, kw_only=True):
-    """A table `[[reservation]]` or, without a queue, `[[maintenance]]`.
+    """A table `[[reservation]]`, or `[[maintenance]]` if it has no queue.
 
     nodes: names, or {level = "domain"}.
     """
@@ -76,21 +76,24 @@ class ReservationTable(_Table, frozen=True, kw_only=True):
 
 
 class FaultBuilder:
-    """A builder of errors that name a place in the file."""
+    """A builder of errors about a place in the file."""
 
     def __init__(self, text: str) -> None:
         self._text = text
 
     def __call__(self, path: Path, why: str) -> RequestError:
-        """Return the error about a place. Its message names the line and the field."""
+        """Return an error whose message names the line and the field of this place.
+
+        why: the rest of the message.
+        """
         field = format_path(path)
         return RequestError(f"line {find_nearest_line(find_key_lines(self._text), path)}: {field}: {why}", field)
 
 
 def read_queues(text: str) -> QueueTree:
-    """Read the queue tree from a file's text.
+    """Parse the queue tree from the text of a `queues.toml`.
 
-    Raises RequestError that says what is wrong with the file, and where.
+    Raises RequestError if the text is wrong. Its message names the line, the field and the fix.
     """
     if len(text) > MOST_BYTES:
         size = f"{len(text):,} bytes, at most {MOST_BYTES:,}"
@@ -136,7 +139,7 @@ def _make_tree(document: Mapping[str, Any], refuse: FaultBuilder, digest: str) -
 
 
 def count_installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
-    """Return resource → GPUs that a fleet has, including those that are out of service today."""
+    """Return resource → number of GPUs that a fleet has, including those that are out of service now."""
     found: dict[str, float] = {ANY: 0.0}
     for node in nodes:
         found[ANY] += node.gpus

@@ -15,8 +15,9 @@ By = Literal["queue", "user", "class", "pool"]
 class ChargeSum:
     """A sum of charges in GPU-seconds.
 
-    used: time in which telemetry saw the GPUs busy. seen: the granted time that telemetry covers. lost: time
-    since the last checkpoint. preempted: the part of `granted` that preempted attempts held.
+    used: those in which telemetry saw the GPUs busy. seen: the granted ones that telemetry covers.
+    lost: those since the last checkpoint of failed jobs. preempted: the part of `granted` that
+    preempted attempts held.
     """
 
     jobs: int = 0
@@ -31,9 +32,10 @@ class ChargeSum:
 
 
 def sum_charges(charges: Iterable[Charge], by: By, from_ms: int, to_ms: int, prices: Prices) -> dict[str, ChargeSum]:
-    """Return name → the sum of its charges within [from, to).
+    """Return name → the sum of the charges of that queue, user, class or pool within [from, to).
 
-    Used time counts in proportion to the granted time in that span. Lost time counts where the charge ends.
+    A charge's used time counts in proportion to its granted time in that span. Its lost time counts if
+    the charge ended within the span.
     """
     found: dict[str, ChargeSum] = {}
     for charge in charges:

@@ -5,12 +5,13 @@ weighs what is borrowed)
 
     max over r of max(0, held + x − guaranteed)_r / fleet_r / weight  +  decayed / (fleet · h/ln 2) / weight
 
-The share is 0 while the queue is within its guarantee, so guarantees come first. The priority classes
-follow one after the other. Within a class the walk goes from the root to the child with the least share.
-It counts the GPUs that it gives on the way (progressive filling).
+The share is 0 while the queue is within its guarantee, so guarantees come first. Entries of a
+higher priority class come before those of a lower one. Within a class the walk goes from the root
+to the child with the least share. It counts the GPUs that it gives on the way (progressive
+filling).
 
-Unused GPUs of a queue are lent to others. Its own requests get them back: GPUs that they wait for are no
-longer lent, so they return as jobs end.
+Unused GPUs of a queue are lent to others. Its own requests get them back. GPUs that they wait for
+are no longer lent, so they return as jobs end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -36,7 +37,10 @@ LENDERS = "\n"  # no queue's name: what others lend is not enough
 
 
 class Entry:
-    """A waiting entry: `fleetcast.placement.plan.queue.WaitingEntry`, or any object with these two fields."""
+    """A waiting entry of the queue.
+
+    It has the two fields of `fleetcast.placement.plan.queue.WaitingEntry`.
+    """
 
     request: PlacementRequest
     queued_ms: int
@@ -44,9 +48,9 @@ class Entry:
 
 @dataclass(slots=True)
 class QueueTotals:
-    """The state of one queue, or of a user in it.
+    """The GPUs that one queue, or one user in it, holds, waits for and is guaranteed.
 
-    reserve: resource → the part of the fleet that no other queue may take.
+    reserve: resource → the GPUs of the fleet that no other queue may take.
     """
 
     name: str
@@ -71,7 +75,7 @@ class QueueTotals:
         return self.node.find_limit(resource) if self.node is not None else float("inf")
 
     def lacks_guarantee(self) -> bool:
-        """Return whether some part of the queue's guarantee is neither held nor waited for."""
+        """Return whether the queue holds and waits for fewer GPUs than its guarantee, for any resource."""
         return any(
             self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
         )
@@ -87,10 +91,10 @@ class QueueTotals:
         ) and (ANY in self.guaranteed or (amounts.keys() - {ANY} <= self.guaranteed.keys() and len(amounts) > 1))
 
     def compute_own_amount(self, resource: str) -> float:
-        """Return the GPUs of a resource that no other queue may take.
+        """Return the number of GPUs of a resource that no other queue may take.
 
-        This is the largest of three numbers: the GPUs that the queue holds, those of its guarantee that it never
-        lends, and those within its guarantee that it holds or waits for.
+        This is the largest of three numbers: the GPUs that the queue holds, those of its guarantee that it
+        never lends, and those within its guarantee that it holds or waits for.
         """
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
         kept = self.node.find_unlent_guarantee(resource) if self.node is not None else 0.0
@@ -100,7 +104,7 @@ class QueueTotals:
 class QueueStanding:
     """The state of all queues in one pass: the GPUs that each holds, waits for and may still take.
 
-    capacity: resource → GPUs of the fleet that can be used, less those that jobs without a queue hold.
+    capacity: resource → usable GPUs of the fleet, less those that jobs without a queue hold.
     """
 
     def __init__(
@@ -123,9 +127,9 @@ class QueueStanding:
         self._spelt = {name.casefold(): name for name in (*capacity, *tree.resources)}
 
     def _add_credits_to_guarantee(self, node: QueueNode, banked: Amounts) -> Amounts:
-        """Return the guarantee of a queue, raised by its credits while they last.
+        """Return the guarantee of a queue, raised by its banked credits.
 
-        Credits add to `gpu` only: the banked amount spread over one half-life.
+        Credits raise only the resource `gpu`, by the banked GPU-seconds divided by the half-life.
         """
         credit = banked.get(node.name, 0.0) / self.tree.policy.half_life_s
         return {name: gpus + (credit if name == ANY else 0.0) for name, gpus in node.guaranteed.items()}
@@ -137,9 +141,9 @@ class QueueStanding:
         return stand
 
     def find_or_add_leaf(self, name: str) -> QueueTotals:
-        """Return a leaf by name, and create it if it is missing.
+        """Return a leaf by name. Adds the leaf if it is missing.
 
-        A user's leaf is created by the first call, and so is the leaf of a removed queue that still drains.
+        A missing leaf belongs to a user, or to a removed queue whose jobs still run.
         """
         stand = self.stands.get(name)
         if stand is None:
@@ -163,7 +167,7 @@ class QueueStanding:
     # -- who is next
 
     def compute_share(self, stand: QueueTotals, more: Amounts = NOTHING) -> float:
-        """Return a queue's weighted share of the fleet with `more` added. It is 0 within the guarantee."""
+        """Return a queue's weighted share of the fleet if it had `more` GPUs. It is 0 within its guarantee."""
         if more and stand.is_within_guarantee(more):
             return 0.0
         fleet = max(1.0, self.capacity.get(ANY, 0.0))
@@ -187,9 +191,12 @@ class QueueStanding:
     ) -> list[Any]:
         """Return the entries in the order in which they would start if each of them fitted.
 
-        Entries without a queue come last. An entry that is above a limit now does not add to its queue's share.
-        ranks: function that returns each entry's place within its leaf. decided_by: a dict that this call fills with
-        the shares that decided, request_id → its queue at each level → share.
+        Entries without a queue come last. An entry that is above a limit now does not add to its queue's
+        share.
+
+        ranks: function that returns each entry's place within its leaf. decided_by: a dict that this call
+        fills with the shares that decided the order. It becomes request_id → queue of the entry at each
+        level → share.
         """
         waiters = Waiters(queue)
         leaves = [self.tree.find_known_leaf(request) for request in waiters.first]
@@ -213,9 +220,10 @@ class QueueStanding:
         places: NDArray[np.int64],
         decided_by: dict[str, dict[str, float]] | None,
     ) -> Callable[[NDArray[np.int64]], NDArray[np.int64]]:
-        """Return a function that orders the (k,) entries of one class.
+        """Return a function that sorts (k,) entries of one priority class.
 
-        Each call continues after all entries that were ordered before. leaves: the leaf of each ask.
+        Each call takes into account the GPUs of the entries that earlier calls sorted. leaves: the leaf of
+        each ask.
         """
         names = {leaf: self.find_or_add_leaf(leaf).name if leaf else ROOT for leaf in dict.fromkeys(leaves)}
         number = {name: at for at, name in enumerate(self.stands)}
@@ -278,21 +286,24 @@ class QueueStanding:
         return msgspec.structs.replace(request, gang=Gang(gang.min, gang.min + low * gang.step, gang.step))
 
     def compute_amounts(self, request: PlacementRequest, members: int) -> dict[str, float]:
-        """Return resource → GPUs of this number of members, with models spelt as in the fleet and the file."""
+        """Return resource → GPUs that `members` members of a request need.
+
+        Models are spelt as in the fleet and in the file.
+        """
         found = compute_needed_gpus(request, members)
         return {self._spelt.get(name.casefold(), name): gpus for name, gpus in found.items()}
 
     def explain_permanent_refusal(self, request: PlacementRequest) -> str:
-        """Return why the limits of the file never let the request's queue hold as many GPUs as it needs.
+        """Return why the limits in the file never allow the GPUs that a request needs, whatever runs.
 
-        Returns "" if they do.
+        Returns "" if they allow them.
         """
         return explain_never_fits(self.tree, self.tree.find_request_leaf(request), request)
 
     def find_refusing_queue(self, name: str, amounts: Amounts) -> str | None:
-        """Return the queue whose limit keeps these additional amounts from a leaf now.
+        """Return the queue whose limit does not allow a leaf to hold these additional amounts now.
 
-        Returns LENDERS if the other queues do not lend enough. Returns None if the leaf may have the amounts.
+        Returns LENDERS if other queues do not lend enough. Returns None if the leaf may hold the amounts.
         """
         leaf = self.find_or_add_leaf(name)
         limit = self._find_exceeded_limit(leaf, amounts)
@@ -301,7 +312,7 @@ class QueueStanding:
         return LENDERS if self._explain_borrow_refusal(leaf, amounts) else None
 
     def list_path(self, leaf: str) -> list[str]:
-        """Return a leaf and the queues above it."""
+        """Return the names of a leaf and of the queues above it."""
         return [stand.name for stand in self.find_or_add_leaf(leaf).list_path()]
 
     def can_fit_later(self, request: PlacementRequest) -> bool:
@@ -333,7 +344,10 @@ class QueueStanding:
 
     @staticmethod
     def _find_exceeded_limit(leaf: QueueTotals, amounts: Amounts) -> tuple[QueueTotals, str] | None:
-        """Return the queue whose limit these amounts would exceed, and the resource. None if there is none."""
+        """Return the queue whose limit these additional amounts would exceed, and the resource.
+
+        Returns None if they exceed no limit.
+        """
         for stand in leaf.list_path():
             for name, gpus in amounts.items():
                 if stand.held.get(name, 0.0) + gpus > stand.find_limit(name):
@@ -343,7 +357,8 @@ class QueueStanding:
     def _explain_borrow_refusal(self, leaf: QueueTotals, amounts: Amounts) -> str:
         """Return why a leaf cannot borrow these amounts. Returns "" if it can, or need not borrow.
 
-        Other queues do not lend GPUs that they reserve, or that they wait for within their guarantee.
+        Other queues do not lend GPUs that they reserve. They also do not lend those that they wait for
+        within their guarantee.
         """
         if not any(
             stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.list_path()
@@ -359,7 +374,7 @@ class QueueStanding:
         return ""
 
     def _compute_new_reserve(self, leaf: QueueTotals, name: str, gpus: float) -> float:
-        """Return the GPUs of the resource `name` that are reserved in the fleet if a leaf holds `gpus` more."""
+        """Return how many GPUs of resource `name` would be reserved in the fleet if a leaf held `gpus` more."""
         more = 0.0
         for stand in leaf.list_path():
             held, below = stand.held.get(name, 0.0) + gpus, stand.below.get(name, 0.0) + more
@@ -379,10 +394,10 @@ class QueueStanding:
             self._update_reserve(stand)
 
     def count_waiting(self, request: PlacementRequest) -> bool:
-        """Count a request that waits for GPUs, so that its queue's guarantee is not lent meanwhile.
+        """Count the GPUs that a request waits for, so that they are not lent to other queues.
 
-        Returns False if no queue on the request's path lacks GPUs. Further requests of this leaf need not be counted
-        then.
+        Returns False if the leaf and all queues above it have or already wait for their guarantees. The
+        request is then not counted, and further requests of this leaf need not be.
         """
         leaf = self.tree.find_request_leaf(request)
         if not any(stand.lacks_guarantee() for stand in self.find_or_add_leaf(leaf).list_path()):
@@ -405,7 +420,7 @@ class QueueStanding:
             self._update_reserve(stand)
 
     def copy(self) -> "QueueStanding":
-        """Return an independent copy."""
+        """Return a copy that can be changed independently."""
         other = copy(self)
         other.stands = {}
         for stand in self.stands.values():
@@ -417,9 +432,9 @@ class QueueStanding:
 
 
 def explain_never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) -> str:
-    """Return why the limits of the file never let a queue hold as many GPUs as a request needs.
+    """Return why the limits in the file never allow a queue to hold the GPUs that a request needs.
 
-    Returns "" if they do.
+    Returns "" if they allow it.
     """
     spelt = {name.casefold(): name for name in tree.resources}
     wanted = {
@@ -435,7 +450,7 @@ def explain_never_fits(tree: QueueTree, leaf: str, request: PlacementRequest) ->
 
 
 def compute_needed_gpus(request: PlacementRequest, members: int) -> dict[str, float]:
-    """Return resource → GPUs that this number of members needs.
+    """Return resource → GPUs that `members` members of a request need.
 
     A request for any of several models counts as `gpu` only.
     """
@@ -445,7 +460,7 @@ def compute_needed_gpus(request: PlacementRequest, members: int) -> dict[str, fl
 
 
 def format_gpus(resource: str, gpus: float) -> str:
-    """Return a number of GPUs in words.
+    """Format a number of GPUs of a resource for a sentence.
 
     >>> format_gpus("gpu", 1.0), format_gpus("H100", 8.0)
     ('1 GPU', '8 H100s')

@@ -70,9 +70,9 @@ class Credits:
 class QueueNode:
     """One queue of the tree.
 
-    guaranteed: GPUs that its own requests get first. A parent's guarantee is at least the sum of its children's.
-    limit, borrow: a resource that is missing here is unlimited. lend: a resource that is missing here is lent
-    whenever it is idle.
+    guaranteed: GPUs that its own requests get first. A parent's guarantee is at least the sum of its
+    children's. limit, borrow: a resource that is missing here is unlimited. lend: if a resource is
+    missing here, all of it is lent while it is idle.
     """
 
     name: str
@@ -101,14 +101,14 @@ class QueueNode:
         return min(self.limit.get(resource, float("inf")), highest)
 
     def find_unlent_guarantee(self, resource: str) -> float:
-        """Return the part of its guarantee that it lends to no queue, even while that part is idle."""
+        """Return the guaranteed GPUs of a resource that the queue never lends, even while they are idle."""
         guaranteed = self.guaranteed.get(resource, 0.0)
         return max(0.0, guaranteed - self.lend.get(resource, guaranteed))
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Nodes that only one queue may use from `from_ms` until `to_ms`, or no queue if `queue` is None."""
+    """Nodes that only one queue may use from `from_ms` until `to_ms`. If `queue` is None, no queue may."""
 
     name: str
     queue: str | None
@@ -119,7 +119,7 @@ class Window:
 
 
 def describe_window(window: Window) -> str:
-    """Return a window's name for people: `reservation 'mlperf'`, `maintenance 'firmware'`."""
+    """Return the kind and the name of a window: `reservation 'mlperf'`, `maintenance 'firmware'`."""
     return f"{'maintenance' if window.queue is None else 'reservation'} {window.name!r}"
 
 
@@ -136,9 +136,9 @@ class Prices:
 
 @dataclass(frozen=True)
 class QueueTree:
-    """All queues, parents before children, the root first.
+    """The tree of all queues: the root first, and parents before children.
 
-    `digest`: the hash of the text that the tree was read from.
+    digest: the hash of the text that the tree was read from.
     """
 
     nodes: tuple[QueueNode, ...]
@@ -179,7 +179,7 @@ class QueueTree:
         return (node for node in self.nodes if not node.children and node.name != ROOT)
 
     def compute_priority(self, request: PlacementRequest) -> int:
-        """Return a request's own priority, raised by its class if the file has one of that name."""
+        """Return a request's priority. Its class raises it if the file has a class of that name."""
         named = self.classes.get(request.class_)
         return request.priority + (named.priority if named else 0)
 
@@ -208,16 +208,19 @@ class QueueTree:
         return name
 
     def _find_queue(self, name: str) -> QueueNode | None:
-        """Return the queue of a path, or the queue for unknown ones. None if there is neither."""
+        """Return the queue with this path. If there is none, return the queue for unknown ones.
+
+        Returns None if the file names no queue for unknown ones.
+        """
         row = self.row.get(name) if name != ROOT else None
         if row is None and self.policy.unknown_queue:
             row = self.row[self.policy.unknown_queue]
         return None if row is None else self.nodes[row]
 
     def find_unknown_path(self, request: PlacementRequest) -> str:
-        """Return the path that a request names if no queue has it, so that another queue is charged.
+        """Return the queue path that a request names, if the tree has no such queue.
 
-        Returns "" otherwise.
+        Another queue is then charged. Returns "" if the queue exists.
         """
         name = self._find_named_path(request)
         return "" if name in self.row and name != ROOT else name
@@ -228,9 +231,10 @@ class QueueTree:
         return {}
 
     def find_request_leaf(self, request: PlacementRequest) -> str:
-        """Return the leaf that a request waits in: its queue, or its user below that queue.
+        """Return the leaf that a request waits in: its queue, or its user's leaf below that queue.
 
-        Raises RequestError in the same cases as `find_waiting_queue`.
+        Raises RequestError in the same cases as `find_waiting_queue`, and if a queue per user lacks the
+        user.
         """
         key = request.queue, request.tenant, request.user
         leaf = self._leaf_cache.get(key)
@@ -249,9 +253,9 @@ class QueueTree:
         return make_user_leaf(node.name, request.user)
 
     def find_known_leaf(self, request: PlacementRequest) -> str:
-        """Return the leaf that a request waits in, or "" for a request without a queue.
+        """Return the leaf that a request waits in, or "" if the request belongs to no leaf.
 
-        Another scheduler's job, for example, has no queue.
+        A job of another scheduler, for example, may have no queue.
         """
         if self._leaf_cache.get((request.queue, request.tenant, request.user)) is None:
             node = self._find_queue(self._find_named_path(request))
@@ -271,7 +275,9 @@ class QueueTree:
 
 
 def make_user_leaf(queue: str, user: str) -> str:
-    """Return the leaf of a user. A slash in the user's name does not make another level.
+    """Return the path of a user's leaf below a queue.
+
+    A slash in the user's name does not make another level.
 
     >>> make_user_leaf("research/nlp", "ada")
     'research/nlp/ada'
@@ -280,7 +286,7 @@ def make_user_leaf(queue: str, user: str) -> str:
 
 
 def list_unused_settings(tree: QueueTree) -> list[str]:
-    """Return the settings of a file that have no effect yet."""
+    """Return a sentence for each setting of the file that has no effect yet."""
     notes = []
     if tree.policy.claims != TreePolicy().claims:
         notes.append("claims has no effect: GPUs are reserved for the head alone")

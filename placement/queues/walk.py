@@ -1,12 +1,12 @@
 """The order in which queues take turns, for all waiting entries at once (progressive filling).
 
-From the root, the walk goes to the child whose first entry would leave it with the least share. Each queue on
-the way counts the entry's GPUs as received. Among equal shares the longer wait comes first, then the queue's
-name.
+From the root, the walk goes to the child whose first entry would leave it with the least share.
+Each queue on the way counts the entry's GPUs as received. Among equal shares the longer wait comes
+first, then the queue's name.
 
-The next entry of a child depends on that child alone: on the GPUs that it has received, and on those of the
-entry. So each level of the tree is merged at once, from the leaves up. Children give their heads,
-so an entry never comes before earlier entries of its child: its place is by the highest key up to it.
+The share after the next entry of a child depends only on the child's own entries. So each level of
+the tree is merged at once, from the leaves up. The entries of one child stay in their order. An
+entry is therefore placed by the highest share of its child up to and including it.
 
 Arrays are over k entries and r resources. The first resource is GPUs of any model.
 """
@@ -29,9 +29,10 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class WalkLine:
-    """One queue in the walk.
+    """One queue of the tree, as the walk needs it.
 
-    parent: index into the lines, -1 for the root. room: resource → GPUs that it may still receive within its limits.
+    parent: index into the lines, -1 for the root. room: resource → GPUs that it may still receive
+    within its limits.
     """
 
     name: str
@@ -45,9 +46,9 @@ class WalkLine:
 
 
 class TreeWalk:
-    """The queues of a tree as lines, parents before children, and the GPUs that each has received.
+    """A walk over the queues of a tree, with the GPUs that each queue has received on the way.
 
-    capacity: resource → GPUs.
+    lines: the queues, parents before children. capacity: resource → GPUs of the fleet.
     """
 
     def __init__(
@@ -72,19 +73,22 @@ class TreeWalk:
         self._gives = np.zeros(self._held.shape, bool)
 
     def _make_columns(self, amounts: Sequence[Amounts], otherwise: float) -> tuple[Floats, Mask]:
-        """Return (lines, r) amounts, and (lines, r) whether each is named."""
+        """Return (lines, r) the amount of each resource, and (lines, r) whether a line names the resource.
+
+        otherwise: the amount of a resource that a line does not name.
+        """
         values = np.array([[one.get(name, otherwise) for name in self.resources] for one in amounts])
         return values, np.array([[name in one for name in self.resources] for one in amounts])
 
     def merge_entries(
         self, leaf: Ints, milli: Ints, model: Ints, queued_ms: Ints, decided_by: Floats | None = None
     ) -> Ints:
-        """Return (k,) indices of entries in the order in which they take turns.
+        """Return (k,) indices of the entries in the order in which they take turns.
 
-        Entries are given by leaf (an index into the lines), each leaf's entries in their own order. milli:
-        thousandths of GPUs. model: index into the resources, 0 for any. decided_by: (k, depth), filled with the
-        shares that decided. Each is the highest share of the entry's line of this depth, up to and with the
-        entry.
+        Entries are sorted by leaf, and within a leaf in their own order. leaf: index into the lines. milli:
+        thousandths of GPUs. model: index into the resources, 0 for any. decided_by: (k, depth), filled with
+        the shares that decided the order. Each is the highest share of the entry's queue at this depth, up
+        to and including the entry.
         """
         asked = np.zeros((len(leaf), len(self.resources)), np.int64)
         asked[np.arange(len(leaf)), model] = milli
@@ -110,7 +114,7 @@ class TreeWalk:
     def _compute_places(
         self, line: Ints, asked: Ints, names: Mask, takes: Mask, queued_ms: Ints
     ) -> tuple[Ints, Floats]:
-        """Return (k,) the place of each entry within its level, and (k,) the share of its line with the entry.
+        """Return (k,) the place of each entry within its level, and (k,) its queue's share with the entry.
 
         Entries are sorted by line. This call counts their GPUs as received.
         """
@@ -148,7 +152,7 @@ class TreeWalk:
 
 
 def _compute_running_max(shares: Floats, line: Ints) -> Floats:
-    """Return (k,) the highest share of each entry's line up to the entry. Entries are sorted by line."""
+    """Return (k,) the running maximum of the shares within each line. Entries are sorted by line."""
     ends = [*np.flatnonzero(find_run_begins(line))[1:].tolist(), len(line)]
     found, begin = np.empty_like(shares), 0
     for end in ends:
@@ -158,9 +162,9 @@ def _compute_running_max(shares: Floats, line: Ints) -> Floats:
 
 
 def _cumsum_before_rows(values: Ints, first: Ints, group: Ints) -> Ints:
-    """Return (k, r) running sums of the rows before each row, starting at 0 in each group.
+    """Return (k, r) the sum of all rows before each row, within each group.
 
-    first: the index at which each group begins.
+    first: the index at which each group begins. group: (k,) the group of each row.
     """
     before = np.cumsum(values, axis=0) - values
     return np.asarray(before - before[first][group])

@@ -1,7 +1,7 @@
-"""Correction of a draft to the rules of `queues.toml`, so that the file is never refused.
+"""Correction of a draft until it obeys the rules of `queues.toml`, so that the file is never refused.
 
-Changes are noted. Other schedulers accept trees in which children are guaranteed more than their
-parent has, or more than its limit.
+Each change gets a note in the draft. Other schedulers accept trees in which children are guaranteed more
+than their parent has, or more than its limit.
 """
 
 import math
@@ -14,8 +14,8 @@ SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
 def correct_draft(draft: Draft) -> None:
     """Change a draft until it obeys the rules of `queues.toml`.
 
-    Guarantees are lowered to limits, and parents' raised to the sum of their children's. Classes with
-    the name of a queue are renamed.
+    Guarantees are lowered to limits. A parent's guarantee is raised to the sum of its children's. Classes
+    with the name of a queue are renamed.
     """
     for path, queue in draft.queues.items():
         _correct_queue(draft, path, queue)
@@ -42,7 +42,7 @@ def _correct_queue(draft: Draft, path: str, queue: DraftQueue) -> None:
 
 
 def _sum_guarantee(draft: Draft, path: str, resource: str) -> float:
-    """Return a queue's guarantee, but at least the sum of those below it. In GPUs."""
+    """Return a queue's guarantee in GPUs, or the sum of its children's guarantees if that is more."""
     below = math.fsum(_sum_guarantee(draft, child, resource) for child in draft.list_children(path))
     return max(draft.queues[path].guaranteed.get(resource, 0.0), below)
 

@@ -1,6 +1,6 @@
 """A draft of `queues.toml`, made from another scheduler's queues.
 
-It has notes about settings that have no counterpart here.
+Its notes list the settings that have no counterpart in Fleetcast.
 """
 
 import math
@@ -74,8 +74,8 @@ class DraftClass:
 class Draft:
     """A draft: its queues by path (parents first), its classes and its policy.
 
-    notes: remark → the queues or objects that it concerns. A remark is, for example, that a setting has
-    no counterpart here.
+    notes: remark → the queues or objects that it concerns. For example, a remark says that a setting has no
+    counterpart in Fleetcast.
     """
 
     source: str

@@ -1,9 +1,9 @@
-"""Import of the KAI Scheduler's queues (scheduling.run.ai/v2): its docs/queues and queue_types.go.
+"""Import of the KAI Scheduler's queues (scheduling.run.ai/v2), by its docs/queues and queue_types.go.
 
-`quota` becomes `guaranteed`, and -1 means without bound. GPUs beyond quotas are shared by
-`overQuotaWeight`, and a queue of weight 0 gets none. `limit` -1 means no limit; 0 or a missing one
-allows no more than the quota. `lendingLimit` becomes `lend`. In KAI a higher `priority` goes first
-only beyond the quotas. Here its class goes first within them, too.
+`quota` becomes `guaranteed`. A quota of -1 means that there is no bound. GPUs beyond quotas are shared
+by `overQuotaWeight`, and a queue of weight 0 gets none. A `limit` of -1 means no limit. A limit of 0, or
+none at all, allows no more than the quota. `lendingLimit` becomes `lend`. In KAI a higher `priority` goes
+first only beyond the quotas. Here its class goes first within them, too.
 """
 
 from fleetcast.schedulers.imports.draft import (

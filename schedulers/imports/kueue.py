@@ -108,7 +108,7 @@ def _add_thing(draft: Draft, found: _KueueObjects, thing: Thing) -> None:
 
 
 def record_unread_settings(draft: Draft, thing: Thing) -> None:
-    """Note the settings of an object that have no counterpart here."""
+    """Add a note to the draft for each setting of an object that has no counterpart here."""
     thing.top.drop_fields("status")
     for key, value in thing.top.list_unread():
         if not key.startswith("metadata."):
@@ -261,7 +261,10 @@ def _filter_quotas(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota
 
 
 def _add_local_queues(draft: Draft, found: _KueueObjects) -> None:
-    """Add LocalQueues as queues if they share by use. Otherwise they are only names of their ClusterQueue."""
+    """Add the LocalQueues of a ClusterQueue as queues, if they share it by their past use.
+
+    Otherwise they are only names of their ClusterQueue.
+    """
     paths = {
         draft.queues[path].says.removeprefix("ClusterQueue "): path
         for path in draft.queues

@@ -1,14 +1,14 @@
 """Import of Slurm's accounts, users and QOS as queues.
 
-Fair Tree (slurm.schedmd.com/fair_tree.html) ranks the siblings of each level by shares over decayed
-use, accounts and users alike. The queue order here does the same by use over weight. A share
-`parent` removes its account from that level: its children count as its parent's (sacctmgr(1),
-Fairshare).
+Fair Tree (slurm.schedmd.com/fair_tree.html) ranks the siblings of each level, accounts and users alike,
+by their shares divided by decayed use. The queue order here ranks them by use divided by weight, which is
+the same. An account with the share `parent` is removed from its level, and its children count as its
+parent's (sacctmgr(1), Fairshare).
 
-`GrpTRES` is a limit. `GrpTRESMins` bounds decayed use. With a half-life h, M GPU-minutes are the
-use of M · 60 · ln 2 / h GPUs held forever. So that many GPUs are guaranteed. Credits of a rate 1
-bank them up to M, which is what an idle queue has in the bank in the end. Slurm holds jobs back at
-the bound. Here they come later.
+`GrpTRES` becomes a limit. `GrpTRESMins` bounds decayed use and becomes a guarantee. With a half-life h, a
+bound of M GPU-minutes equals the use of M · 60 · ln 2 / h GPUs held forever. So the queue is guaranteed
+that number of GPUs. An idle queue saves unused GPU time as credits at rate 1, up to M. At the bound Slurm
+holds jobs back. Fleetcast only ranks them later.
 """
 
 import math
@@ -203,7 +203,7 @@ class _QueueTreeBuilder:
         return len(shares) < 2 and not any(row["grptres"] or row["grptresmins"] for _, row in users)
 
     def _add_user_queue(self, path: str, line: SourceLine, row: dict[str, str]) -> None:
-        """Add a queue for a user who has their own shares or limits, next to accounts."""
+        """Add a queue for a user with shares or limits of their own, below the queue `path` of their account."""
         name = make_path_part(row["user"])
         while (own := f"{path}/{name}" if path else name) in self.draft.queues:
             name += "-user"

@@ -1,7 +1,7 @@
 """Kubernetes objects in YAML or JSON, as `kubectl get -o yaml` prints them.
 
-Each value remembers its line. YAML is read event by event, so that nesting and size stay bounded.
-Aliases are refused, because a few of them can expand to a billion values. Tags are ignored: every
+Each value carries its line. YAML is read event by event, so that nesting and size stay bounded.
+Aliases are refused, because a few of them can expand to a billion values. Tags are ignored, and every
 scalar is text.
 """
 
@@ -41,7 +41,10 @@ class LinedValue:
 
 @dataclass(slots=True)
 class Fields:
-    """The fields of a mapping. Each field that is read is removed, so that the rest can be listed."""
+    """The fields of a mapping.
+
+    Reading a field removes it, so the fields that remain are those that were not read.
+    """
 
     file: str
     line: int
@@ -111,7 +114,7 @@ class Fields:
         return child
 
     def drop_fields(self, *keys: str) -> None:
-        """Remove fields that do not concern queues."""
+        """Remove fields that need not be read, because they do not concern queues."""
         for key in keys:
             self.held.pop(key, None)
 
@@ -143,7 +146,7 @@ class Thing:
 
 
 def parse_quantity(text: str) -> float:
-    """Parse a quantity of Kubernetes. Returns NaN if the text is none.
+    """Parse a quantity of Kubernetes. Returns NaN if the text is not a quantity.
 
     >>> [parse_quantity(text) for text in ("8", "500m", "2Ki", "1e3", ".inf")]
     [8.0, 0.5, 2048.0, 1000.0, nan]

@@ -85,7 +85,10 @@ def _format_value(value: float | str) -> str:
 
 
 def _format_comment(text: str, begin: str = "") -> list[str]:
-    """Return the lines of a comment, which no text from another file can end."""
+    """Return the lines of a TOML comment.
+
+    Line breaks in the text cannot end the comment, even if the text comes from another file.
+    """
     plain = "".join(one if one.isprintable() else repr(one)[1:-1] for one in text)
     later = "#" + " " * (1 + len(begin))
     return textwrap.wrap(plain, WIDTH, initial_indent=f"# {begin}", subsequent_indent=later)

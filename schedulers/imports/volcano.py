@@ -67,6 +67,6 @@ def _fill_queue(draft: Draft, path: str, queue: DraftQueue, thing: Thing) -> Non
 
 
 def _sum_gpus(resources: Fields) -> float | None:
-    """Return the sum of GPUs of all vendors in a list of resources, or None if it names none."""
+    """Return the sum of the GPUs of all vendors in a list of resources, or None if the list has no GPUs."""
     named = [name for name in resources.held if is_gpu(name)]
     return sum(resources.pop_amount(name, 0.0, MOST_GPUS) for name in named) if named else None

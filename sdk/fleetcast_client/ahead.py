@@ -1,6 +1,6 @@
-"""One number of the demand forecast.
+"""A number of the demand forecast, polled in a thread.
 
-A thread polls it, so that an autoscaler can read it without waiting.
+So an autoscaler can read it at any time without waiting for the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("fleetcast_client")
 class Series(NamedTuple):
     """A series of `/v1/demand`, with the quantile and the horizon of the wanted forecast.
 
-    job_class: if empty, inference for series of requests, and all jobs for other targets.
+    job_class: if empty, `inference` for series of requests, and all classes for other targets.
     """
 
     pool: str = "all"
@@ -105,7 +105,7 @@ class DemandAhead:
         return known[0] if known is not None and self._now_s() - known[1] < self._asked.stale_s else None
 
     def look(self) -> None:
-        """Poll once. Raises any error that occurs."""
+        """Request the forecast once, and store its value. Raises any error that occurs."""
         series = self._series
         name, whose = ("queue", series.queue) if series.queue != "all" else ("pool", series.pool)
         keys = {name: whose, "class": series.job_class, "group": series.group, "target": series.target}
@@ -149,8 +149,8 @@ class DemandAhead:
 def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
     """Return a quantile of a row of `/v1/demand` at `horizon_s` seconds from now.
 
-    The service's own adapters have the same rule. Interpolates linearly between two horizons or
-    quantiles, and between now and the first horizon. The forecast's age is added to the horizon. Raises
+    age_s: the forecast's age, which is added to the horizon. The value is interpolated linearly between two
+    horizons or quantiles, and between now and the first horizon, as in the service's own adapters. Raises
     ValueError if the row has no such forecast, and any error for a row of another shape.
     """
     times, quantiles = [0.0, *row["horizons_s"]], row["quantiles"]

@@ -88,7 +88,7 @@ class Risk(TypedDict, total=False):
 
 
 class Prescale(TypedDict):
-    """When to request instances of a served model, so that they are warm in time.
+    """The advice when to request instances of a served model, so that they are warm in time.
 
     `reason`: why a value is None.
     """
@@ -222,9 +222,9 @@ class Job(_Class, total=False):
     These are `as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None).
 
     `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed
-    or preempted. `remaining_s` (p50, p90): while it runs. `start_ms` (p10, p50, p90): while it waits.
-    `source`: usually "board". It is "labels" or "sdk" if only exporters' labels or the job's own steps
-    report it. It is "archive" for a job that ended more than an hour ago (without its steps).
+    or preempted. `remaining_s` (p50, p90): set while it runs. `start_ms` (p10, p50, p90): set while it
+    waits. `source`: usually "board". It is "labels" or "sdk" if only exporters' labels or the job's own
+    steps report the job. It is "archive" for a job that ended more than an hour ago (without its steps).
     """
 
     as_of_ms: int
@@ -332,11 +332,11 @@ class QueueRow(TypedDict, total=False):
 
 
 class Queue(TypedDict, total=False):
-    """The queue of the placement engine.
+    """The waiting requests of the placement engine, with the facts that decide when they start.
 
-    reservation: the one of the queue's head, None if no request has one. backfill: free GPUs, and until
-    when others may use them. releases: running jobs, the first to end first. room: when a new request
-    would find a GPU. record: how accurate start times were.
+    reservation: that of the first request, None if it has none. backfill: free GPUs, and until when other
+    requests may use them. releases: running jobs, the first to end first. room: when a new request would
+    find a GPU. record: how accurate start times were.
     """
 
     as_of_ms: int
@@ -350,9 +350,9 @@ class Queue(TypedDict, total=False):
 
 
 class QueueState(_Class, total=False):
-    """The GPUs of one queue by resource (a model, or gpu for any).
+    """The state of a queue. Amounts are GPUs by resource (a model, or `gpu` for any model).
 
-    The order of requests uses share, borrowed and lent.
+    The queues are ordered by share, borrowed and lent.
     """
 
     queue: str
@@ -400,7 +400,7 @@ class WhyStep(TypedDict, total=False):
 class WhyWaiting(TypedDict, total=False):
     """The reasons why a request waits.
 
-    ladder: steps from the requests ahead of it, over the missing resource, to its start.
+    ladder: the reasons in order, from the requests ahead of it, over the missing resource, to its start.
     starts_as_of_ms: when starts were sampled.
     """
 

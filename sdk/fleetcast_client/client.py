@@ -1,4 +1,7 @@
-"""The HTTP API as functions. They return the service's JSON with types. Errors say what to do."""
+"""The HTTP API as methods of a client.
+
+They return the service's JSON with types. The messages of errors say what to do.
+"""
 
 from __future__ import annotations
 
@@ -97,9 +100,9 @@ class Client:
     ) -> Demand:
         """Return forecasts of GPUs, and of requests/s to served models. Raises NotFound.
 
-        target: arriving, running, queued or wanted GPUs, or request_rate. queue: the demand of its jobs.
-        pool: the demand on its machines. A series belongs to a queue or to a pool. `all` means the whole
-        fleet, every class or every group. group: a user group, or a served model.
+        target: arriving, running, queued or wanted GPUs, or request_rate. queue: only the demand of jobs in this
+        queue. pool: only the demand on this pool's machines. A series belongs to a queue or to a pool. `all`
+        means the whole fleet, every class or every group. group: a user group, or a served model.
         """
         parts = {"class": job_class, "group": group, "target": target, "horizon_s": horizon_s}
         query = {"pool": pool, **parts, "queue": queue}
@@ -124,7 +127,10 @@ class Client:
         return cast(DemandModel, self._get("/v1/demand/model", {"pool": pool, "class": job_class, "queue": queue}))
 
     def models(self) -> FittedModels:
-        """Return the fitted models that serve, and the shadows: age, recent accuracy, reasons to fit again."""
+        """Return the fitted models that serve, and the shadows, which are scored and never serve.
+
+        Each has its age and recent accuracy. Models that serve also have the reasons to fit them again.
+        """
         return cast(FittedModels, self._get("/v1/models"))
 
     def jobs(self, *, state: str | None = None, limit: int | None = None) -> Jobs:

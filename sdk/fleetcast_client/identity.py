@@ -39,15 +39,15 @@ def identity_of(
     rank: int | None = None,
     now_s: float | None = None,
 ) -> Identity | None:
-    """Return the identity from the arguments, else from the environment. None if neither names a job.
+    """Return the identity from the arguments, or from the environment. None if neither names a job.
 
     job      FLEETCAST_JOB, SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, SLURM_HET_JOB_ID and SLURM_HET_JOB_OFFSET,
              SLURM_JOB_ID, TORCHELASTIC_RUN_ID
     attempt  FLEETCAST_ATTEMPT, SLURM_RESTART_COUNT + 1, TORCHELASTIC_RESTART_COUNT + 1 where torchelastic names the job
     rank     FLEETCAST_RANK, RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK, PMI_RANK, PMIX_RANK, else 0
     node     FLEETCAST_NODE, SLURMD_NODENAME, NODE_NAME, else the host's name
-    gpus     FLEETCAST_GPUS; of SLURM_STEP_GPUS, SLURM_JOB_GPUS or (outside containers) CUDA_VISIBLE_DEVICES the one at
-             LOCAL_RANK or SLURM_LOCALID, or all
+    gpus     FLEETCAST_GPUS, or the entry at LOCAL_RANK or SLURM_LOCALID (else all entries) of SLURM_STEP_GPUS,
+             SLURM_JOB_GPUS or, outside containers, CUDA_VISIBLE_DEVICES
     """
     name = job or _find_job(env)
     if not name:

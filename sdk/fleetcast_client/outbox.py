@@ -34,10 +34,10 @@ Send = Callable[[bytes], Any]
 
 @dataclass(frozen=True)
 class Counts:
-    """Counts of events, by what happened to them. `failures`: failed requests that were retried.
+    """Counts of events, by what happened to them.
 
-    `sent` were accepted, `waiting` are in the queue, `dropped` did not fit into it, `refused` were not
-    accepted.
+    The service accepted `sent` events and refused `refused` events. `waiting` events are in the queue, and
+    `dropped` events did not fit into it. `failures`: the number of failed requests that were retried.
     """
 
     sent: int = 0
@@ -187,7 +187,7 @@ def _clear_after_fork() -> None:
 
 
 def _close_all_outboxes() -> None:
-    """Close all outboxes at the same time, so that many take no longer than one."""
+    """Close all outboxes at the same time, so that many of them take no longer than one."""
     threads = [threading.Thread(target=outbox.close, daemon=True) for outbox in list(_opened)]
     for thread in threads:
         thread.start()

@@ -1,10 +1,10 @@
-"""Requests to Ray's autoscaler for the nodes that the demand forecast will need.
+"""A program that requests nodes from Ray's autoscaler as the demand forecast requires.
 
     python -m fleetcast_client.ray_resources --url http://fleetcast:8080 --bundle '{"GPU": 8}' --per-bundle 8 --most 16
 
-Without a forecast, the request is withdrawn. Run one on a node of each Ray cluster, because
+Without a forecast, the request is withdrawn. Run one program on a node of each Ray cluster, because
 `request_resources` remembers only the last request. SIGTERM withdraws the request. A killed process
-cannot withdraw it: start it again, and its first poll replaces the old request.
+cannot withdraw it: start the program again, and its first poll replaces the old request.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ PACE_S = 5.0
 
 
 class BundleWish:
-    """The request for a number of bundles.
+    """The request to Ray for as many bundles as the forecast requires.
 
     ask: `ray.autoscaler.sdk.request_resources`, called with its argument `bundles`.
     """

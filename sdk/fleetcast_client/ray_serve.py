@@ -1,4 +1,4 @@
-"""An autoscaling policy for Ray Serve: its own rule, or the forecast if that needs more replicas.
+"""An autoscaling policy for Ray Serve, which uses the forecast if that needs more replicas than now.
 
 autoscaling_config:
   policy:

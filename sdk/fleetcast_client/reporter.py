@@ -71,7 +71,7 @@ class Reporter:
         sequence_length: float | None = None,
         stage: int | None = None,
     ) -> Step:
-        """Time a step from `with` to its end: `with report.step(tokens=65536) as step:`.
+        """Time a step from the beginning to the end of a block `with report.step(tokens=65536) as step:`.
 
         Steps without a number are numbered. A step that ends in an exception is not reported.
         """
@@ -116,7 +116,7 @@ class Reporter:
         return Checkpoint(self, target, bytes)
 
     def finished(self) -> None:
-        """Report that the job has ended well, for jobs that no scheduler reports.
+        """Report that the job has finished successfully, for jobs that no scheduler reports.
 
         Rank 0 reports it for all ranks.
         """
@@ -135,7 +135,10 @@ class Reporter:
         return self._outbox.flush(limit_s) if self._outbox is not None else True
 
     def close(self, limit_s: float | None = None) -> None:
-        """Send the remaining events, for at most two seconds by default. The end of the process does the same."""
+        """Send the remaining events, for at most two seconds by default, and then accept no more.
+
+        A process that ends does this by itself.
+        """
         if self._outbox is not None:
             self._outbox.close(limit_s)
         self.enabled = False

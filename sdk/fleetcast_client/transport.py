@@ -1,4 +1,4 @@
-"""One HTTP request with the standard library: JSON both ways, a bearer token, problems as exceptions.
+"""One HTTP request with the standard library: JSON bodies, a bearer token, problems as exceptions.
 
 HTTPS verifies the server with the authorities of the system, or those in a file.
 """

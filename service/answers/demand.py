@@ -9,7 +9,7 @@ __all__ = ["DemandRow", "Prescale", "WaitsFor"]
 
 
 class Demand(msgspec.Struct):
-    """Forecasts of demand.
+    """The demand forecasts of all series that match a query.
 
     `note`: how to correct the query, if it used `pool` for the name of a queue.
     """
@@ -20,9 +20,9 @@ class Demand(msgspec.Struct):
 
 
 class DemandRecord(msgspec.Struct):
-    """Forecasts of demand compared with the outcomes.
+    """The past demand of one series, its present forecast, and an older forecast to compare with it.
 
-    The rows are [time_ms, value] or [time_ms, quantiles …].
+    history: rows of [time_ms, value]. forecast, old: rows of [time_ms, quantiles …].
     """
 
     as_of_ms: int
@@ -37,16 +37,17 @@ class DemandRecord(msgspec.Struct):
 
 
 class DemandBand(msgspec.Struct):
-    """The number of GPUs that are in use during at least a share of the time."""
+    """A number of GPUs, and the share of the time during which at least that many are in use."""
 
     share_of_time: float
     gpus: float
 
 
 class DemandBurst(msgspec.Struct):
-    """The bursts of the last day: their highest level, shortest length and share of noise.
+    """The bursts of demand in the last day.
 
-    shortest_s: the length of the shortest burst that is not noise.
+    ceiling_gpus: their highest level. shortest_s: the length of the shortest burst that is not noise.
+    noise_share: the share of noise.
     """
 
     ceiling_gpus: float
@@ -55,7 +56,7 @@ class DemandBurst(msgspec.Struct):
 
 
 class Residency(msgspec.Struct):
-    """Shares of held GPU time: with data in the GPU's memory, and with the GPU computing."""
+    """Shares of the time for which jobs held GPUs: with data in GPU memory, and with the GPU computing."""
 
     loaded_share: float
     active_share: float

@@ -17,9 +17,9 @@ class TimeQuantiles(msgspec.Struct):
 
 
 class ExpectedReading(msgspec.Struct):
-    """A forecast reading of the whole job, `horizon_s` from now.
+    """A forecast reading of the whole job, `horizon_s` seconds from now.
 
-    basis: `template` is the forecast for the phase that the job's cycle will then be in.
+    basis: `template` if the forecast follows the job's cycle, `level` if it follows its recent level.
     """
 
     metric: str

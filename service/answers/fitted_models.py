@@ -4,9 +4,10 @@ import msgspec
 
 
 class BandShare(msgspec.Struct):
-    """The share of outcomes inside the 10 to 90 % band.
+    """The share of outcomes that lie inside the 10 to 90 % band of a model's forecasts.
 
-    card: when the model was judged. recent: lately, null without recent outcomes.
+    card: the share when the model was judged before it served. recent: the share lately, null without
+    recent outcomes.
     """
 
     card: float
@@ -17,9 +18,9 @@ class FittedModel(msgspec.Struct):
     """A model version that serves.
 
     retrain: condition (coverage, loss, age) -> reason to fit again. It is empty if no condition is met.
-    `coverage_80` is null for probabilities and speeds, which have no band. For risk,
-    `loss_vs_best_naive` is the Brier score of failing within a day, divided by that of the observed
-    share. Forecasts of interference are not recorded.
+    `coverage_80` is null for probabilities and speeds, which have no band. For risk, `loss_vs_best_naive`
+    compares the Brier score of failing within a day with that of a constant forecast. The constant is the
+    observed share of failures. Forecasts of interference are not recorded.
     """
 
     kind: str
@@ -36,9 +37,9 @@ class FittedModel(msgspec.Struct):
 class ShadowModel(msgspec.Struct, frozen=True):
     """A model version that is scored and never serves.
 
-    Losses are relative to persistence on the same forecasts, so below 1 is better. For risk, they are
-    Brier scores divided by that of the observed share. `serving_vs_persistence`: the loss of the
-    serving version, null if none serves.
+    A loss below 1 is better than the baseline on the same forecasts. The baseline is persistence. For risk,
+    losses are Brier scores, and the baseline is a constant forecast of the observed share.
+    `serving_vs_persistence`: the loss of the serving version, null if none serves.
     """
 
     kind: str

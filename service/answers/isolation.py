@@ -8,7 +8,8 @@ import msgspec
 class IsolationCheck(msgspec.Struct):
     """The comparison of one expected field with the observed value.
 
-    ok: null if the field cannot be observed. reason: what would show it, or what the result depends on.
+    ok: null if the field cannot be observed. reason: why it cannot be observed, or what limits the evidence
+    for a confirmed field. Null if there is nothing to explain.
     """
 
     field: str

@@ -100,11 +100,19 @@ class QueuedJob(msgspec.Struct):
 class RunningJobRow(msgspec.Struct):
     """A running job, as the placer reads it.
 
+<<<<<<< HEAD
     gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there. The
     occupancy states them. For nodes outside the fleet, and once the attempt has ended, its events state
     them. A board of an earlier version has none. placed_ms: since when it runs on these GPUs. checkpoint_ms:
     when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the version before, moved
     to `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs, so the report of an end is late.
+=======
+    gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there, according to
+    the board's occupancy. For nodes outside the fleet and for ended attempts, `held` comes from the job's
+    events. It is empty on boards of earlier versions. placed_ms: since when it runs on these GPUs. kept_ms:
+    when its last checkpoint was complete. displaced: other jobs hold some of its GPUs, so the report of its
+    end is late.
+>>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     job: str
@@ -148,8 +156,8 @@ class GpuTimeRow(msgspec.Struct):
 class KnownAttempts(msgspec.Struct):
     """The board section `occupancy`: the attempts that run or ended recently.
 
-    It is valid up to one position in the events. running: (job, attempt). ended: (job, attempt, when it
-    ended).
+    position: all events before this position are included. running: (job, attempt). ended: (job, attempt,
+    when it ended).
     """
 
     position: int
@@ -219,10 +227,10 @@ class Stragglers(msgspec.Struct):
     """The verdict on a job's pace. `slow` is null while there are no step times or peers to compare.
 
     `judged_ms`: the time of the verdict. For an ended job it is the last time before the end. It is null if
-    the job was never judged. `expected_step_s`: for steps of these sequence lengths if reported, or if all
-    members were alike. `ratio`: relative to the job's own past, or else to `expected_step_s`. `cause` is also
-    given for long steps without a culprit. `not_observed`: inputs that no member reports, so that their
-    effects are unknown.
+    the job was never judged. `expected_step_s`: the expected step time, for the reported sequence lengths if
+    there are any. If a member is slower than its peers, it is the step time without that delay. `ratio`:
+    relative to the job's own past, or else to `expected_step_s`. `cause` is also given for long steps without
+    a culprit. `not_observed`: inputs that no member reports, so that their effects are unknown.
     """
 
     as_of_ms: int

@@ -69,8 +69,8 @@ class StartTimesRecord(msgspec.Struct):
     A quantile is judged once its time has passed, whether or not the request has started. So `by_p10`
     is the share of `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`. A share is null if no
     request is judged. The shares are means over the answers at all ages, in which each request has a
-    weight of one. Later answers are easier. `first` covers the answers that users plan by, and `by_age`
-    has each age. since_ms: when the first judged answer was shown.
+    weight of one. `first` covers only first answers, by which users plan and which are the hardest.
+    `by_age` has the shares for each age. since_ms: when the first judged answer was shown.
     """
 
     n: int
@@ -85,12 +85,12 @@ class StartTimesRecord(msgspec.Struct):
 
 
 class Queue(msgspec.Struct):
-    """The queue of the placement engine.
+    """The waiting requests of the placement engine, with the facts that decide when they start.
 
-    reservation: the one of the queue's head, null if no request has one. backfill: free GPUs, and until
-    when others may use them. releases: running jobs with p10, p50 and p90 of their ends, the earliest
-    first. room: when a new request would find a GPU. starts_as_of_ms: when the start times of the rows
-    were sampled, null before the first sampling.
+    reservation: that of the first request, null if it has none. backfill: free GPUs, and until when other
+    requests may use them. releases: running jobs with p10, p50 and p90 of their ends, the earliest first.
+    room: when a new request would find a GPU. starts_as_of_ms: when the start times of the rows were
+    sampled, null before the first sampling.
     """
 
     as_of_ms: int
@@ -120,7 +120,10 @@ class Settled(msgspec.Struct):
 
 
 class StoredDecision(Decision, frozen=True, kw_only=True):
-    """A decision as it was answered, with the ledger's facts about it."""
+    """A placement decision as the client received it, with its job and its attempt.
+
+    cursor: its position in the list of all decisions.
+    """
 
     cursor: int
     time_ms: int = 0

@@ -9,12 +9,12 @@ import msgspec
 class QueueState(msgspec.Struct, kw_only=True):
     """The state of a queue, or of a user in a queue.
 
-    Amounts are GPUs by resource: a model, or `gpu` for any model. share: share of the fleet by weight,
-    as used for the order. It is 0 within the guarantee. lent: the part of its guarantee that others
-    hold now. decayed: GPU-seconds of past use. banked: GPU-seconds in the bank. wait_s: quantiles of
-    the waits of requests that were placed within seven days. share_7d: share of all GPU-seconds that
-    queues of the same parent held within seven days. share_days: the same for each day, the oldest
-    first, null if no queue of that parent held anything.
+    Amounts are GPUs by resource: a model, or `gpu` for any model. share: share of the fleet divided by
+    weight, by which queues are ordered. It is 0 within the guarantee. lent: the part of its guarantee that
+    others hold now. decayed: GPU-seconds of past use, of which older use counts less. banked: GPU-seconds
+    that it has saved as credits. wait_s: quantiles of the waits of requests that were placed within seven
+    days. share_7d: share of all GPU-seconds that queues of the same parent held within seven days.
+    share_days: the same for each day, the oldest first, null if no queue of that parent held anything.
     """
 
     queue: str
@@ -75,13 +75,13 @@ WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kep
 class WhyStep(msgspec.Struct):
     """One reason why a request waits.
 
-    The list leads from the requests ahead of it to its start time. requests: some of the requests
-    ahead.
+    The reasons form a list, from the requests ahead of it to its start time. requests: some of the requests
+    ahead. The codes are:
 
     stale: nothing is placed now. before: other requests come first. limit: the queue may hold no more.
     lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room:
-    a resource is short. kept: room is reserved for the head. untried: the last pass had already tried
-    enough others. gone: the queue file no longer names the request's queue. ends: the jobs that the
+    a resource is short. kept: room is reserved for the first request. untried: the last pass had already
+    tried enough others. gone: the queue file no longer names the request's queue. ends: the jobs that the
     request waits for. start: when the request starts.
     """
 

@@ -41,10 +41,10 @@ class RiskRow(RankedNode, kw_only=True):
 
 
 class RiskNodes(msgspec.Struct):
-    """The ranking of nodes.
+    """The ranking of nodes by risk.
 
-    `calibration`: how accurate the service's own forecasts were. `usual`: the probability of each kind
-    of part without evidence against it.
+    `calibration`: how accurate the service's own forecasts were. `usual`: for each kind of part, the
+    probability of trouble if nothing speaks against the part.
     """
 
     as_of_ms: int
@@ -56,11 +56,11 @@ class RiskNodes(msgspec.Struct):
 
 
 class CalibrationRecord(msgspec.Struct):
-    """How accurate the service's own risk forecasts were.
+    """The accuracy of the service's own risk forecasts.
 
-    `rows`: one for each horizon. `history`: the data that the history hazard was fitted on. Until the
-    site has its own fit, `times` in `history` is the factor on that hazard that explains the fleet's
-    own faults.
+    `rows`: one for each horizon. `history`: the data on which the hazard of nodes with past faults was fitted.
+    Until the site has a fit of its own, `times` in `history` is the factor that adapts this hazard to the
+    fleet's own faults.
     """
 
     rows: Sequence[Calibration]

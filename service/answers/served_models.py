@@ -14,9 +14,9 @@ class InstanceLoad(msgspec.Struct):
 
 
 class TimeToFirstToken(msgspec.Struct):
-    """The time to first token in the last two minutes, in seconds.
+    """The mean and quantiles of the time to first token in the last two minutes, in seconds.
 
-    Null if there were no requests, or if it lies beyond the histogram's last edge.
+    A value is null without requests, or if it lies beyond the last bound of the engine's histogram.
     """
 
     mean: float | None

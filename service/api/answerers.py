@@ -1,6 +1,6 @@
 """Answers to outside schedulers, made from the newest fresh board.
 
-Without a fresh board, each verb has its own stale answer.
+Without a fresh board, each verb (kind of question) has its own neutral answer.
 """
 
 from fleetcast.fleet.clock import Clock

@@ -1,7 +1,8 @@
-"""Jobs that have left the board, read from the archive's events, from the newest day back.
+"""The search for jobs that have left the board, in the events of the archive.
 
-The search has a time limit, and stops at the submission of the latest attempt. It skips events of
-steps, which are most of the events, because none of them says how a job ended.
+It reads back from the newest day. It has a time limit, and stops at the submission of the latest
+attempt. It skips events of steps, which are most of the events, because none of them says how a job
+ended.
 """
 
 import asyncio

@@ -42,7 +42,10 @@ NO_START = StartAnswer()
 
 @dataclass(frozen=True, slots=True)
 class PlacerEstimate:
-    """The placer's estimate of a start. If `answer` is None, `why` is the reason."""
+    """The placer's estimate of a start, or the reason why there is none.
+
+    If `answer` is None, `why` is the reason.
+    """
 
     answer: StartAnswer | None
     why: str = ""

@@ -17,7 +17,7 @@ Watch = Callable[[Ask, bytes], AsyncIterator[bytes]]
 class GrpcService:
     """The gRPC service of one foreign protocol.
 
-    answerer: the name of the adapter that answers. service: `package.Service`. calls, streams:
+    answerer: the name of the adapter that answers. service: its name, as `package.Service`. calls, streams:
     functions by method name. They raise DecodeError for an invalid message, and the errors of the
     adapter's verb.
     """

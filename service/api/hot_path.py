@@ -1,7 +1,7 @@
-"""The hot path: `GET /v1/nodes/{node}`, the most frequent request, answered as soon as it arrives.
+"""The fast answer to `GET /v1/nodes/{node}`, the most frequent request.
 
-Routing and the layers of an application cost ten times as much as sending the prebuilt answer. A
-plain request for a known node, alone in its packet, needs only the answer's bytes. All other
+Routing and the layers of an application cost ten times as much as sending the prebuilt answer. So a
+plain request for a known node, alone in its packet, is answered before it is parsed fully. All other
 requests take the ordinary path, and get equal answers.
 """
 

@@ -1,15 +1,16 @@
-"""New names at the API: how many unknown jobs and nodes one api process admits.
+"""The limits on how many unknown jobs and nodes one api process admits.
 
 A new name is a job's attempt or a node that neither the newest board nor this process knows. It
 must fit three bounds:
 
-    live_jobs, unknown_nodes   the names on the board and those this process admitted since leave room for it
-    its caller's share         of such a bound: a tenth, or an equal part among the callers of the last hour
-    names_per_minute           its caller has a token left: `names_at_once` of them, refilled so many a minute
+    live_jobs, unknown_nodes   the names on the board and those that this process admitted since then
+    its caller's share         the part of such a bound that one caller may use: a tenth, or an equal part
+                               among the callers of the last hour
+    names_per_minute           the caller's tokens: at most `names_at_once`, refilled at this rate
 
-Known names always pass. So does an attempt that the placer has placed, and it uses up no bound,
-because the placer must receive its start. Other api processes and the board's age make this an
-estimate. The pipeline enforces the hard bound (fleetcast.service.pipeline.state).
+Known names always pass. So does an attempt that the placer has placed, because the placer must receive
+its start. It counts against no bound. Other api processes and the board's age make this an estimate. The
+pipeline enforces the exact bound (fleetcast.service.pipeline.state).
 """
 
 from collections import Counter, OrderedDict
@@ -76,7 +77,7 @@ class _BoardNames:
         return frozenset(line.partition(b" ")[2] for line in self.live.split(b"\n"))
 
     def get_bound_names(self, bound: str) -> frozenset[bytes]:
-        """Return the names that use up a bound."""
+        """Return the names on the board that count against a limit. bound: the name of the limit."""
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
@@ -113,7 +114,7 @@ class _NamesByCaller:
         self.count[caller] += 1
 
     def drop_outdated_names(self, board: _BoardNames, names: Collection[bytes], since: Collection[str]) -> None:
-        """Drop names that are not on this board, unless they were admitted after it (`since`)."""
+        """Drop names that are not on this board. Names in `since` stay, because they were admitted after it."""
         if board is self._as_of:
             return
         self._as_of = board
@@ -152,12 +153,15 @@ class NewNames:
         self._owned: dict[str, _NamesByCaller] = {LIVE_JOBS: _NamesByCaller(), UNKNOWN_NODES: _NamesByCaller()}
 
     def start_body(self, caller: str) -> "NamesOfBody":
-        """Return the verdicts for the records of one request body, which `caller` sent."""
+        """Return an object that admits or refuses the names in one request body, which `caller` sent."""
         self._read_new_board()
         return NamesOfBody(self, caller)
 
     def count_used(self, bound: str) -> int:
-        """Return how many names use up a bound (`live_jobs` or `unknown_nodes`), as far as this process knows."""
+        """Return how many names count against a bound (`live_jobs` or `unknown_nodes`).
+
+        Names that only other processes have admitted are not included.
+        """
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
     def compute_share(self, bound: str) -> int:
@@ -198,9 +202,10 @@ class NewNames:
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _find_bound(self, event: JobEvent | NodeEvent) -> str | None:
-        """Return the bound that the event's name uses up, or None if the name is known or placed.
+        """Return the bound against which the event's name counts, or None if the name is known or placed.
 
-        Returns "" if a new attempt of a known job costs only a token.
+        Returns "" if the name needs a token of the caller, but counts against no bound. That is so for a new
+        attempt of a known job, and for the end of an unknown one.
         """
         if identify_event(event)[:3] in self._recent.streams:
             return None

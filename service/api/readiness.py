@@ -101,7 +101,7 @@ def _check_occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessChec
 def _check_sources(context: Context) -> ReadinessCheck:
     """Report the failing sources. This check never fails, because the other sources continue.
 
-    If the inbox fails, the check of the occupancy fails.
+    A failing inbox makes the check of the occupancy fail instead.
     """
     board = context.cache.latest()
     reasons = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()

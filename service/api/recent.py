@@ -15,7 +15,7 @@ MAX_RUNS = 256
 
 
 class RecentIdentities:
-    """The sequence numbers received in each stream, as runs.
+    """The sequence numbers received in each stream of events, as runs of consecutive numbers.
 
     A stream is an attempt, or a node and a source. Beyond the bound, the stream that has not been used
     for the longest time is dropped first.

@@ -1,4 +1,4 @@
-"""Connections refused for lack of a place, although they may have carried the start of a job.
+"""Handling of connections that were refused for lack of a place, although they may carry job starts.
 
 Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send
 events can cause it. Refused connections of others pause nothing, however many there are.
@@ -16,7 +16,7 @@ EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is 
 
 
 def interrupt_for_refused_events(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
-    """Record an interruption of listening if a refused request was to deliver events.
+    """Record an interruption of listening if a refused request would have delivered events.
 
     Only a caller that may send events can cause it. `names`: names on the client's certificate.
     """

@@ -1,4 +1,4 @@
-"""The API process: it listens, limits what clients may use, and ends on SIGTERM."""
+"""The process of the api: it listens, limits what clients may use, and ends on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ GRACE_S = 5
 
 
 class ApiServer(LimitedServer):
-    """A server that first ends its event streams when it shuts down, then waits for open connections."""
+    """A server that ends its event streams first when it shuts down, and then waits for open connections."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""BoardCache: the newest board with its decoded documents and prepared answers.
+"""The newest board with its decoded documents and prepared answers.
 
 All of these are dropped when the next board arrives.
 """

@@ -1,8 +1,8 @@
 """The expiry of intents whose jobs did not start in time.
 
 A start that was acknowledged in time may still wait in the inbox. So the board that expires an
-intent must be newer than the intent's expiry. It must also have folded the inbox as far as it
-reached when the placer first found the intent's time over.
+intent must be newer than the intent's expiry. It must also have folded everything that was in the
+inbox when the placer first found the intent overdue.
 
 A start that was sent in time may not have been received at all. So an intent also waits
 
@@ -27,9 +27,9 @@ REFUSED = "refused"  # stands for a source where the start itself was refused
 class Expiry:
     """The rule that expires intents.
 
-    It records where the inbox ended when an intent was first found overdue. A restart loses these
-    records. The ends recorded after it lie later in the inbox, which may delay an expiry but never
-    expires an intent too early.
+    For each intent, it records where the inbox ended when the intent was first found overdue. A restart
+    loses these records. The ends that are recorded afterwards lie later in the inbox. So an intent may expire
+    later, but never too early.
     """
 
     def __init__(self, config: Config) -> None:
@@ -40,7 +40,7 @@ class Expiry:
         self.paused = Counter({REFUSED: 0})  # source, or REFUSED -> the intents that wait for it
 
     def find_expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
-        """Return the ids of the requests whose time is over, if the board knows every start until then."""
+        """Return the ids of overdue requests for which the board includes every start that was sent in time."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
         if over.keys() != self._ends.keys():
             end = find_inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
@@ -58,7 +58,7 @@ class Expiry:
     def _find_awaited_sources(
         self, over: Sequence[Intent], active: Sequence[Intent], board: Board, now_ms: int
     ) -> dict[str, list[str]]:
-        """Return request id → the sources of starts that its overdue intent still waits for.
+        """Return request id → the sources of starts for which its overdue intent still waits.
 
         active: all active intents, overdue ones included.
         """

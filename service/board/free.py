@@ -68,7 +68,7 @@ def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
 def find_windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
     """Return (n,) bool, whether a window or a reservation withholds each node now.
 
-    It is False for every node if the board does not state it.
+    All values are False if the board does not state it.
     """
     found = np.zeros(n, bool)
     if "node.kept" in board:

@@ -45,7 +45,7 @@ class RunTime:
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """The peaks of memory and power that nine in ten jobs of a kind stay below.
+    """The peaks of memory and power that nine in ten jobs of a kind do not exceed, for each GPU.
 
     A value is None if telemetry shows none.
     """
@@ -88,7 +88,7 @@ def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
 
 
 def find_expected_needs(board: Board, shape: JobShape) -> Needs | None:
-    """Return the GPU memory and power that a job of this shape should need for each GPU.
+    """Return the GPU memory and power that a job of this shape is expected to need on each GPU.
 
     Returns None if telemetry saw no similar job.
     """

@@ -1,6 +1,6 @@
 """The mirror of a board: copies the board of another host's api into a folder.
 
-The last copy remains while that api sends no whole board.
+While that api sends no whole board, the last copy remains.
 """
 
 import asyncio

@@ -87,7 +87,7 @@ def _is_hard(event: NodeEvent) -> bool:
 
 
 class UrgentRows:
-    """The latest hard signals, as the board publishes them. `taken_ms`: when each was last published."""
+    """The latest hard signals, as the board publishes them. `taken_ms`: when each signal was last published."""
 
     def __init__(self, board: BoardWriter) -> None:
         self._board = board
@@ -152,7 +152,7 @@ def find_struck_nodes(board: Board) -> dict[str, list[HardSignal]]:
 def forbids_placement(row: HardSignal) -> bool:
     """Return whether a row means that nothing should be placed on its node.
 
-    That is so if the node is away, or its hardware failed.
+    It does if the node is away, or if its hardware has failed.
     """
     return row.type in AWAY or row.fatal
 

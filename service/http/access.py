@@ -102,9 +102,9 @@ class Access:
     """The callers of a process: those with tokens, by digest, and those with certificates, by name.
 
     `is_open`: there are no such callers, so every request is admitted. `link`: the key that api and
-    placer share (link_key.py). `heeds_link`: a caller with this key speaks for others. `failed` is
-    called with the reason of each refusal: missing, unknown, slowed (one unknown token too many),
-    subject (no known certificate), scope.
+    placer share (link_key.py). `heeds_link`: a caller that presents this key may name the caller for which
+    it forwards a request. `failed` is called with the reason of each refusal: missing, unknown, slowed (one
+    unknown token too many), subject (no known certificate), scope.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""One memory budget for the bodies of all requests, as sent and as unpacked.
+"""A memory budget that the bodies of all requests share, both as sent and as unpacked.
 
-Each request has a lease that counts the pieces of its body. The handler of the request releases it.
+Each request has a lease, which counts the bytes of its body. The handler of the request releases it.
 """
 
 import math

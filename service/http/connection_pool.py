@@ -49,9 +49,9 @@ class ConnectionLimits:
 
 @dataclass(slots=True, eq=False)
 class ConnectionPlace:
-    """A connection's entry in the pool. `close` ends the connection at once.
+    """A connection's entry in the pool. The pool calls `close` to end the connection at once.
 
-    Its protocol may replace `close`.
+    The connection's protocol may replace `close`.
     """
 
     address: str  # empty if the address has no limit

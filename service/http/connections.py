@@ -202,7 +202,7 @@ def make_limited_protocol(
 class LimitedServer(uvicorn.Server):
     """A server of one listening socket, which also checks the deadlines of its connections.
 
-    It leaves signals to its caller, because uvicorn would raise them again at its end. It calls
+    It installs no signal handlers, because uvicorn's would raise the signal again at the end. It calls
     `on_started` once it can answer.
     """
 

@@ -1,8 +1,8 @@
 """The listening socket of a port, which counts each connection before it accepts the next.
 
-It enters connections in the process's pool, and hands them to a protocol. The event loop's own
-servers accept all waiting connections before any of them can be counted. Here the number of
-descriptors of a process is bounded.
+It enters connections in the process's pool, and hands them to a protocol. So the number of descriptors
+that a process opens is bounded. The event loop's own servers do not ensure this, because they accept all
+waiting connections at once.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Reading of request bodies: at most a limit of bytes, also when inflated, whatever the headers claim.
+"""Reading of request bodies, whose size is limited both as sent and as inflated.
 
-The bytes count in `body_budget`.
+The limit holds whatever the headers claim. All bytes count in `body_budget`.
 """
 
 import asyncio

@@ -40,7 +40,7 @@ class RequestCounter(Protocol):
 
 
 class Host(Protocol):
-    """The attributes of a process's context that an endpoint needs.
+    """The attributes of a process's context that an `Endpoint` needs.
 
     `prefix`: added to the paths in problem details.
     """

@@ -1,6 +1,7 @@
-"""Our own TLS. New connections use the newest context.
+"""Our own TLS, whose certificate files may change while the service runs.
 
-Changed files replace it once they fit together.
+Files that changed replace the TLS context once they fit together. New connections use the newest
+context.
 """
 
 import asyncio
@@ -27,7 +28,8 @@ CHECK_INTERVAL_S = 2.0  # wall
 class LoadedContext:
     """A TLS context that was made from files.
 
-    until_s: the expiry of its certificate, in Unix seconds. stamp: the stamp that the files had.
+    until_s: the expiry of its certificate, in Unix seconds. stamp: what `make_file_stamp` returned for the
+    files.
     """
 
     context: ssl.SSLContext
@@ -51,9 +53,9 @@ class TlsKeys(Protocol):
 class Tls:
     """The TLS context of a listener, replaced when its files change.
 
-    Raises ConfigError if the files cannot be used at the start. Later it keeps the present context
-    instead. must_show: refuse clients without a certificate of `client_ca` in the handshake. protocol:
-    the ALPN name.
+    Raises ConfigError if the files cannot be used at the start. If changed files cannot be used later, the
+    present context stays. must_show: whether the handshake refuses clients without a certificate of
+    `client_ca`. protocol: the ALPN name.
     """
 
     def __init__(
@@ -184,7 +186,7 @@ def _refuse_passphrase(label: str) -> NoReturn:
 def make_file_stamp(keys: TlsKeys) -> tuple[Any, ...]:
     """Return a stamp that changes with any of the files.
 
-    A symbolic link that leads to another file changes it, too.
+    It also changes when a symbolic link is set to another file.
     """
     stamps: list[Any] = []
     for path in (keys.tls_cert, keys.tls_key, keys.client_ca):

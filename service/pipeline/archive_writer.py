@@ -1,7 +1,7 @@
 """The writer of the archive in a running pipeline. It works in threads, one flush at a time.
 
-    every snapshot     the writer takes the waiting rows at the moment when the positions are read.
-                       They are on disk before the snapshot is
+    every snapshot     the writer takes the waiting rows at the moment when the positions are read, and
+                       has written them before the snapshot is published
     in between         a flush begins when a quarter of `archive.buffer_bytes` waits
     full               sources wait until a flush has succeeded, so nothing is lost and nothing grows
     now and then       closed hours are compacted, and days beyond `archive.keep_days` are deleted
@@ -37,7 +37,7 @@ RECENT_DAYS = 3  # of those, hours are compacted
 class ArchiveWriter:
     """The background writer of one pipeline's archive. It does nothing if the archive is disabled.
 
-    `saved_ms`: as in `Archive`.
+    `saved_ms`: when the restored state was saved, in Unix ms, or 0 if no state was restored.
     """
 
     def __init__(self, config: Config, state: FleetState, clock: Clock, share: Share, saved_ms: int) -> None:

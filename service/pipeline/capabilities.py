@@ -42,7 +42,7 @@ C = TypeVar("C", bound=Capability)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """The objects of a pipeline from which its capabilities are built."""
+    """The objects of a pipeline that its capabilities need when they are made."""
 
     config: Config
     clock: Clock
@@ -85,7 +85,7 @@ def _make_run_model(at: Setting) -> ServedRunModel:
 class Capabilities:
     """The capabilities of one pipeline, in order.
 
-    `capabilities[DemandForecasts]` returns the one of that class.
+    `capabilities[DemandForecasts]` returns the capability of that class.
     """
 
     def __init__(self, setting: Setting, makes: Sequence[Make] = CAPABILITIES) -> None:

@@ -174,7 +174,7 @@ def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[st
 def _make_flag_labels(tick: Tick, row: int, name: str) -> dict[str, str]:
     """Return the labels of a flagged node.
 
-    They name the oldest hard reason, so that a second reason does not start a second alert.
+    They name its oldest hard reason, because a change of labels would start a second alert.
     """
     reasons = tick.fleet.risk.reasons.get(row, ())
     hard = [reason for reason in reasons if isinstance(reason, HardReason)]

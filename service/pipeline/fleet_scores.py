@@ -48,9 +48,9 @@ class FleetScores(Capability):
 
 
 class FleetScorer:
-    """The scorer of the fleet.
+    """The part of a pipeline that scores nodes and jobs at each tick.
 
-    It writes the state of the risk rules, which no other code may change while it runs.
+    While it runs, no other code may change the state of the risk rules.
     """
 
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:

@@ -11,8 +11,8 @@ from fleetcast.service.pipeline.tick import Tick
 def compute_gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
     """Return state → (n, g) mask of the GPUs in it. Every GPU that exists is in exactly one state.
 
-    A GPU that has vanished from its exporter's page is `unusable`. It is not if a job holds it, a
-    request was promised it, or it is at work.
+    A GPU that has vanished from its exporter's page is `unusable`, unless it is held by a job, promised to
+    a request or at work.
     """
     use, usable = tick.gpu_use, tick.usable
     nothing = tick.gpu_exists & ~np.isin(use, (Occupant.JOB, Occupant.UNKNOWN, Occupant.PROMISE))

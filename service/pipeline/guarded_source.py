@@ -103,8 +103,9 @@ def merge_bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[st
 async def wait_for_backlog(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
     """Wait until the records on disk are folded. Otherwise GPUs of their jobs would look free at first.
 
-    Gives up if the backlog no longer shrinks (a torn tail, fast senders). It waits on while the archive
-    delays the sources. held_up: returns whether the archive does.
+    Stops waiting if the backlog no longer shrinks, for instance because of a torn tail or fast senders.
+    While the archive delays the sources, a backlog that does not shrink is no reason to stop.
+    held_up: returns whether the archive delays them.
     """
     left, polls = _sum_backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
     while left and polls < CATCH_UP_POLLS:

@@ -16,7 +16,7 @@ class FleetInventory:
     """The maker of each generation of the topology.
 
     Files win over schedulers. The number of GPUs that exporters count wins if it is larger.
-    faults: errors for nodes that did not fit, until the caller removes them.
+    faults: the errors for nodes that could not be registered. The caller removes them.
     """
 
     def __init__(self, entities: Entities, files: Topology) -> None:
@@ -64,9 +64,9 @@ class FleetInventory:
     def _register_other_names(self) -> None:
         """Register the host names and addresses that schedulers report as aliases of their nodes.
 
-        A topology file decides the name of the node. Without one, the scheduler that hosts the other one in
-        its pods decides, and otherwise the first source. Nodes of two sources that share a name are one
-        machine. A name that two nodes of one source have stands for neither.
+        Nodes of two sources that share a name are one machine. A topology file decides the machine's name. If
+        there is none, a scheduler whose pods run the other scheduler's nodes decides. Otherwise the first source
+        does. A name that would be an alias of two machines is an alias of neither.
         """
         found: dict[str, str] = {}
         claims: dict[str, tuple[str, str]] = {}  # name → the fleet's name of the node that has it, and its source
@@ -106,8 +106,8 @@ class FleetInventory:
 def merge_node_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
     """Merge two schedulers' facts about one machine.
 
-    The merged node lends no GPUs. If one scheduler runs in pods of the other, it reports the jobs in
-    them.
+    The merged node lends no GPUs. If one scheduler's nodes run in pods of the other, the first one reports
+    the jobs in these pods.
     """
     return replace(merge_specs(one, other), lent_gpus=0)
 

@@ -73,7 +73,7 @@ class JobMetrics:
 class Intervals:
     """The checkpoint intervals of the running jobs, renewed in turn.
 
-    `of`: attempt -> its interval compared with the best one, as of the last renewal.
+    `of`: attempt -> its interval compared with the best one, when it was last renewed.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""PipelineMetrics: the pipeline's own metrics, for `/v1/ingestion` and the console's header."""
+"""The pipeline's own metrics, for `/v1/ingestion`, the console's header and Prometheus."""
 
 import contextlib
 import time

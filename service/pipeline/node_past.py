@@ -1,9 +1,10 @@
-"""The timeline of each node. It has changes only, so that hours of many nodes take little space.
+"""The timeline of each node. It stores only changes, so that hours of many nodes take little space.
 
-    scores    a step where a probability changed noticeably
-    signals   a spell of ticks with the same reason, with its values
-    actions   advice, with its begin and end      states   the same for ok, degraded, drained, …
-    stays     attempts of jobs, from their start to their end
+    scores    the probabilities of faults, each time one of them changes noticeably
+    signals   a period in which the same reason holds, with its values
+    actions   a recommended action, from its begin to its end
+    states    a state (ok, degraded, drained, …), from its begin to its end
+    stays     an attempt of a job, from its start to its end
 
 Node events are in the node table. Each list is bounded. Older scores and values are thinned out,
 and in the other lists the oldest entries are dropped.
@@ -43,9 +44,10 @@ Item = TypeVar("Item")
 
 
 class Spell(msgspec.Struct, gc=False):
-    """A reason of a node's risk, over the time in which it holds.
+    """A period in which the same reason held for a node's risk.
 
-    points: [Unix ms, value] where the value changed. share: as of the last such point.
+    points: [Unix ms, value] where the value changed. share: the reason's part of the node's hazard, 0 to 1,
+    when the value last changed.
     """
 
     feature: str
@@ -61,7 +63,10 @@ class Spell(msgspec.Struct, gc=False):
 
 
 class PastSpan(msgspec.Struct, gc=False):
-    """A span of a node's past: an action with its code and sentence, or a state with an empty sentence."""
+    """A period in which a node had the same recommended action or the same state.
+
+    `code` names the action or state. `sentence` gives the reason of an action, and is empty for a state.
+    """
 
     code: str
     sentence: str
@@ -86,8 +91,8 @@ class Stay(msgspec.Struct, gc=False):
 class NodePast(msgspec.Struct):
     """The timeline of one node.
 
-    steps: [Unix ms, probability at each of HORIZONS_S]. The probability is that of the likeliest kind
-    of risk, None if unknown.
+    steps: [Unix ms, probability at each of HORIZONS_S]. It is the probability of the likeliest kind of
+    risk, None if unknown.
     """
 
     began_ms: int
@@ -112,7 +117,7 @@ Placed = tuple[tuple[RankPlacement, ...], tuple[str, ...]]
 class NodePasts(Capability, Stateful):
     """The timelines of all nodes of a fleet.
 
-    `sections`, `dump` and `move` must not run at the same time.
+    `sections`, `dump` and `shift_times` must not run at the same time.
     """
 
     def __init__(self) -> None:
@@ -371,14 +376,17 @@ def _is_new_signal(spell: Spell, reason: Reason) -> bool:
 
 
 def _begin_spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
-    """Begin a spell. after_ms: the end of the spell that it replaces, None if it replaces none."""
+    """Begin a spell for a reason. after_ms: the end of the spell that it replaces, None if it replaces none."""
     began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
     return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
 
 
 def _continue_spell(spell: Spell, reason: Reason, now_ms: int) -> bool:
-    """Continue a spell. Return whether it had ended before, or its value changed noticeably."""
+    """Continue a spell with the reason's present values.
+
+    Return whether the spell had ended before, or its value changed noticeably.
+    """
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
     scale = max(abs(last), abs(reason.value), abs(reason.usual or 0.0))
@@ -392,7 +400,7 @@ def _continue_spell(spell: Spell, reason: Reason, now_ms: int) -> bool:
 def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) -> bool:
     """End the last span and begin another, if the code differs. Return whether anything changed.
 
-    The code of "no action" ends the last span and begins none.
+    The code for "no action" ends the last span and begins none.
     """
     last = spans[-1] if spans else None
     if last is not None and last.ended_ms is None:

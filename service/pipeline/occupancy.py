@@ -94,12 +94,12 @@ def compute_occupancy(
 
 @dataclass(frozen=True, slots=True)
 class _StatedGpus:
-    """The GPUs that events and promises state.
+    """The GPUs that events and promises state. A number is the index of an attempt.
 
     named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it.
     parts: (number, row, GPU, thousandths).
-    unnamed: (number, row, thousandths, GPUs) to guess after all named GPUs. If GPUs is 0, the usual
-    number is guessed. A number is the index of an attempt.
+    unnamed: (number, row, thousandths, GPUs), GPUs whose indices are guessed after all named GPUs are
+    assigned. If GPUs is 0, their number is guessed, too.
     """
 
     named: list[tuple[int, int, int]] = field(default_factory=list)
@@ -164,7 +164,7 @@ class _Holders:
             self._record_part(*part)
 
     def guess_shared_gpus(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Let an attempt share GPUs of a node that have room for a part.
+        """Assign to an attempt parts of a node's GPUs that have room for them.
 
         milli: the part in thousandths of a GPU. works: (g,) bool, whether each GPU is at work.
         """
@@ -176,7 +176,7 @@ class _Holders:
                 self.displaced.add(number)
 
     def guess_whole_gpus(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Let an attempt hold free GPUs of a node. works: (g,) bool, whether each GPU is at work."""
+        """Assign free GPUs of a node to an attempt. works: (g,) bool, whether each GPU is at work."""
         free = _sort_free_gpus(self.holder[row], self.counts[row], works)
         wanted = gpus or _count_unnamed_gpus(self.running[number], works[free])
         self.holder[row, free[:wanted]] = number
@@ -281,8 +281,8 @@ def _find_size_changes(
 ) -> dict[int, int]:
     """Return number → GPUs held, for attempts that hold another number of GPUs than their events state.
 
-    sharing: numbers of attempts that hold parts of GPUs. They are left out, as are attempts on nodes
-    without a known number of GPUs. For both, the events count.
+    sharing: numbers of attempts that hold parts of GPUs. These attempts are left out, and so are attempts on
+    nodes without a known number of GPUs. The events decide how many GPUs they hold.
     """
     counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
     known = {node.name for node in topology.nodes if node.gpus}

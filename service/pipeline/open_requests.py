@@ -1,8 +1,8 @@
 """The open requests of the placer's ledger, as attempts that join those of job events.
 
-A job waits once. Its request in our own queue represents it, even if events say that it waits. A
-job with promised GPUs does not wait. Once events say that the job runs or has ended, its request no
-longer counts.
+Each waiting job counts once. If its request is in our own queue, the request represents it, even if
+events say that it waits. A job with promised GPUs does not wait. Once events say that the job runs or
+has ended, its request no longer counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ Key = tuple[str, int]  # job, attempt
 class OpenView:
     """The waiting and promised requests, each once.
 
-    waiting: attempts in order of arrival, those with requests first. promised: attempts with the ranks
-    of their promise. requests: those promises, in the same order. requested: all attempts that have an
-    open request.
+    waiting: attempts in order of arrival, those with requests first. promised: attempts with the ranks that
+    they were promised. requests: the requests of these attempts, in the same order. requested: all attempts
+    that have an open request.
     """
 
     waiting: Sequence[JobAttempt]
@@ -85,7 +85,7 @@ def _drop_held_gpus(
 def make_attempt_of_request(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
     """Return a request as an attempt.
 
-    It waits since its request, or since its submission by events if earlier.
+    The wait begins with the request. If events state an earlier submission, it begins then.
     """
     request = row.request
     since_ms = row.since_ms if stated is None or stated.submitted_ms is None else min(row.since_ms, stated.submitted_ms)

@@ -3,7 +3,8 @@
     pipeline-1/board/board ── at its ticks ──> evidence and readings of its nodes, joined by names into the fleet's
     pipeline-1/board/urgent ── at once ──────> its hard signals, on the fleet's board within a tenth of a second
 
-If a pipeline is down, its last report stays and ages. After `stale_after_s` its nodes are stale.
+If a pipeline is down, its last report remains in use and its age grows. After `stale_after_s` its nodes
+are stale.
 """
 
 import asyncio

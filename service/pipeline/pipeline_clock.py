@@ -1,4 +1,4 @@
-"""PipelineClock: adapts the state when the clock is set, or when the pipeline did not run.
+"""The clock of a pipeline. It adapts the state when the clock is set, or when the pipeline did not run.
 
 set back            rings and signals move with the clock, so they keep their ages and new samples are newer
 set ahead           that much silence does not count, because nothing could have been received
@@ -29,8 +29,8 @@ class PipelineClock:
     def __init__(self, clock: Clock, saved: SavedState, step_ms: int, changed: asyncio.Event) -> None:
         """Follow a clock.
 
-        `step_ms`: smaller steps are ignored. A step within a scrape interval delays no series by more than
-        a sample.
+        `step_ms`: smaller clock steps are ignored. If it is at most a scrape interval, an ignored step
+        delays a series by at most one sample.
         """
         self.clock = clock
         self._saved = saved

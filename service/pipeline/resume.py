@@ -105,7 +105,8 @@ class StateMonitor:
     def check_parts(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
         """Compare the parts of the state, and return the standing of a board that has folded `inbox`.
 
-        `board`, `snapshot`: the last numbers of each. Only one thread may call this at a time.
+        `board`, `snapshot`: the numbers of the last board and of the last snapshot. Only one thread may call this
+        at a time.
         """
         self._adopt_identity(read_identity(self._config.inbox), now_ms)
         parts = StateParts(
@@ -137,7 +138,7 @@ class StateMonitor:
         self.seen = PartView(self.identity, now_ms, line, board, snapshot, folded)
 
     def record_seen_parts(self, seen: PartView) -> None:
-        """Write into the inbox which parts of the state a snapshot has seen.
+        """Record in the inbox which parts of the state a snapshot has seen.
 
         If the disk is full, only this record is lost.
         """

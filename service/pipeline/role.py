@@ -51,8 +51,8 @@ BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, op
 def open_sources(config: Config, clock: Clock, entities: Entities, share: Share = WHOLE) -> list[Source]:
     """Open the inbox, the scraper if there are targets, and the sources that the configuration names.
 
-    If there are several pipelines, each gets a share of the inbox, of the targets and of sources that
-    `divide`. The first pipeline gets all other sources.
+    If there are several pipelines, each gets a share of the inbox, of the targets and of the sources whose
+    class sets `divides`. The first pipeline gets all other sources.
     """
     sources: list[Source] = [
         DividedInbox(InboxSource(config.inbox, writes=_make_write_decoder(config, entities)), entities, share)
@@ -130,8 +130,8 @@ def raise_open_file_limit() -> None:
 def reduce_garbage_collection() -> None:
     """Freeze all present objects, and make garbage collection rare.
 
-    The many objects of a tick are rarely garbage. By default, collections took a sixth of a tick at
-    10,000 GPUs, and most of the time in which a save copies tables.
+    Few of a tick's many objects are garbage. By default, collections took a sixth of a tick at 10,000 GPUs.
+    They also took most of the time in which a save copies tables.
     """
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""The site's own risk fits: the registry's serving version, and the challenger scored next to it."""
+"""The site's own fits of the risk model: the serving version, and the challenger that is scored with it."""
 
 import logging
 from collections.abc import Callable

@@ -170,7 +170,7 @@ class FleetState:
     def _is_placed(self, event: JobEvent) -> bool:
         """Return whether the placer has placed the event's attempt.
 
-        This is checked at the attempt's first event, and at a start. For other events it returns False.
+        Only the first event of an attempt and its start are checked. For other events the result is False.
         """
         attempt = self.jobs.attempts.get((event.job, event.attempt))
         if self.promises is None or (attempt is not None and (attempt.is_exempt or not isinstance(event, Started))):
@@ -190,8 +190,8 @@ class FleetState:
     def _fail_silent_attempts(self, now_ms: int) -> list[Failed]:
         """Return ends of attempts that only their own steps reported and that have been silent for long.
 
-        A later step revives the attempt. Only silence while this process runs counts. The sequences are
-        below 0, so that every reported end overrides these.
+        A later step revives the attempt. Only silence while this process runs counts. These ends have
+        sequences below 0, so that every reported end overrides them.
         """
         if self._listens_ms is None:
             self._listens_ms = now_ms
@@ -368,7 +368,10 @@ class FleetState:
                 self._copies.pop((attempt.job, attempt.attempt), None)
 
     def find_gpu_rows(self) -> NDArray[np.int32]:
-        """Return (n, g) int32 the row in Entities[GPU] of each node's GPUs, -1 if a GPU never appeared."""
+        """Return (n, g) int32 the row in Entities[GPU] of each node's GPUs.
+
+        A row is -1 if no exporter has reported the GPU yet.
+        """
         table = self.entities[EntityKind.GPU]
         key = (len(table) + table.moves, self.topology.generation)
         if self._gpu_rows[0] == key:

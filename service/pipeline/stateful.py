@@ -69,7 +69,7 @@ STATEFUL: tuple[PartKind, ...] = (
 
 
 class Parts:
-    """The stateful parts of one pipeline. `parts[CoRuns]` returns the one of that class."""
+    """The stateful parts of one pipeline. `parts[CoRuns]` returns the part of that class."""
 
     def __init__(self, kinds: Sequence[PartKind], config: Config, state: FleetState) -> None:
         self._kinds = {kind.name: kind for kind in kinds}

@@ -223,9 +223,8 @@ class Tick(TickInputs):
     def _choose_lent_gpus(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Return (n, g) bool, whether each GPU is lent or bound.
 
-        A lent GPU belongs to another scheduler, and pods of a job that has not started hold a bound one.
-
-        Only their number is known. GPUs at work are chosen first, then others without a job.
+        A lent GPU belongs to another scheduler. A bound GPU is held by pods of a job that has not started. The
+        node's facts state only how many there are. GPUs at work are chosen first, then others without a job.
         """
         lent, counts = np.zeros_like(at_work), self.topology.lent_gpus + self.bound_gpus
         for row in np.flatnonzero(counts).tolist():

@@ -1,4 +1,4 @@
-"""InputCollector: collects the inputs of the next tick in the event loop, without awaiting in between."""
+"""The collector of a tick's inputs. It runs in the event loop, without awaiting in between."""
 
 from collections.abc import Mapping, Sequence
 

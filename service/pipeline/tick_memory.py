@@ -33,7 +33,7 @@ class AttemptRows(Generic[T]):
     ) -> list[T]:
         """Return the rows of these attempts, in order.
 
-        of: other objects that all rows depend on. beside: attempt → another object that its row depends on.
+        of: other objects that all rows depend on. beside: attempt → another object on which its row depends.
         """
         attempts, is_valid = tuple(attempts), _are_same(self._of, of)
         others = tuple([beside.get((row.job, row.attempt)) for row in attempts]) if beside else (None,) * len(attempts)
@@ -64,7 +64,7 @@ class TickCache:
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}
 
     def get_or_make(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """Return the cached result of `make` if all objects in `of` are those of the last call, else call it.
+        """Return the result of `make`, which is called only if an object in `of` differs from the last call's.
 
         name: identifies the result, and only one caller uses it. The caller changes neither the result nor
         the objects.

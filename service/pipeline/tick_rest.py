@@ -1,4 +1,4 @@
-"""TickRest: how long the pipeline rests between ticks, and what wakes it.
+"""The pipeline's rest between ticks, and the events that end it.
 
 A hard signal wakes the tick at once. So do the first samples of a node, so that a new node has its
 score within seconds. A fleet that starts to send shows new nodes for minutes, and the tick must not
@@ -31,7 +31,7 @@ class TickRest:
         self._began = time.monotonic()
 
     def record_samples(self, batches: Sequence[SampleBatch]) -> None:
-        """Record which nodes have sent samples. Wake the tick for a new node, unless the tick must rest."""
+        """Record which nodes have sent samples. Wake the tick for a new node, unless the rest has just begun."""
         nodes = len(self._entities[EntityKind.NODE])
         if len(self._has_reported) < nodes:
             self._has_reported = np.concatenate(

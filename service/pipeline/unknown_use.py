@@ -1,4 +1,4 @@
-"""UnknownUse: finds GPUs that are at work although no job holds them, by their exporters' readings.
+"""The search for GPUs that are at work although no job holds them, by their exporters' readings.
 
     at work   something runs on the GPU, memory is in use, or it takes more power than an idle GPU with a context open
     verdict   it changes when the readings of a minute, and at least two of them, disagree. The first reading of a

@@ -1,4 +1,4 @@
-"""The placer's queue: passes over the requests that wait, and the rows that explain their waits."""
+"""The placer's queue: passes over the requests that wait, and the rows that explain why they wait."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p1
 
 
 class RequestBacklog:
-    """The requests that wait. A pass places those whose turn and room have come."""
+    """The requests that wait. A pass places the requests that are next in order and for which there is room."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class RequestBacklog:
     def work(self) -> int:
         """Make one whole pass over the queue. Returns how many requests were placed.
 
-        Raises StaleError as `observed` does.
+        Raises StaleError without a fresh board, and while part of the state is in doubt.
         """
         begun = self.begin_pass()
         return self.end_pass(begun, begun.compute_plan())[0] if begun else 0
@@ -64,7 +64,7 @@ class RequestBacklog:
     def begin_pass(self) -> QueuePass | None:
         """Return the input of the next pass, or None if no request waits.
 
-        Raises StaleError as `observed` does, and while part of the state is in doubt.
+        Raises StaleError without a fresh board, and while part of the state is in doubt.
         """
         queue = self._ledger.list_queue_entries()
         self._metrics.queue_length.set(len(queue))
@@ -93,9 +93,9 @@ class RequestBacklog:
         self._queues.withdraw_tree(why)
 
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
-        """Store the plan. Returns (placed, number of requests to plan again).
+        """Store the plan. Returns the number of placed requests, and the number of requests to plan again.
 
-        Requests that were decided meanwhile may have taken GPUs of the plan.
+        Requests that were decided while the plan was computed may have taken some of its GPUs.
         """
         observed = self._view.observe_for_decision()
         self.turns = begun.turns
@@ -137,9 +137,9 @@ class RequestBacklog:
     def _choose_entries_to_plan(
         self, queue: Sequence[QueueEntry], observed: ObservedFleet
     ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
-        """Return the entries to plan, and the entries whose queue the file no longer names, with the reason.
+        """Return the entries to plan, and the entries whose queue is no longer in the file, with the reason.
 
-        Attempts that started elsewhere meanwhile are refused with the reason.
+        Refuses the requests of attempts that have started elsewhere since.
         """
         wanted: list[QueueEntry] = []
         stranded: list[tuple[QueueEntry, str]] = []
@@ -177,7 +177,7 @@ class RequestBacklog:
         return self.turns.sort_entries([WaitingEntry(entry.request, entry.queued_ms) for entry in entries])
 
     def list_waiting_jobs(self) -> list[WaitingEntry]:
-        """Return all that waits, each once: requests of our own queue, and jobs that wait according to events."""
+        """Return all waiting entries, each once: requests of our own queue, and jobs that wait according to events."""
         return merge_waiting_jobs(
             self._view.board,
             self._ledger.list_queue_entries(),

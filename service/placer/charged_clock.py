@@ -1,8 +1,8 @@
 """The clock of the charges. A run is charged for the time that passed, even if the clock is set.
 
 An open charge moves with our clock, so that its age stays the time since the job was first seen. A job
-event has the time of its own clock, which may have moved with ours or not. This gives two possible run
-times. The charge ends by the one that is nearer to its age when the placer receives the end.
+event has the time of its own clock, which may have moved with ours or not. So there are two possible
+run times. When the placer receives the end, the charge gets the run time that is nearer to its age.
 """
 
 import logging
@@ -67,8 +67,8 @@ class ChargedClock:
     def adjust_start_ms(self, charge: Charge, started_ms: int, now_ms: int) -> int:
         """Return when a job started on our clock, in Unix ms.
 
-        This is the time that its event states, plus the time by which our clock may be ahead of it.
-        Otherwise a start could be too early, if the clock was set within the last tick, or the event's
+        This is the time that its event states, plus the time by which our clock may be ahead of the event's.
+        Without that, the start could be too early if our clock was set within the last tick, or if the event's
         clock was not set.
         """
         ahead_ms = self._ahead_ms - self._least_ms
@@ -94,9 +94,9 @@ class ChargedClock:
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
     def compute_unseen_end_ms(self, row: EndedJobRow) -> int:
-        """Return when a run ended that began and ended since the last board, in Unix ms.
+        """Return in Unix ms the end of a run that began and ended since the last board.
 
-        If the clock was set in between, this must not lengthen the run.
+        If the clock was set ahead since then, that step is subtracted, so that it does not lengthen the run.
         """
         return max(row.started_ms or 0, row.ended_ms - self._since_board_ms)
 

@@ -30,7 +30,7 @@ SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to
 
 
 class ChargeWriter:
-    """The writer of charges. It opens, changes and closes them by what boards show.
+    """The writer of charges. It opens, changes and closes charges according to boards.
 
     `time`: the clock of the charges.
     """
@@ -145,8 +145,8 @@ class ChargeWriter:
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return the changes for a job that now holds another number of GPUs. Empty if the number is the same.
 
-        A job whose events name no GPUs holds more once telemetry shows more at work. Displaced jobs are
-        left out: such a job's own end is reported late, and closes its charge at the time of that end.
+        A job whose events name no GPUs holds more once telemetry shows more at work. Displaced jobs are left
+        out. The end of such a job is reported late, and its charge then closes at the time of that end.
         """
         gpus = math.fsum(row.gpus for row in held)
         if math.isclose(gpus, known.gpus, abs_tol=1e-6):
@@ -245,9 +245,9 @@ class ChargeWriter:
 
 
 def _close_charge(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
-    """Close a charge.
+    """Return the closed charge of an ended attempt. ended_ms: when the charge ends, in Unix ms.
 
-    A failed attempt has lost all work since its last checkpoint, or since its start.
+    A failed attempt has lost all work since its last checkpoint, or since its start without one.
     """
     lost, started_ms = None, charge.started_ms
     if row.outcome == "failed" and started_ms is not None and row.started_ms is not None:

@@ -1,4 +1,4 @@
-"""The objects that the handlers of the placer's HTTP share."""
+"""The objects that the placer's HTTP handlers share."""
 
 import logging
 from collections.abc import Callable

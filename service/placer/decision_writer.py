@@ -1,4 +1,4 @@
-"""The decisions that the placer makes, with the facts that only the service knows, and their charges."""
+"""The writer of the placer's decisions. It adds the facts that only the service knows, and the charges."""
 
 import msgspec
 
@@ -34,7 +34,10 @@ class DecisionWriter:
         )
 
     def complete(self, request: PlacementRequest, decision: Decision) -> Decision:
-        """Add to a decision of the engine the facts that only the service knows."""
+        """Add to a decision of the engine the facts that only the service knows.
+
+        They are the request's facts that have no effect, and the queue that is charged in place of an unknown one.
+        """
         sentence = decision.sentence + self._queues.describe_charged_queue(request)
         return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
 

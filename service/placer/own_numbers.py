@@ -39,9 +39,9 @@ _decode = msgspec.json.Decoder(_Owner).decode
 
 
 class OwnNumbers:
-    """The ledger's numbers of one kind of rows, by owner.
+    """The ledger's numbers of all decisions or of all audit lines, grouped by owner.
 
-    `query`: selects the numbers in order, and the body of each row's request.
+    `query`: selects the numbers in order, with the body of each row's request.
     """
 
     def __init__(self, ledger: Ledger, query: str) -> None:

@@ -37,9 +37,9 @@ decode = msgspec.json.Decoder(Decision).decode
 
 
 class OwnQueues:
-    """A caller's view of the placer's answers.
+    """A view of the placer's answers that shows a caller only the rows of its own queues.
 
-    For a caller that is not bound to queues, it changes nothing.
+    A caller that is not bound to queues sees all rows.
     """
 
     def __init__(self, request: Request, service: PlacementService) -> None:

@@ -66,13 +66,13 @@ class PromisedView:
         return self._observed[1].seen if self._observed else frozenset()
 
     def refresh(self) -> bool:
-        """Load the newest board, if there is a new one. Returns whether there was."""
+        """Load the newest board, if there is a new one. Returns whether a new board was loaded."""
         board = self._find_new_board()
         self.watch.check_if_due(self.board if board is None else board)
         return board is not None and self._adopt_board(board, self._decoder.try_decode_board(board))
 
     async def refresh_in_thread(self) -> bool:
-        """Refresh, with the board decoded and a changed file of queues read in a thread. Return whether one is new."""
+        """Load a new board and a changed queue file, both decoded in a thread. Return whether either is new."""
         has_new_queues = await self.queues.read_in_thread(self.without_promises)
         board = self._find_new_board()
         self.watch.check_if_due(self.board if board is None else board)
@@ -133,8 +133,8 @@ class PromisedView:
     def list_promises(self) -> list[Intent]:
         """Return the active intents. After the clock was set, each still lasts for the rest of its time.
 
-        An intent that an earlier process made lasts at least until its recorded expiry. That process may have
-        seen the clock set forward, and this one only sees it set back.
+        If the clock is set back, the expiry of an intent that an earlier process made stays. That process may
+        have seen the clock set ahead before.
         """
         active = self.ledger.list_active_intents()
         by_ms = self._clock_watch.pop_clock_step_ms()
@@ -153,9 +153,9 @@ class PromisedView:
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
     def _add_promises(self, base: ObservedFleet) -> "_View":
-        """Return the view of the ledger as it is now.
+        """Return the view with all promises that the ledger has now.
 
-        If promises were only added since the last view, they are added to that one.
+        If promises were only added since the last view, the new ones are added to that view.
         """
         active = {intent.request_id: intent for intent in self.ledger.list_active_intents()}
         last = self._view
@@ -179,9 +179,10 @@ class PromisedView:
 
 
 def explain_taken(request: PlacementRequest, observed: ObservedFleet, promised: Mapping[tuple[str, int], str]) -> str:
-    """Return why this attempt cannot be placed (again), or "".
+    """Return why an attempt cannot be placed, or "" if it can.
 
-    The attempt's own events would end the new intent and free its GPUs.
+    It cannot if it runs, has ended, or was promised GPUs already. Otherwise its earlier events would end the
+    new intent and free the GPUs.
     """
     key = (request.job_name, request.attempt)
     name = f"attempt {request.attempt} of {request.job_name}"

@@ -69,9 +69,8 @@ def _make_row(stand: QueueTotals, share: float, banked: dict[str, float]) -> Que
 def _sum_lent_gpus(standing: QueueStanding) -> dict[str, dict[str, float]]:
     """Return queue → resource → GPUs of the queue's guarantee that other queues hold.
 
-    The queues of one parent may hold more than their guarantees. This excess comes first from GPUs that
-    are guaranteed to none of them. The rest comes from what each queue leaves unused and lends, in
-    proportion.
+    The queues of one parent may hold more than their guarantees. This excess is first taken from GPUs that
+    no queue is guaranteed. The rest is shared among the queues that lend unused GPUs, in proportion.
     """
     found: dict[str, dict[str, float]] = {}
     for stand in standing.stands.values():
@@ -161,7 +160,7 @@ def make_charges_answer(
 
 
 def _explain_unseen(row: ChargeSum) -> str | None:
-    """Explain why used and idle GPU-seconds do not add up to those granted. None if they do."""
+    """Explain why used and idle GPU-seconds do not add up to the granted ones. Returns None if they do."""
     if row.granted - row.seen < 0.5:
         return None
     part = f"{row.seen / row.granted:.0%}" if row.seen else "none"

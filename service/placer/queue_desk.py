@@ -78,7 +78,7 @@ class QueueAdmin:
         return self._day[1]
 
     async def put_file(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
-        """Serve another queue file, or with `dry_run` return what it would change.
+        """Serve another queue file, and return what it changes. With `dry_run`, only return what it would change.
 
         The text is checked in a thread, one at a time. Raises RequestError for a bad file, and
         ConflictError for another generation.

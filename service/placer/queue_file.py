@@ -1,7 +1,7 @@
 """The queue file that the placer serves. It is read when it changes, and a bad file never serves.
 
-Instead the previous tree serves: from memory, or after a restart from the ledger, which stores the
-text of the last good file. If there is none, all requests wait in one line.
+While the file is bad, the previous tree serves. After a restart, it is read from the ledger, which stores
+the text of the last good file. If there is none, all requests wait in one line.
 """
 
 import hashlib
@@ -35,9 +35,10 @@ class ServedText:
 
 @dataclass(frozen=True, slots=True)
 class QueueFileContents:
-    """The result of reading the file. found: None if the file is refused, or unchanged.
+    """The result of reading the queue file.
 
-    stamp: identifies the version of the file. why: the reason of a refusal, or "".
+    found: the checked text, None if the file is refused or unchanged. stamp: identifies the version of the
+    file. why: the reason of a refusal, or "".
     """
 
     stamp: Stamp | None
@@ -207,7 +208,11 @@ class QueueFile:
             raise ConflictError(f"the queues have generation {self.generation}, not {generation}: read them again")
 
     def check_text(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
-        """Check a text, and return what `put` would serve. This changes no state, so a thread may call it."""
+        """Check a text and its generation, and return the text with its tree.
+
+        This changes no state, so a thread may call it. Raises ConflictError for another generation, and
+        RequestError if the tree cannot serve.
+        """
         self.check_generation(generation)
         return self._parse_and_check(text, capacity)
 

@@ -12,7 +12,7 @@ NOT_LOOKED_AT = "will be looked at in the next pass"
 
 @dataclass(frozen=True, slots=True)
 class StartNotes:
-    """Explanations of the start times from one sampling: what each is based on, or why it is unknown.
+    """Explanations of the start times from one sampling.
 
     as_of_ms: when the start times were sampled, None before the first sampling. by: request_id → the
     basis of its start time. unknown: request_id → why it has no start time.

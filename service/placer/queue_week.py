@@ -22,7 +22,7 @@ class QueueWeek:
     """The shares and waits of queues in seven days.
 
     shares: each queue's share of the GPU time that the queues of its parent held. by_day: the same for
-    each day, oldest first. None for a day on which none of them held any. waits: quantiles of the waits
+    each day, oldest first. A day on which no queue held any GPU has None. waits: quantiles of the waits
     of placed requests, in seconds.
     """
 

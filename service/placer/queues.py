@@ -1,4 +1,4 @@
-"""The present state of the queues: file, charges and banks, combined into the turns of a pass."""
+"""The present state of the queues: file, charges and banks, from which the order of a pass is made."""
 
 import asyncio
 
@@ -63,7 +63,7 @@ class ServedQueues:
         self.close_banks()
 
     def withdraw_tree(self, why: str) -> None:
-        """Serve the previous tree again, if no pass has succeeded with the present one."""
+        """Serve the previous queue tree again, if no pass has succeeded with the present one."""
         self.close_banks()
         self.file.withdraw_tree(self.clock.now_ms(), why)
         self.close_banks()

@@ -1,9 +1,8 @@
-"""Start times: a background task samples futures of the queue, and estimates read the latest ones.
+"""Start times: a background task samples futures of the queue, and estimates use the latest ones.
 
-When a job has come, started or ended, and every REFRESH_S of fleet time, but at most a fifth of the
-time:
-    view, queue, jobs that wait elsewhere, forecast arrivals → sample paths, in a thread → `paths`
-estimate    in a thread, on the present paths
+    sample      view, queue, jobs that wait elsewhere, forecast arrivals → `paths`, in a thread. It runs when a job
+                has come, started or ended, and every REFRESH_S of fleet time, for at most a fifth of the time
+    estimate    in a thread, on the present paths
 
 One queue holds the placer's requests and the jobs that wait according to job events (Slurm's and
 Kubernetes' queues), each once. The rules of those systems are unknown. So all jobs, held ones
@@ -69,7 +68,7 @@ MOST_PLAYED = 20_000  # entries, from the first; who stands behind them is told 
 
 
 class StartTimeSampler:
-    """A background task that samples `paths`, one sampling at a time, until `stop`."""
+    """A background task that samples `paths`, one sampling at a time, until `stop` is called."""
 
     def __init__(self, service: PlacementService) -> None:
         self.service = service
@@ -90,7 +89,7 @@ class StartTimeSampler:
         self._changed.set()
 
     async def run(self) -> None:
-        """Refresh after each board and each change of the ledger, and when the paths are old."""
+        """Sample the paths after each board, after each change of the ledger, and when they are old."""
         self.service.ledger.on_change = self.service.view.on_board = self._changed.set
         while not self._stopped.is_set():
             checked_s, rest_s = time.monotonic(), RETRY_S
@@ -225,7 +224,7 @@ class StartTimeSampler:
         return 0.0 if self.paths is None else max(0, self.service.clock.now_ms() - self._at_ms) / 1000
 
     def _end_gone_waits(self, paths: Timelines) -> None:
-        """End the waits of entries that no longer wait, such as jobs of other queues.
+        """Record the end of the wait of each entry that no longer waits, such as a job of another queue.
 
         A job that is gone without a start has waited at least until the last sampling.
         """

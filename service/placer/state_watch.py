@@ -46,7 +46,7 @@ class StateWatch:
         self._check_parts()
 
     def check_if_due(self, board: Board | None) -> None:
-        """Compare the parts if the board is new, or a doubt is due again.
+        """Compare the parts if the board is new, or if it is time to check a doubt again.
 
         Raises LedgerError if the ledger's file was replaced.
         """
@@ -120,7 +120,7 @@ class StateWatch:
 
 
 def adopt_identity(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
-    """Write the state's new identity into the ledger and audit it. Return whether this was done.
+    """Write the state's new identity into the ledger and the audit trail. Return whether this was done.
 
     It is done only if the identity was accepted for this very ledger, and no other ledger has it.
     """

@@ -167,7 +167,7 @@ def _decode_parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
 
 
 def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
-    """Return job → the running job, with a model's estimate of its remaining time if the board has one."""
+    """Return job → its RunningJob, with the forecast of its remaining time if the board has one."""
     try:
         left_s = board.array("jobs.running.left_s")
     except KeyError:
@@ -282,7 +282,7 @@ def _list_domains(row: int, lists: dict[Level, list[int]], names: dict[Level, tu
 def add_intents(observed: ObservedFleet, intents: Sequence[Intent]) -> ObservedFleet:
     """Return the observed fleet with the promised GPUs added.
 
-    View = occupancy at its position + intents not yet seen.
+    intents: the promises whose jobs have not been seen running.
     """
     if not intents:
         return observed

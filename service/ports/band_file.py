@@ -30,7 +30,7 @@ def band_file(options: Mapping[str, Any]) -> Door:
 
 
 class BandFilePort(KeyedFilePort):
-    """The port to the file."""
+    """The port that reads and writes the file of node bands."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -125,7 +125,7 @@ def _describe_mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
 
 
 class BuffersPort:
-    """The port to the buffers. It follows them from the first `read` on.
+    """The port that reads CapacityBuffers and writes their replicas. It follows them from the first `read` on.
 
     `read` raises SourceError while the server is unreachable.
     """
@@ -152,7 +152,7 @@ class BuffersPort:
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """Write to one buffer, one write after another."""
+        """Carry out the writes to one buffer, one after another."""
         return [await self._write_one(write) for write in writes]
 
     async def close(self) -> None:

@@ -7,7 +7,10 @@ from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
 
 
 class KeyedFilePort:
-    """A port to files that belong to it entirely. It reads and writes them in a thread. Raises OSError."""
+    """A port that reads and writes files in a thread. No other program may write them.
+
+    `read` and `write` raise OSError.
+    """
 
     async def read(self) -> Seen:
         return await asyncio.to_thread(self._read)
@@ -26,7 +29,10 @@ class KeyedFilePort:
 
 
 def apply_write(held: dict[str, str], write: Write, is_refused: Callable[[Write], bool]) -> WriteOutcome:
-    """Apply a write to the values of a file, and return its outcome. A value that changed since is not touched."""
+    """Apply a write to the values of a file, and return its outcome.
+
+    A value that has changed since the adapter read it stays unchanged. held: key → value.
+    """
     if held.get(write.key) != write.seen:
         return WriteOutcome.CONFLICT
     if is_refused(write):

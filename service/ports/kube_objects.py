@@ -1,4 +1,4 @@
-"""KubeObjects: a Kubernetes collection, followed by list and watch, for ports that write to it."""
+"""A Kubernetes collection, followed by list and watch, for ports that write to it."""
 
 import asyncio
 import contextlib
@@ -39,10 +39,10 @@ AnyObject = TypeVar("AnyObject", bound=KubeObject)
 
 
 class KubeObjects(Generic[AnyObject]):
-    """A follower of the collection at `path`, which starts with the first call of `all`.
+    """A follower of one Kubernetes collection. It starts with the first call of `read_all`.
 
-    It skips objects for which `decode` raises SourceError. path: a function, called again whenever the
-    server has refused.
+    It skips objects for which `decode` raises SourceError. path: a function that returns the collection's
+    URL path. It is called again whenever the server has refused.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class KubeObjects(Generic[AnyObject]):
     ) -> WriteOutcome:
         """Await a write to an object, store the server's answer, and return the outcome.
 
-        sent: the write. It gives None if the object is gone, or has changed since it was read. conflicts:
-        statuses with the same meaning.
+        sent: the write. Its result is None if the object is gone, or has changed since it was read. conflicts:
+        statuses of the server that mean the same.
         """
         try:
             body = await sent

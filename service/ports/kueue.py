@@ -77,9 +77,10 @@ class _Group(msgspec.Struct):
 
 
 class KueuePort:
-    """The port to Kueue. It follows both collections from the first `read` on.
+    """The port that reads Kueue's workloads and admission checks, and writes their status.
 
-    `read` raises SourceError while the server is unreachable, and if Kueue is not installed.
+    It follows both collections from the first `read` on. `read` raises SourceError while the server is
+    unreachable, and if Kueue is not installed.
     """
 
     def __init__(self, api: KubeApi, controller: str) -> None:
@@ -115,7 +116,7 @@ class KueuePort:
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """Write to one object, one write after another."""
+        """Carry out the writes to one object, one after another."""
         return [await self._write_one(write) for write in writes]
 
     async def close(self) -> None:

@@ -135,9 +135,9 @@ def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
 
 
 class NodesPort:
-    """The port to the nodes. It follows them from the first `read` on.
+    """The port that reads and writes marks on the nodes of a Kubernetes cluster.
 
-    `read` raises SourceError while the server is unreachable.
+    It follows the nodes from the first `read` on. `read` raises SourceError while the server is unreachable.
     """
 
     def __init__(self, api: KubeApi) -> None:
@@ -152,7 +152,7 @@ class NodesPort:
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
-        """Write to one node, one write after another."""
+        """Carry out the writes to one node, one after another."""
         return [await self._write_one(write) for write in writes]
 
     async def close(self) -> None:

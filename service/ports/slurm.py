@@ -134,7 +134,7 @@ class _Snapshot:
 
 
 class SlurmPort:
-    """The port to Slurm.
+    """The port that reads Slurm's nodes and jobs, and writes the adapter's changes to them.
 
     After a failure it polls Slurm less and less often, down to once a minute. Until the next poll,
     every read fails at once with SourceError.
@@ -164,7 +164,7 @@ class SlurmPort:
         return [outcomes.get(at, WriteOutcome.UNREACHABLE) for at in range(len(batch))]
 
     async def _write_while_fresh(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
-        """Do as many writes as possible while the snapshot is fresh, at least one, and return their outcomes.
+        """Carry out writes while the snapshot is fresh, but at least one, and return their outcomes.
 
         After a failed call, the remaining writes are left for later. Raises SourceError if Slurm cannot be
         read.
@@ -222,8 +222,8 @@ class SlurmPort:
     async def _write_job(self, write: Write) -> WriteOutcome:
         """Write one field of a job. Raises SourceError or SlurmRefused.
 
-        A change of its state or hold depends on a reading of this job alone, right before the write. A job
-        to requeue is marked first. So its hold is known as ours even if the process stops in between.
+        Before any field except the comment is written, this job alone is read again. A job to requeue is first
+        marked as ours. If the process then stops, the next one knows that the job's hold is ours.
         """
         job = write.key.removeprefix(JOB)
         if write.field == COMMENT:
@@ -251,8 +251,8 @@ class SlurmPort:
 class _Call(NamedTuple):
     """One call to Slurm: a change, and the writes of the batch that it carries out.
 
-    places: the indices of these writes in the batch. names: their nodes, empty for a job. write: the write of a
-    job, None for nodes.
+    places: the indices of these writes in the batch. names: the nodes to change, empty for a job. write: the
+    write of a job, None for nodes.
     """
 
     places: tuple[int, ...]
@@ -293,7 +293,7 @@ def _make_node_change(write: Write, node: ControlledNode) -> NodeChange:
 
 
 def read_node_fields(node: ControlledNode) -> dict[str, str]:
-    """Return the values of a node.
+    """Return the port's fields of a node → their values.
 
     >>> node = ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}')
     >>> read_node_fields(node)

@@ -53,7 +53,7 @@ def compute_bucket_name(key: str) -> str:
 
 
 class DurationsPort(KeyedFilePort):
-    """The port to the folder."""
+    """The port that reads and writes the folder of expected run times."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

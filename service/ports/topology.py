@@ -108,7 +108,7 @@ def decode_labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> La
 
 
 class TopologyPort:
-    """The port to the nodes. It follows them from the first `read` on.
+    """The port that reads and writes topology labels of nodes. It follows the nodes from the first `read` on.
 
     `read` raises SourceError while the server is unreachable.
     """

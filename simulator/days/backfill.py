@@ -138,7 +138,8 @@ Chooser = Callable[[TraceJob, NDArray[np.int64]], list[int] | None]
 class BackfillQueue:
     """The queue, the running jobs and the run times of a cluster.
 
-    `chooser`: if given, chooses the nodes of jobs that `choose_nodes` finds to fit.
+    `chooser`: a function that chooses the nodes of each job for which `choose_nodes` finds room, or
+    None.
     """
 
     pool: GpuPool

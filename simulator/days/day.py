@@ -137,10 +137,10 @@ Memo = dict[tuple[Any, ...], list[int] | None]
 
 
 class Day:
-    """The simulation of one arm of a day.
+    """The simulation of one day for one arm of the comparison.
 
-    `cluster` is copied. `memo` may be shared between arms and seeds, because the same view leads to the same
-    decision.
+    `cluster` is copied. `memo` may be shared between arms and seeds, because the same view leads to the
+    same decision.
     """
 
     def __init__(
@@ -376,7 +376,10 @@ class Day:
         self._view = replace(self._view, state=changed)
 
     def _count_idle_gpus(self, now_ms: int) -> None:
-        """Add the idle GPUs on avoided or drained nodes to the losses, as far as queued jobs want them."""
+        """Add the GPU-hours of idle GPUs on avoided or drained nodes to the losses.
+
+        At most as many GPUs count as the queued jobs want.
+        """
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)
         wanted = sum(job.gpus for job in self.cluster.queue)
@@ -387,7 +390,7 @@ class Day:
     # Placement
 
     def _choose_nodes(self, job: TraceJob, count: NDArray[np.int64]) -> list[int] | None:
-        """Choose nodes for a job with the product's own engine, from what this arm knows.
+        """Choose nodes for a job with the product's own engine, which gets only the facts that this arm knows.
 
         count: (node,) the GPUs that the job may use on each node. Returns None if it does not fit.
         """

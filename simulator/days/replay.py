@@ -31,8 +31,8 @@ class OngoingJob:
 class TraceReplay:
     """The result of the simulated past.
 
-    history: events of jobs that ended before the start, by time. queue: waiting jobs by arrival. cluster: the
-    scheduler's state, which users must copy.
+    history: events of jobs that ended before the start, by time. queue: waiting jobs by arrival.
+    cluster: the scheduler's state. Callers must copy it before they change it.
     """
 
     start_ms: int

@@ -192,11 +192,12 @@ def _choose_class(job: str, gpus: int) -> JobClass:
 def generate_trace(
     capacity_gpus: int, *, start_ms: int, seed: int, days_before: int = 30, days_after: int = 14, rush_h: int = 0
 ) -> JobTrace:
-    """Generate a trace like Venus for a fleet of any size, with a demand above the fleet at `start_ms`.
+    """Generate a trace like Venus for a fleet of any size, with more demand than GPUs at `start_ms`.
 
     Submissions come in bursts by hour and weekday, and run times are heavy-tailed. The load is half the
-    capacity until a last rush. For `rush_h` hours after the start, jobs that would still run without any wait
-    need more GPUs than the fleet has. So there is always a queue, whatever engine places the jobs.
+    capacity until a last rush. For `rush_h` hours after the start, the jobs would need more GPUs than
+    the fleet has even if none of them had to wait. So there is always a queue, whatever engine places
+    the jobs.
     """
     rng = np.random.default_rng(seed)
     begin_ms = start_ms - days_before * 24 * HOUR_MS

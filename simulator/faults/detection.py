@@ -16,9 +16,10 @@ INNOCENT = "innocent_peer"  # a healthy node beside a faulty one, among the deco
 class Sighting:
     """The measured effects of one fault, and how fast it was detected.
 
-    slowdown: step time divided by the usual one. kills_s: seconds until it kills the job. hangs: whether the job
-    hangs until then. delay_s: seconds from the first effect to the flag. kills_s and delay_s are inf if it
-    never happens. p_fail, p_slow: the node's risk within an hour once it is flagged.
+    slowdown: step time divided by the usual one. kills_s: seconds until the fault kills the job, inf if
+    it never does. hangs: whether the job hangs until then. delay_s: seconds from the first effect to
+    the flag, inf if the node is never flagged. p_fail, p_slow: the node's risk within an hour once it
+    is flagged.
     """
 
     kind: str

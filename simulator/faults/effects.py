@@ -43,7 +43,10 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class HardwareLoad:
-    """The present load of jobs on the hardware, which decides what a fault can show. Slot 0 means no job."""
+    """The present load of jobs on the hardware. It decides which effects a fault has.
+
+    Slot 0 means no job.
+    """
 
     slot: NDArray[np.int32]  # (n, g) job slot
     busy: NDArray[np.bool_]  # (n, g) computes at more than 250 W
@@ -144,7 +147,7 @@ class FaultShape(Protocol):
         """
 
     def end(self, effects: Effects, node: int, unit: int) -> None:
-        """Remove what the fault leaves behind, because it is over or repaired."""
+        """Undo the lasting effects of a fault that is over or repaired."""
 
 
 @dataclass(slots=True)

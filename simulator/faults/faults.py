@@ -286,9 +286,10 @@ class FaultPlan:
         return float(min(lasts_s, self.settings.limit_s))
 
     def _choose_place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
-        """Return a random (node, unit) on a node without a fault, or None. It is busy if possible.
+        """Choose a random (node, unit) on a node without a fault, or return None if there is none.
 
-        A slow fault gets no node with a job that another slow fault already slows.
+        A decoy always gets a unit in use. Other faults prefer one if the settings say so. A slow fault gets
+        no node whose job another slow fault already slows.
         """
         free = np.ones(load.slot.shape, bool)
         for incident in self._incidents:

@@ -49,7 +49,7 @@ class RunningGangs:
         self._free = list(range(63, 0, -1))
 
     def get_levels(self, name: str) -> NDArray[np.float64]:
-        """Return (slots,) float64, one number of each job's profile by field name, 0 for empty slots."""
+        """Return (slots,) float64, the field `name` of each job's profile, 0 for empty slots."""
         levels: NDArray[np.float64] = self._levels[_ROW[name]]
         return levels
 

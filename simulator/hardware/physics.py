@@ -123,9 +123,9 @@ def compute_slowdowns(gangs: RunningGangs, effects: Effects) -> NDArray[np.float
 
 
 def find_stalled_slots(gangs: RunningGangs, effects: Effects) -> NDArray[np.int32]:
-    """Return the slots of jobs that wait for a port which is down.
+    """Return (n,) int32, the slots of jobs that wait for a port which is down.
 
-    Then none of their members exchanges data.
+    No member of such a job exchanges data.
     """
     waiting: NDArray[np.int32] = np.unique(gangs.slot[effects.port_down & (compute_port_traffic(gangs) > 0)])
     return waiting
@@ -199,7 +199,7 @@ def compute_temperature_c(
 ) -> NDArray[np.float64]:
     """Return (node, GPU) temperature in °C after `dt_s` at this power.
 
-    It is an exact relaxation with each GPU's time constant.
+    It approaches its equilibrium exponentially, with each GPU's time constant.
     """
     target = body.inlet_c + body.resistance_c_per_w * power * np.interp(power, FAN_AT_W, FAN_WARMER)
     relaxed = temp_c + (target - temp_c) * -np.expm1(-dt_s / body.tau_s)

@@ -1,9 +1,12 @@
-"""A renderer of step times of real runs as telemetry at several intervals, with the true steps.
+"""A renderer of real runs' step times as GPU telemetry, with the true steps.
 
-ByteDance's trace gives activity: the share of an interval that a worker's operations fill. Megatron's
-iterations are filled with the pattern of a step (forward, backward, exchange, optimizer). Beyond 1.5
-medians they stall. Values are means over the interval that ends at `time_s`, with a sensor's noise. The
-files are `DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
+Each run is rendered at several sampling intervals.
+
+ByteDance's trace gives activity: the share of an interval that a worker's operations fill.
+Megatron's iterations are filled with the pattern of a step (forward, backward, exchange,
+optimizer). The time of an iteration beyond 1.5 medians is a stall. Values are means over the
+interval that ends at `time_s`, with a sensor's noise. The files are
+`DIR/telemetry/rendered/SOURCE-SERIES-INTERVALs/telemetry.parquet` and `truth.json`.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -4,8 +4,8 @@
     ├────────── fit ──────────┤─ judge 2 ─┤          windows of equal length over the last `share` of the history
     ├──────────────── fit ────────────────┤─ judge 3 ─┤
 
-A window carries its data and its seed, so every machine gets the same result. The judges are those of
-`fleetcast evaluate`.
+A window carries its data and its seed, so every machine gets the same result. The windows are
+evaluated by the code of `fleetcast evaluate`.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,9 +32,9 @@ WIN = 0.99  # a model that is as good as the best baseline is not worth a change
 
 @dataclass(frozen=True, slots=True)
 class BacktestWindow:
-    """One fit and the sets that judge it.
+    """The data of one back-test window: what a model is fitted on, and the sets that judge the fit.
 
-    The sets are of one task, are cut at the window's end, and know where their fit ends. own: further
+    All sets are of one task. Each is cut at the window's end and knows where the fit ends. own: further
     forecasters of demand.
     """
 
@@ -51,7 +51,7 @@ def make_demand_windows(
     share: float = SHARE,
     own: Sequence[Forecaster] = (),
 ) -> list[BacktestWindow]:
-    """Return windows over the last share of each panel's bins."""
+    """Return windows of equal length over the last `share` of each panel's bins."""
     parts = []
     for number in range(count):
         cuts = [_compute_window_cut(row.panel.bins, number, count, share) for row in sets]
@@ -65,7 +65,7 @@ def make_demand_windows(
 def make_duration_windows(
     tables: Sequence[tuple[str, HistoryJobs]], count: int, seed: int = 0, share: float = SHARE
 ) -> list[BacktestWindow]:
-    """Return windows over the last share of each history's submissions."""
+    """Return windows with equal numbers of jobs over the last `share` of each history's submissions."""
     parts = []
     for number in range(count):
         rows = []
@@ -79,7 +79,7 @@ def make_duration_windows(
 
 
 def _compute_window_cut(rows: int, number: int, count: int, share: float) -> tuple[int, int]:
-    """Return the row at which the fit of a window ends, and the row at which the window ends."""
+    """Return the row at which the fit of a window ends, and the row at which the window itself ends."""
     first = rows * (1 - share)
     return round(first + rows * share * number / count), round(first + rows * share * (number + 1) / count)
 
@@ -92,9 +92,10 @@ def backtest(
     processes: int = 1,
     say: Say = lambda line: None,
 ) -> Results:
-    """Run all windows and return their merged results.
+    """Fit and judge all windows, and return their merged results.
 
-    task: demand or duration. Raises FleetcastError if there is no window.
+    task: demand or duration. address: a Dask scheduler that runs the windows. Raises FleetcastError if
+    there is no window.
     """
     if not windows:
         raise FleetcastError("too little history for a back-test: no window has something before and something in it")
@@ -123,7 +124,7 @@ def judge_duration(window: BacktestWindow) -> Results:
 
 
 def _print_nothing(line: str) -> None:
-    """Print nothing. A window is reported once it is done."""
+    """Drop a progress line. The back-test reports a window only when it is done."""
 
 
 def merge_results(task: str, parts: Sequence[Results]) -> Results:
@@ -161,16 +162,20 @@ def _average_rows(rows: Sequence[ResultRow]) -> ResultRow:
 
 
 def _compute_interval_reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
-    """Return how far the interval of a mean of independent numbers extends to one side."""
+    """Return the distance from a weighted mean to the low or high end of its interval.
+
+    The numbers count as independent. side: "low" or "high".
+    """
     off = [weight * (getattr(row, side) - (row.value or 0.0)) for weight, row in zip(weights, rows, strict=True)]
     return float(np.sqrt(np.square(off).sum()))
 
 
 def make_verdict(task: str, results: Results) -> GateVerdict | None:
-    """Return the gate's verdict: whether we beat the best baseline of each number in geometric mean.
+    """Return the gate's verdict: whether our numbers beat the best baseline's in geometric mean.
 
-    Returns None if nothing was judged. The best baseline is chosen in hindsight. Forecasts of demand get a verdict
-    for each target. The verdict's numbers are then those of the targets that won.
+    Returns None if nothing was judged. The best baseline of each number is chosen in hindsight.
+    Forecasts of demand also get a verdict for each target. The numbers of the verdict are then those of
+    the targets that won.
     """
     metric = MAIN[task][0]
     found = [one for one in make_comparisons(results.rows, (metric,)) if one.ours.value and one.rival.value]
@@ -200,7 +205,8 @@ def make_verdict(task: str, results: Results) -> GateVerdict | None:
 def _judge_targets(found: Sequence[Comparison], metric: str) -> tuple[TargetVerdict, ...]:
     """Return a verdict for each target.
 
-    A target wins if it wins in geometric mean, and none of its numbers is worse beyond its interval.
+    A target wins if its geometric mean is far enough below the best baselines'. None of its intervals
+    may lie above the baseline's number.
     """
     groups: dict[str, list[Comparison]] = {}
     for one in found:

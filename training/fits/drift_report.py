@@ -1,4 +1,4 @@
-"""The drift of a model's features since a moment: samples before it compared with samples after it."""
+"""A report on the drift of a model's features: samples before a moment compared with samples after it."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,10 +26,10 @@ CLOCKS = frozenset({"target_hour", "target_weekday", "hour", "weekday", "ahead_h
 
 @dataclass(frozen=True, slots=True)
 class FeatureDrift:
-    """The drift of one target or history.
+    """The drift of the features of one demand target or one job history.
 
-    before, now: (row, feature) samples that the numbers were computed from. With more than one series,
-    there is an axis of series between the two.
+    before, now: (row, feature) the samples that are compared. With more than one series they are (row,
+    series, feature).
     """
 
     name: str
@@ -50,9 +50,9 @@ class FeatureDrift:
 
 
 def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
-    """Return the drift of each set and target between forecasts issued before and after a moment.
+    """Return the drift of the features of demand before and after a moment, for each set and target.
 
-    The forecasts are those of an hour ahead.
+    The features are those of forecasts an hour ahead.
     """
     found = []
     newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)
@@ -71,7 +71,7 @@ def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[Featu
 
 
 def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
-    """Return the drift of each history between jobs submitted before and after a moment."""
+    """Return the drift of the features of jobs submitted before and after a moment, for each history."""
     from fleetcast.features.past_runs import FEATURES
     from fleetcast.training.sets.duration_rows import replay_history
 
@@ -90,9 +90,9 @@ def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: 
 
 
 def _choose_row_numbers(first: int, end: int, each: int) -> NDArray[np.intp]:
-    """Return evenly spaced row numbers from `first` to `end` - 1.
+    """Return (k,) evenly spaced numbers from `first` to `end` - 1.
 
-    If each number stands for `each` rows, they make at most MOST_ROWS rows in total.
+    each: the number of rows for each returned number. The rows are at most MOST_ROWS in total.
     """
     wanted = max(1, min(end - first, MOST_ROWS // max(each, 1)))
     return np.unique(np.linspace(first, end - 1, wanted).astype(np.intp))
@@ -120,9 +120,9 @@ def _check_comparable(found: list[FeatureDrift], since_ms: int, newest_ms: int) 
 
 
 def render_drift_page(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
-    """Return a page with the reasons for a new fit, and the features of each target that moved most.
+    """Return an HTML page with the reasons for a new fit and the features that drifted most.
 
-    It includes plots of their distributions.
+    It has plots of their distributions for each target.
     """
     from fleetcast.training.reports.page import (
         render_list,

@@ -1,7 +1,7 @@
-"""A map of a function over independent items, on the workers of a Dask scheduler or on this machine.
+"""A parallel map of a function over independent items, on Dask workers or on this machine.
 
-Every item carries its own seed, and results are in the order of the items. So they are the same on any
-machine.
+Every item carries its own seed, and results are in the order of the items. So they are the same on
+any machine.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,8 @@
-"""The fit of node risk: a logistic on rule levels for each kind, calibrated by isotonic regression.
+"""The fit of node risk: a calibrated logistic regression on rule levels for each kind of risk.
 
-Faults are simulated more often than they happen, so rows are weighted back to the prevalence of real
-fleets: 2.3 % of node time is spent in faults (InfiniteHBD), and 4.2 faults begin in 1,000 node-days.
+The calibration is isotonic. Faults are simulated more often than they happen. So rows are weighted
+back to the prevalence of real fleets: 2.3 % of node time is spent in faults (InfiniteHBD), and 4.2
+faults begin in 1,000 node-days.
 """
 
 from collections.abc import Sequence
@@ -40,7 +41,7 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Rows to fit on, to calibrate on, and to test on."""
+    """The training rows in three parts: to fit on, to calibrate on, and to test on."""
 
     fit: RiskRows
     calibrate: RiskRows
@@ -48,9 +49,10 @@ class Split:
 
 
 def split_by_run(runs: Sequence[RiskRows]) -> Split:
-    """Split by whole runs, because moments of one run are alike. Raises ValueError for fewer than 3 runs.
+    """Split rows into whole runs, because the moments of one run are alike.
 
-    The last fifth is for the test, and the fifth before it calibrates.
+    The last fifth of the runs is for the test, and the fifth before it for the calibration. Raises
+    ValueError for fewer than 3 runs.
     """
     if len(runs) < 3:
         raise ValueError(f"{len(runs)} runs: at least 3 are needed to fit, to calibrate and to judge")
@@ -61,9 +63,9 @@ def split_by_run(runs: Sequence[RiskRows]) -> Split:
 
 
 def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
-    """Fit coefficients for every kind with enough events.
+    """Fit the coefficients and the calibration of every kind of risk with enough events.
 
-    The scores on the test runs are added to the notes.
+    notes: gets the scores on the test runs.
     """
     kinds = {}
     for k, kind in enumerate(RISK_KINDS):
@@ -81,16 +83,16 @@ def estimate_prevalence(kind: int) -> float:
 
 
 def compute_prevalence_weights(labels: NDArray[np.bool_], kind: int) -> Array:
-    """Return (n,) weights that give the positives the prevalence of real fleets."""
+    """Return (n,) weights that give the positive rows the share that they have in real fleets."""
     share = max(float(labels.mean()), 1e-9)
     real = estimate_prevalence(kind)
     return np.where(labels, real / share, (1 - real) / max(1 - share, 1e-9))
 
 
 def fit_fault_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
-    """Fit the logistic of one kind and its calibration.
+    """Fit the logistic regression of one kind of risk and its calibration.
 
-    A weight may be negative: the rule then counts in favour of a node.
+    A coefficient may be negative. Its rule is then evidence against a fault.
     """
     labels = rows.labels[kind]
     used = np.flatnonzero((rows.levels > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE)
@@ -107,9 +109,9 @@ def fit_fault_kind(rows: RiskRows, held_out: RiskRows, kind: int) -> KindFit:
 def fit_calibration(
     rows: RiskRows, kind: int, intercept: float, coefficients: Array
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Fit an isotonic map of the logistic's output, on runs that it has not seen.
+    """Fit an isotonic map from the regression's output to probabilities, on runs held out from its fit.
 
-    The map is reduced to a few points.
+    Returns the points of the map, reduced to a few: their inputs and their probabilities.
     """
     raw = 1 / (1 + np.exp(-(intercept + rows.levels.astype(np.float64) @ coefficients)))
     labels = rows.labels[kind]
@@ -123,18 +125,18 @@ def fit_calibration(
 
 
 def score_kinds(rows: RiskRows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]:
-    """Return events, AUROC, average precision and Brier skill over the base rate for each kind.
+    """Return kind of risk → events, AUROC, average precision and Brier skill over the base rate.
 
-    The rows are not weighted back.
+    The rows are not weighted back to real prevalence.
     """
     p = predict_risk(rows, fit)
     return {kind: _compute_scores(p[k], rows.labels[k]) for k, kind in enumerate(RISK_KINDS)}
 
 
 def predict_risk(rows: RiskRows, fit: RiskFit | None) -> Array:
-    """Return (kind, n) the probability within the hour, as the service computes it.
+    """Return (kind, n) the probability of each kind within the hour, as the service computes it.
 
-    It assumes nodes that never had a fault.
+    The prediction assumes that the nodes never had a fault before.
     """
     levels = rows.levels.astype(np.float64)
     known = np.ones(len(rows), bool)

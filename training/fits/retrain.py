@@ -1,7 +1,7 @@
 """A whole training: a back-test, a fit on all data, a new version with its card, and the gate.
 
     inputs ─ windows ─ back-test ─ Verdict ┐
-      └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, where it won
+      └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, if it won
 
 A version is complete or absent, so training may be killed at any moment and run again.
 """
@@ -31,7 +31,7 @@ DEPENDENCIES = ("fleetcast", "lightgbm", "numpy", "scikit-learn")
 
 
 class Model(Protocol):
-    """A fit that can be saved."""
+    """A fitted model that can be saved in a folder."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -40,7 +40,8 @@ class Model(Protocol):
 class TrainingPlan:
     """The settings of a training.
 
-    windows: the number of windows of the back-test. address: a Dask scheduler. own: further baselines.
+    windows: the number of back-test windows. address: the address of a Dask scheduler. own: further
+    forecasters, which count as baselines.
     """
 
     kind: str
@@ -54,9 +55,9 @@ class TrainingPlan:
 
 @dataclass(frozen=True, slots=True)
 class TrainingOutcome:
-    """The version that a training added, and its results.
+    """The model version that a training added, and the results of its back-test.
 
-    objection: why it does not serve, "" if it serves.
+    objection: why the version does not serve, "" if it serves.
     """
 
     version: str
@@ -87,8 +88,8 @@ def train(
 ) -> TrainingOutcome:
     """Train a model, and add it to the registry as a version.
 
-    promote: whether the version shall serve if the gate allows it. Raises FleetcastError if the data are too few or
-    unclear. If the process is killed at any moment, the registry stays as it was.
+    promote: whether the version shall serve if the gate allows it. Raises FleetcastError if the data
+    are insufficient or unclear. If the process is killed at any moment, the registry stays unchanged.
     """
     if plan.kind == "demand":
         sets = inputs.read_panels()
@@ -136,7 +137,7 @@ def _make_card(fit: FitResult, plan: TrainingPlan, results: Results, now_ms: int
 
 
 def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: None) -> FitResult:
-    """Fit the trees of every target, on all bins."""
+    """Fit the demand trees of every target on all bins."""
     import msgspec
 
     from fleetcast.models.demand.features import FEATURES
@@ -152,7 +153,7 @@ def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: Non
 
 
 def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitResult:
-    """Fit the model of run and remaining times on all data known at the last submission or end.
+    """Fit the model of run times and remaining times on all that was known at the last submission or end.
 
     Raises FleetcastError if too few jobs have ended.
     """

@@ -18,9 +18,9 @@ Levels = NDArray[np.float64]
 
 
 class RunPools:
-    """The newest runs by kind, recorded in order of their ends.
+    """The newest run times of each kind of job, recorded in order of the jobs' ends.
 
-    Kinds are tuples of keys, the most specific first.
+    A job belongs to several kinds, the most specific first. A kind is a tuple of keys.
     """
 
     def __init__(self) -> None:
@@ -32,9 +32,9 @@ class RunPools:
             self._runs[kind].append(math.log(max(run_s, 1.0)))
 
     def find_known_runs(self, kinds: Sequence[Key]) -> Levels:
-        """Return (k,) logarithms of seconds, ascending, of the first kind with enough runs.
+        """Return (k,) logarithms of run times in seconds, ascending, of the first kind with enough runs.
 
-        Returns (0,) if no kind has enough.
+        Returns an empty array if no kind has enough.
         """
         for kind in kinds:
             runs = self._runs.get(kind)
@@ -45,10 +45,10 @@ class RunPools:
     def draw_run_times(
         self, kinds: Sequence[Key], limit_s: float, ages_s: Levels, own: Levels, common: Levels
     ) -> Levels:
-        """Draw (path, job) run times of jobs of one kind that have run for `ages_s` (job,).
+        """Draw (path, job) run times in seconds of jobs of the same kinds that have run for `ages_s` (job,).
 
-        They are at most the limit. own: (path, job), common: (path,), standard normal. A job older than all known
-        runs doubles its age in half of the draws.
+        They are at most the limit. own: (path, job) and common: (path,) are standard normal values, of the
+        job and of the path. A job older than all known runs doubles its age in half of the draws.
         """
         mixed = math.sqrt(SHARED) * common[:, None] + math.sqrt(1 - SHARED) * own
         levels = 0.5 * (1 + _compute_error_function(mixed / math.sqrt(2)))
@@ -64,12 +64,12 @@ class RunPools:
 
 
 def _compute_error_function(x: Levels) -> Levels:
-    """Return the error function by Abramowitz and Stegun 7.1.26, accurate to 1.5e-7."""
+    """Return the error function of each value by Abramowitz and Stegun 7.1.26, accurate to 1.5e-7."""
     t = 1 / (1 + 0.3275911 * np.abs(x))
     tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return np.asarray(np.sign(x) * (1 - tail * np.exp(-x * x)))
 
 
 def compute_normal_quantiles(paths: int) -> Levels:
-    """Return (path,) evenly likely standard normal values."""
+    """Return (path,) standard normal values at evenly spaced probabilities."""
     return np.array([NORMAL.inv_cdf((path + 0.5) / paths) for path in range(paths)])

@@ -1,4 +1,4 @@
-"""The fit of site risk: a logistic for each kind and horizon, on the rows of a site's own days.
+"""The fit of site risk: a logistic regression for each kind and horizon, on rows of a site's own days.
 
 See models/risk/site_risk.py.
 """
@@ -27,9 +27,9 @@ def count_events(days: SiteDays, until_ms: int) -> dict[str, int]:
 
 
 def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None) -> SiteFit:
-    """Fit each kind of fault that has at least FEWEST_EVENTS events before `until_ms`.
+    """Fit the site risk of each kind with at least FEWEST_EVENTS events before `until_ms`.
 
-    The fit uses only rows whose outcome was known at `until_ms`.
+    The fit uses only rows whose outcome was known at `until_ms`. notes: facts to store with the fit.
     """
     counts = count_events(days, until_ms)
     kinds = {}
@@ -40,7 +40,7 @@ def fit_site(days: SiteDays, until_ms: int, notes: dict[str, Any] | None = None)
 
 
 def _fit_horizon(days: SiteDays, until_ms: int, kind: str, span: int) -> HorizonFit:
-    """Fit one kind and horizon on the features that are in use."""
+    """Fit one kind and one horizon, on the features that `choose_features` selects."""
     matured = np.flatnonzero(days.time_ms + span * DAY_MS <= until_ms)
     rows = days.select_rows(matured[:: 1 + len(matured) // ROWS_AT_MOST])
     used = choose_features(rows)
@@ -53,10 +53,10 @@ def _fit_horizon(days: SiteDays, until_ms: int, kind: str, span: int) -> Horizon
 
 
 def choose_features(rows: SiteDays) -> NDArray[np.intp]:
-    """Return the indices of the columns to fit on: those of the past, and those of frequent rules.
+    """Return the indices of the columns to fit on: the past of the node, and the rules that are frequent.
 
-    Rules for hard signals, and rules that repeat the past, are left out. A rule is frequent if at least
-    FEWEST_ROWS_OF_RULE rows have it.
+    Rules for hard signals, and rules that repeat the past, are left out. A rule is frequent if its
+    level is above zero in at least FEWEST_ROWS_OF_RULE rows.
     """
     spoke = (rows.columns[:, len(PAST_FEATURES) :] > 0).sum(axis=0) >= FEWEST_ROWS_OF_RULE
     return np.flatnonzero(np.concatenate((np.ones(len(PAST_FEATURES), np.bool_), spoke & USABLE)))

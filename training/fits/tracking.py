@@ -1,8 +1,8 @@
-"""MLflow as an optional store of runs.
+"""Optional logging of trained versions to MLflow.
 
-The card's numbers become parameters and metrics, and the version's files become artifacts. `uri` is a
-server (http://…), a folder (file:///…) or anything else that MLflow accepts. MLflow's own usage reports
-are off.
+The card's numbers become parameters and metrics, and the version's files become artifacts. `uri` is
+a server (http://…), a folder (file:///…) or anything else that MLflow accepts. MLflow's own usage
+reports are off.
 """
 
 import math
@@ -91,7 +91,7 @@ def _make_tags(card: Card) -> dict[str, str]:
 
 
 def make_mlflow_params(card: Card) -> dict[str, str]:
-    """Return the version's inputs as MLflow parameters: seed, settings, data and packages."""
+    """Return what a version was made from as MLflow parameters: seed, settings, data and packages."""
     return {
         "version": card.version,
         "seed": str(card.seed),
@@ -104,9 +104,9 @@ def make_mlflow_params(card: Card) -> dict[str, str]:
 
 
 def list_card_metrics(card: Card) -> Iterator[tuple[str, float]]:
-    """Yield the pooled numbers with names such as `venus/running/wql/1 h/ours`.
+    """Yield (name, value) of the card's pooled metrics, with names such as `venus/running/wql/1 h/ours`.
 
-    Our numbers come with the ends of their intervals.
+    The ends of intervals are included for our own numbers.
     """
     for row in select_pooled_rows(_make_result_row(metric) for metric in card.metrics):
         parts = (row.dataset, row.target, row.metric, format_lead(row.horizon_s), row.method)

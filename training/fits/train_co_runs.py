@@ -1,10 +1,11 @@
-"""Interference training: a version is made of the co-runs in a site's archive, and the gate judges it.
+"""Training of the interference model on the co-runs in a site's archive, with the gate's verdict.
 
     archive ─ a minute at a time ─ FleetWatch ─ CoRuns.observe ─> co-runs by time, loads of both jobs alone
 
-Only jobs that share a GPU are judged, on the later half of the co-runs. The metric is the error of the
-speed predicted with all co-runs that were known. It is compared with the rule alone (the prediction of a
-service without co-runs). If a version serves, it is compared with that version's co-runs.
+A co-run is a pair of jobs that share a GPU. A version is judged on the later half of the co-runs.
+The metric is the error of the speed predicted from the co-runs before. It is compared with the
+prediction by the rule alone, which a service without co-runs makes. If a version serves already, it
+is compared with the prediction from that version's co-runs.
 """
 
 import asyncio
@@ -47,7 +48,7 @@ UNKNOWN = (float("nan"),) * len(LOADS)
 
 @dataclass(frozen=True, slots=True)
 class SeenCoRun:
-    """A co-run, the time at which it was known, and the loads of both jobs alone, as known then."""
+    """A co-run, when it became known, and the loads of both jobs running alone, as known at that time."""
 
     time_ms: int
     co_run: CoRun
@@ -57,9 +58,9 @@ class SeenCoRun:
 
 @dataclass(frozen=True, slots=True)
 class SiteCoRuns:
-    """The co-runs of a site by time, and the measurements of its jobs running alone.
+    """The co-runs of a site in order of time, and the measurements of its jobs running alone.
 
-    loads, turns: job key → values, as known at the end.
+    loads, turns: job key → loads, and step times, as known at the end of the archive.
     """
 
     seen: tuple[SeenCoRun, ...]
@@ -103,7 +104,10 @@ async def _replay_archive(files: ArchiveFiles, span: ArchiveSpan, topology: Topo
 
 
 def _list_held_gpus(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return (held GPU,) the attempt's index in `running`, and the GPU's row."""
+    """Return the GPUs that running attempts hold, as two columns.
+
+    They are (held GPU,) the attempt's index in `running`, and (held GPU,) the GPU's row.
+    """
     gpus = {name: row for row, name in enumerate(entities[EntityKind.GPU].names)}
     pairs = [
         (at, gpus[f"{rank.node}/{gpu}"])
@@ -138,9 +142,10 @@ def compute_errors(known: Sequence[SeenCoRun], later: Sequence[SeenCoRun]) -> Ar
 def train_interference(
     site: SiteCoRuns, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True
 ) -> TrainingOutcome:
-    """Train and add one version. It serves if it predicts later co-runs better than the serving version.
+    """Train a version and add it to the registry.
 
-    promote: False only adds it.
+    It serves if its predictions of later co-runs are better. They are compared with the serving
+    version's, or else with the rule's. promote: if False, the version is only added.
     """
     on_gpu = [row for row in site.seen if row.co_run.share == "gpu"]
     version = registry.current_version(KIND)
@@ -173,9 +178,10 @@ def train_interference(
 
 
 def judge_co_runs(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
-    """Evaluate the later half of the co-runs with the earlier half known, compared with the rule alone.
+    """Evaluate predictions of the later half of the co-runs, made from the earlier half.
 
-    If a version serves, evaluate the co-runs after its data, and compare with that version's co-runs.
+    They are compared with the rule alone. If a version serves, only co-runs after `since_ms` are
+    judged, and the rival is a prediction from the version's own co-runs.
     """
     results = Results(KIND)
     if len(rows) < FEWEST:

@@ -1,4 +1,4 @@
-"""Risk training on a site's days: a back-test on rolling windows, a fit on all days, and the gate."""
+"""Training of site risk: a back-test on rolling windows, a fit on all of a site's days, and the gate."""
 
 from collections.abc import Callable
 
@@ -36,9 +36,10 @@ FEWEST_JUDGED = 20  # failures, drains and slowdowns that came in the judged win
 def train_risk(
     days: SiteDays, plan: TrainingPlan, registry: Registry, now_ms: int, *, promote: bool = True, say: Say = print
 ) -> TrainingOutcome:
-    """Train and add one version. It serves if it beats the serving version.
+    """Train a version and add it to the registry.
 
-    If the process is killed, the registry stays as it was.
+    It serves if it beats the shipped fit and the serving version. If the process is killed, the
+    registry stays unchanged.
     """
     counts = count_events(days, days.end_ms)
     say(f"1 of 2: judging on {plan.windows} windows that are not fitted on, each by a fit on what came before")
@@ -84,8 +85,8 @@ def make_verdict(
 ) -> GateVerdict:
     """Return the gate's verdict on the new fit.
 
-    The fit needs enough failures to win. Its log loss must be lower than those of the shipped fit and of the
-    serving version, if there is one.
+    The fit wins only with enough failures. Its log loss must also be lower than those of the shipped
+    fit and of the serving version, if there is one.
     """
     short = "; ".join(f"{count:,} {NAMES[kind]}, {FEWEST_EVENTS} needed" for kind, count in counts.items())
     if judged is None:
@@ -110,7 +111,7 @@ def make_verdict(
 
 
 def _count_judged_events(results: Results, method: str) -> int:
-    """Count the events within a day of the judged rows for which this method has a log loss."""
+    """Count the events within a day in the judged rows for which this method has a log loss."""
     return sum(row.n for row in results.select(series="all", method=method, metric="log_loss", horizon_s=86_400))
 
 

@@ -1,1 +1,1 @@
-"""Evaluations: every method is compared with its fair baseline, on the same data, in one run."""
+"""Evaluations: every method is compared with fair baselines on the same data, in one run."""

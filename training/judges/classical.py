@@ -40,7 +40,7 @@ SINGULAR = "The design matrix is rank-deficient"  # then statsmodels' weights ar
 
 @dataclass(frozen=True, slots=True)
 class SeriesSpan:
-    """A series from the first bin that is fitted on to the last bin that is forecast from.
+    """A part of a series, from the first bin of the fit to the last bin that forecasts start from.
 
     values: (bin,), all known. fitted: the number of bins that the fit may read. steps: leads in bins.
     """
@@ -53,16 +53,19 @@ class SeriesSpan:
 
     @property
     def bins_per_hour(self) -> int:
-        """The number of bins in an hour. 1 if bins are longer."""
+        """The number of bins in an hour. It is 1 if a bin is longer than an hour."""
         return max(1, HOUR_S // self.bin_s)
 
     @property
     def hours_per_day(self) -> int:
-        """The number of hours (or longer bins) in a day."""
+        """The number of hours in a day, or of bins if a bin is longer than an hour."""
         return max(1, DAY_S // (self.bins_per_hour * self.bin_s))
 
     def compute_hour_values(self) -> Array:
-        """Return (bin,) the value of the hour that each bin ends: its level, or the mean of its arrivals."""
+        """Return (bin,) the value of the hour that ends with each bin.
+
+        It is the bin's own level, or the mean of the hour's arrivals.
+        """
         return compute_rolling_mean(self.values[None], self.bins_per_hour)[0] if self.is_flow else self.values
 
 
@@ -71,10 +74,10 @@ Method = Callable[[SeriesSpan], Array]  # (step, bin) the forecast from each bin
 
 @dataclass(slots=True)
 class RefittedForecaster:
-    """A forecaster that is fitted again every week, counted from bin `first`.
+    """A forecaster that fits a classical method again every week, counted from bin `first`.
 
-    It forecasts nothing before the first fit. If a fit fails, the forecasts of its week are unknown. `failed`
-    counts the reasons, and `fits` counts the fits.
+    It has no forecasts before the first fit. If a fit fails, the forecasts of its week are NaN. fits:
+    the number of fits. failed: reason → number of failed fits.
     """
 
     name: str
@@ -95,7 +98,8 @@ class RefittedForecaster:
     def _split_into_weeks(self, panel: Panel, first: int) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of the bins of each week.
 
-        The first week is two weeks before bin `first`, because its errors make the quantiles.
+        The weeks start at least two weeks before bin `first`, because the errors made there give the
+        quantiles.
         """
         week = WEEK_S // panel.bin_s
         since = max(1, first - ERRORS_DAYS * DAY_S // panel.bin_s - week + 1)
@@ -222,9 +226,9 @@ def forecast_by_mstl(span: SeriesSpan) -> Array:
 
 
 def _repeat_last_cycle(season: Array, period: int, span: SeriesSpan, ahead: int) -> Array:
-    """Return (bin + hours ahead,) the last cycle of an hourly season at every bin.
+    """Return (bin + hours ahead,) the last cycle of an hourly season, repeated over all bins.
 
-    Values between two hours lie on a line.
+    Values between two full hours are interpolated linearly.
     """
     size = len(span.values) + ahead * span.bins_per_hour
     hours = (np.arange(size) - (span.fitted - 1)) / span.bins_per_hour  # since the last one that was fitted on
@@ -233,14 +237,15 @@ def _repeat_last_cycle(season: Array, period: int, span: SeriesSpan, ahead: int)
 
 
 def _list_lead_hours(span: SeriesSpan) -> list[int]:
-    """Return the whole hours that the steps need."""
+    """Return the leads in whole hours that are needed to interpolate the steps."""
     return sorted({max(1, -(-step // span.bins_per_hour)) for step in span.steps})
 
 
 def _interpolate_steps(span: SeriesSpan, hours: Array, leads: Sequence[int], found: Array) -> Array:
-    """Interpolate (lead, bin) forecasts by the hour into (step, bin).
+    """Interpolate (lead, bin) forecasts at whole hours into (step, bin) forecasts.
 
-    Values between two leads lie on a line. Before the first lead, the line starts from what is known now.
+    Values between two leads are interpolated linearly. Before the first lead, the line starts from the
+    last known value.
     """
     known = found[:1] if span.is_flow else hours[None]
     table = np.concatenate([known, found])

@@ -5,14 +5,16 @@
                  |── fit before each window on all that came before it ─────|
                                         the gate sees the outcomes of forecasts that were issued out of sample
 
-All methods forecast at the same origins. An origin is a random bin of each hour after the train folder.
-It sees all history before it. As in the service, the trees are fitted again before each window, and the
-gate runs on. The first fit forecasts the warm-up, which it was not fitted on. Series that are not in the
-train folder are never fitted on. A set without a train part is not fitted on either. It is judged after
-some history of its own (`sets/demand_sets.py`), by trees that were fitted on the other sets.
+All methods forecast at the same origins: one random bin in each hour after the train folder. A
+forecast may use all history before its origin. As in the service, the trees are fitted again before
+each window, and the gate continues through all of them. The first fit forecasts the warm-up, which
+it was not fitted on. Series that are not in the train folder are never fitted on. A set without a
+train part is not fitted on either. It is judged after some history of its own
+(`sets/demand_sets.py`), by trees that were fitted on the other sets.
 
-The baselines are the naive ones, Theta, the rolling median, and three of statsmodels (`classical.py`). If
-one cannot forecast, persistence stands in for it. The results report this as `stood_in`.
+The baselines are the naive ones, Theta, the rolling median, and three of statsmodels
+(`classical.py`). If one cannot forecast, persistence stands in for it. The results report this as
+`stood_in`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,7 +66,8 @@ def evaluate(
 ) -> Results:
     """Evaluate forecasts of demand on every set that has outcomes after the train part.
 
-    windows: 0 for as many as each set allows. own: further forecasters, each with a row of its own.
+    windows: 0 for as many windows as each set allows. own: further forecasters, which get rows of their
+    own.
     """
     results = Results("demand")
 
@@ -95,7 +98,7 @@ def add_set_results(
     own: Sequence[Forecaster] = (),
     classical: Mapping[str, Method] | None = None,
 ) -> None:
-    """Add the results of one set, over all of it and for each of its windows."""
+    """Add the results of one set: over its whole judged span, and for each of its windows."""
     refitted = [RefittedForecaster(name, method, one.bins_before_judging) for name, method in (classical or {}).items()]
     judged = run_forecasts(one, models, seed, [*refitted, *own])
     judge_set(results, judged, seed)
@@ -117,7 +120,7 @@ def _make_count_row(one: DemandSet, method: str, metric: str, value: float, n: i
 
 @dataclass(frozen=True, slots=True)
 class DemandModels:
-    """The windows of each data set, the trees of its warm-up, and the trees of each window.
+    """The fitted demand trees: those of the warm-up, and those of each window.
 
     Trees are None if there was nothing to fit on.
     """
@@ -130,9 +133,9 @@ class DemandModels:
     def fit(
         cls, known: Sequence[DemandSet], sets: Sequence[DemandSet], seed: int, say: Say, windows: int = 0
     ) -> "DemandModels":
-        """Fit the trees of the warm-up, and trees before each window.
+        """Fit trees for the warm-up, and further trees before each window.
 
-        known: the train folder's sets.
+        known: the sets of the train folder. sets: those of both folders.
         """
         found = cls({}, {}, {})
         of_others: dict[tuple[str, ...], DemandTrees | None] = {}
@@ -251,7 +254,7 @@ def _draw_hourly_bins(panel: Panel, first: int, end: int, rng: np.random.Generat
 def run_forecasts(
     one: DemandSet, models: DemandModels, seed: int, further: Sequence[Forecaster] = ()
 ) -> JudgedForecasts:
-    """Forecast at every origin by all methods. As in the service, the gate chooses among them.
+    """Forecast at every origin with all methods. As in the service, the gate chooses among them.
 
     further: baselines in addition to the usual ones.
     """
@@ -288,7 +291,7 @@ def run_forecasts(
 def _run_gate(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator[tuple[int, ServedForecasts]]:
     """Run the gate bin by bin. Yields (number of the origin, the forecast that the gate serves there).
 
-    In each bin the gate receives the outcomes first. Then it issues the forecast of that moment.
+    In each bin the gate first receives the outcomes. Then it issues the forecast for that bin.
     """
     waiting = {int(origin): number for number, origin in enumerate(origins)}
     for bin in range(int(origins[0]), int(origins[-1]) + 1):
@@ -300,9 +303,9 @@ def _run_gate(gate: Gate, panel: Panel, origins: Bins, table: Array) -> Iterator
 def _forecast_by_trees(
     one: DemandSet, models: DemandModels, origins: Bins, begins: Sequence[int], steps: Sequence[int]
 ) -> Array:
-    """Return (quantile, step, origin, series) the forecasts of the trees that served at each origin.
+    """Return (quantile, step, origin, series) forecasts, each by the trees that serve at its origin.
 
-    The trees of the warm-up come first, then those of each window.
+    These are the trees of the warm-up, then those of each window in turn.
     """
     fits = [models.warm[one.dataset], *models.rolled[one.dataset]]
     parts = np.split(origins, np.searchsorted(origins, np.array(begins) - 1))

@@ -1,8 +1,8 @@
-"""Metrics of quantile forecasts of demand, with intervals, by series and pooled.
+"""Metrics of quantile forecasts of demand, by series and pooled, with intervals.
 
-`coverage_80` counts outcomes within the band or at its ends. `inside_80` counts those strictly between
-them. If a series often stays at one number, that number is a quantile, and a band of no width covers more
-than it promises. So bands are right if their share lies between the two.
+`coverage_80` counts outcomes within the band or at its ends. `inside_80` counts those strictly
+between them. If a series often stays at one number, that number is a quantile, and a band of no
+width covers more than it promises. So a band is right if its promised share lies between the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,10 +38,10 @@ METRICS = (
 
 @dataclass(frozen=True, slots=True)
 class JudgedForecasts:
-    """The forecasts of one set.
+    """The forecasts of all methods for one set.
 
-    methods: name → (quantile, step, origin, series). model: (step, origin, series). scale: (series,) the unit of
-    MASE, or NaN.
+    methods: name → (quantile, step, origin, series). model: (step, origin, series) the model that the
+    gate served. scale: (series,) the unit of MASE, or NaN.
     """
 
     dataset: str
@@ -53,9 +53,9 @@ class JudgedForecasts:
     scale: Array
 
     def find_outcomes(self, at: int) -> Array:
-        """Return (origin, series) the outcomes of the forecasts of one step.
+        """Return (origin, series) the outcomes of the forecasts with step number `at`.
 
-        An outcome is NaN if it is unknown or after the end.
+        An outcome is NaN if it is unknown, or later than the panel's end.
         """
         bins = self.origins + self.steps[at]
         found = self.panel.values.T[np.minimum(bins, self.panel.bins - 1)].copy()
@@ -100,7 +100,10 @@ def judge_windows(results: Results, judged: JudgedForecasts, windows: Sequence[R
 
 
 def _find_known_outcomes(judged: JudgedForecasts, at: int) -> tuple[Array, NDArray[np.bool_]]:
-    """Return (origin, series) outcomes, and a mask of those that both persistence and ours forecast."""
+    """Return (origin, series) outcomes, and (origin, series) whether each is judged.
+
+    An outcome is judged if it is known and both persistence and our method have a forecast of it.
+    """
     outcomes = judged.find_outcomes(at)
     known = np.isfinite(outcomes)
     for name in (OURS, PERSISTENCE):
@@ -109,7 +112,7 @@ def _find_known_outcomes(judged: JudgedForecasts, at: int) -> tuple[Array, NDArr
 
 
 def _find_missing_forecasts(judged: JudgedForecasts, method: str) -> NDArray[np.bool_]:
-    """Return (step, origin, series) whether persistence stands in."""
+    """Return (step, origin, series) whether a method has no forecast. Persistence then stands in for it."""
     return np.asarray(~np.isfinite(judged.methods[method]).all(axis=0))
 
 
@@ -188,7 +191,7 @@ def _make_rows(
 
 
 def _name_serving_models(models: NDArray[np.str_]) -> str:
-    """Return the names of the models that served, the most frequent first."""
+    """Return the names of the models that served, joined into one text. The most frequent comes first."""
     names, counts = np.unique(models, return_counts=True)
     return "+".join(names[np.argsort(-counts, kind="stable")].tolist())
 
@@ -196,7 +199,7 @@ def _name_serving_models(models: NDArray[np.str_]) -> str:
 def _add_predictions(
     results: Results, judged: JudgedForecasts, at: int, outcomes: Array, known: NDArray[np.bool_]
 ) -> None:
-    """Add a block of predictions, one line for each origin, series and quantile of ours."""
+    """Add a block of predictions. It has a row for each origin, series and quantile of our forecasts."""
     panel = judged.panel
     values = judged.methods[OURS][:, at]  # (quantile, origin, series)
     mask = np.broadcast_to(known, values.shape)

@@ -64,7 +64,10 @@ def evaluate_sets(sets: Sequence[JobHistory], seed: int, say: Say, windows: int 
 
 
 def predict_test_span(one: JobHistory, seed: int, say: Say, windows: int = 0) -> JudgedDurations:
-    """Fit before each window on the jobs known by then, and predict the test span in order of time."""
+    """Predict the jobs of the test span in order of time.
+
+    The models are fitted before each window on the jobs known by then.
+    """
     table, judged = one.table, one.is_judged
     rows = replay_history(table, watched=judged | _draw_watched_jobs(~one.in_test, seed), landmarks_s=_list_landmarks())
     in_span = rows.select_rows(judged[rows.job])
@@ -108,7 +111,10 @@ def _list_landmarks() -> tuple[int, ...]:
 
 
 def _fill_rows(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool_]) -> None:
-    """Write the predictions of some rows into those of all rows. Rows without a prediction are NaN."""
+    """Write the predictions of some rows into the arrays of all rows. Rows without a prediction are NaN.
+
+    rows: (row,) whether each of all rows is among those predicted.
+    """
     for name, values in part.items():
         if name not in whole:
             whole[name] = np.full((len(rows), *values.shape[1:]), np.nan)
@@ -125,9 +131,9 @@ def _draw_watched_jobs(mask: NDArray[np.bool_], seed: int) -> NDArray[np.bool_]:
 
 
 def predict_with_outcomes(model: DurationModel, table: HistoryJobs, rows: DurationRows) -> Array:
-    """Return (row, level) the model's quantiles, corrected by the outcomes known at each submission.
+    """Return (row, level) the model's quantiles, corrected by known outcomes of earlier predictions.
 
-    They are capped by the limit.
+    The correction uses what was known at each submission. The quantiles are capped by the job's limit.
     """
     issued = model.predict_log_run(rows.features)
     similar = rows.features[:, _SIMILAR].astype(np.float64)
@@ -156,11 +162,11 @@ def find_groups(table: HistoryJobs) -> NDArray[np.object_]:
 def predict_by_baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
     """Return method → (row, level) forecasts of each baseline, as logarithms of seconds.
 
-    last_two: the mean of the user's (else the group's) last two runs. group: the median of the last 20 and
-    quantiles of the last 200 runs of its group with as many GPUs. group_train: the same group's quantiles
-    over all jobs known at the fit. limit: the limit that the user requested.
+    last_two: the mean of the last two runs of the user, or else of the group. group: the median of the
+    last 20 and quantiles of the last 200 runs of the group with as many GPUs. group_train: the same
+    group's quantiles over all jobs known at the fit. limit: the limit that the user requested.
 
-    The argument `train` is the history known at the fit.
+    train: the history known at the fit.
     """
     features = rows.features.astype(np.float64)
     two = features[:, COLUMN["user_mean_two"]]
@@ -183,9 +189,9 @@ def _make_point_quantiles(values: Array) -> Array:
 
 
 def _estimate_group_quantiles(table: HistoryJobs, train: HistoryJobs, jobs: NDArray[np.int64]) -> Array:
-    """Return (row, level) quantiles of the group's jobs that had ended at the fit.
+    """Return (row, level) quantiles of the runs of each job's group that had ended at the fit.
 
-    A group with few of them gets the quantiles of all jobs.
+    A group with few such runs gets the quantiles of all jobs.
     """
     ended = np.isfinite(train.run_s)
     if not ended.any():
@@ -212,9 +218,10 @@ def _name_sized_groups(table: HistoryJobs) -> NDArray[np.str_]:
 def estimate_conditional_medians(
     table: HistoryJobs, train: HistoryJobs, now_s: float, rows: DurationRows
 ) -> dict[str, Array]:
-    """Return method → (row,) logarithms of median remaining seconds, by all jobs and by the job's group.
+    """Return method → (row,) logarithms of the median remaining seconds.
 
-    The medians come from runs known at the fit that lasted longer than the job has run.
+    One method uses the runs of all jobs, the other those of the job's group. Only runs known at the fit
+    count that lasted longer than the job has run so far.
     """
     curve = _fit_survival_curve(train, now_s)
     everyone = np.log(np.maximum(1.0, curve.estimate_run_s(rows.elapsed_s, 0.5) - rows.elapsed_s))

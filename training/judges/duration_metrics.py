@@ -1,6 +1,6 @@
 """Metrics of run times on log seconds: pinball loss, error, share within a factor of 2, and coverage.
 
-The share of jobs predicted too short is a metric, too.
+A further metric is the share of jobs whose predicted time was too short.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,9 +29,10 @@ MODEL = {"ours": "boosted+tracker", "group": "last 20 and 200", "group_train": "
 class JudgedDurations:
     """The predictions of one set in the test span, as logarithms of seconds.
 
-    runs: method -> (row, level) for the jobs `job`, NaN if the method has none. A point forecast has only the
-    median. remaining: method -> (row,) medians for the jobs `late_job` after `elapsed_s`. windows: the rolling
-    windows, each with a fit of its own. run_in, late_in: (row,) the number of each row's window.
+    runs: method → (row, level) for the jobs `job`, NaN if the method has none. A point forecast has
+    only the median. remaining: method → (row,) medians for the jobs `late_job` after `elapsed_s`.
+    windows: the rolling windows, each with a fit of its own. run_in, late_in: (row,) the number of each
+    row's window.
     """
 
     dataset: str
@@ -59,7 +60,7 @@ class JudgedDurations:
 
 
 def judge_windows(results: Results, judged: JudgedDurations, seed: int) -> None:
-    """Add the numbers of each window. A window without jobs has no rows."""
+    """Add the metrics of each window to the results. A window without jobs gets no rows."""
     for number, window in enumerate(judged.windows):
         one, found = judged.select_window(number), Results("duration")
         if len(one.job):
@@ -94,7 +95,10 @@ def judge_run_times(results: Results, judged: JudgedDurations, seed: int) -> Non
 
 
 def judge_remaining_times(results: Results, judged: JudgedDurations, seed: int) -> None:
-    """Add the rows and predictions of the remaining times, by elapsed time (in horizon_s)."""
+    """Add the rows and predictions of the remaining times, grouped by the time that the job had run.
+
+    That time is in the rows' `horizon_s`.
+    """
     if not len(judged.late_job):
         results.skipped.append(f"{judged.dataset}: no judged job ran for {ELAPSED_S[0]} s")
         return

@@ -1,11 +1,11 @@
-"""Findings compared with the truth: what was flagged where and when, and which fault it was about.
+"""A comparison of flagged nodes with the truth: faults found, delays, and units named.
 
-A *finding* is a spell of flags on a node. Gaps of up to 5 minutes do not end it. A fault lasts from the
-start of its precursor to its end. A finding detects a fault of its node if the finding starts within that
-span. A finding that started earlier detects the fault if it first names the faulty unit within that span.
-A finding is a false alarm if it starts neither during a fault of its node nor in the 10 minutes after one.
-A visible fault that no finding detects is missed. While a node is flagged, no other spell can start there,
-so that time does not count as healthy.
+A *finding* is a spell of flags on a node. Gaps of up to 5 minutes do not end it. A fault lasts from
+the start of its precursor to its end. A finding detects a fault of its node if the finding starts
+within that span. A finding that started earlier detects the fault if it first names the faulty unit
+within that span. A finding is a false alarm if it starts neither during a fault of its node nor in
+the 10 minutes after one. A visible fault that no finding detects is missed. While a node is
+flagged, no other spell can start there, so that time does not count as healthy.
 """
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
@@ -25,9 +25,9 @@ Hosts = Mapping[str, frozenset[str]]  # the nodes that a job ran on
 
 @dataclass(slots=True)
 class FlagSpell:
-    """Consecutive flags on one node.
+    """A spell of consecutive flags on one node.
 
-    named: each node, GPU or port that was named → since when, in that order.
+    named: node, GPU or port that was named → when it was first named, in that order.
     """
 
     node: str
@@ -56,12 +56,12 @@ class Findings:
 
 @dataclass(slots=True)
 class Score:
-    """Sums over runs.
+    """Counts of right and wrong findings, summed over runs.
 
-    right, missed: faults. spells: the spells that found faults. wrong: false alarms. delays: seconds since a
-    fault could be seen. units: found faults of one GPU or port. own_units: those where that unit was named
-    first. nodes: faults with a flag on a node of their job. own_nodes: those where the faulty node was the
-    first.
+    right, missed: faults. spells: findings that detected faults. wrong: false alarms. delays: seconds
+    from when a fault became visible to its detection. units: detected faults of one GPU or port.
+    own_units: those of them whose unit was named first. nodes: faults with a flag on any node of their
+    job. own_nodes: those of them whose faulty node was flagged first.
     """
 
     right: int = 0
@@ -84,9 +84,10 @@ class Score:
 def score_findings(
     findings: Sequence[FlagSpell], truth: Sequence[RunTruth], hosts: Hosts | None = None, kind: str | None = None
 ) -> Score:
-    """Score findings against the truth.
+    """Score the findings of one run against its true faults.
 
-    With `kind`, only faults of that kind count, and false alarms are not counted.
+    With `kind`, only faults of that kind count, and false alarms are not counted. hosts: job → its
+    nodes.
     """
     faults = [row for row in truth if not row.benign]
     scored = Score()
@@ -112,24 +113,24 @@ def score_findings(
 
 
 def find_false_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth]) -> list[FlagSpell]:
-    """Return the findings that begin where there is no fault and there was none just before."""
+    """Return the findings that begin neither during a fault of their node nor just after one."""
     return [one for one in findings if _is_false_alarm(one, {one.node}, faults)]
 
 
 def find_false_job_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTruth], hosts: Hosts) -> list[FlagSpell]:
-    """Return the findings on jobs that begin while none of the job's nodes has or just had a fault.
+    """Return the findings on jobs that begin while no node of the job has a fault or just had one.
 
-    `node` of such a finding is the job's name.
+    The field `node` of such a finding holds the job's name.
     """
     return [one for one in findings if _is_false_alarm(one, hosts.get(one.node, frozenset()), faults)]
 
 
 @dataclass(slots=True)
 class HealthyTime:
-    """The node-milliseconds in which a finding would be a false alarm.
+    """The time, in node-milliseconds, in which a finding would be a false alarm.
 
-    all_ms: all of it, by the truth. quiet_ms: the part without a flag. after_ms: the part that is still
-    flagged since a fault.
+    all_ms: all of it, by the truth. quiet_ms: the part without a flag. after_ms: the part with a flag
+    that began during a fault and has not ended since.
     """
 
     all_ms: int = 0
@@ -184,7 +185,7 @@ def find_faulty_unit(fault: RunTruth) -> str:
 
 
 def shuffle_faults(truth: Sequence[RunTruth], names: Sequence[str], rng: np.random.Generator) -> list[RunTruth]:
-    """Return the truth with every fault moved to another node."""
+    """Return the true faults, each moved to another node at random."""
     found = []
     for row in truth:
         others = [name for name in names if name != row.node] or list(names)
@@ -197,7 +198,7 @@ def shuffle_findings(
 ) -> list[FlagSpell]:
     """Return the same number of findings, of the same lengths, on random nodes at random times.
 
-    They show how many faults chance alone would find.
+    Their score shows how many faults would be found by chance.
     """
     moved = []
     for row in findings:
@@ -209,9 +210,9 @@ def shuffle_findings(
 
 
 def _find_detection(fault: RunTruth, findings: Iterable[FlagSpell]) -> tuple[int, str, int] | None:
-    """Return when a fault was found, the GPU or port named first, and the number of the finding.
+    """Return when a fault was detected, the GPU or port named first, and the number of the finding.
 
-    The name is "" if only the node was named. Returns None if no finding found it.
+    The name is "" if only the node was named. Returns None if no finding detected the fault.
     """
     hits = []
     for row, one in enumerate(findings):
@@ -235,7 +236,7 @@ def _score_node(
     faults: Sequence[RunTruth],
     hosts: Hosts,
 ) -> None:
-    """Count whether the fault's node was flagged before any healthy node of the job that it hit."""
+    """Count whether the faulty node was flagged before any healthy node of the same job."""
     until_ms = found[0] if found else _compute_end_ms(fault)
     peers = hosts.get(fault.job or "", frozenset()) - {fault.node}
     others = [one for one in findings if one.node in peers and _compute_begin_ms(fault) <= one.first_ms < until_ms]

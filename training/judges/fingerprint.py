@@ -2,7 +2,7 @@
 
 telemetry/rendered      step times of real runs as telemetry: period within 2 %, and "unknown" if aliased
 telemetry/h100-phases   recorded runs with phases: macro-F1, with the phases of all other runs known
-faults/simulated        jobs that report checkpoints: the next one, predicted half-way to it
+faults/simulated        jobs that report checkpoints: the next one, predicted half-way from the last one
 """
 
 from collections import Counter, defaultdict
@@ -39,9 +39,9 @@ CLASS_OF_NAME = {"t": "training", "i": "inference", "b": "idle"}  # of recorded 
 
 @dataclass(frozen=True, slots=True)
 class RunRecording:
-    """A recorded run on a grid of GRID_S.
+    """A recorded run, resampled to a grid of GRID_S seconds.
 
-    `phase`: (second,) names. `channels`: column → means over GPUs.
+    phase: (second,) the name of the phase. channels: column → (second,) means over GPUs.
     """
 
     name: str
@@ -65,9 +65,9 @@ class RunRecording:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Evaluate fingerprints on the sets that the test folder has.
+    """Evaluate fingerprints on those of the three sets that the test folder has.
 
-    Phases learn from the runs of both folders, except the run that they are judged on.
+    The phases of a run are predicted with the help of all other runs of both folders.
     """
     results = Results("fingerprint")
     for folder, judge in ((RENDERED, judge_rendered_runs), (SIMULATED, _judge_checkpoints)):
@@ -146,7 +146,10 @@ def _judge_phases(results: Results, runs: Sequence[RunRecording], tested: set[st
 
 
 def _are_same_run(one: RunRecording, other: RunRecording) -> bool:
-    """Return whether two recordings are one run, or one is a longer part of the other."""
+    """Return whether two recordings have the same name or the same beginning.
+
+    One of them may be longer than the other.
+    """
     many = min(len(one.phase), len(other.phase), 30)
     return one.name == other.name or bool(
         np.array_equal(one.get_channel("power_w")[:many], other.get_channel("power_w")[:many])
@@ -154,9 +157,10 @@ def _are_same_run(one: RunRecording, other: RunRecording) -> bool:
 
 
 def _predict_phases(run: RunRecording, others: Sequence[RunRecording]) -> dict[str, list[str]]:
-    """Return method -> the phase that it predicts for each second.
+    """Return method → the phase that the method predicts for each second of a run.
 
-    The baselines are the most frequent phase, and the most frequent phase at that time.
+    One baseline predicts the most frequent phase of the other runs. The second predicts their most
+    frequent phase at the same second.
     """
     counts = Counter(phase for other in others for phase in other.phase)
     most = counts.most_common(1)[0][0]
@@ -173,7 +177,7 @@ def _predict_phases(run: RunRecording, others: Sequence[RunRecording]) -> dict[s
 
 
 def _measure_warmup_s(others: Sequence[RunRecording]) -> float:
-    """Return the usual time from the first computation to the steady phase."""
+    """Return the median seconds from the first computation to the steady phase."""
     lengths = []
     for run in others:
         active = np.flatnonzero(run.get_channel("sm_active") > 0.02)
@@ -197,7 +201,7 @@ def _predict_classes(run: RunRecording) -> dict[str, str]:
 
 
 def _classify_by_rules(run: RunRecording) -> str:
-    """Apply the classifier that came with the recordings.
+    """Classify a run by the rules that were published with the recordings: idle, training or inference.
 
     A run is training if at least two of three hold: power above 400 W, tensor/SM above 0.25, and a
     repetition of NVLink traffic stronger than 0.3.
@@ -219,9 +223,10 @@ def _compute_median(values: Array) -> float:
 
 
 def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
-    """Evaluate the prediction of every checkpoint after the second, made half-way to it.
+    """Evaluate the predicted time of every checkpoint after the second one.
 
-    It is a hit if it is within max(30 s, 5 % of the interval) of the checkpoint's real time.
+    A prediction is made half-way between the last checkpoint and the next. It is a hit if it is within
+    max(30 s, 5 % of the interval) of the real time.
     """
     hits: dict[str, list[float]] = defaultdict(list)
     inside: list[float] = []
@@ -250,7 +255,7 @@ def _judge_checkpoints(results: Results, folder: Path, seed: int) -> None:
 
 
 def _read_checkpoint_begins(path: Path) -> dict[tuple[str, int], NDArray[np.int64]]:
-    """Read when the checkpoints of each attempt began. Returns attempt -> ms, in order.
+    """Read when the checkpoints of each attempt began. Returns (job, attempt) → (k,) ms, ascending.
 
     Raises one of UNREADABLE.
     """

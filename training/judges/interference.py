@@ -74,7 +74,10 @@ def evaluate_set(results: Results, one: CoRunSet, seed: int, say: Say) -> None:
 
 
 def make_splits(one: CoRunSet, seed: int) -> list[tuple[str, CoRunPairs, CoRunPairs, set[str]]]:
-    """Return the splits of a set: (target, rows to fit on, rows to judge, models that are new there)."""
+    """Return the splits of a set: (target, rows to fit on, rows to judge, new models).
+
+    The new models are those that only the judged rows have.
+    """
     rows, found = one.rows, []
     train, test = rows.select_rows(~one.in_test), rows.select_rows(one.in_test)
     if len(test):
@@ -112,9 +115,10 @@ def _group_models_by_family(rows: CoRunPairs) -> list[set[str]]:
 def predict_by_methods(
     fitted: CoRunPairs, judged: CoRunPairs, new: set[str], seed: int
 ) -> tuple[CoRunPairs, dict[str, Array]]:
-    """Return the rows that remain to be judged, and the speeds of each method: method -> (row,).
+    """Return the rows to judge without the revealed co-runs, and method → (row,) predicted speeds.
 
-    The entries `…|bound` are the lower bounds of these speeds. Revealed co-runs are not judged.
+    The entries `…|bound` are the lower bounds of these speeds. new: models that are not in the fitted
+    rows.
     """
     shown = draw_revealed_co_runs(judged, new, seed)
     rest, of_jobs = judged.select_rows(~shown), judged.select_rows(shown)
@@ -138,7 +142,7 @@ def predict_by_methods(
 
 
 def _predict_as_served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
-    """Predict speeds in the same way as the service."""
+    """Predict speeds with the service's own model. seen: co-runs that the site has measured."""
     return predict_speeds(
         asked.pairs,
         compute_gpu_prior(asked.pairs),
@@ -147,9 +151,9 @@ def _predict_as_served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
 
 
 def _limit_co_runs(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
-    """Return as many of a site's co-runs as the service stores.
+    """Return a site's co-runs, limited to the number that the service stores.
 
-    If there are too many, all of the newest remain, and some of the others are dropped at random.
+    newest: co-runs of which all remain. Some of the others are dropped at random if there are too many.
     """
     order = np.random.default_rng(seed).permutation(len(site))
     return _concatenate_co_runs(site.select_rows(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
@@ -164,9 +168,10 @@ def _concatenate_co_runs(one: CoRunPairs, other: CoRunPairs) -> CoRunPairs:
 
 
 def draw_revealed_co_runs(judged: CoRunPairs, new: set[str], seed: int) -> NDArray[np.bool_]:
-    """Draw the co-runs that are revealed. Returns (row,) whether a row is one of them.
+    """Draw the co-runs that are revealed to some methods. Returns (row,) whether a row is revealed.
 
-    They are CO_RUNS of each configuration of a new model, but at most half of its co-runs.
+    They are CO_RUNS co-runs of each configuration of a new model, but at most half of the
+    configuration's co-runs.
     """
     rng = np.random.default_rng(seed)
     own = np.isin(judged.model, list(new))
@@ -179,7 +184,10 @@ def draw_revealed_co_runs(judged: CoRunPairs, new: set[str], seed: int) -> NDArr
 
 
 def draw_for_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[str], seed: int) -> NDArray[np.bool_]:
-    """Draw CO_RUNS co-runs of each new model from those that are revealed. Returns (row,) whether drawn."""
+    """Draw CO_RUNS of the revealed co-runs of each new model. Returns (row,) whether a row is drawn.
+
+    shown: (row,) whether a row is revealed.
+    """
     rng = np.random.default_rng(seed)
     drawn = [
         rng.permutation(np.unique(judged.pair[shown & ((judged.model == model) | (judged.partner_model == model))]))
@@ -189,7 +197,7 @@ def draw_for_each_model(judged: CoRunPairs, shown: NDArray[np.bool_], new: set[s
 
 
 def compute_features(pairs: Pairs) -> Array:
-    """Return (n, feature) the loads of both jobs, their sums and products, and the rule."""
+    """Return (n, feature) both jobs' loads, their sums and products, and the rule: inputs of error trees."""
     (u, m, memory), (v, w, partner_memory) = pairs.load.T, pairs.partner_load.T
     both = np.maximum(u + v, 1e-6)
     columns = [u, v, m, w, memory, partner_memory, u + v, np.maximum(0, u + v - 1), m + w, np.maximum(0, m + w - 1)]
@@ -216,7 +224,7 @@ def fit_error_trees(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
 def judge_target(
     results: Results, dataset: str, target: str, parts: list[tuple[CoRunPairs, dict[str, Array]]], seed: int
 ) -> None:
-    """Add the rows of all methods for one target. Several left-out parts are judged together."""
+    """Add the rows of all methods for one target. Its parts, each with another fit, are judged together."""
     names = [name for name in parts[0][1] if all(name in found for _, found in parts)]
     methods = {name: np.concatenate([found[name] for _, found in parts]) for name in names}
     speed = np.concatenate([rows.speed for rows, _ in parts])
@@ -238,9 +246,9 @@ def _judge_series(
     pair: NDArray[np.int64],
     seed: int,
 ) -> None:
-    """Add the rows of one series.
+    """Add the rows of all methods for one series.
 
-    of: data set, target, series.
+    of: (data set, target, series). pair: (row,) the number of the co-run, which two rows share.
     """
 
     def add_row(method: str, metric: str, top: Array, below: Array | None = None) -> None:
@@ -266,9 +274,9 @@ def _judge_series(
 
 
 def _compute_auc_parts(said: Array, harmed: NDArray[np.bool_]) -> Array:
-    """Return (harmed row,) the share of the unharmed rows that were predicted to be faster.
+    """Return (harmed row,) the share of the unharmed rows that were predicted to be faster than it.
 
-    The mean of these shares is the area under the ROC curve.
+    said: (row,) predicted speeds. The mean of these shares is the area under the ROC curve.
     """
     fine = np.sort(said[~harmed])
     if not len(fine):
@@ -278,9 +286,10 @@ def _compute_auc_parts(said: Array, harmed: NDArray[np.bool_]) -> Array:
 
 
 def _measure_accepted_harm(said: Array, speed: Array, order: NDArray[np.intp]) -> tuple[Array, Array]:
-    """Accept the fastest 73 %. Returns (row,) harmed and accepted, and (row,) accepted.
+    """Accept the 73 % of the rows with the highest predicted speeds.
 
-    Ties are accepted in equal parts.
+    Returns (row,) whether a row is harmed and accepted, and (row,) whether it is accepted. At a tie,
+    each row is accepted in part.
     """
     count = ACCEPTED * len(said)
     edge = np.sort(said)[::-1][max(0, round(count) - 1)]
@@ -299,8 +308,8 @@ def _judge_rule(
 ) -> None:
     """Evaluate a rule that accepts or refuses a co-run, without predicting its speed.
 
-    The metrics are the share of co-runs that it accepts, the harmed share of those, and the harmed share if it
-    accepts 73 %.
+    The metrics are the share of co-runs that it accepts, the harmed share of those, and the harmed
+    share at an acceptance of 73 %.
     """
     add(method, "accepted_share", accepted.astype(np.float64)[order], None)
     if accepted.any():

@@ -8,7 +8,7 @@ every node every two minutes. The windows are hours. Nothing is fitted.
     pinball_90  of the p90, against each reading in them
     ours                the served forecast (fleetcast.models.node_load)
     last_value          the newest reading, for both levels
-    last_value_spread   the same; its p90 is as far above it as ours is above our median
+    last_value_spread   the newest reading, and a p90 above it by 1.28 standard deviations of half an hour
     mean_30m_spread     the same around the mean of half an hour
 """
 
@@ -39,9 +39,10 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class NodeLoadRun:
-    """The GPU use and the forecasts of one run.
+    """The GPU use in one run, and the forecasts of it.
 
-    use: (round, n) mean use of each node's GPUs. issued: number of a round → method -> (level, n) forecasts.
+    use: (round, n) mean use of each node's GPUs. issued: number of a round → method → (level, n)
+    forecasts.
     """
 
     time_ms: NDArray[np.int64]
@@ -92,7 +93,10 @@ def replay_run(run: FaultRun) -> NodeLoadRun:
 
 
 def find_gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.int32]:
-    """Return (n, g) the row of the frame of each node's GPUs, -1 if a GPU has never reported."""
+    """Return (n, g) the frame row of each GPU of each node, -1 if the GPU has never reported.
+
+    gpus: (n,) number of GPUs of each node.
+    """
     table = fleet.entities[EntityKind.GPU]
     rows = np.full((len(gpus), max(1, int(gpus.max(initial=1)))), -1, np.int32)
     index = np.array([int(name.rpartition("/")[2]) for name in table.names], np.intp)
@@ -101,7 +105,7 @@ def find_gpu_rows(fleet: FleetWatch, gpus: NDArray[np.integer]) -> NDArray[np.in
 
 
 def compute_held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tuple[int, ...], now_ms: int) -> Array:
-    """Return (n, g) for how many seconds each GPU's job has run. NaN if the GPU is free."""
+    """Return (n, g) the seconds for which the job on each GPU has run. NaN if the GPU is free."""
     held, row_of = np.full(shape, np.nan), {name: row for row, name in enumerate(names)}
     for attempt in running:
         for rank in attempt.ranks:
@@ -110,7 +114,10 @@ def compute_held_s(running: list[JobAttempt], names: tuple[str, ...], shape: tup
 
 
 def make_forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Array]:
-    """Return method -> (level, n) of the forecasts issued at one moment."""
+    """Return method → (level, n) forecasts issued at one moment. The levels are p50 and p90.
+
+    now, half_hour: (n,) the newest use of each node's GPUs, and its mean over half an hour.
+    """
     spread = Z_90 * np.nan_to_num(_average_known(gpus.std_30m))
     found = {"last_value": [now, now], "last_value_spread": [now, now + spread]}
     found["mean_30m_spread"] = [half_hour, half_hour + spread]
@@ -118,7 +125,7 @@ def make_forecasts(gpus: GpuUse, now: Array, half_hour: Array) -> dict[str, Arra
 
 
 def compute_losses(seen: NodeLoadRun, interval_s: float) -> dict[tuple[str, str], Array]:
-    """Return (method, metric) -> (forecast,) means over the nodes.
+    """Return (method, metric) → (forecast,) mean loss over the nodes.
 
     Forecasts of the last ten minutes have no full outcome, so they are left out.
     """

@@ -1,7 +1,7 @@
-"""Forecasters of your own, judged offline as rows next to the baselines.
+"""Forecasters of the user's own, judged offline as rows next to the baselines.
 
-They are the classes that `pipeline.forecasters` names. Each call runs in a thread of its own. So a call
-that fails or never ends becomes an error that names the forecaster.
+They are the classes that `pipeline.forecasters` names. Each call runs in a thread of its own. So a
+call that fails or never ends becomes an error that names the forecaster.
 """
 
 import pkgutil
@@ -28,9 +28,9 @@ TAKEN = frozenset({"ours", "persistence", "seasonal_naive", "theta", "rolling_me
 
 @dataclass(slots=True)
 class OwnForecaster:
-    """The forecaster at an import path, made once in each process.
+    """A forecaster of the user, given by its import path and created once in each process.
 
-    It can be sent to workers, which import it again.
+    It can be sent to workers, which import the class again.
     """
 
     path: str
@@ -39,7 +39,10 @@ class OwnForecaster:
 
     @classmethod
     def of(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
-        """Load the forecaster at a path. Raises ConfigError if there is none, or if its name is in use."""
+        """Load the forecaster at an import path.
+
+        Raises ConfigError if there is none, or if its name is in use.
+        """
         name = getattr(call_with_limit(lambda: _make_forecaster(path), path, limit_s), "name", None)
         if not isinstance(name, str) or not name or name in TAKEN:
             raise ConfigError(f"--forecaster {path}: its name is {name!r}; give it one that no other method has")
@@ -79,15 +82,15 @@ def _import_class(path: str) -> Callable[[], Forecaster]:
 
 
 def load_factory(path: str) -> Callable[[], Forecaster]:
-    """Return a factory of the forecaster at a path, for `fleetcast.checks.check_forecaster`."""
+    """Return a factory of the forecaster at an import path, for `fleetcast.checks.check_forecaster`."""
     return _import_class(path)
 
 
 def call_with_limit(answer: Callable[[], Answer], path: str, limit_s: float, what: str = "making it") -> Answer:
-    """Call `answer` in a thread, and return its result if it comes within the limit.
+    """Call a function in a thread, and return its result if it comes within `limit_s` seconds.
 
-    Raises FleetcastError that names the path if the call fails or takes longer. Our own errors and failed checks
-    are raised unchanged.
+    Raises FleetcastError that names the path if the call fails or takes longer. Errors of Fleetcast and
+    failed assertions are raised unchanged.
     """
     future: Future[Answer] = Future()
     Thread(target=_set_answer, args=(future, answer), daemon=True).start()

@@ -1,9 +1,9 @@
 """A simulation that packs pods onto machines until they are full.
 
-It measures which share of the GPUs a policy allocates. Pods arrive one by one, and no pod ever leaves.
-A policy scores each way to place a pod. Scores are stored by kind of pod. Only nodes that have changed
-since that kind was last evaluated get new scores. So the cost of an arrival depends on the changed nodes
-alone.
+It measures which share of the GPUs a policy allocates. Pods arrive one by one, and no pod ever
+leaves. A policy scores each way to place a pod. The scores are stored for each kind of pod. A node
+gets new scores only if it has changed since that kind was last evaluated. So the cost of an arrival
+depends on the changed nodes alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,10 +28,10 @@ SOON, LATE = 250, 2000  # arrivals between two looks at the demand: as many as t
 
 
 class Policy(Protocol):
-    """A policy that decides where a pod goes.
+    """A policy that decides where a pod goes, by scoring the ways to place it.
 
-    It scores the ways to place the pod: (ways,) higher is better. Before each arrival it says whether all scores
-    must be computed again.
+    begin_arrival returns whether all stored scores must be computed again. score_ways returns (ways,),
+    higher is better.
     """
 
     def begin_arrival(self, arrived: int, shape: MemberShape) -> bool: ...
@@ -43,9 +43,9 @@ class Policy(Protocol):
 
 @dataclass(slots=True)
 class PackedFleet:
-    """The free resources of the machines while they fill.
+    """The free resources of the machines while pods fill them.
 
-    changed: rows in the order of their changes.
+    changed: rows of machines in the order of their changes.
     """
 
     machines: Machines
@@ -59,7 +59,7 @@ class PackedFleet:
         self.cpus, self.memory_mib = self.machines.cpus.copy(), self.machines.memory_mib.copy()
 
     def find_hosting_models(self, kind: PodKind) -> NDArray[np.bool_]:
-        """Return (models,) whether the kind may run on the model."""
+        """Return (models,) whether pods of this kind may run on each GPU model."""
         return np.array([kind.shape.is_hosted_by(model) for model in self.machines.models], bool)
 
     def place_pod(self, kind: PodKind, row: int, slot: int) -> None:
@@ -76,9 +76,9 @@ class PackedFleet:
 
 @dataclass(slots=True)
 class _KindScores:
-    """The scores of one kind of pod.
+    """The stored scores of all machines for one kind of pod.
 
-    good: (n,) the score of the best way, -inf if there is none. slot: (n,) its slot.
+    good: (n,) the score of the best way, -inf if there is none. slot: (n,) the slot of that way.
     """
 
     good: Floats
@@ -89,9 +89,9 @@ class _KindScores:
 def pack_pods(
     machines: Machines, kinds: Sequence[PodKind], order: Ints, make: Callable[[PackedFleet], Policy]
 ) -> float:
-    """Return the share of GPUs that is allocated after all arrivals.
+    """Pack the arriving pods, and return the share of all GPUs that is then allocated.
 
-    order: (arrivals,) index into `kinds`.
+    order: (arrivals,) indices into `kinds`. make: function that creates the policy.
     """
     fleet = PackedFleet(machines)
     policy = make(fleet)
@@ -140,7 +140,8 @@ def _update_cached_scores(
 def draw_arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> Ints:
     """Return (arrivals,) int64 indices of the arriving pods' kinds, in random order.
 
-    Each pod arrives once. Clones of drawn pods follow until `load` times the GPUs are requested.
+    Each pod of the list arrives once. Copies of randomly drawn pods follow until the requested GPUs are
+    `load` times those of the machines.
     """
     rng = np.random.default_rng(seed)
     each = pods.compute_milli_gpus()
@@ -153,15 +154,16 @@ def draw_arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> 
 
 
 def find_best_row(good: Floats) -> int:
-    """Return the first of the best rows, or -1 if there is none."""
+    """Return the row with the highest score, the first of equals. Returns -1 if no row has room."""
     row = int(np.argmax(good))
     return row if good[row] > -np.inf else -1
 
 
 class GrowthPolicy:
-    """A policy that places a pod where a measure over the demand grows least.
+    """A policy that places a pod where a measure of the unusable free GPUs grows least.
 
-    The measure is the potential, or a part of it. `learns`: the demand is learned from the arrivals.
+    The measure is the potential, or a part of it. learns: whether the demand is learned from the
+    arrivals.
     """
 
     def __init__(
@@ -205,7 +207,7 @@ class GrowthPolicy:
 
 
 class ScorePolicy:
-    """A baseline policy that scores the node alone.
+    """A baseline policy that scores a way by its node and slot alone, without the demand.
 
     score: (shape, fleet, rows, taken) → (ways,).
     """
@@ -236,9 +238,10 @@ class RandomPolicy(ScorePolicy):
 
 
 def score_best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Return (ways,) scores, highest on the node with the fewest GPUs and CPUs left, in its fullest slot.
+    """Return (ways,) scores, higher if fewer GPUs and CPUs remain free on the node.
 
-    Both are counted as parts of the largest node.
+    On one node, the fullest slot has the highest score. GPUs and CPUs are counted as shares of those of
+    the largest node.
     """
     gpus = taken.milli.sum(axis=1) / (fleet.milli.shape[1] * WHOLE)
     cpus = (fleet.cpus[rows[taken.at]] - shape.cpus) / fleet.machines.cpus.max()
@@ -246,9 +249,9 @@ def score_best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Wa
 
 
 def score_dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Return (ways,) scores, highest for the least dot product of requested and free resources.
+    """Return (ways,) scores. Ways with the smallest dot product of requested and free resources win.
 
-    Each resource is counted as a part of the largest node.
+    Each resource is counted as a share of that of the largest node.
     """
     whole = fleet.milli.shape[1] * WHOLE
     free = fleet.milli[rows].sum(axis=1)[taken.at] / whole
@@ -265,5 +268,5 @@ def score_packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Way
 
 
 def _count_left_milli(taken: Ways) -> Floats:
-    """Return (ways,) the milli-GPUs that are then left of the slot. 0 for whole GPUs."""
+    """Return (ways,) the milli-GPUs that remain free in the way's slot. 0 for whole GPUs."""
     return np.where(taken.slot >= 0, taken.milli[np.arange(len(taken.at)), taken.slot], 0).astype(np.float64)

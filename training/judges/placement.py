@@ -1,9 +1,9 @@
 """`fleetcast evaluate placement`: the share of GPUs allocated once 130 % of them have been requested.
 
-    ours       least growth of the potential (`PotentialGrowth`) over what arrived so far; the first arrivals
-               find the demand of the train folder's other lists
+    ours       least growth of the potential (`PotentialGrowth`) over the pods that have arrived so far; at first,
+               the demand is that of the train folder's other lists
     fgd        fragmentation alone, over the judged list itself, known beforehand (Weng et al., ATC 2023)
-    best_fit   the node with the least left;  dot_prod: the least dot product of what is asked and what is free
+    best_fit   the node with the least left;  dot_prod: the least dot product of requested and free resources
     packing    GPUs in use first, idle nodes last;  random: any node with room
 
 Pods arrive one by one in an order drawn by `seed`, and no pod leaves. A pod that finds no room is
@@ -50,7 +50,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None:
-    """Add the rows of one list. Every policy packs the same arrivals."""
+    """Add the rows of one list of pods. Every policy packs the same arrivals."""
     order = draw_arrivals(one.pods, one.machines, LOAD, seed)
     say(f"{one.dataset}: {len(order):,} arrivals for {one.machines.gpus:,} GPUs of {len(one.machines.cpus):,} nodes")
     for method, make in make_policies(one, seed).items():
@@ -64,7 +64,7 @@ def evaluate_set(results: Results, one: PackingSet, seed: int, say: Say) -> None
 
 
 def make_policies(one: PackingSet, seed: int) -> dict[str, Callable[[PackedFleet], Policy]]:
-    """Return the policies to compare, by method."""
+    """Return method → a function that creates the policy for a fleet."""
     return {
         "ours": lambda fleet: GrowthPolicy(fleet, compute_potential, _sample_past_shapes(one.before, seed), True),
         "fgd": lambda fleet: GrowthPolicy(fleet, count_fragmented_milli, _collect_all_shapes(one.pods), False, POPULAR),

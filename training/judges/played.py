@@ -4,7 +4,7 @@ All methods play on the same machine.
 
 | method | next job |
 |---|---|
-| ours | the serving plan by the file of queues; without one all are in one queue, the least area first |
+| ours | the serving plan with the queue file; without a file all jobs are in one queue, the least area first |
 | one_queue | the same plan without the file, which shows the cost of fairness |
 | kueue_order | the same plan and file; shares count only GPUs held now, first come within a queue |
 | one_line | the same plan as it serves without a file: priority and arrival |
@@ -48,9 +48,10 @@ Tick = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class PlayScene:
-    """The machine, the jobs and the queues of a play.
+    """The machine, the jobs and the queues that all methods play with.
 
-    nodes, each: the machine. If nodes is 0, it is a count of `each` GPUs. tree: None without a file.
+    nodes, each: the number of nodes, and the GPUs of each. If nodes is 0, the machine is only a count
+    of `each` GPUs. tree: None without a file.
     """
 
     trace: Trace
@@ -69,12 +70,12 @@ class PlayScene:
         return 2 * sum(limit is not None for limit in self.trace.limit_s) > len(self.trace)
 
     def list_methods(self) -> list[str]:
-        """Return the methods that make sense in this scene."""
+        """Return the methods that can be compared in this scene."""
         without = (set() if self.has_limits else ON_LIMITS) | (set() if self.tree is not None else OF_THE_FILE)
         return [method for method in METHODS_PLAYED if method not in without]
 
     def make_machine(self, planned: Planned, backfills: bool) -> PlayedMachine[CountAsk]:
-        """Return the machine that a peer plays on."""
+        """Return a new machine for a method other than the serving plan."""
         if self.nodes:
             return NodeCounts(self.nodes, self.each, planned, backfills)
         return Capacity(self.each, planned, backfills)
@@ -83,9 +84,9 @@ class PlayScene:
         return CountAsk(int(self.trace.gpus[job]), self.trace.limit_s[job])
 
     def make_request(self, job: int, queue: str) -> PlacementRequest:
-        """Return a job as a request in a queue.
+        """Return the placement request of a job in a queue.
 
-        On a count of GPUs, it is a gang of members with one GPU each.
+        If the machine is only a count of GPUs, it is a gang of members with one GPU each.
         """
         trace = self.trace
         members, each = split_job_by_node(int(trace.gpus[job]), self.each if self.nodes else 1)
@@ -104,9 +105,9 @@ class PlayScene:
 
 @dataclass(frozen=True, slots=True)
 class PlayResult:
-    """The result of one play.
+    """The result of one play: when each job started.
 
-    start_s: (job,). seconds: CPU time.
+    start_s: (job,). seconds: CPU time of the play.
     """
 
     method: str
@@ -117,9 +118,9 @@ class PlayResult:
 
 @dataclass(frozen=True, slots=True)
 class RefusedStarts:
-    """A rule that refuses a share of the starts, the same ones in every run.
+    """A rule that refuses a share of the starts, as a cluster may refuse them.
 
-    It stands for refusals from outside the plan.
+    It refuses the same starts in every run.
     """
 
     share: float
@@ -131,7 +132,7 @@ class RefusedStarts:
 def make_scene(
     table: HistoryJobs, nodes: int, each: int, tree: QueueTree | None, max_wait_s: float, refused: float = 0.0
 ) -> tuple[PlayScene, Counter[str]]:
-    """Return the scene of the jobs that every method can play, and the number of other jobs by reason.
+    """Return a scene with the jobs that every method can play, and reason → number of left-out jobs.
 
     refused: the share of starts that is refused.
     """

@@ -1,4 +1,4 @@
-"""The numbers of a play: waits by size and queue, shares and use over time, fairness and its price."""
+"""Statistics of a play: waits by size and queue, use and shares over time, fairness and its price."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,10 +15,7 @@ SIZES = ((1, 1), (2, 4), (5, 8), (9, 64), (65, None))  # GPUs of a job, from and
 
 
 class WaitSummary(msgspec.Struct, frozen=True):
-    """The waits of some jobs in seconds.
-
-    name: their size class or queue.
-    """
+    """A summary of the waits, in seconds, of the jobs of one size class or queue."""
 
     name: str
     jobs: int
@@ -29,10 +26,11 @@ class WaitSummary(msgspec.Struct, frozen=True):
 
 
 class PlayNumbers(msgspec.Struct, frozen=True):
-    """The numbers of one method.
+    """The statistics of one method's play.
 
-    utilisation: the share of all GPUs in use from the first arrival to the last. jain: the index over users.
-    jain_queues: the index over queues. Both are None if fewer than two are known. seconds, pass_ms: CPU time.
+    utilisation: the share of all GPUs in use from the first arrival to the last. jain: the index over
+    users. jain_queues: the index over queues. Both are None if fewer than two are known. seconds,
+    pass_ms: CPU time.
     """
 
     method: str
@@ -48,7 +46,7 @@ class PlayNumbers(msgspec.Struct, frozen=True):
 
 
 def compute_play_numbers(scene: PlayScene, played: PlayResult) -> PlayNumbers:
-    """Return all numbers of a play."""
+    """Return the statistics of one method's play."""
     trace = scene.trace
     wait_s, gpus = played.start_s - np.array(trace.submit_s), np.array(trace.gpus)
     queue, every = np.array(list_job_queues(scene)), np.ones(len(trace), bool)
@@ -75,14 +73,17 @@ def list_job_queues(scene: PlayScene) -> list[str]:
 
 
 def find_last_arrival_s(trace: Trace) -> float:
-    """Return the time of the last arrival, at least a second after the first."""
+    """Return the time of the last arrival in seconds. It is at least a second after the first arrival."""
     return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
 
 
 def measure_held_gpus(
     edges_s: NDArray[np.float64], trace: Trace, start_s: Floats, rows: NDArray[np.bool_] | None = None
 ) -> Floats:
-    """Return (edges − 1,) the GPUs that some jobs hold on average between neighbouring edges."""
+    """Return (edges − 1,) the mean number of GPUs that jobs hold between each two neighbouring times.
+
+    edges_s: the times. rows: (job,) the jobs that count. None for all jobs.
+    """
     some = np.ones(len(trace), bool) if rows is None else rows
     begin, gpus = start_s[some], np.array(trace.gpus, np.float64)[some]
     at = np.concatenate([begin, begin + np.array(trace.run_s)[some], edges_s])
@@ -94,7 +95,7 @@ def measure_held_gpus(
 
 
 def describe_fairness_price(found: Sequence[PlayNumbers]) -> str:
-    """Return a sentence on the mean wait that the file of queues costs.
+    """Describe how much longer the mean wait is with the queue file than with one queue, in a sentence.
 
     Returns "" if `ours` or `one_queue` was not played.
     """
@@ -113,7 +114,7 @@ def _summarise_waits(name: str, wait_s: Floats) -> WaitSummary:
 
 
 def _format_size_range(low: int, high: int | None) -> str:
-    """Return a range of sizes in words.
+    """Format a range of job sizes in GPUs as words.
 
     >>> _format_size_range(1, 1), _format_size_range(2, 4), _format_size_range(65, None)
     ('1', '2 to 4', '65 or more')

@@ -1,11 +1,11 @@
 """`fleetcast evaluate queue`: how long jobs wait in our order, compared with peers and oracles.
 
-All have the same number of GPUs. Every policy plays the same jobs through the same plan
-(`fleetcast.placement.play.replay`, EASY backfill), without topology. The plan uses the limit, at which a job is
-killed. For sets without limits it uses the p90 of ended jobs with the same GPU count. The play begins
-`WARM_UP_S` before the end of the train folder, so that the queue is full. Jobs submitted later are
-judged. Orders by area pass no job that has waited `max_wait_h`. Peers by arrival need no bound. On a
-set without limits, peers that need limits are left out.
+Every policy plays the same jobs through the same plan on the same number of GPUs, without topology
+(`fleetcast.placement.play.replay`, EASY backfill). The plan uses the limit, at which a job is
+killed. For sets without limits it uses the p90 of ended jobs with the same GPU count. The play
+begins `WARM_UP_S` before the end of the train folder, so that the queue is full. Jobs submitted
+later are judged. Orders by area pass no job that has waited `max_wait_h`. Peers by arrival need no
+bound. On a set without limits, peers that need limits are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,7 +48,7 @@ MachineOf = Callable[[Planned, bool], PlayedMachine[CountAsk]]
 
 @dataclass(frozen=True, slots=True)
 class QueueScene:
-    """A set ready to be played.
+    """The jobs of one set, prepared for playing.
 
     judged: (job,) whether the job was submitted after the train folder's end.
     """
@@ -61,7 +61,7 @@ class QueueScene:
     limited: bool
 
     def make_ask(self, job: int) -> CountAsk | None:
-        """Return the request of a job. None if it is larger than the fleet."""
+        """Return the GPUs and the time limit of a job. None if the job is larger than the fleet."""
         gpus = self.trace.gpus[job]
         return CountAsk(gpus, self.trace.limit_s[job]) if gpus <= self.capacity else None
 
@@ -72,7 +72,7 @@ class QueueScene:
 def evaluate(
     train: Path, test: Path, seed: int, say: Say, capacity: int | None = None, max_wait_h: float = MAX_WAIT_H
 ) -> Results:
-    """Evaluate every job history that is in both folders.
+    """Evaluate the waits of every job history that is in both folders.
 
     capacity: GPUs or cores, by default the number that `evaluate start` uses.
     """
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def make_scene(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
-    """Return the jobs of a set, beginning shortly before the end of the train folder."""
+    """Return a set's jobs, prepared for playing. They begin shortly before the end of the train folder."""
     capacity = capacity or estimate_capacity(one.train_jobs)
     rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - WARM_UP_S)
     part = one.table.select_rows(rows)
@@ -101,7 +101,7 @@ def make_scene(one: JobHistory, capacity: int | None, max_wait_s: float) -> Queu
 
 
 def make_trace(table: HistoryJobs, limited: bool = True) -> Trace:
-    """Return the jobs of a history as a trace with whole seconds.
+    """Return the jobs of a history as a trace with times in whole seconds.
 
     If `limited`, a job ends at its time limit at the latest. Otherwise jobs have no time limits.
     """
@@ -133,7 +133,7 @@ def play_method(scene: QueueScene, method: str) -> Floats:
 def make_peer_scheduler(
     trace: Trace, method: str, machine: MachineOf, ask: Callable[[int], CountAsk | None], max_wait_s: float
 ) -> RowScheduler[CountAsk]:
-    """Return a scheduler that plays a method's order on a machine.
+    """Return a scheduler that starts jobs in a method's order on a machine.
 
     Orders by area pass no job that has waited `max_wait_s`.
     """
@@ -154,9 +154,9 @@ def _compute_keys(trace: Trace, method: str) -> Sequence[float]:
 
 
 def simulate_conservative_backfill(trace: Trace, capacity: int) -> Floats:
-    """Return (job,) start times where every waiting job has a reservation by its limit.
+    """Return (job,) start times under conservative backfill, where every waiting job has a reservation.
 
-    The machine is a count of GPUs.
+    The plan uses the jobs' limits. The machine is a count of GPUs.
     """
     limit_s = [max(1, int(limit or DAY_S)) for limit in trace.limit_s]
     jobs = QueuedJobs(*(np.array(column, np.int64) for column in (trace.submit_s, trace.gpus, limit_s)))
@@ -201,10 +201,11 @@ def _list_judged_spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool
 
 
 def compute_jain_index(trace: Trace, start_s: Floats, rows: NDArray[np.bool_]) -> float | None:
-    """Return Jain's index over users with enough jobs. None for fewer than two such users.
+    """Return Jain's index of fairness over users with enough jobs. None for fewer than two such users.
 
-    A user's value is the share of GPU time in the system in which the user's jobs run. 1: all users are
-    served alike. 1/users: one user has all. (Jain et al., 1984.)
+    A user's value is the GPU-seconds in which the user's jobs run, divided by those in which they wait
+    or run. An index of 1 means that all users are served alike, and 1/users that one user gets
+    everything (Jain et al., 1984).
     """
     user = np.array(trace.user, object)
     gpus, run_s = np.array(trace.gpus, np.float64), np.array(trace.run_s)

@@ -1,6 +1,6 @@
 """Orders of a queue, as policies to play: ours, its peers, and oracles that know every run time.
 
-| policy | least first |
+| policy | job with the least of this first |
 |---|---|
 | fifo, easy_limits, conservative_limits | arrival |
 | gpus_only | GPUs |
@@ -24,9 +24,9 @@ from fleetcast.training.fits.run_pools import Key, RunPools
 
 
 def list_job_kinds(trace: Trace) -> list[tuple[Key, ...]]:
-    """Return the keys of each job's kinds, the most specific first.
+    """Return, for each job, the kinds that it belongs to. The most specific comes first.
 
-    The first is user, GPUs and limit. The others have fewer of these.
+    The first kind is its user, GPUs and limit. The others leave out some of these.
     """
     users = {name: number for number, name in enumerate(dict.fromkeys(trace.user))}
     rows: list[tuple[Key, ...]] = []
@@ -38,7 +38,7 @@ def list_job_kinds(trace: Trace) -> list[tuple[Key, ...]]:
 
 @dataclass(slots=True)
 class LearningPolicy:
-    """A policy that learns run times from the ends of jobs alone."""
+    """A policy that learns run times only from jobs that end."""
 
     trace: Trace
     seen: SeenRuns
@@ -49,7 +49,7 @@ class LearningPolicy:
         self.kinds = list_job_kinds(self.trace)
 
     def record_start(self, job: int, now_s: float) -> None:
-        """Do nothing. A start teaches nothing."""
+        """Do nothing, because run times are learned only from ends."""
 
     def record_end(self, job: int, now_s: float) -> None:
         self.pools.record_end(self.kinds[job], self.trace.run_s[job])
@@ -57,7 +57,7 @@ class LearningPolicy:
 
 
 class Qssf(LearningPolicy):
-    """A policy that orders by the mean of the user's newest runs of that GPU count, times GPUs.
+    """A policy that orders jobs by their GPUs times the mean of the user's newest runs of that GPU count.
 
     The mean is 0 for a new user.
     """
@@ -68,9 +68,9 @@ class Qssf(LearningPolicy):
 
 
 class ForecastPolicy(LearningPolicy):
-    """A policy that orders by the mean of the newest runs of similar jobs, times GPUs.
+    """A policy that orders jobs by their GPUs times the mean of the newest runs of similar jobs.
 
-    A run counts as no longer than the limit. If no run is known, the limit counts.
+    A run counts at most as long as the job's limit. If no run is known, the limit counts.
     """
 
     def compute_key(self, job: int, now_s: float) -> float:
@@ -82,7 +82,10 @@ class ForecastPolicy(LearningPolicy):
 
 @dataclass(slots=True)
 class FixedKeyPolicy:
-    """A policy with fixed keys. Only the plan's estimates of run times are learned."""
+    """A policy that orders jobs by keys that are known in advance.
+
+    The plan still learns its estimates of run times from jobs that end.
+    """
 
     trace: Trace
     seen: SeenRuns
@@ -92,7 +95,7 @@ class FixedKeyPolicy:
         return self.keys[job]
 
     def record_start(self, job: int, now_s: float) -> None:
-        """Do nothing. A start teaches nothing."""
+        """Do nothing, because run times are learned only from ends."""
 
     def record_end(self, job: int, now_s: float) -> None:
         self.seen.record_end(self.trace.gpus[job], self.trace.run_s[job])

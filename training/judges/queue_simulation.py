@@ -1,14 +1,15 @@
-"""A simulation of a batch queue: which job starts when, by capacity alone.
+"""A simulation of a batch queue: which job starts when, by the number of cores alone.
 
-The order is first come, first served, with backfill. Every pass makes a new plan, as Slurm's backfill
-does. Running jobs hold their cores until their limits, and each waiting job in order gets the earliest
-hole that is left. A job whose hole begins now starts. If `reserved` is None, every waiting job has its
-place in the plan (conservative backfill). If it is 1, only the first job that must wait has one (EASY),
-and later jobs may start if they do not delay it. (Mu'alem and Feitelson, TPDS 2001.)
+The order is first come, first served, with backfill. Every pass makes a new plan, as Slurm's
+backfill does. Running jobs hold their cores until their limits, and each waiting job in order gets
+the earliest gap that is left. A job whose gap begins now starts. If `reserved` is None, every
+waiting job has its place in the plan (conservative backfill). If it is 1, only the first job that
+must wait has one (EASY), and later jobs may start if they do not delay it. (Mu'alem and Feitelson,
+TPDS 2001.)
 
-Jobs really end after their run time, at the latest at their limit. The plan never sees a run time. A pass
-ends once no waiting job can start, and it places neighbours of one shape together, so months of a busy
-cluster take a minute.
+Jobs really end after their run time, at the latest at their limit. The plan never sees a run time.
+A pass ends once no waiting job can start, and it places neighbouring jobs of one shape together. So
+months of a busy cluster take a minute.
 """
 
 import heapq
@@ -46,7 +47,7 @@ class QueuedJobs:
 
 
 class Profile:
-    """The free cores from now on, in steps.
+    """The number of free cores over time, from now on, as a step function.
 
     `free[i]` cores are free from `times[i]` until the next time. The last step has no end.
     """
@@ -54,9 +55,10 @@ class Profile:
     __slots__ = ("_free", "_size", "_times")
 
     def __init__(self, now_s: int, free: int, end_s: Ints, cores: Ints) -> None:
-        """Make a profile.
+        """Make the profile of the cores that running jobs hold until their expected ends.
 
-        end_s: (k,) when `cores` become free, ascending. Overdue ones are expected in a second.
+        free: cores that are free now. end_s: (k,) when each of `cores` becomes free, ascending. Overdue
+        jobs are expected to end in a second.
         """
         size = len(end_s) + 1
         self._times = np.empty(2 * size + 16, np.int64)
@@ -75,10 +77,12 @@ class Profile:
         return int(self._times[step])
 
     def reserve_cores(self, cores: int, length_s: int, wanted: int, step: int = 0) -> tuple[int, int]:
-        """Reserve cores for each of the jobs that can start together earliest. Returns (step, jobs placed).
+        """Reserve cores for equal jobs at the earliest time at which any can start.
 
-        cores: cores of one job. It places at most `wanted` jobs. step: where the search begins. The last step must have
-        enough cores.
+        Returns (step, jobs placed).
+
+        cores: cores of one job. wanted: the most jobs to place. step: where the search begins. The last
+        step must have enough cores.
         """
         times, free, size = self._times, self._free, self._size
         low = (free[step:size] < cores).nonzero()[0]
@@ -113,9 +117,10 @@ class Profile:
 
 
 def _find_first_gap(times: Ints, low: Ints, length_s: int) -> int:
-    """Return the earliest step that follows a low step and has `length_s` before the next low step.
+    """Return the first step with `length_s` seconds of enough free cores after it.
 
-    low: the steps with too few free cores. If there is no such gap, the step after the last low one.
+    It follows one of the steps `low`, which have too few free cores, and ends before the next of them.
+    If no such gap is long enough, this is the step after the last low one.
     """
     after = low + 1
     gaps = times[low[1:]] - times[after[:-1]] >= length_s
@@ -133,17 +138,18 @@ class _Row:
 
 
 class QueueSimulation:
-    """A cluster of `capacity` cores.
+    """A simulated cluster of `capacity` cores with its batch queue.
 
-    `submit` and `advance` change it. `fork` continues it with other run times.
+    `submit` and `advance` change its state. `fork` makes a copy that continues with other run times.
     """
 
     def __init__(
         self, jobs: QueuedJobs, run_s: Sequence[int] | Mapping[int, int], capacity: int, reserved: int | None = None
     ) -> None:
-        """Set up an empty cluster.
+        """Create an empty cluster.
 
-        run_s: (job,) how long each job really runs. The simulation reads it only for jobs that run.
+        run_s: (job,) how long each job really runs. It is read only for jobs that have started. reserved:
+        the number of waiting jobs with a place in the plan. None for all.
         """
         self.capacity = capacity
         self.reserved = reserved
@@ -172,7 +178,10 @@ class QueueSimulation:
         return [job for row in self._queue for job in row.jobs]
 
     def plan_starts(self) -> dict[int, int]:
-        """Return job → planned start for all waiting jobs, as a scheduler would print it. Changes nothing."""
+        """Return job → planned start for all waiting jobs, as a scheduler would print it.
+
+        This does not change the simulation.
+        """
         profile = self._make_profile()
         starts = {}
         for row in self._queue:
@@ -184,11 +193,11 @@ class QueueSimulation:
         return starts
 
     def fork(self, run_s: Sequence[int] | Mapping[int, int], reserved: int | None = None) -> "QueueSimulation":
-        """Return a copy of the simulation at this moment, with other run times.
+        """Return a copy of the simulation at this moment that continues with other run times.
 
-        Running jobs also end by these run times, but not before now. reserved: the number of waiting jobs with
-        a place in the plan. Fewer are faster to play. The time between passes grows by `COARSER` of the time
-        played.
+        Running jobs also end by the new run times, but not before now. reserved: the number of waiting jobs
+        with a place in the plan. A small number is faster. The time between passes grows by `COARSER` of
+        the time played.
         """
         other = object.__new__(QueueSimulation)
         other.capacity, other.now_s = self.capacity, self.now_s
@@ -221,7 +230,7 @@ class QueueSimulation:
     def submit(self, job: int) -> None:
         """Submit a job now.
 
-        Ignores a job that needs more cores than exist, or none, because it would wait for ever.
+        A job that needs no cores, or more than exist, is ignored, because it could never start.
         """
         cores, limit_s = self._cores[job], self._limit_s[job]
         if not 0 < cores <= self.capacity:
@@ -248,13 +257,13 @@ class QueueSimulation:
         return self._passed_s + max(PASS_S, int((self._passed_s - self._forked_s) * COARSER))
 
     def advance(self, until_s: int) -> None:
-        """Process all events before `until_s`, and set the clock to `until_s`."""
+        """Process all events before `until_s`, then set the clock to `until_s`."""
         while (next_s := self.find_next_event_s()) < until_s:
             self.process_events_at(next_s)
         self.now_s = max(self.now_s, until_s)
 
     def process_events_at(self, next_s: int) -> None:
-        """Move the clock to the next event. Jobs end, and a pass runs if one is due.
+        """Set the clock to the next event and process it: jobs end, and a pass runs if one is due.
 
         next_s: the time of the next event.
         """
@@ -314,7 +323,10 @@ class QueueSimulation:
             self._queue = [row for row in self._queue if row.jobs]
 
     def _place_row(self, profile: Profile, row: _Row, fewest: int) -> int:
-        """Start the jobs of a row that fit now and reserve cores for the rest. Returns how many are reserved."""
+        """Start the jobs of a row that fit now, and reserve cores for the others.
+
+        Returns the number of jobs with a reservation.
+        """
         step = reserved = 0
         waiting = len(row.jobs)
         started = 0

@@ -1,9 +1,10 @@
 """`fleetcast evaluate risk`: which nodes fail within a day and a week, by the history of faults alone.
 
 A row is a working node at the beginning of a day. Its label is whether a fault of the node begins
-within the horizon. The model is fitted on the train folder, and the history moves on with each day.
-Nodes without a fault are added up to the stated size of the fleet. A log of faults alone
-(`evaluate_fault_log`) is judged on windows, each with a fit on the faults known when it began.
+within the horizon. The model is fitted on the train folder. In the test folder, the faults of each
+day join the history before the next day is predicted. Nodes without a fault are added up to the
+stated size of the fleet. A log of faults alone (`evaluate_fault_log`) is judged on windows, each
+with a fit on the faults known when it began.
 """
 
 import math
@@ -59,10 +60,12 @@ FEWEST_DAYS = WARM_UP_DAYS + CENSORED_DAYS + 1  # that a fit takes
 
 @dataclass(frozen=True, slots=True)
 class FaultSet:
-    """The faults of both folders. The first `train_faults` are of the train folder.
+    """The faults of one trace in both folders.
 
-    names: the nodes that ever fail. Days are those of the trace's clock. Observation begins at first_day, the
-    train folder ends at cut_day, and all faults are known up to end_day.
+    The first `train_faults` of them are those of the train folder.
+
+    names: the nodes that ever fail. Days are those of the trace's clock. Observation begins at
+    first_day, the train folder ends at cut_day, and all faults are known up to end_day.
     """
 
     dataset: str
@@ -79,7 +82,7 @@ class FaultSet:
         return self.names[node] if node < len(self.names) else f"never failed {node - len(self.names)}"
 
     def select_train_faults(self, until_day: int) -> FaultHistory:
-        """Return the faults of the train folder that were known on a day."""
+        """Return the faults of the train folder as they were known on `until_day`."""
         some, whole = slice(self.train_faults), self.history
         node, start, end, hardware = whole.node[some], whole.start_day[some], whole.end_day[some], whole.hardware[some]
         return FaultHistory(node, start, end, hardware).truncate(until_day)
@@ -92,7 +95,7 @@ class FaultSet:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """The baseline scores that rank the rows of some days, each (n,)."""
+    """The scores by which baselines rank nodes, each (n,), for the rows of some days."""
 
     recency: Array
     count: Array
@@ -120,7 +123,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str]
 
 
 def read_fault_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
-    """Return the faults of both folders, or why they cannot be judged."""
+    """Read the faults of both folders. Returns the reason instead if they cannot be judged."""
     try:
         tables = [read_table(path) for path in (train, test)]
     except RecordError as error:
@@ -152,8 +155,8 @@ def read_fault_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
 def fit_history_file(path: Path, until_day: int | None, nodes: int) -> HistoryFit:
     """Fit the history hazard to a table of faults with the columns NEEDED.
 
-    Only faults that began by `until_day` count. nodes: the size of the fleet. Raises RecordError if the table
-    cannot be read or fitted on.
+    Only faults that began by `until_day` count. nodes: the size of the fleet. Raises RecordError if the
+    table cannot be read, or has too few faults.
     """
     table = read_table(path)
     missing = set(NEEDED) - set(table.columns)
@@ -172,9 +175,9 @@ def fit_history_file(path: Path, until_day: int | None, nodes: int) -> HistoryFi
 
 
 def _clean_faults(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows that have a start, as numbers, each fault once.
+    """Return the rows that have a start, converted to numbers. Each fault occurs once.
 
-    The columns are NEEDED, and `hardware`: whether a part was at fault.
+    The columns are NEEDED and `hardware`, which says whether a part was at fault.
     """
     start, end = (pd.to_numeric(table[name], errors="coerce").astype(float) for name in NEEDED[1:])
     level = table["level"].astype(str) if "level" in table else pd.Series("", table.index)
@@ -192,7 +195,7 @@ def _make_history(table: pd.DataFrame) -> tuple[FaultHistory, tuple[str, ...]]:
 
 
 def compute_baselines(history: FaultHistory, days: range, since_day: float, nodes: int) -> Baselines:
-    """Return the baselines for the same rows as `make_past_days`."""
+    """Return the scores of the baselines, for the rows that `make_past_days` makes."""
     parts = []
     for day in days:
         known = history.truncate(day)
@@ -233,7 +236,7 @@ def split_fault_log(log: FaultLogFile) -> FaultSet:
 
 
 def judge_fault_set(results: Results, one: FaultSet, seed: int, say: Say, windows: int = 1) -> None:
-    """Fit on the days before each window, and judge on the days of the window."""
+    """Fit on the days before each window, and evaluate the forecasts of the window's days."""
     cuts = one.list_window_cuts(windows)
     test_days = range(one.cut_day, one.end_day - CENSORED_DAYS + 1)
     judged = make_past_days(one.history, test_days, one.nodes)
@@ -251,16 +254,16 @@ def judge_fault_set(results: Results, one: FaultSet, seed: int, say: Say, window
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The probabilities of rows, each (n,): ours, and the base rate of the days that were fitted on."""
+    """The probabilities of rows, each (n,): those of our model, and the base rate of the days of the fit."""
 
     p: Array
     base: Array
 
 
 def make_rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int]) -> dict[int, ScoredRows]:
-    """Return horizon in days → forecasts of all judged rows.
+    """Return horizon in days → the forecasts of all judged rows.
 
-    The rows of a window are forecast by a fit on the faults that were known when the window began.
+    The rows of a window are forecast by a fit on the faults known when the window began.
     """
     forecasts = {days: ScoredRows(np.zeros(len(judged.day)), np.zeros(len(judged.day))) for days in HORIZONS_DAYS}
     for cut, until in pairwise(cuts):
@@ -276,12 +279,12 @@ def make_rolling_forecasts(one: FaultSet, judged: PastDays, cuts: Sequence[int])
 
 
 def list_lead_metrics(rival: str) -> list[str]:
-    """Return the metric names of our lead over a rival."""
+    """Return the names of the metrics that compare our scores with a rival's."""
     return [f"{metric}_above_{rival}" for metric in DIFFERENCES]
 
 
 def count_first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
-    """Return which share of the faults of these days are their node's first, and the number of faults."""
+    """Return the share of these days' faults that are their node's first, and the number of faults."""
     first = np.full(int(history.node.max()) + 1, np.inf)
     np.minimum.at(first, history.node, history.start_day)
     judged = (history.start_day > days.start) & (history.start_day <= days.stop - 1 + CENSORED_DAYS)

@@ -23,7 +23,7 @@ METRICS = ("auroc", "ap", "precision_top20", "recall_top5pct", "brier_skill")
 class NodeDays:
     """A table of n node-days in order of day.
 
-    day: (n,) 0, 1, 2, ... of `days`. labels: (n,) whether a fault came.
+    day: (n,) 0, 1, 2, ... of `days`. labels: (n,) whether a fault began within the horizon.
     """
 
     day: NDArray[np.int64]
@@ -38,10 +38,10 @@ class RankedScores:
     """
 
     def __init__(self, rows: NodeDays, score: Array, p: Array | None = None, base: Array | float = 0.0) -> None:
-        """Sort the scores.
+        """Sort the rows by score.
 
-        p: (n,) the method's probabilities, None if it only gives an order. base: the probabilities that the Brier
-        skill is measured against.
+        p: (n,) the method's probabilities, None if it only ranks the rows. base: the probabilities that the
+        Brier skill compares with.
         """
         order = np.argsort(-score, kind="stable")
         self._day, self._labels = rows.day[order], rows.labels[order].astype(np.float64)
@@ -51,7 +51,7 @@ class RankedScores:
         self._squares = None if p is None else _sum_daily_squared_errors(rows, p, base)
 
     def compute_metrics(self, weight: Array) -> dict[str, float]:
-        """Return every metric with each day counted `weight` times.
+        """Return metric → value, if each day counts `weight` times.
 
         weight: (days,).
         """
@@ -78,9 +78,9 @@ class RankedScores:
 
 
 def compute_top_precision(rows: NodeDays, score: Array) -> Array:
-    """Return (days,) the share of each day's TOP_NODES that failed.
+    """Return (days,) the share of the TOP_NODES highest-ranked nodes of each day that failed.
 
-    Equal scores at the edge share the places that are left.
+    If equal scores lie at the edge, they share the remaining places.
     """
     found = np.zeros(rows.days)
     bounds = np.searchsorted(rows.day, np.arange(rows.days + 1))
@@ -96,7 +96,7 @@ def compute_top_precision(rows: NodeDays, score: Array) -> Array:
 
 
 def _sum_daily_squared_errors(rows: NodeDays, p: Array, base: Array | float) -> Array:
-    """Return (2, days) the sums of squared errors of p, and of the base rate."""
+    """Return (2, days) the squared errors of `p`, and those of the base rate, summed for each day."""
     labels = rows.labels.astype(np.float64)
     errors = ((p - labels) ** 2, (base - labels) ** 2)
     return np.stack([np.bincount(rows.day, error, rows.days) for error in errors])
@@ -105,9 +105,9 @@ def _sum_daily_squared_errors(rows: NodeDays, p: Array, base: Array | float) -> 
 def measure_reliability(
     predictions: Iterable[Mapping[str, Sequence[Any]]], dataset: str, horizon_s: int
 ) -> list[tuple[float, float, float, float]]:
-    """Return (predicted, observed, low, high) of each tenth of the node-days by probability.
+    """Return (predicted, observed, low, high) for each tenth of the node-days, sorted by probability.
 
-    low and high are Wilson's 95 % interval.
+    low and high are the ends of Wilson's 95 % interval of the observed share.
     """
     blocks = [row for row in predictions if row["dataset"][:1] == [dataset] and row["horizon_s"][:1] == [horizon_s]]
     if not blocks:
@@ -136,17 +136,18 @@ Interval = tuple[float, float | None, float | None]
 
 
 def compute_metric_intervals(ranked: RankedScores, days: int, seed: int) -> dict[str, Interval]:
-    """Return metric -> value and 95 % interval.
+    """Return metric → its value and 95 % interval.
 
-    Days are drawn in circular blocks, the same ones for every method.
+    The interval is a bootstrap in which days are drawn in circular blocks. Every method gets the same
+    blocks.
     """
     return _bootstrap_intervals(ranked.compute_metrics, days, seed)
 
 
 def compute_differences(ours: RankedScores, rival: RankedScores, days: int, seed: int) -> dict[str, Interval]:
-    """Return metric -> the lead of ours over the rival, and its 95 % interval.
+    """Return metric → our value minus the rival's, with its 95 % interval.
 
-    Both are judged on the same drawn days.
+    Both are evaluated on the same drawn days.
     """
 
     def compute_lead(weight: Array) -> dict[str, float]:

@@ -1,9 +1,10 @@
 """Node risk on simulated telemetry: how well it ranks nodes for the next hour, and how early it warns.
 
-Every run is replayed through the code that serves. A row is a node and a minute with no fault of the
-node now or in the 10 minutes before. Its label is whether a fault begins within the hour. Each number
-covers the faults with a precursor, those without one, or all. Decoys are no faults. Only the alarm
-level is fitted. In the runs of the train folder, 1 % of the moments that no fault follows are above it.
+Every run is replayed through the code that serves. A row is a node at a minute, if the node has no
+fault then and had none in the 10 minutes before. Its label is whether a fault begins within the
+hour. Each number covers all faults, those with a precursor, or those without one. Decoys do not
+count as faults. Only the alarm level is fitted: in the runs of the train folder, it is exceeded in
+1 % of the moments that no fault follows.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -33,7 +34,7 @@ ALARM_P = 0.01  # where the train folder has no run
 
 @dataclass(frozen=True, slots=True)
 class WatchedRun:
-    """The scores of m moments of n nodes.
+    """The risk scores of n nodes at m moments of a run.
 
     p: (m, n) the probability of the likeliest kind within the hour. signs: (m, n) whether there is any
     evidence.
@@ -45,9 +46,9 @@ class WatchedRun:
 
 
 def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> None:
-    """Add the rows of every run with faults in the test folder.
+    """Add the rows of every run of the test folder that has faults.
 
-    drop: telemetry that is left out of both folders.
+    drop: kinds of telemetry that are left out of the runs of both folders.
     """
     without = find_dropped_metrics(drop)
     runs = read_fault_runs(test, skipped=results.skipped, without=without)
@@ -64,9 +65,9 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
 
 
 def find_alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
-    """Return the probability that 1 % of the quiet moments of these runs exceed.
+    """Return the probability that is exceeded in 1 % of the quiet moments of these runs.
 
-    A moment is quiet if no fault is active there or follows it.
+    A moment of a node is quiet if no fault is active on the node then and none follows within the hour.
     """
     quiet = []
     for run in runs:
@@ -80,7 +81,7 @@ def find_alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
 
 
 def replay_run(run: FaultRun) -> WatchedRun:
-    """Return the scores that a service would have given, one row for each minute."""
+    """Replay a run, and return the scores that a service would have given each minute."""
     replay = FleetWatch.from_topology(run.topology, run.interval_s)
     times: list[int] = []
     p: list[Array] = []
@@ -105,7 +106,10 @@ def add_run_rows(
     alarm: float,
     seed: int,
 ) -> None:
-    """Add AUROC, AP and warnings of one run, for all faults and for those with and without a precursor."""
+    """Add AUROC, AP and lead times of warnings in one run.
+
+    They cover all faults, those with a precursor, and those without one.
+    """
     row = {name: at for at, name in enumerate(names)}
     active, before = _label_faults(seen, row, faults)
     groups = {
@@ -154,7 +158,7 @@ def _add_ranking_rows(
 def _label_faults(
     seen: WatchedRun, row: dict[str, int], faults: tuple[RunTruth, ...]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return (m, n) whether a fault is or was just active, and (m, n) whether one begins within the hour."""
+    """Return two (m, n) masks: a fault is or was just active, and a fault begins within the hour."""
     active, before = np.zeros(seen.p.shape, bool), np.zeros(seen.p.shape, bool)
     for fault in faults:
         lasts = np.ones(len(seen.time_ms), bool) if fault.end_ms is None else seen.time_ms < fault.end_ms + AFTER_MS
@@ -165,7 +169,10 @@ def _label_faults(
 
 
 def _measure_lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], fault: RunTruth, alarm: float) -> float:
-    """Return the seconds from the first alarm in the hour before a fault to the fault. 0 without an alarm."""
+    """Return by how many seconds the first alarm in the hour before a fault precedes the fault.
+
+    Returns 0 if there is no such alarm.
+    """
     hour = (seen.time_ms < fault.start_ms) & (seen.time_ms >= fault.start_ms - HORIZON_MS) & ~active[:, node]
     at = np.flatnonzero(hour & (seen.p[:, node] > alarm))
     return float(fault.start_ms - seen.time_ms[at[0]]) / 1000 if len(at) else 0.0

@@ -1,8 +1,8 @@
-"""Site risk out of sample: rolling windows over the last part of a site's days.
+"""Evaluation of site risk out of sample, on rolling windows over the last part of a site's days.
 
-`ours` is a fit on the rows whose outcomes were known when the window began. `shipped` is the prediction of
-a service without that fit, with the history hazard that it fits by itself. Rows are nodes at work, once
-a day. Each kind and horizon is judged.
+`ours` is a fit on the rows whose outcomes were known when the window began. `shipped` is the
+prediction of a service without that fit, with the history hazard that it fits by itself. Rows are
+nodes at work, once a day. Each kind and horizon is judged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,10 @@ CHOSEN = ("log_loss", "brier")  # with an interval
 
 @dataclass(frozen=True, slots=True)
 class JudgedDays:
-    """The rows of all windows with the predictions of each method.
+    """The rows of all windows, with the predictions of each method.
 
-    p: method -> (kind, HORIZONS_DAYS, n), NaN without a prediction. window: (n,) the number of the window.
+    p: method → (kind, HORIZONS_DAYS, n), NaN without a prediction. window: (n,) the number of each
+    row's window.
     """
 
     rows: SiteDays
@@ -65,9 +66,10 @@ def make_windows(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
 
 
 def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
-    """Fit before each window, and return the predictions of all methods in the windows.
+    """Fit before each window, and return the predictions of all methods for the rows of the windows.
 
-    served: the version that serves. It is judged on the rows from since_ms on, when its data ended.
+    served: the serving version. It is judged only on rows from `since_ms` on, the end of its training
+    data.
     """
     windows = make_windows(days, count)
     parts, said, numbers, fits = [], list[dict[str, Array]](), [], []
@@ -95,7 +97,10 @@ def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, sin
 
 
 def fit_own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
-    """Return the history hazard that a service fits by itself once it has enough (models/risk/fault_log.py)."""
+    """Fit the history hazard as a service does from its own faults (models/risk/fault_log.py).
+
+    Returns None if the site has too few days or faults for that.
+    """
     first_day, at_day = int(days.time_ms.min()) // DAY_MS, at_ms // DAY_MS
     if at_day - first_day < OWN_DAYS or len(days.faults.truncate(at_day).node) < OWN_FAULTS:
         return None
@@ -103,7 +108,7 @@ def fit_own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
 
 
 def _compute_base_rates(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
-    """Return (kind, horizon, n) base rates: the share of rows with an event of each kind.
+    """Return (kind, horizon, n) base rates: the share of known rows that an event of each kind followed.
 
     Only rows whose outcome was known when the window began count.
     """
@@ -116,7 +121,10 @@ def _compute_base_rates(known: SiteDays, rows: SiteDays, window: RollingWindow) 
 
 
 def make_risk_results(judged: JudgedDays, dataset: str, seed: int = 0) -> Results:
-    """Return a row for each kind, horizon, method and metric. Each window has a series of its own."""
+    """Return results with a row for each kind, horizon, method and metric.
+
+    Each window is also a series of its own.
+    """
     results = Results("risk")
     for k, kind in enumerate(RISK_KINDS):
         for h, span in enumerate(HORIZONS_DAYS):
@@ -143,9 +151,9 @@ def _add_rows(
     labels: Mask,
     seed: int | None,
 ) -> None:
-    """Add the rows of one series.
+    """Add the metrics of one series to the results.
 
-    seed: None for no intervals.
+    given: (data set, kind, horizon in seconds, method). seed: None to leave out the intervals.
     """
     if not len(p) or not labels.any():
         return
@@ -161,7 +169,7 @@ def _add_rows(
 
 
 def compute_metrics(time_ms: NDArray[np.int64], p: Array, labels: Mask) -> dict[str, float]:
-    """Return the value of each of METRICS by name. Equal probabilities share their ranks."""
+    """Return metric → value for all of METRICS. Rows with equal probabilities share their ranks."""
     came, is_judged = float(labels.mean()), float(p.mean())
     days = np.unique(time_ms, return_inverse=True)[1]
     ranked = RankedScores(NodeDays(days, labels, int(days.max()) + 1), p).compute_metrics(np.ones(int(days.max()) + 1))
@@ -183,9 +191,10 @@ def compute_log_losses(p: Array, labels: Mask) -> Array:
 
 
 def _compute_precision(p: Array, labels: Mask, share: float) -> float:
-    """Return the share of the likeliest rows that came true.
+    """Return the share of the rows with the highest probabilities that an event followed.
 
-    Rows that tie at the edge share what is left.
+    share: the part of all rows that is counted. If equal rows lie at the edge, they share the remaining
+    places.
     """
     top = max(1, round(share * len(p)))
     edge = np.partition(p, -top)[-top]
@@ -208,7 +217,10 @@ def _compute_calibration_error(p: Array, labels: Mask) -> float:
 def _measure_with_interval(
     metric: str, time_ms: NDArray[np.int64], p: Array, labels: Mask, seed: int
 ) -> tuple[float | None, float | None, float | None]:
-    """Return a metric with its interval. Days are drawn in weeks, because the labels of a week overlap."""
+    """Return a metric's value and the low and high ends of its interval.
+
+    The bootstrap draws whole weeks of days, because the labels of a week overlap.
+    """
     losses = compute_log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
     day = np.unique(time_ms, return_inverse=True)[1]
     return compute_interval(np.bincount(day, losses), np.bincount(day).astype(float), block=BLOCK_DAYS, seed=seed)
@@ -217,9 +229,9 @@ def _measure_with_interval(
 def compare_geometric_means(
     results: Results, kinds: Sequence[str], rival: str, own: str = OURS, metric: str = "log_loss"
 ) -> tuple[float, float, int]:
-    """Return (ours, the rival's) metric in geometric mean, and the number of outcomes.
+    """Return the geometric means of our metric and of the rival's, and the number of outcomes.
 
-    The mean covers the kinds and horizons that both have.
+    The means cover the kinds and horizons for which both have a value.
     """
     pairs = []
     for row in results.select(series="all", method=own, metric=metric):

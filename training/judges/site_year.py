@@ -1,6 +1,6 @@
-"""`fleetcast evaluate risk --year`: what a site's own risk fit is worth on a simulated year.
+"""`fleetcast evaluate risk --year`: how much a site's own risk fit improves predictions.
 
-It also reports whether the gate lets it serve.
+It is evaluated on a simulated year. It also reports whether the gate allows that fit to serve.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,9 +20,9 @@ DATASET = "simulated year"
 
 
 def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
-    """Evaluate a year of a fleet in rolling windows.
+    """Evaluate a simulated year of a fleet in rolling windows.
 
-    Also ask the gate at the year's end and after the first failures.
+    The gate's verdict is reported for the whole year, and for the time just after the first failures.
     """
     say(f"a year of {nodes:,} nodes, seed {seed}")
     days = simulate_year(draw_plan(nodes, seed=seed))
@@ -39,7 +39,7 @@ def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
 
 
 def find_first_failures_ms(days: SiteDays) -> int:
-    """Return the time in ms by which the first YOUNG failures had begun."""
+    """Return the time in ms by which the first YOUNG failures of the site had begun."""
     times = sorted(days.begun["fail"].time_ms.tolist())
     return int(times[min(YOUNG, len(times)) - 1])
 

@@ -55,9 +55,10 @@ Array = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StartScene:
-    """The replay of one set.
+    """The jobs of one set, prepared for a replay.
 
-    kinds: (job, 4) user, group, size, limit. tried, judged: candidates, drawn by number alone.
+    kinds: (job, 4) numbers of user, group, size and limit. tried, judged: jobs that may be forecast,
+    before and after the train folder's end. They are drawn by number alone.
     """
 
     dataset: str
@@ -86,7 +87,7 @@ class SubmitMoment:
 
 @dataclass(frozen=True, slots=True)
 class WaitForecast:
-    """The forecast waits of one job in seconds: the scheduler's, and ours at LEVELS."""
+    """The forecast waits of one job in seconds: the scheduler's, and our quantiles at LEVELS."""
 
     job: int
     planned_s: float
@@ -95,7 +96,7 @@ class WaitForecast:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
-    """Evaluate every job history that is in both folders and whose jobs wait."""
+    """Evaluate start times on every job history that is in both folders and whose jobs have to wait."""
     results = Results("start")
     for one in read_job_sets(train, test, results.skipped):
         scene = make_scene(one.own_history, seed)
@@ -112,7 +113,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def make_scene(one: JobHistory, seed: int, capacity: int | None = None) -> StartScene | str:
-    """Return the replay of a set, or why there is none."""
+    """Return a set's jobs, prepared for a replay, or the reason why the set is skipped."""
     table = one.table
     limited = float(np.isfinite(table.limit_s).mean()) > 0.5
     if not limited and float(np.isfinite(table.start_s).mean()) < 0.5:
@@ -142,9 +143,9 @@ def make_scene(one: JobHistory, seed: int, capacity: int | None = None) -> Start
 
 
 def estimate_capacity(train: History) -> int:
-    """Return the number of cores (or GPUs) at which jobs really wait.
+    """Return the number of cores (or GPUs) at which the jobs of a set have to wait.
 
-    The train folder's jobs use the share BUSY of it, unless the largest job needs more.
+    The train folder's jobs then use the share BUSY of it. It is at least the size of the largest job.
     """
     known = np.isfinite(train.run_s)
     limit_s = np.where(np.isfinite(train.limit_s), train.limit_s, np.inf)
@@ -154,9 +155,10 @@ def estimate_capacity(train: History) -> int:
 
 
 def _compute_planned_run_s(train: History, part: History, limited: bool) -> NDArray[np.float64]:
-    """Return (job,) the run time in seconds that the scheduler plans with.
+    """Return (job,) the run times in seconds that the scheduler plans with.
 
-    It is the limit. Without limits, it is the median of the job's group and size in `train`.
+    They are the limits. In a set without limits, they are the medians of the job's group and size in
+    `train`.
     """
     frame = pd.DataFrame({"kin": np.where(train.group != "", train.group, train.queue), "gpus": train.gpus})
     frame["run_s"] = train.run_s
@@ -177,7 +179,10 @@ def _make_kinds(part: History, jobs: QueuedJobs) -> NDArray[np.int64]:
 
 
 def list_kind_keys(kinds: NDArray[np.int64]) -> tuple[Key, ...]:
-    """Return the keys of one row of `Scene.kinds`, the most specific first."""
+    """Return the keys of the kinds that a job belongs to, the most specific first.
+
+    kinds: (4,) one row of `StartScene.kinds`.
+    """
     user, group, cores, limit_s = kinds.tolist()
     return ((0, user, cores, limit_s), (1, user, cores), (2, user), (3, group, cores), (4, cores, limit_s), (5,))
 
@@ -187,7 +192,7 @@ def _draw_rows(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
 
 
 def forecast_scene(scene: StartScene, seed: int, say: Say) -> list[WaitForecast]:
-    """Forecast the starts of the judged jobs that had to wait, in order of submission."""
+    """Replay the scene, and forecast the starts of judged jobs that had to wait, by submission."""
     moments, start_s = replay_scene(scene)
     return forecast_waits(scene, moments, start_s, seed, say)
 
@@ -195,7 +200,10 @@ def forecast_scene(scene: StartScene, seed: int, say: Say) -> list[WaitForecast]
 def forecast_waits(
     scene: StartScene, moments: Sequence[SubmitMoment], start_s: Ints, seed: int, say: Say = lambda line: None
 ) -> list[WaitForecast]:
-    """Return the forecasts of the judged jobs, made at these moments, in order of submission."""
+    """Return the wait forecasts of the judged jobs, in order of submission.
+
+    moments: the submissions at which the forecasts are made.
+    """
     tried, judged = choose_jobs(scene, [moment.job for moment in moments], seed)
     say(f"{scene.dataset}: forecasting {len(judged):,} jobs that wait, and {len(tried):,} before, to calibrate")
     player = QueuePlayer(scene, start_s, seed)
@@ -204,9 +212,9 @@ def forecast_waits(
 
 
 def choose_jobs(scene: StartScene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
-    """Choose the jobs to forecast among the candidates that must wait.
+    """Choose the jobs to forecast among those that have to wait.
 
-    Returns those before the train folder's end, and those after it.
+    Returns two sets: jobs from before the train folder's end, and jobs from after it.
     """
     rng = np.random.default_rng(seed)
     tried = np.intersect1d(waiting, scene.tried)
@@ -216,9 +224,9 @@ def choose_jobs(scene: StartScene, waiting: Sequence[int], seed: int) -> tuple[s
 
 
 def replay_scene(scene: StartScene) -> tuple[list[SubmitMoment], Ints]:
-    """Run the replay. Returns the moments of candidates that must wait by the plan, and all start times.
+    """Replay the scene, and return the submissions of candidates that must wait, and all start times.
 
-    A moment is the submission of a candidate. Start times: (job,).
+    Candidates are the jobs that may be forecast. Start times: (job,) seconds.
     """
     state = QueueSimulation(scene.jobs, scene.run_s.tolist(), scene.capacity)
     candidates = {*scene.tried.tolist(), *scene.judged.tolist()}
@@ -237,7 +245,7 @@ def replay_scene(scene: StartScene) -> tuple[list[SubmitMoment], Ints]:
 
 
 class QueuePlayer:
-    """A forecaster that plays the queue forward from each moment, in order of time.
+    """A forecaster of waits that plays the queue forward from each submission, in order of time.
 
     It knows only the run times and waits of jobs that had ended by then.
     """
@@ -269,7 +277,7 @@ class QueuePlayer:
             self._next = next(self._ends, None)
 
     def _play_paths(self, moment: SubmitMoment) -> list[int]:
-        """Return the job's start on each path."""
+        """Play the queue along all paths, and return the job's start time on each."""
         state = moment.state
         until_s = state.now_s + 2 * (moment.planned_s - state.now_s)
         rng = np.random.default_rng((self._seed, moment.job))
@@ -279,9 +287,9 @@ class QueuePlayer:
         ]
 
     def _draw_run_times(self, state: QueueSimulation, rng: np.random.Generator) -> list[dict[int, int]]:
-        """Draw run times for all jobs that run or wait. Returns job → run time, once for each path.
+        """Draw a run time on each path for every running or waiting job.
 
-        Jobs are in the order of their numbers within those that run and those that wait.
+        Returns, for each path, job → run time in seconds.
         """
         running = sorted(state.list_running())
         jobs = [*running, *state.list_waiting()]
@@ -321,9 +329,9 @@ def _add_scores(results: Results, scene: StartScene, rows: Sequence[WaitForecast
 
 
 def _compute_scores(rows: Sequence[WaitForecast], method: str) -> dict[str, tuple[Array, Array | None]]:
-    """Return metric → (job,) numerator and denominator. NaN does not count.
+    """Return metric → (job,) numerator and denominator of the metric. Jobs with NaN do not count.
 
-    A denominator of None stands for 1 for each job.
+    A denominator of None means 1 for each job.
     """
     actual = np.array([row.actual_s for row in rows])
     point, bound = np.array(
@@ -345,12 +353,12 @@ def _make_row(scene: StartScene, method: str, metric: str, top: Array, below: Ar
 
 
 def _describe_model(method: str, scene: StartScene) -> str:
-    """Return the model of a forecast, and the capacity that the replay had."""
+    """Describe how a method forecasts, and the capacity of the replay, in a short text."""
     return f"{'paths' if method == 'ours' else 'plan'}, {scene.capacity} at most"
 
 
 def _make_prediction_columns(scene: StartScene, rows: Sequence[WaitForecast]) -> dict[str, Sequence[Any]]:
-    """Return columns with one row for each job and level of our forecasts.
+    """Return the columns of a table with one row for each job and quantile level of our forecasts.
 
     Waits are in seconds from the job's submission.
     """

@@ -1,9 +1,10 @@
 """`fleetcast evaluate straggler`: is a slow job detected, and is the right unit blamed?
 
-It is compared with fair baselines. There are three kinds of truth: traces of single operations with a
-known slow worker (`faults/straggler_bytedance`), real step times with slowdowns put in by a seed
-(`faults/megatron_step_times`), and simulated fleets with faults and look-alikes (`faults/simulated`,
-from `fleetcast simulate faults`). Nothing is fitted, and only the test folder is judged.
+Our rules are compared with fair baselines. There are three kinds of truth: traces of single
+operations with a known slow worker (`faults/straggler_bytedance`), real step times to which
+slowdowns are added at random (`faults/megatron_step_times`), and simulated fleets with faults and
+look-alikes (`faults/simulated`, from `fleetcast simulate faults`). Nothing is fitted, and only the
+test folder is judged.
 """
 
 from collections.abc import Callable, Collection
@@ -24,7 +25,7 @@ Say = Callable[[str], None]
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
-    """Evaluate every set of the test folder.
+    """Evaluate straggler detection on every set of the test folder.
 
     `train` is not read, because the rules learn from the job that they observe. drop: telemetry that is
     left out (see `sets.dropped`). With it, only fleets are judged, because the other sets have no

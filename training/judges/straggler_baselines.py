@@ -1,4 +1,4 @@
-"""Baselines that flag nodes in the same frames: rules that find bad nodes from GPU features."""
+"""Baselines that flag bad nodes by simple rules on the same GPU features that our rules read."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,7 +24,10 @@ FEWEST_NODES = 3
 
 @dataclass(frozen=True, slots=True)
 class BaselineMoment:
-    """One moment: the GPUs' frame, the number of nodes, and the node rows of each running gang."""
+    """The input of a rule at one moment: GPU features, the number of nodes, and the nodes of each gang.
+
+    gangs: running job → (k,) node rows.
+    """
 
     gpu: FeatureFrame
     nodes: int
@@ -35,7 +38,7 @@ class BaselineMoment:
         return self.gpu.column(name).astype(np.float64)
 
     def flag_nodes(self, bad: Mask) -> Mask:
-        """Return (node,) whether any of the node's GPUs is bad."""
+        """Return (node,) whether any GPU of the node is bad. bad: (gpu,)."""
         flagged = np.zeros(self.nodes, bool)
         flagged[self.gpu.node[bad & (self.gpu.node >= 0)]] = True
         return flagged
@@ -51,9 +54,9 @@ def flag_by_thresholds(sight: BaselineMoment) -> Mask:
 
 
 def flag_by_health_rules(sight: BaselineMoment) -> Mask:
-    """Return (node,) whether one of NVIDIA's passive health watches fires.
+    """Return (node,) whether one of NVIDIA's passive health watches would report the node.
 
-    It covers the watches that the exporter's fields allow.
+    Only watches whose fields the exporter reports are checked.
     """
     with np.errstate(invalid="ignore"):
         bad = sight.column("ecc_dbe_volatile_count_10m") > 0
@@ -67,16 +70,17 @@ def flag_by_health_rules(sight: BaselineMoment) -> Mask:
 
 
 class FleetWideZ:
-    """A rule that flags nodes with a GPU far below all loaded GPUs.
+    """A rule that flags a node if one of its GPUs is far below all loaded GPUs of the fleet.
 
-    The GPU's clock, power or tensor activity must be 3 robust deviations below their median for 4 rounds.
+    For 4 rounds, the GPU's clock, power or tensor activity must be 3 robust deviations below their
+    median.
     """
 
     def __init__(self) -> None:
         self._streak = np.zeros(0, np.int64)
 
     def __call__(self, sight: BaselineMoment) -> Mask:
-        """Return (node,) whether the node has such a GPU."""
+        """Return (node,) whether a GPU of the node has been far below the others for 4 rounds."""
         busy = np.nan_to_num(sight.column("sm_active")) > 0.2
         self._streak = np.pad(self._streak, (0, len(busy) - len(self._streak)))
         self._streak = np.where(self._find_low_gpus(sight, busy), self._streak + 1, 0)
@@ -98,9 +102,9 @@ class FleetWideZ:
 
 
 class Minder:
-    """A rule that flags the node of a gang that is farthest from the others for 4 rounds.
+    """A rule that flags the node of a gang that has been farthest from the other nodes for 4 rounds.
 
-    It is Minder without its autoencoder.
+    It is Minder (Deng et al., NSDI 2025) without its autoencoder.
     """
 
     def __init__(self) -> None:

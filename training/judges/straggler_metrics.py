@@ -1,4 +1,4 @@
-"""Conversions of counts into rows: shares with exact bounds, rates with Poisson bounds, delays."""
+"""Rows of results made from counts: shares with exact bounds, rates with Poisson bounds, and delays."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ LEVEL = 0.95
 
 
 def compute_share_bounds(hits: int, of: int) -> tuple[float, float]:
-    """Return Clopper and Pearson's interval of a share.
+    """Return Clopper and Pearson's 95 % interval of a share: `hits` of `of`.
 
     >>> [round(bound, 3) for bound in compute_share_bounds(10, 10)]
     [0.692, 1.0]
@@ -24,7 +24,7 @@ def compute_share_bounds(hits: int, of: int) -> tuple[float, float]:
 
 
 def compute_rate_bounds(count: int, exposure: float) -> tuple[float, float]:
-    """Return Garwood's interval of a Poisson rate: `count` alarms in `exposure` units.
+    """Return Garwood's 95 % interval of a Poisson rate: `count` alarms in `exposure` units.
 
     >>> [round(bound, 2) for bound in compute_rate_bounds(0, 1.0)]
     [0.0, 3.69]
@@ -36,7 +36,7 @@ def compute_rate_bounds(count: int, exposure: float) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that collects the rows of one dataset and target."""
+    """A writer of result rows for one dataset and target."""
 
     results: Results
     dataset: str
@@ -89,7 +89,7 @@ class Table:
     ) -> None:
         """Add precision, recall and F1. The bounds of F1 come from those of the other two.
 
-        spells: the number of right findings, if one finding may find several faults.
+        spells: the number of findings that detected faults, if one finding may detect several faults.
         """
         hits = right if spells is None else spells
         self.add_share("precision", method, hits, hits + wrong, series)

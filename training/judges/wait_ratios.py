@@ -1,4 +1,4 @@
-"""Quantiles of actual over forecast waits, by Kaplan and Meier (JASA, 1958).
+"""Quantiles of actual waits divided by forecast waits, by Kaplan and Meier (JASA, 1958).
 
 Jobs that still wait are right-censored.
 """
@@ -23,22 +23,26 @@ class _IssuedForecast:
 
 
 class WaitRatios:
-    """A collection of issued forecasts. A job's start counts only once it has happened."""
+    """A record of issued wait forecasts and how the waits turned out.
+
+    The real start of a job is used only once it has happened.
+    """
 
     def __init__(self) -> None:
         self._issued: deque[_IssuedForecast] = deque(maxlen=MAX_RATIOS)
 
     def record_forecast(self, now_s: int, forecast_s: float, start_s: int) -> None:
-        """Record a forecast wait of `forecast_s`.
+        """Record that a wait of `forecast_s` seconds was forecast at `now_s`.
 
         start_s: when the job really starts. It is not used before that time.
         """
         self._issued.append(_IssuedForecast(now_s, forecast_s, start_s))
 
     def compute_quantiles(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
-        """Return the quantiles of real waits divided by forecast waits, as known now.
+        """Return the quantiles of real waits divided by forecast waits, as known at `now_s`.
 
-        None of them exceeds the largest ratio. near_s: only the forecasts nearest to it count.
+        They are at most the largest ratio that is known. near_s: if given, only the forecasts nearest to it
+        count.
         """
         issued = list(self._issued)
         if near_s is not None:

@@ -34,9 +34,9 @@ RISKS_OF = {
 
 @dataclass(frozen=True, slots=True)
 class ExporterPage:
-    """One answer of one exporter.
+    """The answer of one exporter to one scrape.
 
-    `body`: None if it did not answer. `took_s`: wall seconds.
+    body: None if it did not answer. took_s: seconds that the scrape took.
     """
 
     node: str
@@ -47,7 +47,7 @@ class ExporterPage:
 
 @dataclass(frozen=True, slots=True)
 class LabelledFault:
-    """A true fault. `end_ms` is None while it lasts."""
+    """A fault that really happened, by the truth of a run. `end_ms` is None while it lasts."""
 
     kind: str
     node: str
@@ -58,10 +58,10 @@ class LabelledFault:
 
 @dataclass(frozen=True, slots=True)
 class RiskRows:
-    """A table of n moments of nodes.
+    """A table of n rows, each a node at one moment.
 
-    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether that kind of risk came
-    true.
+    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether that kind of
+    risk came true.
     """
 
     time_ms: NDArray[np.int64]
@@ -83,7 +83,10 @@ class RiskRows:
 
 
 class PageObserver:
-    """An observer of a fleet through its exporter pages, one scrape at a time."""
+    """A reader of exporter pages that builds a fleet's features and stores training rows.
+
+    It is fed one scrape of all pages at a time.
+    """
 
     def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
         self.topology = topology
@@ -99,7 +102,7 @@ class PageObserver:
         return self.watch.make_moment(self.watch.extract_frames(self.topology, now_ms), self.topology, now_ms)
 
     def add_training_rows(self, evidence: Evidence, now_ms: int) -> None:
-        """Store this moment of all nodes as training rows."""
+        """Store the rule levels of all nodes at this moment as training rows."""
         self._moments.append((now_ms, evidence.signals.compute_levels(len(self.topology)).astype(np.float32)))
 
     def detect_stragglers(self, evidence: Evidence, now_ms: int) -> dict[str, dict[str, object]]:
@@ -107,7 +110,7 @@ class PageObserver:
         return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, paces, now_ms)
 
     def make_risk_rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
-        """Return the stored moments, labelled by the faults that were active or began within the horizon."""
+        """Return the stored rows, labelled by the faults that were active then or began within `horizon_s`."""
         n = len(self.topology)
         times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
         node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))
@@ -117,7 +120,7 @@ class PageObserver:
         )
 
     def _decode_page(self, page: ExporterPage, now_ms: int) -> tuple[SampleBatch, ...]:
-        """Return a page's samples, and those of the scrape itself."""
+        """Return the samples of a page, and samples about the scrape itself."""
         key = (page.node, page.exporter)
         if key not in self._targets:
             decoder = PageDecoder(self._resolver, Target(page.node, fixed=True))
@@ -132,7 +135,10 @@ def label_rows(
     names: Sequence[str],
     horizon_s: float,
 ) -> NDArray[np.bool_]:
-    """Return (kind, n) whether a fault of that kind of risk was active or began within the horizon."""
+    """Return (kind, n) whether a fault of that kind was active at each row's time or began soon after.
+
+    "Soon after" means within `horizon_s`.
+    """
     rows = {name: row for row, name in enumerate(names)}
     labels = np.zeros((len(RISK_KINDS), len(time_ms)), bool)
     for fault in faults:

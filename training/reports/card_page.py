@@ -1,7 +1,4 @@
-"""The card of a model as one HTML page.
-
-It has the gate's verdict, metrics with baselines, calibration, data and files.
-"""
+"""An HTML page for a model version's card: verdict of the gate, metrics, calibration, data and files."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -27,7 +24,7 @@ MOST_HORIZONS = 4
 
 
 def render_card(card: Card) -> str:
-    """Return the HTML page of a card. It leaves out sections that the card has no data for."""
+    """Return the HTML page of a card. Sections without data are left out."""
     body = [_render_verdict(card), *_render_metrics(card), *_render_calibration(card), _render_origin(card)]
     return render_page(
         f"Model card: {card.kind} {card.version}",
@@ -83,7 +80,7 @@ def _render_calibration(card: Card) -> Iterator[str]:
 
 
 def _list_calibration_points(rows: list[Coverage]) -> dict[str, list[tuple[float, float]]]:
-    """Return (promised, observed) by horizon, for no more than four horizons."""
+    """Return horizon → (promised, observed) coverages, for at most four horizons."""
     horizons = sorted({row.horizon_s for row in rows}, key=lambda horizon: horizon or 0)
     last = len(horizons) - 1
     shown = sorted({last * at // (MOST_HORIZONS - 1) for at in range(MOST_HORIZONS)})

@@ -1,4 +1,4 @@
-"""Comparisons of Fleetcast's numbers with the best baseline's, and sentences that describe them."""
+"""Comparisons of our numbers with those of the best baseline, and sentences that describe them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -51,16 +51,16 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One number of ours and of the best baseline, for the same origins."""
+    """A number of ours and the best baseline's number for the same forecasts."""
 
     ours: ResultRow
     rival: ResultRow
 
     @property
     def relative_gain(self) -> float:
-        """Our gain as a share of the baseline's number, below 0 if worse.
+        """How much better our number is, divided by the baseline's number. It is below 0 if ours is worse.
 
-        If the baseline is 0, the plain difference.
+        If the baseline's number is 0, it is the plain difference.
         """
         ours, rival = self.ours.value or 0.0, self.rival.value or 0.0
         gain = ours - rival if self.ours.metric in MORE_IS_BETTER else rival - ours
@@ -76,7 +76,10 @@ class Comparison:
 
 
 def select_pooled_rows(rows: Iterable[ResultRow]) -> list[ResultRow]:
-    """Return the rows over all series of a set. A set with a single series has that series' rows."""
+    """Return the rows that cover all series of a set.
+
+    If a set has a single series, return that series' rows.
+    """
     rows = list(rows)
     series: dict[tuple[str, str], set[str]] = {}
     for row in rows:
@@ -89,7 +92,7 @@ def select_pooled_rows(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def make_comparisons(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
-    """Return a comparison for every set, target, horizon and metric that ours and a baseline both have."""
+    """Return a comparison for each set, target, horizon and metric for which a baseline has a number, too."""
     groups: dict[tuple[str, str, str, int | None], list[ResultRow]] = {}
     for row in select_pooled_rows(rows):
         if row.metric in metrics and row.value is not None:
@@ -139,9 +142,9 @@ def describe_comparisons(found: Iterable[Comparison]) -> list[str]:
 
 
 def _describe_contests(group: list[Comparison]) -> str:
-    """Return the sizes and horizons of these comparisons as one text.
+    """Describe the comparisons of one set, target and metric in one text: sizes, horizons and rivals.
 
-    Neighbours with the same rival share its name.
+    Neighbouring comparisons with the same rival name it once.
     """
     parts = []
     for at, contest in enumerate(group):
@@ -153,9 +156,9 @@ def _describe_contests(group: list[Comparison]) -> str:
 
 
 def _describe_change(contest: Comparison) -> str:
-    """Return the size of the difference in words. "" if there is hardly one.
+    """Describe the size of a difference in words. Returns "" if there is hardly a difference.
 
-    Two shares are written next to each other. Other numbers have their difference in %.
+    Metrics that are shares are described by both shares. For other metrics the difference is in %.
     """
     if abs(contest.relative_gain) <= LEVEL:
         return ""
@@ -170,12 +173,12 @@ def _describe_change(contest: Comparison) -> str:
 
 
 def format_target(target: str) -> str:
-    """Return the usual name of a target."""
+    """Return the name of a target as people write it."""
     return TARGETS.get(target, target.replace("_", " "))
 
 
 def format_metric(metric: str) -> str:
-    """Return the usual name of a metric.
+    """Return the name of a metric as people write it.
 
     >>> format_metric("pinball_90"), format_metric("coverage_80"), format_metric("wql")
     ('pinball loss at p90', 'coverage at 80 %', 'WQL')
@@ -189,7 +192,7 @@ def format_metric(metric: str) -> str:
 
 
 def format_lead(seconds: int | None) -> str:
-    """Return a horizon, or a time that a job has run, in its natural unit.
+    """Format a horizon, or the time that a job has run, in seconds, minutes or hours.
 
     >>> format_lead(600), format_lead(5400), format_lead(86400), format_lead(259200), format_lead(30)
     ('10 min', '1.5 h', '24 h', '72 h', '30 s')

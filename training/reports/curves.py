@@ -1,4 +1,4 @@
-"""Curves of a judge's metrics over magnitude, scrape interval or missing telemetry, as table and plot."""
+"""Tables and plots of an evaluation's metrics over magnitude, scrape interval or missing telemetry."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -29,10 +29,10 @@ INKS = """<style>svg { --ink: #12161b; --ink-3: #5c6673; --line: #d5dae0; --ours
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """One point of a curve.
+    """One point of a curve: the metrics at one magnitude, interval or set of missing telemetry.
 
-    at: its place on the axis, a number or the name of the telemetry that was left out. faults: the number of faults
-    judged. values: name of a column → (value, low, high), None if unknown.
+    at: its place on the axis, a number or the name of the telemetry that was left out. faults: the
+    number of faults judged. values: name of a column → (value, low, high), None if unknown.
     """
 
     at: float | str
@@ -45,9 +45,9 @@ class CurvePoint:
 
 
 def make_curve_point(task: str, at: float | str, results: Results) -> CurvePoint:
-    """Return a point from the rows of a judge.
+    """Return a point from the results of one evaluation.
 
-    Runs that were judged apart are averaged by their number of outcomes.
+    If runs were judged apart, their numbers are averaged, weighted by the number of outcomes.
     """
     values = {}
     for metric, series, name in METRICS[task]:
@@ -66,7 +66,7 @@ def _average_rows(rows: Sequence[ResultRow]) -> tuple[float, float | None, float
 
 
 def _count_faults(task: str, results: Results) -> int:
-    """Return the number of faults that were visible (straggler), or of all faults (risk)."""
+    """Return the number of judged faults: those that were visible (straggler), or all of them (risk)."""
     metric, method = ("recall", "ours") if task == "straggler" else ("precursor_share", "truth")
     return sum(row.n for row in results.select(method=method, metric=metric, series="all"))
 
@@ -77,7 +77,7 @@ def format_point_label(at: float | str) -> str:
 
 
 def make_curve_table(task: str, axis: str, points: Sequence[CurvePoint]) -> list[list[str]]:
-    """Return the header and one row for each point.
+    """Return a table with the header first and then one row for each point.
 
     Brackets hold the 95 % interval (straggler) or the range over the runs (risk).
     """
@@ -101,7 +101,7 @@ def _format_cell(value: tuple[float, float | None, float | None] | None) -> str:
 def draw_curve(task: str, axis: str, points: Sequence[CurvePoint]) -> str:
     """Draw the first metric and the false alarms over the points. Returns an SVG file as text.
 
-    The file fits light and dark pages. Its text is not converted into paths.
+    The file suits light and dark pages. Its text remains text and is not drawn as paths.
     """
     good, bad = METRICS[task][0][2], METRICS[task][-1][2]
     at = np.arange(len(points))

@@ -1,6 +1,7 @@
-"""The tables of `evaluate demand`: ours against persistence and statsmodels, window by window.
+"""The tables of `evaluate demand`: our WQL compared with persistence and methods of statsmodels.
 
-One table has a row for each set and target. Another has a row for each method.
+One table has a row for each set and target, with the mean and the worst window. Another has a row
+for each method.
 """
 
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ Key = tuple[str, str, int | None]  # data set, target, lead
 
 
 def make_demand_tables(results: Results) -> dict[str, list[list[str]]]:
-    """Return name -> table, as rows of cells with the header first."""
+    """Return name → table. A table is a list of rows of cells, with the header first."""
     numbers = _group_wql_rows(results.windows)
     return {
         "evaluate demand": _make_set_table(numbers),
@@ -39,7 +40,8 @@ def _list_leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
 def _make_set_table(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
     """Return a row for each set and target, with the header first.
 
-    A cell compares ours with persistence (mean and worst window) and with the best method of statsmodels.
+    For each lead, a cell compares our WQL with persistence's, in the mean and in the worst window. It
+    also compares our mean with the best method of statsmodels.
     """
     leads = _list_leads(numbers)
     lines = [
@@ -69,7 +71,7 @@ def _format_cell(rows: Sequence[WindowRow]) -> str:
 
 
 def _format_percent(share: float) -> str:
-    """Return a share in percent. It is bold if ours is worse than a baseline.
+    """Format a share in percent. It is bold if it is above 0, which means that ours is worse.
 
     >>> _format_percent(-0.104), _format_percent(0.02), _format_percent(0.001)
     ('−10', '**+2**', '0')
@@ -86,9 +88,10 @@ def _average_values(rows: Sequence[WindowRow], method: str) -> float | None:
 
 
 def _make_method_table(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
-    """Return a row for each method.
+    """Return a row for each method, with the header first.
 
-    Its cells are the geometric mean of its WQL over persistence's, how often it is best, and its failed fits.
+    A row has, for each lead, the geometric mean of the method's WQL divided by that of persistence. It
+    also has how often the method was the best, and how many of its fits failed.
     """
     leads = _list_leads(numbers)
     methods = list(dict.fromkeys(row.method for rows in numbers.values() for row in rows))

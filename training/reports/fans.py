@@ -1,4 +1,7 @@
-"""A selection of forecasts for plots: fans that do not overlap, and the models that they come from."""
+"""The selection of forecasts that are plotted. Their fans do not overlap.
+
+It also counts how often each model made the forecast.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +20,10 @@ Shares = dict[int, Counter[str]]  # horizon_s -> how many forecasts were of whic
 
 
 def make_courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
-    """Return one course for each (dataset, target) in the predictions. It shows the largest series."""
+    """Return (dataset, target) → the observed series and some of its forecasts, for plotting.
+
+    The series is the largest of the predictions.
+    """
     sets: dict[tuple[str, str], list[Columns]] = {}
     for block in predictions:
         if any(name not in block for name in NEEDED) or not len(block["issued_ms"]):
@@ -35,7 +41,7 @@ def make_courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
 
 
 def count_served_models(predictions: Sequence[Block]) -> dict[tuple[str, str], Shares]:
-    """Return, for each (dataset, target) and horizon, how often each model made the forecast."""
+    """Return (dataset, target) → horizon → how often each model made the forecast."""
     found: dict[tuple[str, str], Shares] = {}
     for block in predictions:
         if "model" not in block or any(name not in block for name in NEEDED) or not len(block["model"]):
@@ -56,7 +62,7 @@ def _list_sets(block: Block) -> set[tuple[str, str]]:
 
 
 def _make_series_course(columns: Columns) -> Course | None:
-    """Return the last part of the largest series that its fans cover.
+    """Return the last part of the largest series, with forecasts that do not overlap.
 
     Returns None if no forecast has several horizons.
     """
@@ -82,7 +88,10 @@ def _make_series_course(columns: Columns) -> Course | None:
 
 
 def _choose_origins(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the last origins with the longest horizon that are at least that horizon apart."""
+    """Return (k,) the times of the last forecasts whose fans do not overlap.
+
+    Only forecasts with the longest horizon count. They are at least that horizon apart.
+    """
     longest = int(horizon_ms.max())
     origins = np.unique(issued[horizon_ms == longest])
     shown = [int(origins[-1])]
@@ -93,7 +102,10 @@ def _choose_origins(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) ->
 
 
 def _make_fan(columns: Columns, issued_ms: int, horizons: NDArray[np.int64]) -> Fan | None:
-    """Return the forecast of one origin. None if one of its horizons or quantiles is missing."""
+    """Return the forecast that was issued at one time.
+
+    Returns None if one of its horizons or quantiles is missing.
+    """
     own = columns["issued_ms"] == issued_ms
     levels = np.unique(columns["quantile"][own].astype(float))
     place = {int(horizon): at for at, horizon in enumerate(horizons)}

@@ -1,4 +1,4 @@
-"""The style of reports and model cards: one self-contained HTML page, for light and dark."""
+"""The layout and style of reports and model cards: one self-contained HTML page, for light and dark."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -81,9 +81,9 @@ def render_page(title: str, lead: str, body: Iterable[str]) -> str:
 
 
 def render_panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
-    """Return a figure with a title above and a note below.
+    """Return HTML for a figure with a title above and a note below.
 
-    kind: "wide" spans the page, "small" makes a plot small.
+    inner: the HTML of the figure. kind: "wide" spans the page, "small" makes a plot small.
     """
     head = f"<h3>{escape(title)}</h3>" if title else ""
     foot = f"<figcaption>{escape(note)}</figcaption>" if note else ""
@@ -99,22 +99,22 @@ def render_section(title: str, *inner: str) -> str:
 
 
 def render_list(lines: Iterable[str], nothing: str) -> str:
-    """Return sentences as a list, or the text `nothing` if there are none."""
+    """Return sentences as an HTML list, or the text `nothing` if there are none."""
     items = "".join(f"<li>{escape(line)}</li>" for line in lines)
     return f"<ul>{items}</ul>" if items else f'<p class="quiet">{escape(nothing)}</p>'
 
 
 def render_terms(pairs: Iterable[tuple[str, object]]) -> str:
-    """Return a list of names and their values."""
+    """Return names and their values as an HTML list."""
     return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{format_cell_text(value)}</dd>' for name, value in pairs)}</dl>"
 
 
 def render_table(
     names: Sequence[str], rows: Iterable[Sequence[object]], off: frozenset[tuple[int, int]] = frozenset()
 ) -> str:
-    """Return a table. Columns of numbers are aligned to the right.
+    """Return an HTML table. Columns of numbers are aligned to the right.
 
-    off: (row, column) of cells to mark.
+    off: (row, column) of the cells to mark.
     """
     rows = [list(row) for row in rows]
     right = [

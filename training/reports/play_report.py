@@ -1,4 +1,4 @@
-"""A play as one self-contained HTML page: waits by size, use and shares over time, and every number."""
+"""A self-contained HTML page about a play: waits by size, use and shares over time, and every number."""
 
 from collections.abc import Mapping, Sequence
 
@@ -110,7 +110,7 @@ def draw_wait_by_size(found: Sequence[PlayNumbers]) -> str:
 def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
     """Plot the use of GPUs by each method, and the shares of the largest queues.
 
-    The shares are those of ours, or of the first method.
+    The shares are those of the method `ours`, or else of the first method.
     """
     edges_s = np.linspace(scene.trace.submit_s[0], find_last_arrival_s(scene.trace), BINS + 1)
     methods = [*list(starts)[: MOST_LINES + 1]]
@@ -134,7 +134,7 @@ def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[
 
 
 def draw_lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
-    """Draw one line for each name. The first has the strong colour."""
+    """Draw one line over the days for each name. The first line has the strong colour."""
     inks = (OURS_INK, *RIVAL_INKS)
     with open_canvas(label, width=11.5, height=2.9) as canvas:
         for at, (name, values) in enumerate(lines.items()):

@@ -67,7 +67,10 @@ class Canvas:
 
 @dataclass(frozen=True, slots=True)
 class Fan:
-    """One forecast: when it was issued, the ends of its horizons, and its (quantile, horizon) values."""
+    """The quantiles of one forecast over its horizons, plotted as a fan.
+
+    It has the time of issue, the ends of the horizons, and the (quantile, horizon) values.
+    """
 
     issued_ms: int
     at_ms: NDArray[np.int64]
@@ -77,7 +80,7 @@ class Fan:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """An observed series with the fans of its forecasts.
+    """An observed series together with forecasts of it, for one plot.
 
     at_ms, actual: (moment,).
     """
@@ -90,7 +93,7 @@ class Course:
 
 @contextmanager
 def open_canvas(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) -> Iterator[Canvas]:
-    """Yield a canvas in the house style, and render it as SVG when the context ends.
+    """Yield a canvas with the style of all plots, and render it as SVG when the context ends.
 
     label: describes the plot for people who cannot see it. It must be unique on a page.
     """
@@ -107,7 +110,7 @@ def open_canvas(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) 
 
 
 def _make_inline_svg(svg: str, label: str) -> str:
-    """Return the SVG element alone, with ids of its own, the page's font and the page's colours."""
+    """Return the SVG element for use inside a page: with unique ids, and with the page's font and colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", label.lower())
@@ -122,7 +125,7 @@ def _make_inline_svg(svg: str, label: str) -> str:
 
 
 def choose_styles(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the style of each method: one strong colour for ours, quiet ones for the baselines.
+    """Return method → its plot style: one strong colour for ours, quiet ones for the baselines.
 
     Each method has its own marks, up to the number of baseline styles.
     """
@@ -154,9 +157,11 @@ def _draw_legend(canvas: Canvas) -> None:
 
 
 def draw_lines(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] | None = None) -> str:
-    """Draw one line for each method over the horizons of these rows, with 95 % intervals.
+    """Draw one line for each method over the horizons of the rows, with 95 % intervals.
 
-    ticks: horizon_s -> its name.
+    Returns SVG as text.
+
+    ticks: horizon_s → its name.
     """
     horizons = sorted({row.horizon_s for row in rows if row.horizon_s is not None})
     place = {horizon: at for at, horizon in enumerate(horizons)}
@@ -181,9 +186,9 @@ def draw_lines(rows: Sequence[ResultRow], label: str, ticks: Mapping[int, str] |
 
 
 def draw_bars(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) -> str:
-    """Draw horizontal bars, one for each method, in groups by metric.
+    """Draw one horizontal bar for each method, grouped by metric. Returns SVG as text.
 
-    groups: metric -> its name, from top to bottom.
+    groups: metric → its name, from top to bottom.
     """
     methods = list(dict.fromkeys(row.method for row in rows))
     style_of = choose_styles(methods)
@@ -212,9 +217,9 @@ def draw_bars(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) 
 
 
 def draw_calibration(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> str:
-    """Draw observed against nominal coverage, one line for each name.
+    """Draw observed coverage against nominal coverage, with one line for each name. Returns SVG as text.
 
-    On the dotted line the two are the same.
+    On the dotted line both are equal.
     """
     with open_canvas(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
@@ -235,7 +240,9 @@ def draw_calibration(points: Mapping[str, Sequence[tuple[float, float]]], label:
 
 
 def draw_reliability(points: Sequence[tuple[float, float, float, float]], label: str) -> str:
-    """Draw observed frequency against predicted probability, both small.
+    """Draw observed frequency against predicted probability, on axes for small numbers.
+
+    Returns SVG as text.
 
     points: (predicted, observed, low, high) of each dot.
     """
@@ -256,9 +263,9 @@ def draw_reliability(points: Sequence[tuple[float, float, float, float]], label:
 
 
 def draw_course(course: Course, label: str, y_label: str) -> str:
-    """Draw the series, and each forecast on it as a fan of nested intervals with its median.
+    """Draw a series, with each forecast of it as a fan of nested intervals around its median.
 
-    Intervals are paler outwards.
+    The wider an interval, the paler it is. Returns SVG as text.
     """
     from matplotlib import dates
 
@@ -284,13 +291,13 @@ def draw_course(course: Course, label: str, y_label: str) -> str:
 
 
 def _list_bands(levels: Sequence[float]) -> list[tuple[float, float]]:
-    """Return the pairs of quantiles at the same distance from the middle, widest first."""
+    """Return the pairs of quantile levels that are equally far from 0.5, the widest pair first."""
     pairs = [(low, high) for low in levels for high in levels if low < 0.5 and abs(low + high - 1) < 1e-9]
     return sorted(pairs)
 
 
 def _make_legend_patch(depth: int) -> Any:
-    """Return the legend patch for `depth` bands on top of each other."""
+    """Return the patch of the legend that shows the colour of `depth` overlapping bands."""
     from matplotlib.patches import Patch
 
     return Patch(color=OURS_INK, alpha=1 - (1 - BAND_ALPHA) ** depth, linewidth=0)

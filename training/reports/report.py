@@ -1,4 +1,4 @@
-"""An evaluation as one self-contained HTML page: where we win, where we lose, and every number."""
+"""A self-contained HTML page about an evaluation: where ours wins, where it loses, and every number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -49,7 +49,7 @@ UNITS = {"active_nodes": "nodes", "arriving_jobs": "jobs", "request_rate": "requ
 
 
 def render_report(results: Results) -> str:
-    """Return the page of one evaluation. It leaves out sections without rows."""
+    """Return the HTML page of one evaluation. Sections without rows are left out."""
     body = [render_verdicts(results), *render_sections(results)]
     if results.skipped:
         body.append(render_section("Skipped", render_list(results.skipped, "")))
@@ -62,7 +62,7 @@ def render_report(results: Results) -> str:
 
 
 def render_sections(results: Results) -> Iterator[str]:
-    """Yield the sections of each set. The task decides what they contain."""
+    """Yield the HTML sections of each set. The task of the evaluation decides what they contain."""
     tasks: dict[str, Callable[[Results], Iterator[str]]] = {
         "demand": _render_demand,
         "duration": _render_duration,
@@ -72,7 +72,7 @@ def render_sections(results: Results) -> Iterator[str]:
 
 
 def render_verdicts(results: Results) -> str:
-    """Return HTML boxes of the numbers where ours is better, as good and worse than the best baseline."""
+    """Return HTML boxes that list where ours is better, as good and worse than the best baseline."""
     found = make_comparisons(results.rows, MAIN.get(results.task, ()))
     boxes = [
         _render_comparisons(
@@ -101,7 +101,7 @@ def _render_comparisons(head: str, some: Sequence[Comparison], note: str) -> str
 
 
 def group_rows_by_set(rows: Iterable[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
-    """Return the pooled rows of each (dataset, target), in the order of the evaluation."""
+    """Return (dataset, target) → its pooled rows, in the order of the evaluation."""
     found: dict[tuple[str, str], list[ResultRow]] = {}
     for row in select_pooled_rows(rows):
         if row.value is not None:
@@ -137,7 +137,7 @@ def _render_lines(rows: list[ResultRow], metric: str, name: str) -> str:
 
 
 def render_calibration(rows: Iterable[ResultRow], name: str) -> str:
-    """Draw the observed coverage of ours against the promised coverage, at no more than four horizons."""
+    """Return an HTML plot of our observed coverage against the promised one, for at most four horizons."""
     own = [row for row in rows if row.metric in NOMINAL and row.method == OURS and row.value is not None]
     if not own:
         return ""
@@ -189,7 +189,8 @@ def _render_coverage_table(rows: Iterable[ResultRow]) -> str:
 def _render_served_models(rows: Iterable[ResultRow], shares: Shares) -> str:
     """Return a table of the models that the gate served, by horizon.
 
-    It shows each model's share of all forecasts if these are known. Otherwise it shows the row's model.
+    It shows each model's share of all forecasts if these shares are known. Otherwise it shows the model
+    that the row names.
     """
     lines = []
     for horizon, count in sorted(shares.items()):
@@ -253,7 +254,7 @@ def _render_duration_panels(dataset: str, rows: list[ResultRow]) -> Iterator[str
 
 
 def _render_methods_table(rows: Iterable[ResultRow]) -> str:
-    """Return a table with a line for each metric and a column for each method.
+    """Return a table with a row for each metric and a column for each method.
 
     Intervals are in brackets.
     """
@@ -302,7 +303,7 @@ def _render_start(results: Results) -> Iterator[str]:
 def _render_risk(results: Results) -> Iterator[str]:
     """Yield a section for each set, with a table and a reliability plot for each horizon.
 
-    Rows without a horizon describe the trace, not a method.
+    Rows without a horizon describe the trace of faults, not a method.
     """
     for (dataset, _), rows in group_rows_by_set(results.rows).items():
         inner = []

@@ -16,7 +16,7 @@ FEWEST = 8
 
 
 class WindowRow(msgspec.Struct, frozen=True):
-    """One number of one rolling window. Its forecasts were issued within the window."""
+    """One number of one rolling window, over the forecasts that were issued within the window."""
 
     dataset: str
     target: str
@@ -51,7 +51,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Results:
-    """The rows of an evaluation, and the data sets and rows that it skipped, with the reasons.
+    """The rows of an evaluation, and the reasons why it skipped data sets or rows.
 
     windows: the numbers of each rolling window. predictions: blocks, each with columns of equal length.
     """
@@ -63,7 +63,7 @@ class Results:
     predictions: list[dict[str, Sequence[Any]]] = field(default_factory=list)
 
     def select(self, **wanted: object) -> list[ResultRow]:
-        """Return the rows whose fields have these values."""
+        """Return the rows whose fields have the wanted values."""
         return [row for row in self.rows if all(getattr(row, name) == value for name, value in wanted.items())]
 
 
@@ -72,10 +72,10 @@ def compute_interval(
 ) -> tuple[float | None, float | None, float | None]:
     """Return sum(numerator) / sum(denominator) and its 95 % interval by circular moving-block bootstrap.
 
-    A denominator of None gives the mean. block: how many neighbouring outcomes are drawn together, because they
-    resemble each other. A block is at most a quarter of all outcomes. A block that reaches the end continues at
-    the beginning (Politis and Romano, 1992). The value is None if the quotient is not finite. The interval is
-    None for fewer than FEWEST outcomes.
+    A denominator of None gives the mean. block: the number of neighbouring outcomes that are drawn
+    together, because they are correlated. A block is at most a quarter of all outcomes. A block that
+    reaches the end continues at the beginning (Politis and Romano, 1992). The value is None if the
+    quotient is not finite. The interval is None for fewer than FEWEST outcomes.
 
     >>> compute_interval([1.0] * 8, [2.0] * 8)
     (0.5, 0.5, 0.5)
@@ -102,12 +102,18 @@ def compute_interval(
 
 
 def _divide(top: float, below: float) -> float | None:
-    """Divide. Returns None if the divisor is zero or the quotient is beyond the largest float."""
+    """Return the quotient.
+
+    Returns None if the divisor is zero or the quotient is beyond the largest float.
+    """
     quotient = top / below if below else math.inf
     return quotient if math.isfinite(quotient) else None
 
 
 def _sum_circular_blocks(values: Array, block: int) -> Array:
-    """Return (n,) the sum of `block` neighbours from each value on."""
+    """Return (n,) the sum of each value and its next neighbours, `block` values in all.
+
+    After the last value, the neighbours continue with the first.
+    """
     sums = np.concatenate(([0.0], np.cumsum(np.concatenate((values, values[: block - 1])))))
     return np.asarray(sums[block:] - sums[:-block])

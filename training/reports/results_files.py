@@ -1,4 +1,4 @@
-"""Results for people and programs: summaries and tables as text, and predictions as Parquet."""
+"""Results written for people and programs: summaries and tables as text, and predictions as Parquet."""
 
 from pathlib import Path
 
@@ -57,7 +57,7 @@ def write_predictions(results: Results, path: Path) -> None:
 
 
 def format_summary(results: Results) -> str:
-    """Return the main metrics by dataset, target and horizon: ours and each baseline.
+    """Format the main metrics by dataset, target and horizon: ours and each baseline's.
 
     Only pooled series are included.
     """
@@ -68,16 +68,16 @@ def format_summary(results: Results) -> str:
 
 
 def make_task_tables(results: Results) -> dict[str, list[list[str]]]:
-    """Return the tables of a task by name, with the header first."""
+    """Return name → table for the tables of the results' task. The header is the first row."""
     if results.task == "demand" and results.windows:
         return make_demand_tables(results)
     return {f"evaluate {results.task}": make_result_table(results)}
 
 
 def make_result_table(results: Results) -> list[list[str]]:
-    """Return the cells of a table. Ours has its interval.
+    """Return a table as rows of cells. Our numbers have their intervals.
 
-    With rolling windows, ours also has their mean and the worst one.
+    With rolling windows, our numbers also have the mean over the windows and the worst window.
     """
     head = ["data", "target", "metric", "horizon", "ours", "baselines"]
     cells = [[*head, "ours by window: mean, worst"] if results.windows else head]
@@ -97,7 +97,7 @@ def make_result_table(results: Results) -> list[list[str]]:
 
 
 def _group_pooled_rows(results: Results) -> dict[tuple[str, str, str, str], list[ResultRow]]:
-    """Return (dataset, target, metric, horizon or pool) -> the rows of each method."""
+    """Return (dataset, target, metric, horizon or pool) → the pooled rows of all methods."""
     pooled: dict[tuple[str, str, str, str], list[ResultRow]] = {}
     for row in results.rows:
         if row.metric in SHOWN and row.series in POOLED and row.value is not None:

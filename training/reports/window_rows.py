@@ -1,4 +1,4 @@
-"""Numbers of each rolling window, and their summaries: the mean and the worst window.
+"""The numbers of each rolling window, and their summaries: the mean and the worst window.
 
 A single span may have been easy, and a mean alone may hide a bad month.
 """
@@ -15,7 +15,7 @@ NOMINAL = {"coverage_50": 0.5, "coverage_80": 0.8, "coverage_90": 0.9, "bound_90
 
 
 class WindowSummary(msgspec.Struct, frozen=True):
-    """One number over all windows.
+    """The mean of one number over all windows, and its worst window.
 
     worst_begin_ms: when the worst window began.
     """
@@ -33,7 +33,7 @@ class WindowSummary(msgspec.Struct, frozen=True):
 
 
 def make_window_rows(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
-    """Return the rows of one window from the numbers that were judged in it.
+    """Return the rows of one window, made from the numbers that were computed for it.
 
     Numbers without a value are left out.
     """
@@ -48,7 +48,7 @@ def make_window_rows(window: RollingWindow, rows: Iterable[ResultRow]) -> list[W
 
 
 def summarise_windows(rows: Iterable[WindowRow]) -> list[WindowSummary]:
-    """Return the mean and the worst value of each number. All windows count the same.
+    """Return the mean and the worst value of each number. All windows have the same weight.
 
     Of equally bad windows, the first counts as the worst.
     """
@@ -68,7 +68,7 @@ def summarise_windows(rows: Iterable[WindowRow]) -> list[WindowSummary]:
 
 
 def compute_badness(metric: str, value: float) -> float:
-    """Return a number that grows as the value gets worse.
+    """Return a number that is larger the worse the metric's value is.
 
     For coverage, it is the distance from the promised share.
     """

@@ -34,9 +34,10 @@ SLOWEST, FASTEST = 0.01, 3.0  # what a measured relative speed may be
 
 @dataclass(frozen=True, slots=True)
 class CoRunPairs:
-    """Rows of co-runs: n victims, each with its partner.
+    """Co-runs as n rows, each with the speed of one job (the victim) next to its partner.
 
-    The two rows of one co-run share `pair`. label: (n,) the sum of Lucid's labels, NaN if there is none.
+    The two rows of one co-run share `pair`. label: (n,) the sum of Lucid's labels, NaN if there is
+    none.
     """
 
     pairs: Pairs
@@ -67,9 +68,9 @@ class CoRunPairs:
 
 @dataclass(slots=True)
 class CoRunSet:
-    """The co-runs of one set in both folders, and the counts of those left out.
+    """The co-runs of one set from both folders. left_out: reason → number of co-runs that were left out.
 
-    in_test: the rows that only the test folder has.
+    in_test: (row,) whether only the test folder has the row.
     """
 
     dataset: str
@@ -80,7 +81,7 @@ class CoRunSet:
 
 
 def find_family(model: str) -> str:
-    """Return the name up to its first number. Models that differ in size or version share it.
+    """Return the model's name up to its first number. Models that differ only in size or version share it.
 
     >>> find_family("ResNet50"), find_family("EfficientNet"), find_family("3D-UNet")
     ('ResNet', 'EfficientNet', '3D-UNet')
@@ -90,7 +91,10 @@ def find_family(model: str) -> str:
 
 
 def read_co_run_sets(train: Path, test: Path, skipped: list[str]) -> list[CoRunSet]:
-    """Read every set of co-runs that is in both folders. The others are named in `skipped`."""
+    """Read every set of co-runs that is in both folders.
+
+    The reason for each other set is added to `skipped`.
+    """
     names = sorted({path.parent.name for folder in (train, test) for path in folder.glob(f"{SETS}/*/colocate_info.*")})
     found = []
     for name in names:
@@ -113,9 +117,9 @@ def _read_set_table(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _join_folders(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
-    """Join both folders. A co-run that is in both counts as train.
+    """Join the tables of both folders. A co-run that is in both counts as one of the train folder.
 
-    A profile may come from either folder.
+    The profile of a job may come from either folder.
     """
     left_out: dict[str, int] = {}
     profiles = _read_profiles(train[1]) | _read_profiles(test[1])
@@ -147,9 +151,9 @@ def _convert_to_numbers(column: "pd.Series[Any]") -> Array:
 
 
 def _read_profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, float, float]]:
-    """Return configuration -> compute, bandwidth, memory (ratios) and Lucid's label (NaN: none).
+    """Return configuration → loads of compute, bandwidth and memory (ratios), and Lucid's label.
 
-    Rows with unreadable loads are skipped.
+    The label is NaN if there is none. Rows with unreadable loads are skipped.
     """
     _require_columns(table, [*PARTS, "gpu_util", "gmem_util", "gmem"])
     label = _convert_to_numbers(table["label"]) if "label" in table.columns else np.full(len(table), np.nan)
@@ -167,9 +171,9 @@ def _read_profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, floa
 def _read_co_runs(
     table: pd.DataFrame, profiles: dict[Config, Any], left_out: dict[str, int]
 ) -> dict[tuple[Config, Config], tuple[float, float]]:
-    """Return the two speeds of each co-run, by the two configurations.
+    """Return the configurations of both jobs → their two speeds.
 
-    A co-run that was measured several times has the mean.
+    If a co-run was measured several times, the speeds are means.
     """
     _require_columns(table, [part + suffix for suffix in "12" for part in (*PARTS, "speed")])
     found: dict[tuple[Config, Config], list[tuple[float, float]]] = {}

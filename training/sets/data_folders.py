@@ -1,9 +1,9 @@
-"""Train and test folders of one data set, with its own layout and columns.
+"""Train and test folders of one data set, with the layout and columns of the original.
 
-Rows before T go to `train`, later ones to `test`. The rows that a hold-out names (a cluster, user or
-model) go to `test` alone, with their past, because the history at an origin is both folders up to it. A
-row is split by when it began. So a fit on `train` may use only what had ended by T. Files without a
-time column go whole to both folders.
+Rows before a time T go to `train`, later ones to `test`. The rows that a hold-out names (a cluster,
+user or model) go to `test` alone, together with their past. The history at an origin is then both
+folders up to it. A row is split by when it began. So a fit on `train` may use only what had ended
+by T. Files without a time column go whole to both folders.
 """
 
 import shutil
@@ -30,7 +30,7 @@ UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # a time as large as this is in
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """The number of rows of one file in each folder. Both are None if the file was copied whole."""
+    """How many rows of one file went to each folder. Both are None if the file was copied whole."""
 
     file: str
     train: int | None
@@ -39,7 +39,7 @@ class FileSplit:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """The number of rows of a file, and the first and last time as text if it has a time column."""
+    """The number of rows of a file, and its first and last time as text. "" without a time column."""
 
     rows: int
     first: str = ""
@@ -81,10 +81,10 @@ def find_set(data: Path, name: str) -> Path:
 
 
 def split_set(data: Path, name: str, at: str | None, hold_out: HoldOut, out: Path) -> list[FileSplit]:
-    """Write `out/train/NAME` and `out/test/NAME`. Refuses to write into folders that exist.
+    """Split a set into `out/train/NAME` and `out/test/NAME`. Refuses to write into folders that exist.
 
-    at: an ISO time, a number (`submit_s`, days), or None to split by hold-out alone. Raises ConfigError for a
-    bad T, column or value.
+    at: an ISO time, a number (`submit_s`, days), or None to split by hold-out alone. Raises ConfigError
+    for a bad time, column or value.
     """
     source = find_set(data, name)
     name = source.relative_to(data).as_posix()
@@ -109,7 +109,10 @@ def split_set(data: Path, name: str, at: str | None, hold_out: HoldOut, out: Pat
 def _find_test_rows(
     table: pd.DataFrame, column: str | None, at: str | None, hold_out: HoldOut
 ) -> "pd.Series[bool] | None":
-    """Return which rows are test rows. None if neither the time nor the hold-out applies to this table."""
+    """Return (row,) whether each row is a test row.
+
+    Returns None if neither the time nor the hold-out applies to this table.
+    """
     held = _find_held_out_rows(table, hold_out)
     later = None if at is None or column is None else _find_later_rows(table[column], at)
     if held is None or later is None:
@@ -132,7 +135,7 @@ def _write_split(
 
 
 def find_time_column(name: str, table: pd.DataFrame) -> str | None:
-    """Return the column that splits this set.
+    """Return the name of the time column by which this set is split, or None if it has none.
 
     For an unknown set, it is the first column that is named like a time.
     """

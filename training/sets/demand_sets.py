@@ -1,7 +1,7 @@
 """Sets of demand: tables below `demand/` and `serving/` as panels of regular series of ten minutes.
 
-The columns of a table decide its layout, whatever the folders are called. A column `vc` or `cluster`
-splits a table into series:
+The columns of a table decide its layout, whatever the folders are called. A column `vc` or
+`cluster` splits a table into series:
 
     flows    time, submit_gpu_num, start_gpu_num, end_gpu_num [, submit_gpu_job, running_gpu_num]  sums per bin
     states   time, running_gpu_num, pending_gpu_num [, total_gpu_num]                              levels
@@ -9,9 +9,9 @@ splits a table into series:
     requests t_s or time, model, rate_rps [, client]                                    mean rate; clients add up
 
 Job histories below `jobs/` with start times also become flows and levels of their partitions
-(`job_demand.py`). A level is that of the end of a bin. Unreadable rows are skipped and counted. A second
-row for a moment replaces the first. Bins without a row are NaN. History is the train and the test folder
-together.
+(`job_demand.py`). The level of a bin is that at its end. Unreadable rows are skipped and counted.
+If two rows have the same time, the second one counts. Bins without a row are NaN. The history of a
+forecast is in both folders.
 
     train folder     ├───── set a ─────┤
                   ├────────── set b ──────────┤
@@ -47,10 +47,10 @@ HOLE_S, FEW = 60 * DAY_S, 0.01  # rows beyond such a hole that are so few have a
 
 @dataclass(frozen=True, slots=True)
 class DemandSet:
-    """A panel of one target.
+    """A panel of one target from one data set.
 
-    train_bins: the number of its first bins that come from the train folder. If it is 0, `alone_bins` bins come
-    before the judged ones.
+    train_bins: the number of bins, at the beginning, that come from the train folder. alone_bins: if
+    `train_bins` is 0, the number of bins before the judged ones.
     """
 
     dataset: str
@@ -155,19 +155,19 @@ def _read_set_or_jobs(name: str, train: Path, test: Path | None, say: Say) -> "S
 
 
 def _find_judging_start(one: "_SetRows | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
-    """Return the time from which a set without a train part is judged.
+    """Return the time, in seconds, from which a set without a train part is judged.
 
-    It comes after some history of the set's own and after the train folder. Train sets that begin after this
-    set ends have another clock or cover other years, so they do not count.
+    Some history of the set and the train folder come before it. Train sets that begin after this set
+    ends do not count, because they have another clock or cover other years.
     """
     own_s = one.first_s + min(ALONE_DAYS * DAY_S, (one.last_s - one.first_s) / 2)
     return max([own_s, *(end_s for first_s, end_s in trained if first_s < one.last_s)])
 
 
 def cap_panel(panel: Panel, bins: int) -> Panel:
-    """Return the panel with the capacity that was known at the end of bin `bins` - 1.
+    """Return the panel with the newest capacity that was known at the end of bin `bins` - 1.
 
-    Without a known capacity in its history, the panel is returned unchanged.
+    Only panels of running GPUs with a known capacity change.
     """
     known = panel.covariates.get("capacity")
     if known is None or panel.target != "running":
@@ -243,9 +243,9 @@ def _clean_table(table: pd.DataFrame | None, layout: DemandColumns, name: str, s
 
 
 def _find_stray_times(time_s: Array) -> NDArray[np.bool_]:
-    """Return which times are missing, or are among the few that are far from all others.
+    """Return (row,) whether each time is missing, or is one of few times that are far from all others.
 
-    Such far times come from a clock that was wrong.
+    Such times come from a clock that was wrong.
     """
     strays = ~np.isfinite(time_s)
     rows = np.flatnonzero(~strays)
@@ -257,9 +257,9 @@ def _find_stray_times(time_s: Array) -> NDArray[np.bool_]:
 
 
 def _read_seconds(table: pd.DataFrame) -> Array:
-    """Return the times in seconds.
+    """Return (row,) the times of a table in seconds.
 
-    A column `time` counts since 1970. Otherwise the seconds are as the table counts them.
+    A column `time` is converted into Unix seconds. A column `t_s` is on the table's own clock.
     """
     if "time" in table:
         return convert_to_seconds(table["time"])
@@ -269,7 +269,7 @@ def _read_seconds(table: pd.DataFrame) -> Array:
 
 
 def _name_series(table: pd.DataFrame) -> "pd.Series[str]":
-    """Return the name of each row's series: cluster/vc where the table has both."""
+    """Return the name of each row's series: `cluster/vc` if the table has both columns."""
     named = pd.Series(ALL, index=table.index)
     for number, column in enumerate(column for column in SERIES_COLUMNS if column in table):
         own = np.where(table[column].isna(), UNKNOWN, convert_to_text(table[column]))
@@ -298,7 +298,10 @@ def _make_panels(one: "_SetRows | JobDemand", alone_from_s: float, say: Say) -> 
 
 
 def _choose_binning(one: _SetRows, begin_s: float) -> tuple[int, int]:
-    """Return the seconds of a bin, and by how many seconds the rows come early."""
+    """Return the length of a bin in seconds, and the seconds to add to the rows' times.
+
+    They are added because a row for a bin may be stamped a little before the bin begins.
+    """
     early = one.rows[one.rows["time_s"] <= begin_s]
     steps = early.groupby(["series", "client"])["time_s"].diff()
     step_s = float(steps.median()) if steps.notna().any() else 0.0
@@ -326,9 +329,9 @@ def _make_series_columns(
 def _bin_rows(
     layout: DemandColumns, rows: pd.DataFrame, bins: NDArray[np.int64], size: int, names: tuple[str, ...]
 ) -> dict[str, Array]:
-    """Sort the rows into bins. Returns name -> (series, bin), with clients added up.
+    """Sort the rows into bins. Returns name → (series, bin), summed over clients.
 
-    A level is that of the last row of a bin. A sum covers all its rows.
+    The level of a bin is that of its last row. A sum covers all rows of the bin.
     """
     at = np.searchsorted(names, rows["series"].to_numpy(str))
     known = [called for called in (dict(layout.sums) | dict(layout.levels)).values() if called in rows]
@@ -362,9 +365,9 @@ def _add_derived_columns(layout: DemandColumns, columns: dict[str, Array]) -> No
 
 
 def _accumulate_changes(changes: Array) -> Array:
-    """Return (series, bin) the level that the changes add up to.
+    """Return (series, bin) the levels that follow from the changes in each bin.
 
-    The level at the beginning is unknown, so the lowest level so far counts as 0.
+    The level at the beginning is unknown. So the lowest level so far counts as 0.
     """
     level = np.nancumsum(changes, axis=1)
     level -= np.minimum(np.minimum.accumulate(level, axis=1), 0.0)

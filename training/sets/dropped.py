@@ -1,9 +1,9 @@
-"""Telemetry that some sites do not have. It is left out of runs on request before they are judged.
+"""Kinds of telemetry that some sites lack. They can be left out of runs before these are judged.
 
 default   GPU metrics that dcgm-exporter exports only when asked to (etc/default-counters.csv of 3.x and 4.x)
 ib        everything of InfiniBand ports
 xid       XID codes: some images of the exporter lack them, and the kernel log is not read
-prof      profiling metrics (DCGM fields from 1001 on), which need a licence or another tool's leave
+prof      profiling metrics (DCGM fields from 1001 on), which need a licence or permission from another tool
 host      node_exporter's metrics of CPUs, memory, pressure, disks and the chassis
 """
 
@@ -35,7 +35,9 @@ DROPS: dict[str, Callable[[Metric], bool]] = {
 
 
 def find_dropped_metrics(drops: Collection[str]) -> frozenset[Metric]:
-    """Return the metrics that any of `drops` leaves out. Raises ConfigError that names an unknown one.
+    """Return the metrics that belong to any kind of telemetry in `drops`.
+
+    Raises ConfigError that names an unknown kind.
 
     >>> sorted(metric.name for metric in find_dropped_metrics(["xid"]) if metric.kind is EntityKind.GPU)
     ['xid']

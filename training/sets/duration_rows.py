@@ -1,4 +1,4 @@
-"""Job histories replayed through PastRuns: the features of each job at submission and while it ran."""
+"""Job histories replayed through PastRuns: features of each job at its submission and while it ran."""
 
 import math
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ _END, _SUBMIT, _START, _LANDMARK = range(4)  # at the same moment: in this order
 
 @dataclass(frozen=True, slots=True)
 class DurationRows:
-    """A table with one row for each moment: a job at its submission, or after running for `elapsed_s`.
+    """A table of features, one row for each job at its submission or `elapsed_s` into its run.
 
-    elapsed_s is 0 at a submission. features: (row, feature). group: (row, 1 + level) the median of the last
-    20 and quantiles of the last 200 log run times of the job's group. It is known only at submissions, and
-    NaN if no job had ended.
+    elapsed_s is 0 at a submission. features: (row, feature). group: (row, 1 + level) the median of the
+    last 20 and quantiles of the last 200 log run times of the job's group. It is known only at
+    submissions, and NaN if no job had ended.
     """
 
     job: NDArray[np.int64]
@@ -65,10 +65,11 @@ def replay_history(
     landmarks_s: tuple[int, ...] = LANDMARKS_S,
     history: PastRuns | None = None,
 ) -> DurationRows:
-    """Replay a history. Returns features at the submissions of the chosen jobs and at landmarks.
+    """Replay a history, and return features of jobs at submission and at landmarks.
 
-    Landmarks are ages at which the `watched` jobs are sampled while they run. A job without an end (NaN) runs
-    to the table's end. A job without a start (inf) waits. No feature uses an event that comes later.
+    submissions: the jobs that get a row at their submission. Landmarks are ages at which the `watched`
+    jobs are sampled while they run. A job without an end (NaN) runs to the table's end. A job without a
+    start (inf) waits. No feature uses an event that comes later.
     """
     history = history or PastRuns()
     chosen = np.ones(len(table), np.bool_) if submissions is None else submissions

@@ -29,9 +29,9 @@ LONGEST_DAYS = 20_000
 
 @dataclass(frozen=True, slots=True)
 class FaultLogFile:
-    """The faults of a log, in days since 1970.
+    """The faults of a log file, in days since 1970.
 
-    skipped: reason -> the number of rows that could not be read.
+    skipped: reason → the number of rows that could not be read.
     """
 
     path: Path
@@ -42,9 +42,10 @@ class FaultLogFile:
 
 
 def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
-    """Read a log of a fleet of `nodes`. A repeated fault counts once, with the later of its ends.
+    """Read the fault log of a fleet of `nodes` nodes.
 
-    Raises ConfigError if the log names more nodes than the fleet has, and RecordError if no row can be read.
+    A repeated fault counts once, with the later of its ends. Raises ConfigError if the log names more
+    nodes than the fleet has, and RecordError if no row can be read.
     """
     faults: dict[tuple[str, float], tuple[float, bool]] = {}
     skipped = Counter[str]()
@@ -83,7 +84,10 @@ def _read_rows(path: Path) -> Iterable[dict[str, str]]:
 
 
 def _parse_fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, bool]]:
-    """Return ((node, start), (end, a part was at fault)). Raises ValueError with the reason."""
+    """Return ((node, start), (end, whether a part was at fault)), with times in days since 1970.
+
+    Raises ValueError with the reason.
+    """
     node, times = (row["node"] or "").strip(), [(row[name] or "").strip() for name in ("start", "end")]
     if not node:
         raise ValueError("no node")

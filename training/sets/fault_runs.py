@@ -1,11 +1,11 @@
-"""Runs with injected faults, as `fleetcast simulate faults` writes them, with the truth.
+"""Runs with injected faults and the truth about them, as `fleetcast simulate faults` writes them.
 
 A folder below `faults/simulated` or `faults/recorded` holds `config.toml`, `topology.toml`,
 `truth.jsonl` (a fault or decoy a line), `events.jsonl` (job events in order of time),
-`node_events.jsonl` (drains and returns; may be missing) and `samples/KIND.parquet`. The columns of a
-Parquet file are `time_ms`, `node` and `index`, then one for each metric of the catalogue. Values have
-the metric's unit, and counters are raw. Null means not reported. Rows are in order of time. A row group
-holds whole rounds, and the same ones in every file.
+`node_events.jsonl` (drains and returns; may be missing) and `samples/KIND.parquet`. The columns of
+a Parquet file are `time_ms`, `node` and `index`, then one for each metric of the catalogue. Values
+have the metric's unit, and counters are raw. Null means not reported. Rows are in order of time. A
+row group holds whole rounds, and the same ones in every file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,11 +37,11 @@ Event = TypeVar("Event", bound=JobEvent | NodeEvent)
 
 
 class RunTruth(msgspec.Struct, frozen=True):
-    """One fault or decoy.
+    """One fault or decoy that was injected into a run.
 
-    `visible_ms`: the time from which the work running there showed it. `slowdown`: the worst step factor of
-    its job. `gpu` or `port`: the culprit. With neither, it is the whole node. `lead_s`: the seconds by which a
-    precursor came before `start_ms`.
+    visible_ms: the time from which the work running on the node showed the fault. slowdown: the worst
+    step factor of its job. gpu, port: the culprit. Without either, the whole node is the culprit.
+    lead_s: the seconds by which a precursor came before `start_ms`.
     """
 
     kind: str
@@ -78,9 +78,9 @@ class Round:
 
 @dataclass(frozen=True)
 class FaultRun:
-    """One folder, read lazily: a run of a day is a few hundred MB.
+    """The folder of one run. It is read lazily, because a run of a day is a few hundred MB.
 
-    without: metrics that no method receives.
+    without: metrics that are left out of the samples.
     """
 
     folder: Path
@@ -117,7 +117,10 @@ class FaultRun:
         return interval_s
 
     def find_problem(self) -> str:
-        """Return why the run cannot be judged. "" if its small files are readable and it has samples."""
+        """Return why the run cannot be judged.
+
+        Returns "" if its small files are readable and it has samples.
+        """
         try:
             _ = self.topology, self.truth, self.interval_s
         except FleetcastError as error:
@@ -129,7 +132,7 @@ class FaultRun:
         return len(self.topology)
 
     def read_rounds(self, entities: Entities) -> Iterator[Round]:
-        """Yield every scrape in order of time. The batches carry rows of `entities`."""
+        """Yield every scrape in order of time. The samples refer to rows of `entities`."""
         events = _EventQueue(self._read_lines("events.jsonl", _EVENTS))
         node_events = _EventQueue(self._read_lines("node_events.jsonl", _NODE_EVENTS))
         for time_ms, batches in self._read_batches(entities):
@@ -169,7 +172,7 @@ class FaultRun:
 
 
 class _EventQueue(Generic[Event]):
-    """A queue of events in order of time, read up to one moment after the other."""
+    """A queue of events in order of time, from which a reader pops the events up to a given time."""
 
     def __init__(self, events: Iterator[Event]) -> None:
         self._events = events
@@ -185,7 +188,7 @@ class _EventQueue(Generic[Event]):
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """A row group of one kind of entity.
+    """The samples of one row group of a Parquet file, for one kind of entity.
 
     values: (metric, row).
     """
@@ -236,7 +239,10 @@ def _find_entity_rows(kind: EntityKind, table: pa.Table, entities: Entities) -> 
 
 
 def _find_or_add_entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
-    """Return the row of an entity: GPU 3 of n1 is n1/3, and its port 3 is n1/mlx5_3/1."""
+    """Return the row of a GPU or port of a node. Adds the entity if it is missing.
+
+    GPU 3 of node n1 is named n1/3, and its port 3 n1/mlx5_3/1.
+    """
     parts = (f"mlx5_{index}", 1) if kind is EntityKind.PORT else (index,)
     return entities.add_to_node(kind, node, *parts)
 
@@ -249,7 +255,7 @@ def read_fault_runs(
 ) -> list[FaultRun]:
     """Return every run below a data folder, by name.
 
-    With `skipped`, runs that cannot be judged are left out, and their reasons are added to `skipped`.
+    If `skipped` is given, runs that cannot be judged are left out, and their reasons are added to it.
     """
     paths = (path for folder in folders for path in sorted((data / folder).glob("*/truth.jsonl")))
     runs = [FaultRun(path.parent, without) for path in paths]

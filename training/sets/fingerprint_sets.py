@@ -1,4 +1,4 @@
-"""Shared parts of the fingerprint judges: reading of sets with some bad files, and rows of means."""
+"""Shared parts of the fingerprint evaluations: reading sets with some bad files, and rows of means."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -33,16 +33,16 @@ UNREADABLE = (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, zl
 def make_mean_row(
     dataset: str, target: str, method: str, metric: str, values: Sequence[float], seed: int, series: str = "all"
 ) -> ResultRow:
-    """Return the row of a metric: the mean of `values` with its interval."""
+    """Return a result row with the mean of `values` and its interval."""
     value, low, high = compute_interval(values, seed=seed)
     model = MODELS[target] if method == "ours" else method
     return ResultRow(dataset, target, series, None, method, model, metric, value, low, high, len(values))
 
 
 def read_files(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
-    """Yield the result of `read` for each path, except None.
+    """Yield the result of `read` for each path. Results that are None are left out.
 
-    The number of unreadable files is added to `skipped`, with a reason.
+    The number of unreadable files is added to `skipped` of the results, with a reason.
     """
     odd = []
     for path in paths:
@@ -58,7 +58,7 @@ def read_files(results: Results, dataset: str, paths: Sequence[Path], read: Call
 
 
 def convert_to_numbers(table: pd.DataFrame, names: Sequence[str]) -> pd.DataFrame:
-    """Return columns as numbers, NaN where a value is not a number.
+    """Return some columns of a table as numbers. A value that is not a number becomes NaN.
 
     Raises KeyError if a column is missing.
     """

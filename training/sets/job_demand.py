@@ -1,10 +1,10 @@
 """Job histories as demand: the GPUs that arrived, waited and ran in each bin.
 
-    submit ──── queued ──── start ──── running ──── end          levels are those of the end of a bin
+    submit ──── queued ──── start ──── running ──── end          the level of a bin is that at its end
 
-A history begins with the first end of a job, because the file lacks the jobs that had ended earlier
-(`sacct -S` prints only jobs that waited or ran since then). It ends with the last submission. A job that
-never started counts as waiting until it was cancelled.
+A demand series begins with the first end of a job, because the file lacks the jobs that had ended
+earlier (`sacct -S` prints only jobs that waited or ran since then). It ends with the last
+submission. A job that never started counts as waiting until it was cancelled.
 """
 
 from collections.abc import Callable, Sequence
@@ -55,7 +55,7 @@ class JobTimes:
 
 @dataclass(frozen=True, slots=True)
 class JobDemand:
-    """The jobs of one set in both folders.
+    """The jobs of one set from both folders, from which demand series are made.
 
     train_end_s: the train folder's last submission, None if the folder does not have the set.
     """
@@ -74,7 +74,10 @@ class JobDemand:
         return float(self.jobs.submit_s.max())
 
     def list_series_names(self) -> tuple[str, ...]:
-        """Return the names of the largest partitions, and `all`. Only `all` if there are fewer than two."""
+        """Return the names of the largest partitions and `all`.
+
+        Returns only `all` for fewer than two partitions.
+        """
         parts, at = np.unique(self.jobs.part.astype(str), return_inverse=True)
         size = np.bincount(at, self.jobs.gpus)
         largest = [row for row in np.argsort(-size, kind="stable")[:MOST_PARTS] if size[row] >= LEAST_PART * size.sum()]
@@ -83,7 +86,7 @@ class JobDemand:
         return (*sorted(name for name in parts[largest].tolist() if name != ALL), ALL)
 
     def make_columns(self, names: Sequence[str], first: int, bins: int, bin_s: int) -> dict[str, Array]:
-        """Return name -> (series, bin) of COLUMNS, from bin number `first` on."""
+        """Return name → (series, bin) for all of COLUMNS. first: the number of the first bin."""
         found = [_bin_jobs(self._select_jobs(name), first, bins, bin_s) for name in names]
         return {column: np.stack([one[column] for one in found]) for column in COLUMNS}
 
@@ -110,7 +113,7 @@ def _bin_jobs(jobs: JobTimes, first: int, bins: int, bin_s: int) -> dict[str, Ar
 
 
 def _sum_per_bin(at: Array, weights: Array, bins: int) -> Array:
-    """Return (bin,) the sum of the weights in each bin."""
+    """Return (bin,) the sum of the weights in each bin. at: (job,) bin numbers."""
     inside = (at >= 0) & (at < bins)
     return np.bincount(at[inside].astype(np.intp), weights[inside], bins).astype(np.float64)
 

@@ -44,12 +44,12 @@ PLAIN = ("job", "submit_s", "run_s", "gpus")
 
 @dataclass(frozen=True, slots=True)
 class HistoryJobs:
-    """A table of jobs, one row for each, in order of submission.
+    """A table of jobs with one row for each job, in order of submission.
 
-    Where the source does not say, a string is "" and a number is NaN.
-    submit_s: on the set's own clock (Unix time if it has dates). start_s: NaN if the source knows no waits,
-    inf if the job had not started yet. run_s: at least SHORTEST_S, NaN if the job had not ended yet. gpus:
-    processors on a CPU cluster. failed: 1 failed or cancelled, 0 ended well, NaN unknown.
+    An unknown string is "" and an unknown number is NaN. submit_s: on the set's own clock (Unix time if
+    it has dates). start_s: NaN if the source has no waits, inf if the job had not started yet. run_s:
+    at least SHORTEST_S, NaN if the job had not ended yet. gpus: processors on a CPU cluster. failed: 1
+    failed or cancelled, 0 ended well, NaN unknown.
     """
 
     job: Names
@@ -74,7 +74,7 @@ class HistoryJobs:
 
     @property
     def begin_s(self) -> Array:
-        """(job,) start times in seconds, or the submission times if the source knows no waits."""
+        """(job,) start times in seconds, or the submission times if the source has no waits."""
         return np.where(np.isnan(self.start_s), self.submit_s, self.start_s)
 
     @property
@@ -83,7 +83,7 @@ class HistoryJobs:
         return np.asarray(self.begin_s + self.run_s)
 
     def select_known_at(self, now_s: float) -> "HistoryJobs":
-        """Return the table as it was known at `now_s`: the jobs submitted by then.
+        """Return the jobs submitted by `now_s`, with what was known of them then.
 
         A start after `now_s` is inf, and an end after it leaves the run time NaN.
         """
@@ -97,10 +97,12 @@ class HistoryJobs:
 
 @dataclass(frozen=True, slots=True)
 class JobHistory:
-    """A history from both folders, judged after the train folder's last submission, `train_end_s`.
+    """The history of one job set from the train and test folders.
 
-    in_test: rows of the test folder, which may hold the past of an unseen user or cluster. alone: the train folder
-    has no rows of this set. The other sets are then its train part. It is judged after some history of its own.
+    The jobs that the test folder submits after `train_end_s` are judged. in_test: (job,) whether the
+    job is in the test folder, which may also hold earlier jobs of an unseen user or cluster. alone:
+    whether the train folder has no jobs of this set. Then the other sets serve as training data, and
+    the set's own first jobs as history.
     """
 
     dataset: str
@@ -112,7 +114,7 @@ class JobHistory:
 
     @property
     def train_jobs(self) -> HistoryJobs:
-        """The jobs of the train folder as known at its end, without later starts and ends."""
+        """The jobs of the train folder as known at `train_end_s`: later starts and ends are left out."""
         return self.table.select_rows(~self.in_test).select_known_at(self.train_end_s)
 
     @property
@@ -122,9 +124,9 @@ class JobHistory:
 
     @property
     def own_history(self) -> "JobHistory":
-        """The history without other sets.
+        """The history with the jobs of this set alone.
 
-        If the set is `alone`, its own jobs before the judged ones take the train part's place.
+        If the set is `alone`, its own jobs before the judged ones become the train part.
         """
         if not self.alone:
             return self
@@ -198,10 +200,10 @@ def find_layout(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs]
 def _make_test_history(
     name: str, read: tuple[HistoryJobs, Counter[str]], others: Mapping[str, HistoryJobs]
 ) -> JobHistory | str:
-    """Return the history of a set that is in the test folder alone, on its own clock.
+    """Return the history of a set that only the test folder has, on its own clock.
 
-    It follows the newest jobs of the sets that began before it ended. Returns the reason if it cannot be
-    judged.
+    Its train part is the newest jobs of those train sets that began before it ended. Returns the reason
+    if it cannot be judged.
     """
     own, skipped = read
     if not len(own):
@@ -220,9 +222,9 @@ def _make_test_history(
 
 
 def _prefix_newest_jobs(name: str, table: HistoryJobs) -> HistoryJobs:
-    """Return the newest jobs of another set.
+    """Return the newest jobs of a set, with the set's name as a prefix of all names.
 
-    Its names get a prefix, because a user or group of the same name here is another one.
+    Without it, users or groups of two sets with the same name would count as one.
     """
     newest = table.select_rows(np.arange(len(table))[-ALONE_ROWS:])
     for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
@@ -268,7 +270,7 @@ NUMBERS = frozenset({"submit_s", "start_s", "run_s", "gpus", "cpus", "limit_s", 
 
 
 def _select_good_rows(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
-    """Return the rows with a submission, a run time and a size. Count the others in `skipped`.
+    """Return the rows with a submission, a run time and a size. The others are counted in `skipped`.
 
     Run times below SHORTEST_S are raised to it.
     """
@@ -290,9 +292,9 @@ def _select_good_rows(table: HistoryJobs, skipped: Counter[str]) -> HistoryJobs:
 
 
 def _read_columns(table: pd.DataFrame, names: Mapping[str, str], **columns: Array) -> HistoryJobs:
-    """Return a history from columns by their names in the file.
+    """Return a job table from the columns of a file.
 
-    A field with neither a name nor an entry in `columns` is unknown.
+    names: field → name of its column. columns: field → values. A field in neither of them is unknown.
     """
     rows = len(table)
     words_of = {
@@ -371,7 +373,7 @@ def _mask_non_positive(values: Array) -> Array:
 
 
 def _read_names(table: pd.DataFrame, name: str, rows: int) -> Names:
-    """Return a column as words, "" where unknown. SWF writes -1 for unknown."""
+    """Return a column as text, "" where unknown. SWF writes -1 for unknown."""
     if name not in table.columns:
         return np.full(rows, "", object)
     named = convert_to_text(table[name])

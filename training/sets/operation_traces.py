@@ -1,8 +1,9 @@
-"""Traces of single operations of production jobs, with their authors' results.
+"""Traces of single operations of production jobs, with the results that their authors published.
 
-They are in `faults/straggler_bytedance`. `trace-NAME.parquet`: an operation a row (dp_rank, stage,
-step, optype, start_ts and duration in seconds, mb_id). `result-NAME.json` and `mw-NAME.json`, which may
-be missing: the authors' slowdowns, and the share of the worst workers.
+They are in `faults/straggler_bytedance`. `trace-NAME.parquet` has an operation in each row
+(dp_rank, stage, step, optype, start_ts and duration in seconds, mb_id). `result-NAME.json` and
+`mw-NAME.json`, which may be missing, have the authors' slowdowns and the share of the worst
+workers.
 """
 
 import json
@@ -29,11 +30,11 @@ EXPLAINED = 0.5  # the least share of the slowdown that the worst worker must ex
 
 @dataclass(frozen=True, slots=True)
 class OperationTrace:
-    """The operations of one job.
+    """The times of all operations of one job.
 
-    seconds: (step, replica, stage, type, micro-batch), NaN if there was none. order: each stage's schedule.
-    answers: the authors' results, None if unknown. culprit: (replica, stage) by these results, None if
-    unknown.
+    seconds: (step, replica, stage, type, micro-batch), NaN if there was no such operation. order: each
+    stage's schedule. answers: the authors' results, None if unknown. culprit: the slow (replica, stage)
+    by these results, None if unknown.
     """
 
     name: str
@@ -96,7 +97,7 @@ def _read_trace_file(path: Path) -> OperationTrace:
 
 
 def _find_schedules(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """Return the schedule of each stage, as its first replica ran it in the first step."""
+    """Return, for each stage, the order of operations that its first replica ran in the first step."""
     _, _, stages, _, micros = began.shape
     orders = []
     for stage in range(stages):
@@ -106,7 +107,11 @@ def _find_schedules(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
 
 
 def _read_answers(path: Path) -> tuple[Mapping[str, Any] | None, tuple[int, int] | None]:
-    """Return the authors' results, and the worker that they blame."""
+    """Return the authors' results, and the (replica, stage) of the worker that they blame.
+
+    The worker is None if the job is not slow, or if slow workers do not explain that. Both are None if
+    the result file is missing.
+    """
     result = path.with_name(path.stem.replace("trace-", "result-") + ".json")
     worst = path.with_name(path.stem.replace("trace-", "mw-") + ".json")
     if not result.exists():

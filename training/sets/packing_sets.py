@@ -1,9 +1,10 @@
-"""Sets for packing: the nodes of a cluster with their GPUs, and lists of arrivals (the openb layout).
+"""Data sets for packing pods: the nodes of a cluster with their GPUs, and lists of arriving pods.
 
     SET_node_list_*.parquet   sn, cpu_milli, memory_mib, gpu, model
     SET_pod_list_NAME.*       cpu_milli, memory_mib, num_gpu, gpu_milli (of each GPU), gpu_spec (models "A|B"; may lack)
 
-They are in `placement/SET` of a data folder. Nodes without GPUs are left out.
+This is the layout of openb. The files are in `placement/SET` of a data folder. Nodes without GPUs
+are left out.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ MOST_GPUS = 1024  # of one node
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """The n nodes of a cluster, by name.
+    """The n nodes of a cluster, sorted by name.
 
     milli: (n, g) thousandths of each GPU. cpus, memory_mib: (n,). model: (n,) index into `models`.
     """
@@ -44,7 +45,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """A request that several pods have in common."""
+    """The resources that several pods of a list request alike."""
 
     shape: MemberShape
     memory_mib: float
@@ -69,9 +70,9 @@ class PodList:
 
 @dataclass(frozen=True, slots=True)
 class PackingSet:
-    """A pod list to evaluate, with its machines.
+    """A list of arriving pods to evaluate, with the machines that they are packed onto.
 
-    before: other pod lists of the train folder, whose demand arrived before this list.
+    before: other pod lists of the train folder, whose demand is known beforehand.
     """
 
     dataset: str
@@ -81,7 +82,7 @@ class PackingSet:
 
 
 def read_packing_sets(train: Path, test: Path, skipped: list[str]) -> list[PackingSet]:
-    """Read every list of the test folder. The reason for each list left out is added to `skipped`.
+    """Read every pod list of the test folder. The reason for each list left out is added to `skipped`.
 
     The nodes come from the test folder, or else from the train folder.
     """
@@ -139,7 +140,10 @@ def read_machines(table: pd.DataFrame) -> Machines:
 
 
 def read_pods(name: str, table: pd.DataFrame) -> PodList:
-    """Read the pods. Raises RecordError for missing columns, bad numbers, and parts of several GPUs."""
+    """Make a pod list from a table.
+
+    Raises RecordError for missing columns, bad numbers, and pods that request parts of several GPUs.
+    """
     numbers = _read_numbers(table, POD_COLUMNS, POD_COLUMNS)
     whole = numbers["gpu_milli"] == WHOLE
     if ((numbers["num_gpu"] > 1) & ~whole).any() or (numbers["gpu_milli"] > WHOLE).any():

@@ -1,6 +1,6 @@
-"""The public data sets that Fleetcast is measured on.
+"""The public data sets that Fleetcast is evaluated on.
 
-None of them ships. A user copies them below FLEETCAST_DATA, under these names.
+None of them is shipped. A user copies them below FLEETCAST_DATA, under these names.
 """
 
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ _HELIOS = f"{_GITHUB}/S-Lab-System-Group"
 
 @dataclass(frozen=True, slots=True)
 class PublicSet:
-    """A public data set.
+    """A public data set: its name, where it is published, and how it is split.
 
-    `time`: the column that a split uses, "" if rows have no time. `home`: where the set is published.
+    time: the column that a split uses, "" if rows have no time. home: where the set is published.
     """
 
     name: str

@@ -1,6 +1,6 @@
-"""An evaluation on step times of real runs, rendered as telemetry.
+"""An evaluation on step times of real runs that were rendered as telemetry.
 
-It judges the periods that are found, and forecasts some cycles ahead.
+It evaluates the periods that are found, and forecasts of some cycles ahead.
 """
 
 import hashlib
@@ -37,9 +37,10 @@ class _Truth(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class RenderedRun:
-    """A rendered run.
+    """The telemetry rendered from the step times of a real run, and its true period.
 
-    channels: (channel, sample) means over GPUs. in_half: whether no threshold was chosen on this run.
+    channels: (channel, sample) means over GPUs. in_half: whether the run is in the half that no
+    threshold was chosen on.
     """
 
     truth: _Truth
@@ -53,7 +54,7 @@ class RenderedRun:
 
 
 def _read_rendered_run(path: Path) -> RenderedRun:
-    """Read a rendered run. Raises one of UNREADABLE."""
+    """Read a rendered run from the path of its truth file. Raises one of UNREADABLE."""
     truth = msgspec.json.decode(path.read_bytes(), type=_Truth)
     table = pd.read_parquet(path.parent / "telemetry.parquet")
     names = tuple(name for name in CHANNELS if name in table)
@@ -72,7 +73,7 @@ def judge_rendered_runs(results: Results, folder: Path, seed: int) -> None:
 
 
 def _judge_periods(results: Results, runs: Sequence[RenderedRun], seed: int) -> None:
-    """Add how often the period found is within 2 %, or "unknown" for an aliased run.
+    """Add the share of runs whose period is found within 2 %, or is "unknown" if the run is aliased.
 
     The series "other_half" has the runs that no threshold was chosen on.
     """
@@ -98,14 +99,14 @@ def _judge_periods(results: Results, runs: Sequence[RenderedRun], seed: int) -> 
 
 
 def _find_strongest_period(channels: Array, interval_s: float) -> float:
-    """Return the period of the strongest line of the power spectrum. This is the baseline."""
+    """Return the period in seconds of the strongest frequency of the first channel. This is the baseline."""
     first = np.nan_to_num(channels[0] - np.nanmean(channels[0]))
     power = np.abs(np.fft.rfft(first)) ** 2
     return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
 
 
 def _judge_forecasts(results: Results, runs: Sequence[RenderedRun], seed: int) -> None:
-    """Add the pinball loss and coverage of power and traffic some cycles ahead.
+    """Add the pinball loss and the coverage of forecasts of power and traffic some cycles ahead.
 
     The loss is relative to the mean level. Origins lie in the last half of a run.
     """
@@ -125,7 +126,10 @@ def _judge_forecasts(results: Results, runs: Sequence[RenderedRun], seed: int) -
 
 
 def _score_forecasts(run: RenderedRun) -> Iterator[tuple[str, str, tuple[float, float]]]:
-    """Yield (how far ahead, method, (loss, whether p10..p90 held the value)) for each forecast."""
+    """Yield (how far ahead, method, (loss, hit)) for each forecast.
+
+    The hit is 1 if the value lies between p10 and p90, else 0.
+    """
     many = run.channels.shape[1]
     past = min(many // 2, MOST_PAST)
     for origin in np.linspace(past, many - 1, ORIGINS + 1).astype(int)[:-1].tolist():
@@ -147,7 +151,7 @@ def _score_forecasts(run: RenderedRun) -> Iterator[tuple[str, str, tuple[float, 
 def _forecast_by_methods(
     values: Array, period_s: float | None, samples: int, interval_s: float
 ) -> dict[str, list[float]]:
-    """Forecast the value `samples` ahead by each method. Returns method -> p10, p50 and p90."""
+    """Return method → the p10, p50 and p90 that it forecasts for the value `samples` ahead."""
     level = np.quantile(values[-max(1, round(LEVEL_S / interval_s)) :], LEVELS).tolist()
     lock = lock_phase(values, period_s / interval_s) if period_s is not None else None
     ours = level if lock is None else predict_ahead(values, lock, samples, interval_s, LEVELS)
@@ -155,7 +159,10 @@ def _forecast_by_methods(
 
 
 def _score_quantiles(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
-    """Return the pinball loss of p50 and p90 relative to `scale`, and whether p10..p90 holds the value."""
+    """Return the pinball loss of p50 and p90 divided by `scale`, and 1 if p10 to p90 holds the value.
+
+    Otherwise the second number is 0.
+    """
     loss = sum(
         max(level * (actual - stated), (level - 1) * (actual - stated))
         for level, stated in zip(LEVELS[1:], quantiles[1:], strict=True)

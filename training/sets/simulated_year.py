@@ -1,12 +1,13 @@
-"""A made-up year of a fleet, which shows what a site's own risk fit is worth.
+"""A simulated year of a fleet, which shows how much a site's own risk fit improves predictions.
 
-It has node events and daily rule levels. Parts of a node wear. A wearing part shows signs on some days,
-and breaks in the end or does not. Other parts break without a sign, and some signs appear where nothing
-wears. Repairs replace parts. A repaired node is better for a while, unless the repair did not help. The
-seed draws rates, signs, lemons and repairs. They are not those that the shipped fit was made from.
+It has node events and daily rule levels. Parts of a node wear out. A wearing part shows signs on
+some days, and in the end it breaks or recovers. Other parts break without a sign, and some signs
+appear where nothing wears. Repairs replace parts. A repaired node fails less often for a while,
+unless the repair did not help. The seed draws the rates, the signs, the nodes that always fail more
+often (lemons), and the repairs. They differ from those that the shipped fit was made from.
 
-Levels stand for telemetry, because a year of scrapes is not rendered. Events go through the fold that
-serves.
+Rule levels replace telemetry, because rendering a year of scrapes would take too long. Events go
+through the code that serves.
 """
 
 from collections.abc import Iterator
@@ -32,12 +33,12 @@ CHECK = "burn-in"
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """One kind of wear.
+    """One way in which parts of nodes wear out.
 
     begins: the rate at which it begins, for each node and day. days: the mean length. breaks: the share
-    that ends in a fault. signs: the rules that show it, on a share `shown` of its days. false: the share of
-    days on which they show where nothing wears. warned: the share of its days with a warning, after which
-    an operator may drain.
+    that ends in a fault. signs: the rules that show it, on a share `shown` of its days. false: the
+    share of days on which they fire although nothing wears. warned: the share of its days with a
+    warning, after which an operator may drain the node.
     """
 
     begins: float
@@ -72,7 +73,7 @@ REPAIRED_DAYS = 45
 
 
 def draw_plan(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 1.0) -> YearPlan:
-    """Return a site's rates, drawn by the seed.
+    """Return the size and the rates of a site. The rates are drawn with the seed.
 
     faults: a factor on the number of faults.
     """
@@ -93,9 +94,10 @@ def draw_plan(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 
 
 @dataclass(slots=True)
 class _Fleet:
-    """The true state of each node.
+    """The true state of each node in the simulation.
 
-    left: (wear, node) days until a wear ends, 0 for none. ends: whether it ends in a fault.
+    left: (wear, node) days until a wear ends, 0 if there is none. ends: (wear, node) whether it ends in
+    a fault.
     """
 
     plan: YearPlan
@@ -118,7 +120,7 @@ class _Fleet:
         self.away = np.zeros(plan.nodes)
 
     def simulate_day(self, day: int) -> tuple[Array, list[NodeEvent]]:
-        """Simulate a day. Returns (node, rule) levels at its end, and its events."""
+        """Simulate a day. Returns (node, rule) levels at its end, and the events of the day."""
         plan, rng = self.plan, self.rng
         here = self.away <= day
         better = np.where(day - self.repaired < REPAIRED_DAYS, plan.repair_times, 1.0)
@@ -146,7 +148,7 @@ class _Fleet:
         return levels, events
 
     def _add_signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
-        """Raise the rules that show a wear, and sometimes where nothing wears."""
+        """Raise the levels of the rules that show a wear. They also rise on some nodes where nothing wears."""
         rng, nodes = self.rng, self.plan.nodes
         for rule in wear.signs:
             shown = here & (rng.random(nodes) < np.where(wears, wear.shown, wear.false))
@@ -154,9 +156,9 @@ class _Fleet:
             levels[:, ROW[rule]] = np.maximum(levels[:, ROW[rule]], np.where(shown, strength, 0.0))
 
     def _make_fault_events(self, node: int, day: int) -> Iterator[NodeEvent]:
-        """Yield the events of a fault: the node goes away, an operator drains it, and it comes back.
+        """Yield the events of a fault: the node is lost or unhealthy, is drained, and returns to service.
 
-        It comes back repaired, or no better.
+        It returns repaired, or the repair did not help.
         """
         at = float(self.rng.uniform(0.05, 0.7))
         takes = float(np.exp(self.rng.normal(np.log(0.6), 0.8)))
@@ -196,9 +198,9 @@ def format_node_name(node: int) -> str:
 
 
 def simulate_year(plan: YearPlan) -> SiteDays:
-    """Return the rows of a year, simulated day by day.
+    """Simulate a year day by day, and return a row for each node and day.
 
-    Events are folded as in a service, and levels stand for its telemetry.
+    Events are processed as in a service. Simulated rule levels replace the levels from telemetry.
     """
     topology = Topology.build([NodeSpec(format_node_name(node), gpus=8) for node in range(plan.nodes)])
     fleet, nodes, state, recorder = _Fleet(plan), NodeTable(), RiskState(), SiteRecorder(topology.names)
@@ -219,6 +221,6 @@ def simulate_year(plan: YearPlan) -> SiteDays:
 
 
 def _fold_evidence(topology: Topology, nodes: NodeTable, state: RiskState, now_ms: int) -> Array:
-    """Fold the events so far. Returns (node, rule) levels at this moment."""
+    """Process the node events so far. Returns (node, rule) levels at this moment."""
     moment = FleetMoment(now_ms, topology, [], FoldedEvents(running=(), ended=(), nodes=nodes.nodes))
     return update_fleet_evidence(moment, state).signals.compute_levels(len(topology))

@@ -1,10 +1,11 @@
-"""An evaluation of fleets with faults: which node and unit is found, and how soon?
+"""An evaluation on fleets with faults: whether the faulty node and unit are found, and how soon.
 
-It also counts false alarms. A run is replayed through the code that serves. Ours flags a node while its
-action is more than to watch it, or while the answer for a slow job blames it. `judges/findings.py` defines
-what counts as right. A blame on a stage of a job without a faulty node is a false alarm, too. Simulated
-runs and recordings are judged apart. Each has three groups: runs with faults ("all"), runs with
-look-alikes and no fault ("decoys alone"), and runs with neither ("healthy").
+It also counts false alarms. A run is replayed through the code that the service uses. Fleetcast
+flags a node while it recommends more than watching the node, or while it blames the node for a slow
+job. `judges/findings.py` defines which findings are right. Blaming a stage of a job without a
+faulty node is a false alarm, too. Simulated runs and recordings are judged apart. Each has three
+groups: runs with faults ("all"), runs with look-alikes and no fault ("decoys alone"), and runs with
+neither ("healthy").
 """
 
 import os
@@ -45,9 +46,9 @@ BLAMED = "ours (slow jobs alone)"
 
 @dataclass(frozen=True, slots=True)
 class FlaggedRun:
-    """The flags of ours and every baseline in a run.
+    """The nodes that our rules and every baseline flagged in a run.
 
-    stages: for each job, blames on a stage. hosts: the nodes of each job.
+    found: method → its flags. stages: the jobs of which a stage was blamed. hosts: job → its nodes.
     """
 
     found: dict[str, Findings]
@@ -59,7 +60,7 @@ class FlaggedRun:
 
 @dataclass(slots=True)
 class RunTotals:
-    """Sums over the runs of one kind: with faults, with decoys alone, or healthy."""
+    """Scores summed over the runs of one group: with faults, with decoys alone, or healthy."""
 
     methods: dict[str, Score] = field(default_factory=dict)
     kinds: dict[str, Score] = field(default_factory=dict)
@@ -70,7 +71,7 @@ class RunTotals:
     runs: int = 0
 
     def add_run(self, run: FaultRun, seen: FlaggedRun, rng: np.random.Generator) -> None:
-        """Add one more run."""
+        """Score one more run, and add its scores to the sums."""
         names, truth, ours = run.topology.names, run.truth, seen.found[OURS].rows
         self.runs += 1
         self.decoys += sum(row.benign for row in truth)
@@ -89,7 +90,7 @@ class RunTotals:
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
-    """Add the rows of all runs, pooled by where they come from and whether they have faults."""
+    """Replay all runs, and add their rows, pooled by folder and by whether they have faults."""
     rng = np.random.default_rng(seed)
     pools: dict[tuple[str, str], RunTotals] = {}
     processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
@@ -125,7 +126,10 @@ def choose_series(run: FaultRun) -> str:
 
 
 def _add_fault_scores(table: Table, pool: RunTotals) -> None:
-    """Add the scores of each method on runs with faults. Ours also gets scores by kind of fault."""
+    """Add the scores of each method on runs with faults.
+
+    Our method also gets scores for each kind of fault.
+    """
     for method, one in pool.methods.items():
         table.add_detection(method, one.right, one.wrong, one.missed, spells=one.spells)
         table.add_delays("delay_s", method, one.delays)
@@ -172,7 +176,7 @@ def replay_run(run: FaultRun) -> FlaggedRun:
 
 
 def _find_flagged_nodes(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
-    """Yield (node, named entity) of every node whose action is more than to watch it.
+    """Yield (node, named entity) for each node whose recommended action is more than watching it.
 
     The entity is that of the main reason, "" if there is none.
     """
@@ -184,9 +188,10 @@ def _find_flagged_nodes(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str
 
 
 def _find_blamed_nodes(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tuple[str, str]]:
-    """Yield (node, culprit) of every slow job that blames a member.
+    """Yield (node, culprit) for each slow job that blames one of its members.
 
-    A blamed stage is on no node, and a power cap is no fault, so both are left out.
+    Blamed stages are left out because a stage is on no single node. Power caps are left out because
+    they are no fault.
     """
     for body in fleet.stragglers.values():
         name = str(body["culprit"]["name"])
@@ -196,5 +201,5 @@ def _find_blamed_nodes(fleet: ScoredFleet, rows: Container[str]) -> Iterable[tup
 
 
 def _find_stage_blames(fleet: ScoredFleet) -> Iterable[str]:
-    """Yield the slow jobs that blame one of their stages."""
+    """Yield the names of the slow jobs that blame one of their stages."""
     return (job for job, body in fleet.stragglers.items() if body["slow"] and body["culprit"]["kind"] == "stage")

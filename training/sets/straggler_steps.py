@@ -1,14 +1,15 @@
-"""An evaluation of step times: slowdowns are put, by a seed, into the step times of real runs.
+"""An evaluation on step times: slowdowns are added at random to the step times of real runs.
 
-A slowdown is 10 to 60 % over 20 to 600 steps. The series are the runs of `faults/megatron_step_times`
-that recorded at least FEWEST steps, either every step or every n-th one. A hash of the name decides
-which runs may be tuned on and which are judged. A judged run is played as it was (false alarms) and with
-drawn slowdowns (recall, delay). Some real runs were slow by themselves. `find_natural_spells` finds these
-spells by the steps on both sides, as no live rule can. Alarms there are counted apart, such steps do not
-count as exposure, and no slowdown is put there.
+A slowdown is 10 to 60 % over 20 to 600 steps. The series are the runs of
+`faults/megatron_step_times` that recorded at least FEWEST steps, either every step or every n-th
+one. A hash of the name decides which runs may be tuned on and which are judged. A judged run is
+played as it was (false alarms) and with drawn slowdowns (recall, delay). Some real runs were slow
+by themselves. `find_natural_spells` finds these spells from the steps before and after, which no
+live rule can see. Alarms in them are counted apart, their steps do not count as exposure, and no
+slowdown is added there.
 
-Most runs recorded 50 to 100 steps, so a run is extended with blocks of its own calm steps.
-Long healthy runs are made in the same way, and their false alarms have rows of their own. Because blocks
+Most runs recorded 50 to 100 steps, so a run is extended with blocks of its own calm steps. Long
+healthy runs are made in the same way, and their false alarms have rows of their own. Because blocks
 repeat, their bound is an optimistic one.
 """
 
@@ -48,7 +49,7 @@ TEN_THOUSAND = 10_000
 
 
 def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
-    """Read the runs. Returns name -> seconds of each step, in order of step.
+    """Read the step times of the runs. Returns name → (step,) seconds.
 
     The reason for each run or file that cannot be used is added to `skipped`.
     """
@@ -82,10 +83,10 @@ def is_judged(name: str) -> bool:
 
 
 def find_natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, before: int = 24) -> Mask:
-    """Return (step,) whether the recorded run was slow there by itself.
+    """Return (step,) whether the recorded run was slow at each step by itself.
 
-    A step is slow if the median of the 5 steps around it is high enough above the 24 calm steps before. High
-    enough is 5 % and 3 robust sigmas.
+    A step is slow if the median of the 5 steps around it is far enough above that of the 24 calm steps
+    before. Far enough is 5 % or 3 robust sigmas, whichever is more.
     """
     log = np.log(seconds)
     padded = np.pad(log, width // 2, mode="edge")
@@ -115,7 +116,7 @@ def extend_run(seconds: Array, spells: Mask, steps: int, rng: np.random.Generato
 
 
 def flag_by_pace(seconds: Array) -> Iterator[bool]:
-    """Yield after each step whether the pace that the service computes is slow."""
+    """Yield after each step whether the pace that the service computes counts as slow."""
     attempt, pace, now_ms = JobAttempt("judged", 1), None, 0
     for number, duration_s in enumerate(seconds.tolist()):
         now_ms += int(duration_s * 1000)
@@ -125,11 +126,11 @@ def flag_by_pace(seconds: Array) -> Iterator[bool]:
 
 
 def flag_by_change_point(seconds: Array) -> Iterator[bool]:
-    """Yield after each step whether Greyhound's rule calls the job slow (Wu et al., ATC 2025).
+    """Yield after each step whether Greyhound's rule flags the job as slow (Wu et al., ATC 2025).
 
-    The job is slow once the mean has changed by more than 10 %, more than 10 steps ago, with a posterior above
-    0.8. It stays slow until the mean changes back. The rule decides between one mean and two over the last 60
-    steps (normal, BIC, |z| > 3 dropped).
+    The job is slow once the mean has changed by more than 10 %, more than 10 steps ago, with a
+    posterior above 0.8. It stays slow until the mean changes back. The rule decides between one mean
+    and two over the last 60 steps (normal, BIC, |z| > 3 dropped).
     """
     usual = None
     for at in range(len(seconds)):
@@ -143,9 +144,9 @@ def flag_by_change_point(seconds: Array) -> Iterator[bool]:
 
 
 def _find_best_split(window: Array) -> tuple[float, float] | None:
-    """Return (mean before, mean after) the likeliest change. None if its posterior is not above 0.8.
+    """Return the means before and after the likeliest change. None if its posterior is not above 0.8.
 
-    The change has more than 10 steps on either side.
+    There are more than 10 steps on either side of the change.
     """
     count = len(window)
     sums, squares = np.cumsum(window), np.cumsum(window**2)
@@ -184,14 +185,14 @@ RULES: dict[str, Rule] = {
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """A slowdown: steps [first, last) take `factor` times as long."""
+    """A slowdown that is added to a series: the steps [first, last) take `factor` times as long."""
 
     first: int
     last: int
     factor: float
 
     def apply_to(self, seconds: Array) -> Array:
-        """Return the series with the slowdown applied, cut off at the slowdown's end.
+        """Return the first `last` steps of a series, with the slowdown applied.
 
         seconds: (step,) with at least `last` steps.
         """
@@ -201,9 +202,9 @@ class Slowdown:
 
 
 def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws: int = DRAWS) -> list[Slowdown]:
-    """Draw some slowdowns that touch no natural spell.
+    """Draw random slowdowns that do not touch a natural spell.
 
-    They begin in the recorded steps and may end long after them.
+    They begin within the recorded steps and may end long after them.
     """
     drawn = []
     for _ in range(draws):
@@ -217,7 +218,7 @@ def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws
 
 @dataclass(slots=True)
 class _AlarmCounts:
-    """Counts of alarms.
+    """Counts of a rule's alarms in recorded or extended runs.
 
     steps: steps outside natural spells. false, natural: alarms outside and inside natural spells.
     """
@@ -244,10 +245,10 @@ class _AlarmCounts:
 
 @dataclass(slots=True)
 class Tally:
-    """The results of one rule.
+    """The results of one rule over all judged runs.
 
-    slowdowns: the steps and seconds until the alarm of each (NaN: none), its factor, and whether the series
-    is quiet.
+    slowdowns: for each, the steps until the alarm and the seconds until then (NaN: none), its factor,
+    and whether the series is quiet.
     """
 
     recorded: _AlarmCounts = field(default_factory=_AlarmCounts)
@@ -256,13 +257,13 @@ class Tally:
 
 
 def is_quiet(seconds: Array) -> bool:
-    """Return whether the step times of a run spread little around their median."""
+    """Return whether the step times of a run vary little around their median."""
     log = np.log(seconds)
     return 1.4826 * float(np.median(np.abs(log - np.median(log)))) < QUIET
 
 
 def evaluate_rule(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> None:
-    """Evaluate a rule on one run: as it was, continued, and with slowdowns.
+    """Evaluate a rule on one run: as recorded, extended with calm steps, and with slowdowns.
 
     With the same seed, every rule gets the same series.
     """
@@ -278,9 +279,9 @@ def evaluate_rule(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> 
 
 
 def _count_steps_to_alarm(slow: Iterator[bool], first: int) -> float:
-    """Return the number of steps from the beginning of a slowdown at `first` to its alarm.
+    """Return the number of steps from the beginning of a slowdown, at step `first`, to its alarm.
 
-    Returns NaN if there is no alarm, or if the rule had already raised one.
+    Returns NaN if there is no alarm, or if the rule already called the job slow just before.
     """
     for at, is_slow in enumerate(slow):
         if is_slow and at == first - 1:

@@ -1,9 +1,10 @@
-"""An evaluation of traces of operations: does the rule name the slow worker, and no other?
+"""An evaluation on traces of operations: whether a rule names the slow worker, and no other.
 
 It is evaluated in every step. A trace becomes the step events that its job's ranks would have sent.
-These go through the code that serves. In addition to the recorded trace, the judge makes jobs whose
-answer is known: workers relabelled (the culprit follows), the slow worker scaled back to its peers (no
-culprit), and all workers slowed (a slow job, no culprit).
+These go through the code that serves. In addition to the recorded trace, the evaluation makes jobs
+whose culprit is known. In some, workers are relabelled, and the culprit follows. In others, the slow
+worker is scaled back to its peers, so there is no culprit. In the last, all workers are slowed: the
+job is slow, without a culprit.
 """
 
 from collections.abc import Callable
@@ -35,7 +36,7 @@ STATIC = 1.5
 
 @dataclass(frozen=True, slots=True)
 class TraceCase:
-    """A job and its slow worker.
+    """A recorded or changed trace, with the worker that is slow in it.
 
     culprit: (replica, stage), None if no worker is slow.
     """
@@ -65,7 +66,7 @@ def judge_trace(trace: OperationTrace, results: Results, rng: np.random.Generato
 
 
 def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[TraceCase]:
-    """Return the trace and its variants."""
+    """Return the recorded trace and variants of it whose culprit is known."""
     cases = [TraceCase("as recorded", trace.seconds, trace.culprit)]
     cases += [_shuffle_replicas(trace, rng) for _ in range(RELABELLINGS)]
     if trace.culprit is not None:
@@ -77,7 +78,7 @@ def make_cases(trace: OperationTrace, rng: np.random.Generator) -> list[TraceCas
 
 
 def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> TraceCase:
-    """Return a case in which the replicas of each stage have swapped places."""
+    """Return a variant of the trace in which the replicas of each stage are shuffled."""
     seconds, culprit = trace.seconds.copy(), trace.culprit
     for stage in range(seconds.shape[2]):
         order = rng.permutation(seconds.shape[1])
@@ -88,7 +89,10 @@ def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> TraceC
 
 
 def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
-    """Return the times with the culprit's operations scaled to its peers' median, for each type."""
+    """Return the operation times without the slowness of the culprit.
+
+    For each type of operation, its times are scaled to the median of its peers.
+    """
     made = seconds.copy()
     replica, stage = culprit
     peers = np.delete(seconds[:, :, stage], replica, axis=1)
@@ -98,7 +102,7 @@ def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
 
 
 def score_by_fleet_z(seconds: Array) -> Array:
-    """Return (step, replica, stage) the robust z of compute time where it is above 3, else 0.
+    """Return (step, replica, stage) the robust z of each worker's compute time if it is above 3, else 0.
 
     A plain z would not do, because it never exceeds (n - 1) / sqrt(n).
     """
@@ -109,11 +113,11 @@ def score_by_fleet_z(seconds: Array) -> Array:
 
 
 def score_by_minder_distance(seconds: Array) -> Array:
-    """Return (step, replica, stage) the distance score of the farthest worker, else 0.
+    """Return (step, replica, stage) the robust z of the farthest worker's distance, else 0.
 
-    The farthest worker is found if its mean distance from the others is 3 robust deviations out. Channels
-    are the time of each type over the workers' median, with a floor of 2 % (Minder, Deng et al., NSDI 2025,
-    without the autoencoder).
+    The distance is the mean distance from the other workers. It counts if its z is at least 3. Channels
+    are the time of each type of operation, divided by the workers' median (Minder, Deng et al., NSDI
+    2025, without the autoencoder).
     """
     steps, replicas, stages = seconds.shape[:3]
     busy = np.nansum(seconds, axis=4).reshape(steps, replicas * stages, -1)
@@ -125,7 +129,7 @@ def score_by_minder_distance(seconds: Array) -> Array:
 
 
 def _compute_robust_z(values: Array, usual: Array) -> Array:
-    """Return (step, worker) the deviation from the step's median in robust sigmas.
+    """Return (step, worker) each value's deviation from the step's median, in robust sigmas.
 
     The sigma has a floor, which is a share of `usual` (step, 1).
     """
@@ -135,14 +139,14 @@ def _compute_robust_z(values: Array, usual: Array) -> Array:
 
 
 def score_by_static_ratio(seconds: Array) -> Array:
-    """Return (step, replica, stage) compute time over all workers' median where that is above 1.5, else 0."""
+    """Return (step, replica, stage) each worker's compute time divided by the median, 0 if not above 1.5."""
     busy = np.nansum(seconds, axis=(3, 4))
     ratio = busy / np.maximum(np.median(busy, axis=(1, 2), keepdims=True), 1e-9)
     return np.where(ratio > STATIC, ratio, 0.0)
 
 
 class TracedJob:
-    """A job whose workers report their steps. The serving rule is evaluated after each step."""
+    """A job whose workers report their steps, replayed from a trace one step at a time."""
 
     def __init__(self, seconds: Array, whole_s: Array | None = None) -> None:
         """Start the job.
@@ -178,7 +182,7 @@ class TracedJob:
 
 
 def score_by_serving_rule(seconds: Array) -> Array:
-    """Return (step, replica, stage) the ratio of each worker that the serving rule blames, else 0.
+    """Return (step, replica, stage) the ratio of each worker that the service's rule blames, else 0.
 
     The rule is evaluated after each step.
     """
@@ -201,7 +205,7 @@ FINDERS: dict[str, Finder] = {
 def _judge_finder(table: Table, method: str, finder: Finder, cases: list[TraceCase]) -> None:
     """Add the rows of one method over cases of one series. A finding is a worker in a step.
 
-    Top-1 is the share of steps in which the worst worker found is the culprit.
+    Top-1 is the share of steps in which the worker with the highest score is the culprit.
     """
     right = wrong = missed = first = steps = 0
     for case in cases:
@@ -223,7 +227,9 @@ def _judge_finder(table: Table, method: str, finder: Finder, cases: list[TraceCa
 
 
 def _judge_answers(table: Table, trace: OperationTrace, cases: list[TraceCase]) -> None:
-    """Evaluate the job's pace after its last step: whether the job is slow, and which worker is.
+    """Evaluate the pace of each case's job after its last step.
+
+    The pace says whether the job is slow, and which worker is slow.
 
     The static rule only decides whether the job is slow.
     """
@@ -245,7 +251,7 @@ def _judge_answers(table: Table, trace: OperationTrace, cases: list[TraceCase]) 
 
 
 def _compute_pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Array]:
-    """Return the job's pace after its last step, and the step times that a replay yields."""
+    """Return the job's pace after its last step, and (step,) the seconds of each simulated step."""
     whole_s = simulate_step_time(seconds, trace.order, trace.transfer_s)
     job, pace = TracedJob(seconds, whole_s), StepPace(0)
     for number in range(len(seconds)):
@@ -264,7 +270,7 @@ def _find_named_worker(pace: StepPace, stages: int) -> tuple[int, int] | None:
 
 
 def _add_slowdowns(table: Table, trace: OperationTrace, ours: Attribution) -> None:
-    """Add our what-if slowdowns and those of the authors."""
+    """Add the slowdowns that our what-if analysis attributes to each part, and those of the authors."""
     answers = trace.answers or {}
     ours_by: dict[str, dict[Any, float]] = {
         "dp_rank": dict(enumerate(ours.by_replica.tolist())),

@@ -1,8 +1,8 @@
-"""SiteDays from a site's archive: samples and events replayed through the code that serves.
+"""Daily rows of a site's nodes (SiteDays), replayed from its archive through the code that serves.
 
     archive ─ a minute at a time ─ FleetWatch ─ every EVERY_MS: update_fleet_evidence ─ once a day: SiteRecorder
 
-There is one row for each node and day. If no data arrived at a moment, a rule's level is its last one.
+There is one row for each node and day. If no data arrived at a moment, a rule keeps its last level.
 Nodes are those that sent samples at the beginning, in the middle or at the end, and those that node
 events name.
 """
@@ -39,9 +39,12 @@ USUAL_INTERVAL_S = 15.0
 def read_days(
     files: ArchiveFiles, end_ms: int, say: Say = lambda line: None, topology: Topology | None = None
 ) -> SiteDays:
-    """Read the days of an archive up to a moment. Raises FleetcastError if it has none.
+    """Read the daily rows of an archive up to `end_ms`.
 
-    topology: the site's topology. Without it, the nodes stand alone, as the archive names them.
+    Raises FleetcastError if it has no data before then.
+
+    topology: the site's topology. Without it, the nodes are those of the archive, without racks and
+    other domains.
     """
     span = find_archive_span(files, end_ms)
     if topology is None:
@@ -52,7 +55,7 @@ def read_days(
 
 
 def find_archive_span(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
-    """Return the span of an archive's samples and events up to a moment.
+    """Return the time span of an archive's samples and events up to `end_ms`.
 
     Raises FleetcastError if there are none.
     """
@@ -65,7 +68,7 @@ def find_archive_span(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
 
 
 def list_node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
-    """Return the nodes that sent samples in one of a few short spans, and those that node events name."""
+    """Return the names of nodes that sent samples in one of a few short spans, or that node events name."""
     entities = Entities()
     names = {event.node for event in read_events(files, span)[0] if isinstance(event, NodeEvent)}
     newest = find_newest_ms(files)
@@ -88,7 +91,7 @@ def _find_first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
 
 
 def measure_scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
-    """Return the usual seconds between two samples of a series.
+    """Return the usual number of seconds between two samples of a series.
 
     If there are too few samples, it is the usual interval of most exporters.
     """

@@ -1,10 +1,10 @@
-"""A site's own history, replayed from its archive through the code that serves.
+"""The demand and the jobs of a site, replayed from its archive through the code that serves.
 
     archive ─ a day of events at a time ─ JobFold: DemandSeries ─ its bins, before they leave the window ─ Panel
                                           └──── the state of each attempt ─ rows of a job table
 
-Bins are read once the service's own window has passed them. So a panel has the values that the live series
-had.
+Bins are read just before they leave the service's own window. So a panel has the values that the
+live series had.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ ALL_TIME = ArchiveSpan(0, 2**53)
 
 @dataclass(slots=True)
 class JobReplay:
-    """A replay that folds job events as a pipeline does.
+    """A replay of job events through the code by which a pipeline processes them.
 
     attempts: the state of each attempt, including those that the pipeline has forgotten.
     """
@@ -48,24 +48,24 @@ class JobReplay:
     attempts: dict[tuple[str, int], JobAttempt] = field(default_factory=dict)
 
     def apply_event(self, event: JobEvent) -> None:
-        """Apply one event. Ignores events that change neither demand nor durations."""
+        """Apply one event. Events that change neither demand nor durations are ignored."""
         if isinstance(event, (Step, Phase, Checkpoint)):
             return
         for changed in self.fold.apply(event):
             self.attempts[changed.job, changed.attempt] = changed
 
     def forget_old_jobs(self, now_ms: int) -> None:
-        """Forget ended jobs after the same time as the service does."""
+        """Forget jobs that ended long ago, as the service does. Their attempts remain in `attempts`."""
         for attempt in self.fold.rest(now_ms - REST_MS, now_ms - RETENTION_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveHistory:
-    """The history of a site.
+    """The demand and the job attempts of a site, read from its archive.
 
-    panels: one for each target, with a series for each queue and "all". attempts: by time of arrival. bad:
-    reason → number of unreadable events.
+    panels: one for each target, with a series for each queue and "all". attempts: by time of arrival.
+    bad: reason → number of unreadable events.
     """
 
     panels: tuple[Panel, ...]
@@ -82,11 +82,11 @@ def read_history(
     fleet_gpus: int = 0,
     say: Callable[[str], None] = lambda line: None,
 ) -> ArchiveHistory:
-    """Read the jobs of an archive in a span, as demand in full bins and as attempts.
+    """Read the jobs of an archive in a time span, as demand in full bins and as attempts.
 
-    fleet_gpus: the GPUs that any queue may use. 0 counts the GPUs that sent samples just before the end. A
-    level is that of the end of a bin, and arrivals are its sum. Raises FleetcastError if there are no job
-    events.
+    fleet_gpus: the GPUs that any queue may use. If it is 0, the GPUs that sent samples just before the
+    end are counted. The level of a bin is that at its end, and its arrivals are a sum. Raises
+    FleetcastError if there are no job events.
     """
     bin_ms, bad = bin_s * 1000, dict[str, int]()
     replay, parts = JobReplay(), list[_Window]()
@@ -150,7 +150,7 @@ _Window = dict[str, dict[Target, Array]]  # queue -> target -> (bin,)
 
 
 def _read_window(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) -> _Window:
-    """Return all series of `bins` full bins from `first_bin` on."""
+    """Return queue → target → (bin,) values, for `bins` full bins from `first_bin` on."""
     return {
         queue: {target: collect_full_bins(demand, queue, target, first_bin, bins, bin_s) for target in TARGETS}
         for queue in demand.queues()
@@ -158,9 +158,9 @@ def _read_window(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) ->
 
 
 def collect_full_bins(demand: DemandSeries, queue: str, target: Target, first_bin: int, bins: int, bin_s: int) -> Array:
-    """Return (bin,) the values of full bins.
+    """Return (bin,) the values of one series in full bins.
 
-    For levels, the series also ends with the current bin. It is not over, so it is left out.
+    A series of levels also has a value for the bin in progress, which is left out.
     """
     now_ms = (first_bin + bins) * bin_s * 1000
     if target in ("arriving", "arriving_jobs"):
@@ -169,7 +169,7 @@ def collect_full_bins(demand: DemandSeries, queue: str, target: Target, first_bi
 
 
 def _make_panels(parts: Iterable[_Window], first_ms: int, bin_s: int, fleet_gpus: int) -> tuple[Panel, ...]:
-    """Join windows in order of time. A queue that appeared later is zero before."""
+    """Join consecutive windows into panels. Before a queue appears, its values are zero."""
     windows = list(parts)
     names = (*sorted({queue for window in windows for queue in window} - {EVERYTHING}), EVERYTHING)
     values: dict[Target, Array] = {

@@ -1,4 +1,4 @@
-"""The data that models are fitted on, up to a moment: panels and jobs of public sets or an archive."""
+"""The data that models are fitted on: demand panels and jobs, from public sets or an archive."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,10 @@ LEAST_BINS = 2 * 144
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """A data folder or an archive, with some or all of its sets, up to a moment."""
+    """The source of a training's data: a data folder or an archive.
+
+    sets: the names of the sets to use, empty for all. Only data up to `until_ms` are used.
+    """
 
     data: Path | None = None
     archive: str | None = None
@@ -56,7 +59,7 @@ class TrainingInputs:
         return history
 
     def read_panels(self) -> list[DemandSet]:
-        """Read the series of demand. Raises FleetcastError if there are none."""
+        """Read the demand panels. Raises FleetcastError if there are none."""
         if self.data is None:
             found = [DemandSet(ARCHIVE, panel, panel.bins) for panel in self.history.panels]
         else:
@@ -69,9 +72,9 @@ class TrainingInputs:
         return self._require_any(long, "series of demand (demand/…, serving/…, or jobs/… with starts)")
 
     def read_jobs(self) -> list[tuple[str, HistoryJobs]]:
-        """Read the job histories, by name. Raises FleetcastError if there are none.
+        """Read the job histories by name. Raises FleetcastError if there are none.
 
-        A start or end after the moment is not known.
+        Starts and ends after `until_ms` count as unknown.
         """
         if self.data is None:
             return self._require_any([(ARCHIVE, make_job_table(self.history.attempts))], "jobs")
@@ -105,10 +108,10 @@ class TrainingInputs:
 def make_job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
     """Return the attempts that requested GPUs, as a job history.
 
-    A waiting attempt starts at infinity. A running attempt has no end.
+    The start of a waiting attempt is inf. A running attempt has no end.
 
-    It leaves out attempts that ended before they began. It also leaves out preempted attempts, because their
-    run time only says when they were stopped.
+    Attempts that ended before they began are left out. So are preempted attempts, because their run
+    time only says when they were stopped.
     """
     rows = [row for row in attempts if row.gpus > 0 and _is_usable(row)]
     rows.sort(key=lambda row: (_find_arrival_ms(row) or 0, row.job, row.attempt))
@@ -152,9 +155,10 @@ def _make_name_column(values: Sequence[str]) -> NDArray[np.object_]:
 
 
 def parse_moment_ms(option: str, text: str | None) -> int:
-    """Convert a date, or seconds on a set's own clock, into milliseconds. None means no end.
+    """Convert a date, or seconds on a set's own clock, into milliseconds. Without a text it is LAST_MS.
 
-    A date is in UTC unless it says otherwise, and becomes Unix milliseconds.
+    A date is in UTC unless it has a zone, and becomes Unix milliseconds. option: the option's name, for
+    errors.
 
     >>> parse_moment_ms("--until", "1970-01-01T00:01"), parse_moment_ms("--until", "6000000")
     (60000, 6000000000)

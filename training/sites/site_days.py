@@ -1,11 +1,9 @@
-"""SiteDays: the state of every node on many days, and the events that followed.
-
-Site risk is fitted on these rows.
+"""Daily rows with the state of every node, and the events that followed, on which site risk is fitted.
 
     a folded fleet (RiskState, NodeTable) ── recorded once a day ──> columns, shipped probabilities ┐
     faults, drains, warnings, as events say ── begins ──────────────────────────────────────────────┴> SiteDays
 
-The same rows come from an archive (archive_days.py) and from a made-up year
+The rows come from an archive (archive_days.py) or from a simulated year
 (training/sets/simulated_year.py).
 """
 
@@ -41,7 +39,7 @@ JUDGED_AT = [RISK_HORIZONS_S.index(days * 86_400) for days in HORIZONS_DAYS]
 
 @dataclass(frozen=True, slots=True)
 class EventStarts:
-    """The beginnings of failures, drains or slowdowns.
+    """The times at which failures, drains or slowdowns of nodes began.
 
     node: (f,) row. time_ms: (f,) when each began.
     """
@@ -50,17 +48,17 @@ class EventStarts:
     time_ms: NDArray[np.int64]
 
     def count_until(self, time_ms: int) -> int:
-        """Return how many had begun by `time_ms`."""
+        """Return the number of events that had begun by `time_ms`."""
         return int((self.time_ms <= time_ms).sum())
 
 
 @dataclass(frozen=True, slots=True)
 class SiteDays:
-    """A table of n rows, by time: a node at work at a moment.
+    """A table of n rows in order of time, each a node at work at one moment.
 
-    columns: (n, SITE_FEATURES). levels: (n, rule) at that moment. history: (n, RISK_HORIZONS_S) hazard as
-    shipped. begun: kind → the beginnings of its events. faults: all faults of the span. All events are known until
-    end_ms.
+    columns: (n, SITE_FEATURES) inputs of the fit. levels: (n, rule) at that moment. history: (n,
+    RISK_HORIZONS_S) hazard of the shipped fit. begun: kind of event → when its events began. faults:
+    all faults of the span. All events are known until end_ms.
     """
 
     names: tuple[str, ...]
@@ -88,7 +86,7 @@ class SiteDays:
         )
 
     def compute_labels(self, kind: str, days: int) -> Mask:
-        """Return (n,) whether an event of this kind begins within a horizon in days after the row's moment."""
+        """Return (n,) whether an event of this kind begins within `days` days after each row's moment."""
         begun_rows = self.begun[kind]
         order = np.lexsort((begun_rows.time_ms, begun_rows.node))
         node, time_ms = begun_rows.node[order], begun_rows.time_ms[order]
@@ -102,10 +100,10 @@ class SiteDays:
         return np.asarray(same & (later - self.time_ms <= days * DAY_MS))
 
     def compute_probabilities(self, fit: SiteFit | None, refit: HistoryFit | None = None) -> Array:
-        """Return (kind, HORIZONS_DAYS, n) probabilities as the service computes them.
+        """Return (kind, HORIZONS_DAYS, n) probabilities, computed as the service computes them.
 
-        fit: the site's own fit, None for the shipped one. refit: the history hazard that a service with enough faults
-        fits by itself.
+        fit: the site's own fit, None for the shipped one. refit: the history hazard that a service fits by
+        itself once it has enough faults.
         """
         levels = self.levels.astype(np.float64)
         excess: ExcessHazard = compute_excess_hazard(levels, load_shipped_fit())
@@ -119,7 +117,7 @@ class SiteDays:
 
 @dataclass(slots=True)
 class SiteRecorder:
-    """A recorder of a fleet's rows while its events are folded, and of its drains and warnings."""
+    """A recorder of nodes' daily rows, drains and warnings while events are replayed."""
 
     names: tuple[str, ...]
     _place: dict[str, int] = field(init=False)
@@ -132,7 +130,7 @@ class SiteRecorder:
         self._place = {name: row for row, name in enumerate(self.names)}
 
     def record_event(self, event: NodeEvent) -> None:
-        """Record a drain of a node in service, or a warning. Events must come in order of time."""
+        """Record a node event: a drain of a node in service, or a warning. Events must come in order of time."""
         row = self._place.get(event.node)
         if row is None:
             return
@@ -145,7 +143,7 @@ class SiteRecorder:
             self._slow.append((row, event.time_ms))
 
     def record_moment(self, state: RiskState, records: Mapping[str, NodeRecord], levels: Array, now_ms: int) -> None:
-        """Record the rows of this moment: the nodes that are at work.
+        """Record a row for each node that is at work at this moment.
 
         levels: (node, rule) as last evaluated.
         """
@@ -160,10 +158,7 @@ class SiteRecorder:
         self._rows.append((now_ms, rows, columns[rows], levels[rows], history[rows]))
 
     def make_site_days(self, faults: FaultLog, end_ms: int) -> SiteDays:
-        """Return the recorded rows with their events.
-
-        faults: the faults of the whole span.
-        """
+        """Return the recorded rows together with the events of the whole span. faults: the faults of the span."""
         counts = [len(rows) for _, rows, *_ in self._rows]
         times = np.repeat(np.array([time_ms for time_ms, *_ in self._rows], np.int64), counts)
         nodes = [rows for _, rows, *_ in self._rows]

@@ -1,6 +1,7 @@
-"""Routes for outside schedulers. They answer at once, from the newest board or neutrally.
+"""Routes for outside schedulers, answered at once from the newest board.
 
-They must be fast, because kube-scheduler waits for the answer before it places a pod.
+Without a fresh board, the answer is neutral. They must be fast, because kube-scheduler waits for the
+answer before it places a pod.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ def _make_handler(adapter: str, verb: str) -> Handler:
 
 
 async def _answer_load_watcher(request: Request, context: Context, query: Query) -> Response:
-    """Answer the load watcher for all nodes of the newest board, even if the board is stale.
+    """Answer Trimaran's request for the load of all nodes of the newest board, even if the board is stale.
 
     Trimaran's request names no nodes.
     """

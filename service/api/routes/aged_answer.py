@@ -1,4 +1,4 @@
-"""JSON answers about the fleet, with headers that state the age of their data."""
+"""JSON answers about the fleet, whose headers state the age of their data."""
 
 from starlette.responses import Response
 

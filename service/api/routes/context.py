@@ -25,7 +25,7 @@ from fleetcast.service.listening import ApiListening
 
 @dataclass(slots=True)
 class Context:
-    """The objects that `create_app` makes for the handlers."""
+    """The objects that all handlers of an api process share, such as the board's cache and the inbox."""
 
     config: Config
     clock: Clock

@@ -44,8 +44,8 @@ class HitJob(msgspec.Struct, rename={"class_": "class"}):
     """A job that draining the node would interrupt.
 
     `restart_ms`: when it would start again elsewhere, behind the jobs that wait. GPUs that the job
-    itself would free on other nodes do not count as free for it. If it is null, `restart_reason` says
-    why.
+    itself would free on other nodes do not count as free for it. `restart_reason`: why `restart_ms` is
+    null.
     """
 
     job: str

@@ -43,9 +43,9 @@ async def answer_estimate(request: Request, context: Context, query: Query) -> R
 
 
 async def ask_placer(request: Request, context: Context, body: bytes) -> ForwardedAnswer | SourceError:
-    """Request the start of a job from the placer. Returns the answer, or the SourceError without one.
+    """Request the estimated start of a job from the placer. Returns the SourceError if it does not answer.
 
-    A replica gets the whole answer of the api that has a placer.
+    A replica gets the whole estimate from the api that has a placer.
     """
     headers = context.access.make_caller_headers(request) | {
         "content-type": "application/json",

@@ -89,7 +89,8 @@ async def _store_new_records(request: Request, context: Context, decoded: Decode
 async def refuse_unreadable_body(context: Context, problem: Problem) -> None:
     """Count a request body that cannot be read.
 
-    If it found no room, it may have contained the start of any promise, so listening was interrupted.
+    If no memory was free for it (status 503), also record an interruption of listening. The body may have
+    contained the start of a placed job.
     """
     if problem.status == 503:
         context.listening.record_interruption()
@@ -125,8 +126,8 @@ async def filter_new_records(
 ) -> list[tuple[DecodedRecord, Identity]]:
     """Return the records that were not received before, each once.
 
-    A record that another request is still writing counts as new, because that request may fail. Other
-    tasks can run in between.
+    A record that another request is still writing counts as new, because that write may fail. Other
+    tasks can run between two records.
     """
     fresh: dict[Identity, DecodedRecord] = {}
     for place, record in enumerate(records, 1):
@@ -141,7 +142,7 @@ async def filter_new_records(
 async def _filter_admitted_records(
     records: Sequence[tuple[DecodedRecord, Identity]], names: NamesOfBody
 ) -> list[tuple[DecodedRecord, Identity]]:
-    """Return the records whose names are within the bounds. Other tasks can run in between."""
+    """Return the records whose names are within the bounds. Other tasks can run between two records."""
     fresh = []
     for place, (record, key) in enumerate(records, 1):
         if place % RECORDS_A_TURN == 0:
@@ -192,7 +193,7 @@ def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAns
 async def _record_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
     """Write the refusals to the inbox, so that the pipeline counts them.
 
-    Refusals may get lost, so a full disk costs only their count.
+    If the disk is full, nothing is raised, and only these counts are lost.
     """
     if not errors:
         return

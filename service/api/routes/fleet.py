@@ -50,7 +50,7 @@ BOARD_PARAMS = (
 
 
 async def answer_board(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the board's bytes, for a reader on another host. 304 if the caller has that ETag."""
+    """Answer with the board's bytes, for a reader on another host, or with 304 if the caller has them."""
     newest = context.cache.get_board()
     headers = {**make_age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")

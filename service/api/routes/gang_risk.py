@@ -27,7 +27,10 @@ DOMAINS = (("rack", "rack"), ("power", "power"), ("rail", "rail_group"))
 
 
 class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A query for a gang on whole nodes, for a duration in seconds of fleet time. Each node is named once."""
+    """A query for a gang on whole nodes. Each node is named once.
+
+    The gang runs for a duration in seconds of fleet time.
+    """
 
     nodes: tuple[str, ...]
     duration_s: float
@@ -123,9 +126,9 @@ def find_repeated_name(names: Iterable[str]) -> str | None:
 
 
 def list_shared_domains(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
-    """Return (level, domain of each row) for each level that the board has. rows: (n,) node rows.
+    """Return (level, domain name of each node) for each topology level on the board. rows: (n,) node rows.
 
-    A domain is "" if the node has none.
+    The name is "" for a node without a domain on that level.
     """
     found = []
     for level, section in DOMAINS:

@@ -90,10 +90,10 @@ class Interference(msgspec.Struct):
     """The predicted speeds of two jobs that share hardware.
 
     known: both jobs are known. A speed is null if nothing supports it. basis: the evidence. observed:
-    number of co-runs of the two jobs, or of their kinds, behind the answer. compatibility: of all jobs
-    on a link, null on GPUs. shifts_s: by how many seconds each job (a, b, others) should begin after a,
-    null if they drift. now: a, b -> the present speed, if the jobs run next to each other now. reasons:
-    field or job -> why it is unknown.
+    number of co-runs of the two jobs, or of their kinds, behind the answer. compatibility: how well the
+    sending phases of all jobs on a link avoid each other, from 0 to 1, null on GPUs. shifts_s: by how many
+    seconds each job (a, b, others) should begin after a, null if their phases drift. now: a, b -> the present
+    speed, if the jobs run next to each other now. reasons: field or job -> why it is unknown.
     """
 
     as_of_ms: int
@@ -256,8 +256,8 @@ async def answer_isolation_check(request: Request, context: Context, query: Quer
 def _read_observed_gpu(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
     """Return what telemetry observes of a GPU.
 
-    Raises UnknownEntity if the board has no row for the GPU, or if it has no readings and the node
-    fewer GPUs.
+    Raises UnknownEntity if the board has no row for the GPU. It also raises it for a GPU without readings
+    whose index is not below the node's number of GPUs.
     """
     readings, counts = board.array(READINGS), board.array("node.gpus")
     count = int(counts[row]) if row < len(counts) else 0

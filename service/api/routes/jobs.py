@@ -101,8 +101,8 @@ def _index_latest_attempts(heads: list[JobRowHead]) -> dict[str, int]:
 def _map_reused_numbers(latest: dict[str, int], heads: list[JobRowHead]) -> dict[str, int]:
     """Return further names -> index, for jobs whose number Slurm has reused.
 
-    The number alone names the newest job. The first job has that number as its name. It also gets a
-    name that ends with its submission time, so that clients can still ask for it.
+    The number alone then names the newest job. The first job, whose name is the bare number, gets another
+    name that ends with its submission time. So clients can still ask for it.
     """
     found: dict[str, int] = {}
     for name in sorted(filter(GIVEN_AGAIN.fullmatch, latest), key=lambda name: int(name.rpartition("@")[2])):
@@ -202,9 +202,9 @@ def _explain_null_fields(state: str) -> dict[str, str]:
 async def estimate_similar_start(
     request: Request, context: Context, row: JobRow, request_id: str, asks: object, **more: object
 ) -> PlacerEstimate:
-    """Request from the placer when a job with the same needs would start.
+    """Return the placer's estimate of when a job with the same needs would start.
 
-    asks: the keys with which the job was submitted. more: further keys.
+    asks: the keys with which the job was submitted. more: further keys of the request to the placer.
     """
     if not isinstance(asks, dict) or not asks:
         return PlacerEstimate(None, "no event reports what it asks for")
@@ -253,7 +253,7 @@ async def answer_stragglers(request: Request, context: Context, query: Query) ->
 
 
 def _find_last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
-    """Return the last verdict on a job that has ended, or a verdict without values if it has none.
+    """Return the last verdict on the pace of an ended job, or one without values if it was never judged.
 
     Raises UnknownEntity if neither job nor verdict is known.
     """

@@ -1,9 +1,8 @@
 """POST /api/v1/write: Prometheus remote write 1.0 and 2.0.
 
-A request is read once, written to disk unchanged, and only then acknowledged. The api checks only
-that the samples can be read, and the pipeline finds their series. A sender retries after 5xx and
-429, and drops samples after other 4xx. So a full disk and a long backlog are 503, and an unreadable
-body is 400.
+A request is written to disk unchanged, and only then acknowledged. The api checks only that the samples
+can be read, and the pipeline finds their series. A sender retries after 5xx and 429, and drops samples
+after other 4xx. So the answer is 503 for a full disk or a long backlog, and 400 for an unreadable body.
 """
 
 import asyncio

@@ -176,7 +176,7 @@ def _assign_attempt(
 ) -> SlurmJob:
     """Return the record with its attempt number. A known job without GPUs keeps only its end.
 
-    Raises _Passed for an unknown job without GPUs.
+    Raises _SkippedJob for an unknown job without GPUs.
     """
     name = prefix + job.id
     attempt = job.attempt or context.slurm_attempts.find_attempt(name, job.submit_ms, numbers.get(name, ()))
@@ -191,9 +191,10 @@ def _assign_attempt(
 
 
 def _correct_sequence(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
-    """Return the event, with a later sequence if the board shows something else.
+    """Return the event, with a later sequence number if the board shows another state of the job.
 
-    The board may show another queue. It may also show a released job as blocked, or the reverse.
+    The board may show another queue. It may also show a released job as blocked, or a blocked job as
+    released.
     """
     if isinstance(event, Submitted) and (row.queue, row.queues) != (event.queue or row.queue, event.queues):
         since_ms = job.start_ms or job.end_ms if job.holds_nodes or job.end_state else now_ms

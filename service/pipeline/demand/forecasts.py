@@ -62,8 +62,9 @@ MAX_UNREAD_TICKS = 60  # ticks between two forecasts, with room to spare
 class TickStamp:
     """The facts of one tick from which the demand series learn.
 
-    unknown_use: number of GPUs in use without a known job. It is None until every source of jobs has
-    answered once. held_milli, displaced: as in `Tick`.
+    unknown_use: number of GPUs in use without a known job, None until every source of jobs has answered
+    once. held_milli: attempt → thousandths of GPUs that it holds, if its events state another amount.
+    displaced: running attempts that hold fewer GPUs than they state.
     """
 
     time_ms: int
@@ -80,7 +81,7 @@ class TickStamp:
 class DemandForecasts(Capability):
     """The demand forecasts of a pipeline: `latest` for the board, `metrics` for Prometheus.
 
-    Hold `free` to read the forecaster, because a thread writes it.
+    A thread writes the forecaster. Readers of the forecaster must hold the lock `free`.
     """
 
     def __init__(
@@ -153,7 +154,7 @@ class DemandForecasts(Capability):
     async def work(self, state: FleetState) -> None:
         """Forecast about once a minute, after the inbox backlog is folded.
 
-        A gate scores a forecast only once, so the outcome must be complete by then.
+        Without the backlog, a forecast would be scored against an incomplete outcome, and it is scored only once.
         """
         if self._caught_up is not None:
             await self._caught_up.wait()
@@ -269,9 +270,10 @@ def find_running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGp
 def add_gpu_bounds(
     rows: Sequence[DemandRow], histories: Sequence[Histories], quota: Mapping[DemandScope, float]
 ) -> None:
-    """Add the number of usable GPUs to each row, and to queued rows the GPUs that wait for a quota.
+    """Add the number of usable GPUs to each row that counts GPUs.
 
-    quota: scope -> GPUs that wait for a quota. Rows for unlisted queues and groups get no such number.
+    Rows of queued demand also get the number of GPUs that wait for a quota, except the rows of unlisted
+    queues and groups. quota: scope -> GPUs that wait for a quota.
     """
     capacity = {
         key: gpus if math.isfinite(gpus) else None
@@ -300,9 +302,10 @@ def count_unattributed_by_pool(tick: Tick) -> Counter[str]:
 
 
 def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
-    """Count the GPUs that running attempts hold, by (queue, class).
+    """Count the held GPUs whose memory and activity are known, by (queue, class).
 
-    Returns the GPUs with known memory and activity, and how many of them are loaded and active.
+    Returns (queue, class) → the number of these GPUs, how many of them have their memory loaded, and how
+    many are active.
     """
     used, free = _read_feature(tick, "fb_used_bytes"), _read_feature(tick, "fb_free_bytes")
     total = _read_feature(tick, "fb_total_bytes")

@@ -1,6 +1,7 @@
 """The metrics of demand: the largest queues, pools and groups, the busiest served models, and the trees.
 
-`fleetcast_demand_pools_left_out` and `…_demand_groups_left_out` count those without series of their own.
+`fleetcast_demand_pools_left_out` counts the pools without series of their own, and
+`fleetcast_demand_groups_left_out` the groups.
 """
 
 import math
@@ -91,7 +92,7 @@ def _add_forecasts(page: Page, rows: Sequence[NamedRow]) -> None:
 
 
 def _add_waits(page: Page, rows: Sequence[NamedRow]) -> None:
-    """Add the GPUs that jobs wait for, and those that they may use."""
+    """Add the number of GPUs that jobs wait for, and the number that they may use."""
     waits = [(labels, row.waits_for) for labels, row in rows if isinstance(row.waits_for, WaitsFor)]
     page.add_gauge(
         "demand_waiting_gpus",

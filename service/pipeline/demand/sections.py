@@ -1,6 +1,6 @@
 """The board sections of demand, encoded once for each forecast.
 
-With the keys and offsets, a reader decodes only the rows that it needs.
+The sections include keys and offsets, so that a reader decodes only the rows that it needs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -95,8 +95,8 @@ class ServedTrees:
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """Return (quantile, step, origin, series) forecasts.
 
-        They are NaN for small series, and for a target that the version lost in its back-test. They are
-        also NaN for origins in the time that it was fitted on, and while no model is loaded.
+        They are NaN for small series, and for targets that the version forecast worse than its rivals in its
+        back-test. They are also NaN for origins within its training data, and while no model is loaded.
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000

@@ -34,7 +34,7 @@ NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """A time in which a job did nothing, in Unix ms.
+    """A span of time in which a job did nothing, in Unix ms.
 
     `until_ms`: the end of the job's last readings.
     """

@@ -63,8 +63,7 @@ Attempt = tuple[str, int]
 class JobAnswers:
     """The answers about one job.
 
-    idle, past: the parts that reach back beyond the window of one evaluation. Both are lost at a
-    restart.
+    idle, past: the results that depend on more than the window of one evaluation. A restart loses both.
     """
 
     fingerprint: Fingerprint
@@ -88,8 +87,8 @@ class _NodeLookups:
 class Fingerprints(Capability):
     """The capability that makes the fingerprints of the running jobs.
 
-    `latest`: board sections about the jobs evaluated so far. `answers`: by attempt, the one evaluated
-    longest ago first.
+    `latest`: board sections about the jobs evaluated so far. `answers`: attempt → its answers, in order of
+    evaluation, the oldest first.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -262,9 +261,9 @@ def _make_answers(seen: JobCopy, shares: Mapping[Domain, float]) -> JobAnswers:
 
 
 def _make_unknown_answers(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> JobAnswers:
-    """Return the answers about a job with implausible numbers, from its submission and its nodes alone.
+    """Return answers that use only a job's submission and nodes, because its numbers are implausible.
 
-    why: the reason that its fingerprint states.
+    shares: domain -> share of the job's nodes that lie in it. why: the reason that its fingerprint states.
     """
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)

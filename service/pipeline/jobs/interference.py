@@ -63,7 +63,7 @@ Pair = tuple[Attempt, Attempt]
 class LearntCoRuns(msgspec.Struct):
     """The co-runs on one kind of hardware, with the residuals learnt from them.
 
-    pairs: each row is [load, partner's load, keys, partner's keys].
+    pairs: one row for each co-run, [the job's load, its partner's load, the job's keys, its partner's keys].
     """
 
     pairs: list[tuple[list[float | None], list[float | None], Keys, Keys]]
@@ -91,7 +91,7 @@ class CoRunTables:
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
     def find_party(self, keys: Keys | None) -> "Party":
-        """Return one side of a co-run, with the job's own loads, or else those of its kind.
+        """Return one side of a co-run, with the loads of the job itself, or of its kind if they are unknown.
 
         If `keys` is None, nothing is known about the job.
         """
@@ -116,7 +116,8 @@ class Party(msgspec.Struct):
 class Speeds(msgspec.Struct):
     """The predicted speeds of two jobs a and b that share hardware.
 
-    known: for each job, whether anything is known. fit: how well the jobs fit together, only on a link.
+    known: for each job, whether anything is known. fit: how well the jobs fit together on a link. It is None
+    on other hardware, and if the traffic of a job is unknown.
     """
 
     found: Prediction
@@ -125,9 +126,9 @@ class Speeds(msgspec.Struct):
 
 
 class ActiveCoRun(msgspec.Struct):
-    """A co-run in progress: its speed relative to running alone, and the bound of that speed.
+    """A co-run in progress: its speed relative to running alone, and the lower bound of that speed.
 
-    lower_90: the bound that nine in ten such co-runs exceed.
+    lower_90: the speed that nine in ten such co-runs exceed.
     """
 
     beside: str
@@ -215,10 +216,10 @@ class InterferenceLearner(Capability):
 
 
 def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a cause and a sentence that explain a slow job by its co-run, or {} if it does not.
+    """Return a cause and a sentence if a job's co-run explains why the job is slow, otherwise {}.
 
-    Only an otherwise unexplained slow job whose co-run is slower than its bound is explained. score:
-    the job's straggler score. going: the job's current co-run.
+    A co-run explains a slow job only if it is slower than its bound, and if no other cause is known. score:
+    the job's straggler score. going: the job's current co-run, None if it has none.
     """
     unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
     if not unexplained or going is None or not going["slower"]:
@@ -277,7 +278,7 @@ def compute_attempt_loads(tick: Tick) -> Array:
 def _find_silent_gpus(gpus: Collection[str], tick: Tick) -> set[str]:
     """Return the GPUs among `gpus` about which telemetry reports nothing now.
 
-    Their last known state holds.
+    Their last known state is still used.
     """
     if not gpus:
         return set()
@@ -362,7 +363,7 @@ _meets = lru_cache(4096)(compute_overlap)
 def predict_party_speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
     """Predict the speeds of two jobs that share hardware.
 
-    more: on a link, other jobs there, which the fit includes.
+    more: other jobs on the same link, which also count for how well the jobs fit together.
     """
     pairs = Pairs.from_rows([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
     found = predict_speeds(pairs, predict_prior_speeds(pairs, [(a, b), (b, a)], [share, share]), residuals)

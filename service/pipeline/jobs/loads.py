@@ -110,9 +110,9 @@ def compute_metric_series(window: JobWindow) -> dict[str, Array]:
 
 
 def forecast_readings(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
-    """Forecast the reading of each metric at each horizon. It is the value then, not the peak until then.
+    """Forecast the value of each metric at each horizon, not its peak until then.
 
-    period_s: None if the job has no period, so that the level is expected to stay.
+    period_s: None if the job has no period. Then its level is expected to stay.
     """
     rows = []
     for metric, values in compute_metric_series(window).items():

@@ -25,7 +25,7 @@ class Verdicts(Capability, Stateful):
 
     Verdicts on ended jobs stay for an hour, and those on slow jobs for a month. Beyond MAX_REMEMBERED
     ended jobs, those that were not slow are dropped first, then the oldest. `sections`, `dump` and
-    `move` must not run at the same time.
+    `shift_times` must not run at the same time.
     """
 
     def __init__(self) -> None:

@@ -63,7 +63,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class UnforecastAttempt:
-    """An attempt without a forecast, with the features of one.
+    """An attempt without a run-time forecast, with the features that a forecast needs.
 
     closed: its run, if it has already ended.
     """
@@ -79,7 +79,9 @@ class UnforecastAttempt:
 class ForecastInputs:
     """The inputs of one forecasting pass.
 
-    kinds: features of `due`, one shape for each kind. old: features of `aging`, the running attempts.
+    new: attempts that get a forecast of their run time. due, kinds: a shape for each job kind to forecast,
+    and the features of each shape. aging, old: running attempts whose remaining time is forecast, and the
+    features of each attempt.
     """
 
     new: Sequence[UnforecastAttempt]
@@ -193,9 +195,9 @@ class RunForecasts(Capability):
         return UnforecastAttempt(_get_attempt_key(row), shape, features, self._is_in_time(shape))
 
     def _is_in_time(self, shape: JobShape) -> bool:
-        """Return whether the job was submitted since the last poll. Only such forecasts are scored.
+        """Return whether the job was submitted since the last poll. Only forecasts of such jobs are scored.
 
-        Their features contain no later events, and short runs are not missed.
+        For older jobs, features could contain later events, and short runs would be missed.
         """
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
@@ -286,10 +288,10 @@ def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[fl
 
 
 def correct_young_runs(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
-    """Return (attempt, LEVELS) seconds left, corrected for young runs.
+    """Return (attempt, LEVELS) seconds left, corrected for runs younger than YOUNG_S.
 
-    Models are not fitted on runs younger than YOUNG_S. The younger a run, the more weight `issued_s`
-    has.
+    Models are not fitted on such runs. The younger a run, the more its forecast at submission (`issued_s`)
+    counts.
     """
     rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(issued_s).all(axis=1))
     if not len(rows):
@@ -309,7 +311,7 @@ def _find_features(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
 
 
 async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
-    """Return the results of `make` for all rows. Events are folded between slices of rows."""
+    """Return the results of `make` for all rows. Between slices of rows, the event loop folds events."""
     made = []
     for at, row in enumerate(rows):
         made.append(make(row))
@@ -333,7 +335,7 @@ def make_peak_sections(peaks: JobPeaks, tick: Tick) -> list[Section]:
 
 
 def make_run_page(record: RunTimeRecord, model: ServedRunModel, now_ms: int) -> bytes:
-    """Make the metrics page of run times: how often bounds were right, and which model forecasts."""
+    """Make the metrics page of run times: how often the bounds held, and which model forecasts."""
     page = Page()
     page.add_gauge(
         "duration_coverage_ratio",

@@ -33,8 +33,8 @@ Features = NDArray[np.float32]
 class RunModel(Protocol):
     """A model of run times.
 
-    features: (job, feature). Its results are (job, level) and never fall along the levels. `log_run` is
-    in log seconds, and no limit caps it.
+    features: (job, feature). The results are (job, level), and no value is below that of a lower level.
+    `predict_log_run` returns log seconds, which no limit caps.
     """
 
     def predict_log_run(self, features: Features) -> Array: ...
@@ -145,5 +145,8 @@ class _ModelQuestion(Protocol):
 
 
 def load_model(folder: Path) -> RunModel:
-    """Load the model from a version's folder, and with it LightGBM. Raises ModelError if it is unusable."""
+    """Load the model from a version's folder. Raises ModelError if it is unusable.
+
+    This imports LightGBM.
+    """
     return DurationModel.load(folder)

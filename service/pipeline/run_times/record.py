@@ -63,7 +63,10 @@ class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
 def issue_run_time(
     run_s: Array, similar_s: Array, limit_s: float | None, model: str, in_time: bool, is_over: bool = False
 ) -> IssuedRunTime:
-    """Make the forecast of one attempt. run_s, similar_s: (LEVELS,) seconds."""
+    """Make the forecast of one attempt.
+
+    run_s: (LEVELS,) seconds by the model. similar_s: (LEVELS,) seconds by the runs of similar jobs.
+    """
     quantiles = round_run_quantiles(np.minimum(run_s, limit_s or np.inf)) if np.isfinite(run_s).all() else None
     return IssuedRunTime(
         run_s=run_s,
