@@ -19,7 +19,7 @@ from fleetcast.fleet.errors import ConfigError, SourceError
 if TYPE_CHECKING:
     from fleetcast.clients.prometheus import MatrixRow
     from fleetcast.ingest.archive.archive import Archive
-    from fleetcast.ingest.remote_write.backfill import BackfillCounts, BackfillRequest, Ranges
+    from fleetcast.ingest.remote_write.backfill import BackfillCounts, BackfillRequest, RangeClient
     from fleetcast.service.config import Config
 
 DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)(s|m|h|d|w)")
@@ -90,10 +90,10 @@ def backfill(
     )
 
 
-class SlowClient:
+class WaitReportingClient:
     """A wrapper of the Prometheus client that prints every few seconds that it still waits for an answer."""
 
-    def __init__(self, client: "Ranges", url: str, timeout_s: float) -> None:
+    def __init__(self, client: "RangeClient", url: str, timeout_s: float) -> None:
         self._client = client
         self._url = url
         self._timeout_s = timeout_s
@@ -102,13 +102,13 @@ class SlowClient:
         with self._report_wait("names of metrics"):
             return self._client.list_metric_names(match, first_ms, end_ms)
 
-    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> "list[MatrixRow]":
+    def fetch_recorded_samples(self, selector: str, first_ms: int, end_ms: int) -> "list[MatrixRow]":
         with self._report_wait(selector):
-            return self._client.fetch_recorded(selector, first_ms, end_ms)
+            return self._client.fetch_recorded_samples(selector, first_ms, end_ms)
 
-    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> "list[MatrixRow]":
+    def fetch_resampled_samples(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> "list[MatrixRow]":
         with self._report_wait(selector):
-            return self._client.fetch_resampled(selector, first_ms, end_ms, step_ms)
+            return self._client.fetch_resampled_samples(selector, first_ms, end_ms, step_ms)
 
     @contextlib.contextmanager
     def _report_wait(self, what: str) -> Iterator[None]:
@@ -155,7 +155,7 @@ def _run_backfill(
             f"{config.folder / DONE} is not ours: {explain_json_error(error)}; delete it to start over"
         ) from None
     work = PrometheusBackfill(
-        SlowClient(client, wish.url, timeout_s), archive, entities, align_topology(named, entities)
+        WaitReportingClient(client, wish.url, timeout_s), archive, entities, align_topology(named, entities)
     )
     windows = wish.list_windows()
     label = f"backfill (an answer may take {timeout_s:g} s)"

@@ -148,7 +148,7 @@ def prune_days(
 
       fleetcast history prune --keep-days 30
     """
-    from fleetcast.ingest.archive.compact import list_old_days, prune
+    from fleetcast.ingest.archive.compact import delete_days, list_old_days
 
     files = _open_archive_files(config, state, url)
     days = list_old_days(files, _now_ms(), keep_days)
@@ -156,7 +156,7 @@ def prune_days(
         echo(f"{'would delete' if dry_run else 'deleting'} {day}")
     if not dry_run:
         for day in _make_progress_iterator("deleting")(days):
-            prune(files, [day])
+            delete_days(files, [day])
     echo(f"{redact_secrets(files.url)}: {len(days)} days {'would be' if dry_run else 'were'} deleted")
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fleetcast.clients.kafka import KafkaWriter
     from fleetcast.fleet.clock import Clock
     from fleetcast.fleet.entities import Entities
-    from fleetcast.ingest.kafka.output import Output, Sent
+    from fleetcast.ingest.kafka.output import Output, OutputCounts
     from fleetcast.ingest.kafka.source import KafkaOptions
     from fleetcast.ingest.source import Source
     from fleetcast.service.config import Config
@@ -89,7 +89,7 @@ def telemetry(
     """
     from fleetcast.clients.kafka import KafkaWriter
     from fleetcast.fleet.entities import Entities
-    from fleetcast.ingest.kafka.output import FORMS, find_node_blocks, forward
+    from fleetcast.ingest.kafka.output import FORMS, find_node_blocks, forward_batches
     from fleetcast.ingest.topology.load import load_topology
 
     if form not in FORMS:
@@ -104,7 +104,7 @@ def telemetry(
 
     async def send_all() -> None:
         try:
-            await forward(source, entities, output, blocks, form)
+            await forward_batches(source, entities, output, blocks, form)
         finally:
             await source.close()
 
@@ -255,7 +255,7 @@ def _read_stdin_chunks(stream: BinaryIO) -> Iterator[tuple[int, bytes]]:
         yield count, rest
 
 
-def _run_with_progress(work: "object", sent: "Sent", seconds: float | None, writer: "KafkaWriter") -> None:
+def _run_with_progress(work: "object", sent: "OutputCounts", seconds: float | None, writer: "KafkaWriter") -> None:
     """Run until the work is done, the time is over or Ctrl-C. Prints the progress from time to time.
 
     Raises Exit with code 1 if there were bad records and no samples.
@@ -283,7 +283,7 @@ def _run_with_progress(work: "object", sent: "Sent", seconds: float | None, writ
         raise typer.Exit(1)
 
 
-def _describe_progress(sent: "Sent") -> str:
+def _describe_progress(sent: "OutputCounts") -> str:
     bad = sum(sent.bad.values())
     what = f"{sent.events:,} events" if sent.events or not sent.samples else f"{sent.samples:,} samples"
     return f"{sent.records:,} records sent, {what}" + (f", {bad:,} bad: {sent.bad}" if bad else "")

@@ -113,10 +113,10 @@ def _import_queues(
         echo_text(text, nl=False)
     else:
         Path(out).write_text(text, encoding="utf-8")
-    _print_unread(draft, out)
+    _print_unread_parts(draft, out)
 
 
-def _print_unread(draft: "Draft", out: str) -> None:
+def _print_unread_parts(draft: "Draft", out: str) -> None:
     """Print on stderr the parts of the input that have no counterpart, and the queues that they concern."""
     classes = f", {len(draft.classes):,} classes" if draft.classes else ""
     echo(f"{len(draft.queues):,} queues{classes}", err=True)

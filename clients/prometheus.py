@@ -91,12 +91,12 @@ class PrometheusClient:
             raise self._make_connection_error(error) from None
         return sorted(str(name) for name in answer)
 
-    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
+    def fetch_recorded_samples(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
         """Return the samples as they were recorded, from `first_ms` up to but not including `end_ms`."""
         query = f"{selector}[{end_ms - first_ms}ms]"
         return self._query_matrix("query", {"query": query, "time": _format_seconds(end_ms - 1)})
 
-    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
+    def fetch_resampled_samples(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
         """Return the newest sample of each series at each step."""
         params = {"query": selector, "start": _format_seconds(first_ms), "end": _format_seconds(end_ms - 1)}
         return self._query_matrix("query_range", params | {"step": _format_seconds(step_ms)})

@@ -97,7 +97,7 @@ class SlurmControl(Protocol):
 
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None: ...
 
-    async def requeue_held(self, job: str) -> None: ...
+    async def requeue_and_hold(self, job: str) -> None: ...
 
     async def release_excluding_node(self, job: str, node: str) -> None:
         """Exclude a node from a held job, and release the job."""
@@ -148,7 +148,7 @@ class ScontrolCommands:
         words = [f"{name}={_replace_unprintable(value)}" for name, value in comments.items() if value is not None]
         await self._run_command("scontrol", "update", f"JobId={job}", *words)
 
-    async def requeue_held(self, job: str) -> None:
+    async def requeue_and_hold(self, job: str) -> None:
         await self._run_command("scontrol", "requeuehold", job)
 
     async def release_excluding_node(self, job: str, node: str) -> None:

@@ -139,7 +139,7 @@ class SlurmRestControl:
             "POST", f"job/{quote(job)}", {name: text for name, text in comments.items() if text is not None}
         )
 
-    async def requeue_held(self, job: str) -> None:
+    async def requeue_and_hold(self, job: str) -> None:
         raise SlurmRefused("slurmrestd cannot requeue a job and hold it")
 
     async def release_excluding_node(self, job: str, node: str) -> None:

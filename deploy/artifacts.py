@@ -21,7 +21,7 @@ NOT_IN_IMAGE = (".ci", ".github", "changes", "dashboards", "deploy", "docs", "ex
 SUMS = "SHA256SUMS"
 
 
-def list_names(version: str) -> tuple[str, ...]:
+def list_release_files(version: str) -> tuple[str, ...]:
     """Return the names of a release's files, in the order in which they are built."""
     return (
         f"fleetcast-{version}-py3-none-any.whl",
@@ -46,7 +46,7 @@ def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None
     for folder in (root, root / "sdk"):
         for target in ("wheel", "sdist"):
             build_distribution(folder, out, target, epoch)
-    _, _, _, _, image, chart, site, _ = list_names(version)
+    _, _, _, _, image, chart, site, _ = list_release_files(version)
     tracked = _list_tracked_files(root)
     write_archive(out / image, "", root, (path for path in tracked if path.split("/")[0] not in NOT_IN_IMAGE), epoch)
     within = "deploy/helm/fleetcast/"
@@ -57,7 +57,7 @@ def build_release_files(root: Path, out: Path, version: str, epoch: int) -> None
         build_site(root, pages, epoch)
         files = [path.relative_to(pages).as_posix() for path in pages.rglob("*") if path.is_file()]
         write_archive(out / site, "", pages, files, epoch)
-    built = [out / name for name in list_names(version) if name != SUMS]
+    built = [out / name for name in list_release_files(version) if name != SUMS]
     sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in built]
     (out / SUMS).write_text("".join(sums), encoding="utf-8")
     print("".join(sums), end="")

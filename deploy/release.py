@@ -91,7 +91,7 @@ def release(root: Path, version: str, date: str, dry_run: bool = False) -> None:
     print(f"released {version}: commit and tag v{version} are here, nothing is pushed (RELEASE.md has the next steps)")
 
 
-def rebuild(root: Path) -> None:
+def rebuild_release(root: Path) -> None:
     """Build the released version of this tree again, with its date in the changelog."""
     version = find_current_version(root)
     date = find_version_date((root / CHANGELOG).read_text(encoding="utf-8"), version)
@@ -108,7 +108,7 @@ def _print_plan(texts: dict[str, str], fragments: list[str], version: str) -> No
         print(f"write   {name}")
     for name in fragments:
         print(f"delete  {name}, now in {CHANGELOG}")
-    for name in artifacts.list_names(version):
+    for name in artifacts.list_release_files(version):
         print(f"build   dist/{version}/{name}")
     print(f"commit  release: publish Fleetcast {version}")
     print(f"tag     v{version}")
@@ -144,7 +144,7 @@ def main(words: list[str] | None = None) -> int:
         parser.error(f"--date {options.date!r}: write YYYY-MM-DD")
     try:
         if options.rebuild:
-            rebuild(ROOT)
+            rebuild_release(ROOT)
         else:
             release(ROOT, options.version, options.date, options.dry_run)
     except ReleaseError as error:

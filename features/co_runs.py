@@ -267,7 +267,7 @@ class CoRuns(Stateful):
                 step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0
             ]
             if shares and (level == LEVELS[""] or (level > NOT_ALONE and watched.keys[0] not in self._turns)):
-                _store_for_keys(self._turns, watched.keys, (pace_s, min(1.0, _median(shares))))
+                _store_for_keys(self._turns, watched.keys, (pace_s, min(1.0, _compute_median(shares))))
         settled = now_ms - watched.since_ms >= SETTLED_S * 1000
         if level > NOT_ALONE and settled and math.isfinite(load[0]):
             watched.due_ms = now_ms + POLL_MS
@@ -395,10 +395,10 @@ def _clip_speed(speed: float) -> float:
 
 def _compute_pace_s(steps: Sequence[Step]) -> float | None:
     """Return the median step time in seconds, or None if it is not a valid pace."""
-    pace_s = _median(step.duration_s for step in steps)
+    pace_s = _compute_median(step.duration_s for step in steps)
     return pace_s if 0 < pace_s < math.inf else None
 
 
-def _median(values: Iterable[float]) -> float:
+def _compute_median(values: Iterable[float]) -> float:
     """Return the median of a few dozen numbers. For so few, numpy is slower."""
     return float(statistics.median(values))

@@ -15,7 +15,7 @@ class EndedJobs:
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobAttempt] = {}
 
-    def resume(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
+    def restore_attempts(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
         """Restore the attempts of a snapshot, in order of their ends. Ignores those that ended over an hour ago."""
         self.record(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
 

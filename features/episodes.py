@@ -6,7 +6,7 @@ begin begin begin ── end ── end ── end        one checkpoint: from t
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleetcast.fleet.checkpoint_edges import Edges
+from fleetcast.fleet.checkpoint_edges import CheckpointEdges
 
 TOGETHER_MS = 60_000  # ranks of a gang begin within it, and tell ends that nobody began no later
 APART_MS = 5_000  # one that begins so soon after all others have ended writes the same checkpoint
@@ -37,20 +37,20 @@ class _CheckpointEdges:
     still: the number of ranks that have begun but not ended.
     """
 
-    edges: list[Edges]
+    edges: list[CheckpointEdges]
     still: int = 0
 
-    def add(self, edge: Edges) -> None:
+    def add(self, edge: CheckpointEdges) -> None:
         self.edges.append(edge)
         self.still += edge.count if edge.edge == "begin" else -edge.count
 
-    def is_over_before(self, edge: Edges) -> bool:
+    def is_over_before(self, edge: CheckpointEdges) -> bool:
         """Return whether this begin event belongs to the next checkpoint."""
         if edge.time_ms - self.edges[0].time_ms > TOGETHER_MS:
             return True
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
 
-    def accepts_end(self, edge: Edges) -> bool:
+    def accepts_end(self, edge: CheckpointEdges) -> bool:
         """Return whether an end event belongs to this checkpoint.
 
         While a rank still writes, the end must lie within LONGEST_MS of the begin. Otherwise it must lie within
@@ -70,7 +70,7 @@ class _CheckpointEdges:
         return Episode(self.edges[0].time_ms, ends[-1] if is_over else None, written or None)
 
 
-def find_episodes(edges: Sequence[Edges]) -> list[Episode]:
+def find_episodes(edges: Sequence[CheckpointEdges]) -> list[Episode]:
     """Return the checkpoints in order of their beginnings.
 
     A checkpoint without its last end events ends at its last known one, once the next checkpoint

@@ -45,7 +45,9 @@ class JobFold:
         self.jobs.add_attempt(attempt)
         self._record_attempt_change(attempt, received_ms=received_ms)
 
-    def rest(self, before_ms: int, forget_before_ms: int, most_over: int | None = None) -> list[JobAttempt]:
+    def pack_old_attempts(
+        self, before_ms: int, forget_before_ms: int, most_over: int | None = None
+    ) -> list[JobAttempt]:
         """Pack jobs that no longer change, as `JobTable.pack_old_jobs` does, and return their attempts.
 
         Drops attempts that ended before `forget_before_ms`.

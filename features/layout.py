@@ -109,7 +109,7 @@ class Layout:
         return tuple(name for name, row in zip(self.metrics, self.counter, strict=True) if row >= 0)
 
 
-def _number_chosen(chosen: list[bool]) -> NDArray[np.intp]:
+def _assign_row_numbers(chosen: list[bool]) -> NDArray[np.intp]:
     rows = np.cumsum(chosen) - 1
     return np.where(chosen, rows, -1).astype(np.intp)
 
@@ -120,14 +120,14 @@ def make_layout(kind: EntityKind) -> Layout:
     metrics = METRICS[kind]
     is_event = [metric.is_counter and metric.unit == "events" for metric in metrics]
     names = tuple(metric.name for metric in metrics)
-    value = _number_chosen([name in FINE.get(kind, ()) for name in names])
+    value = _assign_row_numbers([name in FINE.get(kind, ()) for name in names])
     return Layout(
         kind=kind,
         metrics=names,
         value=value,
-        day=_number_chosen([name in DAILY.get(kind, ()) for name in names]),
-        event=_number_chosen(is_event),
-        counter=_number_chosen([metric.is_counter for metric in metrics]),
+        day=_assign_row_numbers([name in DAILY.get(kind, ()) for name in names]),
+        event=_assign_row_numbers(is_event),
+        counter=_assign_row_numbers([metric.is_counter for metric in metrics]),
         saturates=np.array([SATURATES_AT.get(name, np.inf) for name in names]),
         wraps=np.array([WRAPS_AT.get(name, np.inf) for name in names]),
         summed=tuple(int(value[names.index(name)]) for name in SUMMED.get(kind, ())),

@@ -44,7 +44,7 @@ class ValueSums:
 
     def _add_slot(self, values: NDArray[np.float32], window: int, index: int, sign: int) -> None:
         size = len(values)
-        known, clean = _split_known(values)
+        known, clean = _split_known_values(values)
         self.count[window, index, :size] += sign * known
         self.total[window, index, :size] += sign * clean
         if window == 1:
@@ -57,7 +57,7 @@ class ValueSums:
         for window, length in enumerate(self.lengths):
             slots = np.arange(max(first, closed - length + 1), closed + 1) % fine.shape[1]
             for index, row in enumerate(self.rows):
-                known, clean = _split_known(copy_slots(fine[row], slots, columns))
+                known, clean = _split_known_values(copy_slots(fine[row], slots, columns))
                 self.count[window, index, columns] = known.sum(axis=0)
                 self.total[window, index, columns] = clean.sum(axis=0)
                 if window == 1:
@@ -73,7 +73,7 @@ class ValueSums:
         count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
         square = self.square[index, :size].copy()
         for slot in open_slots:
-            known, clean = _split_known(fine[self.rows[index], slot, :size])
+            known, clean = _split_known_values(fine[self.rows[index], slot, :size])
             count += known
             total += clean
             square += clean * clean
@@ -127,7 +127,7 @@ def copy_slots(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDA
     return ring[slots, columns] if isinstance(columns, slice) else ring[np.ix_(slots, columns)]
 
 
-def _split_known(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+def _split_known_values(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
     """Return which values are known, and the values as float64 with 0 in place of unknown ones."""
     known = ~np.isnan(values)
     return known, np.where(known, values, 0).astype(np.float64)

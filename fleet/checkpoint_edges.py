@@ -16,7 +16,7 @@ TOGETHER_MS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Edges:
+class CheckpointEdges:
     """The beginnings or ends of a checkpoint within one second.
 
     time_ms: the time of the first beginning, or of the last end. bytes: the sum over all, None if none
@@ -30,14 +30,14 @@ class Edges:
     count: int = 1
 
     @classmethod
-    def from_event(cls, event: Checkpoint) -> "Edges":
+    def from_event(cls, event: Checkpoint) -> "CheckpointEdges":
         return cls(event.edge, event.time_ms, event.bytes, event.target)
 
-    def __add__(self, other: "Edges") -> "Edges":
+    def __add__(self, other: "CheckpointEdges") -> "CheckpointEdges":
         """Merge edges of the same second and kind."""
         first_or_last = min if self.edge == "begin" else max
         sizes = [size for size in (self.bytes, other.bytes) if size is not None]
-        return Edges(
+        return CheckpointEdges(
             self.edge,
             first_or_last(self.time_ms, other.time_ms),
             sum(sizes) if sizes else None,
@@ -46,9 +46,9 @@ class Edges:
         )
 
 
-def fold_edge(edges: list[Edges], event: Checkpoint) -> None:
+def fold_edge(edges: list[CheckpointEdges], event: Checkpoint) -> None:
     """Fold one checkpoint event into `edges`, which stays in order of time."""
-    edge = Edges.from_event(event)
+    edge = CheckpointEdges.from_event(event)
     second = _get_second(edge)
     low = bisect_left(edges, second, key=_get_second)
     high = bisect_right(edges, second, low, key=_get_second)
@@ -64,9 +64,9 @@ def fold_edge(edges: list[Edges], event: Checkpoint) -> None:
         del edges[min(range(oldest), key=lambda row: edges[row].edge == "end")]
 
 
-def _get_second(edge: Edges) -> int:
+def _get_second(edge: CheckpointEdges) -> int:
     return edge.time_ms // TOGETHER_MS
 
 
-def _make_order_key(edge: Edges) -> tuple[int, bool]:
+def _make_order_key(edge: CheckpointEdges) -> tuple[int, bool]:
     return edge.time_ms, edge.edge == "end"

@@ -56,11 +56,11 @@ class EntityTable:
         return view
 
     @property
-    def owned(self) -> list[str]:
+    def owned_names(self) -> list[str]:
         """The names of the entities that a node owns."""
         return [name for name, node in zip(self.names, self._node.tolist(), strict=False) if node >= 0]
 
-    def disown(self, row: int) -> None:
+    def remove_from_node(self, row: int) -> None:
         """Remove a row from its node, because the device is elsewhere now. `add` can assign it again."""
         self.moves += bool(self._node[row] >= 0)
         self._node[row] = -1
@@ -261,18 +261,18 @@ class Entities:
             self.traits[name] = trait
             self.traits_learnt += 1
 
-    def disown(self, kind: EntityKind, name: str) -> None:
+    def remove_from_node(self, kind: EntityKind, name: str) -> None:
         """Remove a device from its node, if it is known, because it is elsewhere now."""
         row = self._tables[kind].row(name)
         if row is not None:
-            self._tables[kind].disown(row)
+            self._tables[kind].remove_from_node(row)
 
     def remove_node_devices(self, node: str) -> None:
         """Remove all devices from a node, because its machine now has another name."""
         at = self._tables[EntityKind.NODE].row(node)
         for kind in NODE_OWNED if at is not None else ():
             for row in np.flatnonzero(self._tables[kind].node == at).tolist():
-                self._tables[kind].disown(row)
+                self._tables[kind].remove_from_node(row)
 
     def dump(self) -> dict[str, list[str]]:
         """Return the names of all entities for a snapshot, by kind and in row order.
@@ -301,7 +301,7 @@ class Entities:
                 entities[kind].add(name, entities.node(owner) if owner else -1)
         for text in names.get(DISOWNED, ()):
             kind_name, _, name = text.partition(":")
-            entities.disown(EntityKind(kind_name), name)
+            entities.remove_from_node(EntityKind(kind_name), name)
         return entities
 
 

@@ -50,7 +50,7 @@ KEEP_ALL = 1.0
 Hook = Callable[[str], float]  # point → which share of the bytes of a write reaches the disk before the process ends
 
 
-def reach(point: str) -> float:
+def call_hook(point: str) -> float:
     """Call the hook for a point. Return KEEP_ALL, or the share of a torn write that should reach the disk.
 
     The hook may raise an error or end the process.
@@ -63,7 +63,7 @@ def kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def end_process() -> None:
+def end_after_torn_write() -> None:
     """End the process after a torn write, by the function that `set_hook` received."""
     _end()
 

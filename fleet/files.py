@@ -65,7 +65,7 @@ class Disk(Protocol):
 
     def remove_tree(self, folder: Path) -> None: ...
 
-    def usage_bytes(self, folder: Path) -> tuple[int, int]: ...
+    def measure_disk_bytes(self, folder: Path) -> tuple[int, int]: ...
 
     def connect(self, path: Path) -> sqlite3.Connection: ...
 
@@ -93,7 +93,7 @@ class File:
     def write(self, data: Data) -> int:
         """Write all data, and return its length in bytes. Raises ShortWrite."""
         file, view, written = self._require_open(), memoryview(data).cast("B"), 0
-        share = failpoints.reach(f"{self._area}.before_write")
+        share = failpoints.call_hook(f"{self._area}.before_write")
         end = int(len(view) * share)
         while written < end:
             try:
@@ -101,29 +101,29 @@ class File:
             except OSError as error:
                 raise ShortWrite(written, error) from None
         if share < failpoints.KEEP_ALL:
-            failpoints.end_process()
-        failpoints.reach(f"{self._area}.after_write")
+            failpoints.end_after_torn_write()
+        failpoints.call_hook(f"{self._area}.after_write")
         return written
 
     def write_at(self, data: Data, offset: int) -> None:
         """Overwrite existing content at an offset in bytes. Not for a file that is appended to."""
         file = self._require_open()
-        failpoints.reach(f"{self._area}.before_write")
+        failpoints.call_hook(f"{self._area}.before_write")
         written = file.write_at(data, offset)
         if written != len(data):
             raise OSError(errno.EIO, f"{written} of {len(data)} bytes were written over what was there")
-        failpoints.reach(f"{self._area}.after_write")
+        failpoints.call_hook(f"{self._area}.after_write")
 
     def sync(self) -> None:
         """Write the content to disk, and return once it is there. The file's name may need `sync_folder`."""
-        failpoints.reach(f"{self._area}.before_sync")
+        failpoints.call_hook(f"{self._area}.before_sync")
         self._require_open().sync()
-        failpoints.reach(f"{self._area}.after_sync")
+        failpoints.call_hook(f"{self._area}.after_sync")
 
     def truncate(self, size_bytes: int) -> None:
-        failpoints.reach(f"{self._area}.before_truncate")
+        failpoints.call_hook(f"{self._area}.before_truncate")
         self._require_open().truncate(size_bytes)
-        failpoints.reach(f"{self._area}.after_truncate")
+        failpoints.call_hook(f"{self._area}.after_truncate")
 
     def close(self) -> None:
         """Close the file. This may be called twice."""
@@ -168,24 +168,24 @@ def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = T
 
 def rename(path: Path, to: Path, area: str) -> None:
     """Rename a file or folder, in place of an existing file of that name."""
-    failpoints.reach(f"{area}.before_rename")
+    failpoints.call_hook(f"{area}.before_rename")
     _find_disk(path).rename(path, to)
-    failpoints.reach(f"{area}.after_rename")
+    failpoints.call_hook(f"{area}.after_rename")
 
 
 def link(path: Path, to: Path, area: str) -> None:
     """Give a file a second name, in place of an existing file. If links are impossible, copy it."""
-    failpoints.reach(f"{area}.before_link")
+    failpoints.call_hook(f"{area}.before_link")
     to.unlink(missing_ok=True)
     _find_disk(path).link(path, to)
-    failpoints.reach(f"{area}.after_link")
+    failpoints.call_hook(f"{area}.after_link")
 
 
 def sync_folder(folder: Path, area: str) -> None:
     """Write the names in a folder to disk, and return once they are there. For a file, write its content."""
-    failpoints.reach(f"{area}.before_sync_folder")
+    failpoints.call_hook(f"{area}.before_sync_folder")
     _find_disk(folder).sync_folder(folder)
-    failpoints.reach(f"{area}.after_sync_folder")
+    failpoints.call_hook(f"{area}.after_sync_folder")
 
 
 def make_folder(folder: Path, area: str) -> None:
@@ -239,7 +239,7 @@ def remove_tree(folder: Path) -> None:
 
 def read_usage_bytes(folder: Path) -> tuple[int, int]:
     """Return the size and the free space of the disk that holds `folder`, both in bytes."""
-    return _find_disk(folder).usage_bytes(folder)
+    return _find_disk(folder).measure_disk_bytes(folder)
 
 
 def connect(path: Path) -> sqlite3.Connection:
@@ -331,7 +331,7 @@ class _Machine:
     def remove_tree(self, folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
-    def usage_bytes(self, folder: Path) -> tuple[int, int]:
+    def measure_disk_bytes(self, folder: Path) -> tuple[int, int]:
         usage = shutil.disk_usage(folder)
         return usage.total, usage.free
 

@@ -32,7 +32,7 @@ class GangStep:
 RankSteps = dict[int, GangStep]
 
 
-def compute_own_s(step: Step) -> float:
+def compute_own_work_s(step: Step) -> float:
     """Return the seconds of a rank's own work, without communication if it reports its parts."""
     parts = step.parts
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
@@ -86,4 +86,4 @@ def _make_time_key(step: Step) -> tuple[int, int]:
 
 
 def _make_record_key(step: Step) -> tuple[bool, float, int]:
-    return step.rank is None, compute_own_s(step), step.sequence
+    return step.rank is None, compute_own_work_s(step), step.sequence

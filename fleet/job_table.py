@@ -49,7 +49,7 @@ class JobTable:
         """The number of attempts that wait or run, without exempt ones."""
         return len(self._live) - len(self._exempt)
 
-    def exempt(self, attempt: JobAttempt, most: int) -> None:
+    def exempt_attempt(self, attempt: JobAttempt, most: int) -> None:
         """Exempt an attempt from the limits while it waits or runs. At most `most` are exempt at a time."""
         attempt.is_exempt = len(self._exempt) < most
         self._update_live(attempt)
@@ -168,14 +168,14 @@ class JobTable:
         number = self.latest.get(job) if attempt is None else attempt
         return None if number is None else self.attempts.get((job, number))
 
-    def running(self) -> list[JobAttempt]:
+    def list_running(self) -> list[JobAttempt]:
         """Return the attempts that hold GPUs now. The cost grows with live attempts, not with past ones."""
         live = self._live.values()
         return [
             row for row in live if row.started_ms is not None and row.ended_ms is None and row.superseded_ms is None
         ]
 
-    def queued(self) -> list[JobAttempt]:
+    def list_queued(self) -> list[JobAttempt]:
         """Return the attempts that wait for resources, in order of arrival of their first event."""
         return self._list_waiting("queued")
 
@@ -190,7 +190,7 @@ class JobTable:
                 changed.append(attempt)
         return changed
 
-    def blocked(self) -> list[JobAttempt]:
+    def list_blocked(self) -> list[JobAttempt]:
         """Return the attempts that may not start yet, even if GPUs are free.
 
         They are in order of arrival of their first event.

@@ -50,7 +50,7 @@ class JobLabel(msgspec.Struct, frozen=True, array_like=True):
     class_: JobClass = "training"
 
 
-class LabelSight(msgspec.Struct, frozen=True, gc=False):
+class ObservedJobLabels(msgspec.Struct, frozen=True, gc=False):
     """The job labels of one page or one request.
 
     gpus: rows of all GPUs on it. jobs: the labels of each GPU that has any. divided: rows of GPUs whose MIG

@@ -28,7 +28,7 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.stateful import Dump, Stateful
 from fleetcast.fleet.tellers import UNSEEN_START
-from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.gpu_labels import JobLabel, ObservedJobLabels
 from fleetcast.ingest.lifecycle import ENDED, LABELS, RESIZED, STARTED, SUBMITTED
 
 GONE_MS = 60_000
@@ -67,7 +67,7 @@ class LabelledGpus(Stateful):
         self._divided: set[int] = set()
         self._began_ms: int | None = None
 
-    def apply_labels(self, sight: LabelSight) -> None:
+    def apply_labels(self, sight: ObservedJobLabels) -> None:
         """Apply the labels of one page or request.
 
         A page older than a GPU's last one does not change that GPU.
@@ -306,7 +306,7 @@ def _is_reported(attempt: JobAttempt | None) -> bool:
 def _find_reported_jobs(jobs: JobTable) -> dict[str, list[str]]:
     """Return node → the jobs that run there according to real events."""
     found: dict[str, list[str]] = defaultdict(list)
-    for attempt in jobs.running():
+    for attempt in jobs.list_running():
         for node in attempt.hosts if attempt.source == "events" else ():
             found[node].append(attempt.job)
     return found

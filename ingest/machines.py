@@ -88,7 +88,7 @@ class Target:
     is_listed: bool = False
     listed: set[str] = field(default_factory=set)
 
-    def register(self, name: str, entities: Entities) -> str:
+    def register_node_name(self, name: str, entities: Entities) -> str:
         """Return the fleet's name for a node on this target's pages (`find_or_register_node`). Raises RecordError."""
         is_listed = self.is_listed and (name in self.listed or len(self.listed) < MOST_LISTED)
         found = find_or_register_node(name, entities, is_listed=is_listed)
@@ -384,7 +384,7 @@ class MachineNames:
         old = self._slots[node].pop(index)
         old.target.forgets = True
         self.noted["gpu_moved"] += 1
-        self._entities.disown(EntityKind.GPU, f"{node}/{index}")
+        self._entities.remove_from_node(EntityKind.GPU, f"{node}/{index}")
         if not self._slots[node]:
             self._entities.remove_node_devices(node)
 

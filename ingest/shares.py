@@ -75,7 +75,7 @@ class Share:
 WHOLE = Share()
 
 
-class OwnRows:
+class OwnNodeFilter:
     """A filter of samples for the nodes of a share. Samples without a node belong to the first pipeline."""
 
     def __init__(self, share: Share, entities: Entities) -> None:

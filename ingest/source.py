@@ -17,7 +17,7 @@ from fleetcast.fleet.errors import ConfigError, RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.fleet.samples import SampleBatch
 from fleetcast.fleet.topology import NodeSpec
-from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.gpu_labels import ObservedJobLabels
 from fleetcast.ingest.tally import RecordTally
 
 Options = TypeVar("Options", bound=msgspec.Struct)
@@ -50,7 +50,7 @@ class Batch:
     events: tuple[JobEvent, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
     bad: tuple[RecordError, ...] = ()
-    labels: tuple[LabelSight, ...] = ()
+    labels: tuple[ObservedJobLabels, ...] = ()
     tally: RecordTally | None = None
     is_acknowledged: bool = False
 

@@ -15,12 +15,12 @@ HALF_TRUST = 30.0  # outcomes that do not overlap
 ETA_START, ETA_HALF = 3.0, 50.0  # eta is 0.06 at first and halves with 50 outcomes that do not overlap
 
 
-def apply_isotonic(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
+def map_probabilities(p: Array, x: Sequence[float], y: Sequence[float]) -> Array:
     """Map probabilities by the piecewise linear function through the points (x, y).
 
     Outside the points the function is flat. Without points, `p` is returned unchanged.
 
-    >>> apply_isotonic(np.array([0.25]), (0.0, 0.5), (0.0, 0.2))
+    >>> map_probabilities(np.array([0.25]), (0.0, 0.5), (0.0, 0.2))
     array([0.1])
     """
     return np.interp(p, x, y) if len(x) else p

@@ -41,10 +41,10 @@ def is_ascending(values: NDArray[Any]) -> bool:
     return bool((values[1:] >= values[:-1]).all())
 
 
-def median(values: NDArray[np.float64]) -> float:
-    """Return the median of numbers without NaN, as `np.median` does. It is 0 without numbers.
+def compute_median(values: NDArray[np.float64]) -> float:
+    """Return the median of numbers without NaN, as `np.compute_median` does. It is 0 without numbers.
 
-    >>> median(np.array([4.0, 1.0, 3.0])), median(np.array([4.0, 1.0]))
+    >>> compute_median(np.array([4.0, 1.0, 3.0])), compute_median(np.array([4.0, 1.0]))
     (3.0, 2.5)
     """
     if not len(values):

@@ -85,7 +85,7 @@ class KedaAdapter:
         self.verbs = {
             "metric_spec": Verb(lambda weather, body: answer_metric_spec(body), answer_metric_spec),
             "metrics": Verb(answer_metrics, _refuse_stale_answer),
-            "is_active": Verb(answer_is_active, _refuse_stale_answer),
+            "is_active": Verb(answer_activity, _refuse_stale_answer),
         }
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
@@ -102,13 +102,13 @@ def answer_metrics(weather: Weather, body: bytes) -> bytes:
     """Return the encoded ScalerValue of a trigger."""
     asked = _decode_question(body)
     trigger = read_trigger(asked.metadata)
-    return _encode(ScalerValue(asked.metric_name or trigger.metric, compute_wanted(weather, trigger)))
+    return _encode(ScalerValue(asked.metric_name or trigger.metric, compute_wanted_demand(weather, trigger)))
 
 
-def answer_is_active(weather: Weather, body: bytes) -> bytes:
+def answer_activity(weather: Weather, body: bytes) -> bytes:
     """Return the encoded ScalerActivity: whether the demand is above `activation`."""
     trigger = read_trigger(_decode_question(body).metadata)
-    return _encode(ScalerActivity(compute_wanted(weather, trigger) > trigger.activation))
+    return _encode(ScalerActivity(compute_wanted_demand(weather, trigger) > trigger.activation))
 
 
 def _refuse_stale_answer(body: bytes) -> None:
@@ -126,7 +126,7 @@ def _decode_question(body: bytes) -> ScalerQuestion:
         raise RequestError(explain_decode_error(error, _decode, body)) from None
 
 
-def compute_wanted(weather: Weather, trigger: Trigger) -> float:
+def compute_wanted_demand(weather: Weather, trigger: Trigger) -> float:
     """Return the quantile of demand at the time when a replica that is requested now would be warm.
 
     Raises NotKnown, or RequestError if the forecast's horizon is too short.

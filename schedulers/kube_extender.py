@@ -132,7 +132,7 @@ class KubeExtender:
         Refused nodes count as unresolvable, because preempting jobs there would not help.
         """
         args = _decode_args(body)
-        refusals = self.ratings.find_unusable(args.pod.limit_s if args.pod else None)
+        refusals = self.ratings.find_unusable_nodes(args.pod.limit_s if args.pod else None)
         if args.is_whole:
             return _filter_node_objects(args.nodes, refusals.why)
         rows = self._index.find_rows(args.names_json)
@@ -166,7 +166,7 @@ class KubeExtender:
         Preempting jobs on an unusable node would not help. The victims on the other nodes do not change.
         """
         args = _decode_any_case(_read_preemption, body)
-        unusable = self.ratings.find_unusable(args.pod.limit_s if args.pod else None).why
+        unusable = self.ratings.find_unusable_nodes(args.pod.limit_s if args.pod else None).why
         asked = args.node_name_to_meta_victims
         if asked is None:
             whole = args.node_name_to_victims or {}

@@ -91,7 +91,7 @@ class WorkloadChecks:
     def _find_safe_room(self, nodes: Outlook, gpus: int) -> SafeRoom | None:
         if self._rooms[0] is not nodes:
             self._rooms = (nodes, SafeRooms(nodes, self._rule.level))
-        return self._rooms[1].find_safest(gpus)
+        return self._rooms[1].find_safest_block(gpus)
 
     def _update_start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
         """Yield the write of a message with the expected start, if it differs enough from the present one.

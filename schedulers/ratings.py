@@ -51,7 +51,7 @@ class Ratings:
         self.outlook = outlook
         self._refusals, self._scores = {}, {}
 
-    def find_unusable(self, limit_s: float | None = None) -> Refusals:
+    def find_unusable_nodes(self, limit_s: float | None = None) -> Refusals:
         """Return the nodes that a pod which runs for `limit_s` cannot use. Callers must not change the result.
 
         limit_s: None if unknown. Then the horizon of an hour counts.
@@ -98,7 +98,7 @@ class Ratings:
         fit = np.where(left < 0, 0.0, 1 - left / np.maximum(outlook.gpus, 1))
         scores: NDArray[np.int64] = FLOOR[outlook.level] + np.rint(fit * SPAN[outlook.level]).astype(np.int64)
         scores[np.isnan(outlook.risk[0])] = NEUTRAL
-        scores[self.find_unusable().mask] = 0
+        scores[self.find_unusable_nodes().mask] = 0
         return scores
 
 

@@ -44,7 +44,7 @@ class SafeRooms:
         ]
         self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
-    def find_safest(self, gpus: int) -> SafeRoom | None:
+    def find_safest_block(self, gpus: int) -> SafeRoom | None:
         """Return the block in which `gpus` free GPUs have the least risk. None if no block has enough."""
         if gpus not in self._found:
             rooms = [

@@ -103,7 +103,7 @@ class SlurmMarks:
             yield from withdraw_fields({key: values}, (COMMENT,), "its start is not known, or it has started")
         elif THEIRS + COMMENT not in values:
             comment = self._format_comment(start.p50_ms, start)
-            if held is None or self._has_moved(held, comment, weather.now_ms):
+            if held is None or self._has_time_moved(held, comment, weather.now_ms):
                 yield Write(key, COMMENT, comment, held, start.why)
         job = weather.jobs.get(name) if weather.jobs and self._aims.requeue and MAY_REQUEUE in values else None
         if job is not None and REQUEUE not in values and _is_worth_a_requeue(job):
@@ -116,7 +116,7 @@ class SlurmMarks:
     def _format_minute(self, time_ms: int) -> str:
         return datetime.fromtimestamp(time_ms // 60_000 * 60, self._aims.zone).strftime("%Y-%m-%dT%H:%M")
 
-    def _has_moved(self, held: str, comment: str, now_ms: int) -> bool:
+    def _has_time_moved(self, held: str, comment: str, now_ms: int) -> bool:
         """Return whether a time in the comment has moved by more than a share of the remaining wait."""
         before, after = self._parse_times(held), self._parse_times(comment)
         if len(before) != len(after):

@@ -100,26 +100,26 @@ class VolcanoAdapter:
         self._weather: Weather | None = None
         self.verbs: Mapping[str, Verb] = {
             "prioritize": Verb(self._answer_prioritize, _prioritize_without_weather),
-            "enqueueable": Verb(self._answer_enqueueable, _answer_abstain),
+            "enqueueable": Verb(self._answer_enqueueable, _answer_with_abstention),
         }
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         return ()
 
     def _answer_prioritize(self, weather: Weather, body: bytes) -> bytes:
-        ratings, args = self._rate_weather(weather), _decode_args(_read_prioritize, body)
+        ratings, args = self._get_ratings(weather), _decode_args(_read_prioritize, body)
         pod = args.task.pod if args.task else None
         scores, rows = ratings.compute_scores(ratings.normalise_gpus(pod.gpus if pod else 0)), ratings.outlook.rows
         names = [node.name for node in args.nodes or ()]
         return _encode_scores({name: int(scores[rows[name]]) if name in rows else NEUTRAL for name in names})
 
     def _answer_enqueueable(self, weather: Weather, body: bytes) -> bytes:
-        ratings, args = self._rate_weather(weather), _decode_args(_read_enqueueable, body)
+        ratings, args = self._get_ratings(weather), _decode_args(_read_enqueueable, body)
         gpus = args.job.gpus if args.job else 0
-        could = int(ratings.outlook.gpus[~ratings.find_unusable().mask].sum())
+        could = int(ratings.outlook.gpus[~ratings.find_unusable_nodes().mask].sum())
         return _encode(EnqueueableAnswer(REJECT if gpus > could else ABSTAIN))
 
-    def _rate_weather(self, weather: Weather) -> Ratings:
+    def _get_ratings(self, weather: Weather) -> Ratings:
         """Return the ratings for this weather. Raises NotKnown if it has no nodes."""
         if weather.nodes is None:
             raise NotKnown("the board has no scores yet")
@@ -134,7 +134,7 @@ def _prioritize_without_weather(body: bytes) -> bytes:
     return _encode_scores({node.name: NEUTRAL for node in args.nodes or ()})
 
 
-def _answer_abstain(body: bytes) -> bytes:
+def _answer_with_abstention(body: bytes) -> bytes:
     _decode_args(_read_enqueueable, body)
     return _encode(EnqueueableAnswer(ABSTAIN))
 

@@ -72,7 +72,7 @@ class AdapterHost:
         """Begin the steps that are due. Each runs as its own task."""
         fresh = self._station.make_weather(board, self._starts.latest if self._starts else None)
         for writer in self.writers:
-            self._steps[writer.status.name].begin(writer, *self._find_due_step(writer, fresh, board))
+            self._steps[writer.status.name].begin_step(writer, *self._find_due_step(writer, fresh, board))
 
     def _find_due_step(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
@@ -155,7 +155,7 @@ class _StepRunner:
         self._news = 0
         self._retry_s = 0.0
 
-    def begin(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
+    def begin_step(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
         """Begin a step for this reason, unless such a step is done or any step runs.
 
         A running step for an older reason ends soon.

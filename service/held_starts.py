@@ -15,7 +15,7 @@ from fleetcast.fleet import files
 AREA = "held_starts"  # of failpoints
 
 
-def marks_folder(state: Path) -> Path:
+def get_marks_folder(state: Path) -> Path:
     return state / "held_starts"
 
 
@@ -25,7 +25,7 @@ def make_mark_name(request_id: str) -> str:
 
 def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
     """Write a mark for each of these requests, and return once the marks are on disk. Raises OSError."""
-    folder = marks_folder(state)
+    folder = get_marks_folder(state)
     names = {make_mark_name(request_id) for request_id in request_ids}
     if not names:
         return
@@ -40,7 +40,7 @@ def find_marked_requests(state: Path, active: Iterable[str]) -> set[str]:
 
     The result is the same if the disk refuses the removal. The next call then tries again.
     """
-    folder = marks_folder(state)
+    folder = get_marks_folder(state)
     there = set(files.list_names(folder))
     if not there:
         return set()

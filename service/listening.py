@@ -40,7 +40,7 @@ class ListeningStatement(msgspec.Struct, frozen=True):
     since_ms: int
     until_ms: int
 
-    def covers(self, expires_ms: int, grace_ms: int) -> bool:
+    def covers_expiry(self, expires_ms: int, grace_ms: int) -> bool:
         """Return whether the source could receive a job start until `expires_ms`.
 
         After an interruption, the source must also have listened for `grace_ms` again.
@@ -53,7 +53,7 @@ _decode_sources = msgspec.json.Decoder(dict[str, ListeningStatement]).decode
 _encode = msgspec.json.encode
 
 
-def api_file(state: Path) -> Path:
+def get_api_file(state: Path) -> Path:
     return state / "api.listening"
 
 
@@ -61,7 +61,7 @@ class ListeningReader:
     """The placer's reader of the newest statements about when each source could receive job starts."""
 
     def __init__(self, state: Path) -> None:
-        self._path = api_file(state)
+        self._path = get_api_file(state)
         self._void = b""  # a statement by a clock that was set since
 
     def disregard_earlier_statement(self) -> None:
@@ -69,7 +69,7 @@ class ListeningReader:
         with contextlib.suppress(OSError):
             self._void = self._path.read_bytes()
 
-    def read(self, board: Board) -> dict[str, ListeningStatement]:
+    def read_statements(self, board: Board) -> dict[str, ListeningStatement]:
         """Return source → its newest statement. The api has none if it never ran in this state folder."""
         found = _decode_sources(board.raw(SECTION)) if SECTION in board else {}
         try:
@@ -89,7 +89,7 @@ class ApiListening:
     """
 
     def __init__(self, state: Path, clock: Clock) -> None:
-        self._path = api_file(state)
+        self._path = get_api_file(state)
         self._clock = clock
         self._watch = ClockWatch(clock)
         self._since_ms = 0
@@ -155,7 +155,7 @@ class SourcesListening:
         self._stated = dict.fromkeys(names, ListeningStatement(0, 0))
         self._is_up = dict.fromkeys(names, False)
 
-    def update(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, ListeningStatement]:
+    def update_statements(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, ListeningStatement]:
         """Return source → its statement as of now.
 
         rows: the health of the sources.

@@ -72,12 +72,12 @@ class StartTimesLink:
                 answer = await self._link.forward_request("GET", "/queue", headers=headers, timeout_s=TIMEOUT_S)
                 if answer.status == 200:
                     self._read_s = asyncio.get_running_loop().time()
-                    self._store(decode_start_outlooks(answer.body))
+                    self._store_start_times(decode_start_outlooks(answer.body))
             except (SourceError, OSError, msgspec.DecodeError):
                 pass  # the placer is away: what was read becomes unknown after OLD_S
             await asyncio.sleep(PERIOD_S)
 
-    def _store(self, starts: Mapping[str, StartOutlook]) -> None:
+    def _store_start_times(self, starts: Mapping[str, StartOutlook]) -> None:
         """Store the start times, and report a change.
 
         Equal times keep the same object, so that adapters do not repeat a step for them.

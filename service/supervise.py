@@ -119,7 +119,7 @@ class Supervisor:
             starts += 1
             was_ever_ready = was_ever_ready or end.was_ready
             if not was_ever_ready and (end.code == BAD_CONFIGURATION or starts >= self.most_starts):
-                self._give_up(role, end.code, starts)
+                self._stop_all_roles(role, end.code, starts)
                 return
             if end.was_ready and time.monotonic() - began > LONGEST_PAUSE_S:
                 pause_s = self.first_pause_s
@@ -128,7 +128,7 @@ class Supervisor:
             await wait_for_event(self._stop, pause_s)
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
-    def _give_up(self, role: SupervisedRole, code: int | str, starts: int) -> None:
+    def _stop_all_roles(self, role: SupervisedRole, code: int | str, starts: int) -> None:
         reason = (
             read_exit_reason(self.folder, _get_reason_name(role)) or "it recorded no reason; see its log lines above"
         )

@@ -113,7 +113,7 @@ class WeatherStation:
         except KeyError:
             return None
         kinds = np.moveaxis(node_load, 1, 0)  # fleetcast.models.node_load.LOADS
-        return Load(rows, *(_fit_rows(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
+        return Load(rows, *(_resize_rows(kind.T, len(rows), np.nan).T.astype(np.float64) for kind in kinds))
 
     def _make_outlook(self, board: Board) -> Outlook:
         """Return the outlook of a board's nodes. Raises KeyError if a section is missing.
@@ -122,18 +122,20 @@ class WeatherStation:
         """
         n, placer = len(self._find_node_rows(board)), self._config.placer
         by_kind = board.array("node.risk")
-        risk = _fit_rows(np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan).T
-        pool = _fit_rows(_read_pools(board, n), n, -1)
+        risk = _resize_rows(
+            np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan
+        ).T
+        pool = _resize_rows(_read_pools(board, n), n, -1)
         level = self.bands.step(self._rows, risk[0], pool)
         usable = board.array("gpu.usable")
-        may_place = _fit_rows(find_placeable_nodes(board, placer), len(usable), False)
+        may_place = _resize_rows(find_placeable_nodes(board, placer), len(usable), False)
         return Outlook(
             rows=self._rows,
             risk=risk,
             level=level,
-            state=_fit_rows(board.array("node.state"), n, NodeState.IN_SERVICE),
-            gpus=_fit_rows(count_true_per_row(usable), n, 0),
-            free=_fit_rows(count_true_per_row(usable & find_unheld_gpus(board, placer) & may_place[:, None]), n, 0),
+            state=_resize_rows(board.array("node.state"), n, NodeState.IN_SERVICE),
+            gpus=_resize_rows(count_true_per_row(usable), n, 0),
+            free=_resize_rows(count_true_per_row(usable & find_unheld_gpus(board, placer) & may_place[:, None]), n, 0),
             reasons=board.json("risk.reason"),
             causes=_find_causes(board, level),
             urgent=_find_forbidden_nodes(board),
@@ -300,13 +302,13 @@ def _read_pools(board: Board, n: int) -> NDArray[Any]:
 def _read_domains(board: Board, n: int) -> dict[str, Domains]:
     """Return level → the domains of nodes, for each level that the board states."""
     return {
-        level: Domains(board.names(f"names.{level}"), _fit_rows(board.array(f"node.domain.{level}"), n, -1))
+        level: Domains(board.names(f"names.{level}"), _resize_rows(board.array(f"node.domain.{level}"), n, -1))
         for level in DOMAIN_LEVELS
         if f"names.{level}" in board and f"node.domain.{level}" in board
     }
 
 
-def _fit_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
+def _resize_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
     """Return `array` with exactly n rows: cut, or filled up with rows of `fill`."""
     missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
     return np.concatenate([array[:n], missing])

@@ -17,7 +17,7 @@ from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.simulator.faults.effects import ActivityLevels
 from fleetcast.simulator.faults.fault_file import FaultFile, format_fault_file
 from fleetcast.simulator.faults.faults import FaultPlan, Incident
-from fleetcast.simulator.faults.repairs import Repairs
+from fleetcast.simulator.faults.repairs import RepairReporter
 from fleetcast.simulator.faults.truth import FaultRecord, FaultTruth
 from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.columns import Recorder
@@ -48,7 +48,7 @@ class TruthRecorder:
     slowdown: dict[str, float] = field(default_factory=dict)
     seen: dict[str, Incident] = field(default_factory=dict)
 
-    def record(self, now_ms: int) -> None:
+    def record_affected_jobs(self, now_ms: int) -> None:
         """Record the affected jobs at `now_ms`. The caller calls it after every advance of the fleet."""
         for incident in self.plan.list_incidents():
             if now_ms < incident.start_ms - incident.lead_ms:
@@ -100,7 +100,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
     recorder = Recorder(fleet, folder / "samples", file.seed, file.fleet.lost_scrapes_share)
     truth_recorder = TruthRecorder(fleet.faults, lambda node, unit: _find_job_and_slowdown(tenants, node, unit))
     spec.write_topology(folder / "topology.toml")
-    repairs = Repairs(fleet.faults, fleet.names)
+    repairs = RepairReporter(fleet.faults, fleet.names)
     step_ms, start_ms = round(file.interval_s * 1000), parse_start_ms(file)
     rounds = int(file.hours * 3600 / file.interval_s)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
@@ -109,7 +109,7 @@ def simulate_faults(file: FaultFile, out: Path, say: Say = lambda _: None) -> Pa
             if number == 1 + int(WARM_UP_S / file.interval_s):
                 fleet.faults.start_drawing(file.make_settings())
             fleet.advance(now_ms)
-            truth_recorder.record(now_ms)
+            truth_recorder.record_affected_jobs(now_ms)
             write_events(events, tenants.advance_jobs(now_ms))
             if file.draw.repairs_told:
                 write_events(node_events, repairs.make_due_events(now_ms))

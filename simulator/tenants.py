@@ -124,10 +124,10 @@ class Tenants:
         every_ms = self.table.step_every_s * 1000
         if members and every_ms and tenancy.class_ == "training" and now_ms - tenancy.reported_ms >= every_ms:
             tenancy.reported_ms = now_ms
-            events += self._report_steps(tenancy, members, now_ms)
+            events += self._make_step_events(tenancy, members, now_ms)
         return events
 
-    def _report_steps(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
+    def _make_step_events(self, tenancy: Tenancy, members: Iterable[MemberStep], now_ms: int) -> Iterable[JobEvent]:
         """Yield a step event of each rank. A rank's time grows with the length of its sequences."""
         for member in members:
             length = SEQUENCE_LENGTH * member.load * (1 + LENGTH_JITTER * self.rng.standard_normal())

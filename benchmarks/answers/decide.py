@@ -66,7 +66,7 @@ class BestFit:
         self._nodes = list(zip(*(column.tolist() for column in columns), strict=True))
         self._names = view.topology.names
 
-    def place(self, members: int, gpus: int, *, in_one_rack: bool = False) -> list[str]:
+    def place_gang(self, members: int, gpus: int, *, in_one_rack: bool = False) -> list[str]:
         """Return the names of the best nodes for a gang, one node for each member. Empty if it does not fit.
 
         gpus: the GPUs of each member.
@@ -125,7 +125,7 @@ def _measure_decision(
         return 1
 
     def run_peer_once() -> int:
-        nodes = best_fit.place(members, each, in_one_rack=request.required is Level.RACK)
+        nodes = best_fit.place_gang(members, each, in_one_rack=request.required is Level.RACK)
         assert len(nodes) == (members if outcome == "placed" else 0)
         return 1
 

@@ -35,7 +35,7 @@ from fleetcast.models.demand.forecaster import DemandForecaster
 from fleetcast.models.demand.rows import DemandRow
 from fleetcast.models.demand.sparse import SparseForecaster
 from fleetcast.schedulers.adapter import NotKnown
-from fleetcast.schedulers.keda import compute_wanted, read_trigger
+from fleetcast.schedulers.keda import compute_wanted_demand, read_trigger
 from fleetcast.schedulers.weather import DemandKey, Weather
 from fleetcast.service.board.board import BoardWriter, Section
 from fleetcast.service.pipeline.demand.histories import read_request_rates
@@ -210,6 +210,6 @@ def _read_served_value(rows: Sequence[DemandRow], now_ms: int, quantile: float) 
     )
     demand = {DemandKey(row.queue, row.class_, row.group, row.target): row for row in rows}
     try:
-        return compute_wanted(Weather(0, now_ms, now_ms, demand=demand), trigger)
+        return compute_wanted_demand(Weather(0, now_ms, now_ms, demand=demand), trigger)
     except NotKnown:
         return float("nan")

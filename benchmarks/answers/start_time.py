@@ -108,7 +108,11 @@ def _measure_answers(folder: Path, view: ClusterView, size: dict[str, int]) -> d
             _wait_for_start_time(api.port)
             numbers, before = iter(range(10**9)), placer.measure_cpu_s()
             load = run_open_loop(
-                api.port, lambda: _make_ask(next(numbers)), connections=CONNECTIONS, seconds=SECONDS, rate=RATE
+                api.port,
+                lambda: _make_estimate_request(next(numbers)),
+                connections=CONNECTIONS,
+                seconds=SECONDS,
+                rate=RATE,
             )
             cpu_s = placer.measure_cpu_s() - before
     assert load.checked == len(load.latency_s) == RATE * SECONDS
@@ -126,7 +130,7 @@ def _make_sections(view: ClusterView) -> list[Section]:
     return [*unchanged, *(Section(name, data, NOW_MS) for name, data in changed.items())]
 
 
-def _make_ask(number: int) -> LoadRequest:
+def _make_estimate_request(number: int) -> LoadRequest:
     return LoadRequest(
         make_post("/v1/jobs/estimate", msgspec.json.encode(make_request(number, "asked"))).wire, check=_check_start
     )

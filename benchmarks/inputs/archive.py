@@ -70,9 +70,9 @@ COLUMNS = {
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
     """Yield three records for each fleet size in GPUs, then those of the recorded values."""
     for gpus in sizes:
-        yield _measure_alone(gpus)
-        yield _measure_together(max(1, gpus // GPUS))
-    yield from _measure_recorded()
+        yield _measure_archive_alone(gpus)
+        yield _measure_decode_and_archive(max(1, gpus // GPUS))
+    yield from _measure_recorded_values()
 
 
 class ArchiveFolder:
@@ -93,7 +93,7 @@ class ArchiveFolder:
         return Path(self._held[0].name)
 
 
-def _measure_alone(gpus: int) -> dict[str, Any]:
+def _measure_archive_alone(gpus: int) -> dict[str, Any]:
     entities = Entities()
     rows = [entities.add_to_node(EntityKind.GPU, f"n{gpu // GPUS:05d}", gpu % GPUS) for gpu in range(gpus)]
     rng = np.random.default_rng(1)
@@ -141,7 +141,7 @@ def _make_parquet_peer(batches: Sequence[SampleBatch]) -> Peer:
     return Peer("pyarrow zstd, long, unsorted", write_parquet)
 
 
-def _measure_together(nodes: int) -> dict[str, Any]:
+def _measure_decode_and_archive(nodes: int) -> dict[str, Any]:
     """Measure the CPU time to decode samples, and to write them into window store and archive.
 
     A run is a minute of scrapes, and then the flush that a pipeline makes before each snapshot.
@@ -186,7 +186,7 @@ def _measure_together(nodes: int) -> dict[str, Any]:
 # -- recorded values ------------------------------------------------------------------------------------------------
 
 
-def _measure_recorded() -> Iterator[dict[str, Any]]:
+def _measure_recorded_values() -> Iterator[dict[str, Any]]:
     """Yield the sizes on disk of recorded H100 values, and the speed of compaction.
 
     Yields nothing if the recording is missing.

@@ -115,7 +115,7 @@ def _measure_cases(nodes: int, rng: np.random.Generator) -> Iterator[dict[str, A
     yield measure("decode", "changed", _make_size(len(few)), _make_decode_round(decoders, without_one), "samples/s")
     orders = [{node: reorder_metrics(page, rng) for node, page in few.items()} for _ in range(ORDERS)]
     yield measure("decode", "reordered", _make_size(len(few)), _make_decode_round(decoders, orders), "samples/s")
-    yield _measure_cold(rounds[0])
+    yield _measure_cold_decoding(rounds[0])
 
 
 def _make_size(nodes: int) -> dict[str, int]:
@@ -166,7 +166,7 @@ def _make_write_round(
     return write_round
 
 
-def _measure_cold(pages: Pages) -> dict[str, Any]:
+def _measure_cold_decoding(pages: Pages) -> dict[str, Any]:
     few = dict(list(pages.items())[:COLD_NODES])
     samples = len(few) * GPUS * len(FIELDS)
 

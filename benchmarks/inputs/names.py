@@ -90,7 +90,7 @@ def send_flood(fleet: "_RunningFleet", size: int) -> FloodAnswers:
             seen.answers[status] += 1
         sent_ms = time.time_ns() // 1_000_000
         time.sleep(WATCHED_S)
-        seen.used = fleet.wait_for_use(sent_ms)
+        seen.used = fleet.wait_for_bound_use(sent_ms)
     finally:
         over.set()
         watch.join()
@@ -170,7 +170,7 @@ class _RunningFleet:
         except OSError:
             return 0, {}
 
-    def wait_for_use(self, since_ms: int) -> Any:
+    def wait_for_bound_use(self, since_ms: int) -> Any:
         """Wait for a board made after `since_ms`, and return how much of each bound on names is used then."""
         deadline = time.monotonic() + PATIENCE_S
         while (answer := self.send_request("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:

@@ -52,7 +52,7 @@ class ReplicaSet:
     warm_at: list[float] = field(default_factory=list)
     _wishes: deque[tuple[float, int]] = field(default_factory=deque)
 
-    def count_warm(self, now_s: float) -> int:
+    def count_warm_replicas(self, now_s: float) -> int:
         return sum(at <= now_s for at in self.warm_at)
 
     def evaluate(self, now_s: float, values: Sequence[float], target: float) -> None:
@@ -97,7 +97,7 @@ def simulate_autoscaler(
         for part in range(MINUTE_S // SYNC_S):
             now_s = float(minute * MINUTE_S + part * SYNC_S)
             replicas.evaluate(now_s, seen, target)
-            lacking = rates[minute] - per_replica * replicas.count_warm(now_s)
+            lacking = rates[minute] - per_replica * replicas.count_warm_replicas(now_s)
             cold_s += SYNC_S * (lacking > 0)
             short += SYNC_S * max(0.0, lacking)
             held_s += SYNC_S * len(replicas.warm_at)

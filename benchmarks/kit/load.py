@@ -102,9 +102,9 @@ async def _run_open(port: int, ask: Callable[[], LoadRequest], connections: int,
     idle = deque(lines)
     due: deque[tuple[LoadRequest, float]] = deque()
 
-    def send_due_or_rest(line: _LoadConnection) -> None:
+    def send_due_request(line: _LoadConnection) -> None:
         if due:
-            line.send(*due.popleft(), send_due_or_rest)
+            line.send(*due.popleft(), send_due_request)
         else:
             idle.append(line)
 
@@ -116,7 +116,7 @@ async def _run_open(port: int, ask: Callable[[], LoadRequest], connections: int,
             due.append((ask(), began + number / rate))
         sent = max(sent, until)
         while due and idle:
-            send_due_or_rest(idle.popleft())
+            send_due_request(idle.popleft())
         await asyncio.sleep(OPEN_LOOP_STEP_S)
     deadline = time.perf_counter() + PATIENCE_S
     while len(idle) < connections:

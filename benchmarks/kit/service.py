@@ -149,15 +149,15 @@ class BoardProcess:
             self._process.start()
         theirs.close()  # so that its end is seen here
         assert self._line.poll(MAKE_S), "the fleet was not made in time"
-        self.nodes: int = self._receive()
+        self.nodes: int = self._receive_message()
 
     def set_mode(self, mode: str) -> None:
         """Set the mode `swap`, `tick` or `rest`, and wait until the pipeline confirms it."""
         self._line.send(mode)
         assert self._line.poll(MAKE_S), "the pipeline does not answer"
-        assert self._receive() == mode
+        assert self._receive_message() == mode
 
-    def _receive(self) -> Any:
+    def _receive_message(self) -> Any:
         try:
             return self._line.recv()
         except EOFError:

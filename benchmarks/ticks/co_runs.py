@@ -61,7 +61,7 @@ class _Fleet:
         self.wiring = Wiring(Topology.build(nodes))
         for _ in range(JOBS):
             self._begin_job()
-        self.running = self.table.running()
+        self.running = self.table.list_running()
         self._observe_co_runs()
         self.now_ms += MAX_STEPS * STEP_MS
         self._observe_co_runs()
@@ -82,7 +82,7 @@ class _Fleet:
         few = JOBS // 50
         for _ in range(few):
             self._begin_job()
-        begun = self.table.running()[-few:]
+        begun = self.table.list_running()[-few:]
         self.running = [*self.running[few:], *begun]
         return self._observe_co_runs()
 

@@ -33,14 +33,14 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     panels, source = read_month_panels()
     size = {"targets": len(panels), "bins": panels[0].bins, "made_up": int(source != VENUS)}
     cpu_s, wall_s = time.process_time(), time.perf_counter()
-    _retrain(panels)
+    _retrain_models(panels)
     wall_s, cpu_s = time.perf_counter() - wall_s, time.process_time() - cpu_s
     yield make_record("demand", "retraining", size, [wall_s], "s", cpu_s=cpu_s)
     for series in sizes:
         yield _measure_forecasting(series)
 
 
-def _retrain(panels: Sequence[Panel]) -> None:
+def _retrain_models(panels: Sequence[Panel]) -> None:
     model = DemandTrees(0).fit(panels, [panel.bins for panel in panels])
     assert set(model.models) == {panel.target for panel in panels}
 

@@ -113,7 +113,7 @@ def make_full_fleet(gpus: int) -> tuple[FleetState, int]:
     _fill_rings(state, nodes * GPUS_PER_NODE)
     events = list(_make_job_events(nodes))
     state.apply(Batch(events=tuple(events)), NOW_MS)
-    return state, len(state.jobs.running())
+    return state, len(state.jobs.list_running())
 
 
 def _fill_rings(state: FleetState, gpus: int) -> None:

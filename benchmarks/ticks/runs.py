@@ -43,18 +43,18 @@ FORECASTS = 100
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield two records of the model, and three of the pipeline for each number of running jobs."""
     rows = _make_history()
-    yield measure("runs", "fit", {"jobs": FITTED_ON}, _make_fit(rows), "s", repeats=1)
+    yield measure("runs", "fit", {"jobs": FITTED_ON}, _make_fit_work(rows), "s", repeats=1)
     model = _fit_model(rows)
-    yield measure("runs", "tell", {"jobs": FORECASTS}, _make_forecast(model, rows), "us/job")
+    yield measure("runs", "tell", {"jobs": FORECASTS}, _make_forecast_work(model, rows), "us/job")
     for jobs in sizes:
         size = {"jobs": jobs}
         with tempfile.TemporaryDirectory() as folder:
             pipeline = _make_pipeline(Path(folder), jobs, model)
             asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
-            yield measure("runs", "look", size, _make_pipeline_forecast(pipeline, jobs), "ms", repeats=3)
+            yield measure("runs", "look", size, _make_pipeline_forecast_work(pipeline, jobs), "ms", repeats=3)
             yield measure("runs", "rows", size, _make_row_work(pipeline, jobs), "ms")
             asyncio.run(pipeline.tick())
-            yield measure("runs", "estimate", size, _make_estimates(Path(folder)), "us/request")
+            yield measure("runs", "estimate", size, _make_estimate_work(Path(folder)), "us/request")
 
 
 def _make_history() -> RunRows:
@@ -78,7 +78,7 @@ def _fit_model(rows: RunRows) -> DurationModel:
     return DurationModel(seed=1).fit(rows, 4e6)
 
 
-def _make_fit(rows: RunRows) -> Callable[[], int]:
+def _make_fit_work(rows: RunRows) -> Callable[[], int]:
     def fit_once() -> int:
         assert _fit_model(rows).fitted_until_ms is not None
         return 1
@@ -86,7 +86,7 @@ def _make_fit(rows: RunRows) -> Callable[[], int]:
     return fit_once
 
 
-def _make_forecast(model: DurationModel, rows: RunRows) -> Callable[[], int]:
+def _make_forecast_work(model: DurationModel, rows: RunRows) -> Callable[[], int]:
     def forecast_submissions() -> int:
         for row in range(FORECASTS):
             (forecast_s,) = model.predict_run_s(rows.features[row : row + 1])
@@ -126,7 +126,7 @@ def _make_job_events(number: int) -> list[JobEvent]:
     ]
 
 
-def _make_pipeline_forecast(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
+def _make_pipeline_forecast_work(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     def forecast_running_jobs() -> int:
         pipeline.clock.advance(60)  # type: ignore[attr-defined]
         asyncio.run(pipeline.capabilities[RunForecasts].forecast(pipeline.state))
@@ -150,7 +150,7 @@ def _make_row_work(pipeline: Pipeline, jobs: int) -> Callable[[], int]:
     return make_rows
 
 
-def _make_estimates(folder: Path) -> Callable[[], int]:
+def _make_estimate_work(folder: Path) -> Callable[[], int]:
     board = BoardReader(Config(state=str(folder)).board).latest()
     assert board is not None
     start = PlacerEstimate(StartAnswer(sentence="such a block is free now"))

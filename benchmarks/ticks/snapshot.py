@@ -99,7 +99,7 @@ def make_old_site(gpus: int, folder: Path) -> BusyFleet:
     """Make a busy fleet with steps of every running job, and weeks of ended jobs at rest."""
     fleet = BusyFleet(gpus, folder)
     jobs = fleet.pipeline.state.jobs
-    for attempt in jobs.running():
+    for attempt in jobs.list_running():
         for number in range(STEPS):
             time_ms = T0 - 900_000 + number * 3000
             jobs.apply(Step(job=attempt.job, sequence=10 + number, time_ms=time_ms, step=number, duration_s=3.0))

@@ -35,7 +35,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory() as folder:
             fleet = make_old_site(gpus, Path(folder))
             save_earlier_state(fleet)
-            now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.running())
+            now_ms, jobs = fleet.clock.now_ms(), len(fleet.pipeline.state.jobs.list_running())
             del fleet
             starts = [measure_first_board(Path(folder), now_ms, gpus, jobs) for _ in range(1 + REPEATS)][1:]
             values = [took_s for took_s, _ in starts]

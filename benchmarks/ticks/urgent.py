@@ -191,7 +191,7 @@ class UrgentSite:
         ]
         return ChildProcess(f"the {name}", command)
 
-    def _is_whole(self) -> bool:
+    def _is_site_ready(self) -> bool:
         """Return whether the board contains every node, and the api answers."""
         board = BoardReader(self._folder / "state" / "board").latest()
         if board is None or len(board.names("names.node")) < self.nodes + NODES_WITH_XID:
@@ -281,7 +281,7 @@ class UrgentSite:
         try:
             for name in ("pipeline", "api"):
                 self._processes.append(self._start_role(name))
-            self._wait_until("a first board", self._patience_s, self._is_whole)
+            self._wait_until("a first board", self._patience_s, self._is_site_ready)
             self.start_s = time.monotonic() - began
         except BaseException:
             self._stop_processes()

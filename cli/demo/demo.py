@@ -15,7 +15,7 @@ from fleetcast.cli.demo.processes import (
     end_process,
     make_demo_clock,
     make_simulation_command,
-    spawn,
+    spawn_process,
     wait_for_file,
     write_config,
 )
@@ -83,7 +83,7 @@ async def _run_demo(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
     refuse_taken_ports(options.port)
     refuse_unknown_token()
     with lock_empty_folder(options.folder) as folder, DemoScreen(options.port) as screen:
-        simulation = await spawn(folder, "simulation.log", make_simulation_command(options, folder, clock))
+        simulation = await spawn_process(folder, "simulation.log", make_simulation_command(options, folder, clock))
         service = None
         try:
             screen.print_sentence("starting the simulated fleet")
@@ -91,7 +91,7 @@ async def _run_demo(options: DemoOptions) -> tuple[dict[str, Any], list[str]]:
             first = "queues.toml" if options.input == "trace" else "targets.txt"
             await wait_for_file(folder / first, simulation, folder / "simulation.log")
             config = write_config(options, folder, clock)
-            service = await spawn(folder, "service.log", ["run", "--config", str(config)])
+            service = await spawn_process(folder, "service.log", ["run", "--config", str(config)])
             run = DemoRun(options, folder, screen, stop)
             return await run.run_until_done(simulation, service)
         finally:

@@ -11,8 +11,15 @@ from typing import Any
 import typer
 
 from fleetcast.cli.demo.evidence import parse_flag_reasons
-from fleetcast.cli.demo.processes import START_LIMIT_S, DemoOptions, report_death
-from fleetcast.cli.demo.report import FlagHistory, Totals, find_false_nodes, is_flagged, judge_faults, list_problems
+from fleetcast.cli.demo.processes import START_LIMIT_S, DemoOptions, report_process_end
+from fleetcast.cli.demo.report import (
+    FlagHistory,
+    IngestionTotals,
+    find_false_nodes,
+    is_flagged,
+    judge_faults,
+    list_problems,
+)
 from fleetcast.cli.demo.screen import DemoScreen
 from fleetcast.cli.kit.screen import echo
 from fleetcast.fleet.process import make_token_headers
@@ -35,7 +42,7 @@ class DemoRun:
         self.screen = screen
         self.stop = stop
         self.watch = FlagHistory()
-        self.totals = Totals()
+        self.totals = IngestionTotals()
         self.placements = {"placed": 0, "refused": 0, "queued": 0}
         self._cursor = 0
         self._looks: dict[str, tuple[Any, Any]] = {}  # flagged node → (reason, parts) when its reasons were last read
@@ -68,7 +75,7 @@ class DemoRun:
                 await asyncio.sleep(POLL_S)
                 for process, name in ((simulation, "simulation"), (service, "service")):
                     if process.returncode is not None:
-                        raise typer.Exit(report_death(name, process.returncode, self.folder))
+                        raise typer.Exit(report_process_end(name, process.returncode, self.folder))
             elapsed_s = time.monotonic() - began
             self.screen.print_sentence("letting the last scrapes arrive")
             simulation.send_signal(signal.SIGUSR1)  # no further bad lines, so that both sides can count the same ones
@@ -99,7 +106,7 @@ class DemoRun:
         while not self.stop.is_set():
             for process, name in ((simulation, "simulation"), (service, "service")):
                 if process.returncode is not None:
-                    raise typer.Exit(report_death(name, process.returncode, self.folder))
+                    raise typer.Exit(report_process_end(name, process.returncode, self.folder))
             fleet = await _get_json(session, "/v1/fleet")
             if fleet and fleet.get("samples_per_s") and fleet["gpus"]["running"] and self._is_past_received():
                 return

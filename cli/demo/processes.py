@@ -107,7 +107,7 @@ def write_config(options: DemoOptions, folder: Path, clock: DemoClock) -> Path:
     return path
 
 
-async def spawn(folder: Path, log: str, command: list[str]) -> asyncio.subprocess.Process:
+async def spawn_process(folder: Path, log: str, command: list[str]) -> asyncio.subprocess.Process:
     with open(folder / log, "wb") as file:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fleetcast.cli.main", *command),
@@ -133,14 +133,14 @@ async def wait_for_file(path: Path, process: asyncio.subprocess.Process, log: Pa
     deadline = time.monotonic() + START_LIMIT_S
     while not path.exists():
         if process.returncode is not None:
-            raise typer.Exit(report_death("simulation", process.returncode, log.parent))
+            raise typer.Exit(report_process_end("simulation", process.returncode, log.parent))
         if time.monotonic() > deadline:
             echo(f"the simulation wrote no {path.name} within {START_LIMIT_S:.0f} s; see {log}", err=True)
             raise typer.Exit(1)
         await asyncio.sleep(0.05)
 
 
-def report_death(name: str, code: int, folder: Path) -> int:
+def report_process_end(name: str, code: int, folder: Path) -> int:
     log = folder / f"{name}.log"
     tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-8:] if log.exists() else []
     echo_text("\n".join([f"the {name} ended with {code}; the end of {log}:", *tail]), err=True)

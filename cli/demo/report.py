@@ -109,7 +109,7 @@ class FlagHistory:
 
 
 @dataclass(slots=True)
-class Totals:
+class IngestionTotals:
     """The counters of `/v1/ingestion`, summed over the restarts of a pipeline.
 
     After each restart the counters begin at zero, as Prometheus counters do.

@@ -67,7 +67,7 @@ def evaluate_curve(
     named = check_curve(task, curve, {**beside, "drop": drop or None} if curve == "drop" else beside)
     check_outputs(to.json, results=to.results, plot=to.plot)
     without = {"drop": list(drop)} if drop else {}
-    points = judge_curve(task, named, seeds, say, **without)
+    points = evaluate_points(task, named, seeds, say, **without)
     axis, runs = UNITS[named], [f"--curve={named}", f"--seed={seeds.start}", f"--runs={len(seeds)}"]
     left_out = [f"--drop={name}" for name in drop]
     write_json(to.json, {"task": task, "curve": named, "seeds": list(seeds), **without, "points": points})
@@ -97,7 +97,7 @@ def check_curve(task: str, curve: str | None, beside: Mapping[str, object]) -> s
     return curve
 
 
-def judge_curve(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
+def evaluate_points(task: str, curve: str, seeds: Sequence[int], say: Say, **options: Any) -> "list[CurvePoint]":
     """Return the results at each point of a curve: each magnitude, interval or set of left-out telemetry.
 
     options: passed on to the evaluation.

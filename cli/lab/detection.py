@@ -75,13 +75,13 @@ def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
 
     It takes some seconds of CPU. The result is cached for the process.
     """
-    bench = _Bench(seed, copies)
+    bench = _TrialFleet(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):
         bench.run_round(EPOCH_MS + (number + 1) * SCRAPE_MS)
     return bench.make_table()
 
 
-class _Bench:
+class _TrialFleet:
     """The small fleet with one gang per trial, and the pipeline that observes it."""
 
     def __init__(self, seed: int, copies: int) -> None:

@@ -123,7 +123,7 @@ def _print_drift(found: "list[FeatureDrift]", serving: "Drift | None") -> None:
     elif serving.reasons:
         echo(f"{serving.kind} {serving.version} asks to be fitted again: {'; '.join(serving.reasons.values())}")
     else:
-        echo(_explain_serving(serving, sum(len(one.drifted_features) for one in found)))
+        echo(_explain_no_refit(serving, sum(len(one.drifted_features) for one in found)))
 
 
 def _describe_drifted_features(one: "FeatureDrift") -> str:
@@ -139,7 +139,7 @@ def _describe_drifted_features(one: "FeatureDrift") -> str:
     return said
 
 
-def _explain_serving(serving: "Drift", drifted: int) -> str:
+def _explain_no_refit(serving: "Drift", drifted: int) -> str:
     """Explain in words why the version need not be fitted again. drifted: the number of drifted features."""
     from fleetcast.models.versions.drift import DriftLimits
 

@@ -131,10 +131,12 @@ def evaluate(
         evaluate_curve(task, curve, beside, range(seed, seed + runs), drop or [], to, _print_line)
         return
     rolling = _make_rolling_arguments(task, windows, forecaster) | _make_queue_arguments(task, capacity, max_wait_h)
-    judge, source = _choose_judge(task, (train, test), (faults, nodes, year), drop or [], rolling)
+    judge, source = _choose_evaluation(task, (train, test), (faults, nodes, year), drop or [], rolling)
     check_outputs(json, html=html, predictions=predictions, results=results)
     numbers = {"windows": windows, "capacity": capacity, "max-wait-h": max_wait_h}
-    asked = [f"--{name}={value}" for name, value in numbers.items() if value] + _repeat("forecaster", forecaster)
+    asked = [f"--{name}={value}" for name, value in numbers.items() if value] + _format_repeated_option(
+        "forecaster", forecaster
+    )
     _run_evaluation(task, judge, source, seed, (drop or [], asked), _Outputs(json, html, predictions, results))
 
 
@@ -177,7 +179,7 @@ def _run_evaluation(
         write_predictions(found, to.predictions)
         _print_line(f"wrote {to.predictions}")
     if to.results is not None:
-        left_out = _repeat("drop", drop)
+        left_out = _format_repeated_option("drop", drop)
         given = [f"--{key}={value}" if value else f"--{key}" for key, value in source.items()]
         command = ["fleetcast", "evaluate", task, *given, f"--seed={seed}", *left_out, *words]
         beside = [*left_out, *(f"--{key}" for key in ("faults", "year") if key in source)]
@@ -214,12 +216,12 @@ def _make_queue_arguments(task: str, capacity: int | None, max_wait_h: float | N
     return given
 
 
-def _repeat(option: str, values: list[str] | None) -> list[str]:
+def _format_repeated_option(option: str, values: list[str] | None) -> list[str]:
     """Return the command-line words of an option that is repeated for each of its values."""
     return [f"--{option}={value}" for value in values or ()]
 
 
-def _choose_judge(
+def _choose_evaluation(
     task: str,
     folders: tuple[Path | None, Path | None],
     log: tuple[Path | None, int | None, bool],
@@ -232,11 +234,11 @@ def _choose_judge(
     """
     faults, nodes, year = log
     if faults is not None or nodes is not None or year:
-        return _choose_log_judge(task, *folders, faults, nodes, year)
-    return _choose_folder_judge(task, *folders, drop, rolling)
+        return _choose_log_evaluation(task, *folders, faults, nodes, year)
+    return _choose_folder_evaluation(task, *folders, drop, rolling)
 
 
-def _choose_folder_judge(
+def _choose_folder_evaluation(
     task: str, train: Path | None, test: Path | None, drop: list[str], rolling: dict[str, Any]
 ) -> "tuple[Judge, dict[str, str]]":
     """Return the evaluation of a task on data folders, and the options that name them.
@@ -261,7 +263,7 @@ def _choose_folder_judge(
     return (lambda seed: evaluate_folders(*folders, seed, _print_line, **without)), source
 
 
-def _choose_log_judge(
+def _choose_log_evaluation(
     task: str, train: Path | None, test: Path | None, faults: Path | None, nodes: int | None, year: bool
 ) -> "tuple[Judge, dict[str, str]]":
     """Return the evaluation of a log of faults or of a simulated year, and the options that name it.

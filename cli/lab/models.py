@@ -207,7 +207,7 @@ def prune(
 
     registry = _open_registry(config, state, folder)
     most = keep or load_site_config(config, state).models.keep_versions
-    run = registry.list_old if dry_run else registry.prune
+    run = registry.list_old_versions if dry_run else registry.prune
     gone = {one: run(one, most) for one in ((_check_kind(kind),) if kind else KINDS)}
     word = "would delete" if dry_run else "deleted"
     lines = [f"{one}: {word} {', '.join(versions) or 'nothing'}" for one, versions in gone.items()]

@@ -306,7 +306,7 @@ async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: st
 
     from fleetcast.clients.kafka import KafkaWriter
     from fleetcast.fleet.entities import Entities
-    from fleetcast.ingest.kafka.output import Output, find_node_blocks, forward
+    from fleetcast.ingest.kafka.output import Output, find_node_blocks, forward_batches
     from fleetcast.ingest.kafka.source import read_kafka_options
     from fleetcast.ingest.pages.scrape import Scraper
     from fleetcast.ingest.topology.load import load_topology
@@ -321,7 +321,7 @@ async def _write_telemetry(options: "SimulationOptions", brokers: str, topic: st
     entities = Entities()
     scraper = Scraper(entities, [f"file:{targets}"], ScrapeConfig(timeout_s=15.0), options.clock)
     try:
-        await forward(scraper, entities, Output(writer, topic), blocks, "binary")
+        await forward_batches(scraper, entities, Output(writer, topic), blocks, "binary")
     finally:
         await scraper.close()
         await asyncio.to_thread(writer.close)

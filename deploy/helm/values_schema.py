@@ -126,7 +126,7 @@ def _make_adapter_schema(entry: dict[str, Any]) -> Schema:
 def _make_config_schema() -> Schema:
     """Return the schema of `config`: keys of config.toml that the chart does not set, with their limits."""
     made = msgspec.json.schema(Config)
-    sections = _simplify(made["$defs"]["Config"], made["$defs"])["properties"]
+    sections = _simplify_schema(made["$defs"]["Config"], made["$defs"])["properties"]
     del sections["state"]
     for name, (least, most) in LIMITS.items():
         section, _, key = name.partition(".")
@@ -140,22 +140,22 @@ def _make_config_schema() -> Schema:
     return make_table_schema(**{name: section for name, section in sections.items() if section["properties"]})
 
 
-def _simplify(part: Any, definitions: dict[str, Any]) -> Any:
+def _simplify_schema(part: Any, definitions: dict[str, Any]) -> Any:
     """Return a part of a schema with references resolved, and without titles, descriptions and defaults.
 
     Those are left out because values.yaml and config.toml already contain them.
     """
     if isinstance(part, list):
-        return [_simplify(one, definitions) for one in part]
+        return [_simplify_schema(one, definitions) for one in part]
     if not isinstance(part, dict):
         return part
     if "$ref" in part:
-        return _simplify(definitions[part["$ref"].rpartition("/")[2]], definitions)
+        return _simplify_schema(definitions[part["$ref"].rpartition("/")[2]], definitions)
     if "properties" in part:
-        inner = {key: _simplify(value, definitions) for key, value in part["properties"].items()}
+        inner = {key: _simplify_schema(value, definitions) for key, value in part["properties"].items()}
         needed = {"required": part["required"]} if part.get("required") else {}
         return {**make_table_schema(**inner), **needed}
-    return {key: _simplify(value, definitions) for key, value in part.items() if key not in SHOWN_ELSEWHERE}
+    return {key: _simplify_schema(value, definitions) for key, value in part.items() if key not in SHOWN_ELSEWHERE}
 
 
 def format_schema() -> str:

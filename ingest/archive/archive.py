@@ -38,7 +38,7 @@ from fleetcast.ingest.archive.read import find_newest_ms, log_damaged_file
 from fleetcast.ingest.archive.rows import (
     KINDS,
     ArchiveRows,
-    Words,
+    NameLookups,
     decode_samples,
     encode_events,
     encode_samples,
@@ -87,7 +87,7 @@ class ArchiveHealth:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingRows:
     """Rows in memory that wait for a flush.
 
     `batches`: each batch with an (n,) bool array, which is true for samples that are certain to be new.
@@ -125,7 +125,7 @@ class Archive:
         self._series = {kind: pack_series(KINDS.index(kind), at, 0) for kind, at in make_metric_columns().items()}
         self._number = -1
         self._swap = threading.Lock()  # a flush that fails puts its rows back, in its thread
-        self._waiting = _Waiting()
+        self._waiting = _WaitingRows()
         self._writing = 0  # bytes that were handed over, and are not on disk
         self._doubt_ms: int | None = None  # rows up to here may be on disk; None: nobody has looked yet
         self._known_events = KnownEvents(files, saved_ms)
@@ -190,7 +190,7 @@ class Archive:
         """
         self._number = max(self._number + 1, time.time_ns() // 1_000_000)
         with self._swap:
-            taken, self._waiting = self._waiting, _Waiting()
+            taken, self._waiting = self._waiting, _WaitingRows()
             self._writing = taken.nbytes
         flush = _Flush(self._number, now_ms, _Blocks(topology, {kind: self._entities[kind].node for kind in KINDS}))
         oldest_ms = now_ms - self.limits.keep_days * DAY_MS if self.limits.keep_days else YEAR_2000_MS
@@ -198,7 +198,7 @@ class Archive:
         def write() -> None:
             try:
                 with self.files.convert_to_os_error():
-                    self._write(taken, flush, oldest_ms)
+                    self._write_rows(taken, flush, oldest_ms)
             except Exception as error:
                 self._restore_rows(taken, error)
                 raise
@@ -206,7 +206,7 @@ class Archive:
 
         return write
 
-    def _restore_rows(self, taken: _Waiting, error: Exception) -> None:
+    def _restore_rows(self, taken: _WaitingRows, error: Exception) -> None:
         """Put the rows of a failed flush back into memory.
 
         Any file of that flush may exist, so the next flush looks all rows up.
@@ -214,14 +214,14 @@ class Archive:
         doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
         with self._swap:
             now = self._waiting
-            self._waiting = _Waiting(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
+            self._waiting = _WaitingRows(doubtful + now.batches, taken.events + now.events, taken.nbytes + now.nbytes)
             self._writing, self._doubt_ms = 0, None
         self._known_events.forget_newest_time()
         self.counts.failing = f"{type(error).__name__}: {error}"
 
     # -- in a thread ----------------------------------------------------------------------------------------------
 
-    def _write(self, taken: _Waiting, flush: "_Flush", oldest_ms: int) -> None:
+    def _write_rows(self, taken: _WaitingRows, flush: "_Flush", oldest_ms: int) -> None:
         doubt_ms = self._prepare_files()
         for hour_ms, rows, sure in _split_by_hour(taken.batches, self._series, doubt_ms):
             if hour_ms + HOUR_MS <= oldest_ms:
@@ -255,7 +255,7 @@ class Archive:
             repeated = unknown[self._find_stored_rows(rows.select(unknown), hour_ms, among)]
             rows = rows.select(np.delete(np.arange(len(rows)), repeated))
         self.counts.repeats += was - len(rows)
-        for block, part in flush.blocks.split(rows):
+        for block, part in flush.blocks.split_by_block(rows):
             name = _choose_part_name(("samples", block, self.writer), hour_ms, flush.number, there)
             self._write_file(name, encode_samples(part, {kind: self._entities[kind].names for kind in KINDS}))
             self.counts.rows += len(part)
@@ -267,7 +267,7 @@ class Archive:
         """
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
         wanted = make_sort_keys(rows, hour_ms)
-        words = Words(lambda kind, entity: self._entities[kind].row(entity))
+        words = NameLookups(lambda kind, entity: self._entities[kind].row(entity))
         found = np.zeros(len(rows), np.bool_)
         for name in names:
             with log_damaged_file(name), self.files.open(name) as file:
@@ -329,7 +329,7 @@ class _Blocks:
             else {UNPLACED}
         )
 
-    def split(self, rows: ArchiveRows) -> Iterator[tuple[str, ArchiveRows]]:
+    def split_by_block(self, rows: ArchiveRows) -> Iterator[tuple[str, ArchiveRows]]:
         """Yield the rows of each block, in their order."""
         if not self._names:
             yield from [(UNPLACED, rows)] if len(rows) else []

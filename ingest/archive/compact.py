@@ -24,7 +24,7 @@ from fleetcast.ingest.archive.rows import (
     METRIC_NAMES,
     STATISTICS,
     ArchiveRows,
-    Words,
+    NameLookups,
     decode_samples,
     encode_event_table,
     encode_samples,
@@ -142,7 +142,7 @@ def _merge_samples(files: ArchiveFiles, names: Sequence[FileName]) -> Any:
     parts = []
     for name in names:
         with files.open(name) as file:
-            parts.append(decode_samples(file, Words(make_row_lookup(entities), find_or_add_metric)))
+            parts.append(decode_samples(file, NameLookups(make_row_lookup(entities), find_or_add_metric)))
     rows, _ = sort_unique_rows(ArchiveRows.concat(parts), names[0].first_ms)
     return encode_samples(rows, {kind: entities[kind].names for kind in KINDS}, metrics, STATISTICS)
 
@@ -164,7 +164,7 @@ def list_old_days(files: ArchiveFiles, now_ms: int, keep_days: int) -> list[str]
     return sorted(day for day in days if parse_day_ms(day) + DAY_MS <= now_ms - keep_days * DAY_MS)
 
 
-def prune(files: ArchiveFiles, days: Sequence[str], note: Callable[[str], object] = lambda _: None) -> None:
+def delete_days(files: ArchiveFiles, days: Sequence[str], note: Callable[[str], object] = lambda _: None) -> None:
     """Delete whole days, and call `note` with each one."""
     for day in days:
         for dataset in DATASETS:

@@ -224,9 +224,9 @@ class ArchiveFiles:
         for name in names:
             if name != final and ready.supersedes(name):
                 self.remove(name)
-        failpoints.reach(f"{AREA}.before_rename")
+        failpoints.call_hook(f"{AREA}.before_rename")
         self._fs.mv(self._make_path(ready), self._make_path(final))
-        failpoints.reach(f"{AREA}.after_rename")
+        failpoints.call_hook(f"{AREA}.after_rename")
         if self.folder is not None:
             files.sync_folder((self.folder / final.path).parent, AREA)
 

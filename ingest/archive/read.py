@@ -17,7 +17,7 @@ from fleetcast.ingest.archive.files import (
     drop_superseded_files,
     parse_day_ms,
 )
-from fleetcast.ingest.archive.rows import ArchiveRows, Words, decode_samples
+from fleetcast.ingest.archive.rows import ArchiveRows, NameLookups, decode_samples
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 
 logger = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ def read_each_file(
 
 
 def read_samples(
-    files: ArchiveFiles, span: ArchiveSpan, words: Words, also: Sequence[tuple[str, str, Any]] = ()
+    files: ArchiveFiles, span: ArchiveSpan, words: NameLookups, also: Sequence[tuple[str, str, Any]] = ()
 ) -> ArchiveRows:
     """Read the samples of a span, unordered.
 

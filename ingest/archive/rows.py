@@ -226,7 +226,7 @@ def _make_name_dictionary(
 
 
 @dataclass(frozen=True, slots=True)
-class Words:
+class NameLookups:
     """The lookups from the names in a file to our own indices.
 
     Rows are dropped if the lookup of their entity or metric returns None.
@@ -236,7 +236,7 @@ class Words:
     metric_of: Callable[[str], int | None] = _METRIC_AT.get
 
 
-def decode_samples(file: IO[bytes], words: Words, filters: Any = None) -> ArchiveRows:
+def decode_samples(file: IO[bytes], words: NameLookups, filters: Any = None) -> ArchiveRows:
     """Read the rows of a samples file. Raises OSError or ValueError if the file is torn.
 
     filters: as for pyarrow.parquet.read_table, or None for all rows.

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, log_damaged_file
-from fleetcast.ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, Words, decode_samples, make_row_lookup
+from fleetcast.ingest.archive.rows import KINDS, METRIC_NAMES, ArchiveRows, NameLookups, decode_samples, make_row_lookup
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def read_series(
     entities, parts = Entities(), [ArchiveRows.empty()]
     for name in each(span.list_files(files, "samples")):
         with log_damaged_file(name), files.open(name) as file:
-            parts.append(decode_samples(file, Words(make_row_lookup(entities)), filters))
+            parts.append(decode_samples(file, NameLookups(make_row_lookup(entities)), filters))
     return list(_split_series(ArchiveRows.concat(parts), entities))
 
 

@@ -20,7 +20,14 @@ from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.ingest.archive.files import DATASETS, ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
-from fleetcast.ingest.archive.rows import KINDS, ArchiveRows, Words, make_metric_columns, make_row_lookup, pack_series
+from fleetcast.ingest.archive.rows import (
+    KINDS,
+    ArchiveRows,
+    NameLookups,
+    make_metric_columns,
+    make_row_lookup,
+    pack_series,
+)
 from fleetcast.ingest.node_names import find_or_register_node
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import RecordTally
@@ -163,7 +170,7 @@ class ArchiveSource(Source):
     def _read_samples_and_events(
         self, span: ArchiveSpan, known: Entities
     ) -> tuple[ArchiveRows, list[Event], list[RecordError]]:
-        rows = read_samples(self._files, span, Words(make_row_lookup(known)))
+        rows = read_samples(self._files, span, NameLookups(make_row_lookup(known)))
         return rows.select(np.argsort(rows.time_ms, kind="stable")), *read_events(self._files, span)
 
     def _floor_to_step(self, time_ms: Any) -> Any:

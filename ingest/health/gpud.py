@@ -55,7 +55,7 @@ class GpudOptions(PollOptions, frozen=True, forbid_unknown_fields=True, kw_only=
     name: str = "gpud"
 
 
-class Suggested(msgspec.Struct):
+class SuggestedActions(msgspec.Struct):
     description: str = ""
     repair_actions: list[str] | None = None
 
@@ -66,7 +66,7 @@ class ComponentHealth(msgspec.Struct):
     reason: str = ""
     error: str = ""
     time: str = ""
-    suggested_actions: Suggested | None = None
+    suggested_actions: SuggestedActions | None = None
 
 
 class ComponentStates(msgspec.Struct):
@@ -160,7 +160,7 @@ class GpudSource(Source):
         events_found = [*make_state_events(node, states, known, now_ms)]
         xids = [*make_xid_events(node, events, now_ms)]
         self._seen_s[node] = now_ms // 1000 - 60  # gpud's clock may be behind; what comes twice counts once
-        batch = _check_events([*events_found, *xids], now_ms)
+        batch = _make_checked_batch([*events_found, *xids], now_ms)
         return replace(
             batch, tally=count_states_and_events(states, events, len(events_found), len(xids), len(batch.bad))
         )
@@ -264,7 +264,7 @@ def make_xid_events(node: str, components: list[ComponentEvents], now_ms: int) -
             )
 
 
-def _check_events(events: list[NodeEvent], now_ms: int) -> Batch:
+def _make_checked_batch(events: list[NodeEvent], now_ms: int) -> Batch:
     good, bad = [], []
     for event in events:
         try:
@@ -288,7 +288,7 @@ def _parse_severity(state: ComponentHealth) -> Severity | None:
     return None
 
 
-def _format_advice(suggested: Suggested | None) -> str:
+def _format_advice(suggested: SuggestedActions | None) -> str:
     if suggested is None:
         return ""
     words = [ADVICE.get(action, action.replace("_", " ").lower()) for action in suggested.repair_actions or ()]

@@ -17,7 +17,7 @@ from fleetcast.fleet import files
 from fleetcast.fleet.entities import Entities
 from fleetcast.ingest.inbox.inbox import InboxSource
 from fleetcast.ingest.inbox.segments import delete_read_segments, format_segment_name, parse_position
-from fleetcast.ingest.shares import OwnRows, Share
+from fleetcast.ingest.shares import OwnNodeFilter, Share
 from fleetcast.ingest.source import Batch, Source
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class DividedInbox(Source):
     def __init__(self, inbox: InboxSource, entities: Entities, share: Share) -> None:
         self._inbox = inbox
         self._share = share
-        self._rows = OwnRows(share, entities)
+        self._rows = OwnNodeFilter(share, entities)
 
     async def next(self) -> Batch:
         batch = await self._inbox.next()

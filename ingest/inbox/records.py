@@ -8,7 +8,7 @@ from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent, NodeEvent
 from fleetcast.fleet.samples import SampleBatch
-from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.gpu_labels import ObservedJobLabels
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
 from fleetcast.ingest.inbox.segments import Record, RecordKind
 from fleetcast.ingest.remote_write.decoder import WriteDecoder
@@ -31,7 +31,7 @@ def decode_records(
     events: list[JobEvent] = []
     node_events: list[NodeEvent] = []
     samples: list[SampleBatch] = []
-    labels: list[LabelSight] = []
+    labels: list[ObservedJobLabels] = []
     errors = list(bad)
     tallies = [RecordTally(refused=len(errors))]
     for record in records:

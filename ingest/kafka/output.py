@@ -43,7 +43,7 @@ class Writer(Protocol):
 
 
 @dataclass(slots=True)
-class Sent:
+class OutputCounts:
     """Counts of what was written to Kafka. `bad`: the number of unreadable records by reason."""
 
     records: int = 0
@@ -62,7 +62,7 @@ class Output:
 
     writer: Writer
     topic: str
-    sent: Sent = field(default_factory=Sent)
+    sent: OutputCounts = field(default_factory=OutputCounts)
 
     async def send(self, records: Sequence[OutgoingRecord]) -> None:
         while records:
@@ -82,7 +82,9 @@ def find_node_blocks(topology: Topology) -> dict[str, str]:
     return {name: block for name, block in found if block}
 
 
-async def forward(source: Source, entities: Entities, output: Output, blocks: Mapping[str, str], form: str) -> None:
+async def forward_batches(
+    source: Source, entities: Entities, output: Output, blocks: Mapping[str, str], form: str
+) -> None:
     """Write all batches that `source` reads, until it ends. form: a key of FORMS."""
     untold: tuple[RecordError, ...] = ()  # bad lines go with the next record there is
     while True:

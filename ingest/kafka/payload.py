@@ -35,7 +35,7 @@ _BLANKS = b" \t\r\n\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
+class DecodedPayload:
     """The batch decoded from a Kafka record.
 
     `poison`: the error for which the record must become a dead letter, or None. The batch's bad records contain
@@ -63,31 +63,31 @@ class PayloadDecoder:
         """Return node → GPU model, from the records and pages decoded so far."""
         return {**self._resolver.inventory.gpu_models(), **self._columnar.models}
 
-    def decode_telemetry(self, message: Message) -> Decoded:
+    def decode_telemetry(self, message: Message) -> DecodedPayload:
         """Decode a record of the telemetry topic. Bad content becomes poison and never an exception."""
         try:
             if message.value is None:
                 self.noted["tombstone"] += 1
-                return Decoded(_TOMBSTONE)
+                return DecodedPayload(_TOMBSTONE)
             headers = _parse_headers(message)
             kind = _parse_media_type(headers)
             if kind in TEXT_TYPES:
                 return self._decode_page(message, headers)
             columnar = kind in COLUMNAR_TYPES or message.value.startswith(MAGIC)
             if columnar or message.value.lstrip(_BLANKS)[:1] in (b"{", b"["):
-                return Decoded(self._columnar.decode(message.value, self._clock.now_ms()))
+                return DecodedPayload(self._columnar.decode(message.value, self._clock.now_ms()))
             return self._decode_page(message, headers)
         except RecordError as error:
             return _make_poison(error)
 
-    def decode_events(self, message: Message) -> Decoded:
+    def decode_events(self, message: Message) -> DecodedPayload:
         """Decode a record of the events topic into its good events.
 
         The record is poison if any of its events was refused, or if it has none.
         """
         if message.value is None:
             self.noted["tombstone"] += 1
-            return Decoded(_TOMBSTONE)
+            return DecodedPayload(_TOMBSTONE)
         body = decode_body(message.value, self._clock.now_ms(), _parse_headers(message))
         events = [record.event for record in body.records]
         bad = tuple(error for _, error in body.rejected)
@@ -99,12 +99,12 @@ class PayloadDecoder:
             bad=bad,
         )
         if not bad:
-            return Decoded(batch)
+            return DecodedPayload(batch)
         index, first = body.rejected[0]
         where = f"record {index} of {len(body)}: {first.detail}" if len(body) > 1 else first.detail
-        return Decoded(batch, RecordError(first.reason, where))
+        return DecodedPayload(batch, RecordError(first.reason, where))
 
-    def _decode_page(self, message: Message, headers: Mapping[str, str]) -> Decoded:
+    def _decode_page(self, message: Message, headers: Mapping[str, str]) -> DecodedPayload:
         """Decode a page of exposition text.
 
         The record is poison if all lines are bad. Bad lines among good ones are counted.
@@ -118,8 +118,8 @@ class PayloadDecoder:
         decoder = self._find_page_decoder(message, headers, page)
         batch = decoder.decode(page, time_ms, open_metrics=_parse_media_type(headers) == OPEN_METRICS)
         if batch.bad and not batch.samples:
-            return Decoded(batch, batch.bad[0])
-        return Decoded(batch)
+            return DecodedPayload(batch, batch.bad[0])
+        return DecodedPayload(batch)
 
     def _find_page_decoder(self, message: Message, headers: Mapping[str, str], page: bytes) -> PageDecoder:
         """Return the decoder of earlier pages from the same node and exporter, or a new one.
@@ -140,9 +140,9 @@ class PayloadDecoder:
         return found
 
 
-def _make_poison(error: RecordError) -> Decoded:
+def _make_poison(error: RecordError) -> DecodedPayload:
     error = error.with_traceback(None)  # a traceback would keep the record alive
-    return Decoded(Batch(bad=(error,)), error)
+    return DecodedPayload(Batch(bad=(error,)), error)
 
 
 def _parse_headers(message: Message) -> dict[str, str]:

@@ -25,7 +25,7 @@ from fleetcast.clients.kafka_records import FetchLimits, Gap, Message, OutgoingR
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
-from fleetcast.ingest.kafka.payload import Decoded, PayloadDecoder
+from fleetcast.ingest.kafka.payload import DecodedPayload, PayloadDecoder
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import RecordTally, SkipRule
 
@@ -239,12 +239,12 @@ class KafkaSource(Source):
         while self._waiting and size < BATCH_BYTES:
             message = self._waiting.popleft()
             size += len(message.value or b"")
-            parts.append(self._decode(message))
+            parts.append(self._decode_message(message))
             self._taken[message.place] = message.offset + 1
             self._health.last_record_ms = message.time_ms
         return Batch.merge(parts) if parts else Batch()
 
-    def _decode(self, message: Message) -> Batch:
+    def _decode_message(self, message: Message) -> Batch:
         topic, partition = message.place
         if topic == self.options.telemetry:
             decoded = self.decoder.decode_telemetry(message)
@@ -258,7 +258,7 @@ class KafkaSource(Source):
         self._add_dead_letter(message, decoded)
         return decoded.batch
 
-    def _add_dead_letter(self, message: Message, decoded: Decoded) -> None:
+    def _add_dead_letter(self, message: Message, decoded: DecodedPayload) -> None:
         if decoded.poison is None or not self.options.dead_letters:
             return
         letter = make_dead_letter(self.options.dead_letters, message, decoded.poison)

@@ -85,7 +85,7 @@ def _translate_glob(pattern: str) -> str:
 
 
 @dataclass(slots=True)
-class _Followed:
+class _FollowedFile:
     file: LogFile
     reader: KernelReader
 
@@ -114,7 +114,7 @@ class KernelLogSource(Source):
         self._options = given
         self._patterns = [_Pattern.parse(entry, given.node) for entry in given.paths]
         self._clock = clock
-        self._followed: dict[str, _Followed] = {}
+        self._followed: dict[str, _FollowedFile] = {}
         self._places: dict[str, Any] = {}
         self._scanned_s = -SCAN_S
         self._rates: deque[tuple[float, int]] = deque(maxlen=64)
@@ -233,13 +233,13 @@ class KernelLogSource(Source):
         self._scanned_s = time.monotonic()
         for pattern in self._patterns:
             files = list(pattern.find_files())
-            self._log_absent(pattern.glob, bool(files))
+            self._log_missing_files(pattern.glob, bool(files))
             for path, node in files:
                 known = path in self._followed or path in self._nameless
                 if not known and len(self._followed) + len(self._nameless) < MOST_FILES:
                     self._add_file(path, node)
 
-    def _log_absent(self, pattern: str, is_there: bool) -> None:
+    def _log_missing_files(self, pattern: str, is_there: bool) -> None:
         if is_there:
             self._absent.discard(pattern)
         elif pattern not in self._absent:
@@ -258,4 +258,4 @@ class KernelLogSource(Source):
         reader = KernelReader(whose, self._options.utc_offset_s, fallback=platform.node())
         reader.boot_ms = float(place.get("boot_ms", 0.0))
         reader.last_boot_stamp_ms = float(place.get("boot_stamp_ms", -1.0))
-        self._followed[path] = _Followed(LogFile(Path(path), place), reader)
+        self._followed[path] = _FollowedFile(LogFile(Path(path), place), reader)

@@ -101,7 +101,7 @@ def list_unread_resources(spec: PodSpec, resources: tuple[str, ...]) -> tuple[st
         if is_unsupported_gpu_resource(name, resources)
     }
     return tuple(
-        sorted(name for name in names if any(row.resources.amount(name) for row in list_running_containers(spec)))
+        sorted(name for name in names if any(row.resources.get_amount(name) for row in list_running_containers(spec)))
     )
 
 
@@ -123,7 +123,7 @@ def _count_resource_gpus(containers: Sequence[Container], resources: tuple[str, 
         for name in sorted(container.resources.names):
             if not is_gpu_resource(name, resources):
                 continue
-            amount, found = container.resources.amount(name), _MIG.search(name)
+            amount, found = container.resources.get_amount(name), _MIG.search(name)
             if found:
                 profile, known = found[1], parse_mig_profile(found[1])
                 slices = (known.slices if known else SLICES) / (shares if found[2] else 1)
@@ -139,9 +139,9 @@ def _count_resource_gpus(containers: Sequence[Container], resources: tuple[str, 
 
 def _find_board_part(resources: Resources, memory_gib: float) -> float:
     """Return the part of each board, from 0 to 1, that a vGPU scheduler gives a container."""
-    stated = [resources.amount(name) / 100 for name in HAMI_PERCENT]
+    stated = [resources.get_amount(name) / 100 for name in HAMI_PERCENT]
     if not any(stated) and memory_gib:
-        stated = [resources.amount(name) / 1024 / memory_gib for name in HAMI_MIB]
+        stated = [resources.get_amount(name) / 1024 / memory_gib for name in HAMI_MIB]
     return min((part for part in stated if 0 < part <= 1), default=1.0)
 
 
@@ -151,8 +151,8 @@ def _read_part_resources(spec: PodSpec, memory_gib: float) -> AskedGpus:
     A board of unknown memory counts as a whole GPU.
     """
     containers = list_running_containers(spec)
-    percents = max(sum(row.resources.amount(name) for row in containers) for name in PERCENT_RESOURCES)
-    gib = sum(row.resources.amount(ALIYUN_GIB) for row in containers)
+    percents = max(sum(row.resources.get_amount(name) for row in containers) for name in PERCENT_RESOURCES)
+    gib = sum(row.resources.get_amount(ALIYUN_GIB) for row in containers)
     boards = percents / 100 or (min(1.0, gib / memory_gib) if memory_gib else 1.0 if gib else 0.0)
     gpus = math.ceil(boards)
     return AskedGpus(gpus, share=_compute_share(WHOLE_GPU * boards, gpus))

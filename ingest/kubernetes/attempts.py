@@ -69,7 +69,7 @@ class Track(msgspec.Struct, omit_defaults=True):
         self.began, self.failures = {}, {}
 
 
-class Judgement:
+class JobEvaluation:
     """An evaluation of one job at one time.
 
     `events`: the new events. `is_over`: whether no more events will follow for this job.
@@ -166,7 +166,7 @@ class Judgement:
         if not self.workload.elastic:
             gone = next(iter(self.track.failures.values()), Ending(self.now_ms, "cancelled", "deleted"))
             return failed or (Ending(good.time_ms, FINISHED) if good else gone)
-        if rows and not self._is_settled():
+        if rows and not self._is_loss_confirmed():
             return None
         return failed if failed and not good else Ending(self.now_ms, FINISHED)
 
@@ -181,7 +181,7 @@ class Judgement:
             return stated
         return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
 
-    def _is_settled(self) -> bool:
+    def _is_loss_confirmed(self) -> bool:
         """Return whether a member has been missing for `QUIET_MS`. The first call starts this time."""
         if self.track.lost_ms is None:
             self.track.lost_ms = self.now_ms
@@ -203,7 +203,7 @@ class Judgement:
             missing = missing or (key, place, lost)
         if missing is None:
             self.track.lost_ms = None
-        elif self._is_settled():
+        elif self._is_loss_confirmed():
             self._end_attempt(missing[2], missing[1].node)
 
     def _has_pod_stayed(self, place: MemberPlace) -> bool:
@@ -272,7 +272,7 @@ class Judgement:
             if row.stage in ("running", "succeeded")
             and row.node
             and row.left_ms is None
-            and not (0 < row.attempt < self._find_generation())
+            and not (0 < row.attempt < self._find_newest_restart())
         }
         if len(ready) >= self.workload.least and not self.workload.suspended:
             at_ms = max((row.running_ms or self.now_ms for row in ready.values()), default=self.now_ms)
@@ -311,7 +311,7 @@ class Judgement:
             )
         )
 
-    def _find_generation(self) -> int:
+    def _find_newest_restart(self) -> int:
         """Return the number of the newest restart, counted from 1.
 
         Pods of earlier restarts are about to be replaced.

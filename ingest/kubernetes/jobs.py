@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 
 from fleetcast.fleet.events import Failed, JobEvent
-from fleetcast.ingest.kubernetes.attempts import Judgement, Track
+from fleetcast.ingest.kubernetes.attempts import JobEvaluation, Track
 from fleetcast.ingest.kubernetes.workloads import Member, Workload
 from fleetcast.ingest.lifecycle import ENDED
 
@@ -26,7 +26,7 @@ class JobState(msgspec.Struct):
     bound: dict[str, dict[str, int]] = {}  # job → node → GPUs of its pods that run in no attempt
 
 
-class WorkloadFold:
+class WorkloadConverter:
     """A converter of workloads and pods into job events.
 
     `lost_nodes`: the nodes that are lost. A pod that vanishes on one of them counts as lost with it.
@@ -118,7 +118,7 @@ class WorkloadFold:
                 self._kinds.pop(member.job, None)
         self._changed.add(member.job)
 
-    def _record_bound_gpus(self, judged: Judgement) -> None:
+    def _record_bound_gpus(self, judged: JobEvaluation) -> None:
         """Record the GPUs of a job's pods that belong to no running attempt."""
         job, found = judged.workload.submitted.job, Counter[str]()
         for row in () if judged.is_over else judged.find_bound_members():
@@ -143,7 +143,7 @@ class WorkloadFold:
             base = self.state.gone.pop(job, 0) if track is None else track.attempt
             track = self.state.tracks[job] = Track(workload.uid, base + 1, base)
         members = self._members.get(job, {})
-        judged = Judgement(workload, track, members, now_ms, removed=job in self._removed)
+        judged = JobEvaluation(workload, track, members, now_ms, removed=job in self._removed)
         judged.evaluate_job(self.lost_nodes)
         self._record_bound_gpus(judged)
         yield from judged.events

@@ -50,7 +50,7 @@ def is_host(pod: Pod, owner: JobOwner, labels: tuple[str, ...]) -> bool:
 
 def _matches_label_pattern(pod: Pod, patterns: tuple[str, ...]) -> bool:
     rows = (pattern.partition("=") for pattern in patterns)
-    return any((value := pod.metadata.label(key)) and fnmatchcase(value, wanted or "*") for key, _, wanted in rows)
+    return any((value := pod.metadata.get_label(key)) and fnmatchcase(value, wanted or "*") for key, _, wanted in rows)
 
 
 def _has_worker_container(pod: Pod) -> bool:
@@ -66,12 +66,12 @@ def find_pod_place(pod: Pod, owner: JobOwner, labels: tuple[str, ...], resources
     gpus = read_asked_gpus(pod.spec, resources).gpus if host or owner.kind in NO_JOBS else 0
     names: tuple[str, ...] = ()
     if host or _is_exporter(pod, owner):
-        names = (meta.name, pod.spec.hostname, meta.label(SLURM_NAME), pod.status.pod_ip)
+        names = (meta.name, pod.spec.hostname, meta.get_label(SLURM_NAME), pod.status.pod_ip)
     elif not gpus:
         return None
     return PodPlace(pod.spec.node_name, tuple(name for name in dict.fromkeys(names) if name), host, gpus)
 
 
 def _is_exporter(pod: Pod, owner: JobOwner) -> bool:
-    words = (pod.metadata.name, *(pod.metadata.label(label) for label in _NAME_LABELS))
+    words = (pod.metadata.name, *(pod.metadata.get_label(label) for label in _NAME_LABELS))
     return owner.kind.startswith("DaemonSet") and any(_EXPORTER.search(word) for word in words)

@@ -70,7 +70,7 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
     withheld: dict[str, str] = {}  # why → what Kubernetes says
 
 
-class NodeFold:
+class NodeConverter:
     """A converter of node objects into specs and events.
 
     `fatal`: patterns of conditions that require a drain. Other health conditions are warnings. `taints`: the
@@ -99,7 +99,7 @@ class NodeFold:
     def list_lost_nodes(self) -> set[str]:
         return {name for name, state in self.states.items() if state.lost}
 
-    def specs(self) -> Mapping[str, NodeSpec]:
+    def get_specs(self) -> Mapping[str, NodeSpec]:
         """Return node → spec, for the nodes of the cluster.
 
         The result is the same object until a node changes.
@@ -265,10 +265,10 @@ class NodeFold:
         rows = [row for row in node.status.conditions or () if row.type not in OWN and row.status in ("True", "False")]
         found = {row.type: (self._choose_severity(row), row.text, _find_transition(row, node, now_ms)) for row in rows}
         for label, meanings in LABELS.items():
-            severity = meanings.get(node.metadata.label(label))
+            severity = meanings.get(node.metadata.get_label(label))
             if severity is not None:
                 since = _parse_version(node.metadata.resource_version, now_ms), now_ms
-                found[label] = severity, f"{label} is {node.metadata.label(label)}", since
+                found[label] = severity, f"{label} is {node.metadata.get_label(label)}", since
         for check in state.bad.keys() - found.keys():
             found[check] = (
                 "ok",

@@ -45,7 +45,7 @@ class Meta(_Object, frozen=True):
     annotations: dict[str, str] | None = None
     owner_references: tuple[Owner, ...] = ()
 
-    def label(self, name: str) -> str:
+    def get_label(self, name: str) -> str:
         return (self.labels or {}).get(name, "")
 
     @property
@@ -74,7 +74,7 @@ class Resources(_Object, frozen=True):
     requests: dict[str, Quantity] | None = None
     limits: dict[str, Quantity] | None = None
 
-    def amount(self, name: str) -> float:
+    def get_amount(self, name: str) -> float:
         """Return the requested amount of a resource, else its limit, else 0. Raises RecordError."""
         for table in (self.requests, self.limits):
             if table and name in table:
@@ -299,7 +299,7 @@ class PriorityClass(_Object, frozen=True):
     global_default: bool = False
 
 
-class Unread:
+class UndecodedObject:
     """An object that could not be decoded: the error, and its name and uid if they can be read."""
 
     __slots__ = ("error", "name", "uid")

@@ -81,12 +81,12 @@ def find_owner(pod: Pod) -> JobOwner:
         return behind
     owner = meta.controller
     if owner is None:
-        group = next((name for label in POD_GROUPS if (name := meta.label(label))), "")
+        group = next((name for label in POD_GROUPS if (name := meta.get_label(label))), "")
         return JobOwner("PodGroup", group) if group else JobOwner("Pod", meta.name, is_single=True)
     kind = qualify_kind(owner.kind, owner.api_version)
     if kind == "ReplicaSet":
         for label, behind_kind in REVISIONS.items():
-            suffix = f"-{meta.label(label)}"
+            suffix = f"-{meta.get_label(label)}"
             if len(suffix) > 1 and owner.name.endswith(suffix):
                 return JobOwner(behind_kind, owner.name.removesuffix(suffix))
     return JobOwner(kind, owner.name)
@@ -95,13 +95,13 @@ def find_owner(pod: Pod) -> JobOwner:
 def _find_object_behind_owner(meta: Meta) -> JobOwner | None:
     """Return the object that created a pod's owner, or None if no label of the pod names one."""
     for kind, label in (("JobSet", JOBSET_NAME), ("LeaderWorkerSet", LWS_NAME), ("Notebook", NOTEBOOK_NAME)):
-        if meta.label(label):
-            return JobOwner(kind, meta.label(label))
-    if not meta.label(RAY_CLUSTER):
+        if meta.get_label(label):
+            return JobOwner(kind, meta.get_label(label))
+    if not meta.get_label(RAY_CLUSTER):
         return None
-    if meta.label(RAY_ORIGIN_KIND) in ("RayJob", "RayService") and meta.label(RAY_ORIGIN_NAME):
-        return JobOwner(meta.label(RAY_ORIGIN_KIND), meta.label(RAY_ORIGIN_NAME))
-    return JobOwner("RayCluster", meta.label(RAY_CLUSTER))
+    if meta.get_label(RAY_ORIGIN_KIND) in ("RayJob", "RayService") and meta.get_label(RAY_ORIGIN_NAME):
+        return JobOwner(meta.get_label(RAY_ORIGIN_KIND), meta.get_label(RAY_ORIGIN_NAME))
+    return JobOwner("RayCluster", meta.get_label(RAY_CLUSTER))
 
 
 def is_placeholder_pod(pod: Pod) -> bool:

@@ -45,12 +45,22 @@ from fleetcast.ingest.kubernetes.claims import (
     read_claim,
     read_template,
 )
-from fleetcast.ingest.kubernetes.jobs import JobState, WorkloadFold
+from fleetcast.ingest.kubernetes.jobs import JobState, WorkloadConverter
 from fleetcast.ingest.kubernetes.machines import HOST_LABELS, PodPlace, find_pod_place
-from fleetcast.ingest.kubernetes.nodes import KnownNode, NodeFold
-from fleetcast.ingest.kubernetes.objects import Job, JobSet, Meta, Node, Pod, PriorityClass, PyTorchJob, Unread, decode
+from fleetcast.ingest.kubernetes.nodes import KnownNode, NodeConverter
+from fleetcast.ingest.kubernetes.objects import (
+    Job,
+    JobSet,
+    Meta,
+    Node,
+    Pod,
+    PriorityClass,
+    PyTorchJob,
+    UndecodedObject,
+    decode,
+)
 from fleetcast.ingest.kubernetes.owners import NO_JOBS, find_owner
-from fleetcast.ingest.kubernetes.workloads import Member, Terms, Workload, WorkloadReader
+from fleetcast.ingest.kubernetes.workloads import Member, SiteTerms, Workload, WorkloadReader
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
@@ -76,7 +86,7 @@ CLAIMS: dict[str, Callable[[Any, tuple[str, ...]], KnownClaim]] = {
 WORKLOADS = {"jobs": "Job", "jobsets": "JobSet", "pytorchjobs": "PyTorchJob"}
 
 
-class KubernetesOptions(Terms, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KubernetesOptions(SiteTerms, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The options of the source `kubernetes`. docs/sources/kubernetes.md explains them."""
 
     name: str = "kubernetes"
@@ -99,7 +109,7 @@ class _Position(msgspec.Struct, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
+class _ObservedPod:
     """A decoded pod, its role in its job (None if it has no GPUs), and the machine that it represents.
 
     unread: resources that look like GPUs but are not supported.
@@ -150,9 +160,9 @@ class KubernetesSource(Source):
 
     def _restore_position(self, at: _Position) -> None:
         self._at = at
-        self._nodes = NodeFold(at.nodes, self.name, self.options.fatal_conditions, self.options.taints, at.places)
+        self._nodes = NodeConverter(at.nodes, self.name, self.options.fatal_conditions, self.options.taints, at.places)
         self._reader = WorkloadReader(self.options, at.priorities, at.claims, self._nodes.get_node_gpus)
-        self._jobs = WorkloadFold(at.jobs, self._nodes.list_lost_nodes())
+        self._jobs = WorkloadConverter(at.jobs, self._nodes.list_lost_nodes())
 
     async def next(self) -> Batch:
         if self._follower is None:
@@ -160,7 +170,7 @@ class KubernetesSource(Source):
         while True:
             messages = await self._follower.wait_for_messages(QUIET_POLL_S if self._jobs.has_pending_changes else None)
             trouble = self._record_states(messages)
-            batch = self.fold_messages(messages)
+            batch = self.handle_messages(messages)
             self.pending = RecordTally.sum((self.pending, batch.get_tally()))
             if len(batch) or batch.bad:
                 batch, self.pending = replace(batch, tally=self.pending), RecordTally()
@@ -193,7 +203,7 @@ class KubernetesSource(Source):
 
     def nodes(self) -> Mapping[str, NodeSpec]:
         """Return node → its spec: GPUs, model and domains, from the node's labels and capacity."""
-        return self._nodes.specs()
+        return self._nodes.get_specs()
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
         """Return job → node → number of GPUs of bound pods that belong to no running attempt."""
@@ -258,7 +268,7 @@ class KubernetesSource(Source):
             self._states[message.name] = state
         return trouble
 
-    def fold_messages(self, messages: Sequence[Message]) -> Batch:
+    def handle_messages(self, messages: Sequence[Message]) -> Batch:
         """Apply the messages, and return the events that follow from them.
 
         Until every collection has answered, it only collects them. It never awaits, so a position always covers
@@ -292,7 +302,8 @@ class KubernetesSource(Source):
         self._jobs.lost_nodes = self._nodes.list_lost_nodes()
         events = self._jobs.make_due_events(now_ms)
         good = Batch(
-            events=tuple(_check_events(events, bad, now_ms)), node_events=tuple(_check_events(node_events, bad, now_ms))
+            events=tuple(_drop_invalid_events(events, bad, now_ms)),
+            node_events=tuple(_drop_invalid_events(node_events, bad, now_ms)),
         )
         self._bad += len(bad)
         return Batch(events=good.events, node_events=good.node_events, bad=tuple(bad), tally=tally)
@@ -309,13 +320,13 @@ class KubernetesSource(Source):
             changes = list(message.changes)
         for kind, row in changes:
             try:
-                if isinstance(row, Unread):
+                if isinstance(row, UndecodedObject):
                     raise row.error
                 events += self._apply_change(message.name, kind, row, now_ms)
             except RecordError as error:
                 bad.append(error.with_traceback(None))
         if isinstance(message, Listing):
-            there = [row if isinstance(row, Unread) else row.metadata for row in message.objects]
+            there = [row if isinstance(row, UndecodedObject) else row.metadata for row in message.objects]
             events += self._drop_missing_objects(
                 message, {row.uid for row in there}, {row.name for row in there}, now_ms
             )
@@ -339,7 +350,7 @@ class KubernetesSource(Source):
             there = {
                 f"{row.metadata.namespace}/{row.metadata.name}"
                 for row in listing.objects
-                if not isinstance(row, Unread)
+                if not isinstance(row, UndecodedObject)
             }
             for key in table.keys() - there:
                 del table[key]
@@ -388,18 +399,18 @@ class KubernetesSource(Source):
         else:
             self._get_claim_table(name)[key] = CLAIMS[name](row, self.options.gpu_classes)
 
-    def _decode_pod(self, record: bytes) -> "_Seen | Unread":
+    def _decode_pod(self, record: bytes) -> "_ObservedPod | UndecodedObject":
         try:
             pod = decode(record, Pod)
             place = find_pod_place(pod, find_owner(pod), self.options.host_labels, self.options.gpu_resources)
             if place is not None and place.is_host:
-                return _Seen(pod, None, place)
+                return _ObservedPod(pod, None, place)
             unread = (
                 () if find_owner(pod).kind in NO_JOBS else list_unread_resources(pod.spec, self.options.gpu_resources)
             )
-            return _Seen(pod, self._reader.make_member(pod, self._clock.now_ms()), place, unread)
+            return _ObservedPod(pod, self._reader.make_member(pod, self._clock.now_ms()), place, unread)
         except RecordError as error:
-            return Unread(error.with_traceback(None), record)
+            return UndecodedObject(error.with_traceback(None), record)
 
     def _update_pod(self, pod: Pod, member: Member | None) -> None:
         if member is None:
@@ -432,12 +443,12 @@ def make_decoder(kind: type[msgspec.Struct]) -> Any:
         try:
             return decode(record, kind)
         except RecordError as error:
-            return Unread(error.with_traceback(None), record)
+            return UndecodedObject(error.with_traceback(None), record)
 
     return read
 
 
-def _check_events(events: Sequence[Any], bad: list[RecordError], now_ms: int) -> list[Any]:
+def _drop_invalid_events(events: Sequence[Any], bad: list[RecordError], now_ms: int) -> list[Any]:
     """Return the events that pass the checks of the event API.
 
     The errors of the others are added to `bad`.

@@ -76,9 +76,9 @@ def _list_reasons(node: Node, own: Mapping[str, str]) -> Iterator[tuple[str, str
         if check:
             yield check, f"taint {taint.key}"
     for label, meanings in LABELS.items():
-        check = meanings.get(node.metadata.label(label), "")
+        check = meanings.get(node.metadata.get_label(label), "")
         if check:
-            yield check, f"{label} is {node.metadata.label(label)}"
+            yield check, f"{label} is {node.metadata.get_label(label)}"
     ready: Condition | None = find_condition(node.status.conditions, READY)
     if ready is not None and not ready.is_true:
         yield "not_responding", ready.text or "it is not ready"

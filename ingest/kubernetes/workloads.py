@@ -73,7 +73,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 Stage = Literal["pending", "running", "broken", "failed", "succeeded"]
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
+class SiteTerms(msgspec.Struct, frozen=True, kw_only=True):
     """The meaning of names and labels at a site.
 
     A label is looked up in a pod's labels, then in its annotations.
@@ -159,7 +159,7 @@ class WorkloadReader:
 
     def __init__(
         self,
-        terms: Terms,
+        terms: SiteTerms,
         priorities: Mapping[str, int],
         claims: ClaimTable,
         node_gpus: Callable[[str], NodeGpus],
@@ -174,7 +174,7 @@ class WorkloadReader:
 
     def job(self, job: Job, now_ms: int) -> Workload | None:
         """Return the workload of a Job, or None if it has no GPUs or is part of a JobSet."""
-        if job.metadata.label(JOBSET_NAME):
+        if job.metadata.get_label(JOBSET_NAME):
             return None
         spec = job.spec
         pods = _count_pods(spec)
@@ -258,7 +258,7 @@ class WorkloadReader:
         restarts = sum(status.restart_count for status in statuses)
         began = [convert_to_ms(row.state.running.started_at) for row in statuses if row.state.running]
         running_ms = max((moment for moment in began if moment), default=convert_to_ms(pod.status.start_time))
-        label = meta.label(JOBSET_RESTART)
+        label = meta.get_label(JOBSET_RESTART)
         wait = (
             find_pod_wait(pod, admission_blocks=self.terms.admission == "blocked") if stage == "pending" else PodWait()
         )
@@ -269,7 +269,7 @@ class WorkloadReader:
             name=meta.name,
             created_ms=convert_to_ms(meta.creation_timestamp) or now_ms,
             stage=stage,
-            owner=meta.label(JOBSET_UID) if kind == "JobSet" else meta.controller.uid if meta.controller else "",
+            owner=meta.get_label(JOBSET_UID) if kind == "JobSet" else meta.controller.uid if meta.controller else "",
             slot=_find_slot(meta),
             node=pod.spec.node_name,
             running_ms=running_ms if stage == "running" else None,
@@ -346,7 +346,7 @@ class WorkloadReader:
         return self._priorities.get(spec.priority_class_name, 0) if spec.priority is None else spec.priority
 
     def _find_label(self, meta: Meta, name: str) -> str:
-        return meta.label(name) or (meta.annotations or {}).get(name, "") if name else ""
+        return meta.get_label(name) or (meta.annotations or {}).get(name, "") if name else ""
 
 
 def _make_template(pod: Pod) -> Template:
@@ -378,7 +378,7 @@ def _count_pods(spec: JobSpec) -> int:
 
 
 def _sum_resource(spec: PodSpec, resource: str) -> float:
-    return sum(container.resources.amount(resource) for container in list_running_containers(spec))
+    return sum(container.resources.get_amount(resource) for container in list_running_containers(spec))
 
 
 def _find_gpu_model(spec: PodSpec) -> str:
@@ -409,8 +409,8 @@ def _find_slot(meta: Meta) -> tuple[int, ...]:
     index = _find_number(meta, POD_INDEX)
     if index is None:
         return ()
-    if meta.label(REPLICA_TYPE):
-        return int(meta.label(REPLICA_TYPE).lower() not in ("master", "chief")), index
+    if meta.get_label(REPLICA_TYPE):
+        return int(meta.get_label(REPLICA_TYPE).lower() not in ("master", "chief")), index
     outer = _find_number(meta, (*JOB_INDEX, GROUP_INDEX))
     return (index,) if outer is None else (outer, index)
 

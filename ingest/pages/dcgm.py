@@ -173,7 +173,7 @@ class DcgmResolver(Resolver):
         """
         if name in EXPORTER_ONLY:
             return SkipRule.REPEATED
-        if (rule := self.skip_labels(labels)) is not None:
+        if (rule := self.find_label_skip_rule(labels)) is not None:
             return rule
         reading = _find_field(name)
         if reading is None:
@@ -194,7 +194,7 @@ class DcgmResolver(Resolver):
         return SkipRule.REPEATED if name in EXPORTER_ONLY else _find_field(name)
 
     @staticmethod
-    def skip_labels(labels: Mapping[str, str]) -> SkipRule | None:
+    def find_label_skip_rule(labels: Mapping[str, str]) -> SkipRule | None:
         """Return the rule that skips lines of links, switches and CPUs, or None."""
         if not _OTHER_ENTITIES.isdisjoint(labels) and any(labels.get(key) for key in _OTHER_ENTITIES):
             return SkipRule.OTHER_PART

@@ -77,9 +77,9 @@ class ExporterResolver:
         """Return the field of a DCGM name (`fleetcast.ingest.pages.gpu_page`)."""
         return _find_gpu_field(name)
 
-    def skip_gpu_labels(self, labels: Mapping[str, str]) -> SkipRule | None:
+    def find_gpu_skip_rule(self, labels: Mapping[str, str]) -> SkipRule | None:
         """Return the rule that skips all DCGM lines with these labels, or None."""
-        return self._dcgm.skip_labels(_normalise_label_names(labels))
+        return self._dcgm.find_label_skip_rule(_normalise_label_names(labels))
 
     def place_new_gpu(self, labels: Mapping[str, str], target: Target) -> PlacedGpu:
         """Return the rows of a GPU that no earlier page contradicts (`fleetcast.ingest.pages.gpu_page`).
@@ -103,7 +103,7 @@ class ExporterResolver:
                 self._facts[id(labels)] = facts  # holds the labels, so that no others get their id
         return facts
 
-    def epoch(self) -> tuple[int, ...]:
+    def get_refusal_version(self) -> tuple[int, ...]:
         """Return numbers that change whenever a refused line may have become acceptable.
 
         They count the changes of limits, node names and known boards.

@@ -48,7 +48,7 @@ class PlacedGpu(msgspec.Struct, frozen=True, gc=False):
     holder: JobLabel | None
 
 
-class ResolveGpus(Protocol):
+class GpuResolver(Protocol):
     """The interface that resolves the names and the labels of GPU lines separately."""
 
     def find_gpu_field(self, name: bytes, /) -> GpuField | SkipRule | None:
@@ -57,7 +57,7 @@ class ResolveGpus(Protocol):
         Raises LookupError if the name belongs to another exporter.
         """
 
-    def skip_gpu_labels(self, labels: Mapping[str, str], /) -> SkipRule | None:
+    def find_gpu_skip_rule(self, labels: Mapping[str, str], /) -> SkipRule | None:
         """Return the rule that skips all lines with these labels, or None."""
 
     def place_new_gpu(self, labels: Mapping[str, str], target: Target, /) -> PlacedGpu:
@@ -67,7 +67,7 @@ class ResolveGpus(Protocol):
         """
 
 
-def read_gpu_page(lines: Sequence[bytes], resolve: ResolveGpus, target: Target, page: PageState) -> bool:
+def read_gpu_page(lines: Sequence[bytes], resolve: GpuResolver, target: Target, page: PageState) -> bool:
     """Read all lines into the state of a page, and return whether this was possible.
 
     If not, the state is unchanged, and the page must be read line by line.
@@ -92,7 +92,7 @@ def read_gpu_page(lines: Sequence[bytes], resolve: ResolveGpus, target: Target, 
 def _read_lines(
     lines: Sequence[bytes],
     keys: Iterator[tuple[int, bytes]],
-    resolve: ResolveGpus,
+    resolve: GpuResolver,
     target: Target,
     page: PageState,
     wanted: list[int],
@@ -116,7 +116,7 @@ def _read_lines(
             fields[name] = resolve.find_gpu_field(name)
         if text not in gpus:
             labels[text] = _parse_labels(line, key, text)
-            gpus[text] = resolve.skip_gpu_labels(labels[text])
+            gpus[text] = resolve.find_gpu_skip_rule(labels[text])
         field, gpu = fields[name], gpus[text]
         if isinstance(field, SkipRule):
             page.record_line(key + b" ", field)

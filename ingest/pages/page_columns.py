@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.gpu_labels import JobLabel, ObservedJobLabels
 from fleetcast.ingest.pages.parts import Folding
 from fleetcast.ingest.series import Conversion, Fold, Series
 
@@ -43,7 +43,7 @@ class PageColumns:
     labels: tuple[JobLabel | None, ...]  # of each series; empty where none has any
     divided: tuple[bool, ...]
     part: NDArray[np.int64]  # of each series; empty where none has any
-    sight: LabelSight
+    sight: ObservedJobLabels
 
     @classmethod
     def from_series(cls, series: Sequence[Series], shared: Sequence[Series] = ()) -> "PageColumns":
@@ -118,7 +118,7 @@ def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, 
     return {node: DeviceCounts(len(gpus), len(ports)) for node, (gpus, ports) in found.items()}
 
 
-def _collect_labels(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> LabelSight:
+def _collect_labels(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> ObservedJobLabels:
     """Return the job labels of the GPUs on a page. The caller sets the time of each page.
 
     devices: (node, kind of series, device). series: those of the page and those that it repeats, or none if no
@@ -132,4 +132,4 @@ def _collect_labels(devices: Iterable[tuple[int, EntityKind, int]], series: Sequ
             divided[one.device] = None
         elif one.label is not None:
             jobs.setdefault(one.device, {})[one.label] = None
-    return LabelSight(0, tuple(gpus), {gpu: tuple(found) for gpu, found in jobs.items()}, tuple(divided))
+    return ObservedJobLabels(0, tuple(gpus), {gpu: tuple(found) for gpu, found in jobs.items()}, tuple(divided))

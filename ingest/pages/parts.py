@@ -51,7 +51,7 @@ class Folding:
         return totals
 
 
-class Growth:
+class CounterRates:
     """A converter of counter totals into growth per second since the previous time.
 
     A counter that has restarted has no rate at its first time.

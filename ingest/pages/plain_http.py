@@ -163,7 +163,7 @@ class _Connection(asyncio.BufferedProtocol):
                 _UnusualAnswer(why) if began_in_head else FetchError("bad_http", f"{self._url}: {why}")
             )
         elif self._is_complete:
-            self._finish()
+            self._complete_answer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._answer is None:
@@ -171,7 +171,7 @@ class _Connection(asyncio.BufferedProtocol):
         if not self._has_head:
             self._close_with_error(FetchError("disconnected", f"{self._url}: {exc or 'Server disconnected'}"))
         elif exc is None and self._headers.keys().isdisjoint((b"content-length", b"transfer-encoding")):
-            self._finish()  # the end of the connection is the end of the body
+            self._complete_answer()  # the end of the connection is the end of the body
         else:
             end = f"ends after {self._body_bytes} bytes of its body{f': {exc}' if exc else ''}"
             self._close_with_error(FetchError("truncated", f"{self._url}: {end}"))
@@ -214,7 +214,7 @@ class _Connection(asyncio.BufferedProtocol):
         if self._is_complete and not self._parser.should_keep_alive():
             self.close()
 
-    def _finish(self) -> None:
+    def _complete_answer(self) -> None:
         answer, self._answer = self._answer, None
         if answer is not None and not answer.done():
             answer.set_result(None)
@@ -234,7 +234,7 @@ async def resolve_host(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrIn
     return await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=_ADDRCONFIG)
 
 
-class _Names:
+class _AddressCache:
     """A cache of the addresses of host names. An answer is used for RESOLVED_S.
 
     All fetches of a name share one lookup. The lookup continues even if these fetches time out, so that
@@ -295,7 +295,7 @@ class PageClient:
         self._timeout_s, self._keepalive_s = timeout_s, keepalive_s
         self._buffer = memoryview(bytearray(_BUFFER_BYTES))
         self._idle: dict[Address, list[tuple[float, _Connection]]] = {}  # with the time of the last answer
-        self._names = _Names()
+        self._names = _AddressCache()
         self._unusual: dict[str, float] = {}  # URL -> until when aiohttp fetches it
         self._loop = asyncio.get_running_loop()
         self._timer = self._loop.call_later(keepalive_s, self._close_idle_connections)

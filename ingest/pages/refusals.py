@@ -60,7 +60,7 @@ class RememberedRefusals:
 
 
 @dataclass(slots=True)
-class _Refused:
+class _TargetRefusals:
     rounds: int = 0
     lines: int = 0
     why: str = ""
@@ -70,7 +70,7 @@ class _Refused:
 class LastingRefusals:
     """The targets that had refused lines at their latest scrapes."""
 
-    _targets: dict[str, _Refused] = field(default_factory=dict)  # by URL
+    _targets: dict[str, _TargetRefusals] = field(default_factory=dict)  # by URL
     _logged: int = 0
 
     def record_page(self, url: str, batch: Batch) -> None:
@@ -81,7 +81,7 @@ class LastingRefusals:
             if before is not None and before.rounds >= LASTING_ROUNDS:
                 logger.info("%s: no line is refused any more", redact_secrets(url))
             return
-        found = self._targets.setdefault(url, _Refused())
+        found = self._targets.setdefault(url, _TargetRefusals())
         found.rounds, found.lines = found.rounds + 1, refused
         found.why = str(batch.bad[0]) if batch.bad else ""
         if found.rounds == LASTING_ROUNDS:
@@ -100,7 +100,7 @@ class LastingRefusals:
         ]
         return {"targets_refusing": len(lasting), "targets_refused": shown}
 
-    def _log_lasting_refusal(self, url: str, found: _Refused) -> None:
+    def _log_lasting_refusal(self, url: str, found: _TargetRefusals) -> None:
         self._logged += 1
         if self._logged <= MAX_LOGGED:
             lines = "1 line is" if found.lines == 1 else f"{found.lines:,} lines are"

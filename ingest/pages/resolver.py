@@ -45,7 +45,7 @@ class Resolver(ABC):
         See `fleetcast.ingest.machines.resolve_node_name`.
         """
         label = labels.get("Hostname") or labels.get("hostname", "")
-        return target.register(resolve_node_name(label, target), self.entities)
+        return target.register_node_name(resolve_node_name(label, target), self.entities)
 
     def find_gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
         """Return the node of a GPU, as the UUID of its board proves it. Raises RecordError.
@@ -54,8 +54,10 @@ class Resolver(ABC):
         """
         stated = self.find_stated_node(labels, target)
         if not is_node_name(stated):
-            return target.register(stated, self.entities)
-        return target.register(self.inventory.machines.record_board(stated, index, uuid, target), self.entities)
+            return target.register_node_name(stated, self.entities)
+        return target.register_node_name(
+            self.inventory.machines.record_board(stated, index, uuid, target), self.entities
+        )
 
     def find_stated_node(self, labels: Mapping[str, str], target: Target) -> str:
         """Return the fleet's name of the node that a line states, which may be invalid."""

@@ -236,7 +236,7 @@ class Scraper(Source):
             wait_s = ASK_S
             try:
                 page = await self._client.fetch(url, self._options.max_body_bytes)
-                self._list.replace_answer(url, await asyncio.to_thread(read_groups, page.body, url))
+                self._list.replace_targets(url, await asyncio.to_thread(read_groups, page.body, url))
             except Exception as error:
                 wait_s = RELOAD_S
                 is_bug = not isinstance(error, FetchError | ConfigError)

@@ -22,7 +22,7 @@ _FILE, _FILE_SD, _HTTP_SD = "file:", "file_sd:", "http_sd:"
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedFiles:
     """The target files at one path, or at all paths that match a pattern such as targets/*.json.
 
     `groups`: whether the files hold target groups. `files`: path → (time of change in Unix s, targets).
@@ -41,7 +41,7 @@ class _Watched:
         If a file of groups becomes invalid, its last good targets remain.
         """
         paths = sorted(self.path.parent.glob(self.path.name)) if self.groups else [self.path]
-        self._log_absent(not any(path.exists() for path in paths))
+        self._log_missing_files(not any(path.exists() for path in paths))
         self.files = {path: self.files.get(path, (0.0, [])) for path in paths}
         self.refused = {path: why for path, why in self.refused.items() if path in self.files}
         for path, (seen, targets) in self.files.items():
@@ -61,7 +61,7 @@ class _Watched:
         self.refused.pop(path, None)
         return targets
 
-    def _log_absent(self, absent: bool) -> None:
+    def _log_missing_files(self, absent: bool) -> None:
         if absent and not self.absent:
             logger.warning("no targets from %s: there is no such file, looking for it", self.path)
         self.absent = absent
@@ -75,7 +75,7 @@ class TargetList:
 
     def __init__(self, entries: Sequence[str]) -> None:
         self._fixed: list[TargetSpec] = []
-        self._watched: list[_Watched] = []
+        self._watched: list[_WatchedFiles] = []
         self._received: dict[str, list[TargetSpec]] = {}
         self._refused: dict[str, str] = {}  # URL -> why what it says is not taken
         for entry in entries:
@@ -83,7 +83,7 @@ class TargetList:
             if entry.startswith((_FILE, _FILE_SD)):
                 if not Path(rest).name:
                     raise ConfigError(f"scrape target {entry!r}: expected a file, such as {kind}:targets.json")
-                self._watched.append(_Watched(Path(rest), f"{kind}{colon}" == _FILE_SD))
+                self._watched.append(_WatchedFiles(Path(rest), f"{kind}{colon}" == _FILE_SD))
             elif entry.startswith(_HTTP_SD):
                 parse_target(rest)
                 self._received[rest] = []
@@ -98,7 +98,7 @@ class TargetList:
     def queried_urls(self) -> tuple[str, ...]:
         return tuple(self._received)
 
-    def replace_answer(self, url: str, targets: list[TargetSpec]) -> None:
+    def replace_targets(self, url: str, targets: list[TargetSpec]) -> None:
         """Replace the targets of the service at `url`."""
         self._received[url] = targets
         self._refused.pop(url, None)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.gpu_labels import ObservedJobLabels
 from fleetcast.ingest.machines import MachineNames, is_generic_name
 from fleetcast.ingest.machines import Target as Target  # noqa: PLC0414  # exported
 from fleetcast.ingest.pages.exposition import (
@@ -29,12 +29,12 @@ from fleetcast.ingest.pages.exposition import (
     parse_value,
     read_kernel_start_s,
 )
-from fleetcast.ingest.pages.gpu_page import ResolveGpus, read_gpu_page
+from fleetcast.ingest.pages.gpu_page import GpuResolver, read_gpu_page
 from fleetcast.ingest.pages.page_columns import DeviceCounts, PageColumns
 from fleetcast.ingest.pages.page_order import PageOrder
 from fleetcast.ingest.pages.page_shape import LineRole, PageShape
 from fleetcast.ingest.pages.page_state import PageState
-from fleetcast.ingest.pages.parts import Growth
+from fleetcast.ingest.pages.parts import CounterRates
 from fleetcast.ingest.pages.refusals import RememberedRefusals
 from fleetcast.ingest.series import Fold, Series
 from fleetcast.ingest.source import Batch
@@ -51,7 +51,7 @@ Found = Series | SkipRule | None
 Known = Found | RecordError
 
 
-class Resolve(ResolveGpus, Protocol):
+class LineResolver(GpuResolver, Protocol):
     """The interface of a function that converts lines of pages into series."""
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target, /) -> Found:
@@ -60,7 +60,7 @@ class Resolve(ResolveGpus, Protocol):
         Raises RecordError if the labels are bad.
         """
 
-    def epoch(self) -> Hashable:
+    def get_refusal_version(self) -> Hashable:
         """Return a value that changes whenever a refused line may have become acceptable.
 
         While it stays equal, a refused prefix is refused again without resolving it.
@@ -75,7 +75,7 @@ class PageDecoder:
 
     def __init__(
         self,
-        resolve: Resolve,
+        resolve: LineResolver,
         target: Target,
         *,
         noted: Counter[str] | None = None,
@@ -107,7 +107,7 @@ class PageDecoder:
         self._tally = RecordTally()  # of the last page, if all its numbers are good
         self._was_read = False  # a line of some page stood for a series
         self._parts: Counter[tuple[EntityKind, int, int]] = Counter()  # of each sum or mean, on the last clean page
-        self._growth = Growth()
+        self._growth = CounterRates()
 
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
         """Decode a page into samples. Never raises, whatever the page contains.
@@ -119,7 +119,7 @@ class PageDecoder:
         self._machines.separate_clashing_targets(page, self.target)
         if self.target.forgets:
             self._forget_all_prefixes()
-        if self._refused and self._epoch != self._resolve.epoch():
+        if self._refused and self._epoch != self._resolve.get_refusal_version():
             self._forget_refusals()
         if self._shape is not None:
             raw = self._shape.read_values(page)
@@ -190,7 +190,7 @@ class PageDecoder:
         self._learn_node_name(page)
         if self.target.forgets:
             self._forget_all_prefixes()
-        self._epoch = self._resolve.epoch()  # before the page itself adds to what is known
+        self._epoch = self._resolve.get_refusal_version()  # before the page itself adds to what is known
         state, known = PageState(arrival_ms, open_metrics), len(self._cache)
         is_first = not (known or rest or open_metrics) and len(lines) < self._max_series
         is_read = is_first and read_gpu_page(lines, self._resolve, self.target, state)
@@ -243,7 +243,7 @@ class PageDecoder:
                 found, key, value, timestamp = self._cache[head], head, middle, value
         if b"\t" in value and not timestamp:  # of a known series: a tab may stand before the timestamp, too
             value, _, timestamp = value.strip().partition(b"\t")
-        if not isinstance(found, _New):
+        if not isinstance(found, _NewPrefix):
             self._assign_role(found, key, key + b" ", value, page, timestamp)
             return
         new = page.parser.parse(line)
@@ -397,10 +397,10 @@ class PageDecoder:
                     samples.append(SampleBatch(kind, metric[at], entity[at], time_ms[rows][at], whole))
             elif isinstance(keep, slice) or keep.any():
                 samples.append(SampleBatch(kind, metric[keep], entity[keep], time_ms[rows][keep], value[rows][keep]))
-        labels: tuple[LabelSight, ...] = ()
+        labels: tuple[ObservedJobLabels, ...] = ()
         if columns.sight.gpus:
             seen = columns.sight
-            labels = (LabelSight(int(time_ms[-1]), seen.gpus, seen.jobs, seen.divided),)
+            labels = (ObservedJobLabels(int(time_ms[-1]), seen.gpus, seen.jobs, seen.divided),)
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
 
@@ -413,8 +413,8 @@ def _subtract_missing_values(tally: RecordTally, missing: int, infinite: int) ->
     return replace(tally, read=tally.read - missing, refused=tally.refused + infinite, ignored=ignored)
 
 
-class _New:
+class _NewPrefix:
     """A marker for a prefix that is not in the cache. In the cache, None marks an unknown metric."""
 
 
-_NEW = _New()
+_NEW = _NewPrefix()

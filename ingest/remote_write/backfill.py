@@ -102,7 +102,7 @@ def merge_windows(windows: Iterable[Window]) -> list[Window]:
     return found
 
 
-class Ranges(Protocol):
+class RangeClient(Protocol):
     """The part of a Prometheus client that backfill uses.
 
     See fleetcast.clients.prometheus.PrometheusClient.
@@ -110,9 +110,9 @@ class Ranges(Protocol):
 
     def list_metric_names(self, match: str, first_ms: int, end_ms: int) -> list[str]: ...
 
-    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]: ...
+    def fetch_recorded_samples(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]: ...
 
-    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]: ...
+    def fetch_resampled_samples(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]: ...
 
 
 @dataclass(slots=True)
@@ -130,7 +130,7 @@ class PrometheusBackfill:
     No other writer may use `archive` at the same time.
     """
 
-    def __init__(self, client: Ranges, archive: Archive, entities: Entities, topology: Topology) -> None:
+    def __init__(self, client: RangeClient, archive: Archive, entities: Entities, topology: Topology) -> None:
         self.taken = BackfillCounts()
         self._client = client
         self._archive = archive
@@ -159,7 +159,7 @@ class PrometheusBackfill:
                 batch = self._decoder.decode_request(make_write_request(rows), window[1])
                 self.taken.samples += len(batch)
                 self.taken.bad.update(error.reason for error in batch.bad)
-                self._add(batch)
+                self._archive_batch(batch)
                 if self._archive.is_due:
                     self._flush(now_ms)
 
@@ -172,9 +172,9 @@ class PrometheusBackfill:
         selector = wish.make_selector(name)
         try:
             if wish.step_ms:
-                yield self._client.fetch_resampled(selector, first, end, wish.step_ms)
+                yield self._client.fetch_resampled_samples(selector, first, end, wish.step_ms)
             else:
-                yield self._client.fetch_recorded(selector, first, end)
+                yield self._client.fetch_recorded_samples(selector, first, end)
         except TooManySamples:
             half = first + (end - first) // 2 // SHORTEST_MS * SHORTEST_MS
             if half <= first:
@@ -182,7 +182,7 @@ class PrometheusBackfill:
             yield from self._fetch_rows(wish, name, (first, half))
             yield from self._fetch_rows(wish, name, (half, end))
 
-    def _add(self, batch: Batch) -> None:
+    def _archive_batch(self, batch: Batch) -> None:
         for samples in batch.samples:
             self._archive.add(samples, np.zeros(len(samples), np.bool_))
 

@@ -21,12 +21,12 @@ from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.metrics import METRICS
 from fleetcast.fleet.node_names import is_node_name
 from fleetcast.fleet.samples import EntityKind, SampleBatch
-from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.gpu_labels import JobLabel, ObservedJobLabels
 from fleetcast.ingest.machines import MachineNames
 from fleetcast.ingest.pages.page_state import YEAR_2000_MS
-from fleetcast.ingest.pages.parts import Growth, PartRows, PartSums
-from fleetcast.ingest.pages.text import Resolve, Target
-from fleetcast.ingest.remote_write.instances import Instances
+from fleetcast.ingest.pages.parts import CounterRates, PartRows, PartSums
+from fleetcast.ingest.pages.text import LineResolver, Target
+from fleetcast.ingest.remote_write.instances import InstanceTargets
 from fleetcast.ingest.remote_write.protobuf import BYTES, read_fields
 from fleetcast.ingest.remote_write.request import Version, WriteRequest, parse_write_request
 from fleetcast.ingest.remote_write.series_table import COLUMNS, GPU, KINDS, SeriesTable
@@ -47,7 +47,7 @@ _UNREAD, _NEW, _BAD = -1, -2, -3  # a rule that leaves a series out is its numbe
 
 
 @dataclass(slots=True)
-class _Found:
+class _RequestSeries:
     """The series of a request: their keys, their rows in the table, and the labels of new series."""
 
     keys: list[bytes]
@@ -65,7 +65,7 @@ class WriteDecoder:
 
     def __init__(
         self,
-        resolve: Resolve,
+        resolve: LineResolver,
         *,
         future_limit_ms: int = 60_000,
         models: Callable[[], dict[str, str]] = dict,
@@ -88,9 +88,9 @@ class WriteDecoder:
         self._symbols: dict[bytes, int] = {}
         self._nodes: dict[str, str] = {}  # `instance` -> what node_exporter calls its host
         self._of_instance: dict[str, list[bytes]] = {}  # keys of series that belong to the host of an `instance`
-        self._instances = Instances()
+        self._instances = InstanceTargets()
         self._sums = PartSums()
-        self._growth = Growth()
+        self._growth = CounterRates()
         self._grows: set[int] = set()  # identities of Fold.RATE
         self._new_gpus: set[int] = set()  # of which nobody was told yet that they are heard of
 
@@ -105,13 +105,13 @@ class WriteDecoder:
         if found.bad and version is Version.V1:
             write = parse_write_request(message, version, exact=True)
             found = self._find_series(write)
-        return self._decode(write, found, received_ms)
+        return self._decode_found_series(write, found, received_ms)
 
     def decode_request(self, write: WriteRequest, received_ms: int) -> Batch:
         """Decode the samples of a request whose series were read exactly, field by field."""
-        return self._decode(write, self._find_series(write), received_ms)
+        return self._decode_found_series(write, self._find_series(write), received_ms)
 
-    def _decode(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
+    def _decode_found_series(self, write: WriteRequest, found: "_RequestSeries", received_ms: int) -> Batch:
         for target in self._instances.record_arrival(found.rows, received_ms):
             self._machines.separate_clashing_targets(b"", target)
         self._resolve_new_series(found)
@@ -137,7 +137,7 @@ class WriteDecoder:
         if many or len(self._nodes) > MAX_SERIES or self._held > MAX_HELD_BYTES:
             self._table = SeriesTable()
             self._rows, self._symbols, self._of_instance, self._nodes = {}, {}, {}, {}
-            self._instances = Instances()
+            self._instances = InstanceTargets()
             self._unwanted = self._held = 0
 
     def _make_symbol_keys(self, write: WriteRequest) -> list[bytes]:
@@ -149,12 +149,12 @@ class WriteDecoder:
         begin, end = (write.begin * 4).tolist(), (write.end * 4).tolist()
         return [text[first:last] for first, last in zip(begin, end, strict=True)]
 
-    def _find_series(self, write: WriteRequest) -> "_Found":
+    def _find_series(self, write: WriteRequest) -> "_RequestSeries":
         """Return the rows of a request's known series, and the labels of its new series."""
         self._clear_if_too_large()
         keys = self._make_symbol_keys(write) if len(write.begin) else write.labels
         get = self._rows.get
-        found = _Found(keys, np.array([get(key, _NEW) for key in keys], np.int64))
+        found = _RequestSeries(keys, np.array([get(key, _NEW) for key in keys], np.int64))
         for row in np.flatnonzero(found.rows == _NEW).tolist():
             try:
                 if len(keys[row]) > MAX_LABEL_BYTES:
@@ -165,7 +165,7 @@ class WriteDecoder:
                 found.bad.append(error.with_traceback(None))
         return found
 
-    def _resolve_new_series(self, found: "_Found") -> None:
+    def _resolve_new_series(self, found: "_RequestSeries") -> None:
         """Resolve new series after all host names in the request are known.
 
         Adds their rows and errors to `found`.
@@ -233,7 +233,7 @@ class WriteDecoder:
     def _add_noted_counts(self, **counts: int) -> None:
         self.noted.update({reason: count for reason, count in counts.items() if count})
 
-    def _make_batch(self, write: WriteRequest, found: "_Found", received_ms: int) -> Batch:
+    def _make_batch(self, write: WriteRequest, found: "_RequestSeries", received_ms: int) -> Batch:
         at, bad = found.rows[write.of], found.bad
         tally = self._make_tally(write, at, found.unread)
         wanted = np.flatnonzero(at >= 0)
@@ -262,12 +262,12 @@ class WriteDecoder:
         samples = _split_by_kind(columns[good & ~parts], time_ms[good & ~parts], value[good & ~parts])
         if parts.any():
             samples += self._sum_parts(columns[parts], at[wanted][parts], time_ms[parts], value[parts])
-        labels = (
-            self._collect_label_sights(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
-        )
+        labels = self._collect_job_labels(columns[good], time_ms[good]) if self._new_gpus or self._table.labels else ()
         return Batch(samples=tuple(samples), bad=tuple(bad), labels=labels, tally=tally)
 
-    def _collect_label_sights(self, columns: NDArray[np.void], time_ms: NDArray[np.int64]) -> tuple[LabelSight, ...]:
+    def _collect_job_labels(
+        self, columns: NDArray[np.void], time_ms: NDArray[np.int64]
+    ) -> tuple[ObservedJobLabels, ...]:
         """Return the job labels of a request's GPUs, one set for each sample time.
 
         Before any label has arrived, only GPUs that are new are included.
@@ -279,11 +279,11 @@ class WriteDecoder:
             columns, time_ms = columns[fresh], time_ms[fresh]
         self._new_gpus = set()
         rows = np.unique(np.column_stack([time_ms, columns["device"], columns["label"], columns["divided"]]), axis=0)
-        moments: dict[int, _Sight] = {}
+        moments: dict[int, _JobLabelsBuilder] = {}
         for moment_ms, gpu, label, divided in rows.tolist():
-            sight = moments.setdefault(moment_ms, _Sight())
+            sight = moments.setdefault(moment_ms, _JobLabelsBuilder())
             sight.add_label(gpu, self._table.labels[label - 1] if label else None, bool(divided))
-        return tuple(sight.make_sight(moment_ms) for moment_ms, sight in moments.items())
+        return tuple(sight.make_job_labels(moment_ms) for moment_ms, sight in moments.items())
 
     def _sum_parts(
         self,
@@ -340,7 +340,7 @@ def _make_errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
 
 
 @dataclass(slots=True)
-class _Sight:
+class _JobLabelsBuilder:
     """A builder of the job labels at one sample time of a request."""
 
     gpus: dict[int, None] = field(default_factory=dict)
@@ -352,8 +352,8 @@ class _Sight:
         if label is not None and not divided:
             self.jobs.setdefault(gpu, []).append(label)
 
-    def make_sight(self, time_ms: int) -> LabelSight:
-        return LabelSight(time_ms, tuple(self.gpus), self.jobs, tuple(self.divided))
+    def make_job_labels(self, time_ms: int) -> ObservedJobLabels:
+        return ObservedJobLabels(time_ms, tuple(self.gpus), self.jobs, tuple(self.divided))
 
 
 def parse_labels(text: bytes) -> dict[str, str]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleetcast.ingest.machines import Target
 
 
-class Instances:
+class InstanceTargets:
     """The targets by `instance`, and the target of each row in the table of series."""
 
     def __init__(self) -> None:

@@ -227,7 +227,7 @@ def _decode_doubles(text: NDArray[np.uint8]) -> NDArray[np.float64]:
 
 
 @dataclass(slots=True)
-class _Slow:
+class _SlowSeries:
     """The contents of one series that was read field by field."""
 
     labels: list[bytes] = field(default_factory=list)
@@ -238,9 +238,9 @@ class _Slow:
     fields: int = 0
 
 
-def _read_series(data: bytes, begin: int, end: int, version: Version, room: int) -> _Slow:
+def _read_series(data: bytes, begin: int, end: int, version: Version, room: int) -> _SlowSeries:
     """Read a series field by field. Raises RecordError if it has more than `room` fields or references."""
-    found = _Slow()
+    found = _SlowSeries()
     begins = begin
     for number, kind, first, last in read_fields(data, begin, end):
         found.fields += max(1, last - first) if number == 1 and version is Version.V2 else 1
@@ -284,7 +284,7 @@ class _Samples:
         self._fast = sample | zero
         self._value = np.where(sample, _decode_doubles(text[:, 3:11]), 0.0)
         self._time_ms = _decode_times(text[:, 12:])
-        self.slow: dict[int, _Slow] = {}
+        self.slow: dict[int, _SlowSeries] = {}
         self._spans = spans
 
     def read_slow_series(self, version: Version) -> None:
@@ -370,7 +370,7 @@ def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
 
 
 def _read_references(
-    spans: _Spans, fast: NDArray[np.bool_], length: NDArray[np.intp], slow: dict[int, _Slow]
+    spans: _Spans, fast: NDArray[np.bool_], length: NDArray[np.intp], slow: dict[int, _SlowSeries]
 ) -> tuple[NDArray[np.uint32], NDArray[np.intp], NDArray[np.intp]]:
     """Return all references to symbols, and (s,) where those of each series begin and end.
 

@@ -35,7 +35,7 @@ class NumberedJob(msgspec.Struct, array_like=True):
     name: int = 0
     is_counted: bool = False
 
-    def is_other(self, job: SlurmJob) -> bool:
+    def is_other_job(self, job: SlurmJob) -> bool:
         """Return whether a record belongs to another job, because its user or name differs."""
         user, name = hash_user_and_name(job)
         return bool((user and self.user and user != self.user) or (name and self.name and name != self.name))
@@ -107,7 +107,7 @@ class JobNumbers:
         is_restart = job.attempt is None or job.attempt > 1
         if submit_s < newest.last_s:  # an attempt before the newest one, or a job before it
             is_restart = newest.attempt > 1
-        return len(rows) - 1 if is_restart and not newest.is_other(job) else None
+        return len(rows) - 1 if is_restart and not newest.is_other_job(job) else None
 
 
 def _merge_record(row: NumberedJob, job: SlurmJob) -> NumberedJob:

@@ -50,7 +50,7 @@ _OF_PARTS = re.compile(r"(?:SLURM_)?(?:ARRAY|HET)_?(?:JOB|TASK)_?(?:ID|OFFSET)")
 _PAIR = re.compile(rf"(?:^|(?<= ))({'|'.join(_KEYS)})=")
 
 
-class _Completed(msgspec.Struct, kw_only=True):
+class _CompletedJob(msgspec.Struct, kw_only=True):
     """A completed job as jobcomp/elasticsearch or jobcomp/kafka writes it."""
 
     jobid: Number
@@ -79,7 +79,7 @@ class _Completed(msgspec.Struct, kw_only=True):
     state_reason_prev: str | None = None
 
 
-_completed = msgspec.json.Decoder(_Completed).decode
+_completed = msgspec.json.Decoder(_CompletedJob).decode
 
 
 def read_completions(body: bytes, now_ms: int, zone: tzinfo | None = UTC) -> ReadRecords[SlurmJob]:

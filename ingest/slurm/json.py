@@ -29,7 +29,7 @@ from fleetcast.ingest.slurm.jobs import SlurmJob, expand_node_list, format_job_i
 from fleetcast.ingest.slurm.nodes import SlurmNode
 from fleetcast.ingest.slurm.records import ReadRecords, replace_invalid_text
 from fleetcast.ingest.slurm.shapes import (
-    Accounted,
+    AccountedJob,
     Amount,
     Comments,
     Exit,
@@ -37,7 +37,7 @@ from fleetcast.ingest.slurm.shapes import (
     NodeInfo,
     Number,
     SlurmAnswer,
-    SlurmQueued,
+    SlurmQueuedJob,
     SlurmReason,
     Tres,
     Words,
@@ -51,8 +51,8 @@ Parsed = TypeVar("Parsed")
 
 
 _answer = msgspec.json.Decoder(SlurmAnswer).decode
-_queued = msgspec.json.Decoder(SlurmQueued).decode
-_accounted = msgspec.json.Decoder(Accounted).decode
+_queued = msgspec.json.Decoder(SlurmQueuedJob).decode
+_accounted = msgspec.json.Decoder(AccountedJob).decode
 _node = msgspec.json.Decoder(NodeInfo).decode
 _group = msgspec.json.Decoder(NodeGroup).decode
 
@@ -60,14 +60,16 @@ _group = msgspec.json.Decoder(NodeGroup).decode
 def decode_queued_jobs(body: bytes) -> ReadRecords[SlurmJob]:
     """Decode the jobs of `squeue --json`. A body of another form gives one error."""
     return report_cut_arrays(
-        _read_records(body, "jobs", SlurmQueued, lambda raw: _convert_queued_job(_decode_or_refuse(_queued, raw)))
+        _read_records(body, "jobs", SlurmQueuedJob, lambda raw: _convert_queued_job(_decode_or_refuse(_queued, raw)))
     )
 
 
 def decode_accounted_jobs(body: bytes) -> ReadRecords[SlurmJob]:
     """Decode the jobs of `sacct --json`, without their steps."""
     return report_cut_arrays(
-        _read_records(body, "jobs", Accounted, lambda raw: _convert_accounted_job(_decode_or_refuse(_accounted, raw)))
+        _read_records(
+            body, "jobs", AccountedJob, lambda raw: _convert_accounted_job(_decode_or_refuse(_accounted, raw))
+        )
     )
 
 
@@ -162,7 +164,7 @@ def _parse_limit_s(value: Number) -> float | None:
     return 60.0 * minutes if minutes else None
 
 
-def _convert_queued_job(row: SlurmQueued) -> list[SlurmJob]:
+def _convert_queued_job(row: SlurmQueuedJob) -> list[SlurmJob]:
     array, task, text = (
         parse_number(row.array_job_id) or 0,
         parse_number(row.array_task_id),
@@ -220,7 +222,7 @@ def _format_gpu_tres(rows: list[Tres]) -> str:
     return ",".join(f"gres/{row.name}={row.count or 0}" for row in rows if row.type == "gres" and row.name)
 
 
-def _convert_accounted_job(row: Accounted) -> list[SlurmJob]:
+def _convert_accounted_job(row: AccountedJob) -> list[SlurmJob]:
     times = row.time
     memory = next((found.count for found in row.tres.requested if found.type == "mem"), None)
     stated = row.comment

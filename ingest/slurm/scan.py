@@ -109,7 +109,9 @@ class JobScan:
             self.live[name] = attempt
 
 
-def number_attempts(jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]) -> list[SlurmJob]:
+def assign_attempt_numbers(
+    jobs: Sequence[SlurmJob], prefix: str, scan: JobScan, known: Mapping[str, int]
+) -> list[SlurmJob]:
     """Return the accounts' records of each job with attempt numbers, counted back from its latest attempt.
 
     It is used for accounts without restart counts. A requeue submits the job again, so the record with

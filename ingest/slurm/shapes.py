@@ -25,7 +25,7 @@ class Exit(msgspec.Struct, frozen=True):
     signal: SlurmSignal | None = None
 
 
-class SlurmQueued(msgspec.Struct, kw_only=True):
+class SlurmQueuedJob(msgspec.Struct, kw_only=True):
     """A job as slurmctld reports it."""
 
     job_id: int
@@ -108,7 +108,7 @@ class Required(msgspec.Struct, frozen=True):
     cpus: Number = msgspec.field(default=None, name="CPUs")
 
 
-class Accounted(msgspec.Struct, kw_only=True):
+class AccountedJob(msgspec.Struct, kw_only=True):
     """A job as slurmdbd reports it."""
 
     job_id: int

@@ -37,7 +37,7 @@ from fleetcast.ingest.slurm.nodes import (
     make_node_specs,
 )
 from fleetcast.ingest.slurm.records import ReadRecords
-from fleetcast.ingest.slurm.scan import Identity, JobScan, identify_event, number_attempts
+from fleetcast.ingest.slurm.scan import Identity, JobScan, assign_attempt_numbers, identify_event
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally
 
@@ -271,7 +271,7 @@ class SlurmSource(Source):
         self._noted["jobs_without_gpus"] = scan.without_gpus
         _record_missing_attempts(state, scan)
         bad = [*queue.bad, *scan.bad]
-        events = [*scan.fresh, *_end_unlisted_rests(state, scan)] + await self._poll_accounts(state, scan, bad)
+        events = [*scan.fresh, *_end_unlisted_array_rests(state, scan)] + await self._poll_accounts(state, scan, bad)
         if nodes_body and (specs := make_node_specs(nodes.rows)) != self._specs:
             self._specs = specs
         node_events = _update_nodes(state, nodes.rows, self.name, now_ms)
@@ -331,7 +331,7 @@ class SlurmSource(Source):
             bad += read.bad
             placed = JobNumbers(state.numbers).name_all_jobs(sorted(read.rows, key=_get_submit_ms))
             asked = [row for row in placed if not which[1] or self._site.prefix + row.id in known]
-            rows = number_attempts(asked, self._site.prefix, scan, known)
+            rows = assign_attempt_numbers(asked, self._site.prefix, scan, known)
             found.repeated += len(read.rows) - len(rows)
             await asyncio.to_thread(found.add_jobs, rows, issued, is_queue=False)
         bad += found.bad
@@ -365,7 +365,7 @@ def _check_answer(read: ReadRecords[Parsed], what: str) -> ReadRecords[Parsed]:
     return read
 
 
-def _end_unlisted_rests(state: PollState, scan: JobScan) -> list[JobEvent]:
+def _end_unlisted_array_rests(state: PollState, scan: JobScan) -> list[JobEvent]:
     """Return a `finished` event for each array whose remaining tasks Slurm no longer lists as one record."""
     rests = (job for job in state.live if parse_slurm_id(job).endswith(REST))
     return [make_rest_finished_event(job, scan.now_ms) for job in rests if job not in scan.attempts]

@@ -146,7 +146,7 @@ def _parse_fields(line: str, names: list[str], separator: str) -> Row | RecordEr
     return dict(zip(reversed(names), (value.strip() for value in reversed(values)), strict=True))
 
 
-def _find_first(row: Row, *names: str) -> str:
+def _find_first_value(row: Row, *names: str) -> str:
     return next((row[name] for name in names if row.get(name)), "")
 
 
@@ -155,44 +155,44 @@ def _make_jobs(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
 
     A waiting array in one line gives a job for each task.
     """
-    name = _find_first(row, "JobID", "JOBID")
+    name = _find_first_value(row, "JobID", "JOBID")
     if "." in name.partition("[")[0]:  # in brackets, dots end a list of tasks that Slurm cut
         return []
-    asked, had = _find_first(row, "ReqTRES"), _find_first(row, "AllocTRES", "TRES_ALLOC")
+    asked, had = _find_first_value(row, "ReqTRES"), _find_first_value(row, "AllocTRES", "TRES_ALLOC")
     resources = make_resource_fields(
-        had or _find_first(row, "AllocGRES"),
+        had or _find_first_value(row, "AllocGRES"),
         asked,
-        per_node=_find_first(row, "TRES_PER_NODE", "ReqGRES"),
-        per_job=_find_first(row, "TRES_PER_JOB"),
-        per_task=_find_first(row, "TRES_PER_TASK"),
-        tasks=_parse_whole_number(_find_first(row, "TASKS")),
+        per_node=_find_first_value(row, "TRES_PER_NODE", "ReqGRES"),
+        per_job=_find_first_value(row, "TRES_PER_JOB"),
+        per_task=_find_first_value(row, "TRES_PER_TASK"),
+        tasks=_parse_whole_number(_find_first_value(row, "TASKS")),
     )
-    restarts = _parse_whole_number(_find_first(row, "RESTART_COUNT", "Restarts"))
+    restarts = _parse_whole_number(_find_first_value(row, "RESTART_COUNT", "Restarts"))
     job = SlurmJob(
         id=name,
-        states=_parse_states(_find_first(row, "State", "STATE")),
+        states=_parse_states(_find_first_value(row, "State", "STATE")),
         attempt=None if restarts is None else restarts + 1,
-        submit_ms=parse_time_ms(_find_first(row, "Submit", "SUBMIT_TIME"), zone),
-        start_ms=parse_time_ms(_find_first(row, "Start", "START_TIME"), zone),
-        end_ms=parse_time_ms(_find_first(row, "End", "END_TIME"), zone),
-        resize_ms=parse_time_ms(_find_first(row, "RESIZE_TIME"), zone),
-        nodes=expand_node_list(_find_first(row, "NodeList", "NODELIST")),
-        node_count=_parse_whole_number(_find_first(row, "NNodes", "ReqNodes", "NODES")) or 0,
+        submit_ms=parse_time_ms(_find_first_value(row, "Submit", "SUBMIT_TIME"), zone),
+        start_ms=parse_time_ms(_find_first_value(row, "Start", "START_TIME"), zone),
+        end_ms=parse_time_ms(_find_first_value(row, "End", "END_TIME"), zone),
+        resize_ms=parse_time_ms(_find_first_value(row, "RESIZE_TIME"), zone),
+        nodes=expand_node_list(_find_first_value(row, "NodeList", "NODELIST")),
+        node_count=_parse_whole_number(_find_first_value(row, "NNodes", "ReqNodes", "NODES")) or 0,
         **resources,
-        user=_find_first(row, "User", "USER"),
-        group=_find_first(row, "Group", "GROUP"),
-        account=_find_first(row, "Account", "ACCOUNT"),
-        partition=_find_first(row, "Partition", "PARTITION"),
-        qos=_find_first(row, "QOS"),
-        name=_find_first(row, "JobName", "NAME"),
-        cluster=_find_first(row, "Cluster", "CLUSTER"),
-        priority=_parse_whole_number(_find_first(row, "Priority", "PRIORITY")),
-        limit_s=parse_limit_s(_find_first(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
-        cpus=_parse_whole_number(_find_first(row, "ReqCPUS", "CPUS")),
+        user=_find_first_value(row, "User", "USER"),
+        group=_find_first_value(row, "Group", "GROUP"),
+        account=_find_first_value(row, "Account", "ACCOUNT"),
+        partition=_find_first_value(row, "Partition", "PARTITION"),
+        qos=_find_first_value(row, "QOS"),
+        name=_find_first_value(row, "JobName", "NAME"),
+        cluster=_find_first_value(row, "Cluster", "CLUSTER"),
+        priority=_parse_whole_number(_find_first_value(row, "Priority", "PRIORITY")),
+        limit_s=parse_limit_s(_find_first_value(row, "TimelimitRaw", "Timelimit", "TIME_LIMIT")),
+        cpus=_parse_whole_number(_find_first_value(row, "ReqCPUS", "CPUS")),
         memory_gib=parse_size_gib(find_tres_amount(asked or had, "mem")),
-        reason=_find_first(row, "Reason", "REASON"),
+        reason=_find_first_value(row, "Reason", "REASON"),
         comment="; ".join(row[name] for name in ("Comment", "AdminComment", "SystemComment") if row.get(name)),
-        status=_parse_status(_find_first(row, "ExitCode", "EXIT_CODE")),
+        status=_parse_status(_find_first_value(row, "ExitCode", "EXIT_CODE")),
     )
     array, _, waiting = name.partition("_")
     if waiting.startswith("[") and array.isdecimal() and len(array) < 16:
@@ -223,11 +223,11 @@ def _parse_states(text: str) -> tuple[str, ...]:
 
 
 def _make_nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
-    names = expand_node_list(_find_first(row, "NODELIST", "HOSTNAMES"))
-    states = _parse_states(_find_first(row, "STATECOMPLETE", "STATE"))
-    reason = _find_first(row, "REASON")
-    stated_ms = parse_time_ms(_find_first(row, "TIMESTAMP"), zone)
-    gres = read_gres(_find_first(row, "GRES"))
+    names = expand_node_list(_find_first_value(row, "NODELIST", "HOSTNAMES"))
+    states = _parse_states(_find_first_value(row, "STATECOMPLETE", "STATE"))
+    reason = _find_first_value(row, "REASON")
+    stated_ms = parse_time_ms(_find_first_value(row, "TIMESTAMP"), zone)
+    gres = read_gres(_find_first_value(row, "GRES"))
     others = [row[key] for key in ("HOSTNAMES", "NODE_ADDR") if row.get(key)] if len(names) == 1 else []
     return [
         SlurmNode(
@@ -237,8 +237,8 @@ def _make_nodes(row: Row, zone: tzinfo | None) -> list[SlurmNode]:
             reason_ms=stated_ms,
             gres=gres,
             other_names=tuple(others),
-            cpus=_parse_whole_number(_find_first(row, "CPUS")) or 0,
-            memory_gib=round((_parse_whole_number(_find_first(row, "MEMORY")) or 0) / 1024, 3),
+            cpus=_parse_whole_number(_find_first_value(row, "CPUS")) or 0,
+            memory_gib=round((_parse_whole_number(_find_first_value(row, "MEMORY")) or 0) / 1024, 3),
         )
         for name in names
     ]

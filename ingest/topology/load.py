@@ -146,7 +146,7 @@ def parse_topology(text: str) -> list[NodeSpec]:
 
 def _parse_nodes(text: str) -> list[NodeSpec]:
     if _JSON.match(text):
-        return parse_json(text)
+        return parse_json_nodes(text)
     if is_ibnetdiscover(text):
         return make_fabric_nodes(parse_ibnetdiscover(text))
     if is_slurm_conf(text):
@@ -229,7 +229,7 @@ def _check_rack(rack: Rack) -> None:
             raise ConfigError(f"rack {rack.name!r}: {key} = {value}, expected 0 to {most:,}")
 
 
-def parse_json(text: str) -> list[NodeSpec]:
+def parse_json_nodes(text: str) -> list[NodeSpec]:
     """Return the nodes in a JSON text. Raises ConfigError.
 
     The text is the output of `kubectl get nodes -o json`, an object {node: {label: value}} (topograph's labels),

@@ -68,7 +68,7 @@ def list_cold_starts(records: Iterable[JobRecord]) -> dict[Key, Array]:
     """
     found = {}
     for key, rows in _group_by_key(records).items():
-        cold = _list_known(row.cold_s for row in rows)
+        cold = _list_known_values(row.cold_s for row in rows)
         if len(cold) >= FEWEST_COLD:
             found[key] = cold
     return found
@@ -91,16 +91,16 @@ def _make_row(
     stood_still: NDArray[np.bool_],
 ) -> dict[str, Any]:
     records, reasons = of.get(key, []), {}
-    starts = _list_known(row.cold_s for row in records)
+    starts = _list_known_values(row.cold_s for row in records)
     cold = starts if len(starts) >= FEWEST_COLD else None
     is_known = np.isfinite(running[key].ten_minute)
     known = running[key].ten_minute[is_known & ~stood_still]
     parts = {
         "bands": _make_bands(known),
-        "burst": describe_bursts(running[key].minutes, cold),
+        "burst": summarise_bursts(running[key].minutes, cold),
         "mix": _compute_class_shares(key, running),
         "residency": "no GPU of such jobs reported its memory and its activity" if residency is None else residency,
-        "duration_s": _summarise_durations(_list_known(row.run_s for row in records)),
+        "duration_s": _summarise_durations(_list_known_values(row.run_s for row in records)),
         "tolerated_wait": estimate_tolerated_wait(records),
         "cold_start_s": _summarise_cold_starts(cold),
     }
@@ -137,7 +137,7 @@ def _find_idle_bins(fleet: Array) -> NDArray[np.bool_]:
     return away if away.sum() <= MOST_AWAY * len(known) else np.zeros(len(fleet), bool)
 
 
-def _list_known(values: Iterable[float | None]) -> Array:
+def _list_known_values(values: Iterable[float | None]) -> Array:
     return np.array([value for value in values if value is not None], np.float64)
 
 
@@ -156,7 +156,7 @@ def _make_bands(known: Array) -> list[dict[str, float]] | str:
     return [{"share_of_time": share, "gpus": find_held_gpus(known, share)} for share in BAND_SHARES]
 
 
-def describe_bursts(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
+def summarise_bursts(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
     """Return facts about the bursts of the last day, or the reason why there are none.
 
     minutes: (minute,) running GPUs. cold: (job,) cold starts in seconds. Without them no burst counts as
@@ -221,7 +221,7 @@ def estimate_tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | N
     That number follows from the rate at which such jobs have started. Returns the reason in words if
     the wait is unknown.
     """
-    known_s = _list_known(row.tolerated_s for row in records)
+    known_s = _list_known_values(row.tolerated_s for row in records)
     if len(known_s) >= FEWEST_CHECKPOINTS:
         wait_s: float | None = float(np.median(known_s))
     else:

@@ -192,7 +192,9 @@ class DemandForecaster(Stateful):
             contest = self._find_or_add_contest(inputs.target, which)
             panel = inputs.make_panel(rows, self._now_ms, contest.bin_s)
             self._refresh_contest(contest, panel)
-            forecast.add_served(rows, which == MINUTES, contest.make_served_forecasts(panel), contest.list_accuracy())
+            forecast.add_served_forecasts(
+                rows, which == MINUTES, contest.make_served_forecasts(panel), contest.list_accuracy()
+            )
             if which == POOLS and self._lacks_old_forecast(inputs, rows):
                 back = OLD_MS // BIN_MS
                 if panel.bins > back:
@@ -362,7 +364,9 @@ class _TargetForecasts:
         shape = (len(HORIZONS_S), series)
         return cls(np.full((len(QUANTILES), *shape), np.nan), np.full(shape, "", object), {})
 
-    def add_served(self, rows: NDArray[np.intp], nearest: bool, served: Any, records: list[dict[str, Any]]) -> None:
+    def add_served_forecasts(
+        self, rows: NDArray[np.intp], nearest: bool, served: Any, records: list[dict[str, Any]]
+    ) -> None:
         at = slice(0, len(MINUTE_HORIZONS_S)) if nearest else slice(len(MINUTE_HORIZONS_S), None)
         self.values[:, at, rows] = served.values
         self.models[at, rows] = served.model

@@ -188,7 +188,7 @@ class Gate:
         return np.concatenate([known, mean[None]])
 
     def _choose_forecasts(self, candidates: Array) -> ServedForecasts:
-        is_held = self._page.find_fallen(np.isfinite(self._earned)) | self._distance.find_beyond(candidates)
+        is_held = self._page.has_fallen_behind(np.isfinite(self._earned)) | self._distance.is_too_far_away(candidates)
         chosen = np.where(is_held, np.inf, self._earned).argmin(axis=0)
         values = self._limit_values(self.tracker.apply_offsets(candidates, chosen))
         values = np.where(np.isfinite(values), values, self._limit_values(candidates[0]))

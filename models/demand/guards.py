@@ -31,7 +31,7 @@ class PageTest:
         moved = (self.behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
         self.behind[:, at] = np.where(known, moved, self.behind[:, at])
 
-    def find_fallen(self, is_serving: Mask) -> Mask:
+    def has_fallen_behind(self, is_serving: Mask) -> Mask:
         """Return (candidate, step, series) whether a candidate that may serve has fallen behind persistence.
 
         is_serving: (candidate, step, series) whether it may serve. A candidate that fell behind at one lead
@@ -61,7 +61,7 @@ class DistanceRecord:
         remembered = self.apart[:, at] * 0.5 ** (1 / (self._tracker.overlap[at] * WEIGHT_HALF))
         self.apart[:, at] = np.where(known, np.maximum(remembered, right), self.apart[:, at])
 
-    def find_beyond(self, candidates: Array) -> Mask:
+    def is_too_far_away(self, candidates: Array) -> Mask:
         """Return (candidate, step, series) whether the candidate is too far from persistence to be trusted.
 
         That is so if it is clearly farther away than it was ever right, and also that far from the last

@@ -42,14 +42,14 @@ class Theta:
         drift = compute_slope(plain, SHAPE_DAYS * day) / 2
         young = np.isfinite(filled).cumsum(axis=1) < WARM_DAYS * day
 
-        def make_bet(panel: Panel, filled: Array, step: int) -> Array:
+        def forecast_points(panel: Panel, filled: Array, step: int) -> Array:
             level = choose_best_level(levels, plain, step, SHAPE_DAYS * day)
             back = -(-(step + edge) // day) * day - step
             bets = level + drift * step + shift_bins(shape, back)
             bets[young] = np.nan
             return bets
 
-        return forecast_by_errors(panel, origins, steps, make_bet)
+        return forecast_by_errors(panel, origins, steps, forecast_points)
 
 
 def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:

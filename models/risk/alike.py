@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from fleetcast.models.peers import Groups
 
 
-class AlikeDevices:
+class ComparableDevices:
     """The numbered groups of comparable devices of one kind.
 
     The groups are built again only when devices, owners or traits have changed.

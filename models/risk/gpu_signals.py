@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.clock_reasons import BRAKE, IDLE, POWER_CAP, SLOWDOWN, THERMAL
 from fleetcast.fleet.xids import HARD, PART, SOFT
 from fleetcast.models.peers import MAD_TO_SIGMA, compute_median, compute_p90
-from fleetcast.models.risk.alike import AlikeDevices
+from fleetcast.models.risk.alike import ComparableDevices
 from fleetcast.models.risk.detectors import Detection, FeatureColumns, compute_newest_age_s, register_detector
 from fleetcast.models.risk.learned import LearnedState
 from fleetcast.models.risk.signals import Array, Mask, Times
@@ -67,7 +67,7 @@ class GpuView:
     clock: Array
     usual_clock: Array
     above_c: Array  # °C above what its slot has at its power; NaN unknown
-    alike: AlikeDevices  # GPUs of one model on a node
+    alike: ComparableDevices  # GPUs of one model on a node
 
     def __getitem__(self, name: str) -> Array:
         return self.columns[name]
@@ -158,7 +158,7 @@ def is_on_plateau(view: GpuView) -> Mask:
 
 
 @register_detector("thermal_throttle")
-def thermal_throttle(view: GpuView) -> Detection:
+def detect_thermal_throttle(view: GpuView) -> Detection:
     """Detect a clock that fell while a thermal or hardware slowdown bit is set.
 
     Bit 4 (software power cap) is normal under load, so it does not count. A power brake sets the hardware bit
@@ -169,7 +169,7 @@ def thermal_throttle(view: GpuView) -> Detection:
 
 
 @register_detector("power_brake")
-def power_brake(view: GpuView) -> Detection:
+def detect_power_brake(view: GpuView) -> Detection:
     return _detect_slowed_clock(view, (view.bits & BRAKE) > 0)
 
 
@@ -186,7 +186,7 @@ def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
 
 
 @register_detector("clock_low")
-def clock_low(view: GpuView) -> Detection:
+def detect_low_clock(view: GpuView) -> Detection:
     """Detect a clock that is far too low, without a stated reason.
 
     It must be far below both the GPU's usual clock and that of its node's working GPUs. The power must be
@@ -203,13 +203,13 @@ def clock_low(view: GpuView) -> Detection:
 
 
 @register_detector("clock_halved")
-def clock_halved(view: GpuView) -> Detection:
+def detect_halved_clock(view: GpuView) -> Detection:
     """Detect a working GPU at half its usual clock or less, if clock event reasons are not exported.
 
     The node's other GPUs must be as slow, which shows that a power brake slows the whole node. Power limits
     do not lower clocks that far. Operators lock clocks so low only for a whole gang.
     """
-    on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~clock_low(view).on
+    on = view.loaded & ~view.has_bits & (view.clock <= HALVED_CLOCK * view.usual_clock) & ~detect_low_clock(view).on
     strength = 0.2 + 0.8 * (1 - view.clock / view.usual_clock)
     return Detection.make_detection(
         on, view.clock, view.usual_clock, strength, None, view.has_working_value(view.clock)
@@ -217,7 +217,7 @@ def clock_halved(view: GpuView) -> Detection:
 
 
 @register_detector("gpu_hot")
-def gpu_hot(view: GpuView) -> Detection:
+def detect_hot_gpu(view: GpuView) -> Detection:
     temp = view["gpu_temp_c"]
     peers = view.compute_peer_median(temp)
     on = view.loaded & (temp >= HOT_C) & (temp - peers >= HOT_OVER_C)
@@ -225,7 +225,7 @@ def gpu_hot(view: GpuView) -> Detection:
 
 
 @register_detector("gpu_hot_for_its_load")
-def gpu_hot_for_its_load(view: GpuView) -> Detection:
+def detect_excess_heat(view: GpuView) -> Detection:
     """Detect a GPU that has been too warm for its power for minutes.
 
     It is compared with the usual temperature of its slot at that power. The difference must exceed both a number of
@@ -248,7 +248,7 @@ def _detect_xid(view: GpuView, codes: frozenset[int], fresh: bool) -> Detection:
 
 
 @register_detector("xid_hard")
-def xid_hard(view: GpuView) -> Detection:
+def detect_hard_xid(view: GpuView) -> Detection:
     """Detect a hardware XID that appeared after the GPU was first observed.
 
     The gauge keeps its last code, so an old code is no evidence about today.
@@ -257,53 +257,53 @@ def xid_hard(view: GpuView) -> Detection:
 
 
 @register_detector("xid_part")
-def xid_part(view: GpuView) -> Detection:
+def detect_part_xid(view: GpuView) -> Detection:
     return _detect_xid(view, PART, fresh=True)
 
 
 @register_detector("xid_soft")
-def xid_soft(view: GpuView) -> Detection:
+def detect_soft_xid(view: GpuView) -> Detection:
     return _detect_xid(view, frozenset(SOFT), fresh=True)
 
 
 @register_detector("xid_old")
-def xid_old(view: GpuView) -> Detection:
+def detect_old_xid(view: GpuView) -> Detection:
     return _detect_xid(view, frozenset(HARD) | frozenset(SOFT), fresh=False)
 
 
 @register_detector("ecc_uncorrectable")
-def ecc_uncorrectable(view: GpuView) -> Detection:
+def detect_uncorrectable_errors(view: GpuView) -> Detection:
     count = np.fmax(view["ecc_dbe_volatile_count_30m"], view["ecc_dbe_aggregate_count_30m"])
     return Detection.make_detection(count >= 1, count, np.nan, 0.7 + 0.1 * count)
 
 
 @register_detector("ecc_burst")
-def ecc_burst(view: GpuView) -> Detection:
+def detect_ecc_burst(view: GpuView) -> Detection:
     count = np.fmax(view["ecc_sbe_volatile_count_10m"], view["ecc_sbe_aggregate_count_10m"])
     return Detection.make_detection(count >= SBE_10M, count, np.nan, np.log10(np.fmax(count, 1)) / 4)
 
 
 @register_detector("ecc_corrected_few")
-def ecc_corrected_few(view: GpuView) -> Detection:
+def detect_few_corrected_errors(view: GpuView) -> Detection:
     """Detect a few repeated corrected errors, in a fleet whose other GPUs have hardly any.
 
     They are fewer than a burst.
     """
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
     usual = compute_p90(count)
-    on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~ecc_burst(view).on
+    on = (count >= SBE_30M) & (count > SBE_TIMES * usual) & ~detect_ecc_burst(view).on
     return Detection.make_detection(on, count, usual, 0.4 + np.log10(np.fmax(count, 1)) / 4)
 
 
 @register_detector("row_remap_failure")
-def row_remap_failure(view: GpuView) -> Detection:
+def detect_remap_failure(view: GpuView) -> Detection:
     flag = view["row_remap_failure"]
     since = np.where(view.has_changed_since_discovery("row_remap_failure"), view.changed_ms("row_remap_failure"), 0)
     return Detection.make_detection(flag > 0, flag, since=since)
 
 
 @register_detector("row_remapped")
-def row_remapped(view: GpuView) -> Detection:
+def detect_remapped_row(view: GpuView) -> Detection:
     rows = view["remapped_rows_uncorrectable"]
     since = view.changed_ms("remapped_rows_uncorrectable")
     recent = view.has_changed_since_discovery("remapped_rows_uncorrectable") & (
@@ -313,13 +313,13 @@ def row_remapped(view: GpuView) -> Detection:
 
 
 @register_detector("page_retirement")
-def page_retirement(view: GpuView) -> Detection:
+def detect_page_retirement(view: GpuView) -> Detection:
     flag = view["retired_pages_pending"]
     return Detection.make_detection(flag > 0, flag)
 
 
 @register_detector("pcie_width")
-def pcie_width(view: GpuView) -> Detection:
+def detect_narrow_pcie(view: GpuView) -> Detection:
     """Detect a working GPU with fewer PCIe lanes than its maximum or than its node's GPUs."""
     width = view["pcie_link_width"]
     full = np.fmax(view["pcie_max_link_width"], view.compute_peer_median(width))
@@ -330,7 +330,7 @@ def pcie_width(view: GpuView) -> Detection:
 
 
 @register_detector("pcie_gen")
-def pcie_gen(view: GpuView) -> Detection:
+def detect_low_pcie_generation(view: GpuView) -> Detection:
     """Detect a PCIe generation below the maximum or the node's other GPUs, under load.
 
     An idle link lowers its generation, so it is no evidence.
@@ -349,14 +349,14 @@ def pcie_gen(view: GpuView) -> Detection:
 
 
 @register_detector("pcie_replays")
-def pcie_replays(view: GpuView) -> Detection:
+def detect_pcie_replays(view: GpuView) -> Detection:
     count = view["pcie_replays_count_10m"]
     least = np.where(np.isfinite(view["pcie_link_width"]), REPLAYS_10M, REPLAYS_10M_ALONE)
     return Detection.make_detection(count >= least, count, np.nan, np.log10(np.fmax(count, 1)) / 5)
 
 
 @register_detector("nvlink_errors")
-def nvlink_errors(view: GpuView) -> Detection:
+def detect_nvlink_errors(view: GpuView) -> Detection:
     """Detect a faulty NVLink: many CRC errors, more than a few replays, or any recovery.
 
     CRC errors are retried, so only a high rate of them counts.
@@ -370,7 +370,7 @@ def nvlink_errors(view: GpuView) -> Detection:
 
 
 @register_detector("gpu_vanished")
-def gpu_vanished(view: GpuView) -> Detection:
+def detect_vanished_gpu(view: GpuView) -> Detection:
     """Detect a GPU that is missing from an exporter's pages while the node's other GPUs are on them.
 
     A late page is no evidence. The GPU has returned only when it is on the newest page.

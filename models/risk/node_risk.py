@@ -28,7 +28,7 @@ from fleetcast.fleet.printable import escape_unprintable
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
 from fleetcast.fleet.xids import find_advice
-from fleetcast.models.calibrate import apply_isotonic
+from fleetcast.models.calibrate import map_probabilities
 from fleetcast.models.risk.hazard import FAULTS_PER_NODE_DAY, FEATURES, PUBLISHED
 from fleetcast.models.risk.job_outcomes import MOST_TIMES
 from fleetcast.models.risk.part_risk import compute_part_risks
@@ -170,7 +170,7 @@ def compute_fitted_excess(levels: Array, fit: RiskFit) -> ExcessHazard:
             continue
         weights = np.array([row.weights.get(rule.name, 0.0) for rule in RULES])
         logit = row.intercept + (levels @ weights)[rows]  # a product of some rows alone is rounded otherwise
-        p = apply_isotonic(1 / (1 + np.exp(-logit)), row.isotonic_x, row.isotonic_y)
+        p = map_probabilities(1 / (1 + np.exp(-logit)), row.isotonic_x, row.isotonic_y)
         hazard = -np.log1p(-np.minimum(p, CERTAIN)) - compute_base_hazard(RISK_HORIZONS_S[0])[k]
         pull = np.maximum(own * weights, 0.0)
         pulled = pull.sum(axis=1)

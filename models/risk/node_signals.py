@@ -131,12 +131,12 @@ def _is_silent(node: FeatureColumns, quiet: SilentTimes, interval_s: float) -> M
 
 
 @register_detector("node_silent")
-def node_silent(view: NodeView) -> Detection:
+def detect_silent_node(view: NodeView) -> Detection:
     return Detection.make_detection(view.silent, view.quiet.any_s, since=view.find_past_ms(view.quiet.any_s))
 
 
 @register_detector("exporter_silent")
-def exporter_silent(view: NodeView) -> Detection:
+def detect_silent_exporter(view: NodeView) -> Detection:
     gpu_s = view.quiet.gpu_s
     others_s = np.fmin(view.quiet.port_s, view.quiet.host_s)
     on = (gpu_s >= EXPORTER_SILENT_S) & ~view.silent & (others_s < NODE_SILENT_S)
@@ -144,13 +144,13 @@ def exporter_silent(view: NodeView) -> Detection:
 
 
 @register_detector("exporter_frozen")
-def exporter_frozen(view: NodeView) -> Detection:
+def detect_frozen_exporter(view: NodeView) -> Detection:
     frozen_s = _measure_frozen_s(view.gpu, view.columns.rows)
     return Detection.make_detection(frozen_s >= FROZEN_S, frozen_s, since=view.find_past_ms(frozen_s))
 
 
 @register_detector("gpus_missing")
-def gpus_missing(view: NodeView) -> Detection:
+def detect_missing_gpus(view: NodeView) -> Detection:
     """Detect nodes with fewer GPUs than before, or than the topology states.
 
     Nodes with a GPU that vanished from the pages do not count, because another rule reports them.
@@ -162,14 +162,14 @@ def gpus_missing(view: NodeView) -> Detection:
 
 
 @register_detector("scrape_slow")
-def scrape_slow(view: NodeView) -> Detection:
+def detect_slow_scrapes(view: NodeView) -> Detection:
     took, usual = view["scrape_duration_s"], view["scrape_duration_s_mean_30m"]
     noise = np.nan_to_num(view["scrape_duration_s_std_30m"])
     return Detection.make_detection((took > 1.0) & (took > 5 * usual) & (took > usual + 6 * noise), took, usual, 0.5)
 
 
 @register_detector("scrapes_late")
-def scrapes_late(view: NodeView) -> Detection:
+def detect_late_scrapes(view: NodeView) -> Detection:
     """Detect nodes whose pages have taken longer than usual for minutes, compared with the fleet's median.
 
     If all are late, the cause is on our side or in the network. The mean of minutes decides, so one late page
@@ -186,7 +186,7 @@ def scrapes_late(view: NodeView) -> Detection:
 
 
 @register_detector("scrapes_lost")
-def scrapes_lost(view: NodeView) -> Detection:
+def detect_lost_scrapes(view: NodeView) -> Detection:
     """Detect scrapes that are lost now and then, both in the last ten minutes and before.
 
     A restart or a reboot does not count, because it loses several in a row.
@@ -203,7 +203,7 @@ def scrapes_lost(view: NodeView) -> Detection:
 
 
 @register_detector("cpu_stolen")
-def cpu_stolen(view: NodeView) -> Detection:
+def detect_stolen_cpu(view: NodeView) -> Detection:
     stolen = view["cpu_steal_share_mean_2m"]
     known = np.sort(stolen[np.isfinite(stolen)])
     usual = float(known[(len(known) - 1) // 4]) if len(known) else 0.0  # three of four nodes lose at least so much
@@ -212,7 +212,7 @@ def cpu_stolen(view: NodeView) -> Detection:
 
 
 @register_detector("memory_short")
-def memory_short(view: NodeView) -> Detection:
+def detect_short_memory(view: NodeView) -> Detection:
     short = view["memory_pressure_share"]
     return Detection.make_detection(short >= SHORT, short, np.nan, short)
 

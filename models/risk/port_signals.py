@@ -76,7 +76,7 @@ class PortView:
 
 
 @register_detector("link_down")
-def link_down(view: PortView) -> Detection:
+def detect_link_down(view: PortView) -> Detection:
     """Detect a port that was up and is down now. A port that its administrator disabled does not count."""
     state = view["state"]
     on = np.isfinite(state) & (state != ACTIVE) & view.was_up & ~(view["physical_state"] == DISABLED)
@@ -84,18 +84,18 @@ def link_down(view: PortView) -> Detection:
 
 
 @register_detector("link_flap")
-def link_flap(view: PortView) -> Detection:
+def detect_link_flap(view: PortView) -> Detection:
     return Detection.make_detection(view.flaps >= 1, view.flaps, np.nan, 0.4 + 0.1 * view.flaps)
 
 
 @register_detector("link_errors")
-def link_errors(view: PortView) -> Detection:
+def detect_link_errors(view: PortView) -> Detection:
     symbols = view["symbol_errors_count_10m"]
     return Detection.make_detection(symbols >= SYMBOL_ERRORS_10M, symbols, np.nan, np.log10(np.fmax(symbols, 1)) / 5)
 
 
 @register_detector("link_errors_few")
-def link_errors_few(view: PortView) -> Detection:
+def detect_few_link_errors(view: PortView) -> Detection:
     """Detect some symbol errors on a link that stays up, in a fleet whose other ports have hardly any.
 
     They are fewer than the rule `link_errors` needs.
@@ -107,13 +107,13 @@ def link_errors_few(view: PortView) -> Detection:
 
 
 @register_detector("link_speed")
-def link_speed(view: PortView) -> Detection:
+def detect_slow_link(view: PortView) -> Detection:
     speed = view["speed_bytes_per_s"]
     on = (speed > 0) & (speed < 0.95 * view.best) & (view["state"] == ACTIVE)
     return Detection.make_detection(on, speed, view.best, 1.2 - speed / view.best)
 
 
 @register_detector("link_timeouts")
-def link_timeouts(view: PortView) -> Detection:
+def detect_link_timeouts(view: PortView) -> Detection:
     timeouts = view["ack_timeouts_count_10m"]
     return Detection.make_detection(timeouts >= ACK_TIMEOUTS, timeouts, np.nan, np.log10(np.fmax(timeouts, 1)) / 4)

@@ -72,17 +72,17 @@ class RepairLog:
         for name, back_ms in found.items():
             node = name.partition("/")[0]
             if node in rows:
-                self._pardon_old_evidence(signals, name, rows[node], back_ms)
+                self._void_old_evidence(signals, name, rows[node], back_ms)
                 streaks.drop_node(node)
         oldest_ms = now_ms - int(NEW_FOR_S * 1000)
         self._back_ms = {name: ms for name, ms in (self._back_ms | found).items() if ms > oldest_ms}
-        self._pardon_late_evidence(signals, rows, now_ms)
+        self._void_late_evidence(signals, rows, now_ms)
         if not self._pardons:
             return signals
         keep = np.ones(len(signals), bool)
         void = set()
         for at in np.flatnonzero(PARDONED[signals.rule]).tolist():
-            if self._is_pardoned(signals, at, now_ms):
+            if self._is_void(signals, at, now_ms):
                 keep[at] = False
                 void.add(_make_key(signals, at))
         self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms or key in void}
@@ -106,7 +106,7 @@ class RepairLog:
                     self._honoured_ms[entity] = found[entity] = back_ms
         return found
 
-    def _pardon_old_evidence(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
+    def _void_old_evidence(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
         """Make void all evidence on a node, or on one GPU of it, that began before it returned.
 
         row: the node's row.
@@ -119,7 +119,7 @@ class RepairLog:
             if 0 < signals.since_ms[at] <= back_ms and (is_node or signals.entity[at] == name):
                 self._pardons[_make_key(signals, at)] = _make_pardon(signals, at, back_ms)
 
-    def _pardon_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
+    def _void_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
         """Make void the codes and counts from before a repair that arrive only now.
 
         They arrive late if the node was silent when it returned.
@@ -136,7 +136,7 @@ class RepairLog:
             if now_ms < pardon.until_ms:
                 self._pardons.setdefault(_make_key(signals, at), pardon)
 
-    def _is_pardoned(self, signals: Signals, at: int, now_ms: int) -> bool:
+    def _is_void(self, signals: Signals, at: int, now_ms: int) -> bool:
         """Return whether a repair has made this signal void.
 
         A count that has grown is not void. If a value has fallen, the lower value is stored, from which growth is

@@ -16,7 +16,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fleetcast.fleet.stateful import Dump, Stateful
-from fleetcast.models.risk.alike import AlikeDevices
+from fleetcast.models.risk.alike import ComparableDevices
 from fleetcast.models.risk.day_levels import DayLevels
 from fleetcast.models.risk.fault_log import FaultLog
 from fleetcast.models.risk.fault_rate import FaultRate
@@ -48,7 +48,7 @@ class RiskState(Stateful):
         self.rules = {kind: RuleMemory(kind) for kind in OF_KIND}
         self.clocks = UsualClocks()
         self.slots = SlotTemperatures()
-        self.alike = AlikeDevices()  # made of entities at each start, so no snapshot keeps it
+        self.alike = ComparableDevices()  # made of entities at each start, so no snapshot keeps it
         self.gangs = GangMemberCache()  # made of placements, so no snapshot keeps it
         self.links = PortLinks()
         self.scrapes = ScrapeTimes()

@@ -103,7 +103,7 @@ class FleetWatch:
 
     def make_folded_events(self, now_ms: int) -> FoldedEvents:
         """Return the state of jobs and nodes that follows from the events so far. The next event changes it."""
-        running, ended = self.fold.jobs.running(), self.ended.list_recent(now_ms)
+        running, ended = self.fold.jobs.list_running(), self.ended.list_recent(now_ms)
         return FoldedEvents(
             running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.find_placements(running)
         )

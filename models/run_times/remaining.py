@@ -239,7 +239,7 @@ def condition_on_survival(left_s: Array, since_s: Array, age_s: Array) -> Array:
     return np.asarray(np.where(over, tail_s, np.maximum(beyond_s - since_s[:, None], SHORTEST_S * levels[1:])))
 
 
-def blend_with_everybody(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
+def blend_with_all_jobs(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
     """Return (row, LEVELS) the mean of two forecasts of the remaining seconds: similar jobs, and all jobs.
 
     The mean is that of logarithms. everybody_s: (row, LEVELS) of all jobs that ran as long. Few jobs are

@@ -67,7 +67,7 @@ class Scale:
             return np.asarray(np.minimum.reduce([log[shift : shift + windows] for shift in range(self.steps)]))
         return self.compute_statistic(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
-    def estimate_usual(self, before: Array) -> tuple[float, float]:
+    def estimate_usual_level(self, before: Array) -> tuple[float, float]:
         """Return the usual statistic of the steps before, and the standard deviation of that of a window.
 
         before: (step,) logarithms of step times.
@@ -126,7 +126,7 @@ def measure_last_steps(duration: Array, scale: Scale) -> StepReference | None:
     before = log[: -scale.steps]
     if len(before) < max(scale.steps, FEWEST_BEFORE if scale.steps <= LONGEST_OF_MEDIAN else FEWEST_BEFORE_MEAN):
         return None
-    usual, noise = scale.estimate_usual(before)
+    usual, noise = scale.estimate_usual_level(before)
     limit = usual + max(math.log(scale.ratio), scale.sigmas * noise)
     if len(before) >= max(16, 2 * scale.steps):
         limit = max(limit, _compute_peak_quantile(scale.compute_past_statistics(before)) + PEAK_MARGIN)

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.events import Step
-from fleetcast.fleet.job_steps import MAX_RANK_STEPS, compute_own_s
+from fleetcast.fleet.job_steps import MAX_RANK_STEPS, compute_own_work_s
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.peers import compute_median
 from fleetcast.models.stragglers.change_point import (
@@ -254,7 +254,7 @@ def _has_lone_pauses(steps: list[Step]) -> bool:
     long = duration >= LONG_RATIO * usual_s
     if np.count_nonzero(long) < FEWEST_PAUSES:
         return False
-    own = np.array([compute_own_s(step) for step in looked])
+    own = np.array([compute_own_work_s(step) for step in looked])
     own_usual_s = compute_median(own)
     lone = long & ~np.roll(long, 1) & ~np.roll(long, -1) & (own - own_usual_s >= (duration - usual_s) / 2)
     struck = [looked[at].rank for at in np.flatnonzero(lone).tolist()]

@@ -291,7 +291,7 @@ class Registry:
         with self._hold_lock(self._make_kind_path(kind)):
             self._replace_lines(kind, SHADOW, [version])
 
-    def list_old(self, kind: str, keep: int) -> list[str]:
+    def list_old_versions(self, kind: str, keep: int) -> list[str]:
         """Return the names of the versions that `prune` would delete.
 
         It spares the newest `keep`, the version that serves, the one that served before it, and the shadow.
@@ -303,7 +303,7 @@ class Registry:
     def prune(self, kind: str, keep: int) -> list[str]:
         """Delete old versions, and return their names."""
         with self._hold_lock_if_exists(kind):
-            old = self.list_old(kind, keep)
+            old = self.list_old_versions(kind, keep)
             for name in old:
                 gone = self._make_kind_path(kind) / f"{NEW}{name}"
                 (self._make_kind_path(kind) / name).rename(gone)  # first out of sight at once, then file by file

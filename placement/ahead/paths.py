@@ -72,7 +72,7 @@ class Timelines:
     ends_s: Mapping[int, Array]  # holder, an index into `jobs` → (path,)
     holders: Mapping[str, int]  # request_id of what waits and starts → its holder
     waits: Mapping[str, str]  # job → request_id of what waits
-    before_start: Mapping[str, "GpusBefore"]  # request_id of what starts → its GPUs, before it starts
+    before_start: Mapping[str, "GpusBeforeStart"]  # request_id of what starts → its GPUs, before it starts
     rooms: "RoomCache"
     gpus: Mapping[str, int]  # request_id → how many it waits for
     entries: tuple[WaitingEntry, ...]  # that wait, in order
@@ -177,7 +177,7 @@ def sample_timelines(
     """
     now_ms = options.now_ms
     draw = RunTimeSample(np.random.default_rng(0), run_times)
-    rooms = _make_rooms(view, running, run_times, options)
+    rooms = _make_room_cache(view, running, run_times, options)
     line = [entry for entry in turns.sort_entries(queue) if entry.request.gpus_per_node]  # calendars are of GPUs
     turns = turns.make_fresh_copy()  # who starts now is told so, and nobody else
     now = plan(queue, view, running, run_times, options, turns)
@@ -188,7 +188,7 @@ def sample_timelines(
     jobs, calendars = list(now.view.jobs), [(float("inf"), calendar)]
     ends_s = {holder: left_s[job] for holder, job in enumerate(jobs) if job in left_s}
     holders: dict[str, int] = {}  # a job that runs may wait as well: the next attempt, a second request
-    basis = _list_bases(now.running, left_s, dict(zip(begun, sources, strict=True)), run_times, now_ms)
+    basis = _list_run_time_bases(now.running, left_s, dict(zip(begun, sources, strict=True)), run_times, now_ms)
     starts_s = {one.request_id: np.zeros(PATHS, np.float32) for one in begun}
     before_start = {one.request_id: NO_GPUS for one in begun}
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
@@ -209,21 +209,23 @@ def sample_timelines(
         starts_s[request.request_id] = place.start_s
         basis.setdefault(request.job_name, source.find_basis(run_times))
         if np.isfinite(place.start_s).any():
-            before_start[request.request_id] = GpusBefore.of(place, calendar)
+            before_start[request.request_id] = GpusBeforeStart.of(place, calendar)
             finder.record_changes(record_gang_hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
     planned_s = compute_planned_ends(estimate_releases(now.view, now.running, run_times, now_ms), now_ms)
     first = entries[:PLAYED], [rooms.count_members_per_node(one) for one in requests[:PLAYED]], runs_s
-    drawn = FutureSampler(now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, _is_settled(now))
-    _replace_with_played_starts(drawn, starts_s, holders, ends_s)
+    drawn = FutureSampler(
+        now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, _has_tried_every_entry(now)
+    )
+    _use_played_starts(drawn, starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}
     play, left = (tuple(jobs), tuple(calendars), starts_s, ends_s, holders), (tuple(entries), now, turns)
     return Timelines(view, options, run_times, *play, waits, before_start, rooms, gpus, *left, basis)
 
 
-def _make_rooms(
+def _make_room_cache(
     view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, options: Options
 ) -> RoomCache:
     """Return the members that each node could host once every running job has ended."""
@@ -231,7 +233,7 @@ def _make_rooms(
     return RoomCache(ahead.make_view_after(len(ahead.ahead)), options)
 
 
-def _list_bases(
+def _list_run_time_bases(
     running: Mapping[str, RunningJob],
     left_s: Mapping[str, Array],
     begun: Mapping[PlacementRequest, RunTimeSource],
@@ -243,7 +245,7 @@ def _list_bases(
     return basis | {one.job_name: source.find_basis(run_times) for one, source in begun.items()}
 
 
-def _replace_with_played_starts(
+def _use_played_starts(
     drawn: FutureSampler, starts_s: dict[str, Array], holders: Mapping[str, int], ends_s: dict[int, Array]
 ) -> None:
     """Replace the starts and ends of the first waiting entries with those of the played paths.
@@ -276,7 +278,7 @@ def _find_running_job(running: Mapping[str, RunningJob], name: str, now_ms: int)
     return running.get(name) or RunningJob(now_ms, 1)
 
 
-def _is_settled(now: Plan) -> bool:
+def _has_tried_every_entry(now: Plan) -> bool:
     """Return whether the pass tried all waiting entries, so that a further pass would start none of them."""
     return all(wait.reason.code != "untried" for wait in now.waiting)
 
@@ -303,7 +305,7 @@ def _compute_max_calendars(one: Calendar) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class GpusBefore:
+class GpusBeforeStart:
     """The GPUs that a gang receives on the median path, and the jobs that hold them before it starts.
 
     start_s: the start of the gang. nodes: (member,) node rows. holders: (member × each,) the last job
@@ -316,7 +318,7 @@ class GpusBefore:
     ends_s: Array
 
     @classmethod
-    def of(cls, place: Place, calendar: Calendar) -> "GpusBefore":
+    def of(cls, place: Place, calendar: Calendar) -> "GpusBeforeStart":
         """Read the GPUs from the calendar, before the gang itself is recorded there."""
         path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
         _, n, g = calendar.free_s.shape
@@ -343,7 +345,7 @@ class GpusBefore:
         return tuple(found.values())
 
 
-NO_GPUS = GpusBefore(0.0, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
+NO_GPUS = GpusBeforeStart(0.0, np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.float32))
 
 
 def compute_planned_ends(ahead: Sequence[Release], now_ms: int) -> dict[str, float]:

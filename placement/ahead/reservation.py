@@ -103,7 +103,7 @@ def _find_start_basis(reservation: Reservation, timelines: Timelines) -> StartBa
 def _find_shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
     """Return the basis of the planned end of the job that the head waits for."""
     row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
-    return timelines.run_times.find_basis(row.gpus, row.limit_s, row.age_s(timelines.now_ms))
+    return timelines.run_times.find_basis(row.gpus, row.limit_s, row.compute_age_s(timelines.now_ms))
 
 
 def compute_hold_probability(reservation: Reservation, timelines: Timelines) -> float | None:

@@ -71,7 +71,7 @@ class RunTimeSample:
 
     def draw_remaining_times(self, row: RunningJob, now_ms: int) -> Array:
         """Draw (path,) remaining seconds of a running job, inf if unknown."""
-        age_s = row.age_s(now_ms)
+        age_s = row.compute_age_s(now_ms)
         levels = self.draw_levels(1)[0]
         if row.find_basis(self.run_times, now_ms) == "prior":
             return np.full(PATHS, np.inf, np.float32)

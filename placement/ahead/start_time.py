@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint, check_request
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.calendars import Array, StartRestrictions, find_earliest_start
-from fleetcast.placement.ahead.paths import MIDDLE, NO_GPUS, GpusBefore, Hindrance, Timelines
+from fleetcast.placement.ahead.paths import MIDDLE, NO_GPUS, GpusBeforeStart, Hindrance, Timelines
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
@@ -109,7 +109,10 @@ def estimate_start(
         return StartEstimate(None, (), constraint, _explain_no_start(request, timelines), timelines.now_ms)
     waiting = timelines.find_waiting_id(request)
     if waiting is None or waiting not in timelines.before_start:
-        start_s, hindrances = place.start_s, GpusBefore.of(place, timelines.choose_calendar(request)).list_hindrances()
+        start_s, hindrances = (
+            place.start_s,
+            GpusBeforeStart.of(place, timelines.choose_calendar(request)).list_hindrances(),
+        )
     else:
         start_s, hindrances = timelines.starts_s[waiting], timelines.before_start[waiting].list_hindrances()
         if is_behind_unknown(request, start_s, timelines):

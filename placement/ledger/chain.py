@@ -67,32 +67,34 @@ def hash_line(line: Sequence[Any]) -> str:
     >>> hash_line((1, 0, "ada", "accept", "", "", 0, "{}", "the board was lost", "", NO_HASH))[:16]
     '836060b7cb51dfb1'
     """
-    return _digest("audit", line)
+    return _compute_digest("audit", line)
 
 
 def compute_decision_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a decision. row: all its columns except the checksum."""
-    return _digest("decisions", row)
+    return _compute_digest("decisions", row)
 
 
 def compute_queue_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a queue entry. row: all its columns except the checksum."""
-    return _digest("queue", row)
+    return _compute_digest("queue", row)
 
 
 def compute_intent_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of an intent. row: all its columns except the checksum."""
-    return _digest("intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]])
+    return _compute_digest(
+        "intents", [*row[:4], *(None if value is None else str(value) for value in row[FLOATS]), *row[7:]]
+    )
 
 
 def compute_charge_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a charge. row: all its columns except the checksum."""
-    return _digest("charges", [str(value) if isinstance(value, float) else value for value in row])
+    return _compute_digest("charges", [str(value) if isinstance(value, float) else value for value in row])
 
 
 def compute_credit_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a queue's credits. row: all their columns except the checksum."""
-    return _digest("credits", [str(value) if isinstance(value, float) else value for value in row])
+    return _compute_digest("credits", [str(value) if isinstance(value, float) else value for value in row])
 
 
 CHECKSUMS = {
@@ -106,5 +108,5 @@ CHARGE_TABLE_CHECKSUMS = {
 }  # of tables that version 2 had not
 
 
-def _digest(table: str, values: Sequence[Any]) -> str:
+def _compute_digest(table: str, values: Sequence[Any]) -> str:
     return hashlib.sha256(encode((table, *values))).hexdigest()

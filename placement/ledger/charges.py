@@ -149,7 +149,7 @@ class ChargeTable:
 
     # -- credits
 
-    def banks(self) -> Mapping[str, Bank]:
+    def get_banks(self) -> Mapping[str, Bank]:
         return self._cached_rows.banks
 
     def write_banks(self, banks: Iterable[tuple[str, Bank]]) -> None:

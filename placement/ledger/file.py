@@ -163,9 +163,9 @@ class LedgerFile:
                 self._db.execute("BEGIN IMMEDIATE")
                 yield
                 self._write_state()
-                failpoints.reach("ledger.before_commit")
+                failpoints.call_hook("ledger.before_commit")
                 self._db.execute("COMMIT")
-                failpoints.reach("ledger.after_commit")
+                failpoints.call_hook("ledger.after_commit")
             self._unwritten = {}
         except BaseException:
             self._drop_cache()

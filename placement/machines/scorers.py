@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.shared_domains import compute_carried_heat, compute_shared_hazard, interpolate_hazard
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.columns import find_run_begins, is_ascending, median, sort_rows_by_keys
+from fleetcast.placement.columns import compute_median, find_run_begins, is_ascending, sort_rows_by_keys
 from fleetcast.placement.machines.filters import Screen
 from fleetcast.placement.machines.options import Options, fill_unknown_risk
 from fleetcast.placement.machines.potential import PotentialGrowth
@@ -302,7 +302,7 @@ class NodeScores:
     @cached_property
     def excess(self) -> NDArray[np.float64]:
         """(c,) how far the hazard of each candidate is above the median, 0 if it is below."""
-        return np.maximum(median(self.survives) - self.survives, 0.0)
+        return np.maximum(compute_median(self.survives) - self.survives, 0.0)
 
     def compute_shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:
         """Return (n,) the additional hazard of gangs with several members in one rack, power domain or rail.

@@ -77,7 +77,7 @@ class Hearing(IntEnum):
     UNCONFIRMED = 3  # the site has no exporters: the word of its scheduler counts
 
 
-def may_place(state: NDArray[np.int8], hearing: NDArray[np.int8] | None) -> NDArray[np.bool_]:
+def mask_placeable_nodes(state: NDArray[np.int8], hearing: NDArray[np.int8] | None) -> NDArray[np.bool_]:
     """Return (n,) whether a node is in service, and its telemetry is neither stale nor missing.
 
     hearing: (n,). None if telemetry does not matter.
@@ -190,7 +190,7 @@ class ClusterView:
 
         The node is in service and, at a site with exporters, has sent telemetry lately.
         """
-        return may_place(self.state, self.hearing)
+        return mask_placeable_nodes(self.state, self.hearing)
 
     @property
     def is_open(self) -> NDArray[np.bool_]:

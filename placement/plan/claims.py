@@ -19,7 +19,7 @@ class Claims:
     _drops: dict[str, int] = field(default_factory=dict)
     _doubted: str = ""
 
-    def observe(self, request_id: str, holds_p: float | None) -> None:
+    def record_hold_probability(self, request_id: str, holds_p: float | None) -> None:
         """Record the probability that the head starts by its shadow time.
 
         holds_p: the share of sampled futures in which it does. None if the futures do not include the head.

@@ -158,7 +158,7 @@ class RunningJob:
     limit_s: float | None = None
     left_s: tuple[float, ...] | None = None
 
-    def age_s(self, now_ms: int) -> float:
+    def compute_age_s(self, now_ms: int) -> float:
         """Return the seconds that the job has run, at least 0."""
         return max(0.0, (now_ms - self.started_ms) / 1000)
 
@@ -168,7 +168,11 @@ class RunningJob:
         It is "runs" if a model knows the quantiles of the remaining time. Otherwise it is the basis of
         similar jobs' run times.
         """
-        return "runs" if self.left_s is not None else run_times.find_basis(self.gpus, self.limit_s, self.age_s(now_ms))
+        return (
+            "runs"
+            if self.left_s is not None
+            else run_times.find_basis(self.gpus, self.limit_s, self.compute_age_s(now_ms))
+        )
 
 
 @dataclass(frozen=True, slots=True)

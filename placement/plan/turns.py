@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import WHOLE_GPU, Decision, PlacementRequest
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
-from fleetcast.placement.queues.asks import Waiters
+from fleetcast.placement.queues.asks import WaitingColumns
 from fleetcast.placement.queues.charges import LeafUse
 from fleetcast.placement.queues.closed import (
     ClosedNodes,
@@ -223,7 +223,7 @@ class TreeTurns:
     def is_overdue(self, request: PlacementRequest) -> bool:
         return request.request_id in self._overdue
 
-    def rank_entries(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+    def rank_entries(self, waiters: WaitingColumns, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
         """Return (k,) the place of each waiting entry within its leaf of the tree.
 
         Overdue entries come first. Then the higher priority, the smaller area and the longer wait decide.
@@ -233,12 +233,12 @@ class TreeTurns:
         self._overdue = frozenset(waiters.entries[at].request.request_id for at in np.flatnonzero(~on_time).tolist())
         return self._compute_ranks(waiters, queues, on_time)
 
-    def rank_without_overdue(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
+    def rank_without_overdue(self, waiters: WaitingColumns, queues: Sequence[QueueNode]) -> NDArray[np.int64]:
         """Return (k,) the place of each waiting entry within its leaf if overdue entries get no precedence."""
         return self._compute_ranks(waiters, queues, np.ones(len(waiters.entries), bool))
 
     def _compute_ranks(
-        self, waiters: Waiters, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]
+        self, waiters: WaitingColumns, queues: Sequence[QueueNode], on_time: NDArray[np.bool_]
     ) -> NDArray[np.int64]:
         priority = np.array([self.tree.compute_priority(request) for request in waiters.first], np.int64)[waiters.ask]
         gpus = np.array([ask.wished for ask in waiters.asks], np.int64) / WHOLE_GPU
@@ -246,7 +246,7 @@ class TreeTurns:
         area = np.where(counts, gpus, 0.0)[waiters.ask] * waiters.list_times("limit_s", DAY_S)
         return waiters.rank_rows(on_time, np.where(on_time, -priority, 0), np.where(on_time, area, 0.0))
 
-    def compute_due_ms(self, waiters: Waiters, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
+    def compute_due_ms(self, waiters: WaitingColumns, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
         """Return (k,) the time in ms from which each entry is overdue and goes before the others of its leaf.
 
         It is the end of the longest wait that the queue or the request allows. If the request has a
@@ -394,13 +394,13 @@ class TreeTurns:
         return self.standing.version
 
 
-def is_below(leaf: str, queue: str) -> bool:
+def is_at_or_below(leaf: str, queue: str) -> bool:
     return leaf == queue or leaf.startswith(f"{queue}/")
 
 
 def is_reserved_for(window: Window, leaf: str) -> bool:
     """Return whether a window reserves its nodes for a leaf."""
-    return window.queue is not None and is_below(leaf, window.queue)
+    return window.queue is not None and is_at_or_below(leaf, window.queue)
 
 
 def compute_capacity(

@@ -77,7 +77,7 @@ class PlayedCharges:
         self._past.add(charge)
         self.closed.append(charge)
 
-    def compute_use(self, now_ms: int) -> dict[str, LeafUse]:
+    def compute_leaf_use_now(self, now_ms: int) -> dict[str, LeafUse]:
         return compute_leaf_use(self.opened.values(), self._past, now_ms)
 
 
@@ -170,7 +170,7 @@ class ServedPlan:
         if self.played is None:
             return ONE_LINE
         self.played.update_banks(now_ms)
-        use = self.played.compute_use(now_ms)
+        use = self.played.compute_leaf_use_now(now_ms)
         if self.forgets:
             use = {leaf: LeafUse(mine.held, 0.0) for leaf, mine in use.items()}
         banked = {name: bank.banked for name, bank in self.played.banks.items()}

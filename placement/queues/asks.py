@@ -109,7 +109,7 @@ def _reset_fields(request: PlacementRequest, names: frozenset[str]) -> Placement
     return msgspec.structs.replace(request, **_DEFAULTS_OF[names])
 
 
-class Waiters:
+class WaitingColumns:
     """The k waiting entries as columns, and their different asks.
 
     ask: (k,) indices into `asks`. first: the first request of each ask.

@@ -88,7 +88,7 @@ def check_text(text: str, path: Path, refuse: Refuse) -> None:
         raise refuse(path, f"{text[:60]!r} is no name: 1 to {MAX_NAME_LENGTH} characters, all printable")
 
 
-def make_nodes(
+def make_queue_nodes(
     tables: Mapping[str, QueueTable], policy: TreePolicy, classes: Mapping[str, QueueClass], refuse: Refuse
 ) -> tuple[QueueNode, ...]:
     """Convert the tables into the nodes of the queue tree: the root first, and parents before children.

@@ -18,7 +18,7 @@ from fleetcast.fleet.requests import MAX_COUNT
 from fleetcast.fleet.toml_lines import find_key_lines, find_nearest_line
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.fleet.topology import Level, NodeSpec
-from fleetcast.placement.queues.queue_table import NumberCheck, QueueTable, check_text, make_nodes
+from fleetcast.placement.queues.queue_table import NumberCheck, QueueTable, check_text, make_queue_nodes
 from fleetcast.placement.queues.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
 
 MOST_BYTES = 4_194_304
@@ -126,7 +126,7 @@ def _make_tree(document: Mapping[str, Any], refuse: FaultBuilder, digest: str) -
     if len(tables) > MOST_QUEUES:
         raise refuse(("queue",), f"there are {len(tables):,} queues, at most {MOST_QUEUES:,}")
     queues = {name: _convert_table(table, QueueTable, ("queue", name), refuse) for name, table in tables.items()}
-    nodes = make_nodes(queues, policy, classes, refuse)
+    nodes = make_queue_nodes(queues, policy, classes, refuse)
     tree = QueueTree(nodes, policy, classes, (), _parse_prices(document.get("prices", {}), refuse), digest)
     if len(nodes) * len(tree.resources) > MOST_AMOUNTS:
         counts = f"{len(nodes) - 1:,} queues times {len(tree.resources) - 1:,} GPU models"

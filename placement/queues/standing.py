@@ -25,12 +25,12 @@ from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import WHOLE_GPU, Gang, PlacementRequest
 from fleetcast.placement.columns import sort_rows_by_keys
-from fleetcast.placement.queues.asks import Waiters
+from fleetcast.placement.queues.asks import WaitingColumns
 from fleetcast.placement.queues.charges import LN2, LeafUse
 from fleetcast.placement.queues.tree import ANY, ROOT, QueueNode, QueueTree
 from fleetcast.placement.queues.walk import TreeWalk, WalkLine
 
-LeafRanks = Callable[[Waiters, Sequence[QueueNode]], NDArray[np.int64]]  # and the queue of each ask → (k,)
+LeafRanks = Callable[[WaitingColumns, Sequence[QueueNode]], NDArray[np.int64]]  # and the queue of each ask → (k,)
 Amounts = Mapping[str, float]
 NOTHING: Amounts = {}
 LENDERS = "\n"  # no queue's name: what others lend is not enough
@@ -116,7 +116,7 @@ class QueueStanding:
         self.stands: dict[str, QueueTotals] = {}
         for node in tree.nodes:
             parent = self.stands[tree.nodes[node.parent].name] if node.parent >= 0 else None
-            self._add_stand(
+            self._add_queue(
                 QueueTotals(node.name, node, parent, node.weight, self._add_credits_to_guarantee(node, banked))
             )
         for leaf, mine in use.items():
@@ -134,7 +134,7 @@ class QueueStanding:
         credit = banked.get(node.name, 0.0) / self.tree.policy.half_life_s
         return {name: gpus + (credit if name == ANY else 0.0) for name, gpus in node.guaranteed.items()}
 
-    def _add_stand(self, stand: QueueTotals) -> QueueTotals:
+    def _add_queue(self, stand: QueueTotals) -> QueueTotals:
         self.stands[stand.name] = stand
         if stand.parent is not None:
             stand.parent.children.append(stand)
@@ -149,7 +149,7 @@ class QueueStanding:
         if stand is None:
             above = name.rpartition("/")[0]
             parent = self.stands[above if above in self.stands else ROOT]
-            stand = self._add_stand(QueueTotals(name, None, parent, 1.0))
+            stand = self._add_queue(QueueTotals(name, None, parent, 1.0))
         return stand
 
     @staticmethod
@@ -198,7 +198,7 @@ class QueueStanding:
         fills with the shares that decided the order. It becomes request_id → queue of the entry at each
         level → share.
         """
-        waiters = Waiters(queue)
+        waiters = WaitingColumns(queue)
         leaves = [self.tree.find_known_leaf(request) for request in waiters.first]
         own = {leaf: self.tree.list_path(leaf)[0] if leaf else self.tree.nodes[0] for leaf in set(leaves)}
         nodes = [own[leaf] for leaf in leaves]
@@ -215,7 +215,7 @@ class QueueStanding:
 
     def _make_entry_sorter(
         self,
-        waiters: Waiters,
+        waiters: WaitingColumns,
         leaves: Sequence[str],
         places: NDArray[np.int64],
         decided_by: dict[str, dict[str, float]] | None,
@@ -427,7 +427,7 @@ class QueueStanding:
             parent = other.stands[stand.parent.name] if stand.parent is not None else None
             mine = replace(stand, parent=parent, children=[], reserve=dict(stand.reserve))
             mine.held, mine.wanted, mine.below = dict(stand.held), dict(stand.wanted), dict(stand.below)
-            other._add_stand(mine)
+            other._add_queue(mine)
         return other
 
 

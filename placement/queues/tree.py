@@ -195,7 +195,7 @@ class QueueTree:
         if node.children:
             below = format_some_names([self.nodes[child].name for child in node.children])
             raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
-        if request.tenant and not _is_inside(node.name, request.tenant):
+        if request.tenant and not _is_at_or_below(node.name, request.tenant):
             raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
         return node
 
@@ -203,7 +203,7 @@ class QueueTree:
     def _find_named_path(request: PlacementRequest) -> str:
         """Return the path of the queue that a request names, below its tenant."""
         name = request.queue
-        if request.tenant and not _is_inside(name, request.tenant):
+        if request.tenant and not _is_at_or_below(name, request.tenant):
             return f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
         return name
 
@@ -315,5 +315,5 @@ def format_some_names(names: list[str]) -> str:
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED:,} more"
 
 
-def _is_inside(name: str, above: str) -> bool:
+def _is_at_or_below(name: str, above: str) -> bool:
     return name == above or name.startswith(f"{above}/")

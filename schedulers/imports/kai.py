@@ -78,8 +78,8 @@ def _fill_queue(draft: Draft, path: str, queue: DraftQueue, spec: Fields) -> Non
     resources = spec.pop_table("resources")
     for other in ("cpu", "memory"):
         declared = resources.pop_table(other)
-        declared.drop_if_usual("quota", "-1", "0")
-        declared.drop_if_usual("limit", "-1")
+        declared.drop_usual_value("quota", "-1", "0")
+        declared.drop_usual_value("limit", "-1")
         declared.drop_fields("overQuotaWeight")
     gpu = resources.pop_table("gpu")
     quota, limit = _read_bound(gpu, "quota"), _read_bound(gpu, "limit")

@@ -110,7 +110,7 @@ def _add_thing(draft: Draft, found: _KueueObjects, thing: Thing) -> None:
 def record_unread_settings(draft: Draft, thing: Thing) -> None:
     """Add a note to the draft for each setting of an object that has no counterpart here."""
     thing.top.drop_fields("status")
-    for key, value in thing.top.list_unread():
+    for key, value in thing.top.list_unread_fields():
         if not key.startswith("metadata."):
             draft.add_remark(f"{thing.kind} {key}", f"{thing.name} ({value[:60]})" if thing.name else value[:60])
 
@@ -216,12 +216,12 @@ def _set_queue_policy(draft: Draft, found: _KueueObjects, path: str, thing: Thin
     if spec.pop_table("admissionScope").pop_text("admissionMode") == BY_USE:
         found.by_use[thing.name] = path
     preemption = spec.pop_table("preemption")
-    preemption.drop_if_usual("reclaimWithinCohort", "Never")
-    preemption.drop_if_usual("withinClusterQueue", "Never")
-    preemption.drop_if_usual("borrowWithinCohort", "{policy: Never}")
+    preemption.drop_usual_value("reclaimWithinCohort", "Never")
+    preemption.drop_usual_value("withinClusterQueue", "Never")
+    preemption.drop_usual_value("borrowWithinCohort", "{policy: Never}")
     fungibility = spec.pop_table("flavorFungibility")
-    fungibility.drop_if_usual("whenCanBorrow", "Borrow", "MayStopSearch")
-    fungibility.drop_if_usual("whenCanPreempt", "TryNextFlavor")
+    fungibility.drop_usual_value("whenCanBorrow", "Borrow", "MayStopSearch")
+    fungibility.drop_usual_value("whenCanPreempt", "TryNextFlavor")
 
 
 def _set_amounts(draft: Draft, found: _KueueObjects, named: set[str]) -> None:
@@ -275,7 +275,7 @@ def _add_local_queues(draft: Draft, found: _KueueObjects) -> None:
         if target not in paths:
             draft.add_remark("LocalQueues of a ClusterQueue that is in none of the files", f"{key} ({target})")
             continue
-        thing.spec.drop_if_usual("stopPolicy", "None")
+        thing.spec.drop_usual_value("stopPolicy", "None")
         weight = thing.spec.pop_table("fairSharing").pop_amount("weight", 1.0, MOST_WEIGHT)
         if target in found.by_use:
             path = f"{paths[target]}/{make_path_part(key).replace('|', '.', 1)}"

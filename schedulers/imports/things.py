@@ -118,18 +118,18 @@ class Fields:
         for key in keys:
             self.held.pop(key, None)
 
-    def drop_if_usual(self, key: str, *values: str) -> None:
+    def drop_usual_value(self, key: str, *values: str) -> None:
         """Remove a field if it has one of the usual values."""
         if key in self.held and self.held[key].format_value() in values:
             del self.held[key]
 
-    def list_unread(self) -> Iterator[tuple[str, str]]:
+    def list_unread_fields(self) -> Iterator[tuple[str, str]]:
         """Yield (field, value) for each field that was not read."""
         for key, value in self.held.items():
             if value.format_value() not in NOTHING:
                 yield re.sub(r"\[\d+\]", "", self.path + key), value.format_value()
         for child in self.below:
-            yield from child.list_unread()
+            yield from child.list_unread_fields()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
     things = read_queue_things(draft, files, GROUP)
     if len(things) > 1 and (root := things.pop(ROOT, None)):
         root.spec.drop_fields("weight")
-        root.spec.drop_if_usual("reclaimable", "true", "false")
+        root.spec.drop_usual_value("reclaimable", "true", "false")
         record_unread_settings(draft, root)
     named = {name: thing.spec.pop_text("parent") for name, thing in things.items()}
     parents = check_parents(things, {name: "" if above == ROOT else above for name, above in named.items()})

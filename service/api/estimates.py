@@ -13,7 +13,7 @@ from fleetcast.fleet.requests import PlacementRequest, list_ignored_facts
 from fleetcast.placement.ahead.start_time import Blocker, StartBasis
 from fleetcast.service.answers.estimates import Estimate, RunQuantiles, Similar
 from fleetcast.service.board.board import Board
-from fleetcast.service.board.kind_tables import Needs, RunTime, find_expected_needs, find_expected_run_time
+from fleetcast.service.board.kind_tables import GpuNeeds, RunTime, find_expected_needs, find_expected_run_time
 
 NO_RUNS = "no job has ended yet that it could be compared with"
 NO_READINGS = "telemetry saw no finished job of this user's name or size, nor of this size in this queue"
@@ -82,7 +82,7 @@ def make_estimate(board: Board, request: PlacementRequest, start: PlacerEstimate
     )
 
 
-def _compute_memory_and_power(likely: Needs | None, gpus: float) -> tuple[float | None, float | None]:
+def _compute_memory_and_power(likely: GpuNeeds | None, gpus: float) -> tuple[float | None, float | None]:
     """Return the memory of the fullest GPU in GiB, and the power of all GPUs in W.
 
     Unknown values are None.
@@ -93,7 +93,7 @@ def _compute_memory_and_power(likely: Needs | None, gpus: float) -> tuple[float 
     return memory_gib, None if likely.power_w is None else float(round(likely.power_w * gpus))
 
 
-def _explain_unknown(likely: Needs | None, what: str) -> str:
+def _explain_unknown(likely: GpuNeeds | None, what: str) -> str:
     return NO_READINGS if likely is None else f"telemetry reported no {what} of the {likely.runs} finished jobs like it"
 
 

@@ -39,7 +39,7 @@ def answer_metrics(ask: Ask, body: bytes) -> bytes:
     return encode_message(GetMetricsResponse(metricValues=[value]))
 
 
-def answer_is_active(ask: Ask, body: bytes) -> bytes:
+def answer_activity(ask: Ask, body: bytes) -> bytes:
     return encode_message(IsActiveResponse(result=_is_scaler_active(ask, _encode_question(_parse_object_ref(body)))))
 
 
@@ -75,6 +75,6 @@ def _is_scaler_active(ask: Ask, question: bytes) -> bool:
 KEDA = GrpcService(
     "keda",
     "externalscaler.ExternalScaler",
-    {"GetMetricSpec": answer_metric_spec, "GetMetrics": answer_metrics, "IsActive": answer_is_active},
+    {"GetMetricSpec": answer_metric_spec, "GetMetrics": answer_metrics, "IsActive": answer_activity},
     {"StreamIsActive": stream_scaler_activity},
 )

@@ -152,19 +152,19 @@ class NewNames:
         self._purses: OrderedDict[str, _CallerTokens] = OrderedDict()
         self._owned: dict[str, _NamesByCaller] = {LIVE_JOBS: _NamesByCaller(), UNKNOWN_NODES: _NamesByCaller()}
 
-    def start_body(self, caller: str) -> "NamesOfBody":
+    def make_body_names(self, caller: str) -> "NamesOfBody":
         """Return an object that admits or refuses the names in one request body, which `caller` sent."""
         self._read_new_board()
         return NamesOfBody(self, caller)
 
-    def count_used(self, bound: str) -> int:
+    def count_used_names(self, bound: str) -> int:
         """Return how many names count against a bound (`live_jobs` or `unknown_nodes`).
 
         Names that only other processes have admitted are not included.
         """
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
-    def compute_share(self, bound: str) -> int:
+    def compute_caller_share(self, bound: str) -> int:
         """Return how many names of a bound (`live_jobs` or `unknown_nodes`) one caller may use now."""
         most: int = getattr(self.limits, bound)
         return ceil(most / min(LEAST_SHARE, max(1, len(self._owned[bound].callers))))
@@ -176,7 +176,7 @@ class NewNames:
             return ""
         if bound:
             self._owned[bound].record_naming_caller(caller, self._clock.steady_ms())
-            if self.count_used(bound) >= getattr(self.limits, bound) or self.has_exhausted_share(caller, bound):
+            if self.count_used_names(bound) >= getattr(self.limits, bound) or self.has_exhausted_share(caller, bound):
                 return bound
         purse = self._refill_tokens(caller)
         if purse.tokens < 1:
@@ -190,7 +190,7 @@ class NewNames:
 
     def has_exhausted_share(self, caller: str, bound: str) -> bool:
         """Return whether the caller has used up its share of a bound."""
-        owned, share = self._owned[bound], self.compute_share(bound)
+        owned, share = self._owned[bound], self.compute_caller_share(bound)
         if owned.count[caller] < share:
             return False
         owned.drop_outdated_names(self._known, self._known.get_bound_names(bound), self._since[bound])
@@ -291,7 +291,7 @@ class NamesOfBody:
             most: int = getattr(self._names.limits, bound)
             why = f"limits.{bound} = {most:,}"
             if bound != NAMES:
-                used, share = self._names.count_used(bound), self._names.compute_share(bound)
+                used, share = self._names.count_used_names(bound), self._names.compute_caller_share(bound)
                 why += f", {used:,} are used" if used else ""
                 why += f", one caller may have {share:,}" if share < most and used < most else ""
             yield bound, names, why

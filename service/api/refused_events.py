@@ -15,7 +15,7 @@ from fleetcast.service.http.request_head import RequestHead
 EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is Scope.EVENTS)
 
 
-def interrupt_for_refused_events(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
+def record_refused_event_request(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
     """Record an interruption of listening if a refused request would have delivered events.
 
     Only a caller that may send events can cause it. `names`: names on the client's certificate.

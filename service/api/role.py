@@ -14,7 +14,7 @@ from fleetcast.service.api.app import create_app
 from fleetcast.service.api.external_metrics import serve_external_metrics
 from fleetcast.service.api.grpc_extra import require_grpc
 from fleetcast.service.api.hot_path import make_hot_protocol
-from fleetcast.service.api.refused_events import interrupt_for_refused_events
+from fleetcast.service.api.refused_events import record_refused_event_request
 from fleetcast.service.api.routes.context import Context
 from fleetcast.service.config import ApiConfig, Config
 from fleetcast.service.exit_reason import announce_ready, make_api_name
@@ -81,7 +81,7 @@ def _announce_port(config: Config) -> None:
 
 def make_api_protocol(context: Context, pool: ConnectionPool) -> type[LimitedProtocol]:
     """Make the protocol class of the api's HTTP connections."""
-    turned_away = functools.partial(interrupt_for_refused_events, context)
+    turned_away = functools.partial(record_refused_event_request, context)
     return make_hot_protocol(
         context, make_limited_protocol(pool, context.metrics.count_refused_connection, turned_away)
     )

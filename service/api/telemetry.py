@@ -195,7 +195,7 @@ def format_pipeline_page(
     for reason, count in (ingestion.get("bad_records") or {}).items():
         bad.add_metric((str(reason),), float(count))
     families.append(bad)
-    _add_limits(families, ingestion.get("limits") or {})
+    _add_limit_metrics(families, ingestion.get("limits") or {})
     _add_gauge(families, "fleetcast_samples_per_second", "Samples a fleet second.", ingestion.get("samples_per_s"))
     _add_gauge(
         families,
@@ -210,7 +210,7 @@ def format_pipeline_page(
         targets.add_metric((str(state),), float(count))
     families.append(targets)
     families += _make_source_metrics(ingestion.get("sources") or ())
-    _add_archive(families, ingestion.get("archive") or {})
+    _add_archive_metrics(families, ingestion.get("archive") or {})
     _add_gauge(families, "fleetcast_board_age_seconds", "Fleet time since the board was made.", board_age_s)
     _add_gauge(families, "fleetcast_board_stale_after_seconds", "The age from which a board is stale.", stale_after_s)
     _add_gauge(families, "fleetcast_board_sequence", "Boards published since the pipeline began.", sequence)
@@ -234,7 +234,7 @@ SOURCE_GAUGES = (
 )
 
 
-def _add_limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
+def _add_limit_metrics(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
     """Add the size of each bound on names, and how much of it is used."""
     most = GaugeMetricFamily("fleetcast_limit", "The largest number that each bound allows.", labels=("limit",))
     used = GaugeMetricFamily("fleetcast_limit_used", "The number in use, by bound.", labels=("limit",))
@@ -244,7 +244,7 @@ def _add_limits(families: list[Metric], limits: Mapping[str, Mapping[str, int]])
     families += [most, used]
 
 
-def _add_archive(families: list[Metric], archive: Mapping[str, Any]) -> None:
+def _add_archive_metrics(families: list[Metric], archive: Mapping[str, Any]) -> None:
     """Add the metrics of the archive. Adds nothing if the archive is off."""
     for name, text in (
         ("rows", "Samples written to the archive."),

@@ -24,7 +24,7 @@ from fleetcast.service.listening import ListeningReader
 REFUSED = "refused"  # stands for a source where the start itself was refused
 
 
-class Expiry:
+class IntentExpiry:
     """The rule that expires intents.
 
     For each intent, it records where the inbox ended when the intent was first found overdue. A restart
@@ -65,11 +65,11 @@ class Expiry:
         refused = find_marked_requests(self._config.folder, [intent.request_id for intent in active])
         placer = self._config.placer
         grace_ms, pause_ms = round(placer.intent_expires_s * 1000), round(placer.outage_pause_s * 1000)
-        sources = self.listening.read(board)
+        sources = self.listening.read_statements(board)
         waits: dict[str, list[str]] = {}
         for row in over:
             is_paused = now_ms < row.expires_ms + pause_ms
-            away = [name for name, stated in sources.items() if not stated.covers(row.expires_ms, grace_ms)]
+            away = [name for name, stated in sources.items() if not stated.covers_expiry(row.expires_ms, grace_ms)]
             waits[row.request_id] = [*(away if is_paused else ()), *([REFUSED] if row.request_id in refused else ())]
         return waits
 

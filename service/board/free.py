@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.placement.machines.view import Hearing, may_place
+from fleetcast.placement.machines.view import Hearing, mask_placeable_nodes
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.gpu_use import KEEPS, NO_HOLDER, Occupant, classify_gpu_use
 from fleetcast.service.config import PlacerConfig
@@ -50,7 +50,7 @@ def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
 def find_placeable_nodes(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
     """Return (n,) bool, whether anything may be placed on each node of the board."""
     state = board.array("node.state")
-    return may_place(state, read_hearing(board, len(state), placer))
+    return mask_placeable_nodes(state, read_hearing(board, len(state), placer))
 
 
 def count_promised_gpus(board: Board, row: int) -> dict[str, int]:

@@ -44,7 +44,7 @@ class RunTime:
 
 
 @dataclass(frozen=True, slots=True)
-class Needs:
+class GpuNeeds:
     """The peaks of memory and power that nine in ten jobs of a kind do not exceed, for each GPU.
 
     A value is None if telemetry shows none.
@@ -87,7 +87,7 @@ def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
     return RunTime(tuple(run_s.tolist()), kind, board.meta(RUN[1])["model"], int(seen[at]))
 
 
-def find_expected_needs(board: Board, shape: JobShape) -> Needs | None:
+def find_expected_needs(board: Board, shape: JobShape) -> GpuNeeds | None:
     """Return the GPU memory and power that a job of this shape is expected to need on each GPU.
 
     Returns None if telemetry saw no similar job.
@@ -97,7 +97,7 @@ def find_expected_needs(board: Board, shape: JobShape) -> Needs | None:
         return None
     kind, at = found
     memory_gib, power_w, runs = board.array(PEAK[1])[at]
-    return Needs(_convert_nan_to_none(memory_gib), _convert_nan_to_none(power_w), kind, int(runs))
+    return GpuNeeds(_convert_nan_to_none(memory_gib), _convert_nan_to_none(power_w), kind, int(runs))
 
 
 def _convert_nan_to_none(value: float) -> float | None:

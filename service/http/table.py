@@ -76,18 +76,18 @@ class Param:
         try:
             value = self.kind(text)
         except ValueError:
-            raise make_unprocessable_problem(self.name, text, self.describe_expected()) from None
+            raise make_unprocessable_problem(self.name, text, self.describe_allowed_values()) from None
         if self.choices and value not in self.choices:
-            raise make_unprocessable_problem(self.name, text, self.describe_expected())
+            raise make_unprocessable_problem(self.name, text, self.describe_allowed_values())
         if isinstance(value, int | float) and not self._is_in_bounds(value):
-            raise make_unprocessable_problem(self.name, text, self.describe_expected())
+            raise make_unprocessable_problem(self.name, text, self.describe_allowed_values())
         return value
 
     def _is_in_bounds(self, value: float) -> bool:
         low = -MOST_NUMBER if self.least is None else self.least
         return low <= value <= (MOST_NUMBER if self.most is None else self.most)
 
-    def describe_expected(self) -> str:
+    def describe_allowed_values(self) -> str:
         if self.choices:
             return "one of " + ", ".join(str(choice) for choice in self.choices)
         word = {str: "text", int: "a whole number", float: "a number"}[self.kind]

@@ -115,7 +115,7 @@ def make_tls_context(keys: TlsKeys, section: str, must_show: bool, protocol: str
     """Make the TLS context from the files. Raises ConfigError that names the key, the file and the fix."""
     stamp = make_file_stamp(keys)
     cert, key = f"{section}.tls_cert = {keys.tls_cert}", f"{section}.tls_key = {keys.tls_key}"
-    until_s = _check_dates(cert, keys.tls_cert)
+    until_s = _check_certificate_expiry(cert, keys.tls_cert)
     _check_private_key(key, keys.tls_key)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -131,13 +131,13 @@ def make_tls_context(keys: TlsKeys, section: str, must_show: bool, protocol: str
             f"{cert}, {key}: expected a certificate and its key in PEM ({error.reason or error})"
         ) from None
     if keys.client_ca:
-        _ask_for_certificates(context, f"{section}.client_ca = {keys.client_ca}", keys.client_ca)
+        _request_client_certificates(context, f"{section}.client_ca = {keys.client_ca}", keys.client_ca)
     if must_show:
         context.verify_mode = ssl.CERT_REQUIRED
     return LoadedContext(context, until_s, stamp)
 
 
-def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> None:
+def _request_client_certificates(context: ssl.SSLContext, label: str, path: str) -> None:
     """Let the context request client certificates, and refuse those of other authorities.
 
     A client may send none. `label`, here and below: key and path.
@@ -151,7 +151,7 @@ def _ask_for_certificates(context: ssl.SSLContext, label: str, path: str) -> Non
     context.verify_mode = ssl.CERT_OPTIONAL
 
 
-def _check_dates(label: str, path: str) -> float:
+def _check_certificate_expiry(label: str, path: str) -> float:
     """Return the expiry of the certificate in Unix seconds. Raises ConfigError if it has expired."""
     try:
         from_s, until_s = read_certificate_validity_s(_read_pem_file(label, path))

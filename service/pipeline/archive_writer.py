@@ -18,7 +18,7 @@ from collections.abc import Callable
 
 from fleetcast.fleet.clock import Clock
 from fleetcast.ingest.archive.archive import Archive, ArchiveHealth, ArchiveLimits
-from fleetcast.ingest.archive.compact import find_compaction_runs, list_old_days, prune, write_merged_file
+from fleetcast.ingest.archive.compact import delete_days, find_compaction_runs, list_old_days, write_merged_file
 from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, format_day
 from fleetcast.ingest.shares import Share
 from fleetcast.service.config import Config
@@ -165,7 +165,7 @@ class ArchiveWriter:
                 logger.error("cannot compact %s: %s; its rows stay as they are", run.names[0].path, error)
         if self._config.keep_days:
             old = await run_in_thread(functools.partial(list_old_days, archive.files, now_ms, self._config.keep_days))
-            await run_in_thread(functools.partial(prune, archive.files, old, _log_pruned_day))
+            await run_in_thread(functools.partial(delete_days, archive.files, old, _log_pruned_day))
 
 
 def _log_pruned_day(day: str) -> None:

@@ -41,7 +41,7 @@ C = TypeVar("C", bound=Capability)
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class CapabilityInputs:
     """The objects of a pipeline that its capabilities need when they are made."""
 
     config: Config
@@ -54,7 +54,7 @@ class Setting:
     caught_up: asyncio.Event  # set once the events that were on disk at the start are folded
 
 
-Make = Callable[[Setting, "Capabilities"], Capability | None]
+Make = Callable[[CapabilityInputs, "Capabilities"], Capability | None]
 
 CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: FleetScores(),
@@ -78,7 +78,7 @@ CAPABILITIES: tuple[Make, ...] = (
 )
 
 
-def _make_run_model(at: Setting) -> ServedRunModel:
+def _make_run_model(at: CapabilityInputs) -> ServedRunModel:
     return ServedRunModel(Registry(at.config.models_folder, at.clock))
 
 
@@ -88,7 +88,7 @@ class Capabilities:
     `capabilities[DemandForecasts]` returns the capability of that class.
     """
 
-    def __init__(self, setting: Setting, makes: Sequence[Make] = CAPABILITIES) -> None:
+    def __init__(self, setting: CapabilityInputs, makes: Sequence[Make] = CAPABILITIES) -> None:
         self._made: dict[type[Any], Any] = {}  # by class, in order
         for make in makes:
             if (made := make(setting, self)) is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from fleetcast.ingest.shares import OwnRows, Share
+from fleetcast.ingest.shares import OwnNodeFilter, Share
 from fleetcast.models.risk.hazard import load_history
 from fleetcast.models.risk.local import LocalEvidence
 from fleetcast.models.risk.node_risk import load_risk_fit
@@ -56,7 +56,7 @@ class FleetScorer:
     def __init__(self, config: Config, saved: SavedState, share: Share) -> None:
         self._watch, self._share = saved.state.watch, share
         self._use, self._memory = saved.parts[UnknownUse], TickCache()
-        self._own_rows = OwnRows(share, saved.state.entities)
+        self._own_rows = OwnNodeFilter(share, saved.state.entities)
         self._risk = ServedRisk(Registry(config.models_folder), self._watch)
         if config.pipeline.models:
             self._watch.fit = load_risk_fit(Path(config.pipeline.models))

@@ -54,7 +54,7 @@ class FleetInventory:
             facts[known] = merge_node_specs(facts[known], spec) if known in facts else spec
         specs = [_merge_node_facts(name, self._files.get(name), facts.get(name)) for name in nodes.names]
         placed = [name in self._files or name in facts for name in nodes.names]
-        counts = {**dict.fromkeys(count_gpus_by_node(boards.names), 0), **count_gpus_by_node(boards.owned)}
+        counts = {**dict.fromkeys(count_gpus_by_node(boards.names), 0), **count_gpus_by_node(boards.owned_names)}
         for node, count in gpus.items():
             counts[node] = max(count, counts.get(node, 0))
         base = Topology.build(specs, placed=placed, generation=before.generation, hosts=before.hosts)

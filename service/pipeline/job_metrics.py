@@ -54,7 +54,7 @@ class JobMetrics:
     def __init__(self) -> None:
         self._made_ms: int | None = None
         self._page = b""
-        self._intervals = Intervals()
+        self._intervals = RenewedIntervals()
 
     def renew_page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
         """Renew the page of job metrics if that is due, and return it.
@@ -70,7 +70,7 @@ class JobMetrics:
         return self._page
 
 
-class Intervals:
+class RenewedIntervals:
     """The checkpoint intervals of the running jobs, renewed in turn.
 
     `of`: attempt -> its interval compared with the best one, when it was last renewed.

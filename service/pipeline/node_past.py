@@ -159,7 +159,7 @@ class NodePasts(Capability, Stateful):
         for past in self.of.values():
             _begin_span(past.states, "unknown", "", since_ms)
             nothing: list[float | None] = [None] * len(HORIZONS_S)
-            _append_thinned(past.steps, (since_ms, nothing), MOST_STEPS)
+            _append_and_thin(past.steps, (since_ms, nothing), MOST_STEPS)
 
     def shift_times(self, by_ms: int) -> None:
         """Shift the times of all scores by `by_ms`, after the clock was set.
@@ -180,7 +180,7 @@ class NodePasts(Capability, Stateful):
 
     def sections(self, tick: Tick) -> list[Section]:
         """Add a tick to the timelines. Return their sections, or an empty list if no timeline changed."""
-        changed = self._observe(tick)
+        changed = self._observe_tick(tick)
         names = tick.topology.names
         missing = [name for name in names if name not in self._pieces]
         if not changed and not missing and names == self._names:
@@ -198,7 +198,7 @@ class NodePasts(Capability, Stateful):
         fields = {field: getattr(past, field) for field in NodePast.__struct_fields__}
         return encode(PublishedTimeline(**fields, node=name, events=record.events if record else ()))
 
-    def _observe(self, tick: Tick) -> set[str]:
+    def _observe_tick(self, tick: Tick) -> set[str]:
         """Add a tick to all timelines, and return the names of the nodes whose timelines changed."""
         for name in tick.topology.names:
             if name not in self.of:
@@ -226,7 +226,7 @@ class NodePasts(Capability, Stateful):
         names = tick.topology.names
         for row in rows.tolist():
             step = [documents.round_probability(p) if p >= 0 else None for p in worst[:, row].tolist()]
-            _append_thinned(self.of[names[row]].steps, (tick.now_ms, step), MOST_STEPS)
+            _append_and_thin(self.of[names[row]].steps, (tick.now_ms, step), MOST_STEPS)
         return {names[row] for row in rows.tolist()}
 
     def _observe_states(self, tick: Tick) -> set[str]:
@@ -393,7 +393,7 @@ def _continue_spell(spell: Spell, reason: Reason, now_ms: int) -> bool:
     if abs(reason.value - last) <= (0.5 if reason.feature in AGES else LEAST_MOVE) * scale:
         return was_over
     spell.sentence, spell.usual, spell.share = reason.sentence, reason.usual, reason.share
-    _append_thinned(spell.points, (now_ms, reason.value), MOST_POINTS)
+    _append_and_thin(spell.points, (now_ms, reason.value), MOST_POINTS)
     return True
 
 
@@ -415,7 +415,7 @@ def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) ->
     return True
 
 
-def _append_thinned(rows: list[Item], row: Item, most: int) -> None:
+def _append_and_thin(rows: list[Item], row: Item, most: int) -> None:
     """Append a row. Beyond `most` rows, drop every second row of the older half, except the first row."""
     rows.append(row)
     if len(rows) > most:

@@ -33,7 +33,7 @@ from fleetcast.service.board.urgent import HardSignalDetector, UrgentRows
 from fleetcast.service.config import Config
 from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.pipeline.archive_writer import ArchiveWriter
-from fleetcast.service.pipeline.capabilities import CAPABILITIES, Capabilities, Make, Setting
+from fleetcast.service.pipeline.capabilities import CAPABILITIES, Capabilities, CapabilityInputs, Make
 from fleetcast.service.pipeline.demand.forecasts import DemandForecasts
 from fleetcast.service.pipeline.fleet_scores import FleetScorer
 from fleetcast.service.pipeline.guarded_source import GuardedSource, read_batches, wait_for_backlog
@@ -81,7 +81,7 @@ class Pipeline:
         given = self.archive_writer, self.others, self.metrics
         self._inputs = InputCollector(config, clock, self.saved, self.sources, *given)
         locks = self._memory_free, self._has_caught_up
-        setting = Setting(config, clock, self.saved, self.sources, resumed.board, self.others, *locks)
+        setting = CapabilityInputs(config, clock, self.saved, self.sources, resumed.board, self.others, *locks)
         self.capabilities = Capabilities(setting, makes)
 
     async def run(self) -> None:

@@ -79,7 +79,7 @@ class StateMonitor:
         snapshot = Part(there, saved.identity, saved.number, saved.seen, folded, saved.lost)
         board, ledger = read_board_part(self._config.board), read_ledger_part(self._config.ledger)
         file = read_identity(self._config.inbox)
-        if file and _was_accepted(file, saved, (inbox.seen, board.seen, ledger.seen if ledger else PartView())):
+        if file and _is_snapshot_accepted(file, saved, (inbox.seen, board.seen, ledger.seen if ledger else PartView())):
             self._accept_restored_state()
             saved.positions["inbox"] = folded = drop_missing_segments(folded, inbox.end)
             snapshot = Part(there, file.identity, saved.number, folded=folded)
@@ -146,7 +146,7 @@ class StateMonitor:
             write_seen(self._config.inbox, seen)
 
 
-def _was_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView]) -> bool:
+def _is_snapshot_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView]) -> bool:
     """Return whether an operator has accepted the restored snapshot.
 
     If there is no snapshot, return whether the operator accepted its absence, and none was written
@@ -188,7 +188,7 @@ def restore_pipeline(
     """
     snapshot = Snapshot(config.get_pipeline_folder(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
-    saved.state.watch.ended.resume(saved.state.jobs.attempts.values(), clock.now_ms())
+    saved.state.watch.ended.restore_attempts(saved.state.jobs.attempts.values(), clock.now_ms())
     saved.state.promises = PromiseReader(config.ledger) if share.is_first else None
     state_monitor = StateMonitor(config, saved, clock.now_ms()) if share.is_first else None
     sources = guard_sources(make_sources, saved.state.entities)

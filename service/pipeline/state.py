@@ -142,7 +142,7 @@ class FleetState:
                 counts.duplicates += 1
                 continue
             if is_placed:
-                self.jobs.exempt(changed[0], self.limits.live_jobs)
+                self.jobs.exempt_attempt(changed[0], self.limits.live_jobs)
             counts.events += 1
             counts.past_events += event.time_ms < now_ms - PAST_MS
             counts.newest_event_ms = max(counts.newest_event_ms, event.time_ms)
@@ -196,7 +196,9 @@ class FleetState:
         if self._listens_ms is None:
             self._listens_ms = now_ms
         alone = {
-            (row.job, row.attempt): row for row in self.jobs.running() if row.submission is None and row.source == "sdk"
+            (row.job, row.attempt): row
+            for row in self.jobs.list_running()
+            if row.submission is None and row.source == "sdk"
         }
         self._first_seen_ms = {key: self._first_seen_ms.get(key, self._listens_ms) for key in alone}
         why = f"its training loop reported nothing for {SILENT_JOB_MS // 60_000} minutes"
@@ -267,7 +269,7 @@ class FleetState:
             return made
 
         running, queued, blocked = (
-            copy_attempts(rows()) for rows in (self.jobs.running, self.jobs.queued, self.jobs.blocked)
+            copy_attempts(rows()) for rows in (self.jobs.list_running, self.jobs.list_queued, self.jobs.list_blocked)
         )
         ended = copy_attempts(self.watch.ended.list_recent(now_ms))
         self._copies = copies
@@ -292,7 +294,7 @@ class FleetState:
 
         This bounds both job tables.
         """
-        self.fold.rest(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
+        self.fold.pack_old_attempts(now_ms - RESTS_AFTER_MS, now_ms - history_days * 86_400_000, MOST_ENDED)
         if forgotten := self.jobs.drop_oldest_jobs(MOST_RESTING):
             logger.warning("forgot %d jobs at rest before their time: the limit is %d", forgotten, MOST_RESTING)
 

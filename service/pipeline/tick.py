@@ -26,7 +26,7 @@ from fleetcast.models.risk.node_risk import compute_published_risk, compute_usua
 from fleetcast.models.risk.node_signals import NODE_SILENT_S
 from fleetcast.models.risk.score import ScoredFleet
 from fleetcast.placement.ledger.promised import OpenRequest
-from fleetcast.placement.machines.view import Hearing, may_place
+from fleetcast.placement.machines.view import Hearing, mask_placeable_nodes
 from fleetcast.placement.queues.tree import Window
 from fleetcast.service.answers.fleet import BoardMeta, Ingestion
 from fleetcast.service.answers.risk import StateName
@@ -159,7 +159,7 @@ class Tick(TickInputs):
     @cached_property
     def is_placeable(self) -> NDArray[np.bool_]:
         """(n,) bool, whether anything may be placed on the node."""
-        return may_place(self.node_state, None if self.places_unheard else self.hearing)
+        return mask_placeable_nodes(self.node_state, None if self.places_unheard else self.hearing)
 
     @cached_property
     def states(self) -> list[StateName]:

@@ -99,7 +99,7 @@ class InputCollector:
             inbox=dict(*[source.position() for source in self._sources if source.name == InboxSource.name]),
             meta=self._make_meta(now_ms),
             ingestion=ingestion,
-            listening=self._listening.update(ingestion.sources, now_ms),
+            listening=self._listening.update_statements(ingestion.sources, now_ms),
         )
 
     def _find_given_gpus(self, events: EventView) -> Mapping[Attempt, Sequence[RankPlacement]]:

@@ -17,7 +17,7 @@ from fleetcast.service.answers.placements import QueueRow
 from fleetcast.service.placer.charging import find_charged_leaf
 from fleetcast.service.placer.decision_writer import DecisionWriter
 from fleetcast.service.placer.failures import PASS, Failures
-from fleetcast.service.placer.promised_view import PromisedView, explain_taken
+from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
@@ -71,7 +71,7 @@ class RequestBacklog:
         if not queue:
             self.waits, self.planned, self.stalled = {}, None, ""
             with suppress(StaleError):
-                self._view.observed()  # charges and the file of queues go on
+                self._view.observe_fleet()  # charges and the file of queues go on
             return None
         try:
             observed, options = self._view.observe_for_decision(), self._options()
@@ -111,7 +111,7 @@ class RequestBacklog:
                 if not self._ledger.is_queued(request.request_id):
                     continue
                 if not unchanged and (
-                    explain_taken(request, observed, promised)
+                    explain_taken_attempt(request, observed, promised)
                     or not is_still_valid(request, decision, view, begun.options)
                     or isinstance(turns.limit_to_quota(request), str)
                 ):
@@ -119,8 +119,8 @@ class RequestBacklog:
                     continue
                 leaf = find_charged_leaf(request, self._queues.tree)
                 queued_ms = self._queues.time.adjust_queued_ms(request.request_id, entry.queued_ms)
-                decision = self._decisions.complete(request, decision)
-                self._decisions.commit(request, decision, leaf, view, observed.run_times, "queue", queued_ms)
+                decision = self._decisions.complete_decision(request, decision)
+                self._decisions.store_decision(request, decision, leaf, view, observed.run_times, "queue", queued_ms)
                 turns.record_placement(request, decision)
                 self._metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else add_request_placement(view, request, decision.ranks)
@@ -147,17 +147,17 @@ class RequestBacklog:
         taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
             is_taken = (entry.request.job_name, entry.request.attempt) in taken
-            why = explain_taken(entry.request, observed, promised) if is_taken else ""
+            why = explain_taken_attempt(entry.request, observed, promised) if is_taken else ""
             if why:
                 self._decisions.refuse(entry.request, why, "queue")
                 self._metrics.decisions.labels("refused", "queue").inc()
-            elif gone := self._queues.explain_gone_queue(entry.request):
+            elif gone := self._queues.explain_missing_queue(entry.request):
                 stranded.append((entry, gone))
             else:
                 wanted.append(entry)
         return wanted, stranded
 
-    async def rows(self) -> list[QueueRow]:
+    async def list_queue_rows(self) -> list[QueueRow]:
         """Return the rows of `GET /queue`, in order.
 
         They are made in a thread, from the entries that wait now.
@@ -169,10 +169,10 @@ class RequestBacklog:
     def _make_explained_rows(self, entries: Sequence[QueueEntry], now_ms: int) -> list[QueueRow]:
         return [
             self._make_explained_row(position, entry, now_ms)
-            for position, entry in enumerate(self.in_order(entries), 1)
+            for position, entry in enumerate(self.sort_by_turn(entries), 1)
         ]
 
-    def in_order(self, entries: Sequence[QueueEntry]) -> list[WaitingEntry]:
+    def sort_by_turn(self, entries: Sequence[QueueEntry]) -> list[WaitingEntry]:
         """Return the entries in the order of the last pass."""
         return self.turns.sort_entries([WaitingEntry(entry.request, entry.queued_ms) for entry in entries])
 
@@ -184,14 +184,14 @@ class RequestBacklog:
             [intent.job for intent in self._ledger.list_active_intents()],
         )
 
-    def start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
+    def find_start_ms(self, request_id: str, now_ms: int) -> dict[str, int] | None:
         start = self.starts.get(request_id)
         return {name: max(now_ms, ms) for name, ms in zip(LEVELS, start, strict=True)} if start else None
 
     def _make_explained_row(self, position: int, entry: WaitingEntry, now_ms: int) -> QueueRow:
         request_id = entry.request.request_id
-        wait, start_ms = self.waits.get(request_id), self.start_ms(request_id, now_ms)
+        wait, start_ms = self.waits.get(request_id), self.find_start_ms(request_id, now_ms)
         start = self.start_notes.describe_start(request_id, start_ms, now_ms)
         why = wait.why + (f"; {start}" if start else "") if wait else NOT_LOOKED_AT
-        by, ignored = self.start_notes.by.get(request_id), self._decisions.ignored(entry.request)
+        by, ignored = self.start_notes.by.get(request_id), self._decisions.find_ignored_facts(entry.request)
         return make_queue_row(position, entry, self.stalled or why, start_ms, ignored, now_ms, by)

@@ -48,7 +48,7 @@ class ChargedClock:
         waiting = {entry.request.request_id for entry in self._ledger.list_queue_entries()}
         self._queued_ms = {name: self._queued_ms.get(name, 0) + by_ms for name in waiting}
         totals = self._ledger.charges
-        charges, banks = list(totals.list_open_charges().values()), dict(totals.banks())
+        charges, banks = list(totals.list_open_charges().values()), dict(totals.get_banks())
         logger.warning("the clock was set by %+.0f s: %d open charges keep their ages", by_ms / 1000, len(charges))
         with self._ledger.transaction():
             totals.write_banks((name, replace(bank, as_of_ms=bank.as_of_ms + by_ms)) for name, bank in banks.items())

@@ -69,7 +69,7 @@ class ChargeWriter:
                 )
                 row = msgspec.structs.replace(row, ended_ms=ended_ms)
                 changes.append((self._make_closed_charge_writer(row, now_ms), new))
-        changes += self._close_gone_charges(running, ended, observed, now_ms)
+        changes += self._close_unlisted_charges(running, ended, observed, now_ms)
         if changes:
             with self.ledger.transaction():
                 for write, charge in changes:
@@ -227,7 +227,7 @@ class ChargeWriter:
             return None
         return held * min(1.0, row.used_gpu_s / row.seen_gpu_s)
 
-    def _close_gone_charges(
+    def _close_unlisted_charges(
         self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: ObservedFleet, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
         """Return changes that close the charges of attempts that no board and no promise names any more."""

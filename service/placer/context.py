@@ -43,7 +43,7 @@ class PlacerContext:
     def __post_init__(self) -> None:
         self.admin = QueueAdmin(self.service)
 
-    def caller(self, request: Request) -> str:
+    def get_caller(self, request: Request) -> str:
         return identify_caller(request)
 
     def make_problem(self, error: FleetcastError) -> Problem:

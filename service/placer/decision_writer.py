@@ -21,7 +21,7 @@ class DecisionWriter:
         self._view = view
         self._queues = queues
 
-    def make(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
+    def make_decision(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
         """Build a decision for which no node was considered."""
         board = self._view.board
         return Decision(
@@ -30,18 +30,18 @@ class DecisionWriter:
             outcome=outcome,  # type: ignore[arg-type]
             sentence=sentence + self._queues.describe_charged_queue(request),
             board_as_of_ms=board.as_of_ms if board else 0,
-            ignored=self.ignored(request),
+            ignored=self.find_ignored_facts(request),
         )
 
-    def complete(self, request: PlacementRequest, decision: Decision) -> Decision:
+    def complete_decision(self, request: PlacementRequest, decision: Decision) -> Decision:
         """Add to a decision of the engine the facts that only the service knows.
 
         They are the request's facts that have no effect, and the queue that is charged in place of an unknown one.
         """
         sentence = decision.sentence + self._queues.describe_charged_queue(request)
-        return msgspec.structs.replace(decision, ignored=self.ignored(request), sentence=sentence)
+        return msgspec.structs.replace(decision, ignored=self.find_ignored_facts(request), sentence=sentence)
 
-    def commit(
+    def store_decision(
         self,
         request: PlacementRequest,
         decision: Decision,
@@ -60,9 +60,9 @@ class DecisionWriter:
     def refuse(self, request: PlacementRequest, why: str, caller: str, action: str = "refuse") -> None:
         """Store a refusal of a request that waited."""
         now_ms = self._clock.now_ms()
-        decision = self.make(request, "refused", f"refused: {why}", now_ms)
+        decision = self.make_decision(request, "refused", f"refused: {why}", now_ms)
         self._ledger.commit_decision(request, decision, now_ms, caller, action)
 
-    def ignored(self, request: PlacementRequest) -> tuple[str, ...]:
+    def find_ignored_facts(self, request: PlacementRequest) -> tuple[str, ...]:
         """Return the facts of a request that have no effect here."""
         return list_ignored_facts(request, HONOURED_BY_QUEUES if self._queues.tree else ())

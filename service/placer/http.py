@@ -84,13 +84,13 @@ async def cancel(request: Request, context: PlacerContext, query: Query) -> Resp
 
 
 async def answer_queue(request: Request, context: PlacerContext, query: Query) -> Response:
-    body = context.starts.make_queue_answer(await context.service.backlog.rows())
+    body = context.starts.make_queue_answer(await context.service.backlog.list_queue_rows())
     body = OwnQueues(request, context.service).redact_queue(body)
     return make_response(await asyncio.to_thread(encode, body), headers=NOW)
 
 
 async def answer_fragments(request: Request, context: PlacerContext, query: Query) -> Response:
-    view, options = context.service.view.observed().view, context.service.make_options()
+    view, options = context.service.view.observe_fleet().view, context.service.make_options()
     body = Fragmentation(view.as_of_ms, len(context.service.demand), measure_fragmentation(view, options))
     return make_response(encode(body), headers=NOW)
 
@@ -124,7 +124,7 @@ async def answer_health(request: Request, context: PlacerContext, query: Query) 
 async def answer_metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.list_active_intents()))
     with contextlib.suppress(StaleError):
-        view, shown = context.service.view.observed().view, context.metrics.queues
+        view, shown = context.service.view.observe_fleet().view, context.metrics.queues
         shown.set_fragments(measure_fragmentation(view, context.service.make_options()))
         shown.set_queues(context.admin.answer_queues().rows)
         shown.set_charges(context.admin.read_day())

@@ -37,7 +37,7 @@ async def put_queues(request: Request, context: PlacerContext, query: Query) -> 
     if not generation:
         raise RequestError("If-Match is missing: send the generation that GET /v1/queues returned, or *", "If-Match")
     dry_run = query["dry_run"] == "true"
-    change = await context.admin.put_file(text, generation, context.caller(request), dry_run)
+    change = await context.admin.put_file(text, generation, context.get_caller(request), dry_run)
     if not dry_run:
         context.queue_changed()
     return Response(encode(change), media_type=JSON)

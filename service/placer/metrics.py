@@ -98,7 +98,7 @@ class PlacerMetrics:
         for source, count in paused.items():
             self.paused.labels(source).set(count)
 
-    def refuse_connection(self, reason: int | str) -> None:
+    def count_refused_connection(self, reason: int | str) -> None:
         """Count a connection that the placer refused or closed, by its status or reason."""
         self.refused_connections.labels(str(reason)).inc()
 

@@ -152,7 +152,7 @@ class OwnQueues:
         if not self.is_bound:
             return answer
         service, request = self._service, self._service.ledger.find_request_by_id(answer.request_id)
-        order = [entry.request for entry in service.backlog.in_order(service.ledger.list_queue_entries())]
+        order = [entry.request for entry in service.backlog.sort_by_turn(service.ledger.list_queue_entries())]
         before = [one for one in order[: answer.position - 1] if self.may_read(one)]
         steps = [
             self._redact_step(step, answer, before, request) for step in answer.ladder if step.code not in OF_OTHERS

@@ -12,7 +12,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger.ledger import Intent, Ledger
 from fleetcast.service.board.age import describe_staleness
 from fleetcast.service.board.board import Board, BoardReader
-from fleetcast.service.board.expiry import Expiry
+from fleetcast.service.board.expiry import IntentExpiry
 from fleetcast.service.config import Config
 from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.metrics import PlacerMetrics
@@ -45,7 +45,7 @@ class PromisedView:
         self._clock_watch = ClockWatch(clock, STEP_MS)
         self._postponed_ms: Counter[str] = Counter()  # request_id -> by how much the clock was set since its promise
         self._inherited = frozenset(row.request_id for row in ledger.list_active_intents())  # of an earlier process
-        self._expiry = Expiry(config)
+        self._expiry = IntentExpiry(config)
         self._decoder = ViewDecoder(config.placer)
         self._observed: tuple[Board, ObservedFleet] | None = None
         self._observing = False  # a thread is decoding a board
@@ -57,11 +57,11 @@ class PromisedView:
         return self._observed[0] if self._observed else None
 
     @property
-    def without_promises(self) -> ObservedFleet | None:
+    def view_without_promises(self) -> ObservedFleet | None:
         """The newest view before promises are added, however old. None before the first board."""
         return self._observed[1] if self._observed else None
 
-    def runs(self) -> frozenset[tuple[str, int]]:
+    def get_running_attempts(self) -> frozenset[tuple[str, int]]:
         """Return the attempts that run, according to the newest board."""
         return self._observed[1].seen if self._observed else frozenset()
 
@@ -73,7 +73,7 @@ class PromisedView:
 
     async def refresh_in_thread(self) -> bool:
         """Load a new board and a changed queue file, both decoded in a thread. Return whether either is new."""
-        has_new_queues = await self.queues.read_in_thread(self.without_promises)
+        has_new_queues = await self.queues.read_in_thread(self.view_without_promises)
         board = self._find_new_board()
         self.watch.check_if_due(self.board if board is None else board)
         if board is None:
@@ -100,7 +100,7 @@ class PromisedView:
         self.on_board()
         return True
 
-    def observed(self) -> ObservedFleet:
+    def observe_fleet(self) -> ObservedFleet:
         """Return the newest view, intents included.
 
         Raises StaleError if there is no board, or only an old one.
@@ -128,7 +128,7 @@ class PromisedView:
         """Return the newest view. Raises StaleError also while part of the state is in doubt."""
         self.refresh()
         self.watch.raise_if_in_doubt()
-        return self.observed()
+        return self.observe_fleet()
 
     def list_promises(self) -> list[Intent]:
         """Return the active intents. After the clock was set, each still lasts for the rest of its time.
@@ -178,7 +178,9 @@ class PromisedView:
             raise ConflictError(f"{request_id!r} runs already: end the job")
 
 
-def explain_taken(request: PlacementRequest, observed: ObservedFleet, promised: Mapping[tuple[str, int], str]) -> str:
+def explain_taken_attempt(
+    request: PlacementRequest, observed: ObservedFleet, promised: Mapping[tuple[str, int], str]
+) -> str:
     """Return why an attempt cannot be placed, or "" if it can.
 
     It cannot if it runs, has ended, or was promised GPUs already. Otherwise its earlier events would end the

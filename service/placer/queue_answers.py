@@ -6,7 +6,7 @@ from typing import Any
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.turns import TreeTurns, is_below
+from fleetcast.placement.plan.turns import TreeTurns, is_at_or_below
 from fleetcast.placement.queues.charges import Charge, list_leaf_ancestors
 from fleetcast.placement.queues.showback import By, ChargeSum, sum_charges
 from fleetcast.placement.queues.standing import QueueStanding, QueueTotals, compute_needed_gpus
@@ -34,7 +34,7 @@ def make_queues_answer(
     lent = _sum_lent_gpus(standing)
     rows = []
     for stand in standing.stands.values():
-        if stand.name == ROOT or (below and not any(is_below(stand.name, name) for name in below)):
+        if stand.name == ROOT or (below and not any(is_at_or_below(stand.name, name) for name in below)):
             continue
         row = _make_row(stand, standing.compute_share(stand), banked)
         row.lent = lent.get(stand.name, {})

@@ -40,7 +40,7 @@ class QueueAdmin:
         board.
         """
         service = self._service
-        observed, now_ms, file = service.view.observed(), service.clock.now_ms(), service.queues.file
+        observed, now_ms, file = service.view.observe_fleet(), service.clock.now_ms(), service.queues.file
         turns = service.queues.make_turns(observed)
         if file.tree is None or not isinstance(turns, TreeTurns):
             return QueuesAnswer(now_ms, "", (), notes=["no file of queues is configured: all wait in one line"])
@@ -84,13 +84,13 @@ class QueueAdmin:
         ConflictError for another generation.
         """
         async with self._putting:
-            return await self._put_checked(text, generation, caller, dry_run)
+            return await self._check_and_serve(text, generation, caller, dry_run)
 
-    async def _put_checked(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
+    async def _check_and_serve(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
         service, file = self._service, self._service.queues.file
         capacity: dict[str, float] = {}
         with suppress(StaleError):
-            capacity = count_installed_gpus(service.view.observed().view.topology.nodes)
+            capacity = count_installed_gpus(service.view.observe_fleet().view.topology.nodes)
         if not dry_run:
             service.view.watch.raise_if_in_doubt()
         waiting = [entry.request for entry in service.ledger.list_queue_entries()]
@@ -103,9 +103,9 @@ class QueueAdmin:
         if dry_run:
             return change
         service.view.watch.raise_if_in_doubt()
-        service.queues.close_banks()
+        service.queues.update_banks()
         file.write_and_serve(found, generation, service.clock.now_ms(), caller)
-        service.queues.close_banks()
+        service.queues.update_banks()
         return structs.replace(change, applied=True)
 
     async def _check_in_thread(
@@ -133,12 +133,12 @@ class QueueAdmin:
         blockers: returns the jobs that a request waits for.
         """
         service, now_ms = self._service, self._service.clock.now_ms()
-        order = service.backlog.in_order(service.ledger.list_queue_entries())
+        order = service.backlog.sort_by_turn(service.ledger.list_queue_entries())
         try:
-            turns = service.queues.make_turns(service.view.observed())
+            turns = service.queues.make_turns(service.view.observe_fleet())
         except StaleError:
             turns = service.backlog.turns
-        wait, start_ms = service.backlog.waits.get(request_id), service.backlog.start_ms(request_id, now_ms)
+        wait, start_ms = service.backlog.waits.get(request_id), service.backlog.find_start_ms(request_id, now_ms)
         waits = order, service.backlog.turns, wait, turns, start_ms, blockers
         return explain_wait(request_id, *waits, service.backlog.stalled, now_ms, service.backlog.start_notes)
 
@@ -152,7 +152,7 @@ class QueueAdmin:
         """
         service, now_ms = self._service, self._service.clock.now_ms()
         with suppress(StaleError):
-            service.view.observed()
+            service.view.observe_fleet()
         to_ms = now_ms if to_ms is None else to_ms
         from_ms = max(0, to_ms - WEEK_MS) if from_ms is None else from_ms
         if from_ms >= to_ms:

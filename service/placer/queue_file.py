@@ -142,7 +142,7 @@ class QueueFile:
         except RequestError as error:
             return QueueFileContents(stamp, None, compute_file_digest(text), str(error))
 
-    def apply_read(self, read: QueueFileContents, now_ms: int) -> None:
+    def apply_contents(self, read: QueueFileContents, now_ms: int) -> None:
         """Serve the file that was read, or record why it is refused."""
         self._seen = read.stamp
         if read.found is not None:

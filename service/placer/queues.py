@@ -8,7 +8,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.queue import ONE_LINE
-from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, is_below
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, is_at_or_below
 from fleetcast.placement.queues.charges import LeafUse, compute_leaf_use
 from fleetcast.placement.queues.credits import Bank, compute_banks
 from fleetcast.placement.queues.queues_ahead import QueueHold
@@ -35,8 +35,8 @@ class ServedQueues:
         self.reads_in_thread = False  # set by the worker, which then reads the file when it changes
         self.time = ChargedClock(ledger, clock, round(tick_s * 1000))
         self.charging = ChargeWriter(ledger, self.time)
-        ledger.charges.before_change = self.close_banks
-        self.close_banks()
+        ledger.charges.before_change = self.update_banks
+        self.update_banks()
 
     @property
     def tree(self) -> QueueTree | None:
@@ -58,20 +58,20 @@ class ServedQueues:
         return found.found is not None
 
     def _apply_file(self, found: QueueFileContents) -> None:
-        self.close_banks()
-        self.file.apply_read(found, self.clock.now_ms())
-        self.close_banks()
+        self.update_banks()
+        self.file.apply_contents(found, self.clock.now_ms())
+        self.update_banks()
 
     def withdraw_tree(self, why: str) -> None:
         """Serve the previous queue tree again, if no pass has succeeded with the present one."""
-        self.close_banks()
+        self.update_banks()
         self.file.withdraw_tree(self.clock.now_ms(), why)
-        self.close_banks()
+        self.update_banks()
 
-    def close_banks(self) -> None:
+    def update_banks(self) -> None:
         """Update the banks of queues with credits to now, before their inputs change."""
         self.time.apply_clock_step()
-        tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.banks()
+        tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.get_banks()
         if tree is None:
             return
         changed = [
@@ -83,7 +83,7 @@ class ServedQueues:
     def _compute_banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
         """Return queue → its bank as of `now_ms`."""
         charges = self.ledger.charges
-        return compute_banks(tree, charges.banks(), charges.list_open_charges().values(), now_ms)
+        return compute_banks(tree, charges.get_banks(), charges.list_open_charges().values(), now_ms)
 
     def make_turns(self, observed: ObservedFleet) -> QueueTurns:
         """Return the queue order and quotas for one pass."""
@@ -139,13 +139,13 @@ class ServedQueues:
         for node in self.tree.list_path(leaf):
             if node.max_waiting is not None:
                 waiting = [self.tree.find_known_leaf(entry.request) for entry in self.ledger.list_queue_entries()]
-                count = sum(not node.name or is_below(name, node.name) for name in waiting)
+                count = sum(not node.name or is_at_or_below(name, node.name) for name in waiting)
                 if count >= node.max_waiting:
                     said = f"{format_count(count, 'request')} waiting, at most {node.max_waiting:,}"
                     return f"queue {node.name!r} has {said}: ask again when some have started"
         return ""
 
-    def explain_gone_queue(self, request: PlacementRequest) -> str:
+    def explain_missing_queue(self, request: PlacementRequest) -> str:
         """Explain why a request cannot start because the file no longer names its queue.
 
         Returns "" if the file names it.

@@ -149,11 +149,11 @@ async def serve(config: Config) -> None:
     starts = StartTimeSampler(service)
     app = make_app(service, worker.wake, access, starts)
     pool = ConnectionPool(
-        fit_limits_to_files(ConnectionLimits(), "connections of the placer"), service.metrics.refuse_connection
+        fit_limits_to_files(ConnectionLimits(), "connections of the placer"), service.metrics.count_refused_connection
     )
     settings = uvicorn.Config(
         app,
-        http=make_limited_protocol(pool, service.metrics.refuse_connection),
+        http=make_limited_protocol(pool, service.metrics.count_refused_connection),
         ws="none",
         lifespan="off",
         access_log=False,

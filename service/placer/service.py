@@ -27,7 +27,7 @@ from fleetcast.service.placer.failures import Failures
 from fleetcast.service.placer.known_names import check_known_names
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
-from fleetcast.service.placer.promised_view import PromisedView, explain_taken
+from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.recent_demand import RecentDemand
 from fleetcast.service.plugins import load_functions
@@ -64,7 +64,7 @@ class PlacementService:
 
     def make_options(self) -> Options:
         """Return the options of a decision that is made now."""
-        known = self.view.without_promises
+        known = self.view.view_without_promises
         return Options(
             max_risk=self.config.placer.max_risk,
             now_ms=self.clock.now_ms(),
@@ -87,21 +87,23 @@ class PlacementService:
         if not request.dry_run and (before := self.ledger.find_stored_reply(request)) is not None:
             return before
         self.check_names(request)
-        observed = self.view.observed()
-        if not request.dry_run and (why := explain_taken(request, observed, self.view.find_promised_attempts())):
+        observed = self.view.observe_fleet()
+        if not request.dry_run and (
+            why := explain_taken_attempt(request, observed, self.view.find_promised_attempts())
+        ):
             raise ConflictError(why)
         leaf, allowed = self.queues.find_leaf(request), self.queues.make_turns(observed).limit_to_quota(request)
         began = time.perf_counter()
         if isinstance(allowed, str):
-            decision = self.decisions.make(request, "refused", f"refused: {allowed}", self.clock.now_ms())
+            decision = self.decisions.make_decision(request, "refused", f"refused: {allowed}", self.clock.now_ms())
         else:
             decision = decide(allowed, observed.view, self.make_options())
-            decision = self.decisions.complete(request, decision)
+            decision = self.decisions.complete_decision(request, decision)
         self.metrics.decide_s.observe(time.perf_counter() - began)
         if request.dry_run:
             return msgspec.json.encode(decision)
         self.metrics.decisions.labels(decision.outcome, "placements").inc()
-        return self.decisions.commit(request, decision, leaf, observed.view, observed.run_times, caller)
+        return self.decisions.store_decision(request, decision, leaf, observed.view, observed.run_times, caller)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
         """Store the request in the queue, and return the encoded reply.
@@ -119,8 +121,8 @@ class PlacementService:
         key = (request.job_name, request.attempt)
         if any((entry.request.job_name, entry.request.attempt) == key for entry in self.ledger.list_queue_entries()):
             raise ConflictError(f"attempt {request.attempt} of {request.job_name} waits already")
-        known = self.view.without_promises
-        if known and (why := explain_taken(request, known, self.view.find_promised_attempts())):
+        known = self.view.view_without_promises
+        if known and (why := explain_taken_attempt(request, known, self.view.find_promised_attempts())):
             raise ConflictError(why)
         self.queues.find_leaf(request)
         now_ms = self.clock.now_ms()
@@ -128,13 +130,13 @@ class PlacementService:
         others = (
             "no request is" if not before_it else "1 request is" if before_it == 1 else f"{before_it:,} requests are"
         )
-        decision = self.decisions.make(request, "queued", f"queued: {others} before it", now_ms)
+        decision = self.decisions.make_decision(request, "queued", f"queued: {others} before it", now_ms)
         self.metrics.decisions.labels("queued", "queue").inc()
         return self.ledger.enqueue(request, decision, now_ms, caller)
 
     def check_names(self, request: PlacementRequest) -> None:
         """Check that this installation has what the request names. Raises RequestError if not."""
-        known = self.view.without_promises
+        known = self.view.view_without_promises
         check_known_names(request, self.config.fleet, known.view if known else None, self.queues.tree)
 
     def withdraw(self, request_id: str, caller: str) -> Settled:

@@ -129,7 +129,7 @@ class StartTimeSampler:
 
     async def _sample_paths(self) -> Timelines:
         began = time.monotonic()
-        observed, options = self.service.view.observed(), self.service.make_options()
+        observed, options = self.service.view.observe_fleet(), self.service.make_options()
         seen = self._make_change_stamp()
         ledger, board = self.service.ledger, self.service.view.board
         own, turns = ledger.list_queue_entries(), self.service.queues.make_turns(observed)
@@ -150,7 +150,7 @@ class StartTimeSampler:
         paths, self._releases, newcomer = await asyncio.to_thread(sample)
         self.paths = paths
         self._record_reservation_share(paths)
-        self._end_gone_waits(paths)
+        self._end_finished_waits(paths)
         known = compute_start_times(paths)
         unknown = [name for name in paths.starts_s if name not in known]
         starts = self.service.backlog.starts = self.record.issue_starts(known, options.now_ms, unknown)
@@ -167,7 +167,9 @@ class StartTimeSampler:
         planned = self.service.backlog.planned
         if planned is not None and planned.reservation is not None:
             head = planned.reservation.entry.request.request_id
-            self.service.backlog.claims.observe(head, compute_hold_probability(planned.reservation, paths))
+            self.service.backlog.claims.record_hold_probability(
+                head, compute_hold_probability(planned.reservation, paths)
+            )
 
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
@@ -175,7 +177,7 @@ class StartTimeSampler:
         If there are no paths of this fleet yet, this samples them first. Raises StaleError as `refresh`
         does.
         """
-        generation = self.service.view.observed().view.generation
+        generation = self.service.view.observe_fleet().view.generation
         self.service.check_names(request)
 
         def are_old() -> bool:
@@ -191,7 +193,7 @@ class StartTimeSampler:
         if self.paths is None:
             return ()
         now_ms = self.service.clock.now_ms()
-        start_ms = self.service.backlog.start_ms(request.request_id, now_ms)
+        start_ms = self.service.backlog.find_start_ms(request.request_id, now_ms)
         return list_blockers(request, self.paths, now_ms, start_ms, self._adjust_start_times)
 
     def _adjust_start_times(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
@@ -223,12 +225,12 @@ class StartTimeSampler:
     def _compute_age_s(self) -> float:
         return 0.0 if self.paths is None else max(0, self.service.clock.now_ms() - self._at_ms) / 1000
 
-    def _end_gone_waits(self, paths: Timelines) -> None:
+    def _end_finished_waits(self, paths: Timelines) -> None:
         """Record the end of the wait of each entry that no longer waits, such as a job of another queue.
 
         A job that is gone without a start has waited at least until the last sampling.
         """
-        running = self.service.view.observed().running
+        running = self.service.view.observe_fleet().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
             row = running.get(name.removeprefix("\n"))
             if name.startswith("\n") and row is not None:
@@ -273,7 +275,7 @@ class StartTimeSampler:
         """Return a value that changes with every job that comes, starts or ends."""
         board = self.service.view.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
-        return self.service.ledger.version, self.service.view.runs(), waits
+        return self.service.ledger.version, self.service.view.get_running_attempts(), waits
 
 
 def explain_start_times(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:

@@ -236,7 +236,7 @@ class SlurmPort:
             await self._control.change_job(job, admin_comment="")
         elif write.field == REQUEUE:
             await self._control.change_job(job, admin_comment=f"{OURS} requeue off {write.value}")
-            await self._control.requeue_held(job)
+            await self._control.requeue_and_hold(job)
             await self._release_job_from_node(job, str(write.value))
         elif write.field == HOLD:
             await self._release_job_from_node(job, str(write.seen), is_held=now.is_held)

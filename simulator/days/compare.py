@@ -14,7 +14,7 @@ import numpy as np
 
 from fleetcast.fleet.topology import Topology
 from fleetcast.simulator.days.backfill import BackfilledJob
-from fleetcast.simulator.days.day import Arm, Day, DayFault, FalseAlarm, Losses, Memo
+from fleetcast.simulator.days.day import Arm, DayFault, DaySimulation, FalseAlarm, Losses, Memo
 from fleetcast.simulator.days.replay import TraceReplay
 from fleetcast.simulator.days.traces import JobTrace
 from fleetcast.simulator.faults.detection import INNOCENT, DetectionTable
@@ -115,7 +115,7 @@ def _simulate_arms(
         return remaining_s[row.job.job]
 
     def simulate_arm(arm: Arm) -> Losses:
-        day = Day(cluster, topology, start_ms, end_ms, arm=arm, remaining_s=get_remaining_s, memo=memo)
+        day = DaySimulation(cluster, topology, start_ms, end_ms, arm=arm, remaining_s=get_remaining_s, memo=memo)
         return day.run(arrivals, faults, alarms)
 
     return {arm: simulate_arm(arm) for arm in Arm}
@@ -161,7 +161,7 @@ def _draw_fault_with_repeats(
     faults = []
     while at_ms < day_end_ms:
         end_ms = at_ms + int(max(MEDIAN_S[kind] * rng.lognormal(0.0, 0.8), SHORTEST_S) * 1000)
-        faults.append(DayFault(node, gpu, at_ms, end_ms, table.draw(rng, kind)))
+        faults.append(DayFault(node, gpu, at_ms, end_ms, table.draw_sighting(rng, kind)))
         if rng.random() >= AGAIN_SHARE:
             break
         at_ms = end_ms + int(rng.uniform(0, DAY_MS))

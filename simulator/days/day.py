@@ -136,7 +136,7 @@ class _Flag:
 Memo = dict[tuple[Any, ...], list[int] | None]
 
 
-class Day:
+class DaySimulation:
     """The simulation of one day for one arm of the comparison.
 
     `cluster` is copied. `memo` may be shared between arms and seeds, because the same view leads to the
@@ -170,17 +170,17 @@ class Day:
         self._restarting: dict[str, float] = {}  # job -> remaining seconds of its next attempt
         for work in self._work.values():
             self._schedule_end(work)
-        self._schedule(begin_ms, self._count_idle_gpus)
+        self._schedule_action(begin_ms, self._add_idle_losses)
 
     def run(self, arrivals: Iterable[TraceJob], faults: Sequence[DayFault], alarms: Sequence[FalseAlarm]) -> Losses:
         """Simulate the day and return its losses."""
         for job in arrivals:
-            self._schedule(job.submit_ms, partial(self._queue_job, job))
+            self._schedule_action(job.submit_ms, partial(self._queue_job, job))
         for fault in faults:
-            self._schedule(fault.start_ms, partial(self._begin_fault, fault))
+            self._schedule_action(fault.start_ms, partial(self._begin_fault, fault))
         for alarm in alarms if self._sees_risk else ():
             flag = _Flag(alarm.node, 0.0, FALSE_P_SLOW)
-            self._schedule(alarm.start_ms, partial(self._add_flag, flag, alarm.end_ms))
+            self._schedule_action(alarm.start_ms, partial(self._add_flag, flag, alarm.end_ms))
         while self._events and self._events[0][0] < self.end_ms:
             now_ms, _, act = heapq.heappop(self._events)
             act(now_ms)
@@ -197,7 +197,7 @@ class Day:
     def _queue_job(self, job: TraceJob, now_ms: int) -> None:
         self.cluster.queue.append(job)
 
-    def _schedule(self, time_ms: int, act: Callable[[int], None]) -> None:
+    def _schedule_action(self, time_ms: int, act: Callable[[int], None]) -> None:
         heapq.heappush(self._events, (time_ms, self._order, act))
         self._order += 1
 
@@ -233,7 +233,7 @@ class Day:
         if work.stalled:
             return
         end_ms = work.last_ms + round((work.startup_s + work.remaining_s * work.slowdown) * 1000)
-        self._schedule(max(end_ms, work.last_ms), partial(self._end_job, work, work.version))
+        self._schedule_action(max(end_ms, work.last_ms), partial(self._end_job, work, work.version))
 
     def _end_job(self, work: _Work, version: int, now_ms: int) -> None:
         if version == work.version and self._is_running(work):
@@ -250,7 +250,7 @@ class Day:
         self._update_progress(work, now_ms)
         self.losses.killed_jobs += 1
         self._requeue_job(work, lost=True)
-        self._schedule(now_ms + round(OPERATOR_S * 1000), partial(self._drain_node, fault))
+        self._schedule_action(now_ms + round(OPERATOR_S * 1000), partial(self._drain_node, fault))
 
     def _requeue_job(self, work: _Work, *, lost: bool) -> None:
         """Return a job to the head of the queue.
@@ -270,9 +270,9 @@ class Day:
 
     def _begin_fault(self, fault: DayFault, now_ms: int) -> None:
         self._active.setdefault(fault.node, []).append(fault)
-        self._schedule(fault.end_ms, partial(self._end_fault, fault))
+        self._schedule_action(fault.end_ms, partial(self._end_fault, fault))
         if fault.sighting.kind == "node_lost":
-            self._schedule(now_ms + round(DOWN_S * 1000), partial(self._drain_node, fault))
+            self._schedule_action(now_ms + round(DOWN_S * 1000), partial(self._drain_node, fault))
         if fault.sighting.kind in SHOWS_IDLE:
             self._schedule_flag(fault, now_ms)
         for work in list(self._work.values()):
@@ -290,7 +290,7 @@ class Day:
             work.stalled = work.stalled or fault.sighting.hangs
             comes_up = now_ms == fault.start_ms or fault.sighting.kind not in GONE
             dies_s = fault.sighting.kills_s if comes_up else LAUNCH_S
-            self._schedule(now_ms + round(dies_s * 1000), partial(self._kill_job, work, fault))
+            self._schedule_action(now_ms + round(dies_s * 1000), partial(self._kill_job, work, fault))
 
     def _schedule_flag(self, fault: DayFault, now_ms: int) -> None:
         """Schedule the flag of a fault's node, by the measured delay after the fault's first symptom.
@@ -302,7 +302,7 @@ class Day:
             return
         flag_ms = self._flag_ms[fault] = now_ms + round(sighting.delay_s * 1000)
         if flag_ms < until_ms:
-            self._schedule(
+            self._schedule_action(
                 flag_ms, partial(self._add_flag, _Flag(fault.node, sighting.p_fail, sighting.p_slow), until_ms)
             )
 
@@ -320,7 +320,7 @@ class Day:
             if lost_share <= 0:
                 return
             pays_ms += round(RESTART_S / lost_share * 1000)
-        self._schedule(max(pays_ms, self._flag_ms[fault]), partial(self._move_job, work, fault))
+        self._schedule_action(max(pays_ms, self._flag_ms[fault]), partial(self._move_job, work, fault))
 
     def _move_job(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Stop a job so that it restarts on other GPUs, if there is room for it. Otherwise try again later."""
@@ -331,7 +331,7 @@ class Day:
         nodes = self._choose_nodes(job, pool.count)
         pool.reoccupy(work.row.held)
         if nodes is None or fault.node in nodes:
-            self._schedule(now_ms + RETRY_MS, partial(self._move_job, work, fault))
+            self._schedule_action(now_ms + RETRY_MS, partial(self._move_job, work, fault))
             return
         self._update_progress(work, now_ms)
         self._requeue_job(work, lost=fault.sighting.hangs)
@@ -348,7 +348,7 @@ class Day:
     def _add_flag(self, flag: "_Flag", until_ms: int, now_ms: int) -> None:
         self._flags.append(flag)
         self._update_node_risk(flag.node)
-        self._schedule(until_ms, partial(self._remove_flag, flag))
+        self._schedule_action(until_ms, partial(self._remove_flag, flag))
 
     def _remove_flag(self, flag: "_Flag", now_ms: int) -> None:
         self._flags.remove(flag)
@@ -365,7 +365,7 @@ class Day:
     def _drain_node(self, fault: DayFault, now_ms: int) -> None:
         if fault in self._active.get(fault.node, ()):
             self._set_node_state(fault.node, NodeState.DRAINED)
-            self._schedule(fault.end_ms, partial(self._undrain_node, fault.node))
+            self._schedule_action(fault.end_ms, partial(self._undrain_node, fault.node))
 
     def _undrain_node(self, node: int, now_ms: int) -> None:
         self._set_node_state(node, NodeState.IN_SERVICE)
@@ -375,7 +375,7 @@ class Day:
         changed[node] = state
         self._view = replace(self._view, state=changed)
 
-    def _count_idle_gpus(self, now_ms: int) -> None:
+    def _add_idle_losses(self, now_ms: int) -> None:
         """Add the GPU-hours of idle GPUs on avoided or drained nodes to the losses.
 
         At most as many GPUs count as the queued jobs want.
@@ -385,7 +385,7 @@ class Day:
         wanted = sum(job.gpus for job in self.cluster.queue)
         idle = min(int(self.cluster.pool.count[out].sum()), wanted)
         self.losses.idle += idle * CHECK_INTERVAL_MS / 3_600_000
-        self._schedule(now_ms + CHECK_INTERVAL_MS, self._count_idle_gpus)
+        self._schedule_action(now_ms + CHECK_INTERVAL_MS, self._add_idle_losses)
 
     # Placement
 

@@ -45,7 +45,7 @@ class DetectionTable:
     faults: Mapping[str, tuple[Sighting, ...]]
     decoys: Mapping[str, tuple[float, ...]]
 
-    def draw(self, rng: np.random.Generator, kind: str) -> Sighting:
+    def draw_sighting(self, rng: np.random.Generator, kind: str) -> Sighting:
         """Draw one of the measured faults of a kind. All have equal probability."""
         rows = self.faults[kind]
         return rows[int(rng.integers(len(rows)))]

@@ -20,7 +20,7 @@ from fleetcast.simulator.faults.effects import REASON_SW_POWER_CAP, ActivityLeve
 from fleetcast.simulator.faults.fault_file import FaultFile
 from fleetcast.simulator.faults.faults import FaultPlan, FaultSettings
 from fleetcast.simulator.faults.magnitudes import FaultKind
-from fleetcast.simulator.faults.repairs import Repairs
+from fleetcast.simulator.faults.repairs import RepairReporter
 from fleetcast.simulator.hardware import physics
 from fleetcast.simulator.hardware.columns import SCRAPE_METRICS, SCRAPE_TAKES_S, Columns, SampleFile
 from fleetcast.simulator.hardware.h100 import (
@@ -68,13 +68,13 @@ def inject_faults(file: FaultFile, data: Path, out: Path, say: Say = lambda _: N
     (folder / "topology.toml").write_text(_format_topology([run.node for run in runs]), encoding="utf-8")
     player = RecordingPlayer(runs, file)
     recorder = TruthRecorder(player.plan, player.find_job_and_factor)
-    files, repairs = Files(folder / "samples", player), Repairs(player.plan, player.names)
+    files, repairs = SampleFileSet(folder / "samples", player), RepairReporter(player.plan, player.names)
     start_ms, step_ms = parse_start_ms(file), round(file.recorded.interval_s * 1000)
     with (folder / "events.jsonl").open("wb") as events, (folder / "node_events.jsonl").open("wb") as node_events:
         for number in range(1, player.rounds + 1):
             now_ms = start_ms + number * step_ms
             player.advance(now_ms)
-            recorder.record(now_ms)
+            recorder.record_affected_jobs(now_ms)
             write_events(events, player.pop_due_events(now_ms))
             if file.draw.repairs_told:
                 write_events(node_events, repairs.make_due_events(now_ms))
@@ -128,7 +128,7 @@ class RecordingPlayer:
         self.slot = np.repeat(np.array([slots[job] for job in self.jobs], np.int32)[:, None], GPUS, axis=1)
         self.plan = FaultPlan(self.names, GPUS, make_settings(file), file.seed)
         self.effects = Effects(len(runs), GPUS)
-        self.body = physics.Body.draw(np.random.default_rng([file.seed, 22]), len(runs), GPUS)
+        self.body = physics.GpuTraits.draw(np.random.default_rng([file.seed, 22]), len(runs), GPUS)
         held = np.array([run.gpus.values.shape[2] if run.gpus else 0 for run in runs])
         self.cells = np.arange(GPUS) < held[:, None]  # (node, GPU) recorded
         self.has_gpus = held > 0
@@ -298,7 +298,7 @@ def _list_factors(levels: ActivityLevels) -> tuple[float, ...]:
 
 
 @dataclass(slots=True)
-class Files:
+class SampleFileSet:
     """A writer of the three sample files: GPUs, ports and nodes."""
 
     folder: Path

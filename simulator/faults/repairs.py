@@ -19,7 +19,7 @@ WORK_MS = 300_000  # a repair takes at most so long; it begins no sooner than th
 
 
 @dataclass(slots=True)
-class Repairs:
+class RepairReporter:
     """A reporter of repairs. The caller asks for due events after every advance of the fleet.
 
     names: the nodes, by row.

@@ -223,14 +223,14 @@ class _Connection(asyncio.Protocol):
                     answer.delay_s, self._send_delayed_response, answer
                 )
             else:
-                self._send(answer)
+                self._send_response(answer)
 
     def _send_delayed_response(self, answer: ExporterResponse) -> None:
         self._waiting = None
-        self._send(answer)
+        self._send_response(answer)
         self._serve_requests()
 
-    def _send(self, answer: ExporterResponse) -> None:
+    def _send_response(self, answer: ExporterResponse) -> None:
         transport = self._transport
         if transport is None or transport.is_closing():
             return

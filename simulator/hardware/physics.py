@@ -31,7 +31,7 @@ PACKET_BYTES = 3900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Body:
+class GpuTraits:
     """The fixed traits of each GPU, (node, GPU). inlet_c is (node, 1)."""
 
     inlet_c: NDArray[np.float64]
@@ -44,7 +44,7 @@ class Body:
     idle_mib: NDArray[np.float64]
 
     @classmethod
-    def draw(cls, rng: np.random.Generator, nodes: int, gpus: int) -> "Body":
+    def draw(cls, rng: np.random.Generator, nodes: int, gpus: int) -> "GpuTraits":
         """Draw the traits of a fleet's GPUs.
 
         A chassis has two cooling groups: GPUs 0, 3, 4, 6 run hotter and slower than 1, 2, 5, 7.
@@ -160,7 +160,7 @@ def compute_activity(
 
 
 def compute_power_w(
-    gangs: RunningGangs, body: Body, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
+    gangs: RunningGangs, body: GpuTraits, activity: Activity, effects: Effects, noise: NDArray[np.float64], now_ms: int
 ) -> NDArray[np.float64]:
     """Return (node, GPU) board power in W. Its dynamic part is proportional to clock ** POWER_BY_CLOCK.
 
@@ -178,7 +178,7 @@ def compute_power_w(
     return np.minimum(np.where(slot > 0, loaded, idle), effects.power_limit_w)
 
 
-def compute_clock_mhz(gangs: RunningGangs, body: Body, effects: Effects) -> NDArray[np.float64]:
+def compute_clock_mhz(gangs: RunningGangs, body: GpuTraits, effects: Effects) -> NDArray[np.float64]:
     """Return (node, GPU) the SM clock in MHz, in steps of 15. It is 345 without a job."""
     running = np.round(body.clock_mhz * effects.clock_ratio / CLOCK_STEP_MHZ) * CLOCK_STEP_MHZ
     return np.where(gangs.slot > 0, running, 345.0)
@@ -195,7 +195,7 @@ def compute_event_reasons(gangs: RunningGangs, power: NDArray[np.float64], effec
 
 
 def compute_temperature_c(
-    temp_c: NDArray[np.float64], power: NDArray[np.float64], body: Body, effects: Effects, dt_s: float
+    temp_c: NDArray[np.float64], power: NDArray[np.float64], body: GpuTraits, effects: Effects, dt_s: float
 ) -> NDArray[np.float64]:
     """Return (node, GPU) temperature in °C after `dt_s` at this power.
 

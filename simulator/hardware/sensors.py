@@ -58,7 +58,7 @@ class Sensors:
     def __init__(self, nodes: int, gpus: int, seed: int) -> None:
         rng = np.random.default_rng([seed, 1])
         self._rng = np.random.default_rng([seed, 2])
-        self.body = physics.Body.draw(rng, nodes, gpus)
+        self.body = physics.GpuTraits.draw(rng, nodes, gpus)
         self.gpu = np.zeros((len(GPU_FIELDS), nodes, gpus))
         self.port = np.zeros((len(PORT_FIELDS), nodes, gpus))
         self.host = np.zeros((len(HOST_FIELDS), nodes))

@@ -46,7 +46,7 @@ def test_a_silent_server_is_not_asked_again() -> None:
         with pytest.raises(SilentServer):
             client.list_metric_names('{a="b"}', 0, 1000)
         with pytest.raises(SilentServer):
-            client.fetch_recorded("{}", 0, 1000)
+            client.fetch_recorded_samples("{}", 0, 1000)
         client.close()
         server.setblocking(False)
         for _ in range(2):
@@ -54,7 +54,7 @@ def test_a_silent_server_is_not_asked_again() -> None:
         with pytest.raises(BlockingIOError):
             server.accept()
     with pytest.raises(SourceError, match="does not answer"):
-        PrometheusClient("http://127.0.0.1:1").fetch_recorded("{}", 0, 1000)
+        PrometheusClient("http://127.0.0.1:1").fetch_recorded_samples("{}", 0, 1000)
 
 
 @pytest.mark.parametrize("text", ["0s", "soon", "-1s"])

@@ -70,7 +70,7 @@ def test_a_release_is_one_commit_one_tag_and_its_files(tree: Path) -> None:
     assert git(tree, "tag", "--points-at", "HEAD") == "v0.2.0"
     assert git(tree, "status", "--porcelain") == ""
     assert [path.name for path in (tree / FOLDER).iterdir()] == ["README.md"]
-    assert {path.name for path in (tree / "dist/0.2.0").iterdir()} == set(artifacts.list_names("0.2.0"))
+    assert {path.name for path in (tree / "dist/0.2.0").iterdir()} == set(artifacts.list_release_files("0.2.0"))
     section = (tree / "CHANGELOG.md").read_text().partition("## [0.2.0] - 2026-11-26\n")[2]
     assert section.startswith("\n### Added\n\n- One.\n\n### Fixed\n\n- Two lines\n  of one entry.\n\n## [0.1.0]")
 

@@ -56,7 +56,7 @@ class World:
         self.look()
 
     def look(self) -> None:
-        running = self.table.running()
+        running = self.table.list_running()
         loads = np.tile(self.load, (len(running), 1))
         self.co_runs.observe(running, self.co_runs.keys_of(running), self.divided, loads, self.now_ms, self.wiring)
 
@@ -226,7 +226,7 @@ def test_the_load_of_a_job_is_that_of_a_minute_and_more_alone() -> None:
     world.load = np.array([0.9, 0.9, 0.9])
     world.start("b", GPU)
     world.step(70, a=1.5, b=1.5)
-    key, kind = world.co_runs.keys_of(world.table.running())["a", 1]
+    key, kind = world.co_runs.keys_of(world.table.list_running())["a", 1]
     assert world.co_runs.loads_alone[key][:2] == world.co_runs.loads_alone[kind][:2] == (0.6, 0.3)
     assert len(world.co_runs.loads_alone) == 2
 
@@ -293,7 +293,7 @@ def test_names_that_differ_in_numbers_are_one_job() -> None:
     world.start("train-1", GPU)
     world.start("train-2", ("n1", 1))
     world.start("other", ("n1", 2))
-    first, second, other = world.co_runs.keys_of(world.table.running()).values()
+    first, second, other = world.co_runs.keys_of(world.table.list_running()).values()
     assert first == second
     assert first != other
 
@@ -325,7 +325,7 @@ def test_neighbours_are_found_after_an_error_though_no_attempt_moved(monkeypatch
     table = JobTable()
     for job in ("a", "b"):
         table.apply(Started(job=job, sequence=1, time_ms=NOW_MS, ranks=(RankPlacement(0, "n1", (0,)),)))
-    running, wiring, neighbours = table.running(), Wiring(), Neighbours()
+    running, wiring, neighbours = table.list_running(), Wiring(), Neighbours()
     places, places_of, calls = RunningPlaces(running), sharing.list_places, iter((True, False))
 
     def fail_second(attempt: JobAttempt, wiring: Wiring) -> tuple[sharing.Place, ...]:

@@ -134,7 +134,7 @@ def test_an_attempt_keeps_the_gpus_that_it_held_after_its_end_and_its_rest() -> 
     fold.apply(finished("j", 40))
     assert read(fold.demand, "running", 59, 6) == [8, 8, 8, 8, 0, 0]
     fold.demand.set_sizes({}, fold.jobs.get)
-    fold.rest(at(60), 0)
+    fold.pack_old_attempts(at(60), 0)
     fold.apply(Finished(job="j", sequence=4, time_ms=at(20)))
     assert read(fold.demand, "running", 59, 6) == [8, 8, 0, 0, 0, 0]
 
@@ -145,7 +145,7 @@ def test_the_bound_on_sizes_drops_none_of_an_attempt_that_still_runs(monkeypatch
     fold = folded([event for job in both for event in (submitted(job, 0, gpus=1), started(job, 0))])
     fold.demand.set_sizes({(job, 1): 8000 for job in both}, fold.jobs.get)
     fold.apply(finished("k", 20))
-    fold.rest(at(60), 0)
+    fold.pack_old_attempts(at(60), 0)
     fold.apply(finished("j", 40))
     assert read(fold.demand, "running", 59, 6) == [16, 16, 8, 8, 0, 0]
 
@@ -276,7 +276,7 @@ def test_a_snapshot_with_rest_and_an_overlapping_replay_equal_a_straight_run(eve
     cut = data.draw(st.integers(0, len(events)))
     overlap = data.draw(st.integers(0, cut))
     fold = folded(events[:cut])
-    fold.rest(at(data.draw(st.integers(0, 120))), forget_before_ms=0)
+    fold.pack_old_attempts(at(data.draw(st.integers(0, 120))), forget_before_ms=0)
     about, arrays = fold.demand.dump()
     fold.demand = DemandSeries()
     fold.demand.load(json.loads(json.dumps(about)), arrays)

@@ -69,5 +69,5 @@ def test_the_newest_stay_where_there_are_too_many(monkeypatch: pytest.MonkeyPatc
 def test_after_a_restart_they_stand_in_the_order_of_their_ends() -> None:
     work, again = Watched(), EndedJobs()
     work.take(finished("b", 20), finished("a", 10), started("c"))
-    again.resume(work.fold.jobs.attempts.values(), T0)
+    again.restore_attempts(work.fold.jobs.attempts.values(), T0)
     assert [row.job for row in again.list_recent(T0)] == ["a", "b"]

@@ -1,12 +1,12 @@
 from collections.abc import Iterable
 
 from fleetcast.features.episodes import Episode, find_episodes
-from fleetcast.fleet.checkpoint_edges import Edges
+from fleetcast.fleet.checkpoint_edges import CheckpointEdges
 
 
-def told(*edges: tuple[int, str, int | None]) -> list[Edges]:
+def told(*edges: tuple[int, str, int | None]) -> list[CheckpointEdges]:
     """Edges (s, begin or end, bytes)."""
-    return [Edges("begin" if edge == "begin" else "end", second * 1000, size) for second, edge, size in edges]
+    return [CheckpointEdges("begin" if edge == "begin" else "end", second * 1000, size) for second, edge, size in edges]
 
 
 def spans(found: Iterable[Episode]) -> list[tuple[int, float | None]]:

@@ -51,7 +51,7 @@ def test_order_repetition_and_rest_change_nothing(events: list[JobEvent], every:
     fold = JobFold()
     for number, event in enumerate(events):
         if number % every == 0:
-            fold.rest(at(200), forget_before_ms=0)
+            fold.pack_old_attempts(at(200), forget_before_ms=0)
         fold.apply(event)
     expected = straight(EVENTS)
     np.testing.assert_equal(demand_of(fold), demand_of(expected))
@@ -74,7 +74,7 @@ def test_an_event_changes_its_attempt_and_the_one_whose_place_it_takes() -> None
 def test_an_event_of_a_job_at_rest_wakes_it_and_counts_once() -> None:
     fold = straight(EVENTS)
     before = demand_of(fold)
-    rested = fold.rest(at(200), forget_before_ms=0)
+    rested = fold.pack_old_attempts(at(200), forget_before_ms=0)
     assert {row.job for row in rested} == {f"j{number}" for number in range(4)}
     assert fold.apply(EVENTS[0]) == []  # a repeat wakes it, too
     fold.apply(Preempted(job="j1", attempt=1, sequence=2, time_ms=at(17)))
@@ -86,7 +86,7 @@ def test_an_event_of_a_job_at_rest_wakes_it_and_counts_once() -> None:
 
 def test_jobs_that_ended_long_ago_are_forgotten() -> None:
     fold = straight(EVENTS)
-    assert fold.rest(at(0), forget_before_ms=at(0) + DAY_MS) == []
+    assert fold.pack_old_attempts(at(0), forget_before_ms=at(0) + DAY_MS) == []
     assert list(fold.jobs) == []
 
 
@@ -96,7 +96,7 @@ def test_an_attempt_whose_events_are_not_known_counts_like_one_that_was_folded()
         put.add_attempt(attempt.copy())
     np.testing.assert_equal(demand_of(put), demand_of(told))
     assert len(put.runs) == len(told.runs)
-    assert [row.attempt for row in put.jobs.running()] == [2]
+    assert [row.attempt for row in put.jobs.list_running()] == [2]
 
 
 def test_runs_are_learnt_of_what_ended_unless_they_are_not_wanted() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fleetcast.features.episodes import Episode, find_episodes
-from fleetcast.fleet.checkpoint_edges import MAX_EDGES, Edges, fold_edge
+from fleetcast.fleet.checkpoint_edges import MAX_EDGES, CheckpointEdges, fold_edge
 from fleetcast.fleet.events import Checkpoint
 from fleetcast.fleet.job_table import JobTable, decode_job, encode_job
 from fleetcast.fleet.jobs import JobAttempt
@@ -42,7 +42,7 @@ def test_what_is_kept_is_the_newest_by_time_in_any_order_of_arrival() -> None:
     events, rng = gang_told(3, 2 * MAX_EDGES), np.random.default_rng(3)
     found = []
     for _ in range(3):
-        kept: list[Edges] = []
+        kept: list[CheckpointEdges] = []
         for at in rng.permutation(len(events)).tolist():
             fold_edge(kept, events[at])
         found.append(kept)
@@ -62,13 +62,13 @@ def test_within_a_second_they_lie_by_time_and_what_was_dropped_does_not_come_bac
     rng, found = np.random.default_rng(5), []
     for most in (len(events), len(events) - 2):  # a second is too many, then half of one
         for _ in range(4):
-            kept: list[Edges] = []
+            kept: list[CheckpointEdges] = []
             for at in rng.permutation(most).tolist():
                 fold_edge(kept, events[at])
             found.append(kept)
     assert all(kept == found[0] for kept in found[:4])
     assert all(kept == found[4] for kept in found[4:])
-    assert found[4][0] == Edges("end", 100, 1)
+    assert found[4][0] == CheckpointEdges("end", 100, 1)
     assert [edge.time_ms for edge in found[0]] == sorted(edge.time_ms for edge in found[0])
     assert {(edge.edge, edge.time_ms % 1000, edge.count) for edge in found[0]} == {("end", 200, 2), ("begin", 900, 2)}
 

@@ -49,7 +49,7 @@ def test_remembered_placements_are_those_of_the_attempts(events):
     table, placements = JobTable(), RunningPlaces(())
     for sequence, (kind, job, nodes) in enumerate(events):
         table.apply(event_of(kind, job, sequence, nodes))
-        running = [row.copy() for row in table.running()]
+        running = [row.copy() for row in table.list_running()]
         placements = RunningPlaces.from_running(running, placements)
         assert placements.hosts == tuple(row.hosts for row in running)
         assert placements.gpus == tuple(row.gpus for row in running)
@@ -80,19 +80,19 @@ def test_the_lists_of_attempts_are_those_of_their_states(events):
     for sequence, (kind, job, nodes) in enumerate(events):
         table.apply(event_of(kind, job, sequence, nodes))
     rows = list(table.attempts.values())
-    assert table.running() == [row for row in rows if row.state == "running"]
-    assert table.queued() == [row for row in rows if row.state == "queued" and row.submission is not None]
+    assert table.list_running() == [row for row in rows if row.state == "running"]
+    assert table.list_queued() == [row for row in rows if row.state == "queued" and row.submission is not None]
 
 
 def test_steps_leave_placements_and_a_move_does_not():
     table = JobTable()
     table.apply(event_of("start", "a", 0, ("n0", "n1")))
-    placements = RunningPlaces.from_running([row.copy() for row in table.running()])
+    placements = RunningPlaces.from_running([row.copy() for row in table.list_running()])
     table.apply(event_of("step", "a", 1, ("n0",)))
     table.apply(event_of("phase", "a", 2, ()))
-    assert RunningPlaces.from_running([row.copy() for row in table.running()], placements) is placements
+    assert RunningPlaces.from_running([row.copy() for row in table.list_running()], placements) is placements
     table.apply(event_of("resize", "a", 3, ("n0",)))
-    moved = RunningPlaces.from_running([row.copy() for row in table.running()], placements)
+    moved = RunningPlaces.from_running([row.copy() for row in table.list_running()], placements)
     assert moved is not placements
     assert moved.hosts == (("n0",),)
 
@@ -100,14 +100,14 @@ def test_steps_leave_placements_and_a_move_does_not():
 def test_a_submission_that_arrives_later_changes_the_gpus():
     table = JobTable()
     table.apply(event_of("start on nodes", "a", 0, ("n0",)))
-    placements = RunningPlaces.from_running(table.running())
+    placements = RunningPlaces.from_running(table.list_running())
     table.apply(event_of("submit", "a", 1, ("n0",)))
-    assert RunningPlaces.from_running(table.running(), placements).gpus == (2,)
+    assert RunningPlaces.from_running(table.list_running(), placements).gpus == (2,)
 
 
 def test_an_event_that_makes_a_training_loops_job_one_of_a_scheduler_changes_them():
     table = JobTable()
     table.apply(event_of("step", "a", 0, ("n0",)))
-    placements = RunningPlaces.from_running(table.running())
+    placements = RunningPlaces.from_running(table.list_running())
     table.apply(event_of("queue", "a", 1, ()))
-    assert RunningPlaces.from_running(table.running(), placements) is not placements
+    assert RunningPlaces.from_running(table.list_running(), placements) is not placements

@@ -11,7 +11,7 @@ from fleetcast.fleet.events import NodeEvent
 from fleetcast.fleet.nodes import NodeTable
 from fleetcast.ingest.health.gpud import (
     Known,
-    _check_events,
+    _make_checked_batch,
     decode_events,
     decode_states,
     make_state_events,
@@ -78,11 +78,11 @@ UFM = b"""[{"alert_id":1,"timestamp":"2025-01-21 04:41:44","node_guid":"0x1","no
 def _gpud(body: bytes) -> None:
     """Either answer of a daemon: told once, and not again."""
     with contextlib.suppress(RecordError):
-        _check_events(list(make_xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
+        _make_checked_batch(list(make_xid_events("n1", decode_events(body), NOW_MS)), NOW_MS)
     known: Known = {}
     with contextlib.suppress(RecordError):
         states = decode_states(body)
-        _check_events(list(make_state_events("n1", states, known, NOW_MS)), NOW_MS)
+        _make_checked_batch(list(make_state_events("n1", states, known, NOW_MS)), NOW_MS)
         json.dumps(known)
 
 

@@ -18,7 +18,7 @@ from fleetcast.ingest.kafka.columnar import (
     encode_binary_record,
     encode_json_record,
 )
-from fleetcast.ingest.kafka.payload import Decoded, PayloadDecoder
+from fleetcast.ingest.kafka.payload import DecodedPayload, PayloadDecoder
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
 from tests.fuzz.door_decoders import DRAIN, NOW_MS, PAGE, PORTS, STARTED, WRAPPED, take
@@ -54,12 +54,12 @@ def decode_value(value: bytes) -> None:
     _check(decoder.decode_telemetry(told), entities)
 
 
-def _checked(decoded: Decoded) -> Decoded:
+def _checked(decoded: DecodedPayload) -> DecodedPayload:
     assert decoded.poison is None or decoded.batch.bad
     return decoded
 
 
-def _check(decoded: Decoded, entities: Entities) -> list[object]:
+def _check(decoded: DecodedPayload, entities: Entities) -> list[object]:
     for samples in _checked(decoded).batch.samples:
         _check_samples(samples, entities)
     return [

@@ -14,7 +14,7 @@ from fleetcast.ingest.slurm import text as slurm_text
 from fleetcast.ingest.slurm.jobcomp import read_completions
 from fleetcast.ingest.slurm.jobs import Site, SlurmJob, make_job_events
 from fleetcast.ingest.slurm.nodes import SlurmNode, find_changes
-from fleetcast.ingest.slurm.scan import JobScan, number_attempts
+from fleetcast.ingest.slurm.scan import JobScan, assign_attempt_numbers
 from fleetcast.ingest.source import Batch
 from tests.fuzz.bounds import MIB
 from tests.fuzz.decoder import Decoder
@@ -49,7 +49,7 @@ def _check(events: Sequence[JobEvent | NodeEvent]) -> None:
 def _jobs(read: Callable[[bytes], slurm_json.ReadRecords[SlurmJob]], body: bytes) -> None:
     found = read(body)
     look = JobScan(SITE, NOW_MS)
-    look.add_jobs(number_attempts(found.rows, SITE.prefix, look, {}), set())
+    look.add_jobs(assign_attempt_numbers(found.rows, SITE.prefix, look, {}), set())
     _check(look.fresh)
     take(Batch(events=tuple(look.fresh), bad=(*found.bad, *look.bad)))
     for job in found.rows[:10]:

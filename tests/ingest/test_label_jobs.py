@@ -10,7 +10,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.events import Finished, JobEvent, Started, Submitted
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.samples import EntityKind
-from fleetcast.ingest.gpu_labels import JobLabel, LabelSight
+from fleetcast.ingest.gpu_labels import JobLabel, ObservedJobLabels
 from fleetcast.ingest.label_jobs import LabelJobs, LabelledGpus
 
 T0 = 1_789_000_000_000
@@ -30,7 +30,7 @@ class Labels:
     def page(
         self, at_s: float, jobs: Mapping[int, tuple[JobLabel, ...]], gpus: tuple[int, ...] = (0, 1, 2, 3)
     ) -> list[JobEvent]:
-        self.gpus.apply_labels(LabelSight(self.ms(at_s), (0, 1, 2, 3), jobs))
+        self.gpus.apply_labels(ObservedJobLabels(self.ms(at_s), (0, 1, 2, 3), jobs))
         return self.tick(at_s)
 
     def tick(self, at_s: float) -> list[JobEvent]:
@@ -43,7 +43,7 @@ class Labels:
         return T0 + round(at_s * 1000)
 
     def running(self) -> dict[str, list[tuple[str, tuple[int, ...]]]]:
-        return {row.job: [(rank.node, rank.gpus) for rank in row.ranks] for row in self.fold.jobs.running()}
+        return {row.job: [(rank.node, rank.gpus) for rank in row.ranks] for row in self.fold.jobs.list_running()}
 
     def restart(self) -> None:
         """What a snapshot keeps, in new objects."""
@@ -107,7 +107,7 @@ def test_a_job_of_the_same_name_is_the_next_attempt(labels: Labels) -> None:
     for at_s in range(30, 120, 15):
         labels.page(at_s, {})
     labels.page(300, {0: (A,)})
-    assert [(row.attempt, row.started_ms) for row in labels.fold.jobs.running()] == [(2, labels.ms(300))]
+    assert [(row.attempt, row.started_ms) for row in labels.fold.jobs.list_running()] == [(2, labels.ms(300))]
 
 
 def test_what_ran_when_its_exporter_was_first_heard_teaches_no_run_time() -> None:
@@ -135,7 +135,7 @@ def test_jobs_of_several_labels_hold_the_gpu_together_and_are_counted(labels: La
 
 
 def test_labels_of_mig_instances_hold_no_whole_gpu_and_are_counted(labels: Labels) -> None:
-    labels.gpus.apply_labels(LabelSight(labels.ms(15), (0, 1), {}, divided=(0,)))
+    labels.gpus.apply_labels(ObservedJobLabels(labels.ms(15), (0, 1), {}, divided=(0,)))
     assert labels.tick(15) == []
     assert labels.gpus.count_gpus()["divided"] == 1
 
@@ -158,7 +158,7 @@ def test_real_events_of_the_same_job_win_before_and_after(labels: Labels) -> Non
     labels.fold.apply(Submitted(job="ml/a", sequence=1, time_ms=T0, queue="gold"))
     labels.fold.apply(real("ml/a"))
     assert labels.page(30, {0: (A,), 1: (A,)}) == []
-    (row,) = labels.fold.jobs.running()
+    (row,) = labels.fold.jobs.list_running()
     assert (row.source, row.queue, row.started_ms, row.gpus) == ("events", "gold", T0 + 5000, 1)
     labels.fold.apply(Finished(job="ml/a", sequence=1 << 20, time_ms=labels.ms(35)))
     assert labels.page(45, {0: (A,), 1: (A,)}) == [], "its labels last a little longer than the job"

@@ -22,7 +22,7 @@ def test_hours_of_coming_and_going_leave_no_more_than_there_is(tmp_path: Path) -
     site = SoakSite(GPUS, tmp_path)
     hours = list(site.run_hours(HOURS, TICK_S))
     pipeline, state = site.pipeline, site.pipeline.state
-    live = len(site.mill.running) + len(state.jobs.queued())
+    live = len(site.mill.running) + len(state.jobs.list_queued())
     ended_lately = max(later.jobs_at_rest - before.jobs_at_rest for before, later in pairwise(hours))
     awake = live + (RESTS_AFTER_H + 1) * ended_lately
     assert hours[-1].jobs_at_rest > 10, "no job was laid to rest"

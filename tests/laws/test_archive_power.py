@@ -19,7 +19,7 @@ from fleetcast.ingest.archive.archive import Archive
 from fleetcast.ingest.archive.compact import compact, find_compaction_runs
 from fleetcast.ingest.archive.files import HOUR_MS, ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_events, read_samples
-from fleetcast.ingest.archive.rows import Words, make_row_lookup
+from fleetcast.ingest.archive.rows import NameLookups, make_row_lookup
 from tests.simulation.disk import Killed, MemoryDisk, Mount
 
 T0_MS = 1_789_200_000_000  # a whole hour
@@ -75,7 +75,7 @@ def told(disk: MemoryDisk) -> tuple[list[str], list[int]]:
     files, span = Life(disk).files, ArchiveSpan(T0_MS, T0_MS + HOUR_MS)
     events, bad = read_events(files, span)
     assert not bad
-    times = read_samples(files, span, Words(make_row_lookup(Entities()))).time_ms
+    times = read_samples(files, span, NameLookups(make_row_lookup(Entities()))).time_ms
     return [event.job for event in events if isinstance(event, Submitted)], sorted(((times - T0_MS) // 1000).tolist())
 
 

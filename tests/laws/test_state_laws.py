@@ -67,7 +67,7 @@ def test_the_jobs_hold_the_same_gpus_in_any_order_of_events(events: list[Told], 
 def held(state: FleetState) -> dict[str, set[tuple[str, int]]]:
     """GPUs by job, of jobs that name theirs: who gets which of those that nobody names is for the first to say."""
     topology: Topology = state.topology
-    running = sorted(state.jobs.running(), key=lambda row: (row.job, row.attempt))
+    running = sorted(state.jobs.list_running(), key=lambda row: (row.job, row.attempt))
     seen = compute_occupancy(running, topology, {name: row for row, name in enumerate(topology.names)})
     named = {row.job for row in running if row.ranks and all(place.gpus for place in row.ranks)}
     holders: dict[str, set[tuple[str, int]]] = {}

@@ -133,7 +133,7 @@ class SmallFleet:
         for _ in range(times):
             self.now_ms += int(every_s * 1000)
             local = score_own_nodes(self.frames(), self.entities, self.topology, self.memory, self.now_ms)
-            events = FoldedEvents(running=self.jobs.running(), ended=(), nodes=self.node_events.nodes)
+            events = FoldedEvents(running=self.jobs.list_running(), ended=(), nodes=self.node_events.nodes)
             answer = score_fleet(FleetMoment(self.now_ms, self.topology, [local], events), self.memory)
         return answer
 

@@ -13,7 +13,7 @@ from fleetcast.models.demand.rows import DemandRow, Prescale
 from fleetcast.schedulers import keda
 from fleetcast.schedulers.adapter import NotKnown
 from fleetcast.schedulers.demand_value import OLDEST_S
-from fleetcast.schedulers.keda import LONGEST_S, SERVING, KedaAdapter, compute_wanted, read_trigger
+from fleetcast.schedulers.keda import LONGEST_S, SERVING, KedaAdapter, compute_wanted_demand, read_trigger
 from fleetcast.schedulers.weather import DemandKey, Weather
 from fleetcast.service.pipeline.demand import histories
 from tests.schedulers.small_fleet import NOW_MS
@@ -55,7 +55,7 @@ def weather(one: DemandRow | None = None, age_s: float = 0.0) -> Weather:
 
 
 def value(given: Weather, **more: str) -> float:
-    return compute_wanted(given, read_trigger(METADATA | more))
+    return compute_wanted_demand(given, read_trigger(METADATA | more))
 
 
 def ask(verb: str, given: Weather | None = None, metadata: dict[str, str] | None = None, **more: Any) -> Any:
@@ -84,9 +84,9 @@ def test_the_age_of_a_forecast_counts_towards_the_horizon() -> None:
 def test_without_a_horizon_the_measured_cold_start_is_taken() -> None:
     metadata = {name: text for name, text in METADATA.items() if name != "horizonSeconds"}
     trigger = read_trigger(metadata)
-    assert compute_wanted(weather(row(lead_s=60.0)), trigger) == 20.0
+    assert compute_wanted_demand(weather(row(lead_s=60.0)), trigger) == 20.0
     with pytest.raises(NotKnown, match="set horizonSeconds"):
-        compute_wanted(weather(), trigger)
+        compute_wanted_demand(weather(), trigger)
 
 
 def test_the_specification_needs_no_weather() -> None:

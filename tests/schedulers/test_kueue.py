@@ -131,15 +131,15 @@ def test_our_check_is_active_whatever_the_weather(weather: Weather | None) -> No
 
 def test_the_safest_room_is_made_of_nodes_with_free_gpus() -> None:
     rooms = SafeRooms(fleet(), "block")
-    assert rooms.find_safest(8) == SafeRoom("b1", pytest.approx(0.1))
-    assert rooms.find_safest(9) == SafeRoom("b1", pytest.approx(0.28))
-    assert rooms.find_safest(17) is None
+    assert rooms.find_safest_block(8) == SafeRoom("b1", pytest.approx(0.1))
+    assert rooms.find_safest_block(9) == SafeRoom("b1", pytest.approx(0.28))
+    assert rooms.find_safest_block(17) is None
     drained = fleet(free=np.array([8, 0, 8, 8]))
-    assert SafeRooms(drained, "block").find_safest(8) == SafeRoom("b1", pytest.approx(0.2))
-    assert SafeRooms(drained, "block").find_safest(16) == SafeRoom("b2", pytest.approx(0.8))
+    assert SafeRooms(drained, "block").find_safest_block(8) == SafeRoom("b1", pytest.approx(0.2))
+    assert SafeRooms(drained, "block").find_safest_block(16) == SafeRoom("b2", pytest.approx(0.8))
     whole = SafeRooms(outlook(RISKS | {"e": np.nan}), "block")  # no topology: the whole fleet is one block
-    assert whole.find_safest(16) == SafeRoom("of no name", pytest.approx(0.1))
-    assert SafeRooms(Outlook.empty(), "block").find_safest(1) is None
+    assert whole.find_safest_block(16) == SafeRoom("of no name", pytest.approx(0.1))
+    assert SafeRooms(Outlook.empty(), "block").find_safest_block(1) is None
 
 
 def test_labels_say_where_a_node_stands() -> None:

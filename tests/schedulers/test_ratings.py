@@ -39,7 +39,7 @@ def test_the_reason_is_said_once() -> None:
             urgent={"e": "XID 79 on GPU 1 of e"},
         )
     )
-    assert ratings.find_unusable().why == {
+    assert ratings.find_unusable_nodes().why == {
         "a": "drained since 14:02 UTC",
         "b": "lost; had a fault 2 h ago",
         "c": "risk 93 % within 1 h; GPU 3: XID 79",
@@ -51,18 +51,18 @@ def test_the_reason_is_said_once() -> None:
 
 def test_risk_is_that_of_the_time_a_pod_will_run() -> None:
     ratings = seen(outlook({"a": 0.35, "b": 0.0}, max_risk=0.5))  # a: 0.35, 0.45, 0.55, 0.65 within 1 h, 5 h, 1 d, 7 d
-    assert [sorted(ratings.find_unusable(limit_s).why) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
+    assert [sorted(ratings.find_unusable_nodes(limit_s).why) for limit_s in (None, 3600, 18_000, 18_001, 86_400)] == [
         [],
         [],
         [],
         ["a"],
         ["a"],
     ]
-    assert ratings.find_unusable(10**9).why == {"a": "risk 65 % within 7 d"}
+    assert ratings.find_unusable_nodes(10**9).why == {"a": "risk 65 % within 7 d"}
 
 
 def test_who_has_seen_nothing_says_nothing() -> None:
-    assert seen().find_unusable().why == {}
+    assert seen().find_unusable_nodes().why == {}
     assert seen().compute_scores(3).tolist() == []
 
 
@@ -71,6 +71,6 @@ def test_a_node_in_a_maintenance_window_is_refused_and_one_without_room_scores_l
     ratings.use_outlook(
         outlook({"a": 0.0, "b": 0.0, "c": 0.0}, in_window={"b": "in maintenance 'fans'"}, free=np.array([4, 8, 0]))
     )
-    assert ratings.find_unusable().why == {"b": "in maintenance 'fans'"}
+    assert ratings.find_unusable_nodes().why == {"b": "in maintenance 'fans'"}
     low, window, full = ratings.compute_scores(1).tolist()
     assert window == 0 < full < low

@@ -95,7 +95,7 @@ class PromiseWorld:
         return str(msgspec.json.decode(self.placer.place(request, "test"))["outcome"])
 
     def state(self, job: str) -> IntentState | None:
-        self.placer.view.observed()
+        self.placer.view.observe_fleet()
         return self.placer.ledger.read_intent_state(f"r-{job}")
 
     def send(self, *events: dict[str, Any], caller: str = "ada") -> httpx.Response:

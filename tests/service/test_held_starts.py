@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from fleetcast.service.held_starts import find_marked_requests, mark_refused_starts, marks_folder
+from fleetcast.service.held_starts import find_marked_requests, get_marks_folder, mark_refused_starts
 
 
 def test_marks_of_active_requests_are_found_and_others_removed(tmp_path: Path) -> None:
     mark_refused_starts(tmp_path, ["r1", "r2"])
     assert find_marked_requests(tmp_path, ["r1", "r3"]) == {"r1"}
-    assert len(list(marks_folder(tmp_path).iterdir())) == 1
+    assert len(list(get_marks_folder(tmp_path).iterdir())) == 1
 
 
 def test_a_disk_that_refuses_the_removal_changes_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +22,6 @@ def test_a_disk_that_refuses_the_removal_changes_no_answer(tmp_path: Path, monke
     with monkeypatch.context() as patched:
         patched.setattr(Path, "unlink", refuse)
         assert find_marked_requests(tmp_path, ["r1"]) == {"r1"}
-    assert len(list(marks_folder(tmp_path).iterdir())) == 2
+    assert len(list(get_marks_folder(tmp_path).iterdir())) == 2
     assert find_marked_requests(tmp_path, ["r1"]) == {"r1"}
-    assert len(list(marks_folder(tmp_path).iterdir())) == 1
+    assert len(list(get_marks_folder(tmp_path).iterdir())) == 1

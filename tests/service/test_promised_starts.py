@@ -73,10 +73,10 @@ def test_placed_jobs_count_nowhere(make: Make) -> None:
             assert world.place(f"p{number}", gpus=1) == "placed"
             rank = {"ranks": [{"rank": 0, "node": "n01", "gpus": [number]}]}
             assert world.send(world.event(f"p{number}", "started", **rank)).status_code == 202
-        assert world.context.names.count_used("live_jobs") == 0
+        assert world.context.names.count_used_names("live_jobs") == 0
         world.tick()
         assert world.pipeline.state.count_used_limits()["live_jobs"]["used"] == 0
-        assert len(world.pipeline.state.jobs.running()) == 8
+        assert len(world.pipeline.state.jobs.list_running()) == 8
         assert fill(world) == 10, "strangers have the whole limit"
 
 
@@ -104,7 +104,7 @@ def test_the_fold_lets_a_placed_start_in_again_after_a_restart_from_the_inbox(ma
         assert world.state("a") is IntentState.SEEN
         world.pipeline = world.open_pipeline()
         world.tick()
-        assert [row.job for row in world.pipeline.state.jobs.running()] == ["a"]
+        assert [row.job for row in world.pipeline.state.jobs.list_running()] == ["a"]
         assert world.place("b") == "refused"
 
 
@@ -411,8 +411,8 @@ def test_of_many_callers_each_may_fill_a_tenth(make: Make, tmp_path: Path) -> No
         names = world.context.names
         for number in range(30):
             event = Submitted(job=f"of-{number}", sequence=1, time_ms=NOW_MS)
-            assert names.start_body(f"caller-{number}").is_admitted(event, identify_event(event))
-        body = names.start_body("caller-0")
+            assert names.make_body_names(f"caller-{number}").is_admitted(event, identify_event(event))
+        body = names.make_body_names("caller-0")
         events = [Submitted(job=f"j{number}", sequence=1, time_ms=NOW_MS) for number in range(20)]
         assert sum(body.is_admitted(event, identify_event(event)) for event in events) == 9
 

@@ -236,7 +236,7 @@ class Mount:
         if not self.check().read_only and isinstance(self.check().find(folder.keys), Folder):
             del self.folder(folder.parent).names[folder.name]
 
-    def usage_bytes(self, folder: "SimPath") -> tuple[int, int]:
+    def measure_disk_bytes(self, folder: "SimPath") -> tuple[int, int]:
         return (2**30, 0 if self.check().full else 2**29)
 
     def connect(self, path: "SimPath") -> "SimConnection":

@@ -38,7 +38,7 @@ class SimFileSystem(AbstractFileSystem):  # type: ignore[misc]
         self._mount.rename(self._path(path1), self._path(path2))
 
     def rm_file(self, path: str) -> None:
-        failpoints.reach("archive.before_remove")
+        failpoints.call_hook("archive.before_remove")
         self._path(path).unlink()
 
     def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:

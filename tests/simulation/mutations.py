@@ -17,7 +17,7 @@ from fleetcast.placement.ledger.file import LedgerFile
 from fleetcast.placement.ledger.promised import PromiseReader
 from fleetcast.service.board import expiry
 from fleetcast.service.board.board import BoardWriter
-from fleetcast.service.board.expiry import Expiry
+from fleetcast.service.board.expiry import IntentExpiry
 from fleetcast.service.listening import ListeningStatement
 from fleetcast.service.pipeline import pipeline
 from fleetcast.service.pipeline.state import FleetState
@@ -41,7 +41,7 @@ class Mutation:
         return patch.object(self.target, self.name, self.defect)
 
 
-def _by_the_clock(self: Expiry, intents: Any, board: Any, now_ms: int) -> set[str]:
+def _by_the_clock(self: IntentExpiry, intents: Any, board: Any, now_ms: int) -> set[str]:
     """As it was: a promise is over when the clock says so, whatever the board knows."""
     self.paused.clear()
     return {intent.request_id for intent in intents if now_ms >= intent.expires_ms}
@@ -105,7 +105,7 @@ def _if_room(self: FleetState, event: Any, _: bool) -> bool:
 
 
 MUTATIONS = {
-    "expire-by-the-clock": Mutation(1, ("given once", "waits"), Expiry, "find_expired", _by_the_clock),
+    "expire-by-the-clock": Mutation(1, ("given once", "waits"), IntentExpiry, "find_expired", _by_the_clock),
     "forget-promises": Mutation(1, ("given once",), promised_view, "add_intents", lambda observed, intents: observed),
     "no-fsync": Mutation(6, ("found once",), files.File, "sync", _no_sync),
     "folders-not-synced": Mutation(17, ("found once", "progress"), files, "make_folder", _made_in_passing),
@@ -118,7 +118,7 @@ MUTATIONS = {
     "archive-unread": Mutation(1, ("archived once",), KnownEvents, "_find_stored_events", lambda *_: set()),
     "limits-refuse-what-was-placed": Mutation(1, ("passes",), PromiseReader, "admits", lambda *_: False),
     "the-fold-has-a-bound-of-its-own": Mutation(5, ("found once", "never back"), FleetState, "_has_room", _if_room),
-    "outages-stop-no-clock": Mutation(1, ("waits",), ListeningStatement, "covers", lambda *_: True),
+    "outages-stop-no-clock": Mutation(1, ("waits",), ListeningStatement, "covers_expiry", lambda *_: True),
     "refused-starts-leave-no-mark": Mutation(1, ("waits",), expiry, "find_marked_requests", lambda *_: set()),
-    "never-expire": Mutation(2, ("progress",), Expiry, "find_expired", lambda *_: set()),
+    "never-expire": Mutation(2, ("progress",), IntentExpiry, "find_expired", lambda *_: set()),
 }

@@ -440,7 +440,7 @@ class World:
         jobs = pipeline.pipeline.state.jobs
         self.oracle.found(jobs, list(self.oracle.acknowledged), "at the end")
         self.oracle.all_archived()
-        runs = [row.job for row in jobs.running() if (row.job, row.attempt) not in self.clients.given_up]
+        runs = [row.job for row in jobs.list_running() if (row.job, row.attempt) not in self.clients.given_up]
         if runs:
             raise Broken("progress", f"all jobs have ended, {runs} still run on the board")
 
@@ -450,6 +450,6 @@ class World:
         if not isinstance(placer, Placer):
             return []
         with contextlib.suppress(FleetcastError):  # the board may be late
-            self.within(placer, placer.service.view.observed)
+            self.within(placer, placer.service.view.observe_fleet)
         promises = self.within(placer, placer.service.view.list_promises) or []
         return [row for row in promises if row.expires_ms <= self.now_ms - SETTLED_MS // 2]

@@ -21,7 +21,7 @@ from fleetcast.models.versions.card import GateVerdict, TargetVerdict
 from fleetcast.training.fits.fan_out import map_items
 from fleetcast.training.reports.contests import MAIN, Comparison, format_metric, make_comparisons
 from fleetcast.training.reports.results import ResultRow, Results
-from fleetcast.training.sets.demand_sets import DemandSet, cap_panel
+from fleetcast.training.sets.demand_sets import DemandSet, set_known_capacity
 from fleetcast.training.sets.job_sets import HistoryJobs, JobHistory
 
 Say = Callable[[str], None]
@@ -56,7 +56,7 @@ def make_demand_windows(
     for number in range(count):
         cuts = [_compute_window_cut(row.panel.bins, number, count, share) for row in sets]
         pairs = zip(sets, cuts, strict=True)
-        rows = [DemandSet(row.dataset, cap_panel(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
+        rows = [DemandSet(row.dataset, set_known_capacity(row.panel.until(end), cut), cut) for row, (cut, end) in pairs]
         judged = tuple(row for row in rows if row.panel.bins > row.train_bins > 0)
         parts.append(BacktestWindow(seed, demand=judged, own=tuple(own)))
     return [window for window in parts if window.demand]
@@ -110,7 +110,7 @@ def judge_demand(window: BacktestWindow) -> Results:
     results = Results("demand")
     sets = [one for one in window.demand if len(draw_judged_origins(one, window.seed))]
     known = [DemandSet(one.dataset, one.panel.until(one.train_bins), one.train_bins) for one in sets]
-    models = DemandModels.fit(known, sets, window.seed, _print_nothing, windows=1)
+    models = DemandModels.fit(known, sets, window.seed, _drop_progress_line, windows=1)
     for one in sets:
         add_set_results(results, one, models, window.seed, own=window.own)
     return results
@@ -120,10 +120,10 @@ def judge_duration(window: BacktestWindow) -> Results:
     """Fit the run-time model on the history before the window, and evaluate it on the window."""
     from fleetcast.training.judges.duration import evaluate_sets
 
-    return evaluate_sets(window.jobs, window.seed, _print_nothing, windows=1)
+    return evaluate_sets(window.jobs, window.seed, _drop_progress_line, windows=1)
 
 
-def _print_nothing(line: str) -> None:
+def _drop_progress_line(line: str) -> None:
     """Drop a progress line. The back-test reports a window only when it is done."""
 
 

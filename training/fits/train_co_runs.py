@@ -90,7 +90,7 @@ async def _replay_archive(files: ArchiveFiles, span: ArchiveSpan, topology: Topo
             break
         now_ms = source.position()["at_ms"]
         watch.apply_batch(batch.samples, batch.events, now_ms, batch.node_events)
-        running = watch.fold.jobs.running()
+        running = watch.fold.jobs.list_running()
         frame = watch.extract_frames(topology, now_ms).gpu
         number, rows = _list_held_gpus(running, watch.entities)
         loads = compute_mean_loads(frame, number, rows, len(running))

@@ -43,7 +43,7 @@ class Findings:
     rows: list[FlagSpell] = field(default_factory=list)
     _open: dict[str, FlagSpell] = field(default_factory=dict)
 
-    def record(self, node: str, now_ms: int, name: str = "") -> None:
+    def record_flag(self, node: str, now_ms: int, name: str = "") -> None:
         """Record a flag at this moment, and the unit that it names."""
         row = self._open.get(node)
         if row is None or now_ms - row.last_ms > HOLE_MS:

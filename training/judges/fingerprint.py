@@ -19,7 +19,7 @@ from sklearn.metrics import f1_score
 from fleetcast.features.episodes import find_episodes
 from fleetcast.features.fingerprint import compute_shape, estimate_class_odds
 from fleetcast.features.period import Period, find_period
-from fleetcast.fleet.checkpoint_edges import Edges
+from fleetcast.fleet.checkpoint_edges import CheckpointEdges
 from fleetcast.fleet.events import Checkpoint, JobEvent
 from fleetcast.models.jobs.phases import PHASES, JobLevels, PhaseRule
 from fleetcast.models.jobs.renewal import predict_next_beginning
@@ -130,7 +130,7 @@ def _judge_phases(results: Results, runs: Sequence[RunRecording], tested: set[st
     for run in runs:
         if run.name not in tested:
             continue
-        others = [other for other in runs if not _are_same_run(other, run)]
+        others = [other for other in runs if not _is_same_run(other, run)]
         if others:
             for method, said in _predict_phases(run, others).items():
                 macro = f1_score(run.phase, said, labels=sorted(set(run.phase)), average="macro", zero_division=0)
@@ -145,7 +145,7 @@ def _judge_phases(results: Results, runs: Sequence[RunRecording], tested: set[st
         results.rows.append(make_mean_row(RECORDED, "class", method, "class_accuracy", values, seed))
 
 
-def _are_same_run(one: RunRecording, other: RunRecording) -> bool:
+def _is_same_run(one: RunRecording, other: RunRecording) -> bool:
     """Return whether two recordings have the same name or the same beginning.
 
     One of them may be longer than the other.
@@ -260,12 +260,12 @@ def _read_checkpoint_begins(path: Path) -> dict[tuple[str, int], NDArray[np.int6
     Raises one of UNREADABLE.
     """
     decoder = msgspec.json.Decoder(JobEvent)
-    edges: dict[tuple[str, int], list[Edges]] = defaultdict(list)
+    edges: dict[tuple[str, int], list[CheckpointEdges]] = defaultdict(list)
     with path.open("rb") as file:
         for line in file:
             event = decoder.decode(line) if b'"checkpoint"' in line else None
             if isinstance(event, Checkpoint):
-                edges[event.job, event.attempt].append(Edges.from_event(event))
+                edges[event.job, event.attempt].append(CheckpointEdges.from_event(event))
     return {
         key: np.array([one.begin_ms for one in find_episodes(predicted)], np.int64) for key, predicted in edges.items()
     }

@@ -82,7 +82,7 @@ def replay_run(run: FaultRun) -> NodeLoadRun:
         frame = fleet.extract_frames(topology, loads.time_ms).gpu
         rows = find_gpu_rows(fleet, topology.gpus)
         gpus = GpuUse.from_frame(
-            frame, rows, compute_held_s(fleet.fold.jobs.running(), topology.names, rows.shape, loads.time_ms)
+            frame, rows, compute_held_s(fleet.fold.jobs.list_running(), topology.names, rows.shape, loads.time_ms)
         )
         times.append(loads.time_ms)
         use.append(_average_known(gpus.newest))

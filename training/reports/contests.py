@@ -107,15 +107,15 @@ def make_comparisons(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[
     return found
 
 
-def select_won(found: Iterable[Comparison]) -> list[Comparison]:
+def select_better(found: Iterable[Comparison]) -> list[Comparison]:
     return [contest for contest in found if contest.relative_gain > LEVEL]
 
 
-def select_lost(found: Iterable[Comparison]) -> list[Comparison]:
+def select_worse(found: Iterable[Comparison]) -> list[Comparison]:
     return [contest for contest in found if contest.relative_gain < -LEVEL]
 
 
-def select_level(found: Iterable[Comparison]) -> list[Comparison]:
+def select_undecided(found: Iterable[Comparison]) -> list[Comparison]:
     return [contest for contest in found if abs(contest.relative_gain) <= LEVEL]
 
 
@@ -134,9 +134,9 @@ def describe_comparisons(found: Iterable[Comparison]) -> list[str]:
     for (dataset, target, metric), group in groups.items():
         group.sort(key=lambda contest: contest.ours.horizon_s or 0)
         named = ", ".join(part for part in (dataset, format_target(target), format_metric(metric)) if part)
-        sides = (("better by", select_won(group)), ("worse by", select_lost(group)))
+        sides = (("better by", select_better(group)), ("worse by", select_worse(group)))
         said = [f"{word} {_describe_contests(some)}" for word, some in sides if some]
-        said += [f"as good {_describe_contests(select_level(group))}"] if select_level(group) else []
+        said += [f"as good {_describe_contests(select_undecided(group))}"] if select_undecided(group) else []
         lines.append(f"{named}: {'; '.join(said)}")
     return lines
 

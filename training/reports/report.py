@@ -16,10 +16,10 @@ from fleetcast.training.reports.contests import (
     format_metric,
     format_target,
     make_comparisons,
-    select_level,
-    select_lost,
+    select_better,
     select_pooled_rows,
-    select_won,
+    select_undecided,
+    select_worse,
 )
 from fleetcast.training.reports.fans import Shares, count_served_models, make_courses
 from fleetcast.training.reports.page import (
@@ -76,17 +76,17 @@ def render_verdicts(results: Results) -> str:
     found = make_comparisons(results.rows, MAIN.get(results.task, ()))
     boxes = [
         _render_comparisons(
-            f"{len(select_won(found))} of {len(found)} better", select_won(found), "than the best baseline"
+            f"{len(select_better(found))} of {len(found)} better", select_better(found), "than the best baseline"
         ),
         _render_comparisons(
-            f"{len(select_lost(found))} of {len(found)} worse", select_lost(found), "than the best baseline"
+            f"{len(select_worse(found))} of {len(found)} worse", select_worse(found), "than the best baseline"
         ),
     ]
-    if select_level(found):
+    if select_undecided(found):
         boxes.append(
             _render_comparisons(
-                f"{len(select_level(found))} of {len(found)} as good",
-                select_level(found),
+                f"{len(select_undecided(found))} of {len(found)} as good",
+                select_undecided(found),
                 "as the best baseline, within 1 %",
             )
         )

@@ -84,7 +84,7 @@ def compute_interval(
     below = np.ones(len(top)) if denominator is None else np.asarray(list(denominator), np.float64)
     known = np.isfinite(top) & np.isfinite(below)
     top, below = top[known], below[known]
-    value = _divide(float(top.sum()), float(below.sum()))
+    value = _divide_or_none(float(top.sum()), float(below.sum()))
     if value is None:
         return None, None, None
     if len(top) < FEWEST:
@@ -93,7 +93,7 @@ def compute_interval(
     sums = np.stack([_sum_circular_blocks(row, block) for row in (top, below)])
     rng = np.random.default_rng(seed)
     drawn = sums[:, rng.integers(0, len(top), (DRAWS, -(-len(top) // block)))].sum(axis=2)
-    drawn_values = (_divide(*pair) for pair in drawn.T.tolist())
+    drawn_values = (_divide_or_none(*pair) for pair in drawn.T.tolist())
     ratios = [drawn_value for drawn_value in drawn_values if drawn_value is not None]
     if not ratios:
         return value, None, None
@@ -101,7 +101,7 @@ def compute_interval(
     return value, min(float(low), value), max(float(high), value)
 
 
-def _divide(top: float, below: float) -> float | None:
+def _divide_or_none(top: float, below: float) -> float | None:
     """Return the quotient.
 
     Returns None if the divisor is zero or the quotient is beyond the largest float.

@@ -164,7 +164,7 @@ def _find_judging_start(one: "_SetRows | JobDemand", trained: Sequence[tuple[flo
     return max([own_s, *(end_s for first_s, end_s in trained if first_s < one.last_s)])
 
 
-def cap_panel(panel: Panel, bins: int) -> Panel:
+def set_known_capacity(panel: Panel, bins: int) -> Panel:
     """Return the panel with the newest capacity that was known at the end of bin `bins` - 1.
 
     Only panels of running GPUs with a known capacity change.
@@ -293,7 +293,7 @@ def _make_panels(one: "_SetRows | JobDemand", alone_from_s: float, say: Say) -> 
             bound = np.full(len(names), np.nan)
             panel = Panel(target, names, bin_s, first * bin_s * 1000, columns[target], bound, others)
             parts = (0, begin) if one.train_end_s is None else (begin, 0)
-            sets.append(DemandSet(one.dataset, cap_panel(panel, begin), *parts))
+            sets.append(DemandSet(one.dataset, set_known_capacity(panel, begin), *parts))
     return sets
 
 

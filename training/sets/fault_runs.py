@@ -136,7 +136,7 @@ class FaultRun:
         events = _EventQueue(self._read_lines("events.jsonl", _EVENTS))
         node_events = _EventQueue(self._read_lines("node_events.jsonl", _NODE_EVENTS))
         for time_ms, batches in self._read_batches(entities):
-            yield Round(time_ms, batches, events.pop_until(time_ms), node_events.pop_until(time_ms))
+            yield Round(time_ms, batches, events.pop_events_until(time_ms), node_events.pop_events_until(time_ms))
 
     def _read_lines(self, name: str, decoder: msgspec.json.Decoder[Line]) -> Iterator[Line]:
         """Yield the objects of a JSON Lines file. A missing file yields none.
@@ -178,7 +178,7 @@ class _EventQueue(Generic[Event]):
         self._events = events
         self._ahead = next(events, None)
 
-    def pop_until(self, time_ms: int) -> tuple[Event, ...]:
+    def pop_events_until(self, time_ms: int) -> tuple[Event, ...]:
         events_of: list[Event] = []
         while self._ahead is not None and self._ahead.time_ms <= time_ms:
             events_of.append(self._ahead)

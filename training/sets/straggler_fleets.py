@@ -158,20 +158,20 @@ def replay_run(run: FaultRun) -> FlaggedRun:
         replay.apply_batch(round.batches, round.events, round.time_ms, round.node_events)
         frames = replay.extract_frames(run.topology, round.time_ms)
         fleet = replay.score(replay.make_moment(frames, run.topology, round.time_ms))
-        running = {job.job: frozenset(job.hosts) for job in replay.fold.jobs.running()}
+        running = {job.job: frozenset(job.hosts) for job in replay.fold.jobs.list_running()}
         hosts |= {job: hosts.get(job, frozenset()) | own for job, own in running.items()}
         for node, name in _find_flagged_nodes(fleet, run):
-            found[OURS].record(node, round.time_ms, name)
+            found[OURS].record_flag(node, round.time_ms, name)
         for node, name in _find_blamed_nodes(fleet, rows):
-            found[OURS].record(node, round.time_ms, name)
-            found[BLAMED].record(node, round.time_ms, name)
+            found[OURS].record_flag(node, round.time_ms, name)
+            found[BLAMED].record_flag(node, round.time_ms, name)
         for job in _find_stage_blames(fleet):
-            stages.record(job, round.time_ms)
+            stages.record_flag(job, round.time_ms)
         gangs = {job: np.array(sorted(rows[host] for host in own if host in rows)) for job, own in running.items()}
         sight = BaselineMoment(frames.gpu, run.nodes, gangs)
         for method, rule in rules.items():
             for row in np.flatnonzero(rule(sight)).tolist():
-                found[method].record(run.topology.names[row], round.time_ms)
+                found[method].record_flag(run.topology.names[row], round.time_ms)
     return FlaggedRun(found, stages, hosts, first_ms, last_ms)
 
 

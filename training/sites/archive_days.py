@@ -21,7 +21,7 @@ from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.ingest.archive.files import ArchiveFiles, parse_day_ms
 from fleetcast.ingest.archive.read import NOTHING_MS, ArchiveSpan, find_newest_ms, read_events, read_samples
-from fleetcast.ingest.archive.rows import Words, make_row_lookup
+from fleetcast.ingest.archive.rows import NameLookups, make_row_lookup
 from fleetcast.ingest.archive.source import ArchiveSource
 from fleetcast.models.risk.rules import RULES
 from fleetcast.models.risk.score import update_fleet_evidence
@@ -81,7 +81,7 @@ def list_node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
         read_samples(
             files,
             ArchiveSpan(max(at, span.first_ms), min(at + CHECK_INTERVAL_MS, span.end_ms)),
-            Words(make_row_lookup(entities)),
+            NameLookups(make_row_lookup(entities)),
         )
     return sorted(names | set(entities[EntityKind.NODE].names))
 
@@ -96,7 +96,9 @@ def measure_scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
     If there are too few samples, it is the usual interval of most exporters.
     """
     first_ms = _find_first_sample_ms(files, span)
-    rows = read_samples(files, ArchiveSpan(first_ms, first_ms + CHECK_INTERVAL_MS), Words(make_row_lookup(Entities())))
+    rows = read_samples(
+        files, ArchiveSpan(first_ms, first_ms + CHECK_INTERVAL_MS), NameLookups(make_row_lookup(Entities()))
+    )
     order = np.lexsort((rows.time_ms, rows.series))
     gaps = np.diff(rows.time_ms[order])[np.diff(rows.series[order]) == 0]
     gaps = gaps[gaps > 0]

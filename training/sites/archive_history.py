@@ -24,7 +24,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.ingest.archive.files import DAY_MS, ArchiveFiles, parse_day_ms
 from fleetcast.ingest.archive.read import ArchiveSpan, find_newest_ms, read_events, read_samples
-from fleetcast.ingest.archive.rows import Words, make_row_lookup
+from fleetcast.ingest.archive.rows import NameLookups, make_row_lookup
 from fleetcast.models.forecast import Panel
 
 Array = NDArray[np.float64]
@@ -56,7 +56,7 @@ class JobReplay:
 
     def forget_old_jobs(self, now_ms: int) -> None:
         """Forget jobs that ended long ago, as the service does. Their attempts remain in `attempts`."""
-        for attempt in self.fold.rest(now_ms - REST_MS, now_ms - RETENTION_MS):
+        for attempt in self.fold.pack_old_attempts(now_ms - REST_MS, now_ms - RETENTION_MS):
             attempt.events.clear()  # the packed copy has them; this one is for the job table
 
 
@@ -124,7 +124,7 @@ def count_gpus_at_time(files: ArchiveFiles, time_ms: int) -> int:
     """Count the GPUs that sent samples just before a moment."""
     entities = Entities()
     span = ArchiveSpan(time_ms - CHECK_INTERVAL_MS, time_ms + 1)
-    read_samples(files, span, Words(make_row_lookup(entities)), [("kind", "==", EntityKind.GPU.value)])
+    read_samples(files, span, NameLookups(make_row_lookup(entities)), [("kind", "==", EntityKind.GPU.value)])
     return len(entities[EntityKind.GPU])
 
 

@@ -15,7 +15,7 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan
 from fleetcast.models.forecast import Panel
-from fleetcast.training.sets.demand_sets import DemandSet, cap_panel
+from fleetcast.training.sets.demand_sets import DemandSet, set_known_capacity
 from fleetcast.training.sets.demand_sets import read_panels as read_public_panels
 from fleetcast.training.sets.job_sets import SHORTEST_S, HistoryJobs
 from fleetcast.training.sets.job_sets import read_jobs as read_public_jobs
@@ -92,7 +92,7 @@ class TrainingInputs:
     def _cut_panel(self, panel: Panel) -> Panel:
         """Return the panel with only the bins that had ended by `until_ms`."""
         bins = min(panel.bins, max(0, (self.until_ms - panel.first_ms) // (panel.bin_s * 1000)))
-        return cap_panel(panel.until(bins), bins)
+        return set_known_capacity(panel.until(bins), bins)
 
     def _is_wanted(self, name: str) -> bool:
         return not self.sets or any(name == one or name.rpartition("/")[2] == one for one in self.sets)

@@ -13,7 +13,7 @@ from fleetcast.models.risk.gang_risk import compute_gang_risk
 from fleetcast.models.risk.node_risk import compute_usual_risk
 from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.gang_risk import list_shared_domains
+from fleetcast.service.api.routes.gang_risk import list_domains_by_level
 from fleetcast.service.api.routes.jobs import decode_job_part, require_job_row
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
@@ -80,7 +80,7 @@ def _compute_failure_rate(cache: BoardCache, board: Board, nodes: Sequence[str])
     known = np.array([row for node in nodes if (row := rows.get(node, risk.shape[2])) < risk.shape[2]], np.int64)
     strange = len(nodes) - len(known)
     own = np.concatenate((risk[:, :, known], np.full((*risk.shape[:2], strange), np.nan)), axis=2)
-    domains = [(level, [*names, *[""] * strange]) for level, names in list_shared_domains(board, known)]
+    domains = [(level, [*names, *[""] * strange]) for level, names in list_domains_by_level(board, known)]
     return compute_gang_risk(own, domains, DAY_S, compute_usual_risk(risk)).hazard
 
 

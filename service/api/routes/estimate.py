@@ -34,7 +34,7 @@ async def answer_estimate(request: Request, context: Context, query: Query) -> R
     body = await read_body(request, context.config.api.max_body_bytes)
     wanted = _decode_request(body)
     board = context.cache.get_board()
-    reply = await ask_placer(request, context, body)
+    reply = await request_start_estimate(request, context, body)
     if isinstance(reply, ForwardedAnswer) and (reply.status in REFUSED or (context.mirror and reply.status == 200)):
         return Response(reply.body, reply.status, {"cache-control": "no-store", **reply.headers})
     return make_aged_answer(
@@ -42,7 +42,7 @@ async def answer_estimate(request: Request, context: Context, query: Query) -> R
     )
 
 
-async def ask_placer(request: Request, context: Context, body: bytes) -> ForwardedAnswer | SourceError:
+async def request_start_estimate(request: Request, context: Context, body: bytes) -> ForwardedAnswer | SourceError:
     """Request the estimated start of a job from the placer. Returns the SourceError if it does not answer.
 
     A replica gets the whole estimate from the api that has a placer.

@@ -43,7 +43,7 @@ async def answer_events(request: Request, context: Context, query: Query) -> Res
     try:
         body = await read_event_body(request, context)
     except Problem as problem:
-        await refuse_unreadable_body(context, problem)
+        await record_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     decoded = await _decode_event_body(body, now_ms, dict(request.headers), context)
@@ -67,7 +67,7 @@ async def _store_new_records(request: Request, context: Context, decoded: Decode
     writer = context.get_event_writer()
     await _mark_refused_promises(context, decoded)
     new = await filter_new_records(decoded.records, context.recent)
-    names = context.names.start_body(get_caller_name(request))
+    names = context.names.make_body_names(get_caller_name(request))
     fresh = await _filter_admitted_records(new, names)
     errors = [error for _, error in decoded.rejected]
     raws = [record.raw for record, _ in fresh]
@@ -86,7 +86,7 @@ async def _store_new_records(request: Request, context: Context, decoded: Decode
     return Response(encode(body), 202, {"cache-control": NO_STORE}, JSON)
 
 
-async def refuse_unreadable_body(context: Context, problem: Problem) -> None:
+async def record_unreadable_body(context: Context, problem: Problem) -> None:
     """Count a request body that cannot be read.
 
     If no memory was free for it (status 503), also record an interruption of listening. The body may have

@@ -92,7 +92,7 @@ async def answer_gang_risk(request: Request, context: Context, query: Query) -> 
     risk = board.array("node.risk").astype(np.float64)
     prior = compute_usual_risk(risk)
     heat = board.array("node.gpu_temp_c")[rows] if "node.gpu_temp_c" in board else None
-    found = compute_gang_risk(risk[:, :, rows], list_shared_domains(board, rows), asked.duration_s, prior, heat)
+    found = compute_gang_risk(risk[:, :, rows], list_domains_by_level(board, rows), asked.duration_s, prior, heat)
     reasons: dict[str, str] = context.cache.get_document(board, "risk.reason") if "risk.reason" in board else {}
     unknown = [asked.nodes[at] for at in np.flatnonzero(np.isnan(risk[0, 0, rows])).tolist()]
     as_of_ms = context.cache.get_as_of_ms(board, "node.risk")
@@ -125,7 +125,7 @@ def find_repeated_name(names: Iterable[str]) -> str | None:
     return None
 
 
-def list_shared_domains(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
+def list_domains_by_level(board: Board, rows: NDArray[np.int64]) -> list[tuple[str, list[str]]]:
     """Return (level, domain name of each node) for each topology level on the board. rows: (n,) node rows.
 
     The name is "" for a node without a domain on that level.

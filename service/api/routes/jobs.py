@@ -14,7 +14,7 @@ from fleetcast.service.api.archived_jobs import ArchiveSearchResult
 from fleetcast.service.api.estimates import NO_RUNS, PlacerEstimate
 from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.estimate import ask_placer, parse_start
+from fleetcast.service.api.routes.estimate import parse_start, request_start_estimate
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.http.access import Caller, get_admitted_caller
@@ -209,7 +209,7 @@ async def estimate_similar_start(
     if not isinstance(asks, dict) or not asks:
         return PlacerEstimate(None, "no event reports what it asks for")
     like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
-    return parse_start(await ask_placer(request, context, encode(like)))
+    return parse_start(await request_start_estimate(request, context, encode(like)))
 
 
 async def _estimate_start(

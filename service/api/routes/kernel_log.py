@@ -15,7 +15,7 @@ from fleetcast.service.api.routes.events import (
     IN_A_THREAD_BYTES,
     accept_records,
     read_event_body,
-    refuse_unreadable_body,
+    record_unreadable_body,
 )
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem, make_unprocessable_problem
@@ -41,7 +41,7 @@ async def answer_kernel_log(request: Request, context: Context, query: Query) ->
     except ConfigError:
         raise make_unprocessable_problem("node", node, "a node's name") from None
     except Problem as problem:
-        await refuse_unreadable_body(context, problem)
+        await record_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     reader = KernelReader(node, query["utc_offset_s"], boot_ms=float(query["boot_ms"]))

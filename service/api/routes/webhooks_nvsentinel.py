@@ -12,7 +12,7 @@ from fleetcast.service.api.routes.events import (
     IN_A_THREAD_BYTES,
     accept_records,
     read_event_body,
-    refuse_unreadable_body,
+    record_unreadable_body,
 )
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
@@ -25,7 +25,7 @@ async def answer_nvsentinel(request: Request, context: Context, query: Query) ->
     try:
         body = await read_event_body(request, context)
     except Problem as problem:
-        await refuse_unreadable_body(context, problem)
+        await record_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     limit_ms = round(context.config.pipeline.future_limit_s * 1000)

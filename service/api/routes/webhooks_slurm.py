@@ -39,7 +39,7 @@ from fleetcast.service.api.routes.events import (
     IN_A_THREAD_BYTES,
     accept_records,
     read_event_body,
-    refuse_unreadable_body,
+    record_unreadable_body,
 )
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem, make_unprocessable_problem
@@ -82,7 +82,7 @@ async def answer_slurm_jobcomp(request: Request, context: Context, query: Query)
     try:
         body = await read_event_body(request, context, "what Slurm's plugins, scripts or commands write")
     except Problem as problem:
-        await refuse_unreadable_body(context, problem)
+        await record_unreadable_body(context, problem)
         raise
     now_ms = context.clock.now_ms()
     zone = timezone(timedelta(seconds=query["utc_offset_s"]))

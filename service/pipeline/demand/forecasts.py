@@ -210,7 +210,7 @@ class DemandForecasts(Capability):
             demand.requests.record(stamp.time_ms, sum_request_rates(stamp.served))
             demand.residency.record(stamp.time_ms, stamp.gpus)
             demand.set_sizes(stamp.held_milli, state.jobs.get, stamp.displaced)
-            still_open = [row for row in stamp.requests if is_open(row, state.jobs.get(row.job, row.attempt))]
+            still_open = [row for row in stamp.requests if is_request_open(row, state.jobs.get(row.job, row.attempt))]
             demand.count_requests(still_open, stamp.promised, stamp.time_ms)
             if stamp.unknown_use is not None:
                 demand.count_unknown_use(stamp.time_ms, stamp.unknown_use, stamp.unknown_by_pool)
@@ -236,7 +236,7 @@ class DemandForecasts(Capability):
                 starts = cold.get((row.queue, row.class_))
                 row.prescale = compute_prescale(row, seen.instances, seen.peak_per_instance, starts)
         if now_ms // BIN_MS != self._model_bin:
-            self._model = make_demand_model(find_running_by_class(histories), records, residency)
+            self._model = make_demand_model(count_running_gpus(histories), records, residency)
             self._model_bin = now_ms // BIN_MS
         self.rows = rows
         if self._trees is not None and self._shadow is not None:
@@ -245,7 +245,7 @@ class DemandForecasts(Capability):
         self.metrics = make_demand_page(rows) + make_parts_page(rows) + make_trees_page(self._trees)
 
 
-def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
+def is_request_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
     """Return whether a request of an earlier tick is still open.
 
     It is open if no event says that its job runs or has ended. An end before the request belongs to an earlier
@@ -257,7 +257,7 @@ def is_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
     return by_events.started_ms is None if over_ms is None else over_ms < request.submitted_ms
 
 
-def find_running_by_class(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
+def count_running_gpus(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
     """Return (queue, class) -> GPUs in use, for whole queues and for their classes."""
     (running,) = (one for one in histories if one.target == "running")
     return {

@@ -31,8 +31,8 @@ def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
     size: dict[tuple[str, str], float] = defaultdict(float)
     for row in demand:
         size[row.queue, row.pool] += math.inf if row.queue == row.pool == "all" else row.now
-    queues = _largest({one: gpus for one, gpus in size.items() if one[1] == "all"})
-    pools = _largest({one: gpus for one, gpus in size.items() if one[1] != "all"})
+    queues = _find_largest_pools({one: gpus for one, gpus in size.items() if one[1] == "all"})
+    pools = _find_largest_pools({one: gpus for one, gpus in size.items() if one[1] != "all"})
     shown = {*queues, *pools}
     rows = [
         ({"queue": row.queue, "pool": row.pool, "target": row.target}, row)
@@ -114,7 +114,7 @@ def _add_waits(page: Page, rows: Sequence[NamedRow]) -> None:
     )
 
 
-def _largest(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
+def _find_largest_pools(size: Mapping[tuple[str, str], float]) -> list[tuple[str, str]]:
     """Return the POOLS_SHOWN largest (queue, pool) keys, the largest first."""
     return sorted(size, key=lambda one: (-size[one], one))[:POOLS_SHOWN]
 

@@ -33,7 +33,7 @@ NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 
 @dataclass(frozen=True, slots=True)
-class Idle:
+class IdleSpan:
     """A span of time in which a job did nothing, in Unix ms.
 
     `until_ms`: the end of the job's last readings.
@@ -55,7 +55,7 @@ class JobCopy:
     gpu_model: str
     now_ms: int
     trouble: str = ""
-    idle: Idle | None = None
+    idle: IdleSpan | None = None
     past: JobPast | None = None
 
     @property
@@ -233,14 +233,14 @@ def make_use_row(seen: JobCopy) -> UseRow:
     )
 
 
-def find_idle_time(seen: JobCopy, idle_s: float | None) -> Idle | None:
+def find_idle_time(seen: JobCopy, idle_s: float | None) -> IdleSpan | None:
     """Return the idle time from which the next evaluation continues, or None if the job is not idle.
 
     idle_s: the idle seconds that this evaluation found.
     """
     if seen.whole_window is None or not idle_s:
         return None
-    return Idle(seen.whole_window.end_ms - round(idle_s * 1000), seen.whole_window.end_ms)
+    return IdleSpan(seen.whole_window.end_ms - round(idle_s * 1000), seen.whole_window.end_ms)
 
 
 def _find_checkpoint_cost(

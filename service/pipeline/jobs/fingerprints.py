@@ -33,7 +33,7 @@ from fleetcast.service.board.board import Section
 from fleetcast.service.pipeline.capability import Capability
 from fleetcast.service.pipeline.job_metrics import JobMetrics
 from fleetcast.service.pipeline.jobs.fingerprint_answers import (
-    Idle,
+    IdleSpan,
     JobCopy,
     find_idle_time,
     make_fingerprint,
@@ -69,7 +69,7 @@ class JobAnswers:
     fingerprint: Fingerprint
     use: UseRow
     load: JobLoad
-    idle: Idle | None
+    idle: IdleSpan | None
     past: JobPast | None = None
 
 
@@ -131,7 +131,7 @@ class Fingerprints(Capability):
     async def run_pass(self, state: FleetState) -> None:
         """Run one pass: evaluate jobs until the budget is spent, and encode the sections."""
         now_ms = self._clock.now_ms()
-        running = {(row.job, row.attempt): row for row in state.jobs.running()}
+        running = {(row.job, row.attempt): row for row in state.jobs.list_running()}
         self._drop_ended_jobs(running)
         if self._places is None or self._places.topology is not state.topology:
             self._places = _NodeLookups(state.topology)

@@ -205,7 +205,7 @@ def _check_field(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool
         case "jobs":
             return _check_jobs(wanted, sight)
         case "pcie_link_gen" | "pcie_link_width":
-            return _convert_nan_to_none(read[field]), _none_if_unknown(read[field], read[field] >= wanted)
+            return _convert_nan_to_none(read[field]), _make_verdict(read[field], read[field] >= wanted)
         case "pcie_max_bytes_per_s":
             return _check_at_most(read["pcie_tx_bytes_per_s"] + read["pcie_rx_bytes_per_s"], wanted)
         case "network_max_bytes_per_s":
@@ -255,10 +255,10 @@ def _check_profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, b
 
 
 def _check_at_most(value: float, wanted: float) -> tuple[float | None, bool | None]:
-    return _convert_nan_to_none(value), _none_if_unknown(value, value <= wanted * SLACK)
+    return _convert_nan_to_none(value), _make_verdict(value, value <= wanted * SLACK)
 
 
-def _none_if_unknown(value: float, ok: bool) -> bool | None:
+def _make_verdict(value: float, ok: bool) -> bool | None:
     return bool(ok) if math.isfinite(value) else None
 
 

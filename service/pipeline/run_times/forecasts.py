@@ -23,7 +23,7 @@ from fleetcast.features.run_past import LEVELS
 from fleetcast.features.similarity import make_job_shape
 from fleetcast.fleet.clock import Clock
 from fleetcast.fleet.jobs import JobAttempt
-from fleetcast.models.run_times.remaining import blend_with_everybody, estimate_left_s
+from fleetcast.models.run_times.remaining import blend_with_all_jobs, estimate_left_s
 from fleetcast.models.run_times.tracker import RunTracker
 from fleetcast.models.versions.drift import RecentAccuracy
 from fleetcast.service.board.board import Section
@@ -137,7 +137,7 @@ class RunForecasts(Capability):
         """Forecast new attempts and, once a minute, the time left to all running attempts."""
         async with self.free:
             now_ms, record = self._clock.now_ms(), self.record
-            live = {_get_attempt_key(row): row for row in (*state.jobs.running(), *state.jobs.queued())}
+            live = {_get_attempt_key(row): row for row in (*state.jobs.list_running(), *state.jobs.list_queued())}
             closed, retained = state.runs.pop_closed_runs(), self._find_retained_forecasts(state, live, now_ms)
             taken = {key: state.runs.pop_features(*key) for key in live if key not in retained}
             new = await _process_in_slices(
@@ -271,7 +271,7 @@ class RunForecasts(Capability):
         if self.model.name == BASELINE:
             log_s = np.log(np.maximum(ended_s, 1.0))
             everybody_s = np.stack([estimate_left_s(log_s, elapsed_s, level) for level in LEVELS], axis=1)
-            left_s = blend_with_everybody(left_s, everybody_s, elapsed_s)
+            left_s = blend_with_all_jobs(left_s, everybody_s, elapsed_s)
         left_s = correct_young_runs(left_s, issued_s, elapsed_s)
         ahead_s = (np.exp(features[:, _LIMIT].astype(np.float64)) - elapsed_s)[:, None]
         return np.where(ahead_s > 0, np.minimum(left_s, ahead_s), left_s).astype(np.float32)

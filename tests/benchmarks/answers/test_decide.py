@@ -10,6 +10,6 @@ def test_every_case_measures_a_success() -> None:
 
 def test_the_peer_solves_the_same_task() -> None:
     view = make_synthetic_view(200)
-    names = BestFit(view).place(10, 8)
+    names = BestFit(view).place_gang(10, 8)
     assert len(set(names)) == 10
     assert all(view.free[view.topology.names.index(name)].all() for name in names)

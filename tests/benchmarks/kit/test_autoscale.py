@@ -46,7 +46,7 @@ def test_it_shrinks_to_the_largest_wish_of_five_minutes_the_newest_first() -> No
 def test_new_replicas_are_cold_and_a_metric_without_a_value_counts_for_nothing() -> None:
     replicas = ReplicaSet([0.0])
     replicas.evaluate(0.0, [30.0, float("nan")], 10.0)
-    assert (replicas.count_warm(0.0), replicas.count_warm(COLD_S)) == (1, 3)
+    assert (replicas.count_warm_replicas(0.0), replicas.count_warm_replicas(COLD_S)) == (1, 3)
 
 
 def test_a_step_that_is_foreseen_finds_warm_replicas() -> None:

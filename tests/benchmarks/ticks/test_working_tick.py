@@ -25,9 +25,9 @@ def test_the_fleet_works_as_a_real_one_does(tmp_path: Path) -> None:
     for _ in range(3):
         fleet.measure_tick()
     state = fleet.pipeline.state
-    assert len(state.jobs.running()) == fleet.jobs
-    assert {step.rank for row in state.jobs.running() for step in row.steps} >= {0, 1}
-    assert any(row.checkpoints for row in state.jobs.running())
+    assert len(state.jobs.list_running()) == fleet.jobs
+    assert {step.rank for row in state.jobs.list_running() for step in row.steps} >= {0, 1}
+    assert any(row.checkpoints for row in state.jobs.list_running())
     assert state.nodes.nodes["n00000"].events
     assert fleet.pipeline.capabilities[InterferenceLearner].co_runs.dump()[0]["together"], (
         "nobody was seen to share hardware"

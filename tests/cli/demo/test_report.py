@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, parse_flag_reasons
-from fleetcast.cli.demo.report import FlagHistory, Totals, find_false_nodes, judge_faults, list_problems
+from fleetcast.cli.demo.report import FlagHistory, IngestionTotals, find_false_nodes, judge_faults, list_problems
 from fleetcast.models.risk.rules import BY_NAME
 from fleetcast.simulator.faults.magnitudes import FAULT_KINDS
 
@@ -165,7 +165,7 @@ def test_without_a_restart_a_flag_that_comes_back_is_a_new_one() -> None:
 
 
 def test_counters_go_on_over_the_lives_of_a_pipeline() -> None:
-    totals = Totals()
+    totals = IngestionTotals()
     lives = [(100, 3), (200, 5), (40, 1), (90, 4)]
     began = [totals.record_answer(ingestion(samples, scrape=bad)) for samples, bad in lives]
     assert began == [False, False, True, False]
@@ -178,7 +178,7 @@ def ingestion(samples: int, **bad: int) -> dict[str, Any]:
 
 
 def test_bad_records_that_a_visitor_pushes_are_not_counted_against_the_injected_ones() -> None:
-    totals = Totals()
+    totals = IngestionTotals()
     totals.record_answer(ingestion(100, scrape=3, inbox=500))
     assert totals["bad_telemetry"] == 3
 

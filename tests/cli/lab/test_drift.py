@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from fleetcast.cli.lab.drift import _describe_drifted_features, _explain_serving
+from fleetcast.cli.lab.drift import _describe_drifted_features, _explain_no_refit
 from fleetcast.models.versions.card import Card
 from fleetcast.models.versions.drift import RecentAccuracy, compare_features, judge_drift
 from fleetcast.training.fits.drift_report import FeatureDrift
@@ -12,13 +12,13 @@ CARD = Card(kind="demand", version="0003", created_ms=0, made_by="a test", seed=
 
 def test_a_version_without_matured_forecasts_is_not_called_fine() -> None:
     drift = judge_drift(CARD, RecentAccuracy(n=12), 0)
-    assert _explain_serving(drift, 1) == (
+    assert _explain_no_refit(drift, 1) == (
         "demand 0003 need not be fitted again: its age is within its limit; 12 of its forecasts have matured, its "
         "errors are judged from 200 on; features that drifted ask for nothing by themselves"
     )
     drift = judge_drift(CARD, RecentAccuracy(0.8, 0.9, 400), 0)
     assert (
-        _explain_serving(drift, 0)
+        _explain_no_refit(drift, 0)
         == "demand 0003 need not be fitted again: its errors and its age are within their limits"
     )
 

@@ -19,10 +19,10 @@ from fleetcast.fleet.metrics import find_metric_row
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.archive.archive import Archive, ArchiveLimits
-from fleetcast.ingest.archive.compact import compact, find_compaction_runs, list_old_days, prune
+from fleetcast.ingest.archive.compact import compact, delete_days, find_compaction_runs, list_old_days
 from fleetcast.ingest.archive.files import DAY_MS, HOUR_MS, ArchiveFiles, FileName, drop_superseded_files
 from fleetcast.ingest.archive.read import ArchiveSpan, find_newest_ms, read_events, read_samples
-from fleetcast.ingest.archive.rows import METRIC_NAMES, Words, make_row_lookup
+from fleetcast.ingest.archive.rows import METRIC_NAMES, NameLookups, make_row_lookup
 
 T0 = 1_795_276_800_000  # an hour begins
 POWER = find_metric_row(EntityKind.GPU, "power_w")
@@ -310,7 +310,7 @@ def test_a_compaction_that_was_killed_shows_each_row_once_and_is_finished(
     for name in run.names[: {"ready": 0, "one part gone": 1}.get(moment, 3)]:
         world.files.remove(name)
     monkeypatch.undo()
-    words = Words(make_row_lookup(Entities()))
+    words = NameLookups(make_row_lookup(Entities()))
     assert len(read_samples(world.files, ArchiveSpan(T0, T0 + DAY_MS), words)) == 3
     again = world.died()
     again.add([(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)])
@@ -354,7 +354,7 @@ def test_days_that_are_too_old_go_and_are_not_written(tmp_path: Path) -> None:
     world.flush()
     assert list_old_days(world.files, T0 + 2 * DAY_MS, 2) == []
     assert list_old_days(world.files, T0 + 3 * DAY_MS, 2) == ["2026-11-21"]
-    prune(world.files, list_old_days(world.files, T0 + 3 * DAY_MS, 2))
+    delete_days(world.files, list_old_days(world.files, T0 + 3 * DAY_MS, 2))
     assert world.rows() == [(86_400, 2.0)]
     world.now_ms = T0 + 4 * DAY_MS
     world.add([(-90_000, 1.0), (86_400 * 3, 3.0)])
@@ -378,7 +378,7 @@ def test_a_damaged_file_is_said_and_holds_up_nobody(
     again.add([(0, 1.0), (2, 1.0), (3, 1.0)])
     again.flush()
     assert [run.names for run in find_compaction_runs(again.files, "0", T0 + HOUR_MS, most_rows=100)]
-    words = Words(make_row_lookup(Entities()))
+    words = NameLookups(make_row_lookup(Entities()))
     rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), words)
     assert sorted(rows.time_ms - T0) == [0, 2000, 3000]
     assert len(read_events(again.files, ArchiveSpan(T0, T0 + DAY_MS))[0]) == 2
@@ -396,7 +396,7 @@ def test_any_filesystem_will_do(tmp_path: Path) -> None:
     again = World(tmp_path, url)
     again.add([(0, 1.0), (15, 1.0), (30, 1.0)])
     again.flush()
-    rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), Words(make_row_lookup(Entities())))
+    rows = read_samples(again.files, ArchiveSpan(T0, T0 + DAY_MS), NameLookups(make_row_lookup(Entities())))
     assert sorted(rows.time_ms.tolist()) == [T0, T0 + 15_000, T0 + 30_000]
     assert find_newest_ms(again.files) == T0 + 30_000
     with pytest.raises(ConfigError, match=r"archive\.url"):

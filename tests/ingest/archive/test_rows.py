@@ -19,7 +19,7 @@ from fleetcast.ingest.archive.rows import (
     POSITION_BITS,
     STATISTICS,
     ArchiveRows,
-    Words,
+    NameLookups,
     decode_samples,
     encode_samples,
     make_row_lookup,
@@ -74,7 +74,7 @@ def test_a_file_of_several_row_groups_has_all_rows(count: int, monkeypatch: pyte
     rows, _ = sort_unique_rows(rows_of([(places[at % len(places)], at) for at in range(count)]), HOUR_MS)
     data = encode_samples(rows, {kind: entities[kind].names for kind in KINDS})
     found = Entities()
-    read = decode_samples(io.BytesIO(data), Words(make_row_lookup(found)))
+    read = decode_samples(io.BytesIO(data), NameLookups(make_row_lookup(found)))
     assert pq.read_metadata(io.BytesIO(data)).num_row_groups == max(1, -(-count // 8))
     assert _named(read, found) == _named(rows, entities)
     assert read.value.tolist() == rows.value.tolist()

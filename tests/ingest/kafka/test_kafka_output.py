@@ -14,7 +14,7 @@ from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.inbox.event_body import decode_body
 from fleetcast.ingest.kafka.columnar import JSON_TYPE, RecordDecoder
-from fleetcast.ingest.kafka.output import Output, find_node_blocks, forward, send_events
+from fleetcast.ingest.kafka.output import Output, find_node_blocks, forward_batches, send_events
 from fleetcast.ingest.kafka.source import KafkaSource
 from fleetcast.ingest.source import Batch, MemorySource
 from tests.ingest.fake_kafka import FakeBrokers, FakeReader
@@ -47,7 +47,7 @@ def test_records_are_keyed_by_block_else_by_node_and_wait_for_the_brokers(form: 
     entities, writer = Entities(), Writer(failures=2)
     source = MemorySource(batches(entities), ends=True)
     output = Output(writer, TELEMETRY)
-    asyncio.run(forward(source, entities, output, {"n1": "block-1"}, form))
+    asyncio.run(forward_batches(source, entities, output, {"n1": "block-1"}, form))
     assert [record.key for record in writer.records] == [b"block-1", b"n2"]
     assert (dict(writer.records[0].headers)["content-type"] == JSON_TYPE.encode()) is (form == "json")
     assert (output.sent.records, output.sent.samples, output.sent.bad) == (2, 2, {"bad_line": 1})

@@ -65,7 +65,7 @@ class Run:
         if position is not None:
             self.source.seek(json.loads(json.dumps(position)))
         else:
-            self.source.fold_messages([Listing(name, (), "1") for name in KINDS])
+            self.source.handle_messages([Listing(name, (), "1") for name in KINDS])
         self.decode = {row.name: row.decode for row in self.source.list_collections()}
 
     def take(self, changes: list[Change], table: JobTable) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Run:
             self.clock.advance(STEP_MS / 1000)
             thing["metadata"]["resourceVersion"] = "9"
             decoded = self.decode[name](json.dumps(thing).encode())
-            batch = self.source.fold_messages([Changes(name, ((kind, decoded),), "9")])
+            batch = self.source.handle_messages([Changes(name, ((kind, decoded),), "9")])
             assert not batch.bad
             for event in batch.events:
                 table.apply(event)
@@ -85,7 +85,7 @@ class Run:
     def settle(self, table: JobTable) -> None:
         for _ in range(3):
             self.clock.advance(STEP_MS / 1000)
-            for event in self.source.fold_messages([]).events:
+            for event in self.source.handle_messages([]).events:
                 table.apply(event)
 
 
@@ -136,7 +136,7 @@ def test_attempts_are_told_in_order_and_each_ends_before_the_next(history: list[
     assert [row.submission is not None for row in rows] == [True] * len(rows)
     for row in rows[:-1]:
         assert row.ended_ms is not None, f"attempt {row.attempt} of {rows[-1].attempt} goes on"
-    assert len(table.running()) <= 1
+    assert len(table.list_running()) <= 1
 
 
 def test_without_the_official_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ def suspended(name: str, **labels: str) -> dict[str, Any]:
 
 
 def states(fed: Fed) -> dict[str, tuple[str, str]]:
-    return {row.job: (row.state, row.queued_reason) for row in (*fed.table.queued(), *fed.table.blocked())}
+    return {row.job: (row.state, row.queued_reason) for row in (*fed.table.list_queued(), *fed.table.list_blocked())}
 
 
 def test_a_scheduling_gate_blocks_until_it_is_removed() -> None:

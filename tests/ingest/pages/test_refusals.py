@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from fleetcast.features.store import WindowStore
 from fleetcast.fleet.samples import EntityKind
 from fleetcast.fleet.topology import Topology
-from fleetcast.ingest.gpu_labels import LabelSight
+from fleetcast.ingest.gpu_labels import ObservedJobLabels
 from fleetcast.ingest.kafka.node_records import make_node_records
 from fleetcast.ingest.pages import refusals
 from fleetcast.ingest.pages.refusals import LASTING_ROUNDS, MAX_LOGGED, LastingRefusals
@@ -217,7 +217,7 @@ def _steady(batch: Batch) -> tuple[object, ...]:
         for row in batch.samples
         if row.kind is not EntityKind.SERVED_MODEL
     ]
-    sights: list[LabelSight] = list(batch.labels)
+    sights: list[ObservedJobLabels] = list(batch.labels)
     return samples, bad(batch), batch.get_tally().refused, sights
 
 

@@ -7,7 +7,7 @@ from fleetcast.fleet.entities import Entities
 from fleetcast.fleet.samples import EntityKind, SampleBatch
 from fleetcast.fleet.topology import Level, NodeSpec, Topology
 from fleetcast.ingest.pages.target_spec import parse_target
-from fleetcast.ingest.shares import OwnRows, Share
+from fleetcast.ingest.shares import OwnNodeFilter, Share
 
 
 def blocks(**nodes: str) -> Topology:
@@ -55,7 +55,7 @@ def test_samples_are_kept_of_own_nodes_and_what_no_node_owns_goes_to_the_first()
     rows = [entities.add_to_node(EntityKind.GPU, name, 0) for name in names]
     batch = SampleBatch.from_rows(EntityKind.GPU, [(0, row, 1000, float(row)) for row in rows])
     pools = SampleBatch.from_rows(EntityKind.POOL, [(0, entities[EntityKind.POOL].add("train"), 1000, 1.0)])
-    kept = [OwnRows(Share(number, 3), entities) for number in range(3)]
+    kept = [OwnNodeFilter(Share(number, 3), entities) for number in range(3)]
     values = [own.filter_samples(batch).value for own in kept]
     assert sorted(np.concatenate(values).tolist()) == [float(row) for row in rows]
     for share, own in enumerate(values):

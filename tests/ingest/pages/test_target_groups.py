@@ -94,7 +94,7 @@ def test_a_file_with_an_invalid_byte_is_refused_whole_and_says_so_until_it_is_me
 def test_a_service_that_lists_targets_is_named_by_its_url() -> None:
     targets = TargetList(["http_sd:http://inventory/gpus?site=a", "http://n0:9400"])
     assert targets.queried_urls == ("http://inventory/gpus?site=a",)
-    targets.replace_answer(targets.queried_urls[0], SPECS[:1])
+    targets.replace_targets(targets.queried_urls[0], SPECS[:1])
     assert [*targets.read_targets()] == ["http://n0:9400/metrics", "http://n1:9400/metrics"]
     with pytest.raises(ConfigError):
         TargetList(["http_sd:inventory"])

@@ -9,7 +9,7 @@ from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.archive.archive import Archive
 from fleetcast.ingest.archive.files import ArchiveFiles
 from fleetcast.ingest.archive.read import ArchiveSpan, read_samples
-from fleetcast.ingest.archive.rows import Words
+from fleetcast.ingest.archive.rows import NameLookups
 from fleetcast.ingest.remote_write.backfill import (
     BackfillRequest,
     Progress,
@@ -69,7 +69,7 @@ class World:
         return work
 
     def times(self) -> list[int]:
-        words = Words(lambda kind, entity: 0)
+        words = NameLookups(lambda kind, entity: 0)
         return sorted(read_samples(self.files, ArchiveSpan(0, 2**50), words).time_ms.tolist())
 
 

@@ -130,7 +130,7 @@ def test_a_restarted_source_corrects_what_changed_meanwhile_once() -> None:
 
 
 def tasks_of(polled: Polled) -> int:
-    return sum(row.tasks for row in polled.table.queued())
+    return sum(row.tasks for row in polled.table.list_queued())
 
 
 def array(text: str, **fields: Any) -> dict[str, Any]:
@@ -144,7 +144,8 @@ def running_task(task: int) -> dict[str, Any]:
 def test_a_big_array_counts_whole() -> None:
     polled = Polled([field("21-slurm-big-array.json")], FIELD_MS)
     polled.poll()
-    assert (tasks_of(polled), sum(row.gpus for row in polled.table.queued()), polled.queued()) == (5000, 5000, 5000)
+    gpus = sum(row.gpus for row in polled.table.list_queued())
+    assert (tasks_of(polled), gpus, polled.queued()) == (5000, 5000, 5000)
     assert (polled.job("500_7").gpus, polled.job("500_rest").tasks) == (1, 4000)
 
 
@@ -156,7 +157,7 @@ def test_an_array_counts_whole_while_its_tasks_start() -> None:
     polled.poll()
     assert (tasks_of(polled), polled.queued()) == (2000, 8000)
     polled.poll()
-    assert (tasks_of(polled), polled.queued(), len(polled.table.running())) == (1998, 7992, 2)
+    assert (tasks_of(polled), polled.queued(), len(polled.table.list_running())) == (1998, 7992, 2)
     polled.poll()
     assert polled.job("500_rest").state == "finished"
     assert "500_rest" not in polled.source.position()["live"]
@@ -197,7 +198,7 @@ def test_an_array_without_a_waiting_task_is_no_job_and_no_bad_record(text: str) 
     polled.poll()
     assert (tasks_of(polled), polled.queued()) == (2, 8)
     polled.poll()
-    assert (tasks_of(polled), polled.queued(), len(polled.table.running())) == (0, 0, 2)
+    assert (tasks_of(polled), polled.queued(), len(polled.table.list_running())) == (0, 0, 2)
     assert polled.source.health()["bad"] == 0
     listed = {"job_id": 500, "state": {"current": ["PENDING"]}, "array": {"job_id": 500, "task": text}}
     line = account(f"500_[{text}]", "PENDING", end="Unknown").replace("n[1-2]", "None assigned")
@@ -216,7 +217,7 @@ def test_a_record_that_holds_nodes_counts_although_its_array_has_no_waiting_task
     row = old_job(500, array_job_id=500, array_task_string=text, nodes="n1", gres_detail=["gpu:h100:4(IDX:0-3)"])
     polled = Polled([queue(row)])
     polled.poll()
-    assert [(row.job, row.state) for row in polled.table.running()] == [("500", "running")]
+    assert [(row.job, row.state) for row in polled.table.list_running()] == [("500", "running")]
 
 
 @examples(100)
@@ -243,8 +244,8 @@ def test_a_job_in_a_state_that_is_not_known_holds_its_nodes_and_the_state_is_nam
     row = old_job(9, state, nodes="n1", gres_detail=["gpu:h100:4(IDX:0-3)"])
     polled = Polled([queue(row, old_job(10, state, nodes=""))])
     polled.poll()
-    assert [(row.job, row.state) for row in polled.table.running()] == [("9", "running")]
-    assert [row.job for row in polled.table.queued()] == ["10"]
+    assert [(row.job, row.state) for row in polled.table.list_running()] == [("9", "running")]
+    assert [row.job for row in polled.table.list_queued()] == ["10"]
     batch = asyncio.run(polled.source._poll(polled.source._state.copy()))
     assert (batch.get_tally().names, batch.get_tally().refused) == ((f"state {state}",), 0)
 
@@ -263,10 +264,10 @@ def test_accounts_of_a_state_that_is_not_known_are_bad_records_and_cut_words_are
 def test_held_and_dependent_jobs_are_blocked_and_no_demand() -> None:
     polled = Polled([field("28-slurm-held-jobs.json")], FIELD_MS)
     polled.poll()
-    assert [(row.job, row.queued_reason) for row in polled.table.blocked()] == [
+    assert [(row.job, row.queued_reason) for row in polled.table.list_blocked()] == [
         *(("204", "JobHeldUser"), ("205", "Dependency"))
     ]
-    assert polled.table.queued() == []
+    assert polled.table.list_queued() == []
     assert not polled.queued() > 0
 
 
@@ -311,8 +312,8 @@ def test_a_held_job_of_the_text_form_is_blocked() -> None:
     ]
     polled = Polled(["\n".join([head, *rows, ""]).encode()])
     polled.poll()
-    assert [row.job for row in polled.table.blocked()] == ["7", "8"]
-    assert [row.job for row in polled.table.queued()] == ["9"]
+    assert [row.job for row in polled.table.list_blocked()] == ["7", "8"]
+    assert [row.job for row in polled.table.list_queued()] == ["9"]
 
 
 def test_a_reason_that_changes_is_issued_with_a_later_sequence() -> None:

@@ -181,7 +181,7 @@ def test_a_part_is_never_more_than_the_gpus_that_are_wanted() -> None:
         decode_queued_jobs(queue(waiting(tres_per_node="gres/mps:250", node_count=1))).rows[0], Site()
     ):
         table.apply(event)
-    (row,) = table.queued()
+    (row,) = table.list_queued()
     assert count_wanted_milli(row) == 2499
 
 

@@ -83,7 +83,7 @@ def run_straight(config: Config, entries: Iterable[Entry], pages: Path, until_ms
         moment = next(moments, None)
     clock.time_ms = now_ms
     asyncio.run(pipeline.tick())
-    service.view.observed()
+    service.view.observe_fleet()
     service.ledger.close()
     pipeline.state.store.advance(now_ms)
     return pipeline.state

@@ -6,11 +6,11 @@ import pytest
 from fleetcast.features.job_records import JobRecord
 from fleetcast.models.demand.demand_model import (
     RunningGpus,
-    describe_bursts,
     estimate_tolerated_wait,
     find_held_gpus,
     list_cold_starts,
     make_demand_model,
+    summarise_bursts,
 )
 
 DAY = 1440
@@ -43,20 +43,20 @@ def test_a_burst_shorter_than_the_cold_start_is_noise() -> None:
     minutes[100:102] = 400  # two minutes
     minutes[300:320] = 250
     cold = np.array([170.0, 180.0, 500.0])
-    assert describe_bursts(minutes, cold) == {
+    assert summarise_bursts(minutes, cold) == {
         "ceiling_gpus": 250,
         "shortest_s": 1200,
         "noise_share": round(600 / 3600, 3),
     }
-    assert describe_bursts(minutes, None) == {"ceiling_gpus": 400, "shortest_s": None, "noise_share": None}
-    assert describe_bursts(minutes, np.array([60.0])) == {"ceiling_gpus": 400, "shortest_s": 120, "noise_share": 0}
-    assert describe_bursts(minutes, np.array([1e5])) == {"ceiling_gpus": 100, "shortest_s": None, "noise_share": 1}
+    assert summarise_bursts(minutes, None) == {"ceiling_gpus": 400, "shortest_s": None, "noise_share": None}
+    assert summarise_bursts(minutes, np.array([60.0])) == {"ceiling_gpus": 400, "shortest_s": 120, "noise_share": 0}
+    assert summarise_bursts(minutes, np.array([1e5])) == {"ceiling_gpus": 100, "shortest_s": None, "noise_share": 1}
 
 
 def test_no_burst_and_no_history_are_said() -> None:
-    assert describe_bursts(steady(), None) == "no burst in the last day"
+    assert summarise_bursts(steady(), None) == "no burst in the last day"
     unknown = np.full(DAY, np.nan)
-    assert describe_bursts(unknown, None) == "less than an hour of history"
+    assert summarise_bursts(unknown, None) == "less than an hour of history"
     (row,) = make_demand_model({KEY: RunningGpus(unknown, unknown)}, [], {})
     nulls = ("floor_gpus", "bands", "burst", "mix", "residency", "duration_s", "tolerated_wait", "cold_start_s")
     assert all(row[name] is None and row["reasons"][name] for name in nulls)

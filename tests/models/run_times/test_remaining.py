@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleetcast.features.run_past import LEVELS
-from fleetcast.models.run_times.remaining import blend_with_everybody, condition_on_survival
+from fleetcast.models.run_times.remaining import blend_with_all_jobs, condition_on_survival
 
 P05, P50 = LEVELS.index(0.05), LEVELS.index(0.5)
 seconds = st.floats(1.0, 1e6)
@@ -44,5 +44,5 @@ def test_past_every_level_it_may_run_as_long_again() -> None:
 def test_similar_jobs_and_all_of_that_age_meet_half_way_until_a_day() -> None:
     left_s, everybody_s = np.full((3, len(LEVELS)), 100.0), np.full((3, len(LEVELS)), 10_000.0)
     left_s[2] = np.nan
-    found = blend_with_everybody(left_s, everybody_s, rows(3600.0, 90_000.0, 3600.0))
+    found = blend_with_all_jobs(left_s, everybody_s, rows(3600.0, 90_000.0, 3600.0))
     np.testing.assert_allclose(found[:, P50], [1000.0, 10_000.0, 10_000.0])

@@ -53,7 +53,7 @@ def test_remembered_members_are_those_found_anew(changes):
         elif change == "a port moves":
             owners = owners.copy()
             owners[sequence % len(owners)] = NODES.index(nodes[0])
-        running = [row.copy() for row in table.running()]
+        running = [row.copy() for row in table.list_running()]
         placements = RunningPlaces.from_running(running, placements)
         gpu, port = columns(NODES, gpus), columns(NODES, 2, owners)
         found = memory.find_members(running, placements, gpu, port, NODES)
@@ -67,10 +67,10 @@ def test_remembered_members_are_those_found_anew(changes):
 def test_a_tick_without_a_change_finds_the_same_arrays_and_the_attempts_of_now():
     table, memory = JobTable(), GangMemberCache()
     table.apply(Started(job="a", sequence=0, time_ms=1, ranks=(RankPlacement(0, "n0", (0, 1)),)))
-    running = [row.copy() for row in table.running()]
+    running = [row.copy() for row in table.list_running()]
     placements = RunningPlaces(running)
     first = memory.find_members(running, placements, columns(NODES, 2), columns(NODES, 2), NODES)
-    later = [row.copy() for row in table.running()]
+    later = [row.copy() for row in table.list_running()]
     second = memory.find_members(
         later, RunningPlaces.from_running(later, placements), columns(NODES, 2), columns(NODES, 2), NODES
     )

@@ -46,7 +46,7 @@ def usage(ledger: Ledger) -> tuple[object, ...]:
     book = ledger.charges
     return (
         dict(book.list_open_charges()),
-        dict(book.banks()),
+        dict(book.get_banks()),
         book.read_past_use(WEEK_S, 10**7).compute_use_at(10**7),
         book.read_charges_between(0, 10**9),
     )

@@ -15,28 +15,28 @@ def test_a_claim_is_dropped_once_a_look_and_hard_in_the_end() -> None:
     claims = Claims()
     assert claims.choose_dropped_claim(["head"]) == ""
     for _ in range(MOST_DROPS):
-        claims.observe("head", LEAST_P / 2)
+        claims.record_hold_probability("head", LEAST_P / 2)
         assert claims.choose_dropped_claim(["head"]) == "head"
         assert claims.choose_dropped_claim(["head"]) == ""
-    claims.observe("head", 0.0)
+    claims.record_hold_probability("head", 0.0)
     assert claims.choose_dropped_claim(["head"]) == ""
 
 
 def test_a_claim_that_holds_or_that_no_future_knows_is_kept() -> None:
     claims = Claims()
     for holds_p in (LEAST_P, 1.0, None):
-        claims.observe("head", 0.0)
-        claims.observe("head", holds_p)
+        claims.record_hold_probability("head", 0.0)
+        claims.record_hold_probability("head", holds_p)
         assert claims.choose_dropped_claim(["head"]) == ""
 
 
 def test_who_waits_no_more_is_forgotten() -> None:
     claims = Claims()
     for _ in range(MOST_DROPS):
-        claims.observe("head", 0.0)
+        claims.record_hold_probability("head", 0.0)
         claims.choose_dropped_claim(["head"])
     claims.choose_dropped_claim([])
-    claims.observe("head", 0.0)
+    claims.record_hold_probability("head", 0.0)
     assert claims.choose_dropped_claim(["head"]) == "head"
 
 

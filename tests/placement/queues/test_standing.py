@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import Gang, PlacementRequest
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.queues.asks import Waiters
+from fleetcast.placement.queues.asks import WaitingColumns
 from fleetcast.placement.queues.charges import LN2, LeafUse
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.queues.standing import QueueStanding, compute_needed_gpus
@@ -29,7 +29,7 @@ def use(**held: float) -> dict[str, LeafUse]:
     return {name: LeafUse({"gpu": gpus}, 0.0) for name, gpus in held.items()}
 
 
-def by_arrival(waiters: Waiters, queues: Any) -> Any:
+def by_arrival(waiters: WaitingColumns, queues: Any) -> Any:
     """Places as in one line."""
     return waiters.rank_rows(np.array([-entry.request.priority for entry in waiters.entries], np.int64))
 

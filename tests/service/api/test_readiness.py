@@ -83,7 +83,7 @@ def test_a_clock_that_was_set_back_is_judged_as_the_placer_judges_it(world: Worl
     ledger = Ledger(config(world.folder).ledger)
     service = PlacementService(config(world.folder), world.clock, ledger, PlacerMetrics())
     with pytest.raises(StaleError) as refused:
-        service.view.observed()
+        service.view.observe_fleet()
     ledger.close()
     assert (status, failing["board"]) == (503, str(refused.value))
     assert failing["board"].startswith("the board is 86400 s ahead of the clock: the clock was set back")

@@ -104,7 +104,7 @@ class Api:
         self.context.listening.write_statement()
         board = BoardReader(self.config.board).latest()
         assert board is not None
-        return ListeningReader(self.config.folder).read(board)[API].since_ms
+        return ListeningReader(self.config.folder).read_statements(board)[API].since_ms
 
     @contextlib.contextmanager
     def interruption(self, expected: bool) -> Iterator[None]:

@@ -38,7 +38,7 @@ def test_a_clock_that_was_set_back_is_counted_and_nothing_is_learnt() -> None:
     made = folded(*make_job_events(job, Site()))
     attempt = made.jobs.get("911")
     assert attempt is not None
-    assert (attempt.state, attempt.run_s, made.jobs.running()) == ("finished", None, [])
+    assert (attempt.state, attempt.run_s, made.jobs.list_running()) == ("finished", None, [])
     assert made.counts.bad == {"ends_before_start": 1}
     assert "1,200 s before it starts" in made.counts.bad_examples["ends_before_start"]
     assert (learnt(made), made.demand.compute_duration_quantiles()["all"]) == ([None], None)
@@ -49,7 +49,7 @@ def test_every_end_of_every_source_is_checked_in_any_order(end: JobEvent) -> Non
     for events in permutations((SUBMITTED, STARTED, end)):
         made = folded(*events, end)
         assert made.counts.bad == {"ends_before_start": 1}
-        assert (learnt(made), made.jobs.running()) == ([None], [])
+        assert (learnt(made), made.jobs.list_running()) == ([None], [])
 
 
 def test_an_end_that_is_corrected_is_learnt() -> None:

@@ -38,7 +38,7 @@ def state(nodes: Sequence[str] = ("n1",), **limits: int) -> FleetState:
 
 
 def lives(jobs: JobTable) -> set[tuple[str, int]]:
-    return {(row.job, row.attempt) for row in (*jobs.running(), *jobs.queued())}
+    return {(row.job, row.attempt) for row in (*jobs.list_running(), *jobs.list_queued())}
 
 
 def test_the_fold_takes_no_new_job_beyond_the_bound_and_forgets_none() -> None:

@@ -33,7 +33,7 @@ def test_a_slurm_node_in_a_pod_is_a_host_and_its_job_holds_what_it_uses(tmp_path
     board = world.run(75, **{"computeinstance-1": PAGE})
     assert held(board) == {"computeinstance-1": ["208", "208", None, None]}
     assert board.json("doc.fleet")["gpus"]["total"] == 4
-    assert [row.job for row in world.pipeline.state.jobs.running()] == ["208"]
+    assert [row.job for row in world.pipeline.state.jobs.list_running()] == ["208"]
     placed = world.decide(board, gang=1, gpus_per_node=2)
     assert [(rank.node, rank.gpus) for rank in placed.ranks] == [("computeinstance-1", (2, 3))]
 
@@ -54,7 +54,7 @@ def test_gpus_of_a_host_are_held_by_nobody_until_they_work(tmp_path: Path, conta
     about = labels("worker-0", container)
     board = world.run(240, n1=page("n1", [(IDLE, about), (BUSY, about)]))
     assert held(board) == {"n1": [None, "unknown"]}
-    assert world.pipeline.state.jobs.running() == []
+    assert world.pipeline.state.jobs.list_running() == []
 
 
 def test_a_prometheus_that_renames_the_labels_names_the_same_host(tmp_path: Path) -> None:

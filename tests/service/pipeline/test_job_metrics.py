@@ -24,8 +24,8 @@ from fleetcast.service.pipeline.job_metrics import (
     RENEWED,
     ROWS_SHOWN,
     CheckpointInterval,
-    Intervals,
     JobMetrics,
+    RenewedIntervals,
     make_job_page,
 )
 from fleetcast.service.pipeline.publish import encode
@@ -90,7 +90,7 @@ def told_by(prints: dict[str, Fingerprint]) -> Callable[[JobAttempt], Fingerprin
 
 def intervals(at: Tick, prints: dict[str, Fingerprint]) -> dict[tuple[str, int], CheckpointInterval]:
     """Once the turn of all has come."""
-    known = Intervals()
+    known = RenewedIntervals()
     for _ in range(2 + len(at.events.running) // RENEWED):
         known.renew(at, told_by(prints))
     return known.of
@@ -110,7 +110,7 @@ def test_a_checkpoint_interval_is_told_beside_the_best_one() -> None:
 
 def test_a_tick_asks_for_the_fingerprints_of_a_bounded_number_of_jobs() -> None:
     asked: list[str] = []
-    at, known = tick(running=tuple(gang(f"j{number}") for number in range(2 * EXAMINED))), Intervals()
+    at, known = tick(running=tuple(gang(f"j{number}") for number in range(2 * EXAMINED))), RenewedIntervals()
     for _ in range(4):
         known.renew(at, lambda attempt: asked.append(attempt.job))
     assert len(asked) <= 3 * EXAMINED  # the first tick begins a turn
@@ -123,7 +123,7 @@ def test_a_tick_looks_at_the_checkpoints_of_few_jobs_in_turn(monkeypatch: pytest
     monkeypatch.setattr(job_metrics, "compute_gang_risk", lambda *args: (asked.append(1), risk(*args))[1])
     many = tuple(gang(f"j{number}") for number in range(3 * RENEWED))
     prints = {row.job: CHECKPOINTS for row in many[::2]}
-    known, at = Intervals(), tick(running=many)
+    known, at = RenewedIntervals(), tick(running=many)
     seen = []
     for _ in range(5):
         asked.clear()

@@ -13,7 +13,7 @@ URL = "http://10.0.0.4:9400/metrics"
 
 
 def running(world: ScrapedWorld) -> list[str]:
-    return sorted(attempt.job for attempt in world.pipeline.state.jobs.running())
+    return sorted(attempt.job for attempt in world.pipeline.state.jobs.list_running())
 
 
 def ended(world: ScrapedWorld) -> list[str]:
@@ -34,7 +34,7 @@ def test_jobs_whose_labels_take_turns_hold_the_gpu_together(world: ScrapedWorld,
     ]
     assert ended(world) == []
     assert world.pipeline.state.labelled.count_gpus()["shared"] == 1
-    assert {attempt.attempt for attempt in world.pipeline.state.jobs.running()} == {1}
+    assert {attempt.attempt for attempt in world.pipeline.state.jobs.list_running()} == {1}
     assert world.decide(gang=1, gpus_per_node=1).outcome == "refused"
 
 
@@ -62,7 +62,7 @@ def test_a_job_that_follows_another_begins_when_it_was_first_seen(world: Scraped
     last_ms = world.clock.now_ms()
     world.run(120, {URL: TURNS[1]})
     assert (running(world), ended(world)) == (JOBS[:1], JOBS[1:2])
-    (follower,) = world.pipeline.state.jobs.running()
+    (follower,) = world.pipeline.state.jobs.list_running()
     assert follower.started_ms == last_ms + 15_000
     first = world.pipeline.state.jobs.get(JOBS[1])
     assert first is not None

@@ -354,7 +354,7 @@ def test_kills_and_a_torn_snapshot_are_mended_as_ever(site: Site) -> None:
     site.start()
     assert site.doubted() == site.on_disk() == []
     assert site.promise("p").content == reply
-    assert sorted(row.job for row in site.pipeline.state.jobs.running()) == ["a", "b", "c"]
+    assert sorted(row.job for row in site.pipeline.state.jobs.list_running()) == ["a", "b", "c"]
 
 
 def test_a_board_that_was_torn_by_a_power_cut_is_no_loss(site: Site) -> None:

@@ -199,7 +199,7 @@ def test_a_remembered_occupancy_is_that_observed_anew(
             table.apply(Started(**about, nodes=tuple(hosts)))
         elif kind != "nothing":
             table.apply(Started(**about, ranks=ranks))
-        running = [row.copy() for row in table.running()]
+        running = [row.copy() for row in table.list_running()]
         placements = RunningPlaces.from_running(running, placements)
         given = {("x", 1): (RankPlacement(0, "a", (3,)),)} if is_given else {}
         at_work = np.array(works).reshape(2, 4)

@@ -68,7 +68,7 @@ async def first_board(folder: Path, torn: bytes = b"") -> tuple[int, int]:
     known: list[int] = []
 
     async def look(state: FleetState) -> None:
-        known.append(len(state.jobs.running()))
+        known.append(len(state.jobs.list_running()))
         forecast.set()
 
     pipeline.capabilities[DemandForecasts].forecast = look  # type: ignore[method-assign]

@@ -121,7 +121,7 @@ async def site_with_history(folder: Path) -> Config:
 
 
 def running(work: Pipeline) -> list[str]:
-    return sorted(row.job for row in work.state.jobs.running())
+    return sorted(row.job for row in work.state.jobs.list_running())
 
 
 def test_a_fleet_whose_snapshots_are_lost_is_taken_from_the_last_board(

@@ -80,7 +80,7 @@ def _check_gpus(site: Site, board: Board) -> None:
     assert nodes.free.sum() == free
     closed = {node["node"] for node, uses in zip(fleet["nodes"], on_map, strict=True) if "window" in uses}
     assert closed <= nodes.in_window.keys()
-    view = site.placer.view.observed().view
+    view = site.placer.view.observe_fleet().view
     _check_queues(site, board, page)
     fragments = sum(row.free_gpus for row in measure_fragmentation(view, site.placer.make_options()))
     assert free == gpus["free"] == sum(window.gpus for window in find_free_windows(view, None))

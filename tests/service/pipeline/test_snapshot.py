@@ -213,7 +213,7 @@ def test_jobs_at_rest_come_back_at_rest(tmp_path: Path) -> None:
     save(snapshot, kept)
     again = restored(tmp_path).state.jobs
     assert list(again.resting) == ["old"]
-    assert [row.job for row in again.running()] == ["new"]
+    assert [row.job for row in again.list_running()] == ["new"]
     assert again.resting == kept.state.jobs.resting
 
 

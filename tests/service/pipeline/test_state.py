@@ -138,7 +138,7 @@ def test_events_that_spell_a_known_node_with_its_domain_mean_that_node() -> None
     )
     assert [event.node for event in state.apply(batch, MINUTE)] == ["a"]
     assert state.nodes.nodes["a"].drained
-    assert [row.hosts for row in state.jobs.running()] == [("a", "elsewhere.org"), ("b",)]
+    assert [row.hosts for row in state.jobs.list_running()] == [("a", "elsewhere.org"), ("b",)]
     failed = state.jobs.get("l")
     assert failed is not None
     assert failed.failure is not None

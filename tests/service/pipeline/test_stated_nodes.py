@@ -35,13 +35,13 @@ class KubernetesWorld(BareWorld):
         self.source = KubernetesSource(Entities(), ManualClock(0), {}, server=SmallKubernetes())
         super().__init__(folder, sources=[self.source], **more)
         self.source._clock = self.clock
-        self.source.fold_messages([Listing(name, (), "1") for name in KINDS])
+        self.source.handle_messages([Listing(name, (), "1") for name in KINDS])
         self.put(*nodes)
 
     def put(self, *nodes: dict[str, Any], kind: str = "ADDED", name: str = "nodes") -> Batch:
         decode = {row.name: row.decode for row in self.source.list_collections()}[name]
         rows = [{**node, "metadata": {"uid": "u", "resourceVersion": "2", **node["metadata"]}} for node in nodes]
-        batch = self.source.fold_messages(
+        batch = self.source.handle_messages(
             [Changes(name, tuple((kind, decode(json.dumps(row).encode())) for row in rows), "2")]
         )
         self.pipeline.apply_batch(batch)
@@ -229,7 +229,7 @@ def test_a_slurm_node_in_a_pod_is_the_node_that_the_pod_is_on(tmp_path: Path) ->
     )
     board = world.tick()
     assert [gpu["job"] for gpu in board.json("doc.fleet")["nodes"][0]["gpus"]] == ["208", "208", None, None]
-    assert [row.hosts for row in world.pipeline.state.jobs.running()] == [("computeinstance-1",)]
+    assert [row.hosts for row in world.pipeline.state.jobs.list_running()] == [("computeinstance-1",)]
 
 
 def test_nodes_that_kubernetes_withholds_are_rejected_for_their_reason(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_gpus_of_a_host_are_not_given_out_while_nothing_reports_its_jobs(tmp_pat
     board = world.tick()
     assert world.decide(board, gpus_per_node=3).outcome == "refused"
     assert world.decide(board, gpus_per_node=2).ranks[0].gpus == (6, 7)
-    assert world.pipeline.state.jobs.running() == []
+    assert world.pipeline.state.jobs.list_running() == []
     world.put(host_pod("a", 6), name="pods", kind="DELETED")
     assert world.decide(world.tick(), gpus_per_node=8).outcome == "placed"
 

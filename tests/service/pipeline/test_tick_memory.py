@@ -124,10 +124,10 @@ def played(ticks) -> Iterator[tuple[Tick, Tick]]:
             copies = {key: row for key, row in copies.items() if row.job != job}
         for row in table.attempts.values():
             copies.setdefault((row.job, row.attempt), row.copy())
-        views = [copies[row.job, row.attempt] for row in table.running()]
+        views = [copies[row.job, row.attempt] for row in table.list_running()]
         placements = RunningPlaces.from_running(views, placements)
         fleet = ScoredFleet(RISK, {"x": {"slow": is_slow, "cause": "unknown", "culprit": NOBODY}})
-        queued = [copies[row.job, row.attempt] for row in table.queued()]
+        queued = [copies[row.job, row.attempt] for row in table.list_queued()]
         ended = [row for row in copies.values() if row.over_ms is not None]
         tick = tick_of(now_ms, TOPOLOGIES[topology], fleet, running=views, queued=queued, ended=ended)
         tick = replace(tick, run_times={("x", table.latest.get("x", 1)): forecasts[left_s]} if left_s else {})
@@ -187,7 +187,7 @@ def test_a_result_is_recalled_until_an_object_that_it_depends_on_is_another_one(
 def test_the_rows_of_jobs_follow_the_clock_though_nothing_was_received() -> None:
     table, memory = JobTable(), TickCache()
     apply(table, "start", "x", ["a"], 0, T0)
-    views = table.running()
+    views = table.list_running()
     placements = RunningPlaces(views)
     for now_ms, left_s in ((T0 + 60_000, 540.0), (T0 + 120_000, 480.0)):
         tick = tick_of(now_ms, TOPOLOGIES[0], ScoredFleet(RISK, {}), running=views)

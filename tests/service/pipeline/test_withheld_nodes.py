@@ -86,7 +86,7 @@ def test_windows_end_when_the_placer_serves_another_file(site: Site) -> None:
     site.tick()
     Path(site.config.placer.queues).write_text("[queue.a]\n[queue.b]\n")
     site.placer.view.refresh()
-    site.placer.view.observed()
+    site.placer.view.observe_fleet()
     assert gpus_of(site.tick())["free"] == 4 * GPUS
 
 

@@ -156,8 +156,8 @@ def test_requests_are_answered_while_a_pass_thinks(world: World, monkeypatch: py
 def test_a_view_with_one_more_promise_is_that_of_all_promises(world: World) -> None:
     for number in range(4):
         world.place(f"r{number}", gang=2, gpus_per_node=2)
-    one_by_one = world.service.view.observed()
-    base = world.service.view.without_promises
+    one_by_one = world.service.view.observe_fleet()
+    base = world.service.view.view_without_promises
     assert base is not None
     at_once = add_intents(base, world.service.ledger.list_active_intents())
     assert np.array_equal(one_by_one.view.free, at_once.view.free)

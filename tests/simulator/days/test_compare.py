@@ -13,8 +13,8 @@ from fleetcast.simulator.days.day import (
     OPERATOR_S,
     RESTART_S,
     Arm,
-    Day,
     DayFault,
+    DaySimulation,
     FalseAlarm,
     Losses,
 )
@@ -41,11 +41,13 @@ def fault(node: int, sighting: Sighting, start_s: float, end_s: float, gpu: int 
     return DayFault(node, gpu, START_MS + round(start_s * 1000), START_MS + round(end_s * 1000), sighting)
 
 
-def play(arm: Arm, jobs: list[TraceJob], faults: list[DayFault], nodes: int = 3, **more: Any) -> tuple[Losses, Day]:
+def play(
+    arm: Arm, jobs: list[TraceJob], faults: list[DayFault], nodes: int = 3, **more: Any
+) -> tuple[Losses, DaySimulation]:
     """A day of six hours on an empty fleet."""
     cluster = BackfillQueue(GpuPool(np.ones((nodes, 8), bool), np.zeros(nodes, np.int32)))
     end_ms = START_MS + round(6 * HOUR_S * 1000)
-    day = Day(cluster, topology(nodes), START_MS, end_ms, arm=arm, remaining_s=lambda row: 0.0, memo={})
+    day = DaySimulation(cluster, topology(nodes), START_MS, end_ms, arm=arm, remaining_s=lambda row: 0.0, memo={})
     return day.run(jobs, faults, more.get("alarms", [])), day
 
 

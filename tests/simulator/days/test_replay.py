@@ -103,7 +103,7 @@ def test_no_gpu_is_held_twice_and_the_history_folds():
     replay = fast_forward_trace(trace, small_fleet(8), weeks=1)
     table = JobTable()
     assert all(table.apply(event) for event in replay.history)
-    assert not table.running()
+    assert not table.list_running()
     held = [(rank.node, gpu) for row in replay.ongoing for rank in row.ranks for gpu in rank.gpus]
     assert len(held) == len(set(held)) == replay.running_gpus
     assert replay.queue

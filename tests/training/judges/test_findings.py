@@ -33,7 +33,7 @@ def finding(node: str, first_s: int, last_s: int, **named: int) -> FlagSpell:
 def test_flags_in_a_row_are_one_finding_and_holes_are_closed() -> None:
     found = Findings()
     for at_s, name in ((1000, ""), (1015, "n1/2"), (1300, "n1/0"), (1315, "n1/2"), (4000, "")):
-        found.record("n1", at_s * 1000, name)
+        found.record_flag("n1", at_s * 1000, name)
     assert [(row.first_ms, row.last_ms) for row in found.rows] == [(1_000_000, 1_315_000), (4_000_000, 4_000_000)]
     assert found.rows[0].named == {"n1/2": 1_015_000, "n1/0": 1_300_000}
 

@@ -12,10 +12,10 @@ from fleetcast.training.reports.contests import (
     format_lead,
     format_metric,
     make_comparisons,
-    select_level,
-    select_lost,
+    select_better,
     select_pooled_rows,
-    select_won,
+    select_undecided,
+    select_worse,
 )
 from fleetcast.training.reports.fans import count_served_models, make_courses
 from fleetcast.training.reports.page import RawHtml, format_cell_text, render_table
@@ -138,7 +138,7 @@ def test_the_best_baseline_is_the_rival_and_a_hundredth_is_no_difference() -> No
     rows = [a_row(), a_row(method="persistence", value=1.0), a_row(method="theta", value=0.905)]
     (contest,) = make_comparisons(rows, MAIN["demand"])
     assert contest.rival.method == "theta"
-    assert (select_won([contest]), select_lost([contest]), select_level([contest])) == ([], [], [contest])
+    assert (select_better([contest]), select_worse([contest]), select_undecided([contest])) == ([], [], [contest])
     assert describe_comparisons([contest]) == ["venus, running, WQL: as good at 1 h (theta)"]
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from fleetcast.training.sets.demand_sets import cap_panel, read_panels
+from fleetcast.training.sets.demand_sets import read_panels, set_known_capacity
 from tests.training.demand_folders import flows, nodes, times, write, write_split
 
 
@@ -123,7 +123,7 @@ def test_a_ceiling_is_that_of_the_first_judged_origin(tmp_path):
     (tmp_path / "train").mkdir()
     running = by_target(read_panels(tmp_path / "train", tmp_path / "test"))["running"]
     assert (running.bins_before_judging, running.panel.capacity.tolist()) == (24, [64])
-    assert cap_panel(running.panel, 40).capacity.tolist() == [128]
+    assert set_known_capacity(running.panel, 40).capacity.tolist() == [128]
     assert np.isnan(by_target(read_panels(tmp_path / "test", None))["queued"].panel.capacity[0])
 
 

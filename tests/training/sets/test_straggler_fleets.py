@@ -95,7 +95,7 @@ def flags(node: str, *spans_s: tuple[int, int]) -> Findings:
     found = Findings()
     for first_s, last_s in spans_s:
         for at_s in range(first_s, last_s + 1, 60):
-            found.record(node, at_s * 1000)
+            found.record_flag(node, at_s * 1000)
     return found
 
 

@@ -73,7 +73,7 @@ def start(job: str, node: str, *gpus: int, **more: Any) -> tuple[JobEvent, JobEv
 def looked(state: FleetState) -> tuple[dict[str, Any], dict[str, Any]]:
     """job -> fingerprint, job -> use."""
     prints = Fingerprints(ManualClock(NOW_MS))
-    for _ in state.jobs.running():  # a pass may end after its first slice: its budget is time
+    for _ in state.jobs.list_running():  # a pass may end after its first slice: its budget is time
         asyncio.run(prints.run_pass(state))
     body = {section.name: msgspec.json.decode(bytes(section.data)) for section in prints.latest}
     return body["doc.fingerprints"], {row["job"]: row for row in body["doc.utilisation"]}
@@ -231,7 +231,7 @@ def test_a_large_job_is_copied_in_blocks_and_averaged_off_the_loop(monkeypatch: 
     tell(state, *start("big", "n1", *range(8)))
     power = np.broadcast_to(np.arange(8) * 100.0, (SLOTS, 8))
     cache(state, "power_w", power)
-    [job] = state.jobs.running()
+    [job] = state.jobs.list_running()
     rows = job_window.find_job_rows(job, state.entities, {"n1": 8})
 
     async def copied() -> tuple[job_window.JobWindow | None, int]:

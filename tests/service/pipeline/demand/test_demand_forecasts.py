@@ -247,7 +247,7 @@ def test_an_end_that_came_after_the_tick_counts_and_not_the_request_of_the_tick(
     events = (Submitted(**about, gpus_per_node=8, queue="train"), started, ended)
     it.state.apply(Batch(events=events), NOW_MS)
     if rests:
-        it.state.fold.rest(NOW_MS, 0)
+        it.state.fold.pack_old_attempts(NOW_MS, 0)
     asyncio.run(made.forecast(it.state))
     demand = it.state.demand
     assert demand.queues() == ("train", "all")
