@@ -53,13 +53,8 @@ class JobAttempt:
     phase_since_ms: int | None = None
     steps: list[Step] = field(default_factory=list)  # one a step, by time
     rank_steps: RankSteps = field(default_factory=dict)  # of the newest steps that ranks reported
-<<<<<<< HEAD
     reported_steps: int = 0
-    checkpoints: list[Edges] = field(default_factory=list)  # by time
-=======
-    steps_told: int = 0
     checkpoints: list[CheckpointEdges] = field(default_factory=list)  # by time
->>>>>>> 8c136933 (fixup! names: let functions and classes say what they do)
     evaluations: list[Phase] = field(default_factory=list)  # their beginnings, from rank 0 or without a rank
     lost_nodes: dict[str, str] = field(default_factory=dict)
     ended_ms: int | None = None

@@ -49,19 +49,9 @@ _SERVICE = re.compile(r"[^.:]*(exporter|dcgm)[^.:]*")
 class Target:
     """The exporter, or sender of samples, from which pages come.
 
-<<<<<<< HEAD
-    `node`: owns series that name no node, or all series if `fixed`. `address`: its process' host:port. own: its
-    name before a page gave it another. renamed: label → the node that it means on this target's pages.
-    last_page_ms: time of its last page, 0 for never. pages: number of decoded pages, 0 if samples arrive without
-    pages. named: node → time of the first page with one of its boards. forgets: the decoder must resolve all
-    series again. whole_page: the last page on which it did so. whole_since: the first of a run of such pages.
-    unproven: node → its GPUs that the pages list without a UUID. readings: the readings of its last page, while
-    these GPUs are in doubt. is_listed: the operator lists the target. listed: names on its pages to which
-    therefore no limit applies.
-=======
     `node`: the node of series that name no node, or of all series if `fixed`. `address`: host:port of
     its process. own: the target's name before a page gave it another one. renamed: label → the node
-    that this label means on the target's pages. heard_ms: the time of its last page, 0 if it has sent
+    that this label means on the target's pages. last_page_ms: the time of its last page, 0 if it has sent
     none. pages: the number of decoded pages, 0 if samples arrive without pages. named: node → the time
     of the first page with one of its boards. forgets: whether the decoder must resolve all series
     again. whole_page: the number of the last page on which it did so. whole_since: the number of the
@@ -69,7 +59,6 @@ class Target:
     without a UUID. readings: the readings of the last page, while it is in doubt which machine has
     these GPUs. is_listed: the operator lists the target. listed: the names on its pages that are exempt
     from the limit of nodes for this reason.
->>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     node: str

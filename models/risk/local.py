@@ -35,13 +35,8 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 class LocalEvidence:
     """The evidence of one pipeline, and the columns by which gang members are compared.
 
-<<<<<<< HEAD
-    own: (node,) whether this pipeline receives telemetry of the node itself. newest_sample_ms: (2, node) the
-    time of the newest sample of its GPUs, and of its ports, in Unix ms.
-=======
     Rows are those of its own nodes. own: (node,) whether this pipeline receives telemetry of the node itself.
-    heard_ms: (2, node) the time of the newest sample of its GPUs, and of its ports, in Unix ms.
->>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
+    newest_sample_ms: (2, node) the time of the newest sample of its GPUs, and of its ports, in Unix ms.
     """
 
     time_ms: int

@@ -48,13 +48,8 @@ class IssuedRisk:
 class RiskRecord:
     """The past accuracy of risk probabilities: sums of matured forecasts by (horizon, bin of probability).
 
-<<<<<<< HEAD
     count: the number of forecasts. predicted: the sum of their probabilities. seen: the number of faults
-    that followed. squares: (horizon,) the sum of squared errors.
-=======
-    count: the number of forecasts. told: the sum of their probabilities. seen: the number of faults
     that followed. squares: (horizon,) the sum of squared errors of the probabilities.
->>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     count: Array = field(default_factory=lambda: np.zeros((len(RISK_HORIZONS_S), BINS)))

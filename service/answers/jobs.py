@@ -100,19 +100,12 @@ class QueuedJob(msgspec.Struct):
 class RunningJobRow(msgspec.Struct):
     """A running job, as the placer reads it.
 
-<<<<<<< HEAD
-    gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there. The
-    occupancy states them. For nodes outside the fleet, and once the attempt has ended, its events state
-    them. A board of an earlier version has none. placed_ms: since when it runs on these GPUs. checkpoint_ms:
-    when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the version before, moved
-    to `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs, so the report of an end is late.
-=======
     gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there, according to
     the board's occupancy. For nodes outside the fleet and for ended attempts, `held` comes from the job's
-    events. It is empty on boards of earlier versions. placed_ms: since when it runs on these GPUs. kept_ms:
-    when its last checkpoint was complete. displaced: other jobs hold some of its GPUs, so the report of its
+    events. It is empty on boards of earlier versions. placed_ms: since when it runs on these GPUs. checkpoint_ms:
+    when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the version before, moved to
+    `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs, so the report of its
     end is late.
->>>>>>> 53a3b2c0 (fixup! docs: rewrite 5,200 docstrings that had to be read twice)
     """
 
     job: str
