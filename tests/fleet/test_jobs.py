@@ -86,7 +86,7 @@ def test_an_attempt_waits_runs_and_ends() -> None:
     for event in (submitted(), started(nodes=("n1",)), finished()):
         attempt = table.apply(event)
         assert attempt is not None
-        states.append((attempt.state, len(table.queued()), len(table.running())))
+        states.append((attempt.state, len(table.list_queued()), len(table.list_running())))
     assert states == [("queued", 1, 0), ("running", 0, 1), ("finished", 0, 0)]
     assert attempt.run_s == 0.03
 
@@ -199,8 +199,8 @@ def test_an_attempt_that_was_kept_can_be_put_back() -> None:
         table.apply(event)
     for attempt in table:
         again.add_attempt(attempt)
-    assert [row.job for row in again.running()] == ["a"]
-    assert [row.job for row in again.queued()] == ["b"]
+    assert [row.job for row in again.list_running()] == ["a"]
+    assert [row.job for row in again.list_queued()] == ["b"]
     assert again.apply(started(nodes=("n1",))) is None
 
 
@@ -228,7 +228,7 @@ def test_an_event_wakes_a_job_at_rest_and_a_duplicate_stays_one() -> None:
     latest = table.get("a")
     assert latest is not None
     assert latest.attempt == 2
-    assert table.running() == []
+    assert table.list_running() == []
 
 
 def test_a_job_rests_only_when_all_its_attempts_are_over() -> None:
@@ -265,7 +265,7 @@ def test_a_copy_of_an_attempt_does_not_change_with_it() -> None:
 def test_what_started_without_a_submission_is_not_queued() -> None:
     table = JobTable()
     table.apply(Queued(job="a", sequence=1, time_ms=1, reason="full"))
-    assert table.queued() == []
+    assert table.list_queued() == []
 
 
 def waits(sequence: int, time_ms: int, blocked: bool = False, reason: str = "") -> Queued:
@@ -277,7 +277,7 @@ def test_a_held_attempt_is_blocked_until_it_is_released() -> None:
     for event in (submitted(), waits(5, 10, True, "JobHeldUser"), waits(6, 30, reason="Resources")):
         attempt = table.apply(event)
         assert attempt is not None
-        states.append((attempt.state, attempt.eligible_ms, len(table.queued()), len(table.blocked())))
+        states.append((attempt.state, attempt.eligible_ms, len(table.list_queued()), len(table.list_blocked())))
     assert states == [("queued", 10, 1, 0), ("blocked", None, 0, 1), ("queued", 30, 1, 0)]
     assert attempt.queued_reason == "Resources"
 
@@ -291,7 +291,7 @@ def test_a_blocked_attempt_that_starts_runs() -> None:
     table = JobTable()
     for event in (submitted(), waits(9, 10, True, "Dependency"), started(sequence=3, nodes=("n1",))):
         table.apply(event)
-    assert ([row.job for row in table.running()], table.blocked()) == (["a"], [])
+    assert ([row.job for row in table.list_running()], table.list_blocked()) == (["a"], [])
 
 
 @given(st.permutations([submitted(), waits(5, 10, True, "held"), waits(6, 30), waits(7, 40, True, "held again")]))
@@ -419,7 +419,7 @@ def test_rest_changes_nothing_that_anybody_sees(events: list[JobEvent], cut: int
     assert sorted(table, key=key) == sorted(straight, key=key)
     assert table.position == straight.position
     assert [table.get(job) for job in "ab"] == [straight.get(job) for job in "ab"]
-    assert sorted(map(key, table.running())) == sorted(map(key, straight.running()))
+    assert sorted(map(key, table.list_running())) == sorted(map(key, straight.list_running()))
 
 
 @examples(125)
@@ -536,8 +536,8 @@ def test_the_latest_attempt_that_started_is_the_one_that_runs_in_any_order(event
     table = JobTable()
     for event in events:
         table.apply(event)
-    assert [row.attempt for row in table.running()] == [3]
-    assert table.queued() == []
+    assert [row.attempt for row in table.list_running()] == [3]
+    assert table.list_queued() == []
     assert [(row.attempt, row.over_ms) for row in sorted(table, key=lambda row: row.attempt)] == [
         (1, 40),
         (2, 60),
@@ -549,8 +549,8 @@ def test_a_next_attempt_that_only_waits_ends_nothing() -> None:
     table = JobTable()
     for event in later_attempts()[:3]:
         table.apply(event)
-    assert [row.attempt for row in table.running()] == [1]
-    assert [row.attempt for row in table.queued()] == [2]
+    assert [row.attempt for row in table.list_running()] == [1]
+    assert [row.attempt for row in table.list_queued()] == [2]
 
 
 def test_an_end_that_is_told_late_counts_more_than_the_next_start() -> None:
@@ -580,7 +580,7 @@ def test_a_step_of_an_attempt_that_nobody_said_started_makes_it_run_where_its_ra
     table = JobTable()
     for event in (told(9, 20, rank=1, node="n2", gpus=(3,)), told(7, 10, rank=0, node="n1", gpus=(0,)), told(8, 30)):
         table.apply(event)
-    (row,) = table.running()
+    (row,) = table.list_running()
     assert (row.source, row.started_ms, row.last_sign_ms, row.hosts) == ("sdk", T0 + 10_000, T0 + 30_000, ("n1", "n2"))
     assert [(rank.rank, rank.node, rank.gpus) for rank in row.ranks] == [(0, "n1", (0,)), (1, "n2", (3,))]
 
@@ -604,9 +604,9 @@ def test_an_end_by_silence_gives_way_to_a_later_step_and_to_a_real_end() -> None
         table.apply(event)
     assert [row.state for row in table] == ["failed"]
     table.apply(told(8, 15))
-    assert table.running() == [], "an older step revives nothing"
+    assert table.list_running() == [], "an older step revives nothing"
     table.apply(told(10, 4000))
-    assert [row.source for row in table.running()] == ["sdk"]
+    assert [row.source for row in table.list_running()] == ["sdk"]
     table.apply(Finished(job="j", sequence=11, time_ms=T0 + 4_001_000))
     table.apply(silent(4000))
     assert [(row.state, row.source) for row in table] == [("finished", "events")]

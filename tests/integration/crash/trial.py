@@ -126,7 +126,7 @@ def judge(config: Config, folder: Path, diary: Diary, crowd: list[Client], now_m
     reused = check_no_gpu_was_promised_twice(config.ledger, diary.released_ms)
     killed = reload(config, folder / "pages", now_ms)
     alone = msgspec.structs.replace(config, state=str(folder / "straight"))
-    straight = run_straight(alone, diary.sort_by_turn(), folder / "pages", killed.pages_until_ms, now_ms)
+    straight = run_straight(alone, diary.in_order(), folder / "pages", killed.pages_until_ms, now_ms)
     check_tables(killed.state, straight)
     values = check_rings(killed.state, straight)
     check_scraped_ring(killed.state)
