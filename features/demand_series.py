@@ -145,10 +145,10 @@ class DemandSeries(Stateful):
             self._drop_contribution(key)
         if new is not None:
             scopes = new.list_scopes()
-            kept = [scope for scope in scopes if self._ensure_bins(scope)]
-            self._add_change(new, 1, kept)
+            admitted = [scope for scope in scopes if self._ensure_bins(scope)]
+            self._add_change(new, 1, admitted)
             self._add_to_pools(new, 1)
-            self._add_contribution(key, new, frozenset(scopes) - frozenset(kept))
+            self._add_contribution(key, new, frozenset(scopes) - frozenset(admitted))
 
     def _update_pool_contributions(self, old: Contribution, new: Contribution) -> None:
         """Replace an attempt's contribution to its pools: undo `old`, and add `new`."""
@@ -225,9 +225,9 @@ class DemandSeries(Stateful):
 
     def _add_change(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
         """Add a change to those of the scopes that have bins. sign: 1 to add it, -1 to undo it."""
-        kept = list(scopes)
-        self._add_edges(((sign, edge) for edge in change.list_edges()), kept)
-        for scope in kept:
+        admitted = list(scopes)
+        self._add_edges(((sign, edge) for edge in change.list_edges()), admitted)
+        for scope in admitted:
             if scope in self._attempts:
                 self._attempts[scope] += sign
 
@@ -397,8 +397,8 @@ class DemandSeries(Stateful):
         if added is not None:
             arrived_ms = added.list_edges()[0][0]
             scopes = added.list_scopes()
-            kept = (scope for scope in scopes if scope in self and self._since.get(scope, 0) <= arrived_ms)
-            self._add_contribution((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(kept))
+            admitted = (scope for scope in scopes if scope in self and self._since.get(scope, 0) <= arrived_ms)
+            self._add_contribution((attempt.job, attempt.attempt), added, frozenset(scopes) - frozenset(admitted))
 
     def dump(self) -> Dump:
         """Return a copy for a snapshot: JSON-able parts, and arrays by name."""

@@ -51,6 +51,6 @@ class GpuResidency:
 
     def load(self, rows: Iterable[list[Any]]) -> None:
         """Restore what `dump` returned."""
-        first, *kept = rows
+        first, *rest = rows
         self._last_ms = first[0]
-        self._sums = {(queue, class_): [*sums] for queue, class_, *sums in kept}
+        self._sums = {(queue, class_): [*sums] for queue, class_, *sums in rest}

@@ -157,11 +157,11 @@ def _compute_sent_rate(store: WindowStore, rows: JobRows, first: int, last: int)
         return nothing
     tx = _copy_slots(ports, ("tx_bytes",), first, last, rows.port[there])[0]
     known = np.isfinite(tx)
-    heard = known.any(axis=0)
-    reporting_nodes = len(np.unique(rows.port_node[there][heard])) / max(rows.nodes, 1)
+    has_reports = known.any(axis=0)
+    reporting_nodes = len(np.unique(rows.port_node[there][has_reports])) / max(rows.nodes, 1)
     if not reporting_nodes or reporting_nodes < 1 - MOST_SILENT:
         return nothing
-    share = rows.port_share[there] * heard
+    share = rows.port_share[there] * has_reports
     weight = known @ share
     total = np.where(known, tx, 0.0) @ share * share.sum() / reporting_nodes
     np.divide(total, weight, out=nothing, where=weight > 0, casting="same_kind")

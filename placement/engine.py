@@ -94,8 +94,8 @@ def find_claimed_gpus(
         if request.milli == WHOLE:
             gpus = view.free & (np.cumsum(view.free, axis=1) <= members[:, None] * request.gpus_per_node)
             continue
-        for row, take in zip(fit.rows.tolist(), fit.takes.tolist(), strict=True):
-            gpus[row, choose_fullest_slots(view.milli[row], request.milli, take)] = True
+        for row, size in zip(fit.rows.tolist(), fit.takes.tolist(), strict=True):
+            gpus[row, choose_fullest_slots(view.milli[row], request.milli, size)] = True
     return gpus, members
 
 
@@ -193,12 +193,12 @@ def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tup
     rows = fit.rows[order]
     free = np.nonzero(view.free[rows])[1].tolist()  # of one node after the other
     begin = 0
-    for row, take, count in zip(rows.tolist(), fit.takes[order].tolist(), view.free_gpus[rows].tolist(), strict=True):
+    for row, size, count in zip(rows.tolist(), fit.takes[order].tolist(), view.free_gpus[rows].tolist(), strict=True):
         if milli < WHOLE:
-            for slot in choose_fullest_slots(view.milli[row], milli, take):
+            for slot in choose_fullest_slots(view.milli[row], milli, size):
                 ranks.append(RankPlacement(len(ranks), names[row], (slot,), milli))
             continue
-        for member in range(take):
+        for member in range(size):
             first = begin + member * each
             ranks.append(RankPlacement(len(ranks), names[row], tuple(free[first : first + each])))
         begin += count

@@ -47,8 +47,8 @@ def make_scene(seed: int) -> PlayScene:
     run_s = np.clip(rng.lognormal(6.5, 1.0, JOBS), 30, 7200).round()
     gpus = EACH * rng.choice([1, 1, 1, 2, 2, 4, 8], JOBS)
     limit_s = (run_s * rng.uniform(1.2, 5.0, JOBS)).round()
-    nobody = [""] * JOBS
-    trace = Trace([], submit_s.tolist(), run_s.tolist(), gpus.tolist(), limit_s.tolist(), nobody, nobody)
+    no_names = [""] * JOBS
+    trace = Trace([], submit_s.tolist(), run_s.tolist(), gpus.tolist(), limit_s.tolist(), no_names, no_names)
     return PlayScene(trace, NODES, EACH)
 
 

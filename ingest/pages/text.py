@@ -364,8 +364,8 @@ class PageDecoder:
             self._shape, self._refusals = PageShape(page.prefixes, page.roles), RememberedRefusals.from_page(page)
             self._cache = {}
         elif len(self._cache) > 2 * lines + 256:
-            kept = {prefix[:-1] for prefix in page.prefixes}
-            self._cache = {key: series for key, series in self._cache.items() if key in kept}
+            prefixes = {prefix[:-1] for prefix in page.prefixes}
+            self._cache = {key: series for key, series in self._cache.items() if key in prefixes}
 
     def _make_batch(self, raw: NDArray[np.float64], time_ms: NDArray[np.int64], bad: list[RecordError]) -> Batch:
         columns = self._columns

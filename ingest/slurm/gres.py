@@ -80,12 +80,12 @@ def _parse_gres(text: str) -> Gres:
     has_mig = False
     held: list[int] = []
     parts: list[HeldShards] = []
-    for name, words, note in _GRES.findall(text[:10_000]) if _may_hold_gpus(text) else ():
+    for name, words, details in _GRES.findall(text[:10_000]) if _may_hold_gpus(text) else ():
         stated = [part for part in re.split("[:=]", words) if part and part != "(null)"]
         count = _parse_amount(stated.pop()) if stated and _COUNT.fullmatch(stated[-1]) else 1
         if name != "gpu":
             shares, unit = max(shares, count), name
-            parts += (HeldShards(gpu, int(row[1]), int(row[2])) for gpu, row in enumerate(_PART.finditer(note)))
+            parts += (HeldShards(gpu, int(row[1]), int(row[2])) for gpu, row in enumerate(_PART.finditer(details)))
             continue
         if stated:
             profile = parse_mig_profile(find_mig_profile(stated[0]))
@@ -98,8 +98,8 @@ def _parse_gres(text: str) -> Gres:
             milli += count * (round(WHOLE_GPU * profile.slices / SLICES) if profile else WHOLE_GPU)
         else:
             plain += count
-        if note.startswith("IDX:"):
-            held += parse_indices(note[4:])
+        if details.startswith("IDX:"):
+            held += parse_indices(details[4:])
     total = max(typed, plain)
     return Gres(
         gpus=total,

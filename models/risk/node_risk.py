@@ -309,9 +309,9 @@ def _list_reasons(signals: Signals, shares: Array, now_ms: int) -> dict[int, tup
     order = np.lexsort((-shares, ~signals.firm, signals.node))
     reasons: dict[int, list[Reason]] = {}
     for at in order.tolist():
-        kept = reasons.setdefault(int(signals.node[at]), [])
-        if len(kept) < MAX_REASONS:
-            kept.append(_make_reason(signals, at, float(shares[at]), now_ms))
+        shown_reasons = reasons.setdefault(int(signals.node[at]), [])
+        if len(shown_reasons) < MAX_REASONS:
+            shown_reasons.append(_make_reason(signals, at, float(shares[at]), now_ms))
     return {node: tuple(rows) for node, rows in reasons.items()}
 
 

@@ -84,9 +84,9 @@ def compute_group_p20(speed: Array, group: NDArray[np.int32]) -> Array:
     array([ 4.,  4.,  4.,  4.,  4., nan])
     """
     use = (speed > 0) & (group >= 0)
-    of, kept = group[use], speed[use]
+    of, used_speed = group[use], speed[use]
     groups = int(group.max(initial=-1)) + 1
-    ordered = kept[np.lexsort((kept, of))]
+    ordered = used_speed[np.lexsort((used_speed, of))]
     count = np.bincount(of, minlength=groups)
     start = np.cumsum(count) - count
     mark = np.full(groups, np.nan)

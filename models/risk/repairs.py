@@ -113,7 +113,9 @@ class RepairLog:
         """
         is_node = "/" not in name
         self._pardons = {
-            key: kept for key, kept in self._pardons.items() if (key[1].split("/")[0] if is_node else key[1]) != name
+            key: pardon
+            for key, pardon in self._pardons.items()
+            if (key[1].split("/")[0] if is_node else key[1]) != name
         }
         for at in np.flatnonzero((signals.node == row) & PARDONED[signals.rule]).tolist():
             if 0 < signals.since_ms[at] <= back_ms and (is_node or signals.entity[at] == name):

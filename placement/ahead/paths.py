@@ -195,11 +195,11 @@ def sample_timelines(
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
     levels, finder = turns.make_sort_keys(entries).levels, PlaceFinder(rooms)
-    kept = choose_saved_entries(levels, _compute_max_calendars(calendar))
+    chosen = choose_saved_entries(levels, _compute_max_calendars(calendar))
     sources = [_make_run_time_source(one, run_quantiles) for one in requests]
     runs_s = draw.draw_run_times(sources)
     for number, (request, run_s, source) in enumerate(zip(requests, runs_s, sources, strict=True)):
-        if number in kept:
+        if number in chosen:
             calendar = calendar.copy()
             calendars.append((levels[number], calendar))
         if number < BACKFILLED:

@@ -124,10 +124,10 @@ def find_free_windows(view: ClusterView, reservation: Reservation | None) -> tup
 
     A window without GPUs is left out.
     """
-    kept = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
+    reserved = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
     is_open = view.is_open
     found = []
-    for mask, until_ms in ((view.free & ~kept, None), (kept, reservation.shadow_ms if reservation else None)):
+    for mask, until_ms in ((view.free & ~reserved, None), (reserved, reservation.shadow_ms if reservation else None)):
         by_node = np.count_nonzero(mask[is_open], axis=1)
         if by_node.any():
             found.append(FreeWindow(int(by_node.sum()), int(np.count_nonzero(by_node)), until_ms))

@@ -88,12 +88,12 @@ class Ledger(LedgerFile):
 
     def _load_state(self) -> None:
         super()._load_state()
-        kept = self._cached = self._read_rows()
+        cached = self._cached = self._read_rows()
         self.charges.reload_rows()
-        if kept.position > kept.head.audit_id:
+        if cached.position > cached.head.audit_id:
             logger.error(
                 "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` says more",
-                *(self.path, kept.head.audit_id + 1, kept.position),
+                *(self.path, cached.head.audit_id + 1, cached.position),
             )
 
     def _count_change(self) -> None:

@@ -167,7 +167,7 @@ class ClusterView:
     inventory: Inventory = NOT_GIVEN  # made from the topology when not given
     advice: NDArray[np.int8] = NO_ADVICE  # (n,) Advice; none when not given
     hearing: NDArray[np.int8] | None = None  # (n,) Hearing; None: nobody asks for it
-    kept: NDArray[np.bool_] | None = None  # (n,) a window or a reservation keeps the node now
+    withheld: NDArray[np.bool_] | None = None  # (n,) a window or a reservation keeps the node now
     parts: HeldParts = NO_PARTS  # of GPUs that several jobs may share; such a GPU's holder is the first of them
     memo: ViewMemo = field(default_factory=ViewMemo, repr=False, compare=False)  # views made of this one share it
     free: NDArray[np.bool_] = field(init=False)  # (n, g) all of the GPU is; follows from `milli`
@@ -198,4 +198,4 @@ class ClusterView:
 
         Any request may use its free GPUs.
         """
-        return self.in_service if self.kept is None else self.in_service & ~self.kept
+        return self.in_service if self.withheld is None else self.in_service & ~self.withheld

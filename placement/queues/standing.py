@@ -97,8 +97,8 @@ class QueueTotals:
         never lends, and those within its guarantee that it holds or waits for.
         """
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
-        kept = self.node.find_unlent_guarantee(resource) if self.node is not None else 0.0
-        return max(held, kept, min(guaranteed, held + self.wanted.get(resource, 0.0)))
+        reserved = self.node.find_unlent_guarantee(resource) if self.node is not None else 0.0
+        return max(held, reserved, min(guaranteed, held + self.wanted.get(resource, 0.0)))
 
 
 class QueueStanding:
@@ -328,8 +328,8 @@ class QueueStanding:
             return False
         for name, gpus in amounts.items():
             held = self.stands[ROOT].held.get(name, 0.0) + gpus
-            kept = self._compute_new_reserve(leaf, name, gpus) - held
-            if name in self.tree.resources and gpus + kept > self.capacity.get(name, 0.0):
+            reserved = self._compute_new_reserve(leaf, name, gpus) - held
+            if name in self.tree.resources and gpus + reserved > self.capacity.get(name, 0.0):
                 return False
         return True
 

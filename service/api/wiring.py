@@ -50,13 +50,13 @@ def make_api_context(config: Config, clock: Clock, access: Access) -> Context:
     recent = RecentIdentities()
     promises = PromiseReader(config.ledger)
     names = NewNames(config.limits, cache, recent, clock, promises)
-    kept = config, clock, cache, link, EventBroadcaster(cache), metrics, recent, names
+    parts = config, clock, cache, link, EventBroadcaster(cache), metrics, recent, names
     access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     archived = ArchivedJobs(config)
     answerers = Answerers(config, clock, cache)
     doors = access, backlog, archived, answerers, bodies, promises, ApiListening(config.folder, clock)
-    return Context(*kept, *doors, mirror=mirror)
+    return Context(*parts, *doors, mirror=mirror)
 
 
 def make_api_access(config: Config) -> Access:

@@ -34,15 +34,15 @@ KEEPS = (Occupant.WINDOW, Occupant.RESERVATION)  # these keep whole nodes
 
 
 def classify_gpu_use(
-    holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_], kept: NDArray[np.int8]
+    holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_], withheld: NDArray[np.int8]
 ) -> NDArray[np.int8]:
     """Return (n, g) int8 Occupant of each GPU.
 
     holder, promise: (n, g) index of the job and of the request, or NO_HOLDER. unknown_use: (n, g) bool.
-    kept: (n,) WINDOW, RESERVATION or NOTHING for each node.
+    withheld: (n,) WINDOW, RESERVATION or NOTHING for each node.
     """
     uses = [holder != NO_HOLDER, promise != NO_HOLDER, unknown_use]
-    return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], kept[:, None]).astype(np.int8)
+    return np.select(uses, [Occupant.JOB, Occupant.PROMISE, Occupant.UNKNOWN], withheld[:, None]).astype(np.int8)
 
 
 def describe_gpu_use(unknown: int, promises: Sequence[tuple[str, int]]) -> str:

@@ -180,7 +180,7 @@ class OtherPipelines(Capability):
         """Yield the names of the nodes from which the other pipelines have received samples."""
         for report in self.iterate_reports():
             known = report.local.known.tolist()
-            yield from (name for name, heard in zip(report.local.nodes, known, strict=True) if heard)
+            yield from (name for name, is_known in zip(report.local.nodes, known, strict=True) if is_known)
 
     def count_gpus(self) -> dict[str, int]:
         """Return node -> number of GPUs that the other pipelines have observed there."""
@@ -225,8 +225,8 @@ class OtherPipelines(Capability):
         gpu[:, AGE[GPU]] += for_ms / 1000
         node[:, AGE[NODE]] += for_ms / 1000
         if for_ms > self.stale_after_ms:
-            heard = report.local.known[: len(node)]
-            node[heard, UP] = 0.0
+            known = report.local.known[: len(node)]
+            node[known, UP] = 0.0
         return replace(report, gpu=gpu, node=node)
 
     def merge_ingestion(self, own: Ingestion) -> Ingestion:

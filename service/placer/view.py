@@ -150,7 +150,7 @@ class ViewDecoder:
             models=tuple((name, str(model)) for name, model in meta["models"].items()),
             unknown_use=in_use,
             hearing=read_hearing(board, n, self._placer),
-            kept=find_windowed_nodes(board, n),
+            withheld=find_windowed_nodes(board, n),
             inventory=self._inventory,
             advice=_fit_rows(advice, n, Advice.NONE),
         )

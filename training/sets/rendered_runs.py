@@ -93,8 +93,8 @@ def _judge_periods(results: Results, runs: Sequence[RenderedRun], seed: int) -> 
             )
             for series in ("all", "other_half") if run.in_half else ("all",):
                 (unknown if run.is_aliased else found)[series, method].append(float(near))
-    for metric, kept in (("period_within_2pct", found), ("aliased_unknown", unknown)):
-        for (series, method), values in kept.items():
+    for metric, values_by_key in (("period_within_2pct", found), ("aliased_unknown", unknown)):
+        for (series, method), values in values_by_key.items():
             results.rows.append(make_mean_row(RENDERED, "period", method, metric, values, seed, series))
 
 
@@ -119,8 +119,8 @@ def _judge_forecasts(results: Results, runs: Sequence[RenderedRun], seed: int) -
         for key, scores in of_run.items():
             losses[key].append(float(np.mean([loss for loss, _ in scores])))
             inside[key].append(float(np.mean([hit for _, hit in scores])))
-    for metric, kept in (("expected_pinball", losses), ("coverage_80", inside)):
-        for (series, method), values in kept.items():
+    for metric, values_by_key in (("expected_pinball", losses), ("coverage_80", inside)):
+        for (series, method), values in values_by_key.items():
             if metric == "expected_pinball" or method != "last_value":
                 results.rows.append(make_mean_row(RENDERED, "expected", method, metric, values, seed, series))
 

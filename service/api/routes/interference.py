@@ -22,7 +22,7 @@ from fleetcast.service.http.request_body import decode_json_body, read_body
 from fleetcast.service.http.table import Query, Row, encode
 from fleetcast.service.pipeline.documents import round_number
 from fleetcast.service.pipeline.jobs.interference import (
-    NOBODY,
+    NO_KEYS,
     NOW,
     ON_GPU,
     SECTION,
@@ -141,7 +141,7 @@ async def answer_interference(request: Request, context: Context, query: Query) 
     now = _find_present_speeds(cache.get_document(board, NOW, dict[str, ActiveCoRun]), asked)
     found = _make_interference(pair_speeds, asked.share, now, as_of_ms)
     for name, one, party in (("a", asked.a, a), ("b", asked.b, b)):
-        if party.keys == NOBODY and isinstance(one, str) and name in found.reasons:
+        if party.keys == NO_KEYS and isinstance(one, str) and name in found.reasons:
             found.reasons[name] = NOT_YET if find_job_row(cache, board, one) else NO_JOB
     return make_aged_answer(context, board, as_of_ms, encode(found))
 
@@ -279,14 +279,14 @@ def _read_observed_gpu(board: Board, seen: IsolationReport, row: int, asked: ToV
     return sight
 
 
-def _format_verdict(ok: bool | None, rows: list[IsolationCheck], heard: bool) -> str:
+def _format_verdict(ok: bool | None, rows: list[IsolationCheck], is_reported: bool) -> str:
     wrong = [row for row in rows if row.ok is False]
     if wrong:
         named = "; ".join(f"{row.field} is {row.observed}, not {row.expected}" for row in wrong)
         return f"Not in force: {named}."
     hidden = [row for row in rows if row.ok is None]
     names = ", ".join(row.field for row in hidden)
-    if hidden and not heard:
+    if hidden and not is_reported:
         return f"This GPU sent no telemetry, so {names} cannot be known."
     if hidden:
         return f"Unknown: {names}: {'; '.join(dict.fromkeys(row.reason or '' for row in hidden))}."

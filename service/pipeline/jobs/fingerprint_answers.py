@@ -294,8 +294,8 @@ def _stack_channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
     means = [*(window.mean(name) for name in names), window.sent.astype(np.float64)]
     channels = np.stack([*means, watts] if is_mean else means)
     averaged = np.array([False] * len(names) + [True, True][: 1 + is_mean])
-    heard = np.flatnonzero(np.isfinite(channels).any(axis=0))
-    return (channels[:, heard[0] :] if len(heard) else channels), averaged
+    observed = np.flatnonzero(np.isfinite(channels).any(axis=0))
+    return (channels[:, observed[0] :] if len(observed) else channels), averaged
 
 
 def _compute_exchange_rate(window: JobWindow) -> Array:

@@ -53,7 +53,7 @@ FEW = 64  # co-runs that take no time to learn from
 FEATURES = (*(name for names in READ for name in names), "fb_used_bytes", "fb_free_bytes")
 ON_GPU = ("gpu", "mig")
 EXPLAINED = ("unknown", "compute", "communication")  # what of a job's steps grows beside another
-NOBODY: Keys = (0, 0)
+NO_KEYS: Keys = (0, 0)
 UNKNOWN = (math.nan,) * len(LOADS)
 
 Array = NDArray[np.float64]
@@ -96,7 +96,7 @@ class CoRunTables:
         If `keys` is None, nothing is known about the job.
         """
         if keys is None:
-            return Party(NOBODY)
+            return Party(NO_KEYS)
         rows = [self.alone[at].tolist() for key in keys if (at := _find_row(self.keys, key)) >= 0]
         return _make_party(keys, rows)
 

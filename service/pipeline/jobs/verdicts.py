@@ -58,8 +58,8 @@ class Verdicts(Capability, Stateful):
         young = {job: row for job, row in self._ended.items() if row["judged_ms"] >= now_ms - _choose_retention_ms(row)}
         too_many = max(0, len(young) - MAX_REMEMBERED)
         going = set(islice(sorted(young, key=lambda job: bool(young[job].get("slow"))), too_many))
-        kept = {job: row for job, row in young.items() if job not in going}
-        dropped, self._ended = len(kept) < len(self._ended), kept
+        waiting = {job: row for job, row in young.items() if job not in going}
+        dropped, self._ended = len(waiting) < len(self._ended), waiting
         return dropped
 
     def dump(self) -> Dump:
