@@ -139,7 +139,7 @@ def test_a_fleet_is_scored_with_the_parts_of_its_own_alone(small_fleet: Callable
     wrote = written(lambda: local.append(score_own_nodes(frames, fleet.entities, topology, memory, now_ms)))
     assert wrote
     assert wrote <= local_parts
-    events = FoldedEvents(running=fleet.jobs.running(), ended=(), nodes={})
+    events = FoldedEvents(running=fleet.jobs.list_running(), ended=(), nodes={})
     wrote = written(lambda: score_fleet(FleetMoment(now_ms, topology, local, events), memory))
     assert {"faults", "streaks"} <= wrote
     assert not wrote & local_parts
