@@ -375,7 +375,7 @@ def assert_same(one: JobTable, other: JobTable) -> None:
     assert one.attempts == other.attempts
     assert one.latest == other.latest
     assert one.position == other.position
-    for name in ("running", "queued"):
+    for name in ("list_running", "list_queued"):
         mine, theirs = ({(row.job, row.attempt) for row in getattr(table, name)()} for table in (one, other))
         assert mine == theirs
 

@@ -34,7 +34,7 @@ class Recorded:
     def list_metric_names(self, match: str, first_ms: int, end_ms: int) -> list[str]:
         return ["go_goroutines", POWER, "node_uname_info"]
 
-    def fetch_recorded(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
+    def fetch_recorded_samples(self, selector: str, first_ms: int, end_ms: int) -> list[MatrixRow]:
         self.asked += 1
         if self.asked > self._breaks_at:
             raise SourceError("away")
@@ -46,7 +46,7 @@ class Recorded:
         labels = {"__name__": POWER, "gpu": "0", "Hostname": "n1"}
         return [MatrixRow(labels, [(at, 1 + at % 3600) for at in times])]
 
-    def fetch_resampled(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
+    def fetch_resampled_samples(self, selector: str, first_ms: int, end_ms: int, step_ms: int) -> list[MatrixRow]:
         return []
 
 

@@ -72,7 +72,7 @@ class SlurmInMemory:
     async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
         self._answer("tell", job, comment, admin_comment)
 
-    async def requeue_held(self, job: str) -> None:
+    async def requeue_and_hold(self, job: str) -> None:
         self._answer("requeue", job)
 
     async def release_excluding_node(self, job: str, node: str) -> None:
