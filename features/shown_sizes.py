@@ -19,9 +19,9 @@ MOST_SIZES = 20_000  # attempts, most of them at rest: the oldest goes first
 class OccupiedSizes(Stateful):
     """Attempt → the thousandths of GPUs that it really occupies. An ended attempt keeps its size.
 
-    A displaced attempt holds less than its events state, because other attempts hold some of its GPUs: an end
-    is reported late. Until its own end, it counts with the GPUs that it still has. After that, it counts with
-    the GPUs in its events, because it held them while it ran.
+    If the end of an attempt is reported late, other attempts already hold some of its GPUs. Such a
+    displaced attempt counts with the GPUs that it still has. Once its end is known, it counts with the GPUs
+    in its events, because it held them while it ran.
     """
 
     def __init__(self) -> None:

@@ -83,7 +83,7 @@ def begin_save(ring: Ring, *, everything: bool) -> SaveStart:
 
 
 def _compute_slice_length(ring: Ring, since: SaveStart) -> int:
-    """Return the number of entities in a slice of at most about SLICE_BYTES."""
+    """Return how many entities fit into a slice of about SLICE_BYTES. At least 16."""
     slots, buckets = since.list_unsaved(ring)
     layout = ring.layout
     of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)

@@ -200,7 +200,10 @@ OTHER_IDS_AND_TIMES: dict[str, Any] = {
 
 
 def check_scorer(score: Scorer, requests: Sequence[PlacementRequest], views: Sequence[ClusterView]) -> None:
-    """Check a scorer. It returns (n,) a score from 0 to 1 for each node, higher is better, NaN if unknown."""
+    """Check that a scorer returns (n,) a score for each node, from 0 to 1, or NaN if unknown.
+
+    A higher score is better. Raises AssertionError if the scorer is not pure or returns anything else.
+    """
     for request, view in ((request, view) for request in requests for view in views):
         scores = _check_purity(score, request, view)
         assert scores.shape == (len(view),)

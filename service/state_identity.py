@@ -1,14 +1,14 @@
-"""The identity of the state, and the records of how far its parts have seen each other.
+"""The identity of the state, and each part's record of how current the other parts were when it last read them.
 
-They show whether a part is gone, old, or from another site. Ledger, board, snapshots and inbox each
-carry the random identity that the state got at its first start. Each also records how far it has
-seen the others. This module compares these records with what exists now. A part that lacks what
-another one has seen is in doubt. Then nothing is placed, because GPUs that the part promised would
-be promised again.
+The records show whether a part is missing, outdated, or from another site. Ledger, board, snapshots and
+inbox each store the random identity that the state got at its first start. Each also stores the last
+position that it has read in each of the others. This module compares these records with the parts on
+disk. If a part lacks something that another part has already read, the state is in doubt. Then nothing
+is placed, because GPUs that the missing part had promised could be promised again.
 
-No record advances while there is a doubt. So the doubt lasts until the parts agree again, or until
-an operator accepts what exists. Then the state gets a new identity, and records under the old one
-no longer count.
+No record advances while the state is in doubt. So the doubt lasts until the parts agree again, or until
+an operator accepts the parts as they are. Then the state gets a new identity, and records under the old
+one no longer count.
 """
 
 from collections import Counter

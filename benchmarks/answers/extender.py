@@ -99,7 +99,7 @@ class FilterRequests:
             asked = [names[row] for row in rng.permutation(len(names))[:count]]
             wire = make_post(PATH + verb, _encode_question(asked, gpus=2 ** (number % 4))).wire
             self._asks.append(LoadRequest(wire))
-            self._checked.append(LoadRequest(wire, check=self._make_check(asked)))
+            self._checked.append(LoadRequest(wire, check=self._make_answer_check(asked)))
         self._next = 0
 
     def __call__(self) -> LoadRequest:
@@ -107,7 +107,7 @@ class FilterRequests:
         asks = self._asks if self._next % CHECK_EVERY else self._checked
         return asks[self._next % PODS]
 
-    def _make_check(self, asked: list[str]) -> Check:
+    def _make_answer_check(self, asked: list[str]) -> Check:
         def check_filter(head: bytes, body: bytes) -> None:
             answer = json.loads(body)
             assert answer["NodeNames"] == asked, body[:300]

@@ -75,7 +75,7 @@ class NodeRequests:
     def __init__(self, names: Sequence[str]) -> None:
         rng = np.random.default_rng(1)
         self._asks = [make_get(f"/v1/nodes/{name}") for name in names]
-        self._checked = [make_get(f"/v1/nodes/{name}", self._make_check(name)) for name in names]
+        self._checked = [make_get(f"/v1/nodes/{name}", self._make_answer_check(name)) for name in names]
         self._rows: list[int] = rng.integers(0, len(names), 100_000).tolist()
         self._next = 0
         self.boards: set[bytes] = set()
@@ -85,7 +85,7 @@ class NodeRequests:
         row = self._rows[self._next % len(self._rows)]
         return self._asks[row] if self._next % CHECK_EVERY else self._checked[row]
 
-    def _make_check(self, name: str) -> Check:
+    def _make_answer_check(self, name: str) -> Check:
         def check_node(head: bytes, body: bytes) -> None:
             document = json.loads(body)
             assert document["node"] == name, document

@@ -49,10 +49,10 @@ def make_cases(nodes: int) -> dict[str, LoadRequest]:
         ),
         "POST risk/gang": (gang, lambda answer: answer["nodes"] == len(names) and bool(answer["domains"])),
     }
-    return {name: LoadRequest(ask.wire, check=_make_check(is_right)) for name, (ask, is_right) in checks.items()}
+    return {name: LoadRequest(ask.wire, check=_make_answer_check(is_right)) for name, (ask, is_right) in checks.items()}
 
 
-def _make_check(is_right: Callable[[Any], bool]) -> Callable[[bytes, bytes], None]:
+def _make_answer_check(is_right: Callable[[Any], bool]) -> Callable[[bytes, bytes], None]:
     def check_answer(head: bytes, body: bytes) -> None:
         assert is_right(json.loads(body)), body[:200]
 

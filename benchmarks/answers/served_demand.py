@@ -168,10 +168,10 @@ class PoolRequests:
         pool = f"pool{int(self._rng.integers(self._pools))}"
         checked = self._rng.random() < 2 / CHECK_EVERY
         path = f"/v1/demand?queue={pool}&target=running&class=all&group=all"
-        return make_get(path, _make_check(pool) if checked else None)
+        return make_get(path, _make_answer_check(pool) if checked else None)
 
 
-def _make_check(pool: str) -> Any:
+def _make_answer_check(pool: str) -> Any:
     def check_answer(head: bytes, body: bytes) -> None:
         (row,) = msgspec.json.decode(body)["series"]
         assert row["queue"] == pool, f"{row['queue']} was served for {pool}"

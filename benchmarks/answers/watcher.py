@@ -33,12 +33,12 @@ NOW_MS = 1_760_000_000_000
 def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
     """Yield two records for each fleet size in GPUs, with eight on each node."""
     for gpus in sizes:
-        yield _measure_body(max(1, gpus // GPUS_A_NODE))
+        yield _measure_first_answer(max(1, gpus // GPUS_A_NODE))
         with tempfile.TemporaryDirectory() as name, BoardProcess(Path(name), gpus) as board, pin_beside_server():
             yield _measure_over_http(Path(name), board)
 
 
-def _measure_body(nodes: int) -> dict[str, Any]:
+def _measure_first_answer(nodes: int) -> dict[str, Any]:
     """Measure the time to make the answer to the first request on a new board."""
     rng = np.random.default_rng(1)
     rows = {f"n{node:05d}": node for node in range(nodes)}

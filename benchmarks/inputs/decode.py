@@ -79,8 +79,8 @@ def make_round_pages(
 ) -> dict[str, bytes]:
     """Make the pages of one scrape round. Returns node → page.
 
-    The numbers of at most VARIANTS pages repeat, because drawing all of them would take longer than the
-    measurement.
+    At most VARIANTS pages have numbers of their own, and the other nodes repeat them. Drawing all numbers
+    would take longer than the measurement.
     """
     variants = [make_page(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
     names = [f"n{node:05d}" for node in range(nodes)]

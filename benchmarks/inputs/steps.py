@@ -23,7 +23,7 @@ STEP_MS = 500
 
 
 def run(sizes: Sequence[int] = ()) -> Iterator[dict[str, Any]]:
-    """Yield one record for each case."""
+    """Measure how fast step events are applied. Yields one record for each case."""
     for name, (jobs, ranks, events) in CASES.items():
         fleet = _ReportingJobs(jobs, ranks, events)
         size = {"jobs": jobs, "ranks": ranks, "events_a_job": events}

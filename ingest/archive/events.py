@@ -32,7 +32,10 @@ class KnownEvents:
         self._recent: set[Identity] | None = None  # those of the files since the snapshot
 
     def forget_newest_time(self) -> None:
-        """Forget the files' newest time after a failed flush, because any of its files may exist."""
+        """Forget the newest time in the files.
+
+        Call it after a failed flush, which may have written some of its files.
+        """
         self._newest_ms = None
 
     def filter_new_events(self, events: Sequence[Event], now_ms: int) -> list[Event]:

@@ -61,7 +61,10 @@ class ArchiveSpan:
 
 @contextlib.contextmanager
 def log_damaged_file(name: FileName) -> Iterator[None]:
-    """Log an error that shows a damaged file, and continue. Raises errors of the operating system."""
+    """Log errors in this context that show that a file is damaged, and continue after the context.
+
+    Raises errors of the operating system.
+    """
     try:
         yield
     except (OSError, ValueError) as error:

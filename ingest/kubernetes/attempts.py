@@ -194,7 +194,7 @@ class JobEvaluation:
         """
         missing = None
         for key, place in self.track.began.items():
-            lost = self._find_loss(place, lost_nodes)
+            lost = self._find_member_failure(place, lost_nodes)
             if lost is None:
                 continue
             if lost.category != "unknown" or lost.by or self._has_pod_stayed(place):
@@ -211,7 +211,7 @@ class JobEvaluation:
         member = self.members.get(place.uid)
         return member is not None and member.left_ms is None
 
-    def _find_loss(self, place: MemberPlace, lost_nodes: set[str]) -> Ending | None:
+    def _find_member_failure(self, place: MemberPlace, lost_nodes: set[str]) -> Ending | None:
         member = self.members.get(place.uid)
         if member is None:
             stated = self.track.failures.get(place.uid) or Ending(self.now_ms, message=f"pod {place.name} is gone")

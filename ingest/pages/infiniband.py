@@ -114,7 +114,7 @@ class _Reading:
     ceiling: float
 
 
-def _make_readings() -> dict[str, _Reading]:
+def _make_reading_table() -> dict[str, _Reading]:
     table: dict[str, _Reading] = {}
     for counter in _COUNTERS:
         metric = find_metric_row(EntityKind.PORT, counter.metric)
@@ -134,7 +134,7 @@ def _make_readings() -> dict[str, _Reading]:
     return table
 
 
-PORT_READINGS = _make_readings()
+PORT_READINGS = _make_reading_table()
 
 
 class InfinibandResolver(Resolver):

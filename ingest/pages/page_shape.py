@@ -105,7 +105,10 @@ def _make_plan(heads: bytes, roles: bytes) -> _Plan:
 
 
 class PageShape:
-    """The shape of a page that has at least one value and ends with a line end."""
+    """The text of a page without its values, stored as windows.
+
+    The page has at least one value and ends with a line end.
+    """
 
     def __init__(self, prefixes: Sequence[bytes], roles: Sequence[Role]) -> None:
         heads = np.array([len(prefix) for prefix in prefixes], np.int32)

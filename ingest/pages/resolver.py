@@ -34,9 +34,10 @@ class Resolver(ABC):
 
     @abstractmethod
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Return the series of a claimed name, the rule that skips the line, or None for an unknown name.
+        """Return the series of a sample whose name this resolver claims.
 
-        Raises RecordError if the labels are bad.
+        Returns a SkipRule if a rule skips the line, and None if the name is unknown. Raises RecordError if the
+        labels are bad.
         """
 
     def find_node(self, labels: Mapping[str, str], target: Target) -> str:

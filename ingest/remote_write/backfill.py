@@ -68,7 +68,10 @@ class Progress:
     """
 
     def __init__(self, path: Path, key: str) -> None:
-        """Read the file. Raises OSError, or ValueError if the file has another format."""
+        """Read the windows that are done from the file. key: the key of the request.
+
+        Raises OSError, or ValueError if the file has another format.
+        """
         self._path = path
         self._key = key
         rows: dict[str, list[Window]] = {}

@@ -111,11 +111,11 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """The facts by which a site's names and numbers are converted into ours.
+    """The facts that convert a site's names and numbers into ours.
 
-    classes: partition or QOS → class. shares_of_gpu: unit → number of parts of one GPU, by the site's
-    nodes. numbered_gpus: node → number of GPUs that job records can refer to by number, 0 if their
-    numbers count MIG instances.
+    classes: partition or QOS → class. shares_of_gpu: unit → number of parts of one GPU, read from the
+    site's nodes. numbered_gpus: node → number of GPUs that job records can refer to by number. It is 0 if
+    their numbers count MIG instances.
     """
 
     prefix: str = ""

@@ -107,7 +107,7 @@ def _count_resource_boards(name: str, resources: Table, instances: int, shares: 
 
 
 def _find_resource_model(resources: Table) -> str:
-    """Return the GPU model that the name of a resource for virtual machines states, or ""."""
+    """Return the GPU model named in a resource for virtual machines, or "" if no resource names one."""
     boards = (parse_board_name(resource) for resource, text in resources.items() if text not in ("", "0"))
     return next((board.model for board in boards if board is not None), "")
 

@@ -16,7 +16,7 @@ LAST_OUTCOMES = 3  # within which a spike is over
 
 
 class PageTest:
-    """The loss of each candidate against persistence that has built up lately (Page's test, 1954)."""
+    """Page's test (1954) on each candidate: its loss in excess of persistence's, summed over recent outcomes."""
 
     def __init__(self, candidates: int, tracker: QuantileTracker) -> None:
         self._tracker = tracker

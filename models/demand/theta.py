@@ -53,7 +53,7 @@ class Theta:
 
 
 def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
-    """Return (series, bin) how far the usual value at this time of day lies above the day's mean.
+    """Return (series, bin) how far the usual value at each bin's time of day lies above the day's mean.
 
     The value is 0 if unknown. Also returns the number of bins by which the smoothing looks ahead.
     """

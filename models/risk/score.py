@@ -205,7 +205,7 @@ def _map_node_rows(locals: Sequence[LocalEvidence], rows: Mapping[str, int]) -> 
 def _find_hard_faults(
     signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], interval_s: float
 ) -> dict[str, tuple[int, bool]]:
-    """Return node → (since when it has a firm hard signal, in Unix ms, and whether a part is at fault).
+    """Return node → (begin of its firm hard signal in Unix ms, whether a part is at fault), for nodes that have one.
 
     A node that goes away after it was drained has no fault. It is being rebooted, switched off or repaired.
     """

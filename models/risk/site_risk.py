@@ -128,9 +128,9 @@ class SiteHazard:
 
 
 class SiteRisk:
-    """A site's fit that serves or runs in the shadow.
+    """The risk model fitted on a site's archive, while it serves or runs in the shadow.
 
-    Only one thread may call it at a time, because features of events are cached for a while.
+    Only one thread may call it at a time, because it caches features of events for a while.
     """
 
     def __init__(self, fit: SiteFit, name: str) -> None:

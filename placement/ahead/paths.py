@@ -195,7 +195,7 @@ def sample_timelines(
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
     levels, finder = turns.make_sort_keys(entries).levels, PlaceFinder(rooms)
-    chosen = choose_saved_entries(levels, _compute_max_calendars(calendar))
+    chosen = choose_saved_entries(levels, _compute_calendar_limit(calendar))
     sources = [_make_run_time_source(one, run_quantiles) for one in requests]
     runs_s = draw.draw_run_times(sources)
     for number, (request, run_s, source) in enumerate(zip(requests, runs_s, sources, strict=True)):
@@ -300,7 +300,7 @@ def choose_saved_entries(priorities: Sequence[float], most: int) -> frozenset[in
     return frozenset(changes.tolist())
 
 
-def _compute_max_calendars(one: Calendar) -> int:
+def _compute_calendar_limit(one: Calendar) -> int:
     return min(MOST_CALENDARS, max(2, MOST_CALENDAR_BYTES // max(1, one.nbytes)))
 
 

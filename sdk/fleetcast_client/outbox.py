@@ -142,10 +142,10 @@ class Outbox:
             answer = self._send(json.dumps(self._batch, separators=(",", ":")).encode())
         except ApiError as error:
             if error.status in AGAIN:
-                return self._count_failure(str(error))
+                return self._report_failure(str(error))
             self._count_refused(len(self._batch), str(error))
         except FleetcastError as error:
-            return self._count_failure(str(error))
+            return self._report_failure(str(error))
         except (TypeError, ValueError) as error:  # somebody queued what is no JSON
             self._count_refused(len(self._batch), str(error))
         else:
@@ -166,7 +166,7 @@ class Outbox:
             f"refused: {why[:300]}", "Fleetcast refused %d events, which are given up: %s", count, why[:300]
         )
 
-    def _count_failure(self, why: str) -> bool:
+    def _report_failure(self, why: str) -> bool:
         self._counts = replace(self._counts, failures=self._counts.failures + 1)
         self._warn_once("failed", "events wait: %s; trying again, at most %d are stored", why[:300], self._most)
         return False

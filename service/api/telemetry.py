@@ -121,7 +121,7 @@ class ApiMetrics:
         self.refused_connections.labels(str(reason)).inc()
 
     def publish_certificate_expiry(self, until_s: Callable[[], float]) -> None:
-        """Publish when a certificate of this process expires.
+        """Publish the expiry time of a certificate of this process as a metric.
 
         If there are several, the earliest expiry counts. Without TLS, there is no such metric.
         """

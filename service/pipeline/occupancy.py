@@ -315,9 +315,9 @@ def _sort_free_gpus(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_])
 
 
 def _count_unnamed_gpus(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
-    """Return how many of a node's free GPUs an attempt holds there if its events name none.
+    """Return how many GPUs of a node to assign to an attempt whose events name none.
 
-    works: (free GPU,) bool, whether each is at work.
+    works: (GPU,) bool, whether each GPU of the node that no attempt names is at work.
     """
     if attempt.source == "sdk":  # it says nothing of how many
         return max(1, int(np.count_nonzero(works)))

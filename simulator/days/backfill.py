@@ -1,9 +1,9 @@
-"""A FIFO queue with EASY backfill over nodes, which simulates a month of jobs in a second or two.
+"""Simulation of a FIFO queue with EASY backfill over nodes. A month of jobs takes a second or two.
 
-The head of the queue reserves the nodes that it will use once it fits by the running jobs' estimates. A
-later job may start now if it ends before then by its own estimate, or if it does not need those nodes.
-The estimate is the running p90 of *finished* jobs with the same GPU count. A GPU count that does not fit
-once is not tried again in the same pass.
+The head of the queue reserves nodes. They are the nodes on which it will start, if the running jobs end
+as estimated. A later job may start now if its own estimate ends before then, or if it does not need
+those nodes. The estimate is the running p90 of *finished* jobs with the same GPU count. If a GPU count
+does not fit, no job with that count is tried again in the same pass.
 """
 
 from bisect import insort

@@ -192,7 +192,7 @@ def _draw_rows(rows: Ints, count: int, rng: np.random.Generator) -> Ints:
 
 
 def forecast_scene(scene: StartScene, seed: int, say: Say) -> list[WaitForecast]:
-    """Replay the scene, and forecast the starts of judged jobs that had to wait, by submission."""
+    """Replay the scene, and forecast the starts of judged jobs that had to wait, in order of submission."""
     moments, start_s = replay_scene(scene)
     return forecast_waits(scene, moments, start_s, seed, say)
 

@@ -220,7 +220,8 @@ def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws
 class _AlarmCounts:
     """Counts of a rule's alarms in recorded or extended runs.
 
-    steps: steps outside natural spells. false, natural: alarms outside and inside natural spells.
+    A natural spell is a slowdown that the recorded run itself had. steps: steps outside natural spells.
+    false, natural: alarms outside and inside natural spells.
     """
 
     steps: int = 0

@@ -202,7 +202,11 @@ class RunForecasts(Capability):
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
     def _score_ended_run(self, run: ClosedRun, now_ms: int) -> UnforecastAttempt | None:
-        """Score an ended run. If it has no forecast, return the inputs of one, unless it ended long ago."""
+        """Score the forecast of an ended run.
+
+        A run without a forecast cannot be scored. Returns its inputs, from which a forecast can be made
+        afterwards, unless it ended long ago. Otherwise returns None.
+        """
         key = (run.job, run.attempt)
         self.record.mark_kinds_due(run.shape, is_over=True)
         issued, in_time = self.record.issued.get(key), self._is_in_time(run.shape)
