@@ -231,7 +231,7 @@ class DemoRun:
             "placements": dict(self.placements),
             "start_times": self._starts or None,
             "faults": judge_faults(truth, self.watch, now_ms),
-            "find_false_nodes": find_false_nodes(truth, self.watch),
+            "false_nodes": find_false_nodes(truth, self.watch),
             "lost_gpu_hours": {"risk_blind": worth.get("risk_blind"), "ours": worth.get("ours")},
             "worth": worth or None,
         }
