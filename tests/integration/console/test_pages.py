@@ -112,7 +112,7 @@ def test_of_an_outage_nobody_says_that_nothing_happened(open_console: Opener) ->
     console.page.route("**/timeline?*", lambda route: route.fulfill(json=quiet))
     console.page.goto(f"{console.url}/#node={NODE}")
     console.page.reload()
-    expect(console.page.locator(".axis")).to_contain_text(re.compile(r"Nobody can tell what was here for 20.min"))
+    expect(console.page.locator(".axis")).to_contain_text(re.compile(r"It is unknown what was here for 20.min"))
     expect(console.page.locator(".axis")).not_to_contain_text("Nothing happened")
 
 
