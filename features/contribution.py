@@ -85,7 +85,7 @@ class Contribution:
 
     @property
     def waits_for_quota(self) -> bool:
-        """Whether the attempt waits for a quota, so that more machines would not start it."""
+        """Return whether the attempt waits for a quota, so that more machines would not start it."""
         return self.names_quota and self.started_ms is None and self.ended_ms is None and self.submitted_ms is not None
 
     def split_by_pool(self) -> Iterator[tuple[DemandScope, "Contribution"]]:

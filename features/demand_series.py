@@ -268,7 +268,7 @@ class DemandSeries(Stateful):
 
     @property
     def is_queue_list_full(self) -> bool:
-        """Whether there are so many queues that a further one would count in "all" only."""
+        """Return whether there are so many queues that a further one would count in "all" only."""
         return self._listed["queue"] >= MOST["queue"]
 
     def list_scopes(self, kind: str) -> list[DemandScope]:

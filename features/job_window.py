@@ -75,7 +75,7 @@ class JobWindow:
 
     @property
     def is_representative(self) -> bool:
-        """Whether enough of the GPUs reported to represent the whole job."""
+        """Return whether enough of the GPUs reported to represent the whole job."""
         return self.reporting_gpus > 0 and self.reporting_gpus >= (1 - MOST_SILENT) * self.gpus
 
 

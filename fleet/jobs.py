@@ -169,7 +169,7 @@ class JobAttempt:
 
     @property
     def ends_before_start(self) -> bool:
-        """Whether the attempt's end lies before its start because a clock was set back.
+        """Return whether the attempt's end lies before its start because a clock was set back.
 
         The run time is then unknown.
         """
@@ -253,7 +253,7 @@ class JobAttempt:
 
     @property
     def _has_reported_end(self) -> bool:
-        """Whether an event reported the end. Otherwise silence or labels implied it."""
+        """Return whether an event reported the end. Otherwise silence or labels implied it."""
         return self.written.get("end", -1) >= 0
 
     def _decide_end(self) -> None:

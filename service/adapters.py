@@ -99,7 +99,7 @@ class AdapterHost:
 
     @property
     def has_ended_step(self) -> bool:
-        """Whether a step has ended since the last call."""
+        """Return whether a step has ended since the last call."""
         ended = [steps.finish_ended_step() for steps in self._steps.values()]
         return any(ended)
 

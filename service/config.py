@@ -48,7 +48,7 @@ class FleetConfig(_Section, frozen=True):
 
     @property
     def is_unnamed(self) -> bool:
-        """Whether the operator gave the fleet no name."""
+        """Return whether the operator gave the fleet no name."""
         return self.clusters == (DEFAULT_FLEET,)
 
 

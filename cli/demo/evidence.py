@@ -43,7 +43,7 @@ class FlagReason:
 
     @property
     def is_flagging(self) -> bool:
-        """Whether the rule of the reason recommends more than to watch the node."""
+        """Return whether the rule of the reason recommends more than to watch the node."""
         from fleetcast.models.risk.rules import BY_NAME
 
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED

@@ -47,7 +47,7 @@ class FlagSpan:
 
     @property
     def is_reported(self) -> bool:
-        """Whether the node was flagged only because of outside reports, such as a site's events."""
+        """Return whether the node was flagged only because of outside reports, such as a site's events."""
         rules = {each.rule for _, each in self.seen.values() if each.is_flagging}
         return bool(rules) and rules <= REPORTED
 

@@ -157,7 +157,7 @@ class Archive:
 
     @property
     def is_due(self) -> bool:
-        """Whether so many bytes wait that the rows should be written before the next snapshot."""
+        """Return whether so many bytes wait that the rows should be written before the next snapshot."""
         return self._waiting.nbytes > self.limits.buffer_bytes // 4
 
     @property
@@ -167,7 +167,7 @@ class Archive:
 
     @property
     def has_claimed_name(self) -> bool:
-        """Whether the archive has reserved its writer's name, as its first flush does.
+        """Return whether the archive has reserved its writer's name, as its first flush does.
 
         From then on, no other process can use the name, and the archive finishes the files that a crash
         interrupted.

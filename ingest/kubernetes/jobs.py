@@ -45,7 +45,7 @@ class WorkloadConverter:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Whether events may become due although no object changes."""
+        """Return whether events may become due although no object changes."""
         return bool(self._changed)
 
     def _choose_job_name(self, job: str, kind: str) -> str:

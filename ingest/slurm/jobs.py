@@ -84,7 +84,7 @@ class SlurmJob:
 
     @property
     def has_gpus(self) -> bool:
-        """Whether the job holds or requests GPUs or parts of them."""
+        """Return whether the job holds or requests GPUs or parts of them."""
         return bool(self.gpus or self.gpus_per_node or any(self.indices) or self.shares or self.shares_per_node)
 
     @property
@@ -100,7 +100,7 @@ class SlurmJob:
 
     @property
     def holds_nodes(self) -> bool:
-        """Whether the job holds nodes now.
+        """Return whether the job holds nodes now.
 
         A job in an unknown state holds the nodes that the queue lists for it.
         """

@@ -69,7 +69,7 @@ class SlurmNode:
 
     @property
     def has_reported(self) -> bool:
-        """Whether the node has reported to slurmctld since slurmctld started."""
+        """Return whether the node has reported to slurmctld since slurmctld started."""
         return bool(self.states) and self.states[0] not in _UNKNOWN
 
     def make_spec(self) -> NodeSpec:

@@ -156,7 +156,7 @@ class DemandForecaster(Stateful):
 
     @property
     def is_behind(self) -> bool:
-        """Whether the last call left a part of the history untested."""
+        """Return whether the last call left a part of the history untested."""
         return self._behind > 0
 
     def forecast_all(self, histories: Sequence[Histories], now_ms: int) -> list[DemandRow]:

@@ -69,7 +69,7 @@ class Promise:
 
     @property
     def is_held(self) -> bool:
-        """Whether the attempt holds its GPUs by this promise, or held them until its end."""
+        """Return whether the attempt holds its GPUs by this promise, or held them until its end."""
         return self.state in HELD
 
 

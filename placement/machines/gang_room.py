@@ -39,7 +39,7 @@ class Slot:
 
     @cached_property
     def is_uniform(self) -> bool:
-        """Whether all nodes that host any members host equally many."""
+        """Return whether all nodes that host any members host equally many."""
         return bool((self.most[self.most > 0] == self.fewest_members).all())
 
     @cached_property

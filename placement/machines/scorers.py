@@ -197,7 +197,7 @@ class NodeScores:
 
     @cached_property
     def has_score_bounds(self) -> bool:
-        """Whether the score of a gang can be bounded.
+        """Return whether the score of a gang can be bounded.
 
         It can unless a scorer of the operator replaces a built-in part.
         """
@@ -205,7 +205,7 @@ class NodeScores:
 
     @cached_property
     def is_gang_score_independent(self) -> bool:
-        """Whether a gang's score can be bounded and depends only on the gang's own nodes."""
+        """Return whether a gang's score can be bounded and depends only on the gang's own nodes."""
         if not self.has_score_bounds or self.growth is not None or not len(self.free):
             return False
         least, most = int(self.free.min()), int(self.free.max())

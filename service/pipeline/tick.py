@@ -257,7 +257,7 @@ class Tick(TickInputs):
 
     @property
     def are_jobs_known(self) -> bool:
-        """Whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
+        """Return whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
         return all(stated.until_ms > 0 for stated in self.listening.values())
 
     @cached_property

@@ -82,7 +82,7 @@ class WorkloadProfile:
 
     @property
     def trains(self) -> bool:
-        """Whether the job trains a model, so that its steps process tokens."""
+        """Return whether the job trains a model, so that its steps process tokens."""
         return self.kind not in ("inference", "interactive")
 
     @property

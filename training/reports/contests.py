@@ -68,7 +68,7 @@ class Comparison:
 
     @property
     def has_separate_intervals(self) -> bool:
-        """Whether the two 95 % intervals do not overlap."""
+        """Return whether the two 95 % intervals do not overlap."""
         ours, rival = self.ours, self.rival
         if ours.low is None or ours.high is None or rival.low is None or rival.high is None:
             return False

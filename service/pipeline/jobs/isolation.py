@@ -102,7 +102,7 @@ class ObservedGpu(msgspec.Struct):
 
     @property
     def is_reported(self) -> bool:
-        """Whether telemetry or a job reported this GPU. If not, it cannot be known to be empty."""
+        """Return whether telemetry or a job reported this GPU. If not, it cannot be known to be empty."""
         return bool(self.holders) or self.has_telemetry
 
     @property
