@@ -92,7 +92,7 @@ class Draft:
 
     def add_queue(self, path: str, queue: DraftQueue) -> DraftQueue:
         """Add a queue, and return it. Raises ConfigError for an invalid name, or for too many queues."""
-        if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in path.split("/")):
+        if not all(map(is_name, path.split("/"))):
             raise queue.line.make_error(
                 f"{path[:60]!r} is no name of a queue: its parts must be printable, and not empty"
             )
@@ -113,6 +113,11 @@ class Draft:
         for child in self.list_children(path):
             yield child
             yield from self.list_descendants(child)
+
+
+def is_name(text: str) -> bool:
+    """Return whether `queues.toml` accepts a text as the name of a queue, a class or a GPU model."""
+    return 0 < len(text) <= MAX_NAME_LENGTH and text.isprintable()
 
 
 def make_path_part(name: str) -> str:

@@ -28,6 +28,7 @@ from fleetcast.schedulers.imports.draft import (
     DraftQueue,
     SourceLine,
     Spell,
+    is_name,
     make_path_part,
     make_queue_paths,
 )
@@ -119,6 +120,8 @@ def _read_gpu_model(draft: Draft, flavor: Thing, spell: Spell) -> str:
     labels = flavor.spec.pop_table("nodeLabels")
     for label in MODEL_LABELS:
         if model := labels.pop_text(label):
+            if not is_name(model):
+                raise flavor.line.make_error(f"{label} of {flavor.top.name} is {model[:60]!r}, which is no name")
             return spell(model)
     draft.add_remark("ResourceFlavors whose node labels name no GPU model: their quotas count GPUs of any", flavor.name)
     return ""
@@ -136,10 +139,12 @@ def _add_queues(draft: Draft, found: _KueueObjects, models: dict[str, str]) -> N
     }
     for name, thing in found.get_things("ClusterQueue").items():
         lines.setdefault(joins[name], thing.line)
-    for above in [*parents.values(), *joins.values()]:
+    for name, above in list(parents.items()):
         if above:
             parents.setdefault(above, "")
-            lines.setdefault(above, SourceLine("Cohorts"))
+            lines.setdefault(above, lines[name])
+    for above in filter(None, joins.values()):
+        parents.setdefault(above, "")
     paths = make_queue_paths(parents, lines)
     for name, path in paths.items():
         queue = draft.add_queue(path, DraftQueue(lines[name], says=f"Cohort {name}"))

@@ -23,6 +23,7 @@ from fleetcast.schedulers.imports.draft import (
     DraftQueue,
     SourceLine,
     Spell,
+    is_name,
     make_path_part,
     make_queue_paths,
     parse_number,
@@ -252,8 +253,8 @@ def _add_class(draft: Draft, line: SourceLine, row: dict[str, str]) -> None:
     priority = parse_number(row["priority"] or "0")
     if not (priority == int(priority) if math.isfinite(priority) else False) or not 0 <= priority < 2 * MOST_PRIORITY:
         raise line.make_error(f"priority {row['priority']!r} of QOS {name!r} is no whole number from 0 on")
-    if not name or not name.isprintable() or name in draft.classes:
-        raise line.make_error(f"QOS {name!r} is there twice, or has no name")
+    if not is_name(name) or name in draft.classes:
+        raise line.make_error(f"QOS {name[:60]!r} is there twice, or has no name")
     draft.classes[name] = DraftClass(int(priority), tuple(filter(None, row["preempt"].split(","))))
     usual = {"gracetime": ("", "00:00:00"), "usagefactor": ("", "1", "1.000000")}
     for key in ("gracetime", "grptres", "maxtrespu", "usagefactor", "flags"):

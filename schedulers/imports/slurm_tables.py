@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fleetcast.schedulers.imports.draft import ANY, SourceLine, Spell, parse_number
+from fleetcast.schedulers.imports.draft import ANY, SourceLine, Spell, is_name, parse_number
 
 ASSOCIATIONS = ("cluster", "account", "parentname", "user", "share", "grptres", "grptresmins", "maxtres", "qos")
 QOS = ("name", "priority", "preempt", "gracetime", "grptres", "maxtrespu", "usagefactor", "flags")
@@ -99,6 +99,8 @@ def parse_tres_gpus(line: SourceLine, text: str, spell: Spell) -> tuple[dict[str
         if gpu is None:
             rest.append(part)
             continue
+        if gpu[1] and not is_name(gpu[1]):
+            raise line.make_error(f"GPU model {gpu[1][:60]!r} is no name")
         amount = parse_number(value.strip())
         found[spell(gpu[1]) if gpu[1] else ANY] = line.check_amount(f"{name.strip()} ({value.strip()})", amount, 1e15)
     return found, ",".join(rest)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from fleetcast.schedulers.imports.draft import SourceLine, parse_number
+from fleetcast.schedulers.imports.draft import SourceLine, is_name, parse_number
 
 MOST_BYTES = 16 * 2**20
 MOST_VALUES = 1_000_000
@@ -187,6 +187,8 @@ def _parse_things(file: str, value: LinedValue) -> Iterator[Thing]:
     name, namespace = metadata.pop_text("name"), metadata.pop_text("namespace")
     if not name and kind != "Configuration":
         raise SourceLine(file, value.line).make_error(f"{kind} without a name")
+    if name and not is_name(name):
+        raise SourceLine(file, value.line).make_error(f"{kind} has {name[:60]!r} for a name, which is no name")
     top.name = metadata.name = f"{kind} {name}".strip()
     spec = top.pop_table("spec")
     spec.path = ""

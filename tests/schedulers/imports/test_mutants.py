@@ -79,6 +79,20 @@ def test_a_changed_object_is_taken_or_refused(make: Make, things: list[Any], cha
     for number, value in changes:
         container, key = (found := places_of(changed))[number % len(found)]
         container[key] = value
+    imports_or_refuses(make, changed)
+
+
+def test_a_name_that_cannot_be_printed_is_refused_wherever_it_stands() -> None:
+    """The name of a class and of a GPU model, too, which no queue has."""
+    for make, things in ((draft_kueue, KUEUE), (draft_kai, KAI), (draft_volcano, VOLCANO)):
+        for number in range(len(places_of(things))):
+            changed = copy.deepcopy(things)
+            container, key = places_of(changed)[number]
+            container[key] = "\x1f"
+            imports_or_refuses(make, changed)
+
+
+def imports_or_refuses(make: Make, changed: list[Any]) -> None:
     refused, queues = "", 0
     try:
         queues = len(imported(make, json.dumps({"kind": "List", "items": changed}))[0].nodes) - 1
