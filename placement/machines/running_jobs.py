@@ -1,0 +1,145 @@
+"""The running jobs of a view as columns: what each holds, what its queue and owner are, what stopping it costs.
+
+Row k describes job k of `ClusterView.jobs`. So an index in `ClusterView.holders` is also a row of this table.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RUN_LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of quantiles that models give
+DEFAULT_RESTART_S = 300.0  # until restarts of the job have been observed
+NOT_SAID, PROTECTED, PREEMPTIBLE = -1, 0, 1  # values of `RunningJobs.preemptible`
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RunningJobs:
+    """Columns over the j running jobs of a view, in the order of `ClusterView.jobs`.
+
+    A GPU-second or another cost that is unknown is NaN, a time that is unknown is -1. No code changes the arrays.
+    """
+
+    names: tuple[str, ...]  # (j,) job names
+    attempt: Integers  # (j,)
+    leaf: tuple[str, ...]  # (j,) leaf queue that the job is charged to; without a tree, the queue that it names
+    job_class: tuple[str, ...]  # (j,) training, fine_tuning, inference, batch or interactive
+    priority: Integers  # (j,) as its events or its request state it, without the priority of its class
+    preemptible: NDArray[np.int8]  # (j,) -1 not said, 0 its owner forbids a stop, 1 its owner allows it
+    gpus: Integers  # (j,) GPUs that it holds; a shared GPU counts as one
+    members: Integers  # (j,) members that run now, 0 unknown
+    gang_min: Integers  # (j,) least members of an elastic gang, 0 if the gang is not elastic
+    gang_desired: Integers  # (j,) most members of an elastic gang, 0 if the gang is not elastic
+    gang_step: Integers  # (j,) members by which an elastic gang grows and shrinks, 0 if it is not elastic
+    gpus_per_member: Integers  # (j,) 0 unknown
+    started_ms: Integers  # (j,) start of the attempt
+    checkpoint_ms: Integers  # (j,) when its last whole checkpoint was complete, -1 none
+    checkpoint_cost_s: Floats  # (j,) seconds that a checkpoint takes, NaN unknown
+    restart_s: Floats  # (j,) seconds from a new start to useful work, learnt, else `DEFAULT_RESTART_S`
+    stops: Integers  # (j,) number of preemptions of the job in the last 24 hours
+    cpus_per_member: Floats  # (j,) CPUs, NaN unknown
+    cpus: Floats  # (j,) CPUs of all members, NaN unknown
+    host_memory_gib_per_member: Floats  # (j,) NaN unknown
+    host_memory_gib: Floats  # (j,) of all members, NaN unknown
+    limit_s: Floats  # (j,) time limit from its start, NaN without one
+    remaining_s: Floats  # (j, level) quantiles of the remaining time at `RUN_LEVELS`, NaN where no model knows them
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def row(self) -> dict[str, int]:
+        """Job name → row. If two attempts of a job run, it is the row of the later one."""
+        return {name: row for row, name in enumerate(self.names)}
+
+    def select_rows(self, rows: NDArray[Any]) -> "RunningJobs":
+        """Return the table with these rows only. rows: (k,) indices, or (j,) bool."""
+        chosen = np.arange(len(self))[rows].tolist()
+        return self._map_columns(lambda name, values: values[rows], lambda name, values: [values[at] for at in chosen])
+
+    def append_rows(self, other: "RunningJobs") -> "RunningJobs":
+        """Return this table followed by the rows of another one."""
+        return self._map_columns(
+            lambda name, values: np.concatenate([values, getattr(other, name)]),
+            lambda name, values: [*values, *getattr(other, name)],
+        )
+
+    def _map_columns(
+        self,
+        array: Callable[[str, NDArray[Any]], NDArray[Any]],
+        words: Callable[[str, tuple[str, ...]], Iterable[str]],
+    ) -> "RunningJobs":
+        """Return the table after a change of each column: `array` changes numbers, `words` changes text."""
+        changed: dict[str, Any] = {}
+        for name, values in ((column.name, getattr(self, column.name)) for column in fields(self)):
+            changed[name] = tuple(words(name, values)) if isinstance(values, tuple) else array(name, values)
+        return RunningJobs(**changed)
+
+
+_UNKNOWN: dict[str, tuple[Any, float]] = {  # column → its type, and its value if nothing is known
+    "attempt": (np.int64, 1),
+    "priority": (np.int64, 0),
+    "preemptible": (np.int8, NOT_SAID),
+    "gpus": (np.int64, 0),
+    "members": (np.int64, 0),
+    "gang_min": (np.int64, 0),
+    "gang_desired": (np.int64, 0),
+    "gang_step": (np.int64, 0),
+    "gpus_per_member": (np.int64, 0),
+    "started_ms": (np.int64, -1),
+    "checkpoint_ms": (np.int64, -1),
+    "checkpoint_cost_s": (np.float64, np.nan),
+    "restart_s": (np.float64, DEFAULT_RESTART_S),
+    "stops": (np.int64, 0),
+    "cpus_per_member": (np.float64, np.nan),
+    "cpus": (np.float64, np.nan),
+    "host_memory_gib_per_member": (np.float64, np.nan),
+    "host_memory_gib": (np.float64, np.nan),
+    "limit_s": (np.float64, np.nan),
+}
+
+
+def make_running_jobs(
+    names: Iterable[str],
+    *,
+    leaf: Iterable[str] = (),
+    job_class: Iterable[str] = (),
+    remaining_s: ArrayLike = np.nan,
+    **columns: ArrayLike,
+) -> RunningJobs:
+    """Make a table of running jobs. A column that is left out holds the value for unknown in all rows.
+
+    A column of numbers has one value for each job, or one value for all of them. Raises TypeError if the table
+    has no column of such a name.
+
+    >>> jobs = make_running_jobs(["a", "b"], gpus=[8, 4], limit_s=3600.0)
+    >>> jobs.gpus.tolist(), jobs.limit_s.tolist(), jobs.preemptible.tolist()
+    ([8, 4], [3600.0, 3600.0], [-1, -1])
+    """
+    if wrong := columns.keys() - _UNKNOWN.keys():
+        raise TypeError(f"the table of running jobs has no column {', '.join(sorted(wrong))}")
+    rows = tuple(names)
+    j = len(rows)
+    filled: dict[str, Any] = {
+        name: _fill_column(columns.get(name, unknown), (j,), kind) for name, (kind, unknown) in _UNKNOWN.items()
+    }
+    return RunningJobs(
+        names=rows,
+        leaf=tuple(leaf) or ("",) * j,
+        job_class=tuple(job_class) or ("training",) * j,
+        remaining_s=_fill_column(remaining_s, (j, len(RUN_LEVELS)), np.float64),
+        **filled,
+    )
+
+
+def _fill_column(values: ArrayLike, shape: tuple[int, ...], kind: Any) -> NDArray[Any]:
+    return np.broadcast_to(np.asarray(values, kind), shape).copy()
+
+
+NO_RUNNING_JOBS = make_running_jobs(())
