@@ -162,7 +162,7 @@ class _GrpcMethod:
         if self._service.answerer not in self.context.config.api.grpc_open:
             sent = [(key.encode(), _encode_metadata(value)) for key, value in rpc.invocation_metadata() or ()]
             headers = [(key, value) for key, value in sent if key == b"authorization"]
-            await self.context.access.admit_non_http_caller(
+            await self.context.access.admit_by_headers(
                 connection.host, "GET", headers, Scope.READ, connection.list_certificate_names()
             )
         return connection

@@ -1,1 +1,1 @@
-"""The HTTP server's edge: access, certificates, limits, request bodies and problem documents."""
+"""The outer layer of the HTTP servers: access, certificates, limits, request bodies and problem documents."""

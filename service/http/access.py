@@ -61,13 +61,13 @@ class Scope(StrEnum):
 
 
 def choose_default_scope(method: str) -> Scope:
-    """Return the scope that a route requires if it names none."""
+    """Return the scope that a route requires if its row in the route table names none."""
     return Scope.READ if method in SAFE_METHODS else Scope.ADMIN
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The owner of a token or a certificate. Its name goes into the audit trail.
+    """The owner of a token or a certificate. The audit trail contains the caller's name.
 
     queues: the caller may read only these queues and those below them. If empty, it may read all queues.
     """
@@ -81,7 +81,7 @@ class Caller:
         return scope is None or scope in self.scopes or Scope.ADMIN in self.scopes
 
     def may_read_queue(self, queue: str) -> bool:
-        """Return whether the caller may read what belongs to a queue."""
+        """Return whether the caller may read the data of a queue."""
         return not self.queues or any(queue == own or queue.startswith(f"{own}/") for own in self.queues)
 
 
@@ -91,7 +91,7 @@ ANYBODY = Caller("", frozenset({Scope.ADMIN}))  # no tokens are set: nobody says
 def get_admitted_caller(request: Request) -> Caller:
     """Return the caller that was admitted for a request.
 
-    If no tokens are required, returns a caller that may do everything.
+    If no tokens are required, return a caller that may do everything.
     """
     found = request.scope.get(ADMITTED, ANYBODY)
     assert isinstance(found, Caller)
@@ -99,11 +99,11 @@ def get_admitted_caller(request: Request) -> Caller:
 
 
 class Access:
-    """The callers of a process: those with tokens, by digest, and those with certificates, by name.
+    """The callers that a process knows: by the digest of a token, or by the name on a certificate.
 
-    `is_open`: there are no such callers, so every request is admitted. `link`: the key that api and
-    placer share (link_key.py). `heeds_link`: a caller that presents this key may name the caller for which
-    it forwards a request. `failed` is called with the reason of each refusal: missing, unknown, slowed (one
+    `is_open`: no caller is known, so every request is admitted. `link`: the key that api and placer share
+    (link_key.py). `heeds_link`: the process that presents this key may name another caller, for which it
+    forwards the request. `failed` is called with the reason of each refusal: missing, unknown, slowed (one
     unknown token too many), subject (no known certificate), scope.
     """
 
@@ -128,16 +128,14 @@ class Access:
     async def admit_caller(self, request: Request, scope: Scope | None, by_queue: bool = False) -> Caller:
         """Return the caller of a request if it may do `scope`. Raises problems 401, 403 and 429.
 
-        Refusals are counted. They are delayed for addresses that send many unknown tokens.
+        Each refusal is counted. An address that sends many unknown tokens gets its refusals later.
         """
         names, host = request.scope.get(NAMES, ()), request.client.host if request.client else ""
-        caller = await self.admit_non_http_caller(
-            host, request.method, request.scope["headers"], scope, names, by_queue
-        )
+        caller = await self.admit_by_headers(host, request.method, request.scope["headers"], scope, names, by_queue)
         request.scope[ADMITTED] = caller
         return caller
 
-    async def admit_non_http_caller(
+    async def admit_by_headers(
         self,
         host: str,
         method: str,
@@ -146,9 +144,9 @@ class Access:
         names: Sequence[str] = (),
         by_queue: bool = False,
     ) -> Caller:
-        """Return the caller of a request that did not come over HTTP. Raises problems 401, 403 and 429.
+        """Return the caller that sent these headers if it may do `scope`. Raises problems 401, 403 and 429.
 
-        host: the address that the request came from.
+        It works for any protocol. host: the address that the request came from.
         """
         try:
             return self.authorize(method, headers, scope, names, by_queue)
@@ -162,7 +160,7 @@ class Access:
         raise Problem(429, "too_many_tokens", detail, headers={"retry-after": str(wait_s)})
 
     def make_caller_headers(self, request: Request) -> dict[str, str]:
-        """Return the headers by which the placer recognises the admitted caller."""
+        """Return the headers from which the placer recognises the admitted caller."""
         caller = request.scope.get(ADMITTED)
         if isinstance(caller, Caller) and caller.by_certificate:
             if not self._link:
@@ -182,9 +180,8 @@ class Access:
     ) -> Caller:
         """Return the caller if it may do `scope`. Raises problems 401 and 403.
 
-        scope: None accepts any token. names: those on the client's certificate, which only count without a
-        token. by_queue: the route shows a caller bound to queues only their data, so such a caller is
-        admitted.
+        scope: None accepts any token. names: those on the client's certificate. They count only without a token.
+        by_queue: the route filters its answer by queue, so a caller bound to queues is admitted.
         """
         self.refuse_other_sites(method, headers)
         if self.is_open:
@@ -203,7 +200,7 @@ class Access:
         return caller
 
     def refuse_other_sites(self, method: str, headers: Headers) -> None:
-        """Raise a 403 problem for a browser's request that comes from a page of another site.
+        """Raise a 403 problem for a browser's request from a page of another site.
 
         Routes that require no token call this.
         """
@@ -251,7 +248,7 @@ class Refusal(Problem):
 
 
 def _make_queue_refusal(caller: Caller, scope: Scope | None) -> Refusal:
-    """Return the refusal for a caller bound to queues that requests data of other queues."""
+    """Return the refusal for a caller that is bound to queues and requests data of other queues."""
     detail = (
         f"{caller.name} reads of {', '.join(caller.queues)} alone, and this answer covers more: "
         "ask for /v1/queues, /v1/queue, /v1/charges, /v1/placements, /v1/jobs or /v1/audit"
@@ -265,9 +262,9 @@ def _make_unauthorized_refusal(reason: str, detail: str, challenge: str) -> Refu
 
 
 def parse_vouched_caller(headers: Headers) -> Caller:
-    """Return the caller that the api names after checking its certificate.
+    """Return the caller that the api names in its headers. The api has checked the caller's certificate.
 
-    Raises problem 401 if the api names none.
+    Raises problem 401 if the headers name no caller.
     """
     stated = [unquote(value.decode("latin-1")) for name, value in headers if name == VOUCHED_QUEUES.encode()]
     queues = tuple(queue for value in stated for queue in value.split(","))
@@ -280,7 +277,7 @@ def parse_vouched_caller(headers: Headers) -> Caller:
 
 
 def parse_presented_token(authorization: bytes) -> bytes | None:
-    """Return the token in the value of an Authorization header, or None if it has none.
+    """Return the token in an Authorization header's value, or None if there is none.
 
     >>> parse_presented_token(b"Bearer abc"), parse_presented_token(b"Basic dXNlcjphYmM=")
     (b'abc', b'abc')
@@ -297,7 +294,7 @@ def parse_presented_token(authorization: bytes) -> bytes | None:
 
 
 def refuse_foreign_sites(headers: Headers) -> None:
-    """Raise a 403 problem for a browser's request that comes from a page of another site."""
+    """Raise a 403 problem for a browser's request from a page of another site."""
     named = {name: value for name, value in headers if name in (b"origin", b"host", b"sec-fetch-site")}
     host, site, origin = named.get(b"host"), named.get(b"sec-fetch-site"), named.get(b"origin")
     ours = site in (b"same-origin", b"none") if site else origin is None or origin.partition(b"://")[2] == host
@@ -308,7 +305,8 @@ def refuse_foreign_sites(headers: Headers) -> None:
 def refuse_foreign_hosts(headers: Headers, *, reads: bool) -> None:
     """Raise a 403 problem if the Host header is not an allowed name of this service.
 
-    A page of another site may let its own name point to this address. reads: also allow any IP address.
+    The DNS name of another site may point to this address, and a page of that site could then read answers.
+    reads: also allow any IP address.
     """
     allowed = READERS_HOST if reads else LOOPBACK_HOST
     for name, host in headers:
@@ -329,7 +327,8 @@ def load_access(
 ) -> Access:
     """Load the tokens of the environment, and the callers with certificates (`subjects`).
 
-    Raises ConfigError if they are malformed, or if there are none while `host` is not loopback.
+    Raises ConfigError if they are malformed. Raises ConfigError without any of them if `host` is not a
+    loopback address.
     """
     text, path = environ.get(TOKENS, ""), environ.get(TOKENS_FILE, "")
     if text.strip() and path:
@@ -349,7 +348,7 @@ def load_access(
 
 
 def parse_subjects(subjects: Mapping[str, Sequence[str]]) -> dict[str, Caller]:
-    """Return certificate name -> caller. Raises ConfigError."""
+    """Return certificate name → caller. Raises ConfigError for a malformed name or scope."""
     callers = {}
     for name, scopes in subjects.items():
         if not SUBJECT.fullmatch(name):
@@ -378,9 +377,10 @@ def _read_token_file(path: str) -> str:
 
 
 def parse_tokens(text: str, where: str) -> dict[bytes, Caller]:
-    """Return SHA-256 of a token -> its caller.
+    """Return SHA-256 of a token → its caller.
 
-    Raises ConfigError that names the line, but none of its words, because any may be the token.
+    Raises ConfigError that names the line. The error repeats no word of the line, because any word may be
+    the token.
     """
     callers: dict[bytes, Caller] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -418,7 +418,7 @@ def _parse_token_line(words: list[str], where: str) -> tuple[Caller, str]:
 def _parse_queues(word: str, scopes: Sequence[str], where: str) -> tuple[str, ...]:
     """Parse the queues of `queues=a,b/c`.
 
-    Raises ConfigError that does not repeat the word, because it may be a misplaced token.
+    Raises ConfigError. The error does not repeat the word, because it may be a misplaced token.
     """
     queues = tuple(word.removeprefix(QUEUES).split(","))
     if not word.startswith(QUEUES) or not all(part for queue in queues for part in queue.split("/")):

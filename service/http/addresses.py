@@ -1,4 +1,4 @@
-"""Addresses of clients: which ones count as one client, and which ones are trusted."""
+"""Addresses of clients: which addresses count as one client, and which are trusted."""
 
 import ipaddress
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ NOWHERE = "unknown"
 
 @lru_cache(maxsize=4096)
 def normalise_client_address(host: str) -> str:
-    """Return the address under which a client is counted. All names and other non-addresses count as one.
+    """Return the address under which a client is counted. All hosts without an IP address count as one.
 
     >>> [normalise_client_address(peer) for peer in ("10.0.0.7", "::ffff:10.0.0.7", "2001:db8::5", "unix")]
     ['10.0.0.7', '10.0.0.7', '2001:db8::/64', 'unknown']

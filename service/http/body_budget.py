@@ -1,6 +1,6 @@
 """A memory budget that the bodies of all requests share, both as sent and as unpacked.
 
-Each request has a lease, which counts the bytes of its body. The handler of the request releases it.
+Each request has a lease, which counts the bytes of its body. The request's endpoint releases the lease.
 """
 
 import math
@@ -29,7 +29,7 @@ class BodyBudget:
         return Lease(self)
 
     def try_reserve_bytes(self, size_bytes: int) -> bool:
-        """Take bytes from the budget. Returns whether there was enough room."""
+        """Reserve bytes of the budget. Returns False if there is not enough room."""
         with self._lock:
             if self.used_bytes + size_bytes > self.limit_bytes:
                 return False
@@ -42,9 +42,9 @@ class BodyBudget:
 
 
 class Lease:
-    """The bytes that one request's body takes from the budget.
+    """The bytes of the budget that one request's body uses.
 
-    A lease cannot grow after `release`. This ends a thread that still unpacks the body.
+    A lease cannot grow after `release`. So a thread that still unpacks the body fails and ends.
     """
 
     def __init__(self, budget: BodyBudget) -> None:
@@ -54,9 +54,10 @@ class Lease:
         self._lock = threading.Lock()
 
     def grow(self, size_bytes: int) -> None:
-        """Take more bytes from the budget.
+        """Reserve more bytes of the budget.
 
-        Raises problem 413 if the body is larger than the whole budget, 503 while other bodies use the room.
+        Raises problem 413 if the body is larger than the whole budget. Raises problem 503 if other bodies use
+        the room.
         """
         with self._lock:
             wanted_bytes = self.size_bytes + size_bytes
@@ -73,7 +74,7 @@ class Lease:
         raise Problem(503, "busy", detail, headers={"retry-after": str(RETRY_AFTER_S), **CLOSING})
 
     def release(self) -> None:
-        """Return all bytes to the budget. It may be called twice."""
+        """Return all bytes to the budget. A second call changes nothing."""
         with self._lock:
             self.budget.return_bytes(self.size_bytes)
             self.size_bytes, self._released = 0, True

@@ -16,14 +16,14 @@ ALTERNATIVES = frozenset({"DNS", "URI", "email", "IP Address"})
 class ClientCertificate:
     """The names and the expiry of a client's certificate.
 
-    `all_names`: the common name, then the alternative ones. `until_s`: the expiry in Unix seconds.
+    `all_names`: the common name, then the alternative names. `until_s`: the expiry in Unix seconds.
     """
 
     all_names: tuple[str, ...]
     until_s: float
 
     def list_valid_names(self) -> tuple[str, ...]:
-        """Return the names of the certificate, or no names once it has expired.
+        """Return the names of the certificate, or no names once the certificate has expired.
 
         A connection may outlive its certificate.
         """
@@ -31,7 +31,7 @@ class ClientCertificate:
 
 
 def read_client_certificate(tls: Any) -> ClientCertificate | None:
-    """Return the certificate of a connection's client, which the TLS handshake has verified.
+    """Return the client's certificate, which the TLS handshake has verified.
 
     Returns None without TLS, or if the client sent no certificate.
     """
@@ -44,7 +44,7 @@ def read_client_certificate(tls: Any) -> ClientCertificate | None:
 
 
 def read_certificate_validity_s(pem: str) -> tuple[float, float]:
-    """Return the start and the end of the validity of a PEM file's first certificate, in Unix seconds.
+    """Return the validity period of a PEM file's first certificate: its start and end in Unix seconds.
 
     Raises ValueError if there is no certificate.
     """
@@ -58,7 +58,7 @@ def read_certificate_validity_s(pem: str) -> tuple[float, float]:
 
 
 def _parse_der_validity_s(der: bytes) -> tuple[float, float]:
-    """Return the start and the end of the validity of a DER certificate, in Unix seconds.
+    """Return the validity period of a DER certificate: its start and end in Unix seconds.
 
     A certificate and its first part are sequences: [version,] serial, algorithm, issuer, validity (RFC
     5280, 4.1).
@@ -71,7 +71,7 @@ def _parse_der_validity_s(der: bytes) -> tuple[float, float]:
 
 
 def _parse_der_element(der: bytes, at: int) -> tuple[int, int, int]:
-    """Return the tag of the element at index `at`, and the indices of its content's start and end."""
+    """Return the tag of the element at index `at`, and the indices where its content starts and ends."""
     tag, size, at = der[at], der[at + 1], at + 2
     if size & 0x80:
         bytes_of_size = size & 0x7F
@@ -82,7 +82,7 @@ def _parse_der_element(der: bytes, at: int) -> tuple[int, int, int]:
 def _parse_der_time_s(der: bytes, at: int) -> float:
     """Return the DER time at index `at`, in Unix seconds.
 
-    UTCTime has two digits of the year, from 1950 on. GeneralizedTime has four.
+    UTCTime has a year of two digits, from 1950 on. GeneralizedTime has a year of four digits.
     """
     tag, begin, end = _parse_der_element(der, at)
     text = der[begin:end].decode("ascii")

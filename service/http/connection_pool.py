@@ -1,17 +1,17 @@
-"""The open connections of a process, over all of its listeners, and the descriptors that they may use.
+"""The open connections of a process, over all of its listeners, and the file descriptors that they may use.
 
-Every listener enters its connections here. A connection holds places, one for each descriptor that
-it costs.
+Every listener adds its connections to the pool. A connection holds one place for each file descriptor
+that it uses.
 
-    silent    it has not yet sent a whole request   the oldest of these is closed first for a new connection
+    silent    has not yet sent a whole request      the oldest one is closed first for a new connection
     resting   its last request has been answered    closed for a new one when no connection is silent
-    working   a request is under way                never closed for a new one
+    working   a request is in progress              never closed for a new one
     refused   no place was left                     waits to be refused in its own protocol; the oldest
                                                     is closed for a new one
 
-No connection is closed in this way within its first `GRACE_S`, the time to send a request. Until
-then, new ones wait in their listener's backlog. So connections that send no request keep no other
-client out, wherever they come from.
+The pool closes no connection within its first `GRACE_S`, the time to send a request. Until then, new
+connections wait in the backlog of their listener. So connections that send no request cannot keep other
+clients out.
 """
 
 import logging
@@ -51,7 +51,7 @@ class ConnectionLimits:
 class ConnectionPlace:
     """A connection's entry in the pool. The pool calls `close` to end the connection at once.
 
-    The connection's protocol may replace `close`.
+    The protocol of the connection may replace `close`.
     """
 
     address: str  # empty if the address has no limit
@@ -80,7 +80,8 @@ class ConnectionPool:
     def is_ready_for_connection(self, files: int = 1) -> bool:
         """Return whether a new connection can be accepted now.
 
-        It then finds room or is refused, and no other connection is closed within its grace time.
+        If so, the new connection finds room or is refused, and the pool closes no connection within its grace
+        time.
         """
         if self.used + files <= self.limits.max_connections:
             return True
@@ -89,9 +90,9 @@ class ConnectionPool:
         return len(self._refused) < self.limits.max_refused or _is_grace_over(self._refused)
 
     def add_connection(self, host: str, close: Callable[[], None], files: int = 1) -> ConnectionPlace:
-        """Enter a new connection, and return its place.
+        """Add a new connection to the pool, and return its place.
 
-        Without room, the returned place has a `refusal` that its protocol must send.
+        If there is no room, the place has a `refusal`, which the connection's protocol must send.
         """
         address = normalise_client_address(host) if host and host not in self.limits.trusted else ""
         place = ConnectionPlace(address, files, close)
@@ -107,7 +108,7 @@ class ConnectionPool:
         return place
 
     def mark_working(self, place: ConnectionPlace) -> None:
-        """Record that a request is under way, so that the connection keeps its places."""
+        """Record that a request is in progress, so that the connection keeps its places."""
         self._silent.pop(place, None)
         self._resting.pop(place, None)
 
@@ -119,7 +120,7 @@ class ConnectionPool:
             self._resting[place] = None
 
     def remove_connection(self, place: ConnectionPlace) -> None:
-        """Free the places of a connection that has ended. Repeating it changes nothing."""
+        """Free the places of a connection that has ended. A second call changes nothing."""
         if not place.is_open:
             return
         place.is_open = False
@@ -157,7 +158,7 @@ def _is_grace_over(places: dict[ConnectionPlace, None]) -> bool:
 
 
 def fit_limits_to_files(limits: ConnectionLimits, key: str = "api.max_connections") -> ConnectionLimits:
-    """Raise the soft limit of open files as far as needed and allowed, and return limits that fit it.
+    """Raise the soft limit of open files as far as needed and allowed, and return limits that fit into it.
 
     Raises ConfigError if the system allows too few files to serve any client.
     """

@@ -1,9 +1,9 @@
-"""The HTTP connections of a server: their deadlines, and the refusal of those without a place.
+"""The HTTP connections of a server: their deadlines, and the refusal of connections without a place.
 
-uvicorn's protocol with deadlines: `header_timeout_s` for a request's head, `body_timeout_s` for its
-body, and `WRITE_TIMEOUT_S` for the client to receive some of an answer (wall time). All connections
-are checked once a second, so a request needs no timer of its own. `service/http/connection_pool.py`
-decides which connections get a place.
+This is uvicorn's protocol with three deadlines in wall time. `header_timeout_s` limits the head of a
+request, and `body_timeout_s` its body. `WRITE_TIMEOUT_S` limits how long a client may receive nothing of
+an answer. All connections are checked once a second, so a request needs no timer of its own.
+`service/http/connection_pool.py` decides which connections get a place.
 
     too many connections                    503 and Retry-After
     too many connections from one address   429 and Retry-After
@@ -39,9 +39,9 @@ TICKS_PER_TICK = 10  # what uvicorn counts meanwhile: its own main loop ticks te
 class LimitedProtocol(HttpToolsProtocol):
     """One HTTP connection with limits.
 
-    Subclasses set `pool`, `refused` and `turned_away`. `refused` is called with the status of each
-    refusal. `turned_away` is called for a connection without a place, with its request and the names on
-    its certificate.
+    Subclasses set `pool`, `refused` and `turned_away`. `refused` is called with the status of each refusal.
+    `turned_away` is called for a connection without a place, with its request and the names on its
+    certificate.
     """
 
     pool = ConnectionPool(ConnectionLimits())
@@ -78,7 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def _yield_place(self) -> None:
         """Close the connection so that another one gets its place.
 
-        A client that has begun a request is answered first.
+        If the client has begun a request, answer it first.
         """
         if self._in_head and not self.is_too_many and self.scheme == "http":
             self.refuse(503, "too_many_connections", "the place was needed before the head of the request was complete")
@@ -169,7 +169,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.refuse(408, "too_slow", f"the {part} of the request did not arrive in time")
 
     def refuse(self, status: int, code: str, detail: str) -> None:
-        """Answer with a problem, unless another answer has begun, and close the connection."""
+        """Answer with a problem, and close the connection. If another answer has begun, only close it."""
         self.refused(status)
         head_is_next = self._is_idle() and not self.pipeline
         body_is_read = not self._in_head and not self.pipeline and self.cycle and not self.cycle.response_started
@@ -182,7 +182,7 @@ HEADERS = {503: {"retry-after": "5"}, 429: {"retry-after": "5"}}
 
 
 def _encode_answer(problem: Problem) -> bytes:
-    """Return the bytes of an HTTP answer to a problem, which also closes the connection."""
+    """Encode a problem as an HTTP answer that closes the connection."""
     response = problem.make_response("")
     head = [b"HTTP/1.1 %d %b" % (problem.status, problem.make_body("")["title"].encode())]
     head += [name + b": " + value for name, value in (*response.raw_headers, (b"connection", b"close"))]
@@ -194,16 +194,16 @@ def make_limited_protocol(
     refused: Callable[[int], None] = lambda status: None,
     turned_away: Callable[[RequestHead, Sequence[str]], None] = lambda head, names: None,
 ) -> type[LimitedProtocol]:
-    """Make the protocol class for `uvicorn.Config(http=…)`. See LimitedProtocol for the arguments."""
+    """Make the protocol class for `uvicorn.Config(http=…)`. LimitedProtocol describes the arguments."""
     own = {"pool": pool, "refused": staticmethod(refused), "turned_away": staticmethod(turned_away)}
     return type("Protocol", (LimitedProtocol,), own)
 
 
 class LimitedServer(uvicorn.Server):
-    """A server of one listening socket, which also checks the deadlines of its connections.
+    """A server of one listening socket. It also checks the deadlines of its connections.
 
-    It installs no signal handlers, because uvicorn's would raise the signal again at the end. It calls
-    `on_started` once it can answer.
+    It installs no signal handlers, because uvicorn's handlers would raise the signal again at the end. It
+    calls `on_started` once it can answer.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class LimitedServer(uvicorn.Server):
             self._exit.clear()
 
     async def main_loop(self) -> None:
-        """Run `on_tick` about once a second until `should_exit` is set, which ends the loop at once."""
+        """Run `on_tick` about once a second until `should_exit` is set. Setting it ends the loop at once."""
         counter = 0
         while not await self.on_tick(counter):
             counter += TICKS_PER_TICK

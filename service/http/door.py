@@ -1,8 +1,8 @@
-"""The listening socket of a port, which counts each connection before it accepts the next.
+"""The listening socket of a port. It counts each connection before it accepts the next one.
 
-It enters connections in the process's pool, and hands them to a protocol. So the number of descriptors
-that a process opens is bounded. The event loop's own servers do not ensure this, because they accept all
-waiting connections at once.
+It adds each connection to the process's pool, and then gives the connection a protocol. So a process
+opens a bounded number of file descriptors. The event loop's own servers have no such bound, because they
+accept all waiting connections at once.
 """
 
 import asyncio
@@ -27,9 +27,9 @@ SHUTDOWN_S = 1.0  # wall; a TLS client's time to answer our goodbye
 class Listener:
     """A listening socket that accepts and counts connections.
 
-    `make` returns the protocol of a connection. `dropped` is called for each connection that fails its
-    TLS handshake. A connection in its handshake holds its places and has `header_timeout_s`. `files`:
-    the number of descriptors that a connection needs.
+    `make` returns the protocol of a connection. `dropped` is called for each connection that fails its TLS
+    handshake. A connection holds its places during the handshake, for at most `header_timeout_s`. `files`:
+    the number of file descriptors that a connection needs.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Listener:
         self._resume_accepting()
 
     async def close(self) -> None:
-        """Stop accepting connections, and end the handshakes in progress."""
+        """Stop accepting connections, and end the TLS handshakes in progress."""
         if self._is_open:
             self._is_open = False
             asyncio.get_running_loop().remove_reader(self._sock)

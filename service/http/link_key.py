@@ -1,6 +1,6 @@
-"""The key that only the api and the placer of one state folder share.
+"""The secret key that only the api and the placer of one state folder share.
 
-With it the api vouches to the placer for a caller with a certificate. The header
+With this key, the api proves to the placer that it has checked a caller's certificate. The header
 `x-fleetcast-caller` contains the caller's name and scopes.
 """
 
@@ -12,7 +12,7 @@ FILE = "placer.key"
 
 
 def read_link_key(folder: Path) -> str:
-    """Read the key in a state folder. The first call creates it. Raises OSError."""
+    """Read the key from a state folder. The first call creates the key. Raises OSError."""
     path = folder / FILE
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)

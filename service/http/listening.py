@@ -6,9 +6,9 @@ from fleetcast.fleet.errors import ConfigError
 
 
 def bind_socket(host: str, port: int, keys: str) -> socket.socket:
-    """Bind a socket to the address.
+    """Bind a socket to an address.
 
-    Raises ConfigError, which names the keys, if the address is unavailable.
+    Raises ConfigError if the address is unavailable. The error names the configuration keys.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)

@@ -9,5 +9,5 @@ _decoder = msgspec.json.Decoder(PlacementRequest)
 
 
 def decode_placement_body(body: bytes) -> PlacementRequest:
-    """Decode the request. Raises a 400 or 422 problem that names every wrong key."""
+    """Decode a placement request. Raises a 400 or 422 problem that names every wrong key."""
     return decode_json_body(body, _decoder)

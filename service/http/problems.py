@@ -56,7 +56,7 @@ class ProblemBody(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Problem(FleetcastError):
-    """An error together with its HTTP answer.
+    """An error with the HTTP answer to it.
 
     `code`: the last part of the type URN. `extra`: further members of the body.
     """
@@ -82,7 +82,7 @@ class Problem(FleetcastError):
     def make_body(self, instance: str) -> dict[str, Any]:
         """Return the members of the body.
 
-        Long texts are truncated, so that an answer never repeats a whole request.
+        Long texts are truncated, so an answer never repeats a whole request.
         """
         body = {
             "type": TYPE_PREFIX + self.code,
@@ -125,9 +125,9 @@ _STATUS: tuple[tuple[type[FleetcastError], int, str], ...] = (
 
 
 def convert_to_problem(error: FleetcastError) -> Problem:
-    """Return the problem details for an error that Fleetcast raised.
+    """Convert an error of Fleetcast into a problem.
 
-    An error that no request can cause is a bug and is raised again.
+    An error that no request can cause is a bug. It is raised again.
 
     >>> convert_to_problem(UnknownEntity("no node 'n9'")).status
     404
@@ -145,7 +145,7 @@ def convert_to_problem(error: FleetcastError) -> Problem:
 
 
 async def answer_starlette_error(request: Request, error: Exception) -> Response:
-    """Answer an error that Starlette raises: an unknown path (404), or a method not allowed there (405)."""
+    """Answer an error that Starlette raises: an unknown path (404), or a method that the path lacks (405)."""
     assert isinstance(error, HTTPException)
     code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code, "http")
     return Problem(error.status_code, code, error.detail, headers=error.headers).make_response(request.scope["path"])
@@ -157,9 +157,9 @@ def is_out_of_files(error: BaseException) -> bool:
 
 
 def answer_unexpected_error(error: Exception, path: str) -> Response:
-    """Answer an unexpected error with a 500, or with a 503 if no file descriptor is left.
+    """Answer an unexpected error with a 500. If no file descriptor is left, answer with a 503.
 
-    Call it while the exception is being handled.
+    Call this while the exception is being handled.
     """
     if is_out_of_files(error):
         logger.error("no file descriptor is left: raise ulimit -n (systemd: LimitNOFILE)")
@@ -169,9 +169,9 @@ def answer_unexpected_error(error: Exception, path: str) -> Response:
 
 
 def answer_bug(path: str) -> Response:
-    """Log the exception, and return a 500 answer with an id that finds it in the log.
+    """Log the exception, and return a 500 answer with the id of the log entry.
 
-    Call it while the exception is being handled.
+    Call this while the exception is being handled.
     """
     number = uuid.uuid4().hex[:12]
     logger.exception("answered 500 with id %s", number)

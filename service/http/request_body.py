@@ -1,6 +1,6 @@
 """Reading of request bodies, whose size is limited both as sent and as inflated.
 
-The limit holds whatever the headers claim. All bytes count in `body_budget`.
+The headers cannot raise the limit. All bytes count against `body_budget`.
 """
 
 import asyncio
@@ -35,7 +35,8 @@ def get_body_lease(request: Request) -> Lease:
 def decode_json_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     """Decode a JSON body.
 
-    Raises problem 422, which names every wrong key with its value, or 400 if the body is not JSON.
+    Raises problem 422, which names every wrong key with its value. Raises problem 400 if the body is not
+    JSON.
     """
     try:
         try:
@@ -51,8 +52,8 @@ def decode_json_body(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 def make_body_problem(faults: Sequence[Fault]) -> Problem:
     """Return a 422 problem for the faults of a body.
 
-    All of them are in `errors`. The sentence names all unknown keys if there are several, else the
-    first fault.
+    `errors` lists all faults. The sentence names all unknown keys if there are several. Otherwise, it names
+    the first fault.
     """
     unknown = [fault for fault in faults if fault.label == "unknown_key"]
     names = ", ".join(fault.field for fault in unknown)
@@ -62,7 +63,7 @@ def make_body_problem(faults: Sequence[Fault]) -> Problem:
 
 
 def _shorten_value(value: Any) -> Any:
-    """Return a value as a problem may repeat it: lists, objects and huge numbers become short texts."""
+    """Return a short form of a value for a problem: lists, objects and huge numbers become short texts."""
     if value is MISSING:
         return None
     is_small = isinstance(value, str | float | None) or (isinstance(value, int) and abs(value) < 2**63)
@@ -72,8 +73,8 @@ def _shorten_value(value: Any) -> Any:
 async def read_body(request: Request, most: int) -> bytes:
     """Return the body of a request, inflated if it was sent as gzip or deflate.
 
-    Raises problems: 413 if it is too large, 400 if it is broken, 415 for an unknown encoding, 503
-    without room.
+    Raises problem 413 if the body is too large, 400 if it is broken, 415 if its encoding is unknown, and 503
+    if there is no room.
     """
     coding = request.headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("identity", "", "gzip", "x-gzip", "deflate"):
@@ -88,7 +89,7 @@ async def read_body(request: Request, most: int) -> bytes:
 async def read_raw_body(request: Request, most: int) -> bytes:
     """Return the body of a request as it was sent.
 
-    Raises problems: 413 if it has more than `most` bytes, 503 while other requests use all the room.
+    Raises problem 413 if it has more than `most` bytes, and 503 if other requests use all the room.
     """
     chunks, lease = request.stream(), get_body_lease(request)
     declared = request.headers.get("content-length", "")
@@ -115,7 +116,7 @@ async def read_raw_body(request: Request, most: int) -> bytes:
 async def _discard_rest_of_body(request: Request, chunks: AsyncIterator[bytes]) -> None:
     """Read and discard the rest of a body, up to a limit.
 
-    Otherwise a client that still sends would get a reset instead of the answer.
+    Without this, a client that still sends would get a reset instead of the answer.
     """
     if "100-continue" in request.headers.get("expect", "").lower():
         return  # it waits for our word before it sends
@@ -131,13 +132,13 @@ async def _discard_rest_of_body(request: Request, chunks: AsyncIterator[bytes]) 
 def make_too_large_problem(what: str, most: int) -> Problem:
     """Return a 413 problem that closes the connection.
 
-    The unread rest of the body must not be parsed as the next request.
+    Without closing, the server would parse the unread rest of the body as the next request.
     """
     return Problem(413, "too_large", f"the body has {what}, at most {most} are accepted", headers=CLOSING)
 
 
 def inflate(data: bytes, coding: str, most: int, grow: Callable[[int], None] = lambda size_bytes: None) -> bytes:
-    """Inflate data to at most `most` bytes. Several gzip members in a row are one body.
+    """Inflate data to at most `most` bytes. Several gzip members in a row form one body.
 
     `grow` is called with the size of each inflated piece. Raises problem 413 or 400.
     """

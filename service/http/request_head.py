@@ -1,4 +1,4 @@
-"""Parsing of the head of an HTTP request, for connections that are refused."""
+"""Parsing of an HTTP request's head, for connections that are refused."""
 
 import contextlib
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ class RequestHead:
 
 
 class _Recorder:
-    """The callbacks of the HTTP parser, which record the parts of the head."""
+    """A set of callbacks for the HTTP parser. They record the parts of the head."""
 
     def __init__(self) -> None:
         self.url = b""

@@ -1,9 +1,9 @@
 """The route table, with one row for each route.
 
-The Starlette routes, the checks of queries, and OpenAPI are made from it. A handler is `async
-(request, context, query) -> Response`. The context is the api's `Context` or the `PlacerContext`.
-The endpoint counts its answers. It answers our errors with problem details, and bugs with a 500 and
-an id in the log.
+The Starlette routes, the checks of queries, and OpenAPI are made from this table. A handler is `async
+(request, context, query) -> Response`. Its context is the api's `Context` or the `PlacerContext`. The
+endpoint counts its answers. It answers our errors with problem details, and bugs with a 500 and an id
+that the log also contains.
 """
 
 import time
@@ -40,7 +40,7 @@ class RequestCounter(Protocol):
 
 
 class Host(Protocol):
-    """The attributes of a process's context that an `Endpoint` needs.
+    """The parts of a process's context that an `Endpoint` needs.
 
     `prefix`: added to the paths in problem details.
     """
@@ -71,7 +71,7 @@ class Param:
     def parse_value(self, text: str) -> Any:
         """Parse a value of the parameter.
 
-        Raises a 422 problem that names the parameter and the allowed values.
+        Raises a 422 problem that names the parameter and its allowed values.
         """
         try:
             value = self.kind(text)
@@ -98,7 +98,7 @@ class Param:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One route: its handler, its query and body, its answer, and who may call it."""
+    """One route: its handler, its query and body, its answer, and who may use it."""
 
     method: str
     path: str
@@ -132,9 +132,9 @@ def get_caller_name(request: Request) -> str:
 
 
 def read_query(request: Request, params: Sequence[Param] | None) -> Query:
-    """Return parameter -> value for a request's query, with defaults filled in.
+    """Read the query of a request. Returns parameter → value, with defaults for missing parameters.
 
-    Raises a 422 problem for an unknown or repeated key, or a bad value.
+    Raises a 422 problem for an unknown key, a repeated key, or a bad value.
     """
     if params is None:
         return {}

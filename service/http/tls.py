@@ -1,7 +1,6 @@
-"""Our own TLS, whose certificate files may change while the service runs.
+"""The TLS of our own servers. The certificate files may change while the service runs.
 
-Files that changed replace the TLS context once they fit together. New connections use the newest
-context.
+Once changed files fit together, they replace the TLS context. New connections use the newest context.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ CHECK_INTERVAL_S = 2.0  # wall
 class LoadedContext:
     """A TLS context that was made from files.
 
-    until_s: the expiry of its certificate, in Unix seconds. stamp: what `make_file_stamp` returned for the
+    until_s: the expiry of the certificate, in Unix seconds. stamp: the result of `make_file_stamp` for the
     files.
     """
 
@@ -51,11 +50,11 @@ class TlsKeys(Protocol):
 
 
 class Tls:
-    """The TLS context of a listener, replaced when its files change.
+    """The TLS context of a listener. Changed files replace it.
 
-    Raises ConfigError if the files cannot be used at the start. If changed files cannot be used later, the
-    present context stays. must_show: whether the handshake refuses clients without a certificate of
-    `client_ca`. protocol: the ALPN name.
+    Raises ConfigError if the files are unusable at the start. If changed files are unusable later, the
+    present context stays. must_show: the handshake refuses clients without a certificate of `client_ca`.
+    protocol: the ALPN name.
     """
 
     def __init__(
@@ -71,7 +70,7 @@ class Tls:
 
     @property
     def stamp(self) -> tuple[Any, ...]:
-        """A stamp of the files that the present context was made from."""
+        """The stamp of the files that the present context was made from."""
         return self._made.stamp
 
     @property
@@ -82,7 +81,7 @@ class Tls:
     def reload_if_changed(self) -> None:
         """Load the files if they have changed.
 
-        If they cannot be used, log the error and keep the present context.
+        If they are unusable, log the error and keep the present context.
         """
         try:
             if make_file_stamp(self._keys) == self._made.stamp:
@@ -138,9 +137,10 @@ def make_tls_context(keys: TlsKeys, section: str, must_show: bool, protocol: str
 
 
 def _request_client_certificates(context: ssl.SSLContext, label: str, path: str) -> None:
-    """Let the context request client certificates, and refuse those of other authorities.
+    """Let the context request client certificates, and refuse certificates of other authorities.
 
-    A client may send none. `label`, here and below: key and path.
+    A client may send no certificate. `label`, here and in the functions below: the configuration key and the
+    path.
     """
     _read_pem_file(label, path)
     try:
@@ -184,9 +184,9 @@ def _refuse_passphrase(label: str) -> NoReturn:
 
 
 def make_file_stamp(keys: TlsKeys) -> tuple[Any, ...]:
-    """Return a stamp that changes with any of the files.
+    """Return a stamp that changes when any of the files changes.
 
-    It also changes when a symbolic link is set to another file.
+    It also changes when a symbolic link points to another file.
     """
     stamps: list[Any] = []
     for path in (keys.tls_cert, keys.tls_key, keys.client_ca):

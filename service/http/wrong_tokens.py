@@ -1,8 +1,8 @@
-"""Limits on wrong tokens by address.
+"""Limits on wrong tokens from each address.
 
-An address may send `BURST` wrong tokens, and one more every `REFILL_S`. After that, refusals are
-delayed. Right tokens never wait, even at the same address. The table is bounded: a new address
-replaces the one whose last attempt is oldest.
+An address may send `BURST` wrong tokens at once, and one more every `REFILL_S`. After that, its refusals
+are delayed. Right tokens never wait, even from the same address. The table is bounded: a new address
+replaces the address with the oldest attempt.
 """
 
 import math
@@ -31,8 +31,8 @@ class WrongTokens:
     def count_wrong_token(self, host: str) -> int | None:
         """Count a wrong token from an address.
 
-        Returns None if the address may still send wrong tokens, else the seconds until it may send the next
-        one.
+        Returns None if the address may send more wrong tokens. Otherwise, returns the seconds until it may send
+        the next one.
         """
         address, now_s = normalise_client_address(host), self._now_s()
         left, then_s = self._buckets.pop(address, (BURST, now_s))

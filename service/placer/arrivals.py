@@ -1,4 +1,4 @@
-"""The served forecast of arrivals, read from a board for the queue's sampled futures."""
+"""The forecast of job arrivals, read from a board for the sampling of start times."""
 
 import msgspec
 import numpy as np
@@ -13,9 +13,9 @@ EVERYBODY = {"pool": "all", "class": "all", "group": "all", "target": "arriving"
 
 
 def forecast_arrivals(board: Board, run_times: RunTimeQuantiles) -> ArrivalForecast | None:
-    """Read the forecast of arriving GPUs, as arrivals of jobs with the sizes of finished jobs.
+    """Read the forecast of arriving GPUs from a board, and convert it into arrivals of jobs.
 
-    Returns None if there is no forecast, or no job has finished.
+    The jobs get the sizes of finished jobs. Returns None without a forecast, or if no job has finished.
     """
     sizes = {gpus: count for gpus, count in run_times.seen.items() if gpus > 0 and count > 0}
     try:

@@ -1,4 +1,4 @@
-"""The placer's queue: passes over the requests that wait, and the rows that explain why they wait."""
+"""The placer's queue: passes that place waiting requests, and rows that explain why requests wait."""
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p1
 
 
 class RequestBacklog:
-    """The requests that wait. A pass places the requests that are next in order and for which there is room."""
+    """The queue of waiting requests. Each pass considers them in order and places those that may start now."""
 
     def __init__(
         self,
@@ -53,10 +53,10 @@ class RequestBacklog:
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
         self.start_notes = StartNotes()
 
-    def work(self) -> int:
-        """Make one whole pass over the queue. Returns how many requests were placed.
+    def run_pass(self) -> int:
+        """Run one whole pass over the queue. Returns how many requests were placed.
 
-        Raises StaleError without a fresh board, and while part of the state is in doubt.
+        Raises StaleError without a fresh board, or while the parts of the state disagree.
         """
         begun = self.begin_pass()
         return self.end_pass(begun, begun.compute_plan())[0] if begun else 0
@@ -64,7 +64,7 @@ class RequestBacklog:
     def begin_pass(self) -> QueuePass | None:
         """Return the input of the next pass, or None if no request waits.
 
-        Raises StaleError without a fresh board, and while part of the state is in doubt.
+        Raises StaleError without a fresh board, or while the parts of the state disagree.
         """
         queue = self._ledger.list_queue_entries()
         self._metrics.queue_length.set(len(queue))
@@ -86,7 +86,7 @@ class RequestBacklog:
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed.
 
-        If no pass has succeeded with the present queue tree, the previous tree serves again.
+        If no pass has succeeded with the present queue tree, the previous tree is used again.
         """
         why = self._failures.record(PASS, error)
         self.stalled = f"nothing is placed from the queue now: the {why}"
@@ -95,7 +95,7 @@ class RequestBacklog:
     def end_pass(self, begun: QueuePass, planned: Plan) -> tuple[int, int]:
         """Store the plan. Returns the number of placed requests, and the number of requests to plan again.
 
-        Requests that were decided while the plan was computed may have taken some of its GPUs.
+        A request must be planned again if another decision took its GPUs while the plan was computed.
         """
         observed = self._view.observe_for_decision()
         self.turns = begun.turns
@@ -137,9 +137,10 @@ class RequestBacklog:
     def _choose_entries_to_plan(
         self, queue: Sequence[QueueEntry], observed: ObservedFleet
     ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
-        """Return the entries to plan, and the entries whose queue is no longer in the file, with the reason.
+        """Return the entries to plan, and the entries whose queue is missing from the queue file.
 
-        Refuses the requests of attempts that have started elsewhere since.
+        Each entry without a queue comes with the reason. A request whose attempt has started elsewhere is
+        refused.
         """
         wanted: list[QueueEntry] = []
         stranded: list[tuple[QueueEntry, str]] = []
@@ -160,7 +161,7 @@ class RequestBacklog:
     async def list_queue_rows(self) -> list[QueueRow]:
         """Return the rows of `GET /queue`, in order.
 
-        They are made in a thread, from the entries that wait now.
+        A thread makes the rows from the entries that wait now.
         """
         return await asyncio.to_thread(
             self._make_explained_rows, self._ledger.list_queue_entries(), self._clock.now_ms()
@@ -177,7 +178,7 @@ class RequestBacklog:
         return self.turns.sort_entries([WaitingEntry(entry.request, entry.queued_ms) for entry in entries])
 
     def list_waiting_jobs(self) -> list[WaitingEntry]:
-        """Return all waiting entries, each once: requests of our own queue, and jobs that wait according to events."""
+        """Return all waiting entries, each once: requests of our own queue, and waiting jobs of other schedulers."""
         return merge_waiting_jobs(
             self._view.board,
             self._ledger.list_queue_entries(),

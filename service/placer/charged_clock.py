@@ -1,8 +1,8 @@
-"""The clock of the charges. A run is charged for the time that passed, even if the clock is set.
+"""The clock for charges. A run is charged for the time that passed, even if the system clock is set.
 
-An open charge moves with our clock, so that its age stays the time since the job was first seen. A job
-event has the time of its own clock, which may have moved with ours or not. So there are two possible
-run times. When the placer receives the end, the charge gets the run time that is nearer to its age.
+An open charge moves with the system clock, so its age stays the time since the job was first seen. The
+clock that stamps job events may have moved too, or not. So there are two possible run times. When the
+placer receives the end of the job, it charges the run time that is closer to the age.
 """
 
 import logging
@@ -21,10 +21,7 @@ MARK = "charges_moved"  # in the ledger: charge → by how many ms its times are
 
 
 class ChargedClock:
-    """The clock by which runs are charged. It moves open charges when the system clock is set.
-
-    It also moves the credits of queues.
-    """
+    """The clock for charges. It moves open charges and queue credits when the system clock is set."""
 
     def __init__(self, ledger: Ledger, clock: Clock, tick_ms: int) -> None:
         self._ledger = ledger
@@ -37,7 +34,7 @@ class ChargedClock:
         self._queued_ms: dict[str, int] = {}  # request that waits → by how much the clock was set meanwhile
 
     def apply_clock_step(self) -> None:
-        """Move open charges and credits if the clock was set. The change is on disk when this returns."""
+        """Move open charges and credits if the system clock was set. The change is on disk on return."""
         by_ms = self._watch.pop_clock_step_ms()
         if not by_ms:
             return
@@ -58,18 +55,18 @@ class ChargedClock:
             self._save_shifts({row.charge_id: moved.get(str(row.charge_id), 0) + by_ms for row in charges})
 
     def adjust_queued_ms(self, request_id: str, queued_ms: int) -> int:
-        """Return the time since which a request has waited, on the clock as it is now, in Unix ms.
+        """Return when a request began to wait, in Unix ms of the present clock.
 
-        queued_ms: that time on the clock when the request arrived.
+        queued_ms: when it began to wait, by the clock at its arrival.
         """
         return queued_ms + self._queued_ms.get(request_id, 0)
 
     def adjust_start_ms(self, charge: Charge, started_ms: int, now_ms: int) -> int:
-        """Return when a job started on our clock, in Unix ms.
+        """Return when a job started, in Unix ms of our clock.
 
-        This is the time that its event states, plus the time by which our clock may be ahead of the event's.
-        Without that, the start could be too early if our clock was set within the last tick, or if the event's
-        clock was not set.
+        The result is the time in the start event, plus the time by which our clock may be ahead of the event's
+        clock. Without this sum, the start could be too early in two cases: if our clock was set within the last
+        tick, or if the event's clock was not set.
         """
         ahead_ms = self._ahead_ms - self._least_ms
         found_ms = started_ms if not ahead_ms else min(started_ms + ahead_ms, max(started_ms, now_ms))
@@ -77,7 +74,7 @@ class ChargedClock:
         return max(found_ms, charge.held_ms) if charge.request_id else found_ms
 
     def record_start(self, charge: Charge, stated_ms: int) -> None:
-        """Record by how much a charge begins later than the start that its job's event states."""
+        """Record by how much a charge begins later than the start in the job's event."""
         by_ms = (charge.started_ms or stated_ms) - stated_ms
         if by_ms != self._read_shifts().get(
             str(charge.charge_id), 0
@@ -85,7 +82,7 @@ class ChargedClock:
             self._save_shifts({**self._list_open_shifts(), charge.charge_id: by_ms})
 
     def adjust_end_ms(self, charge: Charge, ended_ms: int, now_ms: int) -> int:
-        """Return when a run ends on our clock, in Unix ms. ended_ms: the end that its event states."""
+        """Return when a run ended, in Unix ms of our clock. ended_ms: the time in the end event."""
         since_ms = charge.started_ms if charge.started_ms is not None else charge.held_ms
         passed_ms = max(0, now_ms - since_ms)
         moved_ms = self._read_shifts().get(str(charge.charge_id), 0)
@@ -94,14 +91,14 @@ class ChargedClock:
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
     def compute_unseen_end_ms(self, row: EndedJobRow) -> int:
-        """Return in Unix ms the end of a run that began and ended since the last board.
+        """Return when a run ended that also began after the last board, in Unix ms.
 
-        If the clock was set ahead since then, that step is subtracted, so that it does not lengthen the run.
+        If the clock was set ahead since that board, the step is subtracted. Otherwise it would lengthen the run.
         """
         return max(row.started_ms or 0, row.ended_ms - self._since_board_ms)
 
     def compute_stated_start_ms(self, charge: Charge) -> int:
-        """Return when a charge began on the clock of its job's events, in Unix ms."""
+        """Return when a charge began, in Unix ms of the clock that stamps the job's events."""
         started_ms, moved = charge.started_ms or charge.held_ms, self._read_shifts()
         return started_ms - moved.get(str(charge.charge_id), 0) if moved else started_ms  # asked for each job and board
 
@@ -118,7 +115,7 @@ class ChargedClock:
         return found or {}
 
     def _list_open_shifts(self) -> dict[int, int]:
-        """Return the id of each open charge → by how many ms it was moved."""
+        """Return the id of each open charge → the ms by which it was moved."""
         is_open = {str(row.charge_id) for row in self._ledger.charges.list_open_charges().values()}
         return {int(name): by_ms for name, by_ms in self._read_shifts().items() if name in is_open}
 

@@ -1,4 +1,4 @@
-"""Charges by boards: opened or changed for running jobs, closed for ended ones.
+"""Charges made from boards. They open for running jobs, change with them, and close when jobs end.
 
 The times are those of the job events.
 """
@@ -30,9 +30,9 @@ SEEN_LEAST = 0.9  # of a run's GPU time that telemetry saw: the rest is taken to
 
 
 class ChargeWriter:
-    """The writer of charges. It opens, changes and closes charges according to boards.
+    """A writer that opens, changes and closes charges according to boards.
 
-    `time`: the clock of the charges.
+    `time`: the clock for charges.
     """
 
     def __init__(self, ledger: Ledger, clock: ChargedClock) -> None:
@@ -100,7 +100,7 @@ class ChargeWriter:
         return []
 
     def _make_opener(self, stated_ms: int, now_ms: int) -> Callable[[Charge], Any]:
-        """Return a function that opens the charge of a job. stated_ms: the start that its events state."""
+        """Return a function that opens a job's charge. stated_ms: the start in the job's events, in Unix ms."""
 
         def write(charge: Charge) -> None:
             if charge.started_ms is not None:
@@ -111,7 +111,7 @@ class ChargeWriter:
         return write
 
     def _make_reopener(self, row: RunningJobRow, now_ms: int) -> Callable[[Charge], Any]:
-        """Return a function that opens the charge of a resized job, and closes it if the job has ended."""
+        """Return a function that opens a new charge for a resized job. If the job has ended, it also closes it."""
 
         def write(charge: Charge) -> None:
             opened = self.ledger.charges.open_charge(charge)
@@ -124,7 +124,7 @@ class ChargeWriter:
     def _split_charge_at_resize(
         self, known: Charge, row: RunningJobRow, view: ClusterView, now_ms: int
     ) -> tuple[Charge, Charge] | None:
-        """Return the charge closed at the job's last resize, and a new one for the GPUs held since.
+        """Return two charges: the old one, closed at the job's last resize, and one for the GPUs since then.
 
         Returns None without a resize.
         """
@@ -143,10 +143,11 @@ class ChargeWriter:
     def _find_occupancy_changes(
         self, known: Charge, held: tuple[HeldGpus, ...], now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
-        """Return the changes for a job that now holds another number of GPUs. Empty if the number is the same.
+        """Return the changes to a charge whose job now holds another number of GPUs.
 
-        A job whose events name no GPUs holds more once telemetry shows more at work. Displaced jobs are left
-        out. The end of such a job is reported late, and its charge then closes at the time of that end.
+        Returns [] if the number is the same. If a job's events name no GPUs, the number grows when telemetry
+        shows more busy GPUs. Displaced jobs are left out: the end of such a job is reported late, and its charge
+        then closes at the time of that end.
         """
         gpus = math.fsum(row.gpus for row in held)
         if math.isclose(gpus, known.gpus, abs_tol=1e-6):
@@ -164,9 +165,9 @@ class ChargeWriter:
         ]
 
     def _find_held_gpus(self, row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-        """Return the GPUs that a job holds, by its events.
+        """Return the GPUs that a job holds according to its events.
 
-        If the events state no share of a GPU, the request that placed the job does.
+        If the events state no share of a GPU, the share comes from the request that placed the job.
         """
         request = self.ledger.find_request(row.job, row.attempt)
         return list_job_gpus(row, view, request.milli if request is not None else WHOLE_GPU)
@@ -219,7 +220,7 @@ class ChargeWriter:
     def _compute_used_gpu_s(self, charge: Charge, until_ms: int) -> float | None:
         """Return the GPU-seconds until `until_ms` in which the charge's GPUs were busy.
 
-        Returns None if telemetry saw too little of that time.
+        Returns None if telemetry covers too little of that time.
         """
         row = self._gpu_time.get((charge.job, charge.attempt))
         held = charge.compute_granted_gpu_s(0, until_ms)
@@ -230,7 +231,7 @@ class ChargeWriter:
     def _close_unlisted_charges(
         self, running: Iterable[RunningJobRow], ended: Iterable[EndedJobRow], observed: ObservedFleet, now_ms: int
     ) -> list[tuple[Callable[[Charge], Any], Charge]]:
-        """Return changes that close the charges of attempts that no board and no promise names any more."""
+        """Return the changes that close charges whose attempts no longer appear in a board or a promise."""
         alive = {(row.job, row.attempt) for row in (*running, *ended)}
         alive |= {(intent.job, intent.attempt) for intent in self.ledger.list_active_intents()}
         totals = self.ledger.charges
@@ -247,7 +248,7 @@ class ChargeWriter:
 def _close_charge(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
     """Return the closed charge of an ended attempt. ended_ms: when the charge ends, in Unix ms.
 
-    A failed attempt has lost all work since its last checkpoint, or since its start without one.
+    A failed attempt has lost the work since its last checkpoint. Without a checkpoint, it has lost all work.
     """
     lost, started_ms = None, charge.started_ms
     if row.outcome == "failed" and started_ms is not None and row.started_ms is not None:
@@ -257,10 +258,10 @@ def _close_charge(charge: Charge, row: EndedJobRow, ended_ms: int) -> Charge:
 
 
 def list_job_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[HeldGpus, ...]:
-    """Return the GPUs that a job holds by its events, summed by pool and model.
+    """Return the GPUs that a job holds according to its events, summed by pool and model.
 
-    Nodes that the view lacks have no pool. ``share``: thousandths of each GPU that its request asked
-    for. If the events state no share, each of their GPUs counts as that share.
+    A node that the view lacks has no pool. ``share``: the part of each GPU that the request asked for, in
+    thousandths. If the events state no share, each of their GPUs counts as `share`.
     """
     whole = sum(row.held.values()) == WHOLE_GPU * row.gpus
     scale = share / WHOLE_GPU if whole else 1.0
@@ -274,9 +275,9 @@ def list_job_gpus(row: RunningJobRow, view: ClusterView, share: int) -> tuple[He
 
 
 def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGpus, ...]:
-    """Return the GPUs that a job holds, on a board that states only the holder of each GPU.
+    """Count the GPUs that a job holds, from a board that names only the holder of each GPU.
 
-    Parts of GPUs count as whole ones.
+    A part of a GPU counts as a whole one.
     """
     if row.job in view.jobs:
         counts = np.count_nonzero(view.holders == view.jobs.index(row.job), axis=1)
@@ -288,7 +289,7 @@ def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGp
 
 
 def find_charged_leaf(request: PlacementRequest, tree: QueueTree | None) -> str:
-    """Return the leaf queue that a request is charged to. Without a tree, this is the queue that it names."""
+    """Return the leaf queue that a request is charged to. Without a tree, return the queue that it names."""
     if tree is not None:
         return tree.find_known_leaf(request)
     return request.queue or DEFAULT_QUEUE

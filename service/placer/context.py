@@ -47,7 +47,7 @@ class PlacerContext:
         return identify_caller(request)
 
     def make_problem(self, error: FleetcastError) -> Problem:
-        """Convert an error into a problem. Log each new damage of the ledger once.
+        """Convert an error into a problem. If the ledger is damaged, log each new damage once.
 
         The log is for the operator, who does not see the answers.
         """

@@ -1,4 +1,4 @@
-"""The writer of the placer's decisions. It adds the facts that only the service knows, and the charges."""
+"""The writer of the placer's decisions. It adds charges, and facts that only the service knows."""
 
 import msgspec
 
@@ -13,7 +13,7 @@ from fleetcast.service.placer.queues import ServedQueues
 
 
 class DecisionWriter:
-    """A writer of decisions into the ledger. A placed request is charged to its queue."""
+    """A writer of decisions into the ledger. It charges each placed request to its queue."""
 
     def __init__(self, clock: Clock, ledger: Ledger, view: PromisedView, queues: ServedQueues) -> None:
         self._clock = clock
@@ -22,7 +22,7 @@ class DecisionWriter:
         self._queues = queues
 
     def make_decision(self, request: PlacementRequest, outcome: str, sentence: str, now_ms: int) -> Decision:
-        """Build a decision for which no node was considered."""
+        """Make a decision without considering any node."""
         board = self._view.board
         return Decision(
             request_id=request.request_id,
@@ -34,9 +34,10 @@ class DecisionWriter:
         )
 
     def complete_decision(self, request: PlacementRequest, decision: Decision) -> Decision:
-        """Add to a decision of the engine the facts that only the service knows.
+        """Add facts that only the service knows to a decision of the engine.
 
-        They are the request's facts that have no effect, and the queue that is charged in place of an unknown one.
+        It adds the facts of the request that have no effect. If the request names an unknown queue, it also adds
+        the queue that is charged instead.
         """
         sentence = decision.sentence + self._queues.describe_charged_queue(request)
         return msgspec.structs.replace(decision, ignored=self.find_ignored_facts(request), sentence=sentence)
@@ -51,14 +52,14 @@ class DecisionWriter:
         caller: str,
         queued_ms: int | None = None,
     ) -> bytes:
-        """Store a decision of the engine, with the charge to its leaf. Returns the stored reply."""
+        """Store a decision of the engine, and charge a placement to the leaf queue. Returns the stored reply."""
         now_ms = self._clock.now_ms()
         action = "place" if decision.outcome == "placed" else "refuse"
         charge = make_placement_charge(request, decision, leaf, view, run_times, now_ms, queued_ms)
         return self._ledger.commit_decision(request, decision, now_ms, caller, action, charge)
 
     def refuse(self, request: PlacementRequest, why: str, caller: str, action: str = "refuse") -> None:
-        """Store a refusal of a request that waited."""
+        """Store a refusal for a waiting request."""
         now_ms = self._clock.now_ms()
         decision = self.make_decision(request, "refused", f"refused: {why}", now_ms)
         self._ledger.commit_decision(request, decision, now_ms, caller, action)

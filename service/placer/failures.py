@@ -1,6 +1,6 @@
-"""Failures of the placer's own code and of plugins. They are counted, logged and shown.
+"""Failures of the placer's own code and of plugins. The placer counts, logs and shows them.
 
-None of them ends the process.
+No failure ends the process.
 """
 
 import logging
@@ -16,10 +16,9 @@ PASS, START_TIMES = "pass over the queue", "sampling of start times"
 
 
 class Failures:
-    """A counter of failures by part. It logs each new failure with its traceback.
+    """A counter of failures for each part. It logs each new failure with its traceback.
 
-    Each part has a count of 0 from the start. Prometheus sees no increase in a series that begins with
-    1.
+    Each count is 0 at the start, because Prometheus sees no increase in a series that begins with 1.
     """
 
     def __init__(self, counter: Counter) -> None:
@@ -30,9 +29,9 @@ class Failures:
         self.last: Exception | None = None
 
     def record(self, part: str, error: Exception) -> str:
-        """Count a failure and return it as a sentence.
+        """Count a failure, and return a sentence that describes it.
 
-        The traceback is logged once, until the part fails in another way.
+        The traceback is logged once. It is logged again only after the part has failed in another way.
         """
         self.last = error
         why = f"{part} failed ({type(error).__name__}: {error})"
@@ -55,7 +54,7 @@ class Failures:
     ) -> Callable[..., Any]:
         self._counter.labels(part)
 
-        def guarded(request: Any, view: Any, options: Any) -> Any:
+        def call_guarded(request: Any, view: Any, options: Any) -> Any:
             try:
                 found = function(request, view, options)
                 if found is None and kind is bool:
@@ -72,4 +71,4 @@ class Failures:
                 return np.full(len(view), otherwise, kind)
             return values
 
-        return guarded
+        return call_guarded

@@ -1,6 +1,6 @@
-"""The placer's HTTP API: the public paths without `/v1`.
+"""The placer's HTTP API. Its paths are the public ones without `/v1`.
 
-The api forwards bodies and problems unchanged.
+The api process forwards bodies and problems unchanged.
 """
 
 import asyncio
@@ -171,9 +171,9 @@ def make_app(
     access: Access | None = None,
     starts: StartTimeSampler | None = None,
 ) -> Starlette:
-    """Make the placer's application. It calls `queue_changed` when the queue has changed.
+    """Make the placer's web application. It calls `queue_changed` when the queue has changed.
 
-    Without `access`, any caller may call it.
+    Without `access`, any caller may use it.
     """
     bodies = BodyBudget(service.config.api.body_budget_bytes)
     context = PlacerContext(
@@ -185,7 +185,7 @@ def make_app(
 
 
 def make_placements_page(as_of_ms: int, rows: list[CommittedDecision], cursor: int) -> bytes:
-    """Return a page of stored replies, each with the ledger's facts about it appended, as JSON.
+    """Return a JSON page of stored replies, each with the ledger's facts about it appended.
 
     The stored replies are not decoded.
     """

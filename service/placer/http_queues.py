@@ -1,4 +1,4 @@
-"""The placer's HTTP routes about queues: their state, a new file, why a request waits, and charges."""
+"""The placer's HTTP routes about queues: their state, a new queue file, reasons for waiting, and charges."""
 
 from starlette.requests import Request
 from starlette.responses import Response

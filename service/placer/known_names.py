@@ -1,6 +1,6 @@
-"""Checks that a request names no cluster, pool or GPU model that this installation lacks.
+"""Checks that this installation has the cluster, pool and GPU model that a request names.
 
-Otherwise such a request would be refused or wait for ever, and a misspelt name would stay
+Without these checks, such a request would be refused or wait for ever, and a misspelt name would stay
 undetected.
 """
 
@@ -20,9 +20,9 @@ NAMED = 3  # names that a refusal proposes
 def check_known_names(
     request: PlacementRequest, fleet: FleetConfig, view: ClusterView | None, tree: QueueTree | None
 ) -> None:
-    """Check the names in a request. Raises RequestError with the field and the nearest known names.
+    """Check the names in a request. Raises RequestError that states the field and the nearest known names.
 
-    Without a view only the cluster is checked.
+    Without a view, only the cluster is checked.
     """
     check_cluster(request.cluster, fleet, view)
     if view is None or not len(view):
@@ -33,7 +33,7 @@ def check_known_names(
 
 
 def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) -> None:
-    """Check that this installation or its topology names the cluster. Raises RequestError if not."""
+    """Check that the configuration or the topology has this cluster. Raises RequestError if neither does."""
     if not cluster or cluster in fleet.clusters:
         return
     named = view.topology.domain_names[Level.CLUSTER] if view is not None else ()
@@ -46,9 +46,9 @@ def check_cluster(cluster: str, fleet: FleetConfig, view: ClusterView | None) ->
 
 
 def _check_models(request: PlacementRequest, view: ClusterView, tree: QueueTree | None) -> None:
-    """Check that some node may have one of the requested models. Raises RequestError if none may.
+    """Check that some node may have one of the requested models. Raises RequestError if no node may.
 
-    If no node states its model, any model passes.
+    If no node states its model, every model passes.
     """
     stated = [name for name in view.inventory.gpu_models if name]
     if not request.models or not stated:

@@ -87,9 +87,9 @@ class PlacerMetrics:
         )
 
     def set_paused_promises(self, paused: Mapping[str, int]) -> None:
-        """Set the number of paused promises by the source that they wait for.
+        """Set the number of paused promises for each source that they wait for.
 
-        A source that no promise waits for loses its series.
+        A source without paused promises loses its series.
         """
         if paused == self._paused:
             return
@@ -99,7 +99,7 @@ class PlacerMetrics:
             self.paused.labels(source).set(count)
 
     def count_refused_connection(self, reason: int | str) -> None:
-        """Count a connection that the placer refused or closed, by its status or reason."""
+        """Count a connection that the placer refused or closed, under its status or reason."""
         self.refused_connections.labels(str(reason)).inc()
 
     def observe(self, route: str, method: str, status: int, seconds: float) -> None:
@@ -109,7 +109,7 @@ class PlacerMetrics:
 
 
 class StartTimeMetrics:
-    """The metrics of issued start times: their age, and how often they were right."""
+    """The metrics of issued start times: their age, and how often requests started by them."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.coverage = Gauge(
@@ -142,7 +142,7 @@ class StartTimeMetrics:
         )
 
     def set_record(self, record: StartRecord) -> None:
-        """Set the shares of requests that started by each quantile."""
+        """Set, for each quantile, the share of requests that started by it."""
         judgement = record.evaluate_answers()
         self.scored.set(judgement.all_ages.requests[0])
         for level, share in zip(LEVELS.values(), judgement.all_ages.shares.tolist(), strict=True):
@@ -205,9 +205,9 @@ class QueueMetrics:
                 self.largest_gang.labels(row.pool, level).set(most)
 
     def set_queues(self, rows: Sequence[QueueState]) -> None:
-        """Set the state of queues.
+        """Set the state of the queues.
 
-        Queues that no longer exist, or are not among the largest, lose their series.
+        A queue loses its series if it no longer exists or is not among the largest.
         """
         self.queue_gpus.clear()
         self.queue_share.clear()

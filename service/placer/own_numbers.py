@@ -1,8 +1,8 @@
-"""The row numbers that a caller bound to queues sees: from 1, counting only its own rows.
+"""Row numbers for a caller bound to queues: they begin at 1 and count only the caller's own rows.
 
 The rows are decisions and audit lines. The ledger numbers the rows of all tenants together, so its
 numbers would reveal how many rows other tenants have. The owner of each row is read from the ledger
-once, and new rows are added later. So a caller's rows are found without a search.
+once. Later reads add only new rows, so finding a caller's rows needs no search.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ WHERE audit_id > ? ORDER BY audit_id LIMIT ?
 
 
 class _Owner(msgspec.Struct, frozen=True):
-    """The fields of a request that choose its queue."""
+    """The fields of a request that determine its queue."""
 
     queue: str = "default"
     tenant: str = ""
@@ -39,9 +39,9 @@ _decode = msgspec.json.Decoder(_Owner).decode
 
 
 class OwnNumbers:
-    """The ledger's numbers of all decisions or of all audit lines, grouped by owner.
+    """The ledger's row numbers of all decisions or all audit lines, grouped by owner.
 
-    `query`: selects the numbers in order, with the body of each row's request.
+    `query`: selects the row numbers in order, with the body of each row's request.
     """
 
     def __init__(self, ledger: Ledger, query: str) -> None:
@@ -50,7 +50,7 @@ class OwnNumbers:
         self._read_to = 0
 
     async def find_numbers(self, sees: Callable[[PlacementRequest], bool]) -> NDArray[np.int64]:
-        """Return (k,) int64 the ledger's numbers of the rows that a caller may see, in order.
+        """Return the ledger's numbers of the rows that a caller may see, in order: (k,) int64.
 
         sees: returns whether the caller may see a request.
         """
@@ -70,9 +70,9 @@ class OwnNumbers:
 
 
 def _decode_owner(body: Any) -> _Owner | None:
-    """Return the owner of a row, or None for a damaged row or one without a request.
+    """Decode the owner of a row. Returns None for a damaged row, or a row without a request.
 
-    No bound caller sees such rows.
+    A bound caller sees no row without an owner.
     """
     try:
         return _decode(body) if body is not None else None
@@ -85,16 +85,16 @@ def _make_owner_request(owner: _Owner) -> PlacementRequest:
 
 
 def find_ledger_number(own: NDArray[np.int64], count: int) -> int:
-    """Return the ledger's number of a caller's `count`th row, or of its last row if it has fewer.
+    """Return the ledger's number of a caller's `count`th row. If it has fewer rows, return its last number.
 
-    Returns 0 if `count` is 0 or the caller has no rows. own: (k,) the ledger's numbers of its rows.
+    Returns 0 if `count` is 0 or the caller has no rows. own: (k,) the ledger's numbers of the caller's rows.
     """
     return int(own[min(count, len(own)) - 1]) if count and len(own) else 0
 
 
 def find_own_numbers(own: NDArray[np.int64], numbers: Sequence[int]) -> list[int]:
-    """Return the caller's own numbers, from 1, of the rows with these ledger numbers.
+    """Convert the ledger's row numbers into the caller's own numbers, which begin at 1.
 
-    own: (k,) the ledger's numbers of all of the caller's rows.
+    own: (k,) the ledger's numbers of all rows of the caller.
     """
     return [int(place) + 1 for place in np.searchsorted(own, np.asarray(numbers, np.int64))]

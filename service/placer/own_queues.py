@@ -1,7 +1,7 @@
-"""The rows that a caller bound to some queues may see: its own, as if no other tenant had any.
+"""A caller's own view of the placer's answers: only the rows of the queues that the caller is bound to.
 
-No answer reveals how many rows other tenants have. No number, cursor, position, hash or sum counts
-them.
+No answer reveals how many rows other tenants have. No number, cursor, position, hash or sum counts the
+rows of other tenants.
 """
 
 from collections.abc import Iterable, Sequence
@@ -65,9 +65,9 @@ class OwnQueues:
         return not self.is_bound or self.may_read(self._service.ledger.find_request_by_id(request_id))
 
     def check_readable(self, request_id: str) -> None:
-        """Check that the caller may see a request.
+        """Check that the caller may see a request. Raises UnknownEntity if not.
 
-        Raises UnknownEntity if not, as for a request that does not exist.
+        The error is the same as for a request that does not exist.
         """
         if not self.may_read_request(request_id):
             raise UnknownEntity(f"no request {request_id!r}")
@@ -76,9 +76,9 @@ class OwnQueues:
         return [row for row in rows if self.caller.may_read_queue(row.leaf)]
 
     async def read_decisions_after(self, count: int, limit: int) -> tuple[list[CommittedDecision], int]:
-        """Return stored decisions after the caller's first `count` ones, and the cursor of the last one.
+        """Return the stored decisions after the caller's first `count` ones, and the cursor of the last one.
 
-        The cursors of a bound caller count only its own decisions.
+        The cursors of a bound caller count only the caller's own decisions.
         """
         ledger = self._service.ledger
         if not self.is_bound:
@@ -94,7 +94,7 @@ class OwnQueues:
         ], (numbers[-1] if numbers else count)
 
     def redact_reply(self, reply: bytes) -> bytes:
-        """Return a stored reply. For a bound caller, its sentence says nothing about other requests."""
+        """Return a stored reply. For a bound caller, remove what its sentence says about other requests."""
         if not self.is_bound:
             return reply
         decision = decode(reply)
@@ -102,10 +102,10 @@ class OwnQueues:
         return reply if sentence == decision.sentence else encode(structs.replace(decision, sentence=sentence))
 
     async def read_audit(self, limit: int, count: int | None, request_id: str | None) -> Audited:
-        """Return the head and lines of the audit trail that the caller may see.
+        """Return the head and the lines of the audit trail that the caller may see.
 
-        A bound caller's lines have their own numbers and no hashes, because the hash chain runs through all
-        lines.
+        A bound caller's lines are numbered separately. They have no hashes, because the hash chain runs through
+        the lines of all callers.
         """
         ledger = self._service.ledger
         if not self.is_bound:
@@ -125,7 +125,7 @@ class OwnQueues:
         ]
 
     def _redact_sentence(self, what: str, sentence: str) -> str:
-        """Return a sentence of the ledger, or a neutral one if it reveals other tenants' requests or GPUs.
+        """Return a sentence of the ledger. If it reveals other tenants' requests or GPUs, return a neutral one.
 
         what: the outcome or action that the sentence describes.
         """
@@ -137,9 +137,9 @@ class OwnQueues:
         return sentence
 
     def redact_queue(self, answer: Queue) -> Queue:
-        """Return the answer with only the caller's rows.
+        """Return the queue with only the caller's rows.
 
-        Positions count only these rows, and sums over all requests are left out.
+        Positions count only these rows. Sums over all requests are left out.
         """
         if not self.is_bound:
             return answer
@@ -148,7 +148,7 @@ class OwnQueues:
         return Queue(answer.as_of_ms, [_redact_row(row, place) for place, row in enumerate(rows, 1)])
 
     def redact_why(self, answer: WhyWaiting) -> WhyWaiting:
-        """Return the ladder without the names, numbers and actions of other tenants."""
+        """Return the steps that explain a wait, without names, numbers and actions of other tenants."""
         if not self.is_bound:
             return answer
         service, request = self._service, self._service.ledger.find_request_by_id(answer.request_id)
@@ -162,10 +162,10 @@ class OwnQueues:
         return structs.replace(answer, ladder=ladder, sentence=sentence, position=len(before) + 1)
 
     def redact_queues(self, answer: QueuesAnswer) -> QueuesAnswer:
-        """Return the answer without the shares that would reveal other tenants' use.
+        """Return the state of the queues without shares that would reveal other tenants' use.
 
-        A queue's share among the queues of its parent reveals how much its siblings held. So it is left out
-        if the caller cannot see the parent.
+        A queue's share of its parent's use reveals how much its siblings held. So it is left out if the caller
+        cannot see the parent.
         """
         if not self.is_bound:
             return answer
@@ -176,7 +176,7 @@ class OwnQueues:
         return structs.replace(answer, rows=rows)
 
     def _is_own_limit(self, sentence: str) -> bool:
-        """Return whether a sentence like `queue 'a' is at its limit: …` concerns one of the caller's queues."""
+        """Return whether a sentence like `queue 'a' is at its limit: …` names one of the caller's queues."""
         return any(sentence.startswith((f"queue {name!r} ", f"queue '{name}/")) for name in self.caller.queues)
 
     def _redact_step(
@@ -195,8 +195,8 @@ class OwnQueues:
     ) -> WhyStep | None:
         """Return the step about the requests before this one, or None if none of them is the caller's.
 
-        Requests in its own queue all belong to the caller. From other queues, only the caller's requests
-        count.
+        If these requests are in the same queue, all of them are the caller's. From other queues, only the
+        caller's requests count.
         """
         if f"before it in queue {answer.queue!r}" in step.sentence:
             return step

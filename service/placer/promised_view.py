@@ -1,4 +1,4 @@
-"""The newest view of the cluster, promises included, on which the placer decides."""
+"""The newest view of the cluster, including promised GPUs. The placer decides on this view."""
 
 import asyncio
 import logging
@@ -26,9 +26,9 @@ WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
 
 
 class PromisedView:
-    """The newest board, with the GPUs of active promises taken.
+    """The newest board, on which promised GPUs count as taken.
 
-    It ends promises whose jobs have started or whose time is over. It calls `on_board` for each new board.
+    It ends a promise when its job has started or its time is over. It calls `on_board` for each new board.
     """
 
     def __init__(
@@ -58,21 +58,21 @@ class PromisedView:
 
     @property
     def view_without_promises(self) -> ObservedFleet | None:
-        """The newest view before promises are added, however old. None before the first board."""
+        """The newest view without promises, even if it is stale. None before the first board."""
         return self._observed[1] if self._observed else None
 
     def get_running_attempts(self) -> frozenset[tuple[str, int]]:
-        """Return the attempts that run, according to the newest board."""
+        """Return the attempts that run according to the newest board."""
         return self._observed[1].seen if self._observed else frozenset()
 
     def refresh(self) -> bool:
-        """Load the newest board, if there is a new one. Returns whether a new board was loaded."""
+        """Load the newest board if it is new. Returns whether a board was loaded."""
         board = self._find_new_board()
         self.watch.check_if_due(self.board if board is None else board)
         return board is not None and self._adopt_board(board, self._decoder.try_decode_board(board))
 
     async def refresh_in_thread(self) -> bool:
-        """Load a new board and a changed queue file, both decoded in a thread. Return whether either is new."""
+        """Load a new board and a changed queue file in a thread. Returns whether there was either."""
         has_new_queues = await self.queues.read_in_thread(self.view_without_promises)
         board = self._find_new_board()
         self.watch.check_if_due(self.board if board is None else board)
@@ -101,9 +101,9 @@ class PromisedView:
         return True
 
     def observe_fleet(self) -> ObservedFleet:
-        """Return the newest view, intents included.
+        """Return the newest view, including promises.
 
-        Raises StaleError if there is no board, or only an old one.
+        Raises StaleError if there is no board, or if the board is stale.
         """
         self.refresh()
         now_ms = self.clock.now_ms()
@@ -125,16 +125,16 @@ class PromisedView:
         return self._view.observed
 
     def observe_for_decision(self) -> ObservedFleet:
-        """Return the newest view. Raises StaleError also while part of the state is in doubt."""
+        """Return the newest view. Raises StaleError if it is stale, or while the parts of the state disagree."""
         self.refresh()
         self.watch.raise_if_in_doubt()
         return self.observe_fleet()
 
     def list_promises(self) -> list[Intent]:
-        """Return the active intents. After the clock was set, each still lasts for the rest of its time.
+        """Return the active intents. If the clock was set, their expiry moves with it.
 
-        If the clock is set back, the expiry of an intent that an earlier process made stays. That process may
-        have seen the clock set ahead before.
+        When the clock is set back, the intents of an earlier process keep their expiry. That process may have
+        seen the clock set ahead before.
         """
         active = self.ledger.list_active_intents()
         by_ms = self._clock_watch.pop_clock_step_ms()
@@ -153,9 +153,9 @@ class PromisedView:
         return max(0, by_ms) if request_id in self._inherited else by_ms
 
     def _add_promises(self, base: ObservedFleet) -> "_View":
-        """Return the view with all promises that the ledger has now.
+        """Return the view with all promises that are now in the ledger.
 
-        If promises were only added since the last view, the new ones are added to that view.
+        If the ledger has only gained promises since the last view, only the new ones are added to that view.
         """
         active = {intent.request_id: intent for intent in self.ledger.list_active_intents()}
         last = self._view
@@ -165,13 +165,13 @@ class PromisedView:
         return _View(self.ledger.version, frozenset(active), add_intents(last.observed, added))
 
     def find_promised_attempts(self) -> dict[tuple[str, int], str]:
-        """Return (job, attempt) → the request by which it was promised GPUs."""
+        """Return (job, attempt) → the request id of its promise."""
         return {(row.job, row.attempt): row.request_id for row in self.ledger.list_active_intents()}
 
     def refuse_if_started(self, request_id: str) -> None:
-        """Raise ConflictError if the job's start was acknowledged, even if no board shows it yet.
+        """Raise ConflictError if the start of the job was acknowledged, even if no board shows it yet.
 
-        Its GPUs are in use then.
+        The GPUs of a started job are in use.
         """
         intent = next(row for row in self.ledger.list_active_intents() if row.request_id == request_id)
         if not self._expiry.list_acknowledged_types(intent, self.board) <= WAITING:
@@ -181,10 +181,10 @@ class PromisedView:
 def explain_taken_attempt(
     request: PlacementRequest, observed: ObservedFleet, promised: Mapping[tuple[str, int], str]
 ) -> str:
-    """Return why an attempt cannot be placed, or "" if it can.
+    """Explain why an attempt cannot be placed. Returns "" if it can.
 
-    It cannot if it runs, has ended, or was promised GPUs already. Otherwise its earlier events would end the
-    new intent and free the GPUs.
+    An attempt cannot be placed if it runs, has ended, or already has promised GPUs. Otherwise, its earlier
+    events would end the new intent and free the GPUs.
     """
     key = (request.job_name, request.attempt)
     name = f"attempt {request.attempt} of {request.job_name}"
@@ -198,7 +198,7 @@ def explain_taken_attempt(
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """The view with the promises of one version of the ledger. `promised`: the requests in it."""
+    """The view with all promises of one ledger version. `promised`: the request ids of these promises."""
 
     version: int
     promised: frozenset[str]

@@ -1,4 +1,4 @@
-"""The API's answers about queues: their state, the effect of another file, and charges."""
+"""The API's answers about queues: their state, the effect of a new queue file, and charges."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
@@ -24,9 +24,8 @@ def make_queues_answer(
 ) -> QueuesAnswer:  # fmt: skip
     """Make the answer about the state of the queues.
 
-    waiting: all waiting entries, including jobs that wait according to events. opened: charges of
-    running jobs.
-    below: return only these queues and those below them. Empty: return all.
+    waiting: all waiting entries, including waiting jobs of other schedulers. opened: charges of running jobs.
+    below: return only these queues and those below them. If empty, return all queues.
     """
     standing = turns.standing
     counts, gpus = _count_waiting_by_queue(tree, waiting)
@@ -67,10 +66,10 @@ def _make_row(stand: QueueTotals, share: float, banked: dict[str, float]) -> Que
 
 
 def _sum_lent_gpus(standing: QueueStanding) -> dict[str, dict[str, float]]:
-    """Return queue → resource → GPUs of the queue's guarantee that other queues hold.
+    """Return queue → resource → the GPUs of its guarantee that other queues hold.
 
-    The queues of one parent may hold more than their guarantees. This excess is first taken from GPUs that
-    no queue is guaranteed. The rest is shared among the queues that lend unused GPUs, in proportion.
+    Queues with the same parent may hold more than their guarantees. This excess first uses GPUs that no
+    queue is guaranteed. The rest is divided among the queues that lend unused GPUs, in proportion.
     """
     found: dict[str, dict[str, float]] = {}
     for stand in standing.stands.values():
@@ -81,7 +80,7 @@ def _sum_lent_gpus(standing: QueueStanding) -> dict[str, dict[str, float]]:
 
 
 def _find_lenders(stand: QueueTotals, resource: str, capacity: float) -> Iterable[tuple[QueueTotals, float]]:
-    """Yield the child queues that lend this resource, and how many GPUs each lends."""
+    """Return the child queues that lend this resource, and how many GPUs each lends."""
     guaranteed = [child.guaranteed.get(resource, 0.0) for child in stand.children]
     held = [child.held.get(resource, 0.0) for child in stand.children]
     whole = stand.guaranteed.get(resource, 0.0) if stand.name != ROOT else capacity
@@ -108,9 +107,9 @@ def _count_waiting_by_queue(tree: QueueTree, waiting: Sequence[WaitingEntry]) ->
 def compare_queue_trees(
     before: QueueTree | None, after: QueueTree, waiting: Iterable[PlacementRequest], applied: bool
 ) -> QueueChange:
-    """Return what another tree adds, removes and changes, and how many requests could not start with it.
+    """Return what a new tree adds, removes and changes, and how many waiting requests it would strand.
 
-    applied: whether the answer says that the tree serves now.
+    applied: whether the answer says that the new tree is in use.
     """
     old = {node.name: node for node in before.nodes[1:]} if before is not None else {}
     new = {node.name: node for node in after.nodes[1:]}
@@ -137,7 +136,7 @@ def _list_settings(node: Any) -> tuple[Any, ...]:
 def make_charges_answer(
     charges: Sequence[Charge], by: By, from_ms: int, to_ms: int, prices: Prices, now_ms: int
 ) -> Charges:
-    """Make the answer about GPU-seconds that were granted, used, lost and waited for between two times.
+    """Make the answer about granted, used, lost and waited GPU-seconds between two times.
 
     A time in the future counts as now.
     """
@@ -180,7 +179,7 @@ def format_charges_csv(answer: Charges) -> str:
 def _format_cell(text: str) -> str:
     """Format a name as a CSV cell that no spreadsheet evaluates as a formula.
 
-    This holds for each separator that a spreadsheet may use.
+    It also quotes every separator that a spreadsheet may use.
 
     >>> _format_cell("nlp"), _format_cell("a,b"), _format_cell("=1+1"), _format_cell("a;=1")
     ('nlp', '"a,b"', "'=1+1", '"a;=1"')

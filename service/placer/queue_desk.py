@@ -1,4 +1,4 @@
-"""The placer's answers about queues, and the change of the queue file over HTTP."""
+"""The placer's answers about queues, and the replacement of the queue file over HTTP."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -25,7 +25,7 @@ READ_S = 30.0  # wall; reading the largest file takes about a second of CPU
 
 
 class QueueAdmin:
-    """The part of the placer that answers about queues and serves another queue file."""
+    """The part of the placer that answers requests about queues and replaces the queue file."""
 
     def __init__(self, service: PlacementService) -> None:
         self._service = service
@@ -36,8 +36,8 @@ class QueueAdmin:
     def answer_queues(self, below: Sequence[str] = ()) -> QueuesAnswer:
         """Return the present state of the queues.
 
-        below: only these queues and those below them, or all if it is empty. Raises StaleError without a
-        board.
+        below: return only these queues and those below them. If empty, return all queues. Raises StaleError
+        without a board.
         """
         service = self._service
         observed, now_ms, file = service.view.observe_fleet(), service.clock.now_ms(), service.queues.file
@@ -55,9 +55,9 @@ class QueueAdmin:
         return structs.replace(found, notes=[*found.notes, *more])
 
     def _read_week(self, now_ms: int) -> QueueWeek:
-        """Return the numbers of the last seven days, read again at most once a minute.
+        """Return the shares and waits of the last seven days. They are computed at most once a minute.
 
-        They change slowly, and reading them takes long.
+        They change slowly, and reading the charges takes long.
         """
         if self._week is None or not 0 <= now_ms - self._week[0] < RETENTION_MS:
             charges = self._service.ledger.charges.read_charges_between(now_ms - WEEK_MS, now_ms + 1)
@@ -65,7 +65,7 @@ class QueueAdmin:
         return self._week[1]
 
     def read_day(self) -> dict[str, ChargeSum]:
-        """Return queue → the sum of the last day's charges, computed again at most once a minute."""
+        """Return queue → the sum of its charges in the last day. The sums are computed at most once a minute."""
         service, now_ms = self._service, self._service.clock.now_ms()
         if self._day is None or not 0 <= now_ms - self._day[0] < RETENTION_MS:
             charging, tree = service.queues.charging, service.queues.tree
@@ -78,10 +78,10 @@ class QueueAdmin:
         return self._day[1]
 
     async def put_file(self, text: str, generation: str, caller: str, dry_run: bool) -> QueueChange:
-        """Serve another queue file, and return what it changes. With `dry_run`, only return what it would change.
+        """Replace the queue file, and return what changes. With `dry_run`, only return what would change.
 
-        The text is checked in a thread, one at a time. Raises RequestError for a bad file, and
-        ConflictError for another generation.
+        A thread checks one file at a time. Raises RequestError for a bad file, and ConflictError if the
+        generation does not match.
         """
         async with self._putting:
             return await self._check_and_serve(text, generation, caller, dry_run)
@@ -111,7 +111,7 @@ class QueueAdmin:
     async def _check_in_thread(
         self, text: str, generation: str, capacity: dict[str, float], waiting: Sequence[PlacementRequest]
     ) -> tuple[ServedText, QueueChange]:
-        """Check a text in a thread, and return it with what it changes.
+        """Check the text of a queue file in a thread. Returns the text with its tree, and what it changes.
 
         Raises StaleError if the check takes longer than READ_S.
         """
@@ -145,9 +145,9 @@ class QueueAdmin:
     def answer_charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list
     ) -> Charges:
-        """Return the sums of charges between two times, by default those of the last week.
+        """Return the sums of charges between two times. By default, these are the last seven days.
 
-        own: drops charges that the caller may not see. Raises RequestError if `from_ms` is not before
+        own: removes charges that the caller may not see. Raises RequestError if `from_ms` is not before
         `to_ms`.
         """
         service, now_ms = self._service, self._service.clock.now_ms()

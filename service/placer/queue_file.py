@@ -1,7 +1,7 @@
-"""The queue file that the placer serves. It is read when it changes, and a bad file never serves.
+"""The queue file that the placer uses. It is read when it changes, and a bad file never takes effect.
 
-While the file is bad, the previous tree serves. After a restart, it is read from the ledger, which stores
-the text of the last good file. If there is none, all requests wait in one line.
+While the file is bad, the previous tree stays in use. The ledger stores the text of the last good file
+for a restart. If there is none, all requests wait in one line.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ Stamp = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class ServedText:
-    """The text of a queue file, with the tree read from it, which has passed `try_tree`."""
+    """The text of a queue file with its parsed tree, which has passed `try_tree`."""
 
     text: str
     tree: QueueTree
@@ -37,8 +37,8 @@ class ServedText:
 class QueueFileContents:
     """The result of reading the queue file.
 
-    found: the checked text, None if the file is refused or unchanged. stamp: identifies the version of the
-    file. why: the reason of a refusal, or "".
+    found: the checked text, or None if the file is refused or unchanged. stamp: identifies the version of
+    the file. why: the reason for a refusal, or "".
     """
 
     stamp: Stamp | None
@@ -48,10 +48,10 @@ class QueueFileContents:
 
 
 class QueueFile:
-    """The queue file and the tree that serves.
+    """The queue file and the queue tree in use.
 
-    `tree` is None if no file is configured, or none can serve. Raises ConfigError if the first file is
-    refused.
+    `tree` is None if no file is configured, or if no tree can be used. Raises ConfigError if the first file
+    is refused.
     """
 
     def __init__(self, path: str, ledger: Ledger, now_ms: int) -> None:
@@ -77,7 +77,7 @@ class QueueFile:
 
     @property
     def generation(self) -> str:
-        """The generation of the serving text. It differs for every different text."""
+        """The generation of the text in use. Two different texts have different generations."""
         return self.tree.digest[:16] if self.tree is not None else ""
 
     @property
@@ -121,7 +121,7 @@ class QueueFile:
         return self.path is not None and _read_stamp(self.path) != self._seen
 
     def is_file_stable(self) -> bool:
-        """Return whether the file has been the same at every call for the last `STILL_S` seconds."""
+        """Return whether every call in the last `STILL_S` seconds has seen the same file."""
         stamp, now_s = _read_stamp(self.path) if self.path is not None else None, monotonic()
         if stamp != self._met[0]:
             self._met = stamp, now_s
@@ -143,7 +143,7 @@ class QueueFile:
             return QueueFileContents(stamp, None, compute_file_digest(text), str(error))
 
     def apply_contents(self, read: QueueFileContents, now_ms: int) -> None:
-        """Serve the file that was read, or record why it is refused."""
+        """Use the file that was read, or record why it is refused."""
         self._seen = read.stamp
         if read.found is not None:
             self._serve_text(read.found, now_ms, "placer")
@@ -164,13 +164,13 @@ class QueueFile:
         self._record_in_audit(now_ms, caller, f"queues: {self._digest} serves, before it {before}")
 
     def confirm_tree(self) -> None:
-        """Record that a pass has succeeded with the serving tree."""
+        """Record that a pass has succeeded with the tree in use."""
         self._is_confirmed, self._before = True, None
 
     def withdraw_tree(self, now_ms: int, why: str) -> None:
-        """Serve the previous tree again, unless a pass has succeeded with the present one.
+        """Use the previous tree again, unless a pass has succeeded with the present one.
 
-        why: the reason, for the audit trail.
+        why: the reason for the audit trail.
         """
         if self._is_confirmed or self._serving is None:
             return
@@ -181,7 +181,7 @@ class QueueFile:
         self.audit_refusal(now_ms, "placer", self._failed, self.refused)
 
     def write_and_serve(self, found: ServedText, generation: str, now_ms: int, caller: str) -> None:
-        """Write a checked text to the file and serve it. Raises ConflictError for another generation."""
+        """Write a checked text to the file and use it. Raises ConflictError if the generation does not match."""
         self.check_generation(generation)
         assert self.path is not None
         files.replace_file(self.path, [found.text.encode()], "queues")
@@ -189,7 +189,7 @@ class QueueFile:
         self._serve_text(found, now_ms, caller)
 
     def list_faults(self, capacity: Mapping[str, float]) -> list[str]:
-        """Describe what is wrong with the serving tree for the fleet's present capacity. Empty if nothing is."""
+        """List the faults of the tree in use at the fleet's present capacity."""
         try:
             if self.tree is not None:
                 check_capacity(self.tree, capacity, self.text)
@@ -198,9 +198,9 @@ class QueueFile:
         return []
 
     def check_generation(self, generation: str) -> None:
-        """Check that a file is configured and has this generation. Raises ConflictError if not.
+        """Check that a file is configured and its generation matches. Raises ConflictError if not.
 
-        The generation `*` matches any.
+        The generation `*` matches any file.
         """
         if self.path is None:
             raise ConflictError("no file of queues is configured: set queues in [placer] and start again")
@@ -208,16 +208,16 @@ class QueueFile:
             raise ConflictError(f"the queues have generation {self.generation}, not {generation}: read them again")
 
     def check_text(self, text: str, generation: str, capacity: Mapping[str, float] | None) -> ServedText:
-        """Check a text and its generation, and return the text with its tree.
+        """Check a text and a generation, and return the text with its tree.
 
-        This changes no state, so a thread may call it. Raises ConflictError for another generation, and
-        RequestError if the tree cannot serve.
+        This changes no state, so a thread may call it. Raises ConflictError if the generation does not match,
+        and RequestError if the tree cannot be used.
         """
         self.check_generation(generation)
         return self._parse_and_check(text, capacity)
 
     def _parse_and_check(self, text: str, capacity: Mapping[str, float] | None = None) -> ServedText:
-        """Return a text with its tree. Raises RequestError if the tree cannot serve."""
+        """Return a text with its tree. Raises RequestError if the tree cannot be used."""
         if compute_file_digest(text) == self._failed:
             raise RequestError("a pass over the queue failed with this very file: change it", None)
         tree = read_queues(text)

@@ -18,7 +18,7 @@ from fleetcast.service.placer.view import ObservedFleet
 class QueuePass:
     """The input of one pass over the queue.
 
-    stranded: entries whose queue the file no longer names, each with the reason.
+    stranded: entries whose queue is missing from the queue file, each with the reason.
     """
 
     queue: Sequence[QueueEntry]
@@ -29,14 +29,14 @@ class QueuePass:
     stranded: Sequence[tuple[QueueEntry, str]] = ()
 
     def compute_plan(self) -> Plan:
-        """Compute the plan: which requests are placed, and where."""
+        """Compute which requests are placed, and where."""
         observed = self.observed
         queue = [WaitingEntry(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times
         return plan(queue, *state, self.options, self.turns, self.dropped)
 
     def make_stranded_waits(self, planned: Plan) -> Iterator[Wait]:
-        """Yield the waits of stranded entries, in positions after those that the plan considered."""
+        """Yield the waits of stranded entries. Their positions follow those of the plan."""
         after = StateAfterPass(self.options, planned.view, self.turns)
         for position, (entry, why) in enumerate(self.stranded, len(planned.waiting) + 1):
             reason = WaitReason("gone", entry.request, after, said=why)

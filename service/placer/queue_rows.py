@@ -14,8 +14,8 @@ NOT_LOOKED_AT = "will be looked at in the next pass"
 class StartNotes:
     """Explanations of the start times from one sampling.
 
-    as_of_ms: when the start times were sampled, None before the first sampling. by: request_id → the
-    basis of its start time. unknown: request_id → why it has no start time.
+    as_of_ms: when the start times were sampled, or None before the first sampling. by: request_id → the
+    basis of the start time. unknown: request_id → why the start time is unknown.
     """
 
     as_of_ms: int | None = None
@@ -23,9 +23,9 @@ class StartNotes:
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     def describe_start(self, request_id: str, start_ms: dict[str, int] | None, now_ms: int) -> str:
-        """Describe when a request starts, or why that is unknown. Returns "" if neither is recorded.
+        """Describe when a request starts, or why its start time is unknown. Returns "" without either.
 
-        start_ms: quantiles of its start time, None if unknown.
+        start_ms: quantiles of the start time, or None if it is unknown.
         """
         if start_ms is None:
             why = self.unknown.get(request_id)
@@ -42,7 +42,7 @@ def make_queue_row(
     now_ms: int,
     by: StartBasis | None = None,
 ) -> QueueRow:
-    """Make the row of a waiting request. by: the basis of its start time."""
+    """Make the row of a waiting request. by: the basis of the start time."""
     request = entry.request
     return QueueRow(
         request_id=request.request_id,

@@ -1,6 +1,6 @@
-"""Numbers of the last seven days from the ledger: each queue's share of GPU time, and its waits.
+"""Shares of GPU time and waits of each queue in the last seven days, from the ledger.
 
-The shares are given by day and for all days together.
+The shares are given for each day and for the whole week.
 """
 
 from collections import Counter
@@ -22,8 +22,8 @@ class QueueWeek:
     """The shares and waits of queues in seven days.
 
     shares: each queue's share of the GPU time that the queues of its parent held. by_day: the same for
-    each day, oldest first. A day on which no queue held any GPU has None. waits: quantiles of the waits
-    of placed requests, in seconds.
+    each day, oldest first, or None for a day on which no queue held a GPU. waits: quantiles of the waits of
+    placed requests, in seconds.
     """
 
     shares: dict[str, float]
@@ -32,7 +32,7 @@ class QueueWeek:
 
 
 def summarise_queue_week(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
-    """Return each queue's shares and waits in the seven days before `now_ms`, from these charges."""
+    """Summarise each queue's shares and waits in the seven days before `now_ms`, from its charges."""
     edges = [now_ms - (DAYS - day) * DAY_MS for day in range(DAYS + 1)]
     days = [Counter[str]() for _ in range(DAYS)]
     waits: dict[str, list[float]] = {}
@@ -52,7 +52,7 @@ def summarise_queue_week(charges: Sequence[Charge], now_ms: int) -> QueueWeek:
 
 
 def _compute_shares(held: Counter[str]) -> dict[str, float]:
-    """Return queue → its share of the GPU time that queues of the same parent held."""
+    """Return queue → its share of the GPU time that queues with the same parent held."""
     whole = Counter[str]()
     for name, gpu_s in held.items():
         whole[name.rpartition("/")[0]] += gpu_s

@@ -1,4 +1,4 @@
-"""The present state of the queues: file, charges and banks, from which the order of a pass is made."""
+"""The present state of the queues: file, charges and banks. They determine the order of a pass."""
 
 import asyncio
 
@@ -23,7 +23,7 @@ from fleetcast.service.placer.view import ObservedFleet
 
 
 class ServedQueues:
-    """The queues of the placer: their file, charges and banks.
+    """The placer's queues: their file, charges and banks.
 
     `file.tree` is None if all requests wait in one line.
     """
@@ -49,7 +49,10 @@ class ServedQueues:
             self._apply_file(self.file.read(count_installed_gpus(observed.view.topology.nodes)))
 
     async def read_in_thread(self, observed: ObservedFleet | None) -> bool:
-        """Read a changed file in a thread, because a large one takes a second. Return whether it serves now."""
+        """Read a changed queue file in a thread. Returns whether the new file is in use.
+
+        A thread is needed because reading a large file takes a second.
+        """
         if observed is None or not self.file.has_changed() or not self.file.is_file_stable():
             return False
         capacity = count_installed_gpus(observed.view.topology.nodes)
@@ -63,13 +66,13 @@ class ServedQueues:
         self.update_banks()
 
     def withdraw_tree(self, why: str) -> None:
-        """Serve the previous queue tree again, if no pass has succeeded with the present one."""
+        """Use the previous queue tree again, unless a pass has succeeded with the present one."""
         self.update_banks()
         self.file.withdraw_tree(self.clock.now_ms(), why)
         self.update_banks()
 
     def update_banks(self) -> None:
-        """Update the banks of queues with credits to now, before their inputs change."""
+        """Compute the present banks of queues with credits, before their inputs change."""
         self.time.apply_clock_step()
         tree, now_ms, known = self.tree, self.clock.now_ms(), self.ledger.charges.get_banks()
         if tree is None:
@@ -81,7 +84,7 @@ class ServedQueues:
             self.ledger.charges.write_banks(changed)
 
     def _compute_banks(self, tree: QueueTree, now_ms: int) -> dict[str, Bank]:
-        """Return queue → its bank as of `now_ms`."""
+        """Return queue → its bank at `now_ms`."""
         charges = self.ledger.charges
         return compute_banks(tree, charges.get_banks(), charges.list_open_charges().values(), now_ms)
 
@@ -110,7 +113,7 @@ class ServedQueues:
     def find_leaf(self, request: PlacementRequest) -> str:
         """Return the leaf queue in which a new request waits.
 
-        Raises RequestError for a request that this tree does not accept, or can never serve.
+        Raises RequestError if the tree does not accept the request, or can never serve it.
         """
         if self.tree is None:
             return find_charged_leaf(request, None)
@@ -120,18 +123,18 @@ class ServedQueues:
         return leaf
 
     def describe_charged_queue(self, request: PlacementRequest) -> str:
-        """Describe which queue is charged in place of an unknown one, as the end of a sentence.
+        """Describe which queue is charged if the request names an unknown one, as the end of a sentence.
 
-        Returns "" if the file names the request's queue.
+        Returns "" if the queue file has the request's queue.
         """
         if self.tree is None or not (unknown := self.tree.find_unknown_path(request)):
             return ""
         return f"; there is no queue {unknown!r}, so queue {self.tree.find_request_leaf(request)!r} is charged"
 
     def explain_full_queue(self, request: PlacementRequest) -> str:
-        """Explain why no more requests may wait in this request's queue.
+        """Explain why the request's queue is full.
 
-        Returns "" if it may wait, or if it waits or was decided already.
+        Returns "" if the request may wait, already waits, or was decided before.
         """
         if self.tree is None or self.ledger.find_reply(request.request_id) is not None:
             return ""
@@ -146,9 +149,9 @@ class ServedQueues:
         return ""
 
     def explain_missing_queue(self, request: PlacementRequest) -> str:
-        """Explain why a request cannot start because the file no longer names its queue.
+        """Explain why a request cannot start: its queue is missing from the queue file.
 
-        Returns "" if the file names it.
+        Returns "" if the file has the queue.
         """
         if self.tree is None or self.tree.find_known_leaf(request):
             return ""

@@ -1,4 +1,4 @@
-"""The shapes of the newest requests. Placements leave room for such shapes."""
+"""The shapes of the newest requests. Placements leave room for these shapes."""
 
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
@@ -9,7 +9,7 @@ SOON, LATE = 10, 500  # changes of the ledger until it is made anew: a quarter o
 
 
 class RecentDemand:
-    """The demand of the newest requests in the ledger: those that were decided, and those that wait."""
+    """The demand of the newest decided and waiting requests in the ledger."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -19,11 +19,11 @@ class RecentDemand:
         self._requests = 0
 
     def __len__(self) -> int:
-        """Return the number of requests that the demand is computed from."""
+        """Return the number of requests behind the demand."""
         return self._requests
 
     def get_demand(self, models: tuple[str, ...]) -> ShapeDemand | None:
-        """Return the demand on GPUs of these models, or None while too few requests are known."""
+        """Return the demand for GPUs of these models, or None if there are too few requests."""
         if self._ledger.version >= self._next or models != self._models:
             self._models = models
             self._known = self._compute_demand()

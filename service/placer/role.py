@@ -1,11 +1,11 @@
 """The placer: the one process that decides about placements.
 
-It owns the ledger, works the queue and serves on loopback.
+It owns the ledger, runs passes over the queue, and serves on the loopback address.
 
 request → view (board + intents) → decide → commit → reply          in one step of the event loop
 queue   a pass every `queue_period_s`, at every new board or queue file, and when a new request waits:
         view → compute the plan, in a thread → commit what is still valid
-starts  sampled paths of the queue, in a thread, every half a minute; estimates read the latest
+starts  sampled paths of the queue, in a thread, every half a minute. Estimates read the latest paths.
 """
 
 import asyncio
@@ -69,7 +69,7 @@ class QueueWorker:
                 await self._changes.wait(max(POLL_S, left_s))
 
     async def run_due_pass(self) -> None:
-        """Run a pass if one is due, and record a failure. Raises LedgerError if the ledger was replaced."""
+        """Run a pass if one is due, and record a failed pass. Raises LedgerError if the ledger was replaced."""
         try:
             await self._run_if_due()
         except LedgerError:
@@ -78,9 +78,9 @@ class QueueWorker:
             self.service.backlog.record_failed_pass(error)
 
     async def _run_if_due(self) -> None:
-        """Run a pass if the board or the queue file is new, or the period is over.
+        """Run a pass if the board or the queue file is new, or if the period is over.
 
-        A stale board leaves the queue as it is.
+        With a stale board, the queue does not change.
         """
         fresh = await self.service.view.refresh_in_thread()
         now_ms = self.service.clock.now_ms()
@@ -100,9 +100,9 @@ class QueueWorker:
                 logger.info("placed %d from the queue, %d wait", placed, len(self.service.ledger.list_queue_entries()))
 
     async def _run_pass(self) -> tuple[int, int]:
-        """Run one pass. Return how many requests were placed, and how many must be planned again.
+        """Run one pass. Returns the number of placed requests, and the number of requests to plan again.
 
-        Requests that arrive during a pass are decided at once, while the pass computes in a thread.
+        A thread computes the pass. Requests that arrive meanwhile are decided at once.
         """
         begun = self.service.backlog.begin_pass()
         if begun is None:
@@ -128,8 +128,8 @@ def log_audit_head(service: PlacementService) -> None:
 def open_service(config: Config) -> PlacementService:
     """Open the service with its ledger. Raises LedgerError.
 
-    The error ends the process, and its supervisor tries again. A placer without a ledger would give GPUs to
-    two jobs.
+    The error ends the process, and the supervisor starts it again. A placer without a ledger would give the
+    same GPUs to two jobs.
     """
     return PlacementService(config, config.make_clock(), Ledger(config.ledger), PlacerMetrics())
 
@@ -173,7 +173,7 @@ async def serve(config: Config) -> None:
 async def _run_until_stopped(
     server: LimitedServer, worker: QueueWorker, starts: StartTimeSampler, service: PlacementService
 ) -> None:
-    """Answer requests and work the queue until SIGTERM or SIGINT."""
+    """Answer requests and run passes over the queue until SIGTERM or SIGINT."""
 
     def stop() -> None:
         server.should_exit = True

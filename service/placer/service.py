@@ -1,6 +1,6 @@
-"""PlacementService: decides, queues and cancels placements, and writes them to the ledger.
+"""The service that decides, queues and cancels placements, and writes them to the ledger.
 
-It contains no HTTP.
+It contains no HTTP code.
 """
 
 import time
@@ -36,7 +36,7 @@ from fleetcast.service.plugins import load_functions
 class PlacementService:
     """The service that decides about placements. It owns the ledger.
 
-    Code that reads or writes the ledger runs to its end without an await, so there are no locks.
+    Code that reads or writes the ledger runs to its end without an await, so the service needs no locks.
     """
 
     def __init__(self, config: Config, clock: Clock, ledger: Ledger, metrics: PlacerMetrics) -> None:
@@ -63,7 +63,7 @@ class PlacementService:
         metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))
 
     def make_options(self) -> Options:
-        """Return the options of a decision that is made now."""
+        """Return the options for a decision at the present time."""
         known = self.view.view_without_promises
         return Options(
             max_risk=self.config.placer.max_risk,
@@ -76,9 +76,9 @@ class PlacementService:
         )
 
     def place(self, request: PlacementRequest, caller: str) -> bytes:
-        """Decide now and store the decision. A request that was decided before gets its stored reply.
+        """Decide a request now, and store the decision. Returns the encoded reply.
 
-        A dry run stores nothing. Returns the encoded reply.
+        A request that was decided before gets its stored reply. A dry run stores nothing.
         """
         check_request(request, bool(self.queues.tree))
         check_avoided_nodes(request)
@@ -106,9 +106,9 @@ class PlacementService:
         return self.decisions.store_decision(request, decision, leaf, observed.view, observed.run_times, caller)
 
     def enqueue(self, request: PlacementRequest, caller: str) -> bytes:
-        """Store the request in the queue, and return the encoded reply.
+        """Put a request into the queue. Returns the encoded reply.
 
-        A queued or decided request gets its stored reply.
+        A request that is already queued or decided gets its stored reply.
         """
         check_request(request, bool(self.queues.tree))
         check_avoided_nodes(request)
@@ -135,14 +135,14 @@ class PlacementService:
         return self.ledger.enqueue(request, decision, now_ms, caller)
 
     def check_names(self, request: PlacementRequest) -> None:
-        """Check that this installation has what the request names. Raises RequestError if not."""
+        """Check that this installation has everything that the request names. Raises RequestError if not."""
         known = self.view.view_without_promises
         check_known_names(request, self.config.fleet, known.view if known else None, self.queues.tree)
 
     def withdraw(self, request_id: str, caller: str) -> Settled:
-        """Remove a request from the queue. Its stored decision becomes a refusal that says so.
+        """Remove a request from the queue. The stored decision becomes a refusal that says so.
 
-        Raises UnknownEntity for an unknown request, and ConflictError for one that does not wait any more.
+        Raises UnknownEntity for an unknown request, and ConflictError for a request that no longer waits.
         """
         self.view.watch.raise_if_in_doubt()
         entry = next((row for row in self.ledger.list_queue_entries() if row.request.request_id == request_id), None)

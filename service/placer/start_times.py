@@ -1,12 +1,12 @@
-"""Start times: a background task samples futures of the queue, and estimates use the latest ones.
+"""Start times. A background task samples futures of the queue, and estimates use the latest sample.
 
     sample      view, queue, jobs that wait elsewhere, forecast arrivals → `paths`, in a thread. It runs when a job
                 has come, started or ended, and every REFRESH_S of fleet time, for at most a fifth of the time
     estimate    in a thread, on the present paths
 
-One queue holds the placer's requests and the jobs that wait according to job events (Slurm's and
-Kubernetes' queues), each once. The rules of those systems are unknown. So all jobs, held ones
-included, start by priority as reported, then by submission.
+One queue holds the placer's requests and the jobs that wait in Slurm's and Kubernetes' queues
+according to job events, each once. The rules of those systems are unknown. So all jobs, including held
+ones, start by their reported priority, then by submission.
 """
 
 import asyncio
@@ -115,11 +115,11 @@ class StartTimeSampler:
         return max(pause_s, clock.wall_s(REFRESH_S - (clock.now_ms() - self._at_ms) / 1000))
 
     async def refresh(self) -> Timelines:
-        """Sample the paths as of now. Raises StaleError if there is no board, or only an old one."""
+        """Sample the paths now. Raises StaleError if there is no board, or if the board is stale."""
         return await self._refresh_paths(lambda: True)
 
     async def _refresh_paths(self, is_due: Callable[[], bool]) -> Timelines:
-        """Return the paths, sampled again if `is_due()` says so. Concurrent callers share one sampling."""
+        """Sample the paths again if `is_due()` says so, and return them. Concurrent callers share one sampling."""
         if self.paths is None or is_due():
             async with self._lock:
                 if self.paths is None or is_due():
@@ -174,8 +174,7 @@ class StartTimeSampler:
     async def estimate(self, request: PlacementRequest) -> StartEstimate:
         """Estimate when a request would start.
 
-        If there are no paths of this fleet yet, this samples them first. Raises StaleError as `refresh`
-        does.
+        If there are no paths for the present fleet, they are sampled first. Raises StaleError as `refresh` does.
         """
         generation = self.service.view.observe_fleet().view.generation
         self.service.check_names(request)
@@ -199,7 +198,7 @@ class StartTimeSampler:
     def _adjust_start_times(self, waiting: str | None, start_ms: Quantiles) -> Quantiles:
         """Return the start times that the queue shows for a waiting request.
 
-        For a new request, `start_ms` is corrected by the record, unless it starts now.
+        For a new request that cannot start now, correct `start_ms` by the record of past start times.
         """
         start = self.service.backlog.starts.get(waiting) if waiting is not None else None
         if start is None and start_ms["p50"] > self.service.clock.now_ms():
@@ -226,9 +225,9 @@ class StartTimeSampler:
         return 0.0 if self.paths is None else max(0, self.service.clock.now_ms() - self._at_ms) / 1000
 
     def _end_finished_waits(self, paths: Timelines) -> None:
-        """Record the end of the wait of each entry that no longer waits, such as a job of another queue.
+        """Record the end of the wait of each entry that no longer waits, such as another scheduler's job.
 
-        A job that is gone without a start has waited at least until the last sampling.
+        A job that disappeared without a start has waited at least until the last sampling.
         """
         running = self.service.view.observe_fleet().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
@@ -241,7 +240,8 @@ class StartTimeSampler:
     def make_queue_answer(self, rows: Sequence[QueueRow]) -> Queue:
         """Make the answer to `GET /queue`.
 
-        It has the rows, the head's reservation, the room for backfill, and the GPUs that become free.
+        It has the rows, the reservation of the first request, the room for backfill, and the GPUs that will
+        become free.
         """
         planned, paths = self.service.backlog.planned, self.paths
         view = planned.view if planned else paths.view if paths else None
@@ -260,9 +260,9 @@ class StartTimeSampler:
         )
 
     def _is_due(self) -> bool:
-        """Return whether the paths should be sampled again, because something happened or fleet time passed.
+        """Return whether to sample the paths again: a job has changed, or enough fleet time has passed.
 
-        Sampling takes at most SHARE of the time.
+        Sampling uses at most SHARE of the time.
         """
         if time.monotonic() - self._at_s < self._took_s / SHARE:
             return False
@@ -272,7 +272,7 @@ class StartTimeSampler:
         return abs(self.service.clock.now_ms() - self._at_ms) >= most_s * 1000
 
     def _make_change_stamp(self) -> tuple[Any, ...]:
-        """Return a value that changes with every job that comes, starts or ends."""
+        """Return a value that changes when any job arrives, starts or ends."""
         board = self.service.view.board
         waits = hash(bytes(board.raw("jobs.queued"))) if board is not None and "jobs.queued" in board else 0
         return self.service.ledger.version, self.service.view.get_running_attempts(), waits
@@ -281,7 +281,7 @@ class StartTimeSampler:
 def explain_start_times(paths: Timelines, starts: Mapping[str, tuple[int, int, int]]) -> StartNotes:
     """Explain the start times of one sampling: the basis of each, or why it is unknown.
 
-    starts: request_id → its issued start times at LEVELS, in Unix ms.
+    starts: request_id → issued start times at LEVELS, in Unix ms.
     """
     by = {
         name: choose_start_basis(dict(zip(LEVELS, times, strict=True)), paths, paths.now_ms)
@@ -295,7 +295,7 @@ def explain_start_times(paths: Timelines, starts: Mapping[str, tuple[int, int, i
 
 
 def make_record_answer(record: StartRecord) -> StartTimesRecord:
-    """Convert the record to the form of the API.
+    """Convert the record of start times into the API's answer.
 
     It has the mean over all ages, the first answers, and the answers at each age.
     """
@@ -310,7 +310,7 @@ def make_record_answer(record: StartRecord) -> StartTimesRecord:
 
 
 def _make_shares_answer(found: StartShares) -> dict[str, Any]:
-    """Return the counts and shares under the API's names. A share is None if it covers no requests."""
+    """Return the counts and shares under their API names. A share is None if no request counts for it."""
     n, n_p50, n_p90 = found.requests.tolist()
     shares = [
         round(share, 4) if count else None
@@ -320,7 +320,7 @@ def _make_shares_answer(found: StartShares) -> dict[str, Any]:
 
 
 def load_start_record(ledger: Ledger) -> StartRecord:
-    """Load the record that the ledger has stored. Return a new one if there is no readable one."""
+    """Load the record that is stored in the ledger. Returns a new record if none can be read."""
     record, stored = StartRecord(), ledger.find_mark("start_times")
     record.cursor = ledger.cursor
     if stored is not None:
@@ -334,9 +334,9 @@ def load_start_record(ledger: Ledger) -> StartRecord:
 
 
 class RunTimeLookup:
-    """A callable that returns a request's run-time quantiles in seconds, by a board's table of kinds.
+    """A callable that returns a request's run-time quantiles in seconds.
 
-    It returns None if the table has none.
+    They come from the table of job kinds on a board. It returns None if the table has none for the request.
     """
 
     def __init__(self, board: Board | None) -> None:

@@ -1,4 +1,8 @@
-"""The placer's check of the state. It places nothing while one part lacks what another part has seen."""
+"""The placer's check that the parts of the state agree.
+
+The parts are inbox, ledger, board and snapshot. While one part lacks what another has seen, the placer
+places nothing.
+"""
 
 import logging
 from pathlib import Path
@@ -30,9 +34,9 @@ AGAIN_MS = 1000  # steady, between two looks while something is in doubt
 
 
 class StateWatch:
-    """A check that compares the parts of the state.
+    """A check that the parts of the state agree.
 
-    It runs at the start, at every new board, and every second while a part is in doubt.
+    It runs at the start, at every new board, and every second while they disagree.
     """
 
     def __init__(self, config: Config, clock: Clock, ledger: Ledger) -> None:
@@ -46,7 +50,7 @@ class StateWatch:
         self._check_parts()
 
     def check_if_due(self, board: Board | None) -> None:
-        """Compare the parts if the board is new, or if it is time to check a doubt again.
+        """Compare the parts if the board is new, or if it is time to check a disagreement again.
 
         Raises LedgerError if the ledger's file was replaced.
         """
@@ -58,18 +62,18 @@ class StateWatch:
             self._check_parts()
 
     def raise_if_in_doubt(self) -> None:
-        """Raise StaleError if a part of the state is in doubt.
+        """Raise StaleError while the parts of the state disagree.
 
-        Raises LedgerError if the ledger's file was replaced, because writes would be lost.
+        Raises LedgerError if the ledger's file was replaced, because later writes would be lost.
         """
         self._check_ledger_file()
         if self.doubts:
             raise StaleError(explain_refusal(self.doubts))
 
     def _create_identity(self) -> None:
-        """Create the identity of a new state, and write it into the ledger.
+        """Create the identity of a new state.
 
-        The ledger gets it only if it has none and no other part has seen a ledger.
+        Write the identity into the ledger only if the ledger has none and no other part has seen a ledger.
         """
         parts = read_state_parts(self._config)
         if not parts.find_identity() and not self._ledger.identity:
@@ -120,9 +124,9 @@ class StateWatch:
 
 
 def adopt_identity(ledger: Ledger, file: StateFile, others: list[PartView], now_ms: int) -> bool:
-    """Write the state's new identity into the ledger and the audit trail. Return whether this was done.
+    """Write the state's new identity into the ledger and the audit trail. Returns whether it was written.
 
-    It is done only if the identity was accepted for this very ledger, and no other ledger has it.
+    It is written only if an operator accepted it for this very ledger, and no other ledger has it.
     """
     accepted: AcceptedParts | None = file.accepted
     if accepted is None or ledger.identity == file.identity:

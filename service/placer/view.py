@@ -1,4 +1,4 @@
-"""The placer's view of the fleet: a board, plus the intents whose jobs no event has shown yet."""
+"""The placer's view of the fleet: a board, plus promised GPUs whose jobs have not been seen running."""
 
 import logging
 from collections.abc import Collection, Container, Mapping, Sequence
@@ -34,10 +34,10 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 
 @dataclass(frozen=True, slots=True)
 class ObservedFleet:
-    """The decoded contents of a board: the fleet as job events report it.
+    """The decoded contents of a board: the fleet according to job events.
 
-    seen: running attempts. astray: running attempts whose events name no node, or one outside the
-    fleet. The occupancy lacks them.
+    seen: running attempts. astray: running attempts whose events name no node, or a node outside the
+    fleet. The occupancy lacks astray attempts.
     """
 
     view: ClusterView
@@ -50,9 +50,9 @@ class ObservedFleet:
 
 
 class ViewDecoder:
-    """A decoder of boards, with the settings of `placer`.
+    """A decoder of boards for the placer. It uses the settings in `placer`.
 
-    It reuses the topology until the board has another one.
+    It decodes the topology again only if the board has a new one.
     """
 
     def __init__(self, placer: PlacerConfig | None = None) -> None:
@@ -78,7 +78,7 @@ class ViewDecoder:
         )
 
     def _has_unknown_node(self, row: Mapping[str, Any]) -> bool:
-        """Return whether a running job names no node, or one outside the fleet.
+        """Return whether a running job names no node, or a node outside the fleet.
 
         A node is outside the fleet if it has neither a place in the topology nor GPUs.
         """
@@ -157,7 +157,7 @@ class ViewDecoder:
 
 
 def _decode_parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
-    """Return the parts of GPUs that jobs hold according to the board.
+    """Decode the parts of GPUs that jobs hold.
 
     Nodes and GPUs that the view lacks are left out. shape: (nodes, GPUs of a node).
     """
@@ -167,7 +167,7 @@ def _decode_parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
 
 
 def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
-    """Return job → its RunningJob, with the forecast of its remaining time if the board has one."""
+    """Return job → its RunningJob. If the board forecasts the remaining time of the job, include it."""
     try:
         left_s = board.array("jobs.running.left_s")
     except KeyError:
@@ -187,9 +187,9 @@ def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def read_waiting_jobs(board: Board, known: Collection[str]) -> list[WaitingEntry]:
-    """Return the jobs that wait according to events: the latest valid attempt of each job not in `known`.
+    """Return the jobs that wait according to events, except those in `known`.
 
-    Clients cannot use the request ids of these entries.
+    Each job has its latest valid attempt. Clients cannot use the request ids of these entries.
     """
     if "jobs.queued" not in board:
         return []
@@ -208,9 +208,9 @@ def read_waiting_jobs(board: Board, known: Collection[str]) -> list[WaitingEntry
 
 
 def merge_waiting_jobs(board: Board | None, own: Sequence[QueueEntry], promised: Sequence[str]) -> list[WaitingEntry]:
-    """Return all waiting entries, each once: our own queue, then jobs that wait according to events.
+    """Return all waiting entries, each once: our own queue, then waiting jobs of other schedulers.
 
-    promised: jobs with promised GPUs, which do not wait.
+    promised: jobs with promised GPUs. They do not wait.
     """
     found = [WaitingEntry(entry.request, entry.queued_ms) for entry in own]
     known = {*promised, *(entry.request.job_name for entry in found)}
@@ -236,7 +236,7 @@ def _fit_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
 
 
 def decode_topology(board: Board, generation: int) -> Topology:
-    """Decode the topology from its board sections."""
+    """Decode the topology from the sections of a board."""
     names: dict[Level, tuple[str, ...]] = {level: board.names(f"names.{level}") for level in DOMAIN_LEVELS}
     domain: dict[Level, NDArray[np.int32]] = {
         level: board.array(f"node.domain.{level}").copy() for level in DOMAIN_LEVELS
@@ -296,9 +296,9 @@ def find_finished_intents(
 ) -> list[tuple[str, IntentState]]:
     """Return the request ids of intents that no longer hold GPUs, each with its new state.
 
-    An intent ends when its attempt was seen running, has ended, or has not started in time (`expired`).
-    An intent whose attempt is astray holds its GPUs until the attempt ends. The attempt may run on them
-    under an unknown node name.
+    An intent ends when its attempt was seen running, has ended, or has not started in time (`expired`). If
+    the attempt is astray, the intent holds the GPUs until the attempt ends. The attempt may run on these
+    GPUs under an unknown node name.
     """
     rows = []
     for intent in intents:

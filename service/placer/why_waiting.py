@@ -1,4 +1,4 @@
-"""The reasons why a request waits: a ladder of steps, from the requests before it to its start time."""
+"""The reasons why a request waits. They form a ladder of steps: first the requests before it, last its start."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ def explain_wait(
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
     now_ms: int, notes: StartNotes = NO_NOTES,
 ) -> WhyWaiting:  # fmt: skip
-    """Make the ladder of reasons for a request. Raises UnknownEntity if the request does not wait.
+    """Make the steps that explain why a request waits. Raises UnknownEntity if it does not wait.
 
-    order: all waiting entries, in the order of `ordered_by`. turns: the queues now. blockers: returns
+    order: all waiting entries, in the order of `ordered_by`. turns: the present queues. blockers: returns
     the jobs that a request waits for.
     """
     position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
@@ -78,10 +78,10 @@ def _describe_own_queue(mine: Sequence[WaitingEntry], leaf: str, turns: TreeTurn
 def _describe_other_queues(
     before: Sequence[WaitingEntry], mine: WaitingEntry, leaf: str, turns: TreeTurns
 ) -> Iterator[WhyStep]:
-    """Yield the steps about requests of other queues that come before this request.
+    """Yield the steps about requests from other queues that come before this request.
 
-    There is one step for the queues of a higher class, and one for each level of the tree at which
-    shares decided.
+    There is one step for all queues of a higher class. There is another step for each tree level at which
+    the shares decided the order.
     """
     others = [entry for entry in before if turns.tree.find_known_leaf(entry.request) != leaf]
     if not leaf:
@@ -109,10 +109,10 @@ def _describe_other_queues(
 def _describe_queue_shares(
     found: Sequence[tuple[WaitingEntry, str]], own: str, own_share: float, shares: Mapping[str, Mapping[str, float]]
 ) -> list[WhyStep]:
-    """Return the step about queues that come first because of their share, at one level of the tree.
+    """Return the step about queues that come first because of their shares, at one level of the tree.
 
-    `2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12); its own,
-    'c', has 0.31 with it`. Each share counts the request itself, as the order compares them.
+    For example: `2 requests before it from queues with no larger share: 'a' (share 0.06), 'b' (share 0.12);
+    its own, 'c', has 0.31 with it`. Each share includes the request itself, as in the order of the queue.
     """
     theirs: dict[str, float] = {}
     for entry, name in found:
@@ -126,13 +126,13 @@ def _describe_queue_shares(
 
 
 def _find_class_priority(entry: WaitingEntry, turns: TreeTurns) -> int | None:
-    """Return the priority of the class of the entry's queue, or None if it has no queue."""
+    """Return the priority of the class that the entry's queue has, or None if the entry has no queue."""
     leaf = turns.tree.find_known_leaf(entry.request)
     return turns.tree.list_path(leaf)[0].priority if leaf else None
 
 
 def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> list[WhyStep]:
-    """Return the steps about the limits of the request's queue, and about nodes closed to it now."""
+    """Return the steps about limits of the request's queue, and about nodes that are closed to it now."""
     found = [
         WhyStep("window", _describe_window(window, nodes)) for window, nodes in turns.list_barring_windows(request)
     ]
@@ -145,9 +145,9 @@ def _describe_limits(request: PlacementRequest, leaf: str, turns: TreeTurns) -> 
 
 
 def _describe_window(window: Window, nodes: int) -> str:
-    """Describe a maintenance window or a reservation. nodes: number of nodes that it covers.
+    """Describe a maintenance window or a reservation. nodes: the number of nodes in it.
 
-    `'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`.
+    For example: `'mlperf' keeps 4 nodes for queue 'production' from 2026-12-01 08:00 until 2026-12-03 08:00 UTC`.
     """
     whose = f"for queue {window.queue!r}" if window.queue else "free"
     times = f"from {format_date(window.from_ms)} until {format_date(window.to_ms)} UTC"
@@ -155,9 +155,9 @@ def _describe_window(window: Window, nodes: int) -> str:
 
 
 def _describe_ends(blockers: Sequence[Blocker], now_ms: int) -> list[WhyStep]:
-    """Return the step about the jobs that the request waits for, or no step if there are none.
+    """Return the step about the jobs that the request waits for. Returns no step if there are none.
 
-    `starts once 'train-7' on n014 has ended: in 40 min (p90 65 min)`.
+    For example: `starts once 'train-7' on n014 has ended: in 40 min (p90 65 min)`.
     """
     if not blockers:
         return []

@@ -116,7 +116,7 @@ def test_it_is_the_attempt_that_is_promised_whatever_its_request_is_called(make:
         request = {"request_id": "anything", "job": "a", "attempt": 3, "gang": 2, "gpus_per_node": 4}
         msgspec_request = msgspec.convert(request, PlacementRequest)
         world.placer.enqueue(msgspec_request, "test")
-        assert world.placer.backlog.work() == 1
+        assert world.placer.backlog.run_pass() == 1
         assert world.send(world.started("a", attempt=2)).status_code == 429, "that attempt was placed by nobody"
         assert world.send(world.started("anything")).status_code == 429
         assert world.send(world.started("a", attempt=3)).status_code == 202

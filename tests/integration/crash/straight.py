@@ -99,7 +99,7 @@ def _repeat(entry: Entry, pipeline: Pipeline, service: PlacementService) -> None
             service.place(msgspec.convert(entry.body, PlacementRequest), "")
         case "queue":
             service.enqueue(msgspec.convert(entry.body, PlacementRequest), "")
-            assert service.backlog.work() == 1
+            assert service.backlog.run_pass() == 1
         case "cancel":
             service.cancel(entry.body, "")
 

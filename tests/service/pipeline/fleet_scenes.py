@@ -177,7 +177,7 @@ class Site:
         self.tick()
         self.placer.view.refresh()
         with suppress_refusals():
-            self.placer.backlog.work()
+            self.placer.backlog.run_pass()
         promised = [
             (job, name)
             for job, name in zip(scene.jobs, self.names, strict=True)

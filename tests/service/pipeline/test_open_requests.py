@@ -108,7 +108,7 @@ def test_a_request_that_is_withdrawn_waits_no_more_and_may_come_back(site: Site)
 
 def test_a_promise_is_named_and_neither_free_nor_waiting(site: Site) -> None:
     site.enqueue("a")
-    assert site.placer.backlog.work() == 1
+    assert site.placer.backlog.run_pass() == 1
     board = site.tick()
     fleet = board.json("doc.fleet")
     gpus = fleet["gpus"]
@@ -138,7 +138,7 @@ def test_a_request_whose_queue_may_have_no_more_waits_for_a_quota_and_for_no_mac
     for job, queue, gpus, placed in (("runs", "a", 8, 1), ("over", "a", 4, 0), ("large", "b", 8, 0)):
         site.enqueue(job, gpus, queue=queue, gang=5 if job == "large" else 1)
         site.clock.advance(1)
-        assert site.placer.backlog.work() == placed
+        assert site.placer.backlog.run_pass() == placed
     board = site.tick()
     site.demand("queued")
     rows = {
@@ -160,13 +160,13 @@ def test_a_quota_that_grows_is_seen_by_the_next_tick(tmp_path: Path) -> None:
     for job, queue, gang in (("fills", "b", 3), ("runs", "a", 1), ("over", "a", 1)):
         site.enqueue(job, 8, queue=queue, gang=gang)
         site.clock.advance(1)
-    assert site.placer.backlog.work() == 2
+    assert site.placer.backlog.run_pass() == 2
     promises = site.pipeline.state.promises
     assert promises is not None
     assert [row.is_over_quota for row in promises.list_open_requests() if not row.is_promised] == [True]
     (tmp_path / "queues.toml").write_text("[queue.a]\nlimit = {gpu = 64}\n[queue.b]\n")
     site.tick()
-    assert site.placer.backlog.work() == 0
+    assert site.placer.backlog.run_pass() == 0
     assert [row.is_over_quota for row in promises.list_open_requests() if not row.is_promised] == [False]
 
 

@@ -126,7 +126,7 @@ def test_another_topology_makes_the_plan_anew(world: World) -> None:
     world.board.generation = 2
     world.board.publish()
     assert world.service.backlog.end_pass(begun, thought) == (0, 1)
-    assert world.service.backlog.work() == 1
+    assert world.service.backlog.run_pass() == 1
 
 
 def test_requests_are_answered_while_a_pass_thinks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,7 +66,7 @@ class QueueWorld(World):
         return [row["request_id"] for row in self.ask("GET", "/queue")["rows"]]
 
     def pass_(self) -> int:
-        return self.service.backlog.work()
+        return self.service.backlog.run_pass()
 
     def beat(self, after_ms: int = 5000, **board: Any) -> None:
         """Later, with another board."""

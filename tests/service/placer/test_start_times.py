@@ -331,7 +331,7 @@ def test_room_opens_no_sooner_than_who_waits_starts(world: World) -> None:
     told(world)
     for name in ("x", "y"):
         world.service.enqueue(PlacementRequest(request_id=name, gang=8, gpus_per_node=8, user="ada"), "me")
-    world.service.backlog.work()
+    world.service.backlog.run_pass()
     asyncio.run(world.starts.refresh())
     page = world.ask("GET", "/queue").json()
     assert (page["room"]["free_gpus"], page["room"]["waiting_gpus"]) == (0, 128)
@@ -355,7 +355,7 @@ def test_a_claim_that_futures_doubt_keeps_nothing_in_the_next_pass(
 ) -> None:
     told(world)
     assert world.ask("POST", "/queue", {"request_id": "head", "gang": 9, "gpus_per_node": 8}).status_code == 202
-    world.service.backlog.work()
+    world.service.backlog.run_pass()
     monkeypatch.setattr("fleetcast.service.placer.start_times.compute_hold_probability", lambda claim, paths: 0.1)
     asyncio.run(world.starts.refresh())
     dropped = [

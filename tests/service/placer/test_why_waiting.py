@@ -133,7 +133,7 @@ def test_without_a_file_all_stand_in_one_line(tmp_path: Path) -> None:
     world.board.publish()
     for name in ("first", "second"):
         assert world.ask("POST", "/queue", {"request_id": name, "queue": name}).status_code == 202
-    world.service.backlog.work()
+    world.service.backlog.run_pass()
     why = world.ask("GET", "/queue/second/why").json()
     assert why["ladder"][0]["sentence"] == "1 request before it: of higher priority, or longer there"
     assert (why["queue"], why["position"], why["position_in_queue"]) == ("second", 2, 2)
