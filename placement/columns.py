@@ -42,7 +42,7 @@ def is_ascending(values: NDArray[Any]) -> bool:
 
 
 def compute_median(values: NDArray[np.float64]) -> float:
-    """Return the median of numbers without NaN, as `np.compute_median` does. It is 0 without numbers.
+    """Return the median of numbers without NaN, as `np.median` does. It is 0 without numbers.
 
     >>> compute_median(np.array([4.0, 1.0, 3.0])), compute_median(np.array([4.0, 1.0]))
     (3.0, 2.5)

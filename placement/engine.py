@@ -71,7 +71,7 @@ def decide_screened(request: PlacementRequest, view: ClusterView, options: Optio
 def _find_fits(
     request: PlacementRequest, view: ClusterView, options: Options, screened: Screen
 ) -> tuple[GangSize, list[Fit]]:
-    """Return the size of the gang, and the best places for it."""
+    """Return the size of the gang, and the best places for a gang of that size."""
     scores = NodeScores(request, view, options, screened)
     growth = compute_gang_size(request, view.topology, scores)
     if not growth.keeps.all():
@@ -120,7 +120,7 @@ def has_room_for_gang(request: PlacementRequest, view: ClusterView, screened: Sc
 def is_still_valid(
     request: PlacementRequest, decision: Decision, view: ClusterView, options: Options = DEFAULT_OPTIONS
 ) -> bool:
-    """Return whether a placement that was decided on an older view still fits this one."""
+    """Return whether a placement that was decided on an older view also fits on this view."""
     known = view.inventory.row
     if decision.generation != view.generation or any(rank.node not in known for rank in decision.ranks):
         return False

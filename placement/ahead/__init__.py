@@ -1,1 +1,1 @@
-"""The queue along sampled futures: when each request starts, and on which nodes."""
+"""Simulation of the queue along sampled futures, which gives the start time and the nodes of each request."""

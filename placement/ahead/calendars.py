@@ -1,6 +1,7 @@
-"""Calendars of free GPUs along sampled futures, and the place and time at which a gang starts on them.
+"""Calendars of when GPUs become free along sampled futures, and the search for the earliest start of a gang.
 
-Arrays are (path, node, gpu) float32 seconds from now, ascending along a node, whose GPUs are alike.
+Arrays are (path, node, gpu) float32 seconds from now. The times of one node are ascending, because the GPUs
+of a node are interchangeable.
 """
 
 from dataclasses import dataclass, field, replace
@@ -51,8 +52,7 @@ class Calendar:
 class RoomCache:
     """A cache of how many members of a request each node could host if no job ran.
 
-    Many requests are alike, so the counts are stored by the request's fit key. Equal keys fit on the
-    same nodes.
+    The counts are stored by fit key, because requests with equal fit keys fit on the same nodes.
     """
 
     empty: ClusterView
@@ -94,10 +94,10 @@ def _group_rows_by_domain(topology: Topology, level: Level) -> NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class StartRestrictions:
-    """The rules that bar a gang from GPUs even when they are free: its queue's quota and closed nodes.
+    """The rules that keep a gang from using free GPUs: the quota of its queue, and closed nodes.
 
-    run_s: seconds that the gang is planned to run. allowed_s: (path,) seconds until its queue's quota
-    allows the gang. closures: times at which nodes are closed to it.
+    run_s: seconds that the gang is planned to run. allowed_s: (path,) seconds until the quota of its queue
+    allows the gang. closures: the time spans in which nodes are closed to the gang.
     """
 
     run_s: float
@@ -105,7 +105,7 @@ class StartRestrictions:
     closures: tuple[Closure, ...] = ()
 
     def delay_ready_times(self, ready: Array) -> Array:
-        """Return (path, node, gpu) seconds until each GPU may be used, delayed by quota and closures.
+        """Return (path, node, gpu) seconds until the gang may use each GPU, delayed by quota and closures.
 
         ready: (path, node, gpu) seconds until each GPU is free. The times stay ascending along a node.
         """
@@ -201,8 +201,8 @@ def _search_slot_times(
 class PlaceFinder:
     """A search for the earliest places of many gangs, one after another.
 
-    Between two gangs the calendar changes on few nodes, and the caller records every change. The search
-    does not use idle gaps before reservations.
+    Between two gangs the calendar changes on few nodes. The caller records every change. The search does not
+    use idle gaps before reservations.
     """
 
     rooms: RoomCache
@@ -229,7 +229,10 @@ class PlaceFinder:
         return times.find_earliest_place(shape.members)
 
     def _find_shape(self, request: PlacementRequest) -> tuple[GangShape, ShapeKey]:
-        """Return the shape of a request, and the key of all shapes whose slots are free at the same times."""
+        """Return the shape of a request, and a key of the shape.
+
+        Shapes with equal keys have slots that become free at the same times.
+        """
         alike = make_fit_key(request, has_plugins=bool(self.rooms.options.filters))
         if alike not in self._shapes:
             if len(self._shapes) >= MAX_CACHED_ROOMS:
@@ -248,9 +251,10 @@ class PlaceFinder:
 
 
 def record_gang_hold(calendar: Calendar, place: Place, run_s: Array, job: int) -> NDArray[np.int64]:
-    """Record in the calendar that a gang holds its GPUs for `run_s` seconds (path,).
+    """Record in the calendar that a gang holds its GPUs.
 
-    job: the gang's index among the holders of GPUs. Returns (k,) the changed nodes as path × n + node.
+    run_s: (path,) seconds that the gang holds them. job: the gang's index among the holders of GPUs. Returns
+    (k,) the changed nodes as indices path × n + node.
     """
     fits = np.flatnonzero(np.isfinite(place.start_s))
     n, g = calendar.free_s.shape[1:]
@@ -304,7 +308,7 @@ def _write_job_times(
 def _sort_gpus(calendar: Calendar, rows: NDArray[np.int64]) -> None:
     """Sort the GPUs of some nodes by the time at which they become free.
 
-    rows: path × n + node.
+    rows: (k,) indices path × n + node, where n is the number of nodes.
     """
     g = calendar.free_s.shape[2]
     at = rows[:, None] * g + np.arange(g)

@@ -1,4 +1,4 @@
-"""Sampled futures of a queue: waiting, running and arriving jobs, prepared for `sampled_future`."""
+"""Sampled futures of the queue. Prepares waiting, running and arriving jobs for `sampled_future`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -33,10 +33,11 @@ RUNS = 256  # run times of each size, of which one that comes has one
 
 @dataclass(frozen=True, slots=True)
 class ArrivalForecast:
-    """Quantiles of the GPUs that arrive in the ten minutes that end `horizon_s` ahead.
+    """A forecast of how many GPUs arriving jobs will ask for in each bin of ten minutes.
 
-    quantiles: (level,). gpus: (level, horizon). sizes, weights: (k,) GPU counts of observed jobs, and how
-    many jobs had each count. After the last horizon, the values of the last horizon apply.
+    horizon_s: (horizon,) seconds from now until the end of a bin. quantiles: (level,) quantile levels. gpus:
+    (level, horizon) GPUs. sizes, weights: (k,) GPU counts of observed jobs, and how many jobs had each count.
+    After the last horizon, the values of the last horizon apply.
     """
 
     horizon_s: Floats
@@ -46,7 +47,10 @@ class ArrivalForecast:
     weights: Floats
 
     def draw_jobs(self, rng: np.random.Generator) -> Iterator[tuple[float, int]]:
-        """Draw the jobs that arrive within MOST_BINS bins. Yields (seconds from now, GPUs), in order of time."""
+        """Draw the jobs that arrive within MOST_BINS bins, and yield them in order of time.
+
+        Each is (seconds from now, GPUs).
+        """
         sizes, left = self._draw_sizes(rng), 0.0
         for at, gpus in enumerate(self._draw_gpus_per_bin(rng)):
             left += gpus
@@ -58,9 +62,9 @@ class ArrivalForecast:
                 yield from zip(np.sort(BIN_S * (at + rng.random(len(coming)))).tolist(), coming, strict=True)
 
     def _draw_gpus_per_bin(self, rng: np.random.Generator) -> list[float]:
-        """Draw the number of GPUs that arrive in each of MOST_BINS bins.
+        """Draw the number of GPUs that arriving jobs ask for in each of MOST_BINS bins.
 
-        Each bin has a random level. Between the forecast's levels the values are interpolated linearly.
+        The quantile level of each bin is random. Between the forecast's levels the values are interpolated linearly.
         """
         end_s = BIN_S * np.arange(1, MOST_BINS + 1)
         known = np.stack([np.interp(end_s, self.horizon_s, row) for row in self.gpus])
@@ -80,7 +84,7 @@ class ArrivalForecast:
 
 @dataclass(slots=True)
 class FutureSampler:
-    """A player of the queue along sampled paths, with the data that all paths share.
+    """A simulator of the queue along sampled paths. It holds the data that all paths share.
 
     left_s: running job → (path,) sampled seconds until it ends. planned_end_s: running job → seconds
     until it ends by the queue's estimate.
@@ -107,9 +111,9 @@ class FutureSampler:
         self.places = self.turns.make_sort_keys(self.queue)
 
     def play_paths(self, paths: int) -> tuple[Array, Array]:
-        """Return (entry, path) seconds until each entry starts, and (path,) the seconds that were played.
+        """Return (entry, path) seconds until each entry starts, and (path,) the length of each simulation in seconds.
 
-        An entry that has not started within the played seconds is NaN.
+        The value is NaN for an entry that has not started by the end of the simulation.
         """
         gangs = self._list_job_releases()
         ready_s = self._compute_ready_times(gangs)
@@ -152,7 +156,7 @@ class FutureSampler:
     ) -> QueuesAhead | None:
         """Return the state of the queues at the beginning of every path.
 
-        The hold of the n-th running job has the number -1 - n, as its end has. Returns None without a tree
+        The n-th running job has the number -1 - n, both for its hold and for its end. Returns None without a tree
         of queues.
         """
         if self.turns.standing is None:
@@ -164,7 +168,7 @@ class FutureSampler:
     def _list_reopenings(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
         """Return the times at which closed nodes open again.
 
-        Each is written like the end of a job that releases no GPUs, so that a pass follows it.
+        Each has the form of the end of a job that releases no GPUs, because a pass over the queue follows each end.
         """
         none = np.zeros(0, np.int64)
         times = {closure.to_s for _, _, ask in waiting for closure in ask.closures}
@@ -202,7 +206,7 @@ class FutureSampler:
         )
 
     def _find_slot_with_room(self, key: AskKey, room: Ints) -> int | None:
-        """Return the slot of a gang's members, or None if even the empty fleet has no room for them."""
+        """Return the index of the slot for a gang's members, or None if even the empty fleet has too few such slots."""
         _, level, members, each, spread = key
         if level is Level.NODE:
             room, members, each = room // members, 1, each * members
@@ -239,7 +243,7 @@ class FutureSampler:
     def _make_arrival_generator(self) -> Callable[[int], Iterator[Arrival]]:
         """Return a function that takes a path's number and yields the jobs that arrive along the path.
 
-        Only the size of these jobs is known. So each takes its place in the queue behind a random waiting entry.
+        Only the size of these jobs is known. So each joins the queue behind a random waiting entry.
         """
         asks = (
             {}
@@ -253,7 +257,9 @@ class FutureSampler:
         places, now_s = self.places.newcomers, self.now_ms / 1000
 
         levels = (np.arange(RUNS) + 0.5) / RUNS
-        runs_s = {size: self.run_times.draw(size, levels, 0.0, None).tolist() for size in forecast.sizes.tolist()}
+        runs_s = {
+            size: self.run_times.compute_run_times(size, levels, 0.0, None).tolist() for size in forecast.sizes.tolist()
+        }
 
         def draw_arrivals(path: int) -> Iterator[Arrival]:
             rng = np.random.default_rng((1, path))
@@ -267,7 +273,10 @@ class FutureSampler:
         return draw_arrivals
 
     def _assign_queue(self, ask: GangAsk, gpus: int, rank: int) -> GangAsk:
-        """Return the ask of an arriving job, charged to the queue of the waiting entry with number `rank`."""
+        """Return the ask of an arriving job, charged to the queue of a waiting entry.
+
+        rank: the number of this entry.
+        """
         request = self.queue[rank].request if self.queue else None
         hold = self.turns.find_hold(request) if request is not None else None
         if request is None or hold is None:

@@ -5,11 +5,11 @@
 2. The plan decides which entries start now (`fleetcast.placement.plan.queue`).
 3. The waiting entries are played by the rules of the queue, with jobs that may still come
    (`fleetcast.placement.ahead.futures`). This gives their start times.
-4. The queue is also played in order, without arrivals. This gives the start of a request that has not come yet,
-   and the jobs that each request waits for. A member of a gang takes a *slot*: as many GPUs of one node as it
-   needs. A gang starts when the last of its slots is free, in the domain of its required level where that is
-   soonest. GPUs reserved for it lie idle until then. A later job may use that first gap if it is planned to end
-   before it. A part of a GPU counts as a whole one, unless it is free now.
+4. The queue is also played in order, without arrivals. This gives the start of a request that comes now, and
+   the jobs that each request waits for. Each member of a gang needs a *slot*, a number of GPUs on one node.
+   A gang starts when all its slots are free. If its members must share a domain, the gang gets the domain
+   that is free first. GPUs that are reserved for a gang lie idle until it starts. A later job may use them
+   before if it is planned to end in time. A part of a GPU counts as a whole one, unless it is free now.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -61,7 +61,7 @@ class Hindrance:
 
 @dataclass(frozen=True, slots=True)
 class Timelines:
-    """The sampled paths of the queue. They are computed from time to time, and estimates only read them."""
+    """The sampled paths of the queue. The service computes them periodically, and estimates only read them."""
 
     view: ClusterView
     options: Options
@@ -117,7 +117,7 @@ class Timelines:
         return [calendar for highest, calendar in self.calendars if highest >= level][-1]
 
     def make_restrictions(self, request: PlacementRequest) -> StartRestrictions:
-        """Return the restrictions of quota and closed nodes for a request that comes now."""
+        """Return the restrictions by quota and closed nodes for a request that comes now."""
         return StartRestrictions(
             compute_planned_s(request, self.run_times),
             self._compute_seconds_until_allowed(request),
@@ -125,7 +125,10 @@ class Timelines:
         )
 
     def _compute_seconds_until_allowed(self, request: PlacementRequest) -> Array:
-        """Return (path,) seconds until the queue's quota allows a request: 0 if it does now, inf if never."""
+        """Return (path,) seconds until the quota of its queue allows a request.
+
+        The result is 0 if the quota allows the request now, and inf if it never does.
+        """
         mine, standing = self.turns.find_hold(request), self.turns.standing
         if mine is None or standing is None or standing.find_refusing_queue(mine.leaf, mine.amounts) is None:
             return np.zeros(PATHS, np.float32)
@@ -154,7 +157,7 @@ class Timelines:
         return fits_now(allowed, view, self.options)
 
     def find_waiting_id(self, request: PlacementRequest) -> str | None:
-        """Return the id under which the request, or its job, waits already.
+        """Return the id under which the request, or its job, already waits.
 
         Returns None if the request is hypothetical.
         """
@@ -250,8 +253,8 @@ def _use_played_starts(
 ) -> None:
     """Replace the starts and ends of the first waiting entries with those of the played paths.
 
-    An entry that did not start on a path keeps its earlier start. It is moved to the end of the played
-    time if it lies before that.
+    An entry that did not start on a played path keeps its earlier start, but starts no earlier than the end of
+    that path.
     """
     played_s, until_s = drawn.play_paths(PATHS)
     for entry, run_s, start_s in zip(drawn.queue, drawn.run_s, played_s, strict=False):
@@ -284,7 +287,7 @@ def _has_tried_every_entry(now: Plan) -> bool:
 
 
 def choose_saved_entries(priorities: Sequence[float], most: int) -> frozenset[int]:
-    """Return the numbers of the entries before which a copy of the calendar is saved, at most `most`.
+    """Return the numbers of at most `most` entries. A copy of the calendar is saved before each of them.
 
     These are the entries at which the priority changes. If there are too many, those nearest to a
     geometric series remain. So the saved calendars are dense at the front of the queue and sparse
@@ -319,7 +322,7 @@ class GpusBeforeStart:
 
     @classmethod
     def of(cls, place: Place, calendar: Calendar) -> "GpusBeforeStart":
-        """Read the GPUs from the calendar, before the gang itself is recorded there."""
+        """Read the GPUs from the calendar. The caller records the gang in the calendar only afterwards."""
         path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
         _, n, g = calendar.free_s.shape
         nodes = place.nodes[path]

@@ -154,7 +154,7 @@ def _make_charges(leaves: list[QueueNode], view: ClusterView) -> list[Charge]:
 
 
 def _make_requests(leaves: list[QueueNode], view: ClusterView) -> list[PlacementRequest]:
-    """Return requests of each leaf: ordinary ones, and the most extreme that a caller may send."""
+    """Return requests of each leaf: ordinary ones, and the most extreme ones that a caller may send."""
     shapes: list[Mapping[str, object]] = [
         {"gpus_per_node": GPUS},
         {"gpu_share": 1, "priority": MAX_COUNT, "limit_s": 1e-3},

@@ -1,6 +1,6 @@
-"""The reservation of the queue's head: how likely it holds, and which GPUs are free until then.
+"""The reservation of the queue's head: the probability that it holds, and the GPUs that are free until then.
 
-It also estimates when running jobs release their GPUs.
+This module also estimates when running jobs release their GPUs.
 """
 
 from dataclasses import dataclass
@@ -57,8 +57,8 @@ class HeadReservation:
 
     idle_gpus: GPUs that are free already, and reserved for the head. holds_p: the probability that the
     head starts by its shadow time. It is None if unknown, and `reason` says why. by: the basis of
-    holds_p. basis: the basis of the shadow time. It is "prior" if the run time of the job that the head
-    waits for is unknown. The plan then assumes that the job runs for a day.
+    holds_p. basis: the basis of the shadow time. The basis is "prior" if the head waits for a job of unknown
+    run time. The plan then assumes that this job runs for a day.
     """
 
     request_id: str
@@ -120,9 +120,10 @@ def compute_hold_probability(reservation: Reservation, timelines: Timelines) -> 
 
 
 def find_free_windows(view: ClusterView, reservation: Reservation | None) -> tuple[FreeWindow, ...]:
-    """Return the free windows: the unreserved GPUs, then the head's, which are free until its shadow time.
+    """Return the free windows that have GPUs.
 
-    A window without GPUs is left out.
+    The first has the unreserved GPUs. The second has the GPUs that are reserved for the head. They are free
+    until the shadow time.
     """
     reserved = view.free & reservation.gpus if reservation is not None else np.zeros_like(view.free)
     is_open = view.is_open

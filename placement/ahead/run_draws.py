@@ -65,7 +65,9 @@ class RunTimeSample:
             alike.setdefault(job, []).append(at)
         for job, rows in alike.items():
             if job.find_basis(self.run_times) != "prior":
-                drawn = self.run_times.draw(job.gpus, levels[rows].ravel(), 0.0, job.limit_s, job.quantiles_s)
+                drawn = self.run_times.compute_run_times(
+                    job.gpus, levels[rows].ravel(), 0.0, job.limit_s, job.quantiles_s
+                )
                 runs_s[rows] = drawn.reshape(-1, PATHS)
         return runs_s
 
@@ -77,7 +79,7 @@ class RunTimeSample:
             return np.full(PATHS, np.inf, np.float32)
         if row.left_s is not None:
             return interpolate_remaining_s(row.left_s, levels).astype(np.float32)
-        run_s = self.run_times.draw(row.gpus, levels, age_s, row.limit_s, None)
+        run_s = self.run_times.compute_run_times(row.gpus, levels, age_s, row.limit_s, None)
         return np.maximum(run_s - age_s, 1.0).astype(np.float32)
 
 

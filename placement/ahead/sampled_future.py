@@ -2,10 +2,10 @@
 
 Jobs end at their drawn times, and further jobs arrive. After each change a pass goes over the
 waiting jobs: higher priority first, then first come. The first job that does not fit reserves the
-nodes that should be free for it soonest. Later jobs start on other nodes, or on these nodes if they
-should end before (EASY backfill, as in `fleetcast.placement.plan.queue`). A node is only a count of
-free thousandths of GPUs, so thousands of events take a second. Parts of GPUs count as if they were
-packed well.
+nodes that should be free for it soonest. Later jobs start on other nodes. They may also use the
+reserved nodes if they should end before that job starts (EASY backfill, as in
+`fleetcast.placement.plan.queue`). Each node is stored only as its number of free thousandths of GPUs,
+so thousands of events take a second. Parts of GPUs count as if they were packed well.
 
 Queues keep within their limits, borrow GPUs from each other, and avoid nodes that are closed to
 them.
@@ -30,8 +30,7 @@ MOST_EVENTS = 1000  # of a path, and two for each that waits
 class Arrival(NamedTuple):
     """A job that arrives at `at_s`.
 
-    order: its place in the queue, the smallest first. number: the caller's number of the job, -1 for
-    none.
+    order: a sort key, the smallest first. number: the caller's number of the job, -1 for none.
     """
 
     at_s: float
@@ -58,7 +57,7 @@ class AskLine:
     jobs: deque[Arrival] = field(default_factory=deque)
 
     def insert_row(self) -> Row:
-        """Insert the row of the line's first job into the group, and return the row."""
+        """Insert a row for the line's first job into the group, and return the row."""
         row = self.jobs[0].order, self.number, self.ask
         insort(self.group, row)
         return row
@@ -91,8 +90,7 @@ class Future:
     def play(self, waiting: Sequence[Arrival]) -> dict[int, float]:
         """Play the future, and return number → start_s of the waiting jobs that started.
 
-        waiting: the waiting jobs, in order. The play ends after MOST_EVENTS events, and two more for each
-        waiting job.
+        waiting: the waiting jobs, in order. The play ends after at most MOST_EVENTS + 2 × len(waiting) events.
         """
         most = MOST_EVENTS + 2 * len(waiting)
         for one in waiting:
@@ -192,10 +190,10 @@ class Future:
         return ready, full
 
     def _find_first_full_ask(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
-        """Return the first ask before this place that its queue allows, but that does not fit into the fleet.
+        """Return the first ask in the order that its queue allows although the fleet has no room for it.
 
-        before: (order) the place. full: a heap of the groups that do not fit, which this call advances.
-        Returns None if there is no such ask.
+        before: the search ends at this place in the order. full: a heap of the groups without room, which this
+        call advances. Returns None if there is no such ask.
         """
         while full and full[0][0][0] < before:
             (_, _, ask), at, group = full[0]

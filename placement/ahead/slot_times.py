@@ -1,7 +1,7 @@
 """The times at which slots of nodes become free along sampled futures, and the first place of a gang.
 
-A *slot* is as many GPUs of one node as one member of a gang takes. `SlotTimes` reads only the nodes
-of a calendar that have changed. So the next gang of the same shape costs little.
+A *slot* is the part of a node that one member of a gang needs: a number of its GPUs. `SlotTimes` reads
+only the nodes of a calendar that have changed. So the next gang of the same shape costs little.
 """
 
 from dataclasses import dataclass, field
@@ -177,7 +177,7 @@ class SlotTimes:
 def _find_last_free_slots(times_s: Array, start_s: Array, members: int) -> Ints:
     """Return (path, member) the indices of the slots that a gang takes.
 
-    These are the slots that become free last among those free by `start_s`. times_s: (path, k).
+    Among the slots that are free by `start_s`, these are the ones that become free last. times_s: (path, k).
     """
     free = np.flatnonzero(times_s <= start_s[:, None])  # few of many
     key = np.full(times_s.shape, NEVER_S)
@@ -199,7 +199,7 @@ def _compute_slot_times(free_s: Array, each: int, slots: int, room: Ints) -> Arr
 def _make_empty_place(paths: int) -> Place:
     """Return a place without members, for a gang that fits on no path.
 
-    The members of a huge gang would only cost memory.
+    A list of the members of a huge gang would only cost memory.
     """
     never = np.full(paths, np.inf, np.float32)
     return Place(never, np.zeros((paths, 0), np.int32), np.zeros((paths, 0, 0), np.int64))

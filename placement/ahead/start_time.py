@@ -1,4 +1,4 @@
-"""Estimates of when a request starts, as quantiles over sampled futures, and of what it waits for."""
+"""Estimates of when a request starts, as quantiles over sampled futures, with the constraint and jobs it waits for."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -66,7 +66,7 @@ class RoomForecast(msgspec.Struct, frozen=True):
     """The GPUs that are free now, the GPUs that requests wait for, and when one further GPU will be free.
 
     opens_ms: p10, p50 and p90 of the time when all these requests have started and a GPU is free. None
-    if there is no such time even after everything has ended.
+    if no GPU is free even after all jobs have ended.
     """
 
     free_gpus: int
@@ -289,7 +289,7 @@ def compute_quantiles_ms(after_s: Array, since_ms: int, now_ms: int = 0) -> Quan
 def _compute_start_quantiles(rows: NDArray[np.float64]) -> NDArray[np.float64]:
     """Return (row, level) quantiles of (row, path) start times.
 
-    A path on which a request never starts counts as the latest path on which it does.
+    If a request never starts on a path, its latest start on any other path is used.
     """
     finite = np.where(np.isfinite(rows), rows, -np.inf)
     rows = np.where(np.isfinite(rows), rows, finite.max(axis=1, keepdims=True))
@@ -366,7 +366,7 @@ class BlockerEnds:
     corrected: Callable[[Quantiles], Quantiles]
 
     def blocks(self, ends_s: Array) -> bool:
-        """Return whether, in at least half of the futures, the request starts only after the job's end."""
+        """Return whether the request starts only after the job's end, in at least half of the futures."""
         return bool((ends_s <= self.start_s + ROUNDING_S).mean() >= NEVER_SHARE)
 
     def compute_end_quantiles(self, ends_s: Array, since_ms: int, now_ms: int) -> Quantiles:

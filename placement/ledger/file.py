@@ -189,7 +189,7 @@ class LedgerFile:
     def translate_decode_errors(self) -> Iterator[None]:
         """Turn errors from decoding a damaged value inside the context into a LedgerError.
 
-        SQLite does not detect a value that does not fit its column.
+        SQLite does not detect a value of the wrong type.
         """
         try:
             yield

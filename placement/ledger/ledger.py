@@ -144,7 +144,7 @@ class Ledger(LedgerFile):
     # -- decisions
 
     def find_stored_reply(self, request: PlacementRequest) -> bytes | None:
-        """Return the reply that this request got before, or None if the request is new.
+        """Return the stored reply to this request, or None if the request is new.
 
         Raises RequestError if its id was used with another body.
         """
@@ -277,7 +277,7 @@ class Ledger(LedgerFile):
         self._cached_rows.intents[intent.request_id] = intent
 
     def list_active_intents(self) -> list[Intent]:
-        """Return the intents whose jobs have not been seen running or ended, oldest first."""
+        """Return the intents whose jobs have neither started nor ended according to events, oldest first."""
         return list(self._cached_rows.intents.values())
 
     def read_intent_state(self, request_id: str) -> IntentState | None:

@@ -69,7 +69,7 @@ class Promise:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the attempt holds its GPUs by this promise, or held them until its end."""
+        """Return whether the promise is in force, or was in force until the attempt ended."""
         return self.state in HELD
 
 
@@ -136,8 +136,8 @@ class PromiseReader:
     def admits(self, job: str, attempt: int) -> bool:
         """Return whether an attempt must be admitted, whatever the limits.
 
-        This is so if it holds a promise. It is also so while the ledger is unreadable, because the attempt
-        may hold one.
+        An attempt with a promise must be admitted. While the ledger is unreadable, every attempt must be admitted,
+        because it may have a promise.
         """
         promise = self.find_promise(job, attempt)
         return bool(self.unreadable) if promise is None else promise.is_held
@@ -166,8 +166,8 @@ class PromiseReader:
     def _read_open_requests(self, db: sqlite3.Connection) -> tuple[OpenRequest, ...]:
         """Return the open requests. The last result is used again if the ledger has not changed since.
 
-        Each change of a request writes an audit line. The exception is a promise whose job has been seen
-        running.
+        Each change of a request writes an audit line, with one exception. A promise changes without an audit line
+        when its job has been seen running.
         """
         noted = db.execute(MARKED, [OVER_QUOTA]).fetchone()
         stand = (*db.execute(STAND).fetchone(), noted)

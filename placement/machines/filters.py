@@ -90,8 +90,8 @@ def _count_member_room(request: PlacementRequest, view: ClusterView, room: NDArr
     return room.astype(np.int64, copy=False)
 
 
-def unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Reject nodes of unknown domain, which cannot prove a required level."""
+def reject_unknown_topology(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes whose domain is unknown if the request requires a level."""
     if request.required in (None, Level.NODE):
         return None
     assert request.required is not None
@@ -99,7 +99,7 @@ def unknown_topology(request: PlacementRequest, view: ClusterView, options: Opti
     return unknown
 
 
-def other_cluster(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_other_clusters(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes that are known to be in another cluster than the requested one."""
     if not request.cluster or request.cluster in options.clusters:
         return None
@@ -110,7 +110,7 @@ def other_cluster(request: PlacementRequest, view: ClusterView, options: Options
     return other
 
 
-def other_pool(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_other_pools(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     if not request.pool:
         return None
     pools = view.inventory.pools
@@ -118,29 +118,29 @@ def other_pool(request: PlacementRequest, view: ClusterView, options: Options) -
     return other
 
 
-def avoided(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_avoided_nodes(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     return mask_named_nodes(request.avoid_nodes, view.inventory.row, len(view)) if request.avoid_nodes else None
 
 
 def _make_closed_filter(reason: str) -> Filter:
-    """Make a filter that rejects nodes closed to the request's queue for this reason."""
+    """Make a filter that rejects the nodes that are closed to the request's queue for this reason."""
 
-    def closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    def reject_closed(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
         groups = filter_closed_nodes(request, reason)
         if not groups:
             return None
         names = tuple(name for group in groups for name in group.nodes)
         return mask_named_nodes(names, view.inventory.row, len(view))
 
-    return closed
+    return reject_closed
 
 
-def stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_stale(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes whose GPU telemetry is old, because what runs there now is unknown."""
     return _mask_by_hearing(view, Hearing.STALE)
 
 
-def unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_unheard(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes on which no exporter has ever reported a GPU."""
     return _mask_by_hearing(view, Hearing.UNHEARD)
 
@@ -152,11 +152,11 @@ def _mask_by_hearing(view: ClusterView, hearing: Hearing) -> Mask | None:
 def _make_state_filter(state: NodeState) -> Filter:
     """Make a filter that rejects nodes in this state."""
 
-    def in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    def reject_in_state(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
         by_state: dict[int, Mask] = view.memo.get_or_compute("states", (view.state,), lambda: _mask_by_state(view))
         return by_state.get(state)
 
-    return in_state
+    return reject_in_state
 
 
 def _mask_by_state(view: ClusterView) -> dict[int, Mask]:
@@ -179,7 +179,7 @@ def lost(request: PlacementRequest, view: ClusterView, options: Options) -> Mask
     return mask
 
 
-def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_other_gpu_models(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes whose GPU model is not among those that the request names.
 
     Case does not matter, and a part of the name is enough: "H100" matches "NVIDIA H100 80GB HBM3".
@@ -192,7 +192,7 @@ def gpu_model(request: PlacementRequest, view: ClusterView, options: Options) ->
     return ~np.isin(view.inventory.gpu_model, codes)
 
 
-def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_small_gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     if request.gpu_memory_gib is None:
         return None
     return ~(view.inventory.gpu_memory_gib >= request.gpu_memory_gib)
@@ -201,13 +201,13 @@ def gpu_memory(request: PlacementRequest, view: ClusterView, options: Options) -
 def risk(request: PlacementRequest, view: ClusterView, options: Options) -> Mask:
     """Reject nodes whose probability of failing or slowing down is above the limit.
 
-    The limit is the request's. Without one, it is the operator's.
+    The request's limit applies. Without one, the operator's applies.
     """
     return compute_worst_risk(view, options) > _find_risk_limit(request, options)
 
 
-def _mask_risky_nodes(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Return the mask of `risk`, or None if no node has so high a risk."""
+def _reject_risky_if_any(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Return the mask of nodes above the risk limit, or None if there are none."""
     too_risky = find_highest_risk(view, options) > _find_risk_limit(request, options)
     return risk(request, view, options) if too_risky else None
 
@@ -216,21 +216,24 @@ def _find_risk_limit(request: PlacementRequest, options: Options) -> float:
     return options.max_risk if request.max_risk is None else request.max_risk
 
 
-def cpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_few_cpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     return None if request.cpus is None else ~(view.free_cpus >= request.cpus)
 
 
-def host_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_small_host_memory(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     return None if request.host_memory_gib is None else ~(view.free_host_memory_gib >= request.host_memory_gib)
 
 
-def gpus_per_node(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+def reject_few_gpus(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
     """Reject nodes with fewer GPUs than one member needs, free or not."""
     return None if request.gpus_per_node <= 1 else view.topology.gpus < request.gpus_per_node
 
 
-def unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
-    """Reject nodes where work that no job event reports takes the room that one member needs."""
+def reject_unknown_use(request: PlacementRequest, view: ClusterView, options: Options) -> Mask | None:
+    """Reject nodes where unreported work takes the room that one member needs.
+
+    No job event reports this work.
+    """
     if view.unknown_use is None or not request.gpus_per_node or not view.unknown_use.any():
         return None
     taken = count_true_per_row(view.unknown_use)
@@ -244,10 +247,10 @@ def busy(request: PlacementRequest, view: ClusterView, options: Options) -> Mask
 
 
 FILTERS: tuple[tuple[str, Filter], ...] = (
-    ("unknown_topology", unknown_topology),
-    ("cluster", other_cluster),
-    ("pool", other_pool),
-    ("avoided", avoided),
+    ("unknown_topology", reject_unknown_topology),
+    ("cluster", reject_other_clusters),
+    ("pool", reject_other_pools),
+    ("avoided", reject_avoided_nodes),
     ("reservation", _make_closed_filter("reservation")),
     ("maintenance_window", _make_closed_filter("maintenance_window")),
     ("model_quota", _make_closed_filter("model_quota")),
@@ -256,13 +259,13 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("maintenance", _make_state_filter(NodeState.MAINTENANCE)),
     ("reserved", _make_state_filter(NodeState.RESERVED)),
     ("withheld", _make_state_filter(NodeState.WITHHELD)),
-    ("stale", stale),
-    ("unheard", unheard),
-    ("gpu_model", gpu_model),
-    ("gpu_memory", gpu_memory),
-    ("risk", _mask_risky_nodes),
-    ("cpus", cpus),
-    ("host_memory", host_memory),
-    ("gpus_per_node", gpus_per_node),
-    ("unknown_use", unknown_use),
+    ("stale", reject_stale),
+    ("unheard", reject_unheard),
+    ("gpu_model", reject_other_gpu_models),
+    ("gpu_memory", reject_small_gpu_memory),
+    ("risk", _reject_risky_if_any),
+    ("cpus", reject_few_cpus),
+    ("host_memory", reject_small_host_memory),
+    ("gpus_per_node", reject_few_gpus),
+    ("unknown_use", reject_unknown_use),
 )

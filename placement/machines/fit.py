@@ -191,12 +191,12 @@ class GangSearch:
     ) -> NDArray[np.float64]:
         """Return (feasible domains,) upper bounds of the score of any gang in each domain.
 
-        They are mostly lower than the bound of the whole level, and cost more work.
+        These bounds are mostly lower than the bound of the whole level, but cost more work.
 
-        The nodes that survive best are seldom those that keep their pace best. So first the weighted sum of
-        both logarithms is bounded, over the best nodes of each domain. If that bound reaches `above`
-        anywhere, each logarithm gets a bound of its own, too. The score is convex in both logarithms. So it
-        is highest where one of them is as high as it can be.
+        The nodes that survive best are seldom the nodes that keep their pace best. So the first step bounds the
+        weighted sum of both logarithms over the best nodes of each domain. If a domain's bound reaches `above`, the
+        second step also bounds each logarithm by itself. The score is convex in both logarithms. So it is highest
+        where one of them is as high as it can be.
         """
         risk, slow = self.scores.weights["risk"], self.scores.weights["slow"]
         tight: Part = self.size / offer.members[feasible] if self.request.milli == WHOLE_GPU else 1.0
@@ -344,9 +344,9 @@ def _bound_highest_sums(
 
     domain: (c,) the domain of each number, -1 for none.
 
-    For any level t, that sum is at most `count * t` plus the amounts by which the domain's numbers
-    exceed t. The bound is exact if t is the smallest of the highest numbers. One t serves all domains,
-    so the bound is tight where domains are alike.
+    For any threshold t, that sum is at most `count * t` plus the amounts by which the domain's numbers
+    exceed t. The bound is exact if t is the smallest of the highest numbers. All domains share one t, so the
+    bound is tight if the domains are similar.
     """
     some = logs[:: 1 + len(logs) // SAMPLE]
     above = max(0, len(some) - 1 - count * int(np.count_nonzero(feasible)) * len(some) // len(logs))
@@ -405,7 +405,7 @@ def _fill_in_order(
 def _replace_last_node(
     scores: NodeScores, pool: NDArray[np.int64], chosen: NDArray[np.int64], takes: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Exchange a partly filled last node for the unused one of `pool` that fits the remainder best."""
+    """Replace a partly filled last node with the unused node of `pool` that fits the remaining members best."""
     left = int(takes[-1])
     if len(chosen) < 2 or left == scores.room[chosen[-1]]:
         return chosen, takes

@@ -85,7 +85,7 @@ class GangAsk:
     closures: tuple[Closure, ...] = ()
 
     def mask_closed_nodes(self, now_s: float) -> NDArray[np.bool_] | None:
-        """Return (n,) whether a node is closed to the job if it starts now. None if no node is."""
+        """Return (n,) whether each node is closed to the job if it starts now. Returns None if no node is closed."""
         masks = [one.nodes for one in self.closures if one.bars(now_s, self.planned_s)]
         return np.any(masks, axis=0) if masks else None
 
@@ -129,7 +129,7 @@ class Fleet:
         return other
 
     def change_free_gpus(self, nodes: Ints, gpus: Ints) -> None:
-        """Add thousandths of GPUs to the free ones of nodes. A negative number takes GPUs.
+        """Add to the free thousandths of GPUs of some nodes. A negative number takes GPUs away.
 
         Each node may occur only once.
         """
@@ -171,7 +171,7 @@ class Fleet:
         return _choose_nodes(room, self.free, nodes, ask.members, slot.each)
 
     def find_soonest_nodes(self, ask: GangAsk, now_s: float = 0.0) -> tuple[Ints, float]:
-        """Return the nodes that should first be free for a gang, and the time when the last of them is.
+        """Return the nodes that should first be free for a gang, and the time when all of them are free.
 
         The time is in seconds from now. It is inf if it is unknown, and the nodes then have no meaning.
         """
@@ -219,8 +219,8 @@ def _choose_nodes(room: Ints, free: Ints, nodes: Ints, members: int, each: int) 
 def _choose_first_nodes(slot: Slot, ready_s: Floats, members: int) -> Ints:
     """Return the nodes that are ready first and together host all members.
 
-    ready_s: (n,) seconds until each node is ready. Only part of the nodes is sorted: as many as the
-    members would need if every node had the least room.
+    ready_s: (n,) seconds until each node is ready. Only the first nodes are sorted: enough for all members
+    if every node had the least room.
     """
     most = min(-(-members // slot.fewest_members), len(ready_s)) - 1
     nodes = (ready_s <= np.partition(ready_s, most)[most]).nonzero()[0]

@@ -61,7 +61,8 @@ def fill_unknown_risk(p: NDArray[np.float64], prior: float) -> NDArray[np.float6
 def compute_worst_risk(view: ClusterView, options: Options) -> NDArray[np.float64]:
     """Return (n,) the higher of each node's probabilities of failing and of slowing down.
 
-    A node of unknown risk gets the prior. With the mean, a single risky node would raise it too far.
+    A node of unknown risk gets the prior. The mean of the known nodes is not used here, because a single risky
+    node would raise the mean too far.
     """
 
     def compute() -> Floats:

@@ -1,15 +1,15 @@
 """The potential of nodes: the free GPUs that the demand could not use.
 
-Placing members where the potential grows least packs nodes well. For each shape of the recent
-demand and each node, it is checked whether the shape could run there. If it could, it can use the
-slots with enough free for one of its GPUs. Otherwise it can use none. The free GPUs that it cannot
-use, averaged over the demand, are *fragmented* (Weng et al., "Beware of Fragmentation: Scheduling
-GPU-Sharing Workloads with Fragmentation Gradient Descent", ATC 2023). GPUs with too few CPUs on
-their node are *stranded*: softplus(free GPUs - free CPUs / CPUs that a GPU of the demand wants).
-The potential is the sum, in thousandths of GPUs.
+Placing members where the potential grows least packs nodes well. A shape of the recent demand can run on
+a node that has enough free slots and CPUs, and a GPU model that the shape accepts. It can then use each slot
+that has enough free for one of its GPUs. Otherwise it can use no slot. The free GPUs that it cannot use,
+averaged over the demand, are *fragmented* (Weng et al., "Beware of Fragmentation: Scheduling GPU-Sharing
+Workloads with Fragmentation Gradient Descent", ATC 2023). GPUs with too few CPUs on their node are
+*stranded*: softplus(free GPUs - free CPUs / CPUs that a GPU of the demand wants). The potential is the sum
+of both, in thousandths of GPUs.
 
-Differences are rounded down to whole `BIN`s, and among equals the first node by name is taken. Both
-matter. Noise below a bin would scatter work, and taking the first fills nodes one after the other.
+Differences are rounded down to whole `BIN`s. Among equal nodes the first by name is taken. Both matter.
+Noise below a bin would scatter work, and taking the first fills nodes one after the other.
 
 Arrays are over k nodes with g slots. model: (k,) codes, -1 unknown. Unknown free CPUs (NaN) are
 enough for any shape.
@@ -80,8 +80,8 @@ class Ways:
 def list_ways(shape: MemberShape, milli: Slots) -> Ways:
     """Return the ways to place one member of this shape on the nodes.
 
-    A part of a GPU may take any slot that it fits on. Of equally full slots of a node only the first
-    counts. Whole GPUs take the first free ones. Nodes with too few free GPUs have no way.
+    A part of a GPU may take any slot on which it fits. Among equally full slots of a node only the first
+    counts. Whole GPUs take the first free ones. A node with too few free GPUs offers no way.
     """
     if shape.gpus == 1 and shape.milli < WHOLE:
         alike = np.tril(milli[:, :, None] == milli[:, None, :], -1).any(axis=2)
@@ -132,9 +132,9 @@ class PotentialGrowth:
     def score_members(self, at: Ints, members: Ints) -> Floats:
         """Return (k,) scores in [0, 1] for placing members on candidates.
 
-        0.5 means no growth of the potential. The score is higher where the potential grows less, in whole
-        bins. at: (k,) candidates. If a node gets several parts of GPUs, the growth of the first counts for
-        each of them.
+        A score of 0.5 means no growth of the potential. The score is higher where the potential grows less. Growth
+        is counted in whole bins. at: (k,) candidates. If a node gets several parts of GPUs, the growth of the first
+        counts for each of them.
         """
         shape = self._shape
         if 0 < shape.milli < WHOLE:
@@ -155,7 +155,7 @@ class PotentialGrowth:
 
 
 def remove_whole_gpus(milli: Slots, gpus: Ints) -> Ints:
-    """Return (k, g) thousandths that remain free after the first free GPUs of each node are taken.
+    """Return (k, g) the free thousandths after whole GPUs are taken from each node, the first free ones first.
 
     gpus: (k,) the number of whole GPUs to take.
     """

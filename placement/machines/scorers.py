@@ -91,17 +91,20 @@ def _make_fit_table(most: int, gpus: int) -> NDArray[np.float64]:
 
 
 def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
-    """Return (n,) how many more parts of `milli` thousandths fit on partly taken GPUs. 0 for whole GPUs."""
+    """Return (n,) how many more parts of `milli` thousandths fit on partly taken GPUs.
+
+    If `milli` is a whole GPU, the counts are 0.
+    """
     if milli == WHOLE:
         return np.zeros(len(view), np.int64)
     return np.asarray(np.where(view.milli < WHOLE, view.milli // milli, 0).sum(axis=1, dtype=np.int64))
 
 
 def estimate_run_s(request: PlacementRequest, view: ClusterView) -> float:
-    """Return the number of seconds over which the risk of nodes counts for a request.
+    """Return the seconds for which the risk of nodes matters to a request.
 
-    It is the usual run time, but at most the job's limit and at most a day. If the run time is unknown,
-    it is the risk horizon.
+    This is the usual run time, but at most the job's limit and at most a day. If the run time is unknown,
+    the risk horizon is used.
     """
     gpus = request.members.desired * request.gpus_per_node
     usual = view.usual_run_s.get(gpus, view.usual_run_s.get(0, np.inf))
@@ -199,7 +202,7 @@ class NodeScores:
     def has_score_bounds(self) -> bool:
         """Return whether the score of a gang can be bounded.
 
-        It can unless a scorer of the operator replaces a built-in part.
+        It cannot if a scorer of the operator replaces a built-in part.
         """
         return self.extra.keys().isdisjoint(GANG_PARTS)
 
@@ -265,7 +268,7 @@ class NodeScores:
         return compute_node_fit(self.free[at], self._count_whole_gpus(at, members), self.gpus[at])
 
     def _count_whole_gpus(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return (k,) how many wholly free GPUs of the candidates `at` these members would take or break up."""
+        """Return (k,) how many wholly free GPUs of the candidates `at` these members would use, at least in part."""
         if self.request.milli == WHOLE:
             return members * self.request.gpus_per_node
         on_whole = WHOLE // self.request.milli
@@ -301,7 +304,7 @@ class NodeScores:
 
     @cached_property
     def excess(self) -> NDArray[np.float64]:
-        """(c,) how far the hazard of each candidate is above the median, 0 if it is below."""
+        """(c,) the amount by which the hazard of each candidate exceeds the median, 0 if it is below."""
         return np.maximum(compute_median(self.survives) - self.survives, 0.0)
 
     def compute_shared_risk(self, at: NDArray[np.int64], domain: NDArray[np.int64], n: int) -> NDArray[np.float64]:

@@ -21,8 +21,8 @@ MOST_SHAPES = 128
 class MemberShape:
     """The slots, CPUs and GPU models that one member of a request needs.
 
-    It needs `gpus` slots, each with `milli` thousandths free. models: names of GPU models in lower
-    case, of which a part is enough. Empty for any model.
+    It needs `gpus` slots, each with `milli` thousandths free. models: GPU model names in lower case, or parts
+    of them. Empty if any model will do.
     """
 
     gpus: int

@@ -15,7 +15,7 @@ from fleetcast.placement.machines.slots import NO_PARTS, WHOLE, HeldParts, Milli
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """The facts of the n nodes of a topology, as columns."""
+    """The properties of the n nodes of a topology, as columns."""
 
     gpu_model: NDArray[np.int32]  # (n,) index into `gpu_models`, -1 unknown
     gpu_models: tuple[str, ...]
@@ -110,7 +110,7 @@ MAX_REMEMBERED = 16
 class ViewMemo:
     """A cache of results that are computed from parts of a view.
 
-    A result is valid for the same objects only.
+    A result is reused only for the same objects, not for equal ones.
     """
 
     def __init__(self) -> None:
@@ -142,8 +142,7 @@ class ViewMemo:
 class ClusterView:
     """The state of the fleet for one decision, as arrays over the n nodes of `topology`.
 
-    No code changes the arrays. NaN means unknown, and counts neither as the worst value nor as the
-    best.
+    The arrays never change. NaN means unknown, and counts neither as the worst value nor as the best.
     """
 
     topology: Topology

@@ -1,8 +1,8 @@
-"""A rule that drops the head's reservation for one pass if the sampled futures contradict it.
+"""A rule that drops the reservation of the queue's head for one pass if the sampled futures contradict it.
 
-GPUs that idle for a start that will not come in time are lost to all jobs. So a claim that holds in
-fewer than `LEAST_P` of the futures is dropped for one pass. After `MOST_DROPS` drops the claim is
-firm, so that no request is passed for ever.
+Here such a reservation is called a claim. GPUs that idle for a head that will not start in time are lost
+to all jobs. So a claim that holds in fewer than `LEAST_P` of the futures is dropped for one pass. After
+`MOST_DROPS` drops the claim is firm, so that later requests cannot pass the head for ever.
 """
 
 from collections.abc import Iterable
@@ -14,7 +14,7 @@ MOST_DROPS = 2  # of one request
 
 @dataclass(slots=True)
 class Claims:
-    """A record of how often the claim of each waiting request was dropped, and of the claim to drop next."""
+    """The number of times that each waiting request's claim was dropped, and the claim to drop next."""
 
     _drops: dict[str, int] = field(default_factory=dict)
     _doubted: str = ""

@@ -206,7 +206,7 @@ class PassState:
     def make_failure_key(self, request: PlacementRequest, view: ClusterView) -> FitKey:
         """Return the fit key under which the failure of a request is recorded.
 
-        All requests with this key fail, too. If a plugin rejected a node, the key includes all fields that
+        Every request with this key fails, too. If a plugin rejected a node, the key includes all fields that
         plugins may read.
         """
         plugins = {name for name, _ in self.options.filters}
@@ -355,8 +355,8 @@ class PassState:
     def _ends_in_time(self, gpus: int, limit_s: float | None) -> bool:
         """Return whether a job with this number of GPUs should end before the head starts.
 
-        If the head is overdue and the job has a time limit, the limit counts instead of the estimate. Of
-        hundreds of jobs that pass a large head, one always runs longer than estimated.
+        If the head is overdue and the job has a time limit, the limit counts instead of the estimate. When hundreds
+        of jobs pass a large head, at least one of them runs longer than estimated.
         """
         assert self.reservation is not None
         in_time = self._ends.get((gpus, limit_s))

@@ -65,7 +65,7 @@ class RunTimeQuantiles:
         return {gpus: median for gpus, (median, _) in self.by_gpus.items()}
 
     def find_basis(self, gpus: int, limit_s: float | None, age_s: float = 0.0) -> Basis:
-        """Return what the run-time estimate of such a job is based on: "runs", "limit" or "prior".
+        """Return what the run-time estimate of a job is based on: "runs", "limit" or "prior".
 
         gpus: GPUs of the job. age_s: seconds that it has already run.
 
@@ -102,17 +102,17 @@ class RunTimeQuantiles:
             return runs_s
         return [max(min(run_s, most_s), least_s) for run_s in runs_s]
 
-    def draw(
+    def compute_run_times(
         self, gpus: int, levels: Levels, age_s: float, limit_s: float | None, quantiles_s: Sequence[float] | None = None
     ) -> Levels:
         """Return (k,) run times in seconds at the quantiles `levels` (k,) in (0, 1), all longer than `age_s`.
 
         quantiles_s: run times at `RUN_LEVELS`, if a model knows them.
 
-        A job that has run longer than nearly all similar jobs doubles its age with a probability of one
-        half (Pareto), up to its limit.
+        A job may have run longer than nearly all similar jobs. Its run time is then Pareto: it doubles its age with
+        a probability of one half, up to its limit.
 
-        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
+        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).compute_run_times(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
         [100000.0]
         """
         if quantiles_s is None and age_s <= 0 and limit_s is None:

@@ -41,11 +41,14 @@ class QueueTurns(Protocol):
     def sort_behind_head(self, queue: Sequence[Any]) -> list[Any]:
         """Return entries in the order in which they may pass the head of the queue.
 
-        Waits do not count (`fleetcast.placement.play.backfill`).
+        How long they have waited does not affect this order (`fleetcast.placement.play.backfill`).
         """
 
     def is_overdue(self, request: PlacementRequest) -> bool:
-        """Return whether a request has waited as long as it may. Only requests of the last ordering are known."""
+        """Return whether a request has waited longer than it may.
+
+        The answer covers only the requests of the last call of `sort_entries`.
+        """
 
     def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
         """Return a refused request limited to the nodes that it may use once running jobs have ended.
@@ -100,9 +103,9 @@ class QueueTurns(Protocol):
 class SortKeys:
     """The keys by which a sampled future sorts waiting entries and newcomers.
 
-    orders: the key of each entry. The smallest is next. levels: the precedence of each entry, in
-    descending order. newcomers: the keys from which that of a newcomer is drawn. It then waits behind
-    the entry with this key.
+    orders: the key of each entry. The smallest is next. levels: the precedence of each entry, in descending
+    order. newcomers: keys of waiting entries. A newcomer draws one of them, and waits behind the entry with
+    this key.
     """
 
     orders: Sequence[tuple[float, float]]
@@ -249,8 +252,8 @@ class TreeTurns:
     def compute_due_ms(self, waiters: WaitingColumns, queues: Sequence[QueueNode]) -> NDArray[np.float64]:
         """Return (k,) the time in ms from which each entry is overdue and goes before the others of its leaf.
 
-        It is the end of the longest wait that the queue or the request allows. If the request has a
-        deadline, it is at most the latest start that meets the deadline.
+        An entry is overdue after the longest wait that its queue or its request allows. If the request has a
+        deadline, it is overdue at the latest after its last possible start that meets the deadline.
         """
         longest_s = np.array([queue.max_wait_s for queue in queues])[waiters.ask]
         due_ms = waiters.queued_ms + 1000 * np.minimum(longest_s, waiters.list_times("tolerated_wait_s", np.inf))
@@ -290,8 +293,8 @@ class TreeTurns:
     def _find_closed_nodes(self, request: PlacementRequest) -> tuple[ClosedNodes, ...]:
         """Return the nodes that the request may not use now, grouped by reason.
 
-        A window that begins before the request would end reserves some nodes for others. Other nodes have a
-        GPU model that its queue may use no more of.
+        A node is closed if a window keeps it for others and begins before the request would end. A node is also
+        closed if the request's queue may use no more GPUs of the node's model.
         """
         models, windows = self._list_full_models(request), self._find_barring_windows(request)
         key = (*models, *map(str, windows))
@@ -312,7 +315,7 @@ class TreeTurns:
         return self._closed[key]
 
     def _find_barring_windows(self, request: PlacementRequest) -> list[int]:
-        """Return the numbers of the windows that bar the request from their nodes.
+        """Return the numbers of the windows that keep the request from their nodes.
 
         Such a window begins before the request would end, and keeps its nodes for others.
         """
@@ -325,14 +328,14 @@ class TreeTurns:
         ]
 
     def list_barring_windows(self, request: PlacementRequest) -> list[tuple[Window, int]]:
-        """Return the windows that bar a request, each with its number of nodes."""
+        """Return the windows that keep a request from their nodes, each with its number of nodes."""
         found = [self._windows[number] for number in self._find_barring_windows(request)]
         return [(window, int(nodes.sum())) for window, nodes in found]
 
     def _list_full_models(self, request: PlacementRequest) -> list[str]:
-        """Return the GPU models of which a request for any model may take no more now.
+        """Return the GPU models that a request for any model may not use now.
 
-        More of them would exceed a limit, or would be GPUs that other queues do not lend.
+        More GPUs of such a model would exceed a limit, or other queues do not lend them.
         """
         named = request.gpu_model or len(request.gpu_models) == 1
         if named or len(self.tree.resources) < 2 or not self._is_in_tree(request):
@@ -351,8 +354,7 @@ class TreeTurns:
     def make_sort_keys(self, entries: Sequence[Any]) -> SortKeys:
         """Return the keys of the waiting entries in their present order.
 
-        A newcomer belongs to the leaf of an entry drawn at random, and stands behind the last entry of that
-        leaf.
+        A newcomer joins the leaf of a random waiting entry, behind the last entry of that leaf.
         """
         last: dict[str, float] = {}
         leaves = [self.tree.find_known_leaf(entry.request) for entry in entries]
@@ -406,7 +408,7 @@ def is_reserved_for(window: Window, leaf: str) -> bool:
 def compute_capacity(
     view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Return resource → usable GPUs of the fleet, less those that jobs without a queue hold there.
+    """Return resource → usable GPUs of the fleet, without the GPUs that jobs without a queue hold there.
 
     outside: the GPUs that these jobs hold, including those on nodes outside the fleet. jobs: all jobs
     that have a queue.

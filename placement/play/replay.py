@@ -123,7 +123,7 @@ class PlayedMachine(Machine[B_contra], Protocol[B_contra]):
 
 
 class QueuePolicy(Protocol):
-    """A rule that orders waiting jobs by what is known at that time.
+    """A rule for the order of waiting jobs. It uses only what is known at that time.
 
     Jobs are given by their row in the trace.
     """

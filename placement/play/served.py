@@ -1,6 +1,6 @@
-"""The plan that the placer serves, played through time on a fleet whose jobs follow a trace.
+"""A simulation through time of the plan that the placer serves, on a fleet whose jobs follow a trace.
 
-It is `fleetcast.placement.plan.queue.plan`. It knows only what the placer would know at that time:
+The plan is `fleetcast.placement.plan.queue.plan`. It knows only what the placer would know at that time:
 requests, charges, banks, and the run times of jobs that have ended.
 """
 
@@ -68,7 +68,7 @@ class PlayedCharges:
         self._past = PastUse(self.tree.policy.half_life_s)
 
     def update_banks(self, now_ms: int) -> None:
-        """Advance the banked credits to now. The caller does this before it opens or closes a charge."""
+        """Advance the banked credits to now. The caller does this before opening or closing a charge."""
         self.banks |= compute_banks(self.tree, self.banks, self.opened.values(), now_ms)
 
     def close_charge(self, job: int, now_ms: int, outcome: str) -> None:

@@ -1,8 +1,8 @@
 """Keys by which a pass over the queue treats requests alike.
 
-Thousands of jobs have hundreds of keys, and a pass tries each key once. A key is the whole request less
-the fields that are declared below. A new field of a request is therefore part of every key until it is
-declared as not read.
+Thousands of jobs have only hundreds of different keys, and a pass tries each key once. A key is the whole
+request without the fields that are declared below. A new field of a request is part of every key until
+it is declared here.
 """
 
 from collections.abc import Sequence

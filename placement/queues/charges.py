@@ -1,8 +1,8 @@
 """Charges: the GPUs that each attempt of a job held, for how long, and for which queue and user.
 
-The use of queues follows from them. A charge opens with a placement, or when a job appears that the
-placer did not place. It closes when the GPUs are free again. Use decays with a half-life h. In closed
-form, for g GPUs from a to b, at the time t ≥ b:
+The use of queues is computed from the charges. A charge opens with a placement, or when a job appears that
+the placer did not place. It closes when the GPUs are free again. Use decays with a half-life h. For g GPUs
+from a to b, the use at a time t ≥ b has the closed form:
 
     u(t) = g · h/ln 2 · (2^(−(t − b)/h) − 2^(−(t − a)/h))
 
@@ -139,7 +139,7 @@ class PastUse:
 class LeafUse:
     """The GPUs that a leaf holds (resource → GPUs), and its decayed use.
 
-    A running job counts at least with its expected (median) run time.
+    A running job counts with at least its expected (median) run time.
     """
 
     held: dict[str, float]

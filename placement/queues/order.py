@@ -1,14 +1,14 @@
 """The order of requests within a leaf of the queue tree.
 
 `fifo`      first come, first served
-`shortest`  the smallest area, GPUs x run time, first. Area counts rather than time alone, because a job
-            costs the others the room that it takes times its run time (Smith's rule; Hu et al., "QSSF", SC
-            2021). A request that has waited as long as its bound comes first, by arrival, until there is a
+`shortest`  the smallest area, GPUs x run time, first. The order uses the area rather than the time alone,
+            because a job takes room from the others for its whole run time (Smith's rule; Hu et al., "QSSF",
+            SC 2021). A request that has waited as long as its bound comes first, by arrival, until there is a
             head (`fleetcast.placement.play.backfill`). If waits discounted the key instead, every request
             would have to wait.
 
-A user who cuts a job into small ones gains by that within a leaf. Users as leaves, and charges,
-counteract it.
+A user can gain within a leaf by cutting a job into small ones. Charges, and one leaf for each user,
+counteract this.
 
 The run time in the area is the user's limit, or a day without one. If no request has a limit, GPUs
 alone decide the order. `fleetcast evaluate queue` compares this with forecasts of the run time.

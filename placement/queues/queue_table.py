@@ -38,8 +38,8 @@ class CreditsTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class QueueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """A table `[queue.NAME]` of the file.
 
-    The key `class` names the queue's class. Without it, the class is the one with the queue's own name.
-    If there is none, it is that of the parent.
+    The key `class` names the queue's class. Without this key, a class with the queue's own name applies. If
+    there is none, the parent's class applies.
     """
 
     parent: str = ""
@@ -115,7 +115,7 @@ def make_queue_nodes(
 
 
 def _check_table(name: str, table: QueueTable, classes: Mapping[str, QueueClass], refuse: Refuse) -> None:
-    """Raise RequestError if a table is wrong by itself, whatever the other tables say."""
+    """Raise RequestError if a table is wrong independently of the other tables."""
     here = ("queue", name)
     if any(not part or len(part) > MAX_NAME_LENGTH or not part.isprintable() for part in name.split("/")):
         raise refuse(here, f"{name[:60]!r} is no name: parts joined by /, none empty, all printable")

@@ -1,7 +1,7 @@
 """The state of the queues along a sampled future, in which jobs start and end.
 
-The rules are those of `fleetcast.placement.queues.standing`. All waiting requests of a queue count
-as waited for, whatever their place. A job that may run on any model counts as GPUs of any model.
+The rules are those of `fleetcast.placement.queues.standing`. Every waiting request adds to the GPUs that its
+queue waits for, whatever its place in the order. A job that may run on any model counts as GPUs of any model.
 """
 
 from collections.abc import Iterable, Mapping
@@ -92,7 +92,7 @@ class QueuesAhead:
         return by is None
 
     def start_job(self, number: int, hold: QueueHold, waited: bool) -> None:
-        """Count the GPUs of a job that starts. waited: whether the job was among the waiting requests."""
+        """Count the GPUs of a job that starts. waited: whether the job was one of the waiting requests."""
         self._allowed.clear()
         if waited:
             self._standing.add_waiting(hold.leaf, hold.amounts, -1.0)

@@ -82,7 +82,7 @@ class FaultBuilder:
         self._text = text
 
     def __call__(self, path: Path, why: str) -> RequestError:
-        """Return an error whose message names the line and the field of this place.
+        """Return an error whose message names the line and the field at this path.
 
         why: the rest of the message.
         """

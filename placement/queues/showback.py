@@ -15,8 +15,8 @@ By = Literal["queue", "user", "class", "pool"]
 class ChargeSum:
     """A sum of charges in GPU-seconds.
 
-    used: those in which telemetry saw the GPUs busy. seen: the granted ones that telemetry covers.
-    lost: those since the last checkpoint of failed jobs. preempted: the part of `granted` that
+    used: GPU-seconds in which telemetry saw the GPUs busy. seen: granted GPU-seconds that telemetry covers.
+    lost: GPU-seconds since the last checkpoint of failed jobs. preempted: the part of `granted` that
     preempted attempts held.
     """
 

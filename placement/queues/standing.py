@@ -1,17 +1,18 @@
 """The state of the queues in one pass: which queue is next, and how much more each may take.
 
-A queue's share after it received x is, with r for a resource (DRF: Ghodsi et al., NSDI 2011; Kueue
-weighs what is borrowed)
+After a queue receives x more GPUs, its share is
 
     max over r of max(0, held + x − guaranteed)_r / fleet_r / weight  +  decayed / (fleet · h/ln 2) / weight
 
+where r is a resource and h the half-life (DRF: Ghodsi et al., NSDI 2011). Like Kueue's, the share counts only
+GPUs beyond the guarantee.
+
 The share is 0 while the queue is within its guarantee, so guarantees come first. Entries of a
 higher priority class come before those of a lower one. Within a class the walk goes from the root
-to the child with the least share. It counts the GPUs that it gives on the way (progressive
-filling).
+to the child with the least share. It adds the GPUs of each entry that it passes (progressive filling).
 
-Unused GPUs of a queue are lent to others. Its own requests get them back. GPUs that they wait for
-are no longer lent, so they return as jobs end.
+A queue lends its unused GPUs to other queues. When its own requests wait for GPUs, it stops lending these
+GPUs, and gets them back as jobs end.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -75,7 +76,7 @@ class QueueTotals:
         return self.node.find_limit(resource) if self.node is not None else float("inf")
 
     def lacks_guarantee(self) -> bool:
-        """Return whether the queue holds and waits for fewer GPUs than its guarantee, for any resource."""
+        """Return whether the GPUs that the queue holds or waits for are fewer than its guarantee, for any resource."""
         return any(
             self.held.get(name, 0.0) + self.wanted.get(name, 0.0) < gpus for name, gpus in self.guaranteed.items()
         )
@@ -93,8 +94,8 @@ class QueueTotals:
     def compute_own_amount(self, resource: str) -> float:
         """Return the number of GPUs of a resource that no other queue may take.
 
-        This is the largest of three numbers: the GPUs that the queue holds, those of its guarantee that it
-        never lends, and those within its guarantee that it holds or waits for.
+        This is the largest of three numbers: the GPUs that the queue holds, the guaranteed GPUs that it never
+        lends, and the GPUs within its guarantee that it holds or waits for.
         """
         guaranteed, held = self.guaranteed.get(resource, 0.0), self.held.get(resource, 0.0)
         reserved = self.node.find_unlent_guarantee(resource) if self.node is not None else 0.0
@@ -357,8 +358,7 @@ class QueueStanding:
     def _explain_borrow_refusal(self, leaf: QueueTotals, amounts: Amounts) -> str:
         """Return why a leaf cannot borrow these amounts. Returns "" if it can, or need not borrow.
 
-        Other queues do not lend GPUs that they reserve. They also do not lend those that they wait for
-        within their guarantee.
+        Other queues lend neither the GPUs that they reserve, nor the GPUs within their guarantee that they wait for.
         """
         if not any(
             stand.node and stand.name != ROOT and not stand.is_within_guarantee(amounts) for stand in leaf.list_path()
@@ -396,8 +396,8 @@ class QueueStanding:
     def count_waiting(self, request: PlacementRequest) -> bool:
         """Count the GPUs that a request waits for, so that they are not lent to other queues.
 
-        Returns False if the leaf and all queues above it have or already wait for their guarantees. The
-        request is then not counted, and further requests of this leaf need not be.
+        Returns False if the leaf and all queues above it already hold or wait for their whole guarantees. The
+        request is then not counted. The caller need not count further requests of this leaf.
         """
         leaf = self.tree.find_request_leaf(request)
         if not any(stand.lacks_guarantee() for stand in self.find_or_add_leaf(leaf).list_path()):

@@ -30,7 +30,7 @@ MOST_LEAVES = 65_536  # that are kept in mind
 class TreePolicy:
     """The policy of all queues.
 
-    `unknown_queue`: the queue for requests of unknown queues. "" refuses such requests.
+    `unknown_queue`: the queue for requests that name an unknown queue. If it is "", such requests are refused.
     claims, may_preempt: reserved for a later version, in which entries other than the head can claim GPUs and
     running jobs can be stopped.
     """
@@ -70,7 +70,7 @@ class Credits:
 class QueueNode:
     """One queue of the tree.
 
-    guaranteed: GPUs that its own requests get first. A parent's guarantee is at least the sum of its
+    guaranteed: GPUs that the queue's own requests get first. A parent's guarantee is at least the sum of its
     children's. limit, borrow: a resource that is missing here is unlimited. lend: if a resource is
     missing here, all of it is lent while it is idle.
     """
@@ -94,7 +94,7 @@ class QueueNode:
     def find_limit(self, resource: str) -> float:
         """Return the most GPUs of a resource that the queue may ever hold, inf if unlimited.
 
-        This is its limit, or its guarantee plus the amount that it may borrow if that is less.
+        This is the smaller of two numbers: its limit, and its guarantee plus the amount that it may borrow.
         """
         borrowed = self.borrow.get(resource)
         highest = float("inf") if borrowed is None else self.guaranteed.get(resource, 0.0) + borrowed
@@ -179,14 +179,14 @@ class QueueTree:
         return (node for node in self.nodes if not node.children and node.name != ROOT)
 
     def compute_priority(self, request: PlacementRequest) -> int:
-        """Return a request's priority. Its class raises it if the file has a class of that name."""
+        """Return the request's own priority plus the priority of its class, if the file has that class."""
         named = self.classes.get(request.class_)
         return request.priority + (named.priority if named else 0)
 
     def find_waiting_queue(self, request: PlacementRequest) -> QueueNode:
         """Return the queue that a request waits in.
 
-        Raises RequestError that names the wrong field if there is no such queue.
+        If there is no such queue, raises RequestError that names the wrong field.
         """
         name = self._find_named_path(request)
         node = self._find_queue(name)
@@ -220,7 +220,7 @@ class QueueTree:
     def find_unknown_path(self, request: PlacementRequest) -> str:
         """Return the queue path that a request names, if the tree has no such queue.
 
-        Another queue is then charged. Returns "" if the queue exists.
+        The request is then charged to another queue. Returns "" if the queue exists.
         """
         name = self._find_named_path(request)
         return "" if name in self.row and name != ROOT else name
@@ -233,8 +233,8 @@ class QueueTree:
     def find_request_leaf(self, request: PlacementRequest) -> str:
         """Return the leaf that a request waits in: its queue, or its user's leaf below that queue.
 
-        Raises RequestError in the same cases as `find_waiting_queue`, and if a queue per user lacks the
-        user.
+        Raises RequestError in the same cases as `find_waiting_queue`. Also raises it if the queue is per user and
+        the request names no user.
         """
         key = request.queue, request.tenant, request.user
         leaf = self._leaf_cache.get(key)

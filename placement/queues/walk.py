@@ -5,8 +5,8 @@ Each queue on the way counts the entry's GPUs as received. Among equal shares th
 first, then the queue's name.
 
 The share after the next entry of a child depends only on the child's own entries. So each level of
-the tree is merged at once, from the leaves up. The entries of one child stay in their order. An
-entry is therefore placed by the highest share of its child up to and including it.
+the tree is merged at once, from the leaves up. The entries of one child stay in their order. So an entry
+cannot go before the earlier entries of its child. Its sort key is the highest share of the child so far.
 
 Arrays are over k entries and r resources. The first resource is GPUs of any model.
 """
@@ -134,7 +134,7 @@ class TreeWalk:
     def _compute_shares(self, line: Ints, more: Floats, seen: Mask) -> Floats:
         """Return (k,) the weighted shares of the lines with `more` added, for the resources `seen`.
 
-        A share has the same meaning as in `fleetcast.placement.queues.standing`.
+        A share is defined as in `fleetcast.placement.queues.standing`.
         """
         held, own, has_own = self._held[line] + more, self._own[line], self._has_own[line]
         within = has_own.any(axis=1) & (~(seen & has_own) | (held <= own)).all(axis=1)

@@ -96,8 +96,8 @@ def test_run_times_at_many_levels_are_those_at_each(known: Any, age_s: float, li
         if limit_s is not None:
             run_s = min(run_s, limit_s)
         assert times.estimate_run_s(8, level, age_s=age_s, limit_s=limit_s) == max(run_s, age_s * 1.05)
-    alone = [float(times.draw(8, levels[at : at + 1], age_s, limit_s)[0]) for at in range(len(levels))]
-    assert times.draw(8, levels, age_s, limit_s).tolist() == alone
+    alone = [float(times.compute_run_times(8, levels[at : at + 1], age_s, limit_s)[0]) for at in range(len(levels))]
+    assert times.compute_run_times(8, levels, age_s, limit_s).tolist() == alone
 
 
 def test_run_times_drawn_together_are_those_drawn_one_by_one() -> None:
