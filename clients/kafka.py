@@ -1,7 +1,7 @@
 """A Kafka client over kafka-python.
 
 The library's calls block, so all of them run in one thread. The client raises SourceError if a broker
-does not answer. Readers assign partitions themselves and store their own positions. They write group
+does not answer. Readers assign partitions themselves and store their own positions. They commit group
 offsets only for tools that show the lag.
 """
 
@@ -44,7 +44,7 @@ Answer = TypeVar("Answer")
 
 
 class _DirectSocket(KafkaNetSocket):  # type: ignore[misc]
-    """A socket without a proxy, which is closed if its connection is refused.
+    """A socket without a proxy. It is closed if its connection is refused.
 
     kafka-python's own socket stays open until garbage collection.
     """
@@ -134,7 +134,7 @@ class KafkaReader:
     async def read_lag(self) -> dict[Place, int]:
         """Return the consumer lag of each partition, in records.
 
-        It does not ask the brokers, but uses the partition ends that they reported last.
+        It does not ask the brokers, but uses the end offsets that they reported last.
         """
         return await self._run_in_thread(self._compute_lag)
 
@@ -146,7 +146,7 @@ class KafkaReader:
         return found
 
     async def read_end_offsets(self, places: Iterable[Place]) -> dict[Place, int]:
-        """Fetch the end of each partition, which is the offset that its next record will have."""
+        """Fetch the end offset of each partition: the offset that its next record will have."""
         return await self._run_in_thread(lambda: self._fetch_ends(places))
 
     def _fetch_ends(self, places: Iterable[Place]) -> dict[Place, int]:
@@ -155,7 +155,7 @@ class KafkaReader:
         return {(partition.topic, partition.partition): end for partition, end in ends.items()}
 
     async def read_keys(self, topic: str, since: Mapping[int, int], most: int) -> tuple[list[bytes], dict[int, int]]:
-        """Return the keys of a topic's records since these offsets, and the end of each partition.
+        """Return the keys of a topic's records since these offsets, and the end offset of each partition.
 
         It reads at most the last `most` records of each partition.
         """
@@ -244,7 +244,7 @@ class KafkaReader:
 class KafkaWriter:
     """A writer of records. All methods block except `send`.
 
-    Every call may raise SourceError. Then none or some of the records were written.
+    Every call may raise SourceError. In this case, none or only some of the records were written.
     """
 
     def __init__(self, access: KafkaAccess, *, compression: str = "zstd", linger_ms: int = 5) -> None:

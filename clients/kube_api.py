@@ -144,7 +144,7 @@ class KubeApi:
         return await self._request_body("GET", path, {})
 
     async def apply(self, path: str, thing: Mapping[str, Any], manager: str) -> bytes:
-        """Apply an object server-side as a field manager, without force.
+        """Apply an object on the server as a field manager, without force.
 
         The server answers 409 if another manager owns a field.
         """

@@ -37,7 +37,7 @@ LINGERS_S = 10.0  # a watch that says nothing for so long after its end is dead
 
 
 class ExpiredError(Exception):
-    """The error for status 410: the version is too old, or not one of this server's. List again."""
+    """The error for status 410: the version is too old, or comes from another server. List the collection again."""
 
 
 class AbsentError(Exception):
@@ -85,7 +85,7 @@ class Changes:
 
 @dataclass(frozen=True, slots=True)
 class CollectionAbsent:
-    """A message that the server lacks a collection or refuses to show it. It is retried later."""
+    """A message that the server lacks a collection or refuses to show it. The follower tries again later."""
 
     name: str
     why: str
@@ -93,7 +93,7 @@ class CollectionAbsent:
 
 @dataclass(frozen=True, slots=True)
 class ServerAway:
-    """A message that the server of a collection does not answer. It is retried until it does."""
+    """A message that the server of a collection does not answer. The follower retries until it answers."""
 
     name: str
     error: SourceError
@@ -151,7 +151,7 @@ class Server(Protocol):
 class Cluster:
     """The API server of a kubeconfig's context.
 
-    If `kubeconfig` is empty and we run in a pod, it is the server of our own cluster.
+    If `kubeconfig` is empty and we run in a pod, it is the API server of our own cluster.
     """
 
     def __init__(self, kubeconfig: str = "", context: str = "") -> None:
@@ -293,7 +293,7 @@ def _make_refusal(status: int, body: bytes) -> Exception:
 
 
 def _split_lines(answer: KubernetesResponse) -> Iterator[list[bytes]]:
-    """Yield whole lines, in lists of those that arrived together. An incomplete last line is dropped."""
+    """Yield lists of whole lines that arrived together. An incomplete last line is dropped."""
     rest = b""
     for piece in answer.stream(2**16):
         *lines, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
@@ -381,7 +381,7 @@ class Follower:
     def _run_thread(self, what: Collection, version: str) -> None:
         """List and watch a collection until the thread ends. Passes any error on to the reader of messages.
 
-        Without that, the collection would stop changing and no error would show it.
+        If an error were lost, the collection would stop changing without notice.
         """
         try:
             self._follow_collection(what, version)

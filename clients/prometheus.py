@@ -25,7 +25,7 @@ TRIES_AGAIN = Retry(total=3, read=0, backoff_factor=1, status_forcelist=(408, 42
 
 
 class MatrixRow(msgspec.Struct, frozen=True):
-    """One series of an answer: its labels, and its (seconds, value) in order of time."""
+    """One series of an answer: its labels, and its samples (seconds, value) in order of time."""
 
     metric: dict[str, str]
     values: list[tuple[float, float]] = []
@@ -143,7 +143,7 @@ def _format_seconds(time_ms: int) -> str:
 
 
 def _make_refusal(status: int, error: str) -> SourceError | ConfigError:
-    """Return the error for an answer that reports no success.
+    """Return the error for an answer that does not report success.
 
     A 4xx is a ConfigError, because a retry would fail in the same way.
     """
@@ -155,7 +155,7 @@ def _make_refusal(status: int, error: str) -> SourceError | ConfigError:
 
 
 def _get_last_cause(error: Exception) -> str:
-    """Return the cause of the library's error. After retries, that is the cause of the last one."""
+    """Return the cause of the library's error. After retries, return the cause of the last attempt."""
     tries = error.args[0] if error.args else None
     return str(getattr(tries, "reason", None) or error)
 

@@ -141,7 +141,7 @@ class SlurmCommands:
     async def _run_command(self, *command: str) -> bytes:
         """Run a command and return its output.
 
-        Raises SourceError if it is missing, fails, takes too long or prints too much.
+        Raises SourceError if the command is missing, fails, takes too long or prints too much.
         """
         setting = [] if "--json" in command else ["SLURM_TIME_FORMAT=%s"]  # with it, sacct --json reads no time
         settings = ["env", WHOLE_ARRAYS, *setting]
@@ -154,8 +154,8 @@ class SlurmCommands:
 async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: float) -> tuple[int, bytes, bytes]:
     """Run a command, and return its exit status, its output and its error output.
 
-    `shell`: a command that runs it elsewhere. Raises SourceError if it cannot start, takes longer than
-    `timeout_s` or prints too much. It is then killed.
+    `shell`: a command that runs it elsewhere. Raises SourceError if the command cannot start, takes longer than
+    `timeout_s` or prints too much. A command that takes too long or prints too much is killed.
     """
     words = [*shell, *command]
     if shell and Path(shell[0]).name == "ssh":  # it hands one text to a shell over there
@@ -179,7 +179,7 @@ async def run_command(command: Sequence[str], shell: Sequence[str], timeout_s: f
 
 
 def _format_columns(names: Sequence[str], end: str) -> str:
-    """Format a list of columns for a Slurm command, each as wide as its values and followed by `end`."""
+    """Format a list of columns for a Slurm command. Each is as wide as its values, and `end` follows it."""
     return ",".join(f"{name}:{end}" for name in names)
 
 
@@ -257,7 +257,7 @@ def _make_refusal(command: str, words: bytes) -> SourceError:
 
 
 class SlurmRest:
-    """A client of slurmrestd. If `version` is "", it uses the newest one served.
+    """A client of slurmrestd. If `version` is "", it uses the newest version that slurmrestd serves.
 
     SLURM_JWT holds the token.
     """

@@ -58,7 +58,7 @@ class ControlledNode:
 class ControlledJob:
     """A job that waits, runs or is being requeued.
 
-    is_held: held by a user, an operator or us. may_requeue: it is a batch job that may be requeued.
+    is_held: held by a user, an operator or us. may_requeue: the job is a batch job that may be requeued.
     """
 
     id: str
@@ -91,7 +91,7 @@ class SlurmControl(Protocol):
     async def read_jobs(self) -> list[ControlledJob]: ...
 
     async def find_job(self, job: str) -> ControlledJob | None:
-        """Read one job. Returns None if Slurm does not know it, or lists its id more than once."""
+        """Read one job. Returns None if Slurm does not know the job, or lists its id more than once."""
 
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None: ...
 
@@ -235,8 +235,8 @@ def drop_ambiguous_rows(rows: Iterable[Row], name: Callable[[Row], str]) -> list
 def join_job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
     """Join Slurm's fields and the users' texts of `squeue --Format` by job id.
 
-    end: the mark at the end of each text. Lines of another form are skipped, and so are jobs that do
-    not occur exactly once in both.
+    end: the mark at the end of each text. Skips lines of another form. Also skips jobs that do not occur exactly
+    once in both outputs.
     """
     lines = (line.split(_SEPARATOR) for line in facts.splitlines())
     known = drop_ambiguous_rows((line for line in lines if len(line) == len(_FACTS) + 1), lambda row: row[0].strip())
@@ -247,7 +247,7 @@ def join_job_rows(facts: str, texts: str, end: str) -> list[ControlledJob]:
 
 
 def _split_text_rows(texts: str, end: str) -> list[list[str]]:
-    """Split texts into rows, only at the end marks of fields. A line break in a field is part of its text."""
+    """Split texts into rows at the end marks of fields. A line break within a field is part of its text."""
     fields = texts.split(end)
     return [fields[at : at + len(_TEXTS)] for at in range(0, len(fields) - len(_TEXTS), len(_TEXTS))]
 

@@ -52,7 +52,7 @@ class _RestNode(msgspec.Struct):
 
 
 class _RestPriority(msgspec.Struct):
-    """A job's priority as slurmrestd writes numbers from v0.0.39 on."""
+    """A job's priority in the form in which slurmrestd writes numbers from v0.0.39 on."""
 
     number: int | None = None
     set: bool = True
@@ -82,7 +82,7 @@ _decode = msgspec.json.Decoder(_Answer).decode
 class SlurmRestAccount:
     """The address of a slurmrestd, and the account to use there.
 
-    version: "" for the newest that it serves. token_file: "" for a Unix socket.
+    version: "" for the newest version that it serves. token_file: "" for a Unix socket.
     """
 
     url: str

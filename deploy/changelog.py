@@ -39,7 +39,7 @@ def read_fragments(folder: Path) -> dict[str, str]:
 
 
 def add_version_section(changelog: str, fragments: Mapping[str, str], version: str, date: str) -> str:
-    """Return the changelog with a new section for this version. Entries under `Unreleased` move into it.
+    """Return the changelog with a new section for this version. Entries under `Unreleased` move into the section.
 
     Raises ReleaseError if there is nothing to release.
     """

@@ -1,4 +1,4 @@
-"""Check that a commit's subject has the form `area: imperative subject`.
+"""A script that checks that a commit's subject has the form `area: imperative subject`.
 
 The script can also install this check as git's `commit-msg` hook.
 
@@ -36,7 +36,7 @@ exec "$top/.venv/bin/python" "$top/deploy/commit_message.py" "$1"
 
 
 def find_problem(message: str, comment: str = "#") -> str:
-    """Return what is wrong with a commit message and how to write it, or "" if it is right.
+    """Return what is wrong with a commit message and how to correct it, or "" if nothing is wrong.
 
     comment: the prefix of lines that git leaves out, `core.commentChar`. Empty lines before the subject
     are left out, too.
@@ -70,7 +70,7 @@ def find_problem(message: str, comment: str = "#") -> str:
 def install_hook(root: Path) -> str:
     """Install the hook in the repository at `root`.
 
-    Returns a sentence that says what was done, or why nothing was.
+    Returns a sentence that says what was done, or why nothing was done.
     """
     try:
         return _write_hook(root)

@@ -1,4 +1,4 @@
-"""Install a lock file with pip, and print the size of the download and the progress.
+"""A script that installs a lock file with pip, and prints the size of the download and the progress.
 
 It needs only the standard library.
 

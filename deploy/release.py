@@ -1,4 +1,4 @@
-"""Release Fleetcast: product, client and chart with one version, in one commit with one tag.
+"""A script that releases product, client and chart with one version, in one commit with one tag.
 
     python -m deploy.release 0.2.0 --dry-run   # print what would happen
     python -m deploy.release 0.2.0             # do it; the files are in dist/0.2.0

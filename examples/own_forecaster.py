@@ -3,8 +3,8 @@
     export PYTHONPATH=examples
     fleetcast evaluate demand --train split/train --test split/test --forecaster own_forecaster:LastWeek
 
-`fleetcast backtest demand` and `fleetcast train demand` take it, too. It serves beside the others, where the gate finds
-it better, with `[pipeline] forecasters = ["own_forecaster:LastWeek"]`.
+`fleetcast backtest demand` and `fleetcast train demand` accept it, too. With `[pipeline] forecasters =
+["own_forecaster:LastWeek"]` it runs next to the other forecasters. It serves wherever the gate finds it better.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ WEEK_S = 7 * 86_400
 
 
 class LastWeek:
-    """The value at the same time of the last whole week that is known, and how far weeks differed."""
+    """A forecast that repeats the value of one week before. Its errors in the past give the bands."""
 
     name = "last_week"
 
@@ -27,7 +27,7 @@ class LastWeek:
         week = WEEK_S // panel.bin_s
 
         def same_time(panel: Panel, filled: NDArray[np.float64], step: int) -> NDArray[np.float64]:
-            """(series, bin) what bin b bets that bin b + step will hold; it may read nothing after b."""
+            """Return (series, bin) the forecast of bin b + step, made at bin b. It may not read any bin after b."""
             return shift_bins(filled, -(-step // week) * week - step)
 
         return forecast_by_errors(panel, origins, steps, same_time)

@@ -1,9 +1,10 @@
-"""For data scientists: fit run times on a history, judge them out of sample, and keep the version if it is better.
+"""For data scientists: fit run times on a history, and judge them out of sample.
 
     python examples/retrain.py                                # a history that is made here, in seconds
     python examples/retrain.py --data ~/data --set jobs/ricc  # yours: a folder of job tables (submit_s, run_s, user, …)
 
-It does what `fleetcast train duration` does and prints what the gate said. Versions go to `--models`.
+It does what `fleetcast train duration` does, and prints what the gate decided. A version that is better serves.
+Versions are stored in `--models`.
 """
 
 import argparse
@@ -21,7 +22,7 @@ COMMAND = shutil.which("fleetcast") or str(Path(sys.executable).with_name("fleet
 
 
 def made_history(folder: Path, jobs: int = 600) -> None:
-    """Jobs of eight users; each has a usual run time."""
+    """Write a table of jobs of eight users, each with a typical run time."""
     rng = np.random.default_rng(0)
     user = rng.integers(0, 8, jobs)
     table = pd.DataFrame(

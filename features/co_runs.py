@@ -1,4 +1,4 @@
-"""CoRuns: which jobs share hardware, and how fast each runs alone and next to the other.
+"""CoRuns: which jobs share hardware, and how fast each job runs alone and next to its partner.
 
 share      as in fleetcast.features.sharing. An attempt with several neighbours of the tightest kind is not measured
 alone      median step time while nothing is shared, or only wider hardware (for sharing a rail: alone on its GPUs)
@@ -117,9 +117,9 @@ class _WatchedAttempt:
         return company.share == self.share and company.other == self.company
 
     def find_alone_s(self, share: str) -> float | None:
-        """Return the step time in seconds of the attempt without sharing as tight as `share`, or None.
+        """Return the attempt's step time in seconds while it shared only wider hardware than `share`, or none.
 
-        If several such times are known, it is the one with the widest shared hardware.
+        If several such times are known, the one with the widest shared hardware counts. Returns None if there is none.
         """
         level = max((level for level in self.paces if level > LEVELS[share]), default=None)
         return None if level is None else self.paces[level]
@@ -275,7 +275,7 @@ class CoRuns(Stateful):
         return pace_s
 
     def _make_co_runs(self) -> None:
-        """Make the co-runs whose step times alone and together are known. Drop those of ended attempts."""
+        """Make a co-run for each pair whose step times alone and together are known. Drop co-runs of ended attempts."""
         for pair, (share, keys, partner, together_s) in list(self._together.items()):
             watched = self._watched.get(pair[0])
             if watched is None:
@@ -314,7 +314,7 @@ class CoRuns(Stateful):
         return about, {}
 
     def load(self, saved: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object. Skips speeds and step times that are not valid."""
+        """Restore the result of `dump` into an empty object. Skips speeds and step times that are not valid."""
         for job, attempt, keys, company, share, since_ms, paces, due_ms in saved["watched"]:
             other = tuple(company) if company else None
             self._watched[job, attempt] = _WatchedAttempt(_make_key_pair(keys), other, share, since_ms, paces, due_ms)
@@ -364,7 +364,7 @@ def _make_key_pair(keys: Sequence[int]) -> Keys:
 
 
 def _find_steps_since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[Step]:
-    """Return the attempt's steps since `since_ms`, without the first ones, in which both states mix.
+    """Return the attempt's steps since `since_ms`. The first steps are omitted, because both states mix in them.
 
     Skips steps in the future, which arrived before the clock was set back.
     """

@@ -49,8 +49,8 @@ class DemandScope(NamedTuple):
 class Contribution:
     """The GPU demand that one attempt adds to the series.
 
-    A time is None until the attempt has reached it. An unknown class or group is "". milli: GPUs in
-    thousandths, so that parts of GPUs add up.
+    A time is None until the attempt has reached it. An unknown class or group is "". milli: thousandths of
+    GPUs, so that parts of GPUs add up.
     """
 
     queue: str
@@ -117,7 +117,7 @@ class Contribution:
         return edges
 
     def list_scopes(self) -> tuple[DemandScope, ...]:
-        """Return the scopes by queue, class and group in which the attempt counts, if there is room for them."""
+        """Return the scopes by queue, class and group in which the attempt counts if the series have room for them."""
         return _make_scopes((self.queue, *self.others), self.class_, self.group)
 
 

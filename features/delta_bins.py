@@ -39,7 +39,7 @@ class DeltaBins:
         return about, self.bins.copy()
 
     def load(self, about: Mapping[str, Any], bins: NDArray[Any]) -> None:
-        """Restore what `dump` returned, into new bins. Raises ValueError if the dump has another size."""
+        """Restore the result of `dump` into new bins. Raises ValueError if the dump has another size."""
         if bins.shape != self.bins.shape:
             raise ValueError(f"bins of shape {bins.shape}, expected {self.bins.shape}")
         self.head, self.floor = about["head"], about["floor"]
@@ -126,8 +126,8 @@ class DeltaBins:
     def find_first_changed_bin(self) -> int:
         """Return the number of the first bin with a change.
 
-        If changes lie before the window, it is the oldest stored bin. Without any change, it is the bin after
-        the last one.
+        If there are changes before the window, returns the oldest stored bin. Without any change, returns the bin
+        after the last one.
         """
         assert self.head is not None
         if self.before[MARKS] > 0:

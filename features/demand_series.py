@@ -100,8 +100,8 @@ class DemandSeries(Stateful):
     def set_sizes(self, sizes: Mapping[Key, int], attempt_of: AttemptOf, displaced: Set[Key] = NO_KEYS) -> None:
         """Set the sizes of running attempts that hold more or fewer GPUs than their events state.
 
-        sizes: attempt → thousandths of GPUs by occupancy. An attempt that is no longer in it gets the size
-        in its events. displaced: as in `OccupiedSizes`.
+        sizes: attempt → thousandths of GPUs by occupancy. An attempt that `sizes` no longer contains gets the
+        size in its events. displaced: as in `OccupiedSizes`.
         """
         for key in self.shown.find_outdated_attempts(sizes, self._known):
             if (attempt := attempt_of(*key)) is not None:
@@ -183,7 +183,7 @@ class DemandSeries(Stateful):
             self._ensure_bins(DemandScope(pool=pool))
 
     def count_unknown_use(self, time_ms: int, gpus: int, by_pool: Mapping[str, int] | None = None) -> None:
-        """Count GPUs that are busy although no known job holds them, from `time_ms` on.
+        """Count GPUs that are busy from `time_ms` on although no known job holds them.
 
         They count as running in the queue UNKNOWN, and in their pools.
         """
@@ -268,7 +268,7 @@ class DemandSeries(Stateful):
 
     @property
     def is_queue_list_full(self) -> bool:
-        """Return whether there are so many queues that a further one would count in "all" only."""
+        """Return whether there are so many queues that another queue would count in "all" only."""
         return self._listed["queue"] >= MOST["queue"]
 
     def list_scopes(self, kind: str) -> list[DemandScope]:
@@ -324,7 +324,7 @@ class DemandSeries(Stateful):
     def _subtract_listed_groups(
         self, queue: str, target: Target, now_ms: int, bin_s: int, bins: int
     ) -> NDArray[np.float64]:
-        """Return (bin,) a queue's demand less that of its groups that have a scope, in thousandths of GPUs."""
+        """Return (bin,) a queue's demand minus the demand of its groups with a scope, in thousandths of GPUs."""
         rest = self._read_milli_series(DemandScope(queue), target, now_ms, bin_s, bins)
         for scope in self.list_scopes("group"):
             if scope.queue == queue:
@@ -334,9 +334,9 @@ class DemandSeries(Stateful):
         return np.maximum(rest, 0.0)
 
     def replace_small_groups(self, now_ms: int) -> None:
-        """Replace the smallest groups that have a scope by groups without one that use clearly more GPUs.
+        """Give the scopes of the smallest groups to groups without a scope that use clearly more GPUs.
 
-        The new groups start with only the attempts that may still change.
+        The new scopes start with only the attempts that may still change.
         """
         if self._listed["group"] < MOST["group"]:
             return
@@ -425,7 +425,7 @@ class DemandSeries(Stateful):
         return about, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object.
+        """Restore the result of `dump` into an empty object.
 
         Skips scopes that are unused in all of their bins.
         """

@@ -20,7 +20,7 @@ class EndedJobs:
         self.record(sorted(attempts, key=lambda row: row.ended_ms or 0), now_ms)
 
     def record(self, attempts: Iterable[JobAttempt], now_ms: int) -> None:
-        """Add those of these attempts that ended within the last hour."""
+        """Add the attempts that ended within the last hour. Ignore all others."""
         for attempt in attempts:
             if _has_ended_within(attempt, now_ms):
                 self._rows[attempt.job, attempt.attempt] = attempt

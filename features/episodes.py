@@ -45,7 +45,7 @@ class _CheckpointEdges:
         self.still += edge.count if edge.edge == "begin" else -edge.count
 
     def is_over_before(self, edge: CheckpointEdges) -> bool:
-        """Return whether this begin event belongs to the next checkpoint."""
+        """Return whether this checkpoint is over, so that the begin event belongs to the next one."""
         if edge.time_ms - self.edges[0].time_ms > TOGETHER_MS:
             return True
         return self.still <= 0 and edge.time_ms - self.edges[-1].time_ms > APART_MS
@@ -73,8 +73,8 @@ class _CheckpointEdges:
 def find_episodes(edges: Sequence[CheckpointEdges]) -> list[Episode]:
     """Return the checkpoints in order of their beginnings.
 
-    A checkpoint without its last end events ends at its last known one, once the next checkpoint
-    begins.
+    If the last end events of a checkpoint are missing, it ends at its last known one. This is decided once
+    the next checkpoint begins.
     """
     gangs: list[_CheckpointEdges] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):

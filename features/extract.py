@@ -111,7 +111,7 @@ class _FrameBuilder:
         self.values[self.index[name]] = column
 
     def fill_common_features(self) -> None:
-        """Compute those features that entities of all kinds have."""
+        """Compute the features that entities of all kinds have."""
         ring = self.ring
         ring.recompute_sums()
         self._fill_newest_values()
@@ -165,7 +165,7 @@ def _find_last_ms(ring: Ring) -> NDArray[np.int64]:
 
 
 def _exclude_downtime(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return (entity,) `last` moved later by our own downtime since then, so that it is not silence."""
+    """Return (entity,) `last`, moved later by our own downtime since then. So downtime does not count as silence."""
     for until_ms, for_ms in gaps:
         last = np.where((last >= 0) & (last < until_ms), np.minimum(last + for_ms, until_ms), last)
     return last
@@ -183,8 +183,8 @@ def _compute_frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64
 def _compute_silent_s(store: WindowStore, last: NDArray[np.int64], now_ms: int) -> NDArray[np.float64]:
     """Return (gpu,) seconds since a GPU went missing from its exporter's pages, 0 if it is there.
 
-    A page was served if `gpus_reported` or another GPU of the node arrived. If neither can show this,
-    a `scrape_up` of 1 does. Only recent pages count, because a silent exporter says nothing about its GPUs.
+    A page was served if `gpus_reported` or another GPU of the node arrived. If neither is known, a
+    `scrape_up` of 1 counts. Only recent pages count, because a silent exporter says nothing about its GPUs.
     """
     nodes = store.ring(EntityKind.NODE)
     owner = store.entities[EntityKind.GPU].node

@@ -76,7 +76,7 @@ class FinishedRuns:
         return [[group, [*runs]] for group, runs in self._runs.items()]
 
     def load(self, rows: Iterable[Sequence[Any]]) -> None:
-        """Restore what `dump` returned."""
+        """Restore the result of `dump`."""
         for group, saved_runs in rows:
             runs = self._runs[group] = [(ended_ms, job, attempt, run_s) for ended_ms, job, attempt, run_s in saved_runs]
             if group is not None:

@@ -1,4 +1,4 @@
-"""GpuResidency: the shares of held GPU time in which something is in memory, and in which it computes."""
+"""GpuResidency: the share of held GPU time with something in GPU memory, and the share with the GPU computing."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -13,14 +13,14 @@ ObservedGpus = tuple[float, float, float]  # GPUs held and known, loaded, active
 
 
 class GpuResidency:
-    """Sums of held, loaded and active GPU time in ms, by (queue, class). Day-old time counts half."""
+    """Sums of held, loaded and active GPU time in ms, by (queue, class). Time that is a day old counts half."""
 
     def __init__(self) -> None:
         self._sums: dict[Key, list[float]] = {}
         self._last_ms: int | None = None
 
     def record(self, now_ms: int, observed: Mapping[Key, ObservedGpus]) -> None:
-        """Add an observation, which counts for the time since the previous one. Ignores an older one."""
+        """Add an observation. It counts for the time since the previous one. Ignores an older observation."""
         before = self._last_ms
         if before is not None and now_ms <= before:
             return
@@ -50,7 +50,7 @@ class GpuResidency:
         return [[self._last_ms], *([*key, *sums] for key, sums in self._sums.items())]
 
     def load(self, rows: Iterable[list[Any]]) -> None:
-        """Restore what `dump` returned."""
+        """Restore the result of `dump`."""
         first, *rest = rows
         self._last_ms = first[0]
         self._sums = {(queue, class_): [*sums] for queue, class_, *sums in rest}

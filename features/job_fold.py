@@ -26,8 +26,8 @@ class JobFold:
     def apply(self, event: JobEvent, received_ms: int | None = None) -> list[JobAttempt]:
         """Fold one event, and return the attempts that it changed. Returns [] for a repeat.
 
-        These are the event's own attempt, and the one before it if the event implies its end. received_ms:
-        the present time if the source is live, None for a complete history.
+        These are the event's own attempt, and the previous one if the event implies that it has ended.
+        received_ms: the present time if the source is live, None for a complete history.
         """
         for woken in self.jobs.unpack_job(event.job):
             self.demand.restore_attempt(woken)  # so that its demand is changed, not added again
@@ -69,8 +69,8 @@ class JobFold:
 def record_attempt(runs: PastRuns, attempt: JobAttempt) -> None:
     """Record an attempt in the past runs. Repeating it changes nothing.
 
-    An end that a later attempt implies counts as a preemption. So does an end without a known start:
-    its run time does not count.
+    An end that only a later attempt implies counts as a preemption. The end of an attempt whose start was not
+    observed also counts as a preemption, so its run time does not count.
     """
     if attempt.submission is not None and attempt.submission.tasks != 1:
         return  # it stands for many, each of which is learnt by its own name

@@ -61,7 +61,7 @@ def compute_watts(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
 
 
 def find_activity(window: JobWindow) -> NDArray[np.float64]:
-    """Return (slot,) the mean activity of the job's GPUs, NaN if they report none."""
+    """Return (slot,) the mean activity of the job's GPUs, NaN if they report no activity."""
     for name in ACTIVITIES:
         values = window.mean(name)
         if np.isfinite(values).any():

@@ -121,7 +121,7 @@ class JobPeaks(Stateful):
             self._likely[row, what] = np.quantile(known, QUANTILE) if len(known) else np.nan
 
     def _allocate_row(self) -> int:
-        """Return an empty row: a new one, or that of the least recently used kind if there are MOST_KINDS."""
+        """Return an empty row. If there are MOST_KINDS kinds, it is the row of the least recently used one."""
         if len(self._rows) >= MOST_KINDS:
             row = self._rows.pop(next(iter(self._rows)))
         else:
@@ -150,7 +150,7 @@ class JobPeaks(Stateful):
         return {"running": [list(key) for key in self._running]}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object."""
+        """Restore the result of `dump` into an empty object."""
         self._running = {(job, attempt): row for row, (job, attempt) in enumerate(about["running"])}
         self._peaks = arrays["peaks"].copy()
         self._rows = {key: row for row, key in enumerate(arrays["keys"].tolist())}
@@ -159,14 +159,14 @@ class JobPeaks(Stateful):
 
 
 def _compute_group_maxima(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """Return (length,) the largest value with each number, NaN if it has none. number: (values,)."""
+    """Return (length,) the largest value of each number, NaN for a number without values. number: (values,)."""
     most = np.full(length, np.nan)
     np.fmax.at(most, number, values)
     return most
 
 
 def _compute_group_means(number: NDArray[np.int32], values: NDArray[np.floating], length: int) -> NDArray[np.float64]:
-    """Return (length,) the mean of the values with each number, NaN if it has none. number: (values,)."""
+    """Return (length,) the mean value of each number, NaN for a number without values. number: (values,)."""
     known = np.isfinite(values)
     count = np.bincount(number[known], minlength=length).astype(np.float64)
     total = np.bincount(number[known], weights=values[known], minlength=length)

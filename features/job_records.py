@@ -27,7 +27,7 @@ class JobRecord(NamedTuple):
 
 
 class JobRecords:
-    """The newest MAX_RECORDS attempts that requested GPUs, by arrival. Repeating a state changes nothing."""
+    """The newest MAX_RECORDS attempts that requested GPUs, in order of arrival. Repeating a state changes nothing."""
 
     def __init__(self) -> None:
         self._rows: dict[tuple[str, int], JobRecord] = {}
@@ -65,7 +65,7 @@ class JobRecords:
         return {"rows": [(*key, *row) for key, row in self._rows.items()]}
 
     def load(self, state: Mapping[str, Iterable[Any]]) -> None:
-        """Restore what `dump` returned. Drops a cold start if the job's start was not observed as it happened."""
+        """Restore the result of `dump`. Drops a cold start if the job's start was not observed as it happened."""
         self._rows = {
             (job, attempt): _drop_unobserved_cold_start(JobRecord(*row)) for job, attempt, *row in state["rows"]
         }
@@ -114,9 +114,10 @@ def _is_observed(started_ms: int | None, old: JobRecord | None, received_ms: int
 
 
 def _measure_cold_start(attempt: JobAttempt) -> float | None:
-    """Return seconds from the start to the end of the first known step, or to the steady phase if sooner.
+    """Return the seconds from the start to the end of the first known step.
 
-    Returns None if the start, or both of these times, are unknown.
+    If the steady phase began earlier, it counts instead. Returns None if the start, or both of these times, are
+    unknown.
     """
     if attempt.started_ms is None or attempt.source == "sdk":  # a start that its first step implies
         return None

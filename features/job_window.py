@@ -125,7 +125,7 @@ def find_job_rows(attempt: JobAttempt, entities: Entities, gpus_of: Mapping[str,
 async def copy_window(store: WindowStore, attempt: JobAttempt, rows: JobRows) -> JobWindow | None:
     """Copy a job's telemetry from the rings up to the last closed slot.
 
-    Returns None if none of its GPUs has a row. Yields to the event loop between blocks of GPUs.
+    Returns None if none of the job's GPUs has a row. Yields to the event loop between blocks of GPUs.
     """
     ring = store.rings.get(EntityKind.GPU)
     if ring is None or ring.end_slot < 0:

@@ -64,7 +64,7 @@ class RingSpan:
     def count_window_slots(self, seconds: float) -> int:
         """Return the number of slots in a window of `seconds`, including the current slot.
 
-        The result is at most the number of slots in the ring, and at least that of the open slots.
+        The result is at most the number of slots in the ring, and at least the number of open slots.
 
         >>> [RingSpan().count_window_slots(window_s) for window_s in (120, 1800, 36_000)]
         [8, 120, 120]

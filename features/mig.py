@@ -1,4 +1,4 @@
-"""The MIG instances in recent telemetry, with the memory of each."""
+"""A finder of the MIG instances in recent telemetry, and of the memory of each."""
 
 import numpy as np
 

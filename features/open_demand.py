@@ -20,7 +20,7 @@ RETENTION_MS = 86_400_000  # an attempt that left the queue, in case that events
 
 
 class OpenDemand(Stateful):
-    """The attempts that so far only the ledger reports.
+    """The attempts that only the ledger reports so far.
 
     promised: attempt → when its GPUs were promised, Unix ms.
     """
@@ -51,8 +51,8 @@ class OpenDemand(Stateful):
     ) -> Iterator[tuple[Key, Contribution]]:
         """Apply the open requests, and yield the new contribution of each attempt that they change.
 
-        known: contributions of all attempts. requests: contributions of those that wait in our own queue,
-        and of those whose GPUs are promised. promised: attempt → when its GPUs were promised, Unix ms.
+        known: contributions of all attempts. requests: contributions of the attempts that wait in our own queue,
+        or whose GPUs are promised. promised: attempt → when its GPUs were promised, Unix ms.
         """
         for key in self._requested - requests.keys():
             before = known.get(key)

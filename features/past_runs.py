@@ -4,7 +4,7 @@ Jobs are similar if they share one of KEYS: user; user, words of the name, GPUs;
 group; group, GPUs; and finally all. Each key stores its newest runs, also sorted (the last 20, the
 last 200). So an end costs a few bisections, and a read needs no sort. Running jobs count as well (their
 number, and how long they have run), because ended jobs say little about long ones. The features of
-a job are computed when it arrives, before it counts itself. Times are natural logarithms of
+a job are computed when it arrives, before the job itself counts. Times are natural logarithms of
 seconds, NaN if unknown.
 """
 
@@ -97,7 +97,7 @@ _columns = attrgetter(*(row.name for row in fields(JobShape)))
 class ClosedRun(NamedTuple):
     """A run that has ended and whose times are known.
 
-    features: those at its submission, None if `pop_features` has already returned them.
+    features: the features at its submission, None if `pop_features` has already returned them.
     """
 
     job: str
@@ -112,8 +112,8 @@ class ClosedRun(NamedTuple):
 class _OpenRecord:
     """A job whose submission, start or end is still missing.
 
-    shape: None before its submission arrives. features: those at its submission, None once `pop_features` has
-    returned them.
+    shape: None before its submission arrives. features: the features at its submission, None once `pop_features`
+    has returned them.
     """
 
     shape: JobShape | None = None
@@ -221,14 +221,14 @@ class PastRuns(Stateful):
     def find_group_runs(self, job: JobShape) -> RunPast | None:
         """Return the past runs of the job's group with the same number of GPUs.
 
-        If they are too few, those of the whole group are returned, or else those of all jobs. Returns None if no
+        If they are too few, returns the runs of the whole group, and otherwise those of all jobs. Returns None if no
         run has ended.
         """
         pasts = [None if key is None else self._pasts.get(key) for key in _make_keys(job)]
         return _find_row_with_runs(pasts, GROUP_ROWS)[1]
 
     def _find_or_open_record(self, identity: Identity) -> _OpenRecord | None:
-        """Return the record of a job, added if it is new. Returns None if the job has already been counted."""
+        """Return the record of a job, and add it if it is new. Returns None if the job has already been counted."""
         live = self._live.get(identity)
         if live is None and identity not in self._ended:
             live = self._unstarted.pop(identity) if identity in self._unstarted else _OpenRecord()
@@ -239,7 +239,7 @@ class PastRuns(Stateful):
         return live
 
     def _find_or_add_past(self, key: tuple[Any, ...] | None) -> RunPast | None:
-        """Return the runs of a key, added if it is new, or None without a key.
+        """Return the runs of a key, and add the key if it is new. Returns None without a key.
 
         Drops the least recently used key if there are too many.
         """
@@ -265,8 +265,7 @@ class PastRuns(Stateful):
     def _close_if_known(self, identity: Identity, live: _OpenRecord) -> None:
         """Count a run whose submission, start and end are known.
 
-        A job that ended without a known start no longer waits. It is still counted if an event reports its
-        start.
+        A job that ended without a known start no longer waits. It is counted later if an event reports its start.
         """
         if live.shape is None or live.end_ms is None:
             return
@@ -317,7 +316,7 @@ class PastRuns(Stateful):
         return {"pasts": pasts, "live": live, "ended": ended, "closed": closed}, {}
 
     def load(self, saved: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object."""
+        """Restore the result of `dump` into an empty object."""
         for key, row in saved["pasts"]:
             self._pasts[tuple(key)] = RunPast.from_dump(row)
         self._ended = {(str(job), int(attempt)): None for job, attempt in saved["ended"]}
@@ -364,7 +363,7 @@ def _convert_to_array(features: Sequence[float] | None) -> Features | None:
 
 
 def _find_row_with_runs(pasts: Sequence[RunPast | None], rows: Sequence[int]) -> tuple[int, RunPast | None]:
-    """Return the first of these rows of `pasts` with enough runs: its number, and its runs.
+    """Return (row, runs) for the first of `rows` that has enough runs in `pasts`.
 
     The key of all jobs needs only one run. Returns (-1, None) if no row has enough.
     """

@@ -20,7 +20,7 @@ def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> 
 
 
 def _find_tops(curve: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the middle of each stretch of equal values whose two neighbours are lower."""
+    """Return the middle index of each run of equal values whose two neighbours are lower."""
     if len(curve) < 3:
         return np.empty(0, np.intp)
     first = np.concatenate(([0], np.flatnonzero(curve[1:] != curve[:-1]) + 1))  # of each stretch

@@ -7,11 +7,11 @@ The method follows AutoPeriod (Vlachos et al., SDM 2005).
    lag and noise does not.
 2. Candidates are the hills of that curve. The first one that is nearly as high as the highest is the period.
    Later ones are its multiples, and lower ones before it are micro-batches.
-3. The highest hill must be higher than those of shuffled copies of the same samples, which arise by chance.
+3. The highest hill must be higher than the hills of shuffled copies of the same samples, which arise by chance.
 4. The hill is refined at its multiples, because a hundredth of a sample matters where a period has four samples.
 5. A repetition faster than every four samples shows as a faint slow beat, if at all. If the swing is too small, no
    period is returned.
-6. A series that stays at one level most of the time swings too little for this. For such series,
+6. A series that stays at one level most of the time swings too little for this method. For such series,
    `features/pulses.py` compares the times between short pauses or bursts.
 """
 
@@ -53,7 +53,7 @@ TOO_FAST = f"fewer than {SAMPLES_A_PERIOD:.0f} samples a period: shorter than th
 class Period:
     """The iteration period of a job, or the reason why there is none.
 
-    period_s: None if unknown, and then `reason` says why. strength: the autocorrelation at the period,
+    period_s: None if unknown. `reason` then says why. strength: the autocorrelation at the period,
     0 to 1.
     """
 
@@ -188,10 +188,10 @@ def _find_first_hill(curve: Array, height: float) -> int | None:
 
 
 def _is_beat(rows: Array, period: float) -> bool:
-    """Return whether the period is a multiple of a true one that is shorter than four samples.
+    """Return whether a period is only a multiple of the true period, which is shorter than four samples.
 
-    That is so if, in all channels, frequencies above a quarter per sample are stronger than the
-    period's.
+    This is the case if, in all channels, frequencies above a quarter per sample are stronger than the frequency
+    of the period.
     """
     power = np.abs(np.fft.rfft(rows * np.hanning(rows.shape[1]))) ** 2
     frequency = np.arange(power.shape[1]) / rows.shape[1]
@@ -202,7 +202,7 @@ def _is_beat(rows: Array, period: float) -> bool:
 def _find_usual_cycle(rows: Array, period: float) -> float:
     """Return the median time between rises in samples, or `period` if the rises do not support it.
 
-    If steps vary in length, the long ones increase the period by autocorrelation, but not this median.
+    If steps vary in length, long steps increase the period of the autocorrelation, but not this median.
     """
     usual = []
     for row in rows:

@@ -40,7 +40,7 @@ class PoolInventory:
     def from_topology(cls, topology: Topology) -> "PoolInventory":
         """Build the inventory of a topology's pools.
 
-        A pool named "all" is skipped, because that name stands for the whole fleet.
+        A pool named "all" is skipped, because the name "all" stands for the whole fleet.
         """
         nodes = [node for node in topology.nodes if node.pool != EVERYTHING]
         models: dict[str, set[str]] = {node.pool: set() for node in nodes}

@@ -1,9 +1,9 @@
 """Rhythms of short pauses or bursts: how regularly a job leaves its usual level.
 
-Training jobs do so for their checkpoints. An autocorrelation needs a series that swings most of the
-time. Here each excursion counts as one pulse, and the times between pulses are compared. If the series
+Training jobs pause for their checkpoints, for example. An autocorrelation needs a series that swings most of
+the time. Here each excursion counts as one pulse, and the times between pulses are compared. If the series
 ends within a pulse, one edge of it is known: beginnings are compared with beginnings and ends with ends.
-A rhythm is reported only if chance would rarely space as many pulses as evenly.
+A rhythm is reported only if as many pulses at random times would rarely be as evenly spaced.
 """
 
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ def find_rhythm(channels: Array, averaged: NDArray[np.bool_], interval_s: float)
 
 
 def find_pulses(row: Array, is_mean: bool) -> Pulses | None:
-    """Return the excursions of row (sample,) from its usual level, or None if it has no excursions."""
+    """Return the excursions of row (sample,) from its usual level, or None if there are none."""
     split = _find_usual_level(row)
     if split is None:
         return None
@@ -149,7 +149,7 @@ def _find_usual_level(row: Array) -> tuple[float, float, int] | None:
 
 
 def _fit_rhythm(pulses: Pulses) -> tuple[Rhythm | None, float]:
-    """Return the rhythm that fits most pulses, and the probability that chance spaces them as evenly."""
+    """Return the rhythm that fits most pulses, and the probability that it arises by chance."""
     best, best_chance = None, 1.0
     edges = [edge for edge in (pulses.begins, pulses.ends) if len(edge) > len(pulses.centers)]
     for times in (pulses.centers, *edges):
@@ -184,7 +184,7 @@ def _find_even_times(times: Array, blurred: float) -> tuple[float | None, tuple[
 
 
 def _find_longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-    """Return the longest chain of pulses that are whole periods apart, and each one's period number."""
+    """Return the longest chain of pulses that are whole periods apart, and the period number of each pulse."""
     apart = centers[:, None] - centers[None, :]
     turns = np.rint(apart / period).astype(np.int64)
     fits = (turns >= 1) & (turns <= MOST_SKIPPED) & (np.abs(apart - turns * period) <= BLURRED + JITTER * period)
@@ -204,10 +204,10 @@ def _find_longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp]
 
 
 def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
-    """Return the probability that chance spaces as many pulses as evenly, 1 if too few fit.
+    """Return the probability that as many pulses at random times are as evenly spaced, or 1 if too few fit.
 
-    pulses: the number of all pulses. on: (fitting,) times of those that fit. turns: (fitting,) the
-    number of each one's period. blurred: their error in samples.
+    pulses: the number of all pulses. on: (fitting,) times of the pulses that fit. turns: (fitting,) the
+    number of each one's period. blurred: the error of these times in samples.
     """
     extra = pulses - len(on)
     missing = int(turns[-1]) + 1 - len(on)

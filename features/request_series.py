@@ -122,7 +122,7 @@ class RequestSeries:
         return {"head": self._head, "keys": [[*key] for key in self._rings]}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned. Raises ValueError if the rings are of another size."""
+        """Restore the result of `dump`. Raises ValueError if the rings are of another size."""
         self._head = about["head"]
         for number, (pool, model) in enumerate(about["keys"]):
             rings = self._rings[pool, model] = _ModelRings()

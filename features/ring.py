@@ -1,4 +1,4 @@
-"""Ring: the state of one entity kind. It is written one sample per series at a time.
+"""Ring: the recent samples of all entities of one kind.
 
 All arrays have the entity last, so a row of one metric and slot is contiguous over entities. Per GPU (50 metrics, 126
 fine slots of 11 values and nine event counters, 144 ten-minute means of nine metrics) that is about 17 KiB.
@@ -11,10 +11,10 @@ fine slots of 11 values and nine event counters, 144 ten-minute means of nine me
                                                        of the present one: bucket_total / bucket_count
     first_seen_ms              (entity,)               earliest first sample of any of its series
 
-A sample is stored in the slot and bucket of its event time, however late it arrives. Only the order
-within a series matters. Slots before `first_slot` and buckets before `first_bucket` were never opened: no
-code may read or write their cells, for which the system has not allocated memory yet. So a large fleet
-starts at once, and its rings grow as time passes.
+One call writes at most one sample per series. A sample is stored in the slot and bucket of its event time,
+however late it arrives. Only the order within a series matters. Slots before `first_slot` and buckets before
+`first_bucket` were never opened: no code may read or write their cells, for which the system has not allocated
+memory yet. So a large fleet starts at once, and its rings grow as time passes.
 """
 
 from typing import Any
@@ -169,7 +169,10 @@ class Ring:
         self.closed = closed
 
     def recompute_sums(self) -> None:
-        """Recompute the window sums of entities whose closed slots were written, and of those that are due."""
+        """Recompute the window sums of each entity marked `dirty`.
+
+        An entity is dirty if one of its closed slots was written, or if its regular recomputation is due.
+        """
         columns = np.flatnonzero(self.dirty[: self.size])
         if len(columns):
             first, last = int(columns[0]), int(columns[-1])
@@ -195,9 +198,9 @@ class Ring:
         time_ms: NDArray[np.int64],
         value: NDArray[np.float64],
     ) -> NDArray[np.bool_]:
-        """Apply those samples (n,) that are newer than the last of their series.
+        """Apply the samples (n,) that are newer than the newest one of their series.
 
-        Returns (n,) which samples these are. There may be at most one sample per series. Call `reserve` first.
+        Returns (n,) bool, true for these samples. There may be at most one sample per series. Call `reserve` first.
         """
         key = metric * self.capacity + entity
         before = self.time_ms.reshape(-1).take(key)
@@ -239,7 +242,7 @@ class Ring:
     ) -> NDArray[np.float32]:
         """Store rates and exact increments, and return (n,) float32 the values for the fine ring.
 
-        The values of gauges are returned unchanged, and counters as rates per second.
+        The value of a gauge is unchanged, and that of a counter is its rate per second.
         """
         stored = value.astype(np.float32)
         layout = self.layout
@@ -268,7 +271,7 @@ class Ring:
         slot: NDArray[np.int64],
         inside: NDArray[np.bool_],
     ) -> None:
-        """Count gaps of nodes' scrapes: each failed scrape, and each missing one since the last sample."""
+        """Count the gaps between scrapes of nodes: each failed scrape, and each missing one since the last sample."""
         at = np.flatnonzero((metric == self.layout.metrics.index("scrape_up")) & inside)
         if not len(at):
             return

@@ -29,7 +29,7 @@ _NO_RUNS = (math.nan,) * 7
 
 
 class RunProgress:
-    """The run of one job so far. begin_ms: None while it waits. log_run: None until it has ended."""
+    """The run of one job so far. begin_ms: None while it waits. log_run: None until the run has ended."""
 
     __slots__ = ("begin_ms", "log_run")
 
@@ -85,7 +85,7 @@ class RunPast:
         self.began_ms += at_ms
 
     def remove_running(self, identity: Hashable) -> None:
-        """Remove a job from the running ones."""
+        """Remove a job from the running jobs."""
         self._now_ms = None
         self.began_ms -= self.running.pop(identity, 0)
 
@@ -145,9 +145,9 @@ class RunPast:
         return (last, two, *shorts, long[(n + 1) // 2], long[(9 * n + 5) // 10])
 
     def _measure_previous_run(self, now_ms: int) -> tuple[float, float]:
-        """Return the run time of the job submitted last if it has ended, and its age if it still runs.
+        """Return two logarithms of seconds for the job submitted last: its run time, and its age.
 
-        Both are logarithms of seconds. The one that does not apply is NaN.
+        The run time is NaN until the job has ended. The age is NaN unless the job runs.
         """
         newest = self.newest
         if newest is None or newest.begin_ms is None:
@@ -157,7 +157,7 @@ class RunPast:
         return math.nan, math.log1p(max(0, now_ms - newest.begin_ms) / 1000)
 
     def adopt_newest(self, at_ms: int, run: RunProgress) -> None:
-        """Set `newest` to a restored job that has not ended, if it was submitted last.
+        """Set `newest` to a restored job that has not ended, if no later job was submitted.
 
         Call it after `from_dump`.
         """
@@ -171,7 +171,7 @@ class RunPast:
 
     @classmethod
     def from_dump(cls, row: Sequence[Any]) -> "RunPast":
-        """Build the object from what `dump` returned."""
+        """Build the object from the result of `dump`."""
         past = cls()
         runs, past.count, past.failed, past.submitted_ms, newest = row
         past.runs = deque(runs)

@@ -30,7 +30,7 @@ LEVELS: dict[str, int] = {"gpu": 0, "mig": 0, "pcie": 1, "nic": 2, "rail": 3, ""
 class SharedHardware:
     """The tightest hardware that an attempt shares, and its partner.
 
-    other: None if there are several partners.
+    other: the partner, None if there are several.
     """
 
     share: Share
@@ -108,7 +108,7 @@ class Neighbours:
         wiring: Wiring,
         places: RunningPlaces | None = None,
     ) -> Mapping[Attempt, SharedHardware]:
-        """Return attempt → the hardware that it shares now, and with which attempt. Others have no entry.
+        """Return attempt → the hardware that it shares now, and its partner. Other attempts have no entry.
 
         divided: GPUs (`node/index`) with MIG instances. places: the places of `running`, the same object
         until an attempt moves.

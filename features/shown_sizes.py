@@ -20,7 +20,7 @@ class OccupiedSizes(Stateful):
     """Attempt → the thousandths of GPUs that it really occupies. An ended attempt keeps its size.
 
     If the end of an attempt is reported late, other attempts already hold some of its GPUs. Such a
-    displaced attempt counts with the GPUs that it still has. Once its end is known, it counts with the GPUs
+    displaced attempt counts with the GPUs that remain. Once its end is known, it counts with the GPUs
     in its events, because it held them while it ran.
     """
 

@@ -1,8 +1,8 @@
 """WindowStore: recent telemetry of all entities, with one ring for each kind.
 
-The write rule: a sample counts only if it is newer than the last of its series. So repeats,
-replaying samples over a snapshot, and any re-batching that preserves each series' order end in the
-same state. A slot holds its newest gauge. Counters become rates on arrival. Events add up.
+The write rule: a sample counts only if it is newer than the newest one of its series. So three things do not
+change the final state: repeats, replaying samples over a snapshot, and other batches with the same order within
+each series. A slot holds its newest gauge. Counters become rates on arrival. Events add up.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ MAX_GAPS = 16
 class WrittenSamples:
     """The outcome of a write: the numbers of samples by result.
 
-    sure: (n,) whether each sample of `taken` is certain to be the first of its series and time.
+    sure: (n,) bool, true for each sample of `taken` that is certain to be new.
     """
 
     applied: int = 0
@@ -44,7 +44,7 @@ class WrittenSamples:
 class WindowStore:
     """The recent telemetry of all entities. Only one task may change it.
 
-    Its rings grow with `entities`. Nothing is removed: the slots of a silent entity become empty.
+    Its rings grow with `entities`. No entity is removed: the slots of a silent entity become empty.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class WindowStore:
         return ring
 
     def write(self, batch: SampleBatch, now_ms: int) -> WrittenSamples:
-        """Apply samples that are newer than the last of their series, in order. Count all others by reason."""
+        """Apply samples that are newer than the newest one of their series, in order. Count all others by reason."""
         good, future, garbage, odd = self._select_valid_samples(batch, now_ms)
         taken = batch if good is None else batch.select_samples(good)
         if not len(taken):
@@ -95,7 +95,7 @@ class WindowStore:
     def _select_valid_samples(
         self, batch: SampleBatch, now_ms: int
     ) -> tuple[NDArray[np.bool_] | None, int, int, tuple[RecordError, ...]]:
-        """Return (n,) which samples may be applied, or None for all, and facts about the other samples.
+        """Return (n,) bool, true for valid samples, or None if all are valid. Also return facts about the others.
 
         The facts are the number of samples ahead of the clock, the number of samples that are not finite, and
         the errors of implausible samples.
@@ -153,8 +153,8 @@ class WindowStore:
     def iterate_save_steps(self, folder: Path, *, becomes: Path | None = None) -> Iterator[Callable[[], None]]:
         """Yield the steps of a save into `folder`, as functions (see `store_files.make_save_steps`).
 
-        The folder may hold the previous save. Each function may raise OSError. The save after an unfinished
-        one writes everything. becomes: the path to which the caller renames the folder.
+        The folder may hold the previous save. Each function may raise OSError. After an unfinished save, the next save
+        writes everything. becomes: the path to which the caller renames the folder.
         """
         self._saves += 1
         number, files = self._saves, self._files
@@ -179,8 +179,8 @@ class WindowStore:
     ) -> "WindowStore":
         """Load a store with its own entities. Each entity keeps its row.
 
-        future_limit_s: None means the saved one. Raises StoreError if the store is missing or torn, and
-        OtherIntervalError if its slots have another interval.
+        future_limit_s: the new limit, or None for the saved one. Raises StoreError if the store is missing or torn,
+        and OtherIntervalError if its slots have another interval.
         """
         entities, span, rings = read_store(folder, None if future_limit_s is None else round(future_limit_s * 1000))
         if interval_s is not None and round(interval_s * 1000) != span.interval_ms:
@@ -216,7 +216,7 @@ def _move_ring_back(ring: Ring, by_ms: int) -> None:
         before   slots … 97 98 99 100          the clock said 100, and is set back by 40
         after    slots … 57 58 59  60 61 …     stored values keep their age, and later samples are newer
 
-    Otherwise, a series would accept no sample until the clock has passed the time of its last one again.
+    Without this, a series would accept no sample until the clock has again passed the time of its newest one.
     """
     if ring.head < 0:
         return

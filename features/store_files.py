@@ -3,7 +3,7 @@
     state.arrays        newest sample of every series, sums of current buckets, names; small, written each time
     000001.slots …      slots and buckets written since the previous save, oldest file first; a later one wins
 
-A save links the previous slot files into its folder and adds one with all changes since. After
+A save links the previous slot files into its folder and adds one file with all changes since then. After
 SEGMENTS files, or a failed save, the next save writes everything into one file. A save copies
 slices of entities. Between two slices the store may be written, since nothing in a ring depends on
 two series. So a save blocks the store, and needs memory, only for SLICE_BYTES at a time.
@@ -45,7 +45,7 @@ class StoreError(Exception):
 
 
 class OtherIntervalError(StoreError):
-    """The error for a complete store whose slots have another interval. `entities`: those of the store."""
+    """The error for a complete store whose slots have another interval. `entities`: the entities of the store."""
 
     def __init__(self, message: str, entities: Entities) -> None:
         super().__init__(message)
@@ -95,9 +95,9 @@ def make_save_steps(
 ) -> Iterator[Work]:
     """Yield the steps of one save into `folder`, as functions.
 
-    An older save there stays valid until the last step. Get each function in the thread that writes the
+    An older save in the folder stays valid until the last step. Get each function in the thread that writes the
     store, because getting it copies from the store. Run it in any thread, because it only writes to disk. The
-    last one stores the save's slot files in `earlier`.
+    last function replaces the content of `earlier` by the save's slot files.
     """
     since = {kind: begin_save(ring, everything=not earlier) for kind, ring in rings.items()}
     sizes = {kind: rings[kind].size for kind in since}
@@ -173,7 +173,7 @@ def _finish_save(slots: ArraysWriter, state: ArraysWriter, about: dict[str, Any]
 def link_file(path: Path, folder: Path) -> Path:
     """Link the file into `folder` under the same name, and return its new path.
 
-    Where links are impossible, it is copied.
+    Copies the file if links are impossible.
     """
     linked = folder / path.name
     if linked != path:
@@ -182,7 +182,7 @@ def link_file(path: Path, folder: Path) -> Path:
 
 
 def read_store(folder: Path, future_ms: int | None = None) -> tuple[Entities, RingSpan, dict[EntityKind, Ring]]:
-    """Read the rings and entities of a save. Raises StoreError if it is missing or torn.
+    """Read the rings and entities of a save. Raises StoreError if the save is missing or torn.
 
     future_ms: replaces the saved limit.
     """

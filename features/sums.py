@@ -15,7 +15,7 @@ from fleetcast.features.ring_arrays import widen_array
 class ValueSums:
     """The count and sum of the known values of each row over two windows.
 
-    For the longer window, it also has the sum of squares.
+    The longer window also has the sum of squares.
     """
 
     def __init__(self, rows: Sequence[int], lengths: tuple[int, int]) -> None:
@@ -68,7 +68,7 @@ class ValueSums:
     ) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64]]:
         """Return one row's count (window, entity), sum (window, entity) and sum of squares (entity,).
 
-        They include the open slots. The squares are those of the longer window.
+        All three include the open slots. The sum of squares covers the longer window.
         """
         count, total = self.count[:, index, :size].copy(), self.total[:, index, :size].copy()
         square = self.square[index, :size].copy()
@@ -128,7 +128,7 @@ def copy_slots(ring: NDArray[Any], slots: NDArray[np.intp], columns: slice | NDA
 
 
 def _split_known_values(values: NDArray[np.float32]) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Return which values are known, and the values as float64 with 0 in place of unknown ones."""
+    """Return a bool array of the known values, and the values as float64 with 0 in place of unknown ones."""
     known = ~np.isnan(values)
     return known, np.where(known, values, 0).astype(np.float64)
 
@@ -165,8 +165,8 @@ def compute_std(
 ) -> NDArray[np.float64]:
     """Return the population standard deviation of the known values, NaN where there are none.
 
-    count, total, square: their number, sum and sum of squares. It is 0 where the subtraction cannot
-    distinguish it from rounding (1e-9 of the mean square).
+    count, total, square: the number, sum and sum of squares of these values. The result is 0 where the variance is
+    below 1e-9 of the mean square, because rounding errors can be as large.
 
     >>> compute_std(np.array([2]), np.array([4.0]), np.array([10.0]))
     array([1.])
@@ -178,6 +178,6 @@ def compute_std(
 
 
 def find_largest(values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Return (entity,) the largest known value over the slots of `values` (slot, entity), NaN if none."""
+    """Return (entity,) the largest known value in `values` (slot, entity), NaN if no value is known."""
     highest: NDArray[np.float32] = np.fmax.reduce(values, axis=0, initial=np.nan)
     return highest

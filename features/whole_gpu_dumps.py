@@ -18,8 +18,8 @@ GPUS_AT = 3  # of an attempt's row
 def convert_to_milli_gpus(about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> Dump:
     """Return a dump of any version, with GPUs in thousandths.
 
-    A dump of whole GPUs loses its inventory. With the next inventory, the series count all attempts again, in
-    parts of GPUs.
+    A dump of whole GPUs loses its inventory. When the series get the next inventory, they count all attempts again,
+    in parts of GPUs.
     """
     if UNIT in about:
         return dict(about), dict(arrays)

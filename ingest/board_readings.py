@@ -51,8 +51,8 @@ def parse_board_readings(page: bytes, time_ms: int) -> BoardReadings:
 def have_same_boards(first: BoardReadings, second: BoardReadings) -> bool | None:
     """Return whether two pages count the energy of the same boards.
 
-    Returns None if the counters are too low to decide. The pages may number the boards in another
-    order, and one may lack some of them.
+    Returns None if the counters are too low to decide. The pages may number the boards in different orders, and
+    one page may lack some of the boards.
     """
     apart_s = (abs(first.time_ms - second.time_ms) + LATE_MS) / 1000
     most_j = MOST_W * apart_s

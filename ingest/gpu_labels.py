@@ -53,8 +53,8 @@ class JobLabel(msgspec.Struct, frozen=True, array_like=True):
 class ObservedJobLabels(msgspec.Struct, frozen=True, gc=False):
     """The job labels of one page or one request.
 
-    gpus: rows of all GPUs on it. jobs: the labels of each GPU that has any. divided: rows of GPUs whose MIG
-    instances have labels, which say nothing about the whole GPU.
+    gpus: rows of all GPUs in it. jobs: the labels of each GPU that has any. divided: rows of GPUs whose labels belong
+    to MIG instances, and so do not name a job of the whole GPU.
     """
 
     time_ms: int
@@ -106,8 +106,7 @@ def find_host_pod(labels: Mapping[str, str]) -> tuple[str, str] | None:
 def _is_exporter(pod: str, container: str) -> bool:
     """Return whether a pod is the exporter's own.
 
-    Prometheus may add the labels of its targets. It then writes the exporter's pod on each series that names
-    no other pod.
+    Prometheus may add the labels of its targets. A series without a pod of its own then has the exporter's pod.
     """
     return "exporter" in pod or "exporter" in container
 

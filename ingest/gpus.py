@@ -75,7 +75,7 @@ class GpuInventory:
         return self._slots.get(uuid)
 
     def gpu_models(self) -> dict[str, str]:
-        """Return node → short name of the model of most of its GPUs. Callers must not change it."""
+        """Return node → short name of the model of most of its GPUs. Callers must not change the result."""
         if self._models is None:
             self._models = {
                 node: Counter(models).most_common(1)[0][0]
@@ -98,7 +98,7 @@ def record_device_names(entities: Entities, node: str, index: int, *devices: str
 def parse_gpu_index(text: str, label: str) -> int:
     """Return the GPU index that a label holds.
 
-    Raises RecordError `bad_label` if it is no number below MAX_GPUS_PER_NODE.
+    Raises RecordError `bad_label` if the text is not a number below MAX_GPUS_PER_NODE.
     """
     if not (text.isascii() and text.isdecimal() and len(text) <= 4 and int(text) < MAX_GPUS_PER_NODE):
         raise RecordError("bad_label", f"{label}={text[:40]!r}: expected an index below {MAX_GPUS_PER_NODE}")

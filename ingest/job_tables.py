@@ -1,6 +1,6 @@
 """Readers of published job tables (Helios CSV, SWF, `sacct -P`) into the columns that training uses.
 
-Unreadable rows are counted by reason and skipped one by one. Further columns are stored next to ours.
+Unreadable rows are skipped, and counted by reason. Columns that training does not use are stored as well.
 """
 
 import csv
@@ -31,7 +31,7 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "CONFIGURING"})  # s
 class JobColumns:
     """The columns of a job table, all of equal length.
 
-    `skipped`: the number of skipped lines by reason. `header`: the source's own comment lines.
+    `skipped`: the number of skipped lines by reason. `header`: the comment lines of the file.
     """
 
     columns: dict[str, list[Any]] = field(default_factory=dict)
@@ -214,8 +214,8 @@ def _parse_slurm_row(row: dict[str, str]) -> dict[str, Any]:
 def _count_slurm_gpus(row: dict[str, str]) -> int:
     """Return the number of GPUs of a job, or 0 if the row states none.
 
-    AllocTRES or ReqTRES (`gres/gpu=8`) state the GPUs of the whole job. Without them, AllocGRES (`gpu:8`)
-    counts: it states the GPUs of each node.
+    AllocTRES and ReqTRES (`gres/gpu=8`) state the GPUs of the whole job. Without them, AllocGRES (`gpu:8`) is used,
+    which states the GPUs of each node.
     """
     for key in ("AllocTRES", "ReqTRES"):
         parts = dict(part.split("=", 1) for part in row.get(key, "").split(",") if "=" in part)

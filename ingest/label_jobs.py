@@ -40,8 +40,9 @@ SILENT_MS = 1_800_000  # an exporter that is away so long holds nothing any more
 class LabelHold(msgspec.Struct, array_like=True):
     """A job that the labels of a GPU name, and the GPU (NODE/INDEX).
 
-    seen_ms: the time of the last page with that label. missed: the number of pages since then. unseen_start:
-    the label was on the exporter's first page. shared: labels of several jobs take turns on the GPU.
+    seen_ms: the time of the last page with the label. missed: the number of pages since then. unseen_start:
+    the label was on the exporter's first page, so its start is unknown. shared: labels of several jobs take
+    turns on the GPU.
     """
 
     gpu: str
@@ -117,7 +118,7 @@ class LabelledGpus(Stateful):
     def _record_follower(self, gpu: int, holds: dict[JobLabel, LabelHold], label: JobLabel, time_ms: int) -> None:
         """Record a label that replaces the label of the GPU's holder.
 
-        If it is the third within a minute, all three share the GPU.
+        If it is the third label within a minute, all three share the GPU.
         """
         follower = self._next.get(gpu)
         if follower is None:
@@ -151,7 +152,7 @@ class LabelledGpus(Stateful):
         return self._flatten_holds()
 
     def count_gpus(self) -> dict[str, int]:
-        """Return the number of labelled GPUs, of shared GPUs among them, and of divided GPUs."""
+        """Return how many GPUs are labelled, how many of these are shared, and how many GPUs are divided."""
         return {"labelled": len(self._holds), "shared": len(self._shared), "divided": len(self._divided)}
 
     def _flatten_holds(self) -> list[LabelHold]:
@@ -207,7 +208,7 @@ class LabelJobs(Stateful):
         self._explained: set[str] = set()  # jobs whose holds real events explain, as long as these last
 
     def make_events(self, holds: Iterable[LabelHold], jobs: JobTable, now_ms: int) -> list[JobEvent]:
-        """Return the events of all changes since the last call. Repeated labels are no change."""
+        """Return the events of all changes since the last call. A repeated label is not a change."""
         found: dict[str, list[LabelHold]] = defaultdict(list)
         for hold in holds:
             found[hold.label.job].append(hold)
@@ -315,7 +316,7 @@ def _find_reported_jobs(jobs: JobTable) -> dict[str, list[str]]:
 def _is_covered_by_events(
     job: str, members: Sequence[LabelHold], jobs: JobTable, real: Mapping[str, Sequence[str]]
 ) -> bool:
-    """Return whether real events report the job, or a job of which it is a part.
+    """Return whether real events report the job, or report a job of which it is a part.
 
     It is a part if its pods' names begin with the name of a job on its nodes. For example, a JobSet's
     `set-workers` is a part of `set`.

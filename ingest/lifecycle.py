@@ -1,4 +1,4 @@
-"""Sequence numbers of job events. The kind of an event decides its number, and not its reporter.
+"""Sequence numbers of job events. An event's kind decides its number. The reporter does not matter.
 
 So a start that two sources report is one event. An end has two numbers: a record that explains it (an
 epilog's comment) has the greater one, which wins in any order. A training loop that reports itself
@@ -19,7 +19,7 @@ SUBMITTED_LATER: Final = 1 << 30  # as QUEUED_LATER: see `compute_submitted_sequ
 
 
 def compute_queued_sequence(submitted_ms: int, now_ms: int) -> int:
-    """Return the sequence of a later `queued` event, with another reason or another `blocked`.
+    """Return the sequence of a `queued` event that changes the reason, or `blocked`, of an earlier one.
 
     It grows with time, so the latest event counts. Changes within a tenth of a second share a number.
 

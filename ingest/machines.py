@@ -1,4 +1,4 @@
-"""The machine that a page of GPUs describes. Names repeat and change, but a board's UUID does neither.
+"""Names of machines, found from pages of GPUs. Names repeat and change, but a board's UUID does neither.
 
     generic label           localhost, an exporter's pod, a container id: the target's own name counts
     one name, two machines  two live targets name different boards in one slot, or kernels that started at different
@@ -47,18 +47,18 @@ _SERVICE = re.compile(r"[^.:]*(exporter|dcgm)[^.:]*")
 
 @dataclass(slots=True)
 class Target:
-    """The exporter, or sender of samples, from which pages come.
+    """The exporter or sender that delivers pages or samples.
 
     `node`: the node of series that name no node, or of all series if `fixed`. `address`: host:port of
     its process. own: the target's name before a page gave it another one. renamed: label → the node
     that this label means on the target's pages. last_page_ms: the time of its last page, 0 if it has sent
     none. pages: the number of decoded pages, 0 if samples arrive without pages. named: node → the time
     of the first page with one of its boards. forgets: whether the decoder must resolve all series
-    again. whole_page: the number of the last page on which it did so. whole_since: the number of the
-    first page of an unbroken run of such pages. unproven: node → those of its GPUs that the pages list
+    again. whole_page: the number of the last page for which the decoder did so. whole_since: the number of
+    the first page of an unbroken run of such pages. unproven: node → those of its GPUs that the pages list
     without a UUID. readings: the readings of the last page, while it is in doubt which machine has
-    these GPUs. is_listed: the operator lists the target. listed: the names on its pages that are exempt
-    from the limit of nodes for this reason.
+    these GPUs. is_listed: the operator lists the target, so names on its pages are exempt from the limit of
+    nodes. listed: the exempt names.
     """
 
     node: str
@@ -109,7 +109,7 @@ def is_generic_name(name: str) -> bool:
 
 
 def is_local_name(name: str) -> bool:
-    """Return whether a name is one that every machine has."""
+    """Return whether a name means the local machine on every host, such as localhost."""
     return _LOCAL.fullmatch(name) is not None
 
 
@@ -133,7 +133,7 @@ def resolve_node_name(label: str, target: Target) -> str:
 class _Slot:
     """The board that a target last named in a GPU slot.
 
-    page: the last page on which one of its lines was resolved. rivals: other boards that the same page names in
+    page: the last page on which a line of the board was resolved. rivals: other boards that the same page names in
     this slot.
     """
 
@@ -222,7 +222,7 @@ class MachineNames:
         return node
 
     def is_free(self, node: str, index: int, uuid: str) -> bool:
-        """Return whether a board has a UUID, and no page named the board or its slot before."""
+        """Return whether a board has a UUID and is new: no page has named the board or its slot before."""
         uuid = _shorten_uuid(uuid)
         is_known = uuid in self._boards or index in self._slots.get(node, {}) or node in self.clashes
         return not is_known and not uuid.startswith("mig-") and uuid != ""
@@ -243,10 +243,10 @@ class MachineNames:
     def separate_clashing_targets(self, page: bytes, target: Target) -> None:
         """Separate targets that list the same GPUs without UUIDs, if they are different machines.
 
-        page: the target's last page. Targets on two hosts are two machines unless their boards count the same energy.
-        Targets on one host are one machine unless most of its GPUs count other energy, or hold other memory, for
-        LIVE_MS. They are separated only after both sent another page: a moved exporter sends only from its new
-        address.
+        page: the target's last page. Targets on two hosts are two machines unless their boards report the same
+        energy. Targets on one host are two machines if, for LIVE_MS, most GPUs differ in their energy or in their
+        used memory. Two targets are separated only after both have sent another page. An exporter that moved would
+        send only from its new address.
         """
         for node, gpus in list(target.unproven.items()):
             sharing = self._find_targets_with_gpus(node, gpus)
@@ -270,7 +270,7 @@ class MachineNames:
         return list({**proven, **unproven}.values())
 
     def _are_two_machines(self, other: Target, target: Target) -> bool:
-        """Return whether two targets look like two machines, and still do after another page of both.
+        """Return whether two targets differ like two machines, and still differ after another page of each.
 
         The first call that finds a difference makes both decoders resolve their series again.
         """
@@ -359,7 +359,7 @@ class MachineNames:
     def _rename_to_own_name(self, name: str, target: Target) -> str:
         """Map a clashing name to the target's own name, or to its address if that name clashes as well.
 
-        Returns that name. If the target's name is fixed, it changes nothing and returns `name`.
+        Returns the new name. If the target's name is fixed, the method changes nothing and returns `name`.
         """
         own = target.address if target.node in self.clashes else target.node
         if target.fixed or not own:

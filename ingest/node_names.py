@@ -15,7 +15,7 @@ _SPAN = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 
 
 def expand_nodes(text: str) -> list[str]:
-    """Expand a node list into names, in the order written. Raises ConfigError that quotes the wrong part.
+    """Expand a node list into names, in the order of the list. Raises ConfigError that quotes the wrong part.
 
     >>> expand_nodes("n[08-10],login1")
     ['n08', 'n09', 'n10', 'login1']
@@ -132,9 +132,9 @@ def find_known_name(stated: str, nodes: EntityTable) -> str:
     """Return the known node name that `stated` means, or `stated` unchanged if there is none.
 
     The known name may be `stated`, its first part, or the only full name that begins with it. Registers nothing.
-    Exporters print what `hostname` says, which is short on one machine and full on the next. A name that a
-    scheduler reports for a node has priority. Case does not matter, because Kubernetes writes hosts in small
-    letters.
+    Exporters print the output of `hostname`, which is a short name on one machine and a full name on another. A name
+    that a scheduler reports for a node has priority. Case does not matter, because Kubernetes writes hosts in lower
+    case.
     """
     stated = nodes.resolve_name(stated)
     if stated in nodes or _IP.fullmatch(stated):

@@ -54,7 +54,8 @@ class Share:
     def scrapes(self, target: TargetSpec) -> bool:
         """Return whether this pipeline scrapes a target.
 
-        A target follows its node if it names one, else its host. Targets on this machine are assigned one by one.
+        A target belongs to the pipeline of its node or, if it names no node, to the pipeline of its host. Targets on
+        this machine are assigned one by one.
         """
         if self.instances == 1:
             return True

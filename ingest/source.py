@@ -106,7 +106,7 @@ class Source(ABC):
 
     @abstractmethod
     def seek(self, position: dict[str, Any]) -> None:
-        """Continue after a `position` that was returned before. `{}` is the beginning."""
+        """Continue after `position`, which `position()` returned earlier. `{}` is the beginning."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -162,10 +162,10 @@ ALIKE = 0.7  # of difflib: `prun`, `health_row`, `backlog`
 
 
 def check_source_class(kind: object, where: str) -> type[Source]:
-    """Return `kind` as a source class. Raises ConfigError if it is no complete source.
+    """Return `kind` as a source class. Raises ConfigError if it is not a complete source.
 
-    A misspelt optional method is an error as well. where: the setting that names the class. A class that has the
-    methods but does not derive from `Source` gets its defaults.
+    A misspelt optional method is an error as well. where: the setting that names the class. If a class has the
+    methods but does not derive from `Source`, it gets the defaults of `Source`.
     """
     if not isinstance(kind, type):
         raise ConfigError(

@@ -2,7 +2,7 @@
 
 A page's records are its sample lines. The law: read + refused + ignored + unread = all. A *read* record
 became a sample or an event, or a part of one. A *refused* one is bad, and its reason is counted elsewhere. An
-*ignored* one was understood, and a `SkipRule` skips it. An *unread* one is any other.
+*ignored* one was understood, and a `SkipRule` skips it. All other records are *unread*.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ MAX_UNREAD_NAMES = 20
 
 
 class SkipRule(IntEnum):
-    """A rule by which a record is skipped although it is understood.
+    """A rule that skips a record although the record was understood.
 
     The values begin at 16. The roles of lines (`fleetcast.ingest.pages.page_shape`) use the values
     below, so that one byte can hold either.
@@ -70,7 +70,7 @@ def _list_field_names(kind: type[msgspec.Struct]) -> frozenset[str]:
 
 
 def count_unknown_fields(record: bytes, kind: type[msgspec.Struct]) -> int:
-    """Return the number of fields of a JSON object that its struct does not have, or 0 if it is no object.
+    """Return the number of fields of a JSON object that its struct does not have. Returns 0 for other JSON.
 
     >>> class Job(msgspec.Struct):
     ...     id: int

@@ -1,4 +1,4 @@
-"""Write the chart's values.schema.json, so that Helm refuses wrong or misspelt values.
+"""A script that writes the chart's values.schema.json, so that Helm refuses wrong or misspelt values.
 
     python deploy/helm/values_schema.py
 
@@ -143,7 +143,7 @@ def _make_config_schema() -> Schema:
 def _simplify_schema(part: Any, definitions: dict[str, Any]) -> Any:
     """Return a part of a schema with references resolved, and without titles, descriptions and defaults.
 
-    Those are left out because values.yaml and config.toml already contain them.
+    The omitted texts and defaults are already in values.yaml and config.toml.
     """
     if isinstance(part, list):
         return [_simplify_schema(one, definitions) for one in part]

@@ -2,11 +2,11 @@
 
     event loop: collect rows in order of arrival ─ thread: sort ─ drop rows that are in files ─ write files
 
-Rows wait in memory until a snapshot flushes them. The snapshot counts only once its rows are on disk,
-because sources repeat everything that is in no file. A row is written only if no file holds its series and
-time, or its event's identity. Rows that the window store or job table accepted, and that are later than all
-files at the start, are new. All others are looked up in the files of their hour. If a flush fails, the
-archive keeps its rows, and the next flush looks all of them up.
+Rows wait in memory until a snapshot flushes them. The snapshot is valid only after its rows are on disk.
+After a crash, sources deliver again all records that came after the last valid snapshot. A row is written
+only if no file holds its series and time, or its event's identity. Rows that the window store or job table
+accepted, and that are later than all files at the start, are new. All others are looked up in the files of
+their hour. If a flush fails, the archive keeps its rows, and the next flush looks all of them up.
 """
 
 import logging
@@ -103,7 +103,7 @@ class Archive:
 
     The event loop calls all methods. Only a prepared flush runs in a thread.
     writer: this writer's unique part of file names. saved_ms: when the restored state was saved, 0 for none.
-    when_due: called with each addition that leaves a flush due.
+    when_due: called after each added batch or event while a flush is due.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Archive:
     # -- in the loop ----------------------------------------------------------------------------------------------
 
     def add(self, batch: SampleBatch, sure: NDArray[np.bool_]) -> None:
-        """Add accepted samples. sure (n,): whether the sample is certain to be the first of its series and time."""
+        """Add accepted samples. sure: (n,) bool, true for samples that are certain to be new."""
         if len(batch):
             with self._swap:
                 self._waiting.batches.append((batch, sure))
@@ -157,17 +157,17 @@ class Archive:
 
     @property
     def is_due(self) -> bool:
-        """Return whether so many bytes wait that the rows should be written before the next snapshot."""
+        """True if enough bytes wait to flush them before the next snapshot."""
         return self._waiting.nbytes > self.limits.buffer_bytes // 4
 
     @property
     def is_full(self) -> bool:
-        """True if the memory limit is reached, so that the pipeline must not read its sources for now."""
+        """True if the memory limit is reached. The pipeline then stops reading its sources."""
         return self.nbytes > self.limits.buffer_bytes
 
     @property
     def has_claimed_name(self) -> bool:
-        """Return whether the archive has reserved its writer's name, as its first flush does.
+        """True if the archive has reserved its writer's name, as its first flush does.
 
         From then on, no other process can use the name, and the archive finishes the files that a crash
         interrupted.
@@ -184,9 +184,9 @@ class Archive:
         return replace(self.counts, waiting_bytes=self.nbytes, full=self.is_full)
 
     def prepare_flush(self, topology: Topology, now_ms: int) -> Callable[[], None]:
-        """Return a function that writes all waiting rows, for a thread to run, one at a time.
+        """Return a function that writes all waiting rows.
 
-        If it raises OSError, the rows wait again.
+        Run it in a thread, and only one such function at a time. If it raises OSError, the rows wait again.
         """
         self._number = max(self._number + 1, time.time_ns() // 1_000_000)
         with self._swap:
@@ -209,7 +209,7 @@ class Archive:
     def _restore_rows(self, taken: _WaitingRows, error: Exception) -> None:
         """Put the rows of a failed flush back into memory.
 
-        Any file of that flush may exist, so the next flush looks all rows up.
+        The flush may have written some of its files, so the next flush looks all rows up.
         """
         doubtful = [(batch, np.zeros(len(batch), np.bool_)) for batch, _ in taken.batches]
         with self._swap:
@@ -234,7 +234,7 @@ class Archive:
         """Prepare the files for a flush, and return the newest sample time in them, in Unix ms.
 
         The first flush also claims the writer's name. The first flush, and each one after a failure, finishes
-        leftover files and reads that time from the files.
+        leftover files and reads the newest time from the files.
         """
         if self._give_back is None:
             self._give_back = self.files.claim_writer_name(self.writer)
@@ -358,8 +358,8 @@ def _split_by_hour(
 ) -> Iterator[tuple[int, ArchiveRows, NDArray[np.bool_]]]:
     """Yield (start of the hour in Unix ms, rows, sure) for each hour, with the rows in order of arrival.
 
-    sure: (n,) whether each row is certain to be new. series: kind → (row of its catalogue,) the number of the
-    metric's first series. doubt_ms: rows up to this time are not certain to be new.
+    sure: (n,) bool, true for rows that are certain to be new. series: kind → (catalogue row,) int64, the number of
+    each metric's first series. doubt_ms: rows up to this time are not certain to be new.
     """
     if not batches:
         return

@@ -59,8 +59,8 @@ def find_compaction_runs(
 ) -> list[CompactionRun]:
     """Find the files worth compacting among a writer's files of hours that ended before `closed_ms`.
 
-    days: only these days, without hours that were compacted before and have fewer than MANY files now. None
-    means all hours of all days.
+    days: search only these days, or all days if None. If days are given, an hour that was compacted before is
+    included only if it has at least MANY files.
     """
     places: dict[Any, list[FileName]] = {}
     for dataset in DATASETS:
@@ -109,7 +109,8 @@ def _count_rows(files: ArchiveFiles, name: FileName) -> int:
 def compact(files: ArchiveFiles, run: CompactionRun) -> None:
     """Replace the files of a run by one file. The caller must be the hour's only writer.
 
-    Raises OSError, or ValueError if a file is torn or the hour's files have changed. Nothing has changed then.
+    Raises OSError, or ValueError if a file is torn or the hour's files have changed. An error leaves the files
+    unchanged.
     """
     files.replace_superseded_files(write_merged_file(files, run))
 
@@ -117,8 +118,8 @@ def compact(files: ArchiveFiles, run: CompactionRun) -> None:
 def write_merged_file(files: ArchiveFiles, run: CompactionRun) -> FileName:
     """Write the file that will replace the files of a run, and return its name, which ends in `.ready`.
 
-    The file then still needs its final name. The writer may add files to the hour at the same time. Raises
-    OSError, or ValueError if a file is torn or the hour's files have changed. Nothing has changed then.
+    The caller must then give the file its final name. The writer may add files to the hour at the same time. Raises
+    OSError, or ValueError if a file is torn or the hour's files have changed. An error leaves the files unchanged.
     """
     ready = replace(run.merged_name, ready=True)
     there = [

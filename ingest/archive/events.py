@@ -1,9 +1,10 @@
 """A filter for events that no archive file holds yet.
 
 The job table passes each event on once, so an event later than all files at the start is new. Any other
-event is looked up in the files of its hour. So is an event that is more than an hour late, because the job
-table forgets old identities. Some sources, such as a poll of Kubernetes, stamp events when they observe
-them. After a crash they repeat events with another time, so the events of the last hour are read as well.
+event is looked up in the files of its hour. An event that is more than an hour late is looked up as well,
+because the job table forgets old identities. Some sources, such as a poll of Kubernetes, stamp events when
+they observe them. After a crash they repeat events with another time, so the events of the last hour are
+read as well.
 """
 
 from collections.abc import Iterator, Sequence

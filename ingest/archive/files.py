@@ -159,7 +159,7 @@ class ArchiveFiles:
         self.folder = Path(self._root) if "file" in _list_protocols(self._fs) else None
 
     def list_files(self, dataset: Dataset, days: Sequence[str] | None = None) -> list[FileName]:
-        """Return the names of all existing files, superseded or not. days: only these days, or None for all."""
+        """Return the names of all files, including superseded ones. days: only these days, or None for all."""
         self._fs.invalidate_cache()
         folders = [dataset] if days is None else [f"{dataset}/day={day}" for day in days]
         paths = [path for folder in folders for path in self._fs.find(f"{self._root}/{folder}")]
@@ -254,9 +254,10 @@ class ArchiveFiles:
             raise OSError(f"{type(error).__name__}: {error}") from error
 
     def claim_writer_name(self, writer: str) -> Callable[[], None]:
-        """Reserve a writer's name, delete its half-written files, and return a function that releases it.
+        """Reserve a writer's name, delete its half-written files, and return a function that releases the name.
 
-        Raises OSError if another process holds the name. Object stores hold no names and have no half-written files.
+        Raises OSError if another process holds the name. In an object store nothing is reserved, and no file is ever
+        half-written.
         """
         if self.folder is None:
             return lambda: None

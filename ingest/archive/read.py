@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSpan:
-    """A span of archived time from `first_ms` up to, but without, `end_ms`, in Unix ms.
+    """A span of archived time, in Unix ms. It includes `first_ms` and excludes `end_ms`.
 
     block: only this block, or None for all.
     """
@@ -61,9 +61,9 @@ class ArchiveSpan:
 
 @contextlib.contextmanager
 def log_damaged_file(name: FileName) -> Iterator[None]:
-    """Log errors in this context that show that a file is damaged, and continue after the context.
+    """Log and suppress errors that show that the file is damaged, while the context is open.
 
-    Raises errors of the operating system.
+    Errors of the operating system are raised.
     """
     try:
         yield

@@ -68,7 +68,7 @@ class ArchiveRows:
         return ArchiveRows(self.series[at], self.time_ms[at], self.value[at])
 
     def find_kind_starts(self) -> list[int]:
-        """Return the index at which the rows of each kind begin, and as the last element the number of rows.
+        """Return the index of the first row of each kind. The last element is the number of rows.
 
         The rows must be ordered by series.
         """
@@ -98,7 +98,7 @@ def pack_series(kind: Any, metric: Any, entity: Any) -> NDArray[np.int64]:
 
 
 def make_metric_columns() -> dict[EntityKind, NDArray[np.int16]]:
-    """Return, for each kind: (row of its catalogue,) int16, the index in METRIC_NAMES."""
+    """Return kind → (catalogue row,) int16, the index of each metric in METRIC_NAMES."""
     return {kind: np.array([_METRIC_AT[metric.name] for metric in METRICS[kind]], np.int16) for kind in KINDS}
 
 
@@ -113,7 +113,8 @@ def make_sort_keys(rows: ArchiveRows, hour_ms: int) -> NDArray[np.int64]:
 def sort_unique_rows(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDArray[np.intp]]:
     """Sort one hour's rows by series and time, and drop repeated ones.
 
-    Returns the rows and (n,) their former indices. Of rows with the same series and time, the first remains.
+    Returns the rows, and (n,) the index that each of them had before. The first of several rows with the same
+    series and time remains.
     """
     series, order = _sort_series(rows.series)
     ordered = ArchiveRows(series, rows.time_ms.take(order), rows.value.take(order))  # faster than an index
@@ -129,7 +130,7 @@ def sort_unique_rows(rows: ArchiveRows, hour_ms: int) -> tuple[ArchiveRows, NDAr
 
 
 def _sort_series(series: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.intp]]:
-    """Return the series sorted, and (n,) their former indices. Equal series stay in their order."""
+    """Return the series sorted, and (n,) the index that each of them had before. The sort is stable."""
     if len(series) > 2**POSITION_BITS:
         order = np.argsort(series, kind="stable")
         return series[order], order
@@ -161,8 +162,8 @@ def encode_samples(
 ) -> Any:
     """Encode sorted rows as a Parquet file, and return it as a buffer.
 
-    names: kind → the names that `rows.entity` indexes. statistics: the columns whose smallest and largest value
-    each row group states.
+    names: kind → the names that `rows.entity` indexes. statistics: the columns for which each row group stores the
+    smallest and the largest value.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -208,7 +209,7 @@ def _make_tables(rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]], m
 def _make_name_dictionary(
     rows: ArchiveRows, names: Mapping[EntityKind, Sequence[str]]
 ) -> tuple[dict[EntityKind, NDArray[np.int32]], list[str]]:
-    """Return the dictionary of all entity names in the rows, and the place of each entity in it.
+    """Return the dictionary of all entity names in the rows, and the index of each entity in it.
 
     Returns (kind → (entity,) int32 index in the list of names, the list of names).
     """

@@ -1,4 +1,4 @@
-"""A reader of whole archived series, to view one or to compute from several."""
+"""A reader of whole archived series, each in order of time."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

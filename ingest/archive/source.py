@@ -131,7 +131,7 @@ class ArchiveSource(Source):
     async def _find_next_time(self, after_ms: int) -> int:
         """Return the earliest time from `after_ms` on at which the archive may have rows, in Unix ms.
 
-        A span may be empty for months, so that reading it window by window would be slow.
+        A span may be empty for months, and reading it window by window would be slow.
         """
         span = ArchiveSpan(after_ms, self.options.to_ms, self.options.block or None)
         names = [

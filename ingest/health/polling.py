@@ -74,7 +74,7 @@ Ask = Callable[["Poller", str], Awaitable[Batch]]
 
 
 class Poller:
-    """A poller that asks each of several targets every `poll_s` seconds.
+    """A poller that polls each of several targets every `poll_s` seconds.
 
     `ask(poller, target)` fetches and decodes one target. It may raise FetchError.
     """
@@ -109,7 +109,7 @@ class Poller:
         return (await fetch(self._session, url, self._options.max_body_bytes)).body
 
     async def next(self) -> Batch:
-        """Wait until a target has new or bad records, and return all records since the last call.
+        """Wait until a target has new or bad records. Return all records since the last call.
 
         Raises SourceError while no target answers.
         """

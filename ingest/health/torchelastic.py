@@ -113,7 +113,7 @@ def _decode_record(part: bytes) -> ElasticRecord:
 def make_job_events(record: ElasticRecord, sender: Sender, now_ms: int, mark: int = 0) -> Iterable[JobEvent]:
     """Convert one record into job events. Raises RecordError.
 
-    mark: a number that is the same whenever the record is sent again.
+    mark: a number that stays the same when the sender repeats the record.
     """
     if record.cycle_number is not None:
         return _make_cycle_events(record, sender, now_ms)
@@ -208,7 +208,7 @@ def _parse_time_ms(stated: str | float | None, now_ms: int) -> int:
 
 
 def _make_sequence(timestamp_ms: int, mark: int) -> int:
-    """Return the sequence number of an agent's event. It increases with the event's time if one is stated."""
+    """Return the sequence number of an agent's event. If the event states a time, the number increases with it."""
     if timestamp_ms <= 0:
         return AGENTS + mark % (1 << AGENT_BITS)
     return AGENTS + ((timestamp_ms // 1000 - SINCE_S) * A_SECOND + mark % A_SECOND) % (1 << AGENT_BITS)

@@ -26,7 +26,7 @@ PREFIX = "read."
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """The inbox position that one of several pipelines records, taken from the older of its snapshots.
+    """The inbox position that one of several pipelines records. It comes from the older of its two snapshots.
 
     instance: the pipeline's number. instances: the number of pipelines when it recorded the position.
     """
@@ -37,9 +37,10 @@ class Mark(msgspec.Struct, frozen=True):
 
 
 class DividedInbox(Source):
-    """The inbox as one of several pipelines reads it: samples of its own nodes, and events for the first.
+    """The part of the inbox for one of several pipelines.
 
-    With a single pipeline, it delivers the same records as the InboxSource.
+    It delivers samples of the pipeline's own nodes, and events to the first pipeline only. With a single pipeline, it
+    delivers the same records as the InboxSource.
     """
 
     name = "inbox"
@@ -62,7 +63,7 @@ class DividedInbox(Source):
         return self._inbox.position()
 
     def seek(self, position: Mapping[str, Any]) -> None:
-        """Continue after `position`, or at the beginning if the number of pipelines has changed since."""
+        """Continue after `position`. Begin at the first record instead if the number of pipelines has changed."""
         if any(mark.instances != self._share.instances for mark in read_marks(self._inbox.folder)):
             logger.warning("the number of pipelines was changed: reading the inbox from its beginning")
             position = {}
@@ -117,7 +118,7 @@ def find_lowest_positions(positions: Iterable[Mapping[str, Any]]) -> dict[str, i
 
 
 def read_marks(folder: Path) -> list[Mark]:
-    """Read the marks that exist, by instance. An unreadable one is logged and left out."""
+    """Read the marks in a folder, ordered by instance. An unreadable mark is logged and left out."""
     marks = []
     for path in sorted(folder.glob(f"{PREFIX}*")):
         try:

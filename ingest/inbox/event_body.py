@@ -5,7 +5,8 @@
     application/cloudevents+json            CloudEvents structured: the event is in `data` (or `data_base64`)
     application/cloudevents-batch+json      an array of structured CloudEvents
 
-Good records of a bad body count. An array that breaks off gives its whole records and one error.
+The good records of a body are accepted even if others are bad. A truncated array gives its complete records and
+one error.
 """
 
 import base64
@@ -106,7 +107,7 @@ def decode_body(
 
 
 class _Head(msgspec.Struct):
-    """The job, attempt and type of a refused record, readable even if other fields are wrong."""
+    """The job, attempt and type of a refused record. They are readable even if other fields are wrong."""
 
     job: str
     type: str
@@ -118,7 +119,7 @@ RUNS = frozenset({"started", "resized", "phase", "step", "checkpoint"})  # types
 
 
 def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
-    """Add the attempt of a refused record to `refused_starts` if the record shows that the attempt runs."""
+    """Add a refused record's attempt to `refused_starts` if the record shows that the attempt runs."""
     if isinstance(part, RecordError):
         return
     with contextlib.suppress(ValueError, RecursionError):
@@ -130,7 +131,7 @@ def _add_refused_start(part: bytes | RecordError, decoded: DecodedBody) -> None:
 def split_body(body: bytes, headers: Mapping[str, str]) -> Iterable[bytes | RecordError]:
     """Split a body into the bytes of its records, in order, without decoding them.
 
-    An error takes the place of a record where the framing is broken.
+    Where the framing is broken, the result has an error instead of a record.
     """
     body = body.removeprefix(b"\xef\xbb\xbf").strip()
     if not body:
@@ -173,7 +174,7 @@ def _split_array(body: bytes) -> Iterable[bytes | RecordError]:
 
 
 def _scan_array_elements(body: bytes, error: RecordError) -> Iterator[bytes | RecordError]:
-    """Yield the whole records of an array, one by one, and `error` where it is broken."""
+    """Yield the complete records of an array one by one. Where the array is broken, yield `error`."""
     text = body.decode("utf-8", "surrogateescape")
     scan = json.JSONDecoder().raw_decode
     at = _skip_blanks(text, 1)

@@ -75,11 +75,11 @@ class _Append:
 
 
 class InboxWriter:
-    """The writing side of an inbox, for one process and one event loop. A thread writes.
+    """The writing side of an inbox, for one process and one event loop. A thread writes the records.
 
     Appends during a commit share the next fsync. The first append creates the folder. So the process
-    can start even if the disk is full or read-only. It then refuses records until the disk can be
-    written.
+    can start even if the disk is full or read-only. It then refuses records until it can write to the
+    disk.
     """
 
     def __init__(self, folder: Path, name: str, *, segment_bytes: int = SEGMENT_BYTES) -> None:
@@ -260,7 +260,7 @@ class Backlog:
 class InboxSource(Source):
     """A source that reads the segments of all writers as they grow.
 
-    Its position is {segment name: offset}, with the open segment of each writer.
+    Its position is segment name → offset. For each writer, it names the segment that is being read.
     """
 
     name = "inbox"
@@ -297,17 +297,17 @@ class InboxSource(Source):
         self._at = {writer: (number, int(offset)) for (writer, number), offset in parse_position(position)}
 
     def begins(self) -> bool:
-        """Return whether each writer's first segment still exists, so that no segment has been deleted yet."""
+        """Return whether no segment has been deleted yet: the first segment of each writer still exists."""
         return all(rows[0][0] == 1 for rows in list_segments(self.folder).values())
 
     def prune(self, position: Mapping[str, Any]) -> int:
-        """Delete the segments that `position`, taken from a snapshot, has passed. Returns their number."""
+        """Delete the segments that `position` has passed, and return their number. A snapshot holds `position`."""
         return delete_read_segments(self.folder, position)
 
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
-        `lag_s` is 0 if nothing waits, and None otherwise: the source does not know the age of unread records.
+        `lag_s` is 0 if nothing waits. Otherwise it is None, because the source does not know the age of unread records.
         """
         recent = [row for row in self._rates if row[0] > time.monotonic() - 60.0]
         span_s = time.monotonic() - recent[0][0] if len(recent) > 1 else 0.0
@@ -343,7 +343,7 @@ class InboxSource(Source):
         self._changes.close()
 
     def _read_new_records(self) -> tuple[list[Record], list[RecordError]]:
-        """Read about a megabyte from each writer that has unread records, and return records and errors."""
+        """Read about a megabyte from each writer that has unread records. Return the records and the errors."""
         records: list[Record] = []
         bad: list[RecordError] = []
         for writer, rows in sorted(list_segments(self.folder).items()):
@@ -370,9 +370,9 @@ class InboxSource(Source):
 
 
 def read_newest_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent]:
-    """Yield the newest events on disk, oldest first, at least `most` if there are so many.
+    """Yield the newest events on disk, oldest first: at least `most`, or all of them if there are fewer.
 
-    A receiver that starts uses them to recognise events that were accepted before.
+    After a start, a receiver uses them to recognise events that it accepted before.
     """
     events = [rows for writer, rows in list_segments(folder).items() if not writer.startswith(WRITES)]
     rows = [path for segments in events for _, path in segments]

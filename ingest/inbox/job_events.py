@@ -67,7 +67,7 @@ def decode_event(
 ) -> JobEvent | NodeEvent:
     """Decode one JSON object as an event that arrived at `now_ms`. Raises RecordError.
 
-    archived: the event may be one of our own, which have sequences below 0.
+    archived: also accept events that we derived ourselves, which have sequences below 0.
 
     >>> decode_event(b'{"job": "a", "sequence": 1, "time_ms": 5, "type": "finished"}', now_ms=10)
     Finished(job='a', attempt=1, sequence=1, time_ms=5)
@@ -102,7 +102,7 @@ def check_event(
 
 
 def is_usual_step(event: Step, latest_ms: int) -> bool:
-    """Return whether a step event surely passes `check_fields`.
+    """Return True if a step event is certain to pass `check_fields`.
 
     Most records are such events, and this single expression is faster.
     """
@@ -157,7 +157,7 @@ def _decode_as_node_event(record: bytes, error: Exception) -> NodeEvent:
 
 
 def make_malformed_error(error: Exception, record: bytes = b"", decode: Any = None) -> RecordError:
-    """Convert a decoder's error into a RecordError with a short label and the first fault.
+    """Convert a decoder's error into a RecordError with a short reason and the first fault.
 
     decode: the decoder that refused the record, or its type.
     """

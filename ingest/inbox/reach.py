@@ -1,4 +1,4 @@
-"""The ends of an inbox's segments, and the event records that a position has not passed yet."""
+"""The ends of an inbox's segments, and the event records after a given position."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -25,7 +25,7 @@ End = Mapping[str, tuple[int, int]]  # writer -> (segment number, offset)
 def find_inbox_end(folder: Path) -> End:
     """Return, for each writer of events, the end of its newest segment as (segment number, offset).
 
-    Every acknowledged event lies before it.
+    Every acknowledged event lies before these ends.
     """
     newest = {writer: rows[-1] for writer, rows in _find_event_segments(folder).items()}
     return {writer: (number, files.read_size_bytes(path)) for writer, (number, path) in newest.items()}
@@ -37,9 +37,9 @@ def find_oldest_segments(folder: Path) -> Mapping[str, int]:
 
 
 def find_first_unread(folder: Path, position: Mapping[str, Any]) -> End:
-    """Return, for each writer of events, where the first whole record after `position` starts.
+    """Return, for each writer of events, the place of the first whole record after `position`.
 
-    The places are (segment number, offset). Writers without such a record are left out.
+    A place is (segment number, offset). Writers without such a record are left out.
     """
     found: dict[str, tuple[int, int]] = {}
     for writer, row, path, offset in _find_unread_segments(folder, position):
@@ -94,7 +94,7 @@ def _read_unread_records(folder: Path, position: Mapping[str, Any]) -> Iterator[
 
 
 def _find_unread_segments(folder: Path, position: Mapping[str, Any]) -> Iterator[tuple[str, int, Path, int]]:
-    """Yield the segments of events that `position` has not passed, or only in part.
+    """Yield the segments of events that `position` has not passed completely.
 
     Each is (writer, number, path, offset at which the unread part begins).
     """

@@ -84,7 +84,7 @@ def encode_refusals(errors: Sequence[RecordError]) -> bytes:
 def _make_refusal_errors(payload: bytes) -> list[RecordError]:
     """Return one error for each refused record, at most MAX_REJECTS_A_RECORD. Raises RecordError.
 
-    Errors of one reason are the same object.
+    Refusals with the same reason share one error object.
     """
     try:
         refusals = _decode_refusals(payload)

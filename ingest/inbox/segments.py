@@ -68,7 +68,7 @@ def encode_records(kind: int, received_ms: int, payloads: Iterable[bytes]) -> li
 
 
 def scan_records(data: bytes) -> tuple[list[Record], int]:
-    """Return the whole records at the beginning of `data`, and the number of bytes that they take.
+    """Return the whole records at the beginning of `data`, and the number of bytes that they fill.
 
     The bytes after them are torn or have not arrived yet.
     """
@@ -189,7 +189,10 @@ def find_next_record(path: Path, offset: int) -> int | None:
 
 
 def count_retained_bytes(folder: Path) -> int:
-    """Return the number of bytes of segments on disk: unread, or not yet covered by two snapshots."""
+    """Return the size in bytes of all segments on disk.
+
+    These segments are unread, or not yet covered by two snapshots.
+    """
     return sum(files.read_size_bytes(path) for rows in list_segments(folder).values() for _, path in rows)
 
 

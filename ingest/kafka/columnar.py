@@ -10,7 +10,8 @@ Example: docs/sources/kafka.md.
 Both may have `gpu_model` and `bad` (counts by reason of what the sender could not read). Other keys are
 refused. Names and units are those of `fleet/metrics.py`, and counters are raw. Entities are named within
 their node: GPU `"3"`, MIG instance `"3/7"`, port `"mlx5_0/1"`, the node `""`. Entities that no node owns
-have their full names. A missing value is null or NaN. Headers repeat, so a decoder caches their meaning.
+have their full names. A missing value is null or NaN. Most records repeat an earlier header, so a decoder
+caches decoded headers.
 """
 
 import struct
@@ -49,7 +50,7 @@ Row = TypeVar("Row")
 
 
 class RecordNames(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The metric and entity names of one kind's values, which are (metrics, entities)."""
+    """The names of metrics and entities that label one kind's (metrics, entities) values."""
 
     metrics: tuple[str, ...]
     entities: tuple[str, ...] = ("",)
@@ -115,7 +116,7 @@ def encode_json_record(record: ColumnarRecord) -> bytes:
 class _Block:
     """The series of one kind in a record, and the place of their values.
 
-    rows: the known metrics as rows of the values, or None if all metrics are known.
+    rows: the rows of the values that belong to known metrics, or None if all metrics are known.
     """
 
     kind: EntityKind
@@ -128,7 +129,7 @@ class _Block:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """How to decode the values of all records with one header: their number and their series."""
+    """A plan to decode all records with one header: the number of their values, and their series."""
 
     values: int
     blocks: tuple[_Block, ...]
@@ -141,7 +142,7 @@ class _Plan:
 class RecordDecoder:
     """A decoder of the columnar records of all nodes.
 
-    `noted`: the counts of values skipped as `blank` and `unknown_metric`. models: node → GPU model.
+    `noted`: counts of the skipped values, by the reasons `blank` and `unknown_metric`. models: node → GPU model.
     """
 
     entities: Entities
@@ -251,7 +252,7 @@ def _decode_or_refuse(read: Callable[[bytes], Row], raw: bytes) -> Row:
 
 
 def _register_header(header: Header, entities: Entities) -> _Plan:
-    """Register the node and entities of a header, and return how to decode its values.
+    """Register the node and entities of a header, and return the plan to decode its values.
 
     Raises RecordError if a name is invalid.
     """

@@ -56,7 +56,7 @@ def _find_owners(samples: SampleBatch, entities: Entities) -> NDArray[np.int32]:
 def _find_first_times(batch: Batch, entities: Entities) -> NDArray[np.int64]:
     """Return (nodes + 1,) int64, the earliest time of each node in the batch, in Unix ms.
 
-    The last element is for entities that no node owns.
+    The last element is the earliest time of entities that no node owns.
     """
     first = np.full(len(entities[EntityKind.NODE]) + 1, np.iinfo(np.int64).max)
     for samples in batch.samples:
@@ -69,7 +69,7 @@ def _make_blocks(
 ) -> Iterator[tuple[tuple[int, int], _Block]]:
     """Yield ((node row, time_ms), (names, values)) for each node and time.
 
-    Samples up to MOMENT_MS after the node's first time count as read at that time.
+    Samples up to MOMENT_MS after the node's first time get that time.
     """
     owner = _find_owners(samples, entities)
     begin = first[owner]

@@ -1,6 +1,7 @@
 """The output to Kafka: batches of a telemetry source as columnar records, and events unchanged.
 
-A record's key is its node's block if known, else the node. So one pipeline reads a whole block in order.
+A record's key is the block of its node, or the node itself if its block is unknown. So one pipeline reads a
+whole block in order.
 """
 
 import asyncio
@@ -85,7 +86,7 @@ def find_node_blocks(topology: Topology) -> dict[str, str]:
 async def forward_batches(
     source: Source, entities: Entities, output: Output, blocks: Mapping[str, str], form: str
 ) -> None:
-    """Write all batches that `source` reads, until it ends. form: a key of FORMS."""
+    """Write all batches that `source` delivers until its end. form: a key of FORMS."""
     untold: tuple[RecordError, ...] = ()  # bad lines go with the next record there is
     while True:
         try:
@@ -118,7 +119,10 @@ def encode_batch(
 
 
 async def send_events(body: DecodedBody, output: Output) -> None:
-    """Send the good events of a body. Keys by job or node keep the events of each in order."""
+    """Send the good events of a body.
+
+    The job or node of an event is the key of its record, so the events of one job or node stay in order.
+    """
     rows = [(row.event.node if isinstance(row.event, NodeEvent) else row.event.job, row) for row in body.records]
     headers = (("content-type", b"application/json"),)
     await output.send(

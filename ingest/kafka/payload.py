@@ -49,7 +49,7 @@ class DecodedPayload:
 class PayloadDecoder:
     """A decoder of the records of one source.
 
-    `noted`: counts, by reason, of records and values that are neither good nor bad.
+    `noted`: counts, by reason, of records and values that were skipped without an error.
     """
 
     def __init__(self, entities: Entities, clock: Clock) -> None:
@@ -148,7 +148,7 @@ def _make_poison(error: RecordError) -> DecodedPayload:
 def _parse_headers(message: Message) -> dict[str, str]:
     """Return a record's headers as text, with names in lower case.
 
-    Names of CloudEvents headers are as in HTTP: `ce-id`, which Kafka's binding writes `ce_id`.
+    Kafka's binding of CloudEvents writes `ce_id`. The result has HTTP's name `ce-id` instead.
     """
     found = {}
     for name, value in message.headers:

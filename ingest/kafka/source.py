@@ -5,10 +5,10 @@
     events         every pipeline reads all partitions. Pipeline p mod instances alone reports the bad records
     dead letters   unreadable records unchanged, with headers reason, detail, topic, partition, offset
 
-The position in the snapshot is the next offset of every partition. A partition without one is read from
-its beginning. Group offsets are for lag tools only. The source writes a dead letter before the position
-passes its record, so none is lost. After a crash, the source reads the keys of letters written since the
-last snapshot, so none is written twice.
+The position in the snapshot is the next offset of every partition. A partition without an offset is read
+from its beginning. Group offsets are for lag tools only. The source writes a dead letter before the
+position passes its record, so none is lost. After a crash, the source reads the keys of letters written
+since the last snapshot, so none is written twice.
 """
 
 import asyncio
@@ -185,7 +185,7 @@ class KafkaSource(Source):
         return partition % self.options.instances == self.options.instance
 
     async def _read_dead_letters(self) -> None:
-        """Read the keys of the dead letters that were written after the position to continue from."""
+        """Read the keys of the dead letters that were written after the restored position."""
         topic = self.options.dead_letters
         keys: Sequence[bytes] = ()
         if topic:
@@ -203,7 +203,7 @@ class KafkaSource(Source):
         return ours and offset >= self._next.get((source, partition), 0)
 
     async def _fetch_records(self) -> None:
-        """Wait for records. Raises SourceError if none arrived for QUIET_S and no broker answers."""
+        """Wait for records. Raises SourceError if none arrives for QUIET_S and no broker answers."""
         if self._polling is None:
             self._polling = asyncio.ensure_future(self._reader.poll(POLL_S))
         try:
@@ -325,7 +325,7 @@ class KafkaSource(Source):
 
 
 def make_dead_letter(topic: str, message: Message, poison: RecordError) -> OutgoingRecord:
-    """Return the dead letter of a bad record: its value unchanged, with the reason in the headers.
+    """Return the dead letter of a bad record. It has the record's value, and headers with the reason.
 
     The key identifies the record, so that consumers can count or compact letters.
     """
@@ -368,7 +368,7 @@ class _Health:
         self._rates: deque[tuple[float, int]] = deque()
 
     def record_lag(self, behind: Mapping[Place, int]) -> None:
-        """Record the brokers' answer. behind: the number of unread records in each partition."""
+        """Record the lag that the brokers report. behind: the number of unread records in each partition."""
         self.up = self.reported = True
         self._reported_s = time.monotonic()
         self.behind = sum(max(0, records) for records in behind.values())

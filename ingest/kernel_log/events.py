@@ -36,8 +36,8 @@ class KernelReader:
     """A reader of one stream of kernel log lines.
 
     `node`: the node of all lines. If it is empty, each line names its node. `fallback`: the node of lines from a
-    ring buffer, which name none. boot_ms: when the node booted, in Unix ms, 0 until known. `utc_offset_s`: the
-    time zone of times that name none. tally: counts of the lines of the last call.
+    ring buffer, which name no node. boot_ms: when the node booted, in Unix ms, 0 until known. `utc_offset_s`: the
+    offset from UTC of times without a time zone. tally: counts of the lines of the last call.
     """
 
     node: str = ""
@@ -51,7 +51,7 @@ class KernelReader:
     _last: dict[tuple[str, int], int] = field(default_factory=dict)
 
     def read(self, lines: Iterable[bytes], now_ms: int) -> tuple[list[NodeEvent], list[RecordError]]:
-        """Return the new events in some lines, and the errors of unreadable lines."""
+        """Return the new events in these lines, and the errors of unreadable lines."""
         rows = [row for row in lines if row.strip()]
         self._infer_boot_time(rows, now_ms)
         events, bad = [], []
@@ -115,7 +115,7 @@ class KernelReader:
         return now_ms if time_ms > now_ms + FUTURE_LIMIT_MS else time_ms
 
     def _is_new_event(self, event: NodeEvent) -> bool:
-        """Return whether an event is new: no equal event of its node is less than five seconds apart.
+        """Return whether no equal event of its node lies within five seconds of this event.
 
         The reader remembers a new event, so a storm of one error gives one event.
         """

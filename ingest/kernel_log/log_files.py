@@ -37,7 +37,7 @@ class LogFile:
     def read(self, most: int = READ_BYTES) -> list[bytes]:
         """Return new whole lines, about `most` bytes of them. Raises OSError if the file cannot be read.
 
-        A line that is longer than `most` is returned in pieces.
+        A line longer than `most` is returned in pieces.
         """
         if self._file is None and not self._open_file():
             return []
@@ -57,7 +57,7 @@ class LogFile:
         return data[:end].splitlines()
 
     def backlog_bytes(self) -> int:
-        """Return the number of unread bytes in the present file, without a file that has replaced it."""
+        """Return the number of unread bytes in the open file. A file that has replaced it does not count."""
         try:
             status = self.path.stat() if self._file is None else os.fstat(self._file)
         except OSError:
@@ -70,9 +70,9 @@ class LogFile:
             self._file = None
 
     def _open_file(self) -> bool:
-        """Open the file that was read last, even if it was renamed, or else the file at the path.
+        """Open the file that was read last, even if it was renamed. If it is gone, open the file at the path.
 
-        Returns False if there is none.
+        Returns False if there is no file to open.
         """
         path = self.path
         if self._inode and _read_inode(path) != self._inode:
@@ -94,15 +94,15 @@ class LogFile:
     def _find_moved_file(self) -> Path | None:
         """Return the present path of the renamed file, or None if it is gone.
 
-        Only files in its folder whose names begin with its old name are searched.
+        It searches only the files in the same folder whose names begin with the old name.
         """
         near = sorted(self.path.parent.glob(f"{_escape_glob(self.path.name)}*"))[:SIBLINGS_LOOKED_AT]
         return next((path for path in near if _read_inode(path) == self._inode), None)
 
     def _read_next_file(self, most: int) -> list[bytes]:
-        """Read on in the file that has replaced this one at its path. Call it at the end of a file.
+        """Continue with the file that has replaced this one at its path. Call it at the end of a file.
 
-        Returns the rest of this file first, if there is any. Returns no lines if no file has replaced it.
+        If this file still has unread lines, returns those first. Returns no lines if no file has replaced it.
         """
         now = _read_inode(self.path)
         if now is None or now == self._inode:

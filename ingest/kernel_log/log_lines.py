@@ -11,8 +11,8 @@
     dmesg -x, --time-format iso        kern  :warn  : 2025-01-21T04:41:44,283302+00:00 NVRM: …
     /dev/kmsg, pstore                  6,3964,206764307,-;NVRM: …    <4>[ 3098.275513] NVRM: …
 
-A line of any other form is a bad record. So is one with a day or an hour that does not exist. Syslog lines
-of programs other than the kernel are left out, because any program may write them.
+A line of any other form is a bad record. A line with an impossible day or hour is a bad record as well. Syslog
+lines of programs other than the kernel are left out, because any program may write them.
 """
 
 import re
@@ -96,7 +96,7 @@ NOTHING = LogLine("")
 
 
 def parse_log_line(line: str, now_ms: int, utc_offset_s: float = 0.0) -> LogLine:
-    """Parse one line of a kernel log. `utc_offset_s`: the time zone of times that name none.
+    """Parse one line of a kernel log. `utc_offset_s`: the offset from UTC of times without a time zone.
 
     Raises RecordError `unknown_form` or `bad_time`.
 
@@ -147,7 +147,7 @@ def _parse_journal_line(line: str) -> LogLine:
 
 
 def _parse_after_wall_time(rest: str, time_ms: int, utc_offset_s: float) -> LogLine:
-    """Parse the rest of a line after its wall-clock time. Raises RecordError if its form is unknown.
+    """Parse the rest of a line after its wall-clock time. Raises RecordError if the form of the rest is unknown.
 
     The rest is a time zone, a host and a program, or a bare message. Lines of programs other than the kernel
     give NOTHING.
@@ -239,7 +239,7 @@ def _parse_short_line(found: re.Match[str], rest: str, now_ms: int, utc_offset_s
 
 
 def _convert_date_parts(parts: tuple[str | None, str, str, str, str, str], now_ms: int, utc_offset_s: float) -> int:
-    """Convert (year, month, day, hour, minute, second) to Unix ms. Raises ValueError if it is no date.
+    """Convert (year, month, day, hour, minute, second) to Unix ms. Raises ValueError if there is no such date.
 
     A date without a year gets the latest year in which it is at most a day ahead.
     """

@@ -54,7 +54,7 @@ _recovery = re.compile(r"changed from .*? to 0x[0-9a-fA-F]+ \(([^)]*)\)")
 
 @dataclass(frozen=True, slots=True)
 class KernelFinding:
-    """The report of a kernel message about the hardware.
+    """A fact about the hardware that a kernel message reports.
 
     If `severity` is None, the XID code decides it.
     """
@@ -128,7 +128,7 @@ def _parse_severity(code: int, message: str) -> tuple[Severity | None, str]:
 
 
 def _parse_sxid(found: re.Match[str], text: str) -> KernelFinding | None:
-    """Return the finding of an NVSwitch error (SXid), or None for a register line that follows it."""
+    """Return the finding of an NVSwitch error (SXid). Returns None for a register line that follows such an error."""
     switch, code, message = found.groups()
     if int(code) > MAX_CODE or message.startswith(("Data {", "Severity ")):
         return None

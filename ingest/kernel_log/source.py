@@ -1,9 +1,14 @@
 """The source "kernel_log": follows kernel log files (paths or globs) and delivers node events.
 
-The node of a line is the first of these that is given: the name before `=` (`n7=/mnt/n7/dmesg*`), the text in
-place of `{node}`, the option `node`, the host that the line names. Lines of dmesg name no host. Without any of
-these, they belong to the host on which this process runs. `utc_offset_s`: the time zone of times that name
-none.
+The first of these that is known decides the node of a line:
+
+1. the name before `=` (`n7=/mnt/n7/dmesg*`)
+2. the text in place of `{node}`
+3. the option `node`
+4. the host that the line names
+5. for lines of dmesg, which name no host: the host on which this process runs
+
+`utc_offset_s`: the offset from UTC of times without a time zone.
 """
 
 import asyncio
@@ -50,7 +55,7 @@ class KernelLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class _Pattern:
-    """One entry of the option `paths`: a glob, and how its files name their node."""
+    """One entry of the option `paths`: a glob, and the way in which its files name their node."""
 
     glob: str
     node: str
@@ -153,7 +158,7 @@ class KernelLogSource(Source):
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.
 
-        `up`: whether there is a file and all files can be read. `files`: the number of followed files.
+        `up`: at least one file exists, and all files can be read. `files`: the number of followed files.
         `backlog_bytes`: the number of unread bytes in these files.
         """
         now_s = time.monotonic()
@@ -227,7 +232,7 @@ class KernelLogSource(Source):
         return lines
 
     def _follow_new_files(self) -> None:
-        """Start to follow the files that are new. A file that is gone keeps its position."""
+        """Start to follow new files. A file that was deleted keeps its position."""
         if time.monotonic() - self._scanned_s < SCAN_S:
             return
         self._scanned_s = time.monotonic()

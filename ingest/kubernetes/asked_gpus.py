@@ -88,7 +88,7 @@ def read_asked_gpus(
 
 
 def may_hold_gpus(spec: PodSpec, resources: tuple[str, ...], annotations: Mapping[str, str] | None) -> bool:
-    """Return whether a pod may hold GPUs, as long as its device claims are unknown."""
+    """Return whether a pod may hold GPUs, before its device claims are known."""
     return bool(spec.resource_claims) or read_asked_gpus(spec, resources, annotations=annotations).gpus >= 1
 
 

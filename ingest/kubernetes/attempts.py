@@ -7,8 +7,8 @@ gang:
                             └─ failed, preempted (a member is lost) ─ attempt + 1, submitted, …
 
 A lost member resizes an elastic job. A member that vanishes or leaves for no known reason counts as
-lost only after `QUIET_MS`. Usually the end or suspension of the workload explains it before, in
-another watch.
+lost only after `QUIET_MS`. Before that, another watch usually reports that the workload ended or was
+suspended, which explains the loss.
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class MemberPlace(msgspec.Struct, frozen=True, array_like=True):
 class Track(msgspec.Struct, omit_defaults=True):
     """The facts already delivered about a job's current attempt. The first attempt is number `base` + 1.
 
-    began: uid → the place of each member that the attempt runs with. slots: pod → slot, if no label
+    began: uid → place, for each member with which the attempt began. slots: pod → slot, if no label
     states it. failures: uid → the failure of a pod that no longer exists. lost_ms: when a member was
     first missing for no known reason, or None.
     """
@@ -118,12 +118,12 @@ class JobEvaluation:
         return [row for row in self.members.values() if row.node and row.stage in LIVE and row.uid not in began]
 
     def _list_elastic_members(self) -> dict[Slot, Member]:
-        """Return the members of an elastic job that hold GPUs, by slot, then by age."""
+        """Return slot → member, for the members of an elastic job that hold GPUs, numbered in order."""
         rows = sorted(self.members.values(), key=lambda row: (row.slot, row.created_ms, row.name))
         return {(number,): row for number, row in enumerate(row for row in rows if row.stage in HOLDING)}
 
     def _find_newest_members(self) -> dict[Slot, Member]:
-        """Return slot → the newest pod in it, for a gang."""
+        """Return slot → the newest pod in the slot, for a gang."""
         newest: dict[Slot, Member] = {}
         rows = sorted(self.members.values(), key=lambda row: (row.created_ms, row.stage in LIVE, row.name))
         self.track.slots = {uid: slot for uid, slot in self.track.slots.items() if uid in self.members}
@@ -171,7 +171,7 @@ class JobEvaluation:
         return failed if failed and not good else Ending(self.now_ms, FINISHED)
 
     def _join_failures(self, stated: Ending) -> Ending:
-        """Combine the workload's failure with the failure of its first failed pod, which says more."""
+        """Combine the workload's failure with the more detailed failure of its first failed pod."""
         if stated.category != "unknown":
             return stated
         endings = [row.ending for row in self.members.values() if row.stage == "failed" and row.ending]
@@ -182,7 +182,7 @@ class JobEvaluation:
         return Ending(stated.time_ms, first.category, "; ".join(filter(None, (first.message, stated.message))))
 
     def _is_loss_confirmed(self) -> bool:
-        """Return whether a member has been missing for `QUIET_MS`. The first call starts this time."""
+        """Return whether a member has been missing for `QUIET_MS`. The first call sets the start of this time."""
         if self.track.lost_ms is None:
             self.track.lost_ms = self.now_ms
         return self.now_ms - self.track.lost_ms >= QUIET_MS
@@ -226,9 +226,9 @@ class JobEvaluation:
         return stated
 
     def _update_attempt_number(self) -> None:
-        """Begin the next attempt if restart counters or successor pods show one.
+        """Begin the next attempt if restart counters or successor pods show that there is one.
 
-        The number is never below the job's own restart counters.
+        The attempt number is never below the job's own restart counters.
         """
         track = self.track
         if not self.workload.elastic:
@@ -287,7 +287,7 @@ class JobEvaluation:
     def _queue_attempt(self) -> None:
         """Add a `queued` event once the reason for the job's wait is known.
 
-        Adds another when the job becomes blocked, is blocked for another reason, or is released.
+        Adds another one when the job becomes blocked, is blocked for another reason, or is released.
         """
         track, wait = self.track, self._find_wait_reason()
         blocked_by = wait.reason if wait.is_blocked else ""
@@ -334,7 +334,7 @@ class JobEvaluation:
         return tuple(RankPlacement(rank, row.node) for rank, row in enumerate(rows))
 
     def _resize_job(self) -> None:
-        """Add a `resized` event when the members of an elastic job change, or a gang has all wanted members."""
+        """Add a `resized` event when an elastic job's members change, or when a gang gets all wanted members."""
         track = self.track
         rows = {slot: row for slot, row in self.current.items() if row.stage in HOLDING and row.node}
         whole = bool(rows) if self.workload.elastic else len(rows) == self.workload.members
@@ -380,7 +380,7 @@ class JobEvaluation:
 
 
 def _drop_other_owners(members: Mapping[str, Member], uid: str) -> Mapping[str, Member]:
-    """Return the members without pods that belong to another object of the same name. uid: the workload's."""
+    """Return the members without pods of another object that has the same name. uid: the workload's uid."""
     if all(row.owner in ("", uid) for row in members.values()):
         return members
     return {key: row for key, row in members.items() if row.owner in ("", uid)}

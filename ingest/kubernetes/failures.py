@@ -1,8 +1,9 @@
 """A classifier of ended pods into failure categories.
 
-A disruption of the pod decides, else the pod's reason, else the container's output or exit code. An exit
-code of 1 to 127, 134 (abort), 136 (arithmetic) or 139 (segment violation) is the user's fault. Any other is
-unknown. UnexpectedAdmissionError is hardware: the node lacks GPUs that it offered.
+A disruption of the pod decides the category. Without a disruption, the pod's reason decides it, and otherwise
+the container's output or exit code. An exit code of 1 to 127, 134 (abort), 136 (arithmetic) or 139
+(segment violation) is the user's fault. The category of any other code is unknown. UnexpectedAdmissionError is
+hardware: the node lacks GPUs that it offered.
 """
 
 import re

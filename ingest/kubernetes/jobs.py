@@ -29,7 +29,7 @@ class JobState(msgspec.Struct):
 class WorkloadConverter:
     """A converter of workloads and pods into job events.
 
-    `lost_nodes`: the nodes that are lost. A pod that vanishes on one of them counts as lost with it.
+    `lost_nodes`: the nodes that are lost. If a pod vanishes from a lost node, the pod counts as lost too.
     """
 
     def __init__(self, state: JobState, lost_nodes: Iterable[str] = ()) -> None:
@@ -45,13 +45,14 @@ class WorkloadConverter:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Return whether events may become due although no object changes."""
+        """Return whether more events may become due even if no object changes."""
         return bool(self._changed)
 
     def _choose_job_name(self, job: str, kind: str) -> str:
-        """Return the name of an object's job. Two objects of different kinds may have the same name.
+        """Return the name of an object's job.
 
-        In this case, the name of the second job contains its kind, for as long as that job lives.
+        Two objects of different kinds may have the same name. The name of the second job then contains its kind for
+        as long as that job lives.
         """
         own = f"{job} ({kind})"
         return job if own not in self._kinds and self._kinds.get(job, kind) == kind else own
@@ -68,7 +69,7 @@ class WorkloadConverter:
         self._changed.add(job)
 
     def drop_workload(self, kind: str, job: str, uid: str) -> None:
-        """Record that a workload was deleted. `job`: its name in Kubernetes, or the name that this fold chose."""
+        """Record that a workload was deleted. `job`: its name in Kubernetes, or the name that this converter chose."""
         job = self._choose_job_name(job, kind)
         known = self.state.workloads.get(job)
         if known is not None and known.kind == kind and known.uid == uid:

@@ -73,8 +73,8 @@ class KnownNode(msgspec.Struct, omit_defaults=True):
 class NodeConverter:
     """A converter of node objects into specs and events.
 
-    `fatal`: patterns of conditions that require a drain. Other health conditions are warnings. `taints`: the
-    site's patterns of taints → why they withhold a node, empty if they do not. `places`: uid of a pod → the
+    `fatal`: patterns of conditions that require a drain. Other health conditions are warnings. `taints`: pattern of
+    the site's taints → the reason why they withhold a node, empty if they do not. `places`: uid of a pod → the
     machine that it represents.
     """
 
@@ -129,7 +129,7 @@ class NodeConverter:
     def get_node_gpus(self, node: str) -> NodeGpus:
         """Return how a node divides its GPUs.
 
-        For an unknown node, the result has the least shares and memory of all nodes with GPUs.
+        For an unknown node, the result has the smallest shares and memory of all nodes with GPUs.
         """
         state = self.states.get(node)
         if state is not None and state.spec is not None:
@@ -328,6 +328,9 @@ def _parse_version(version: str, now_ms: int) -> int:
 
 
 def _compute_slot(check: str, severity: Severity) -> int:
-    """Return a number below SLOTS for a check and its severity. The numbers below it are those of `KINDS`."""
+    """Return the offset that a check and its severity add to a sequence number. It is below SLOTS.
+
+    The lowest offsets are reserved for `KINDS`.
+    """
     place = zlib.crc32(check.encode()) % 20
     return len(KINDS) + place * 3 + ("ok", "warning", "fatal").index(severity)

@@ -94,7 +94,7 @@ class Container(_Object, frozen=True):
 
 
 class PodClaim(_Object, frozen=True):
-    """A device claim of a pod. It names a ResourceClaim, or a template from which one is made."""
+    """A device claim of a pod. It names a ResourceClaim, or a template for one."""
 
     name: str = ""
     resource_claim_name: str | None = None

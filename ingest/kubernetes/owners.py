@@ -1,4 +1,4 @@
-"""The job that a pod belongs to, and the name of the job's kind.
+"""A finder of the job to which a pod belongs, and of the name of the job's kind.
 
 A kind is identified by its name and its API group: Volcano's Job is not a batch Job. A kind of its usual
 group has its plain name (`Job`). Any other has the full name that Kubernetes prints

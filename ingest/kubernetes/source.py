@@ -4,8 +4,8 @@
         ── each listed, then watched ── converters of workloads (`jobs.py`) and nodes (`nodes.py`) ── events
 
 The position holds the observed objects and each collection's version. After a restart, the source
-resumes there, or compares a new list. It delivers nothing until every collection has answered.
-Otherwise it would misjudge a pod whose Job is unknown.
+resumes from these versions, or compares a new list with the objects. It delivers nothing until every
+collection has answered. Otherwise it would misjudge a pod whose Job is unknown.
 """
 
 import base64
@@ -182,7 +182,7 @@ class KubernetesSource(Source):
     def position(self) -> dict[str, Any]:
         """Return the versions and all observed objects, compressed.
 
-        10,000 pods take a quarter of a megabyte.
+        For 10,000 pods, that is a quarter of a megabyte.
         """
         seen = zlib.compress(msgspec.json.encode(self._at), 1)
         return {"versions": dict(self._at.versions), "seen": base64.b64encode(seen).decode()}
@@ -250,7 +250,10 @@ class KubernetesSource(Source):
         ]
 
     def _record_states(self, messages: Sequence[Message]) -> SourceError | None:
-        """Record which collections answer. Returns the error of one that has just stopped answering, or None."""
+        """Record which collections answer.
+
+        Returns the error of a collection that has just stopped answering, or None.
+        """
         trouble = None
         for message in messages:
             before = self._states.get(message.name)

@@ -1,7 +1,7 @@
 """Reasons why Kubernetes withholds a node from new pods.
 
-They are taints, a deletion that has begun, and announced maintenance. Only taints that stop pods count
-(NoSchedule, NoExecute). Taints that merely dedicate a node do not count. Our own taint does not either: a
+The reasons are taints, a deletion that has begun, and announced maintenance. A taint counts only if it stops
+pods (NoSchedule, NoExecute) and does not merely dedicate a node. Our own taint does not count, because a
 forecast must not feed itself. A cordon is a drain (`nodes.py`).
 """
 

@@ -96,8 +96,8 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
     """A job as its own object describes it, or as its first pod does (`alone`).
 
     The pod describes the job if its object is not followed. members: the number of pods with GPUs that
-    it wants. least: the number of pods with which it starts. elastic: pods join and leave while it
-    runs. awaits_admission: while it is suspended, it waits for a quota and not for a person.
+    it wants. least: the smallest number of pods with which it can start. elastic: pods join and leave while
+    it runs. awaits_admission: while it is suspended, it waits for a quota and not for a person.
     """
 
     kind: str
@@ -118,9 +118,9 @@ class Workload(msgspec.Struct, frozen=True, omit_defaults=True):
 class Member(msgspec.Struct, frozen=True, omit_defaults=True):
     """A pod with GPUs.
 
-    slot: its place in the gang, which its successor takes over. attempt: the number that its labels state, or
-    0. kind, owner: the kind of its owner (Pod if it has none), and the owner's uid if stated. left_ms: since
-    when it is being deleted, or None.
+    slot: its place in the gang, which its successor inherits. attempt: the number that its labels state, or
+    0. kind, owner: the kind of its owner (Pod if it has none), and the owner's uid if stated. left_ms: when its
+    deletion began, or None.
     """
 
     job: str
@@ -243,7 +243,7 @@ class WorkloadReader:
         )
 
     def make_member(self, pod: Pod, now_ms: int) -> Member | None:
-        """Return the member that a pod is, or None if the pod has no GPUs or belongs to a DaemonSet.
+        """Return the pod as a member of its job. Returns None if it has no GPUs or belongs to a DaemonSet.
 
         A pod with device claims may have GPUs. `holds_gpus` decides once the claims have been read.
         """
@@ -435,7 +435,7 @@ def _find_stage(pod: Pod) -> Stage:
 
 
 def _find_ending(pod: Pod, stage: Stage, restarts: int, now_ms: int) -> Ending | None:
-    """Return how the pod ended, even if it has been restarted since, or why it has to leave.
+    """Return how the pod ended, or why it has to leave. The end counts even if the pod was restarted since.
 
     Returns None for any other pod.
     """

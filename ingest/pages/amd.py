@@ -2,9 +2,9 @@
 
     gpu_power_usage{gpu_id="0",serial_number="…",card_model="…",hostname="n1"}
 
-docs/sources/amd.md lists them. Names and units are those of its metrics list and source, 1.0 to 1.5, with
-or without `amd_`. A partition counts as a GPU, with the exporter's number. Only totals are read: neither the
-RAS blocks that an ECC total sums up nor raw profiler counters.
+docs/sources/amd.md lists the metrics. Their names and units come from the exporter's list of metrics and its
+source, versions 1.0 to 1.5, with or without `amd_`. A partition counts as a GPU, with the exporter's number. Only
+totals are read. The RAS blocks that an ECC total sums up are skipped, and so are raw profiler counters.
 """
 
 import re

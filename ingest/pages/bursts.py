@@ -29,8 +29,8 @@ def compute_burst_phase(url: str) -> float:
 def compute_next_burst_ms(now_ms: float, phase: float, period_ms: float) -> float:
     """Return when a target's next burst begins, at least half a period after `now_ms`.
 
-    If two rounds followed each other quickly, a counter that the exporter refreshes between them would have an
-    absurd rate.
+    An exporter may refresh a counter between two rounds. If these rounds followed each other quickly, the rate of the
+    counter would be absurd.
 
     >>> compute_next_burst_ms(now_ms=60_000, phase=0.25, period_ms=10_000), compute_next_burst_ms(60_000, 0.75, 10_000)
     (72500.0, 67500.0)
@@ -40,7 +40,7 @@ def compute_next_burst_ms(now_ms: float, phase: float, period_ms: float) -> floa
 
 
 class FetchSlots:
-    """A limit of `limit` requests at once for quick targets, and as many for slow ones.
+    """A limit on concurrent requests: `limit` for quick targets, and another `limit` for slow ones.
 
     `is_idle` is set while no quick target holds a slot or waits for one.
     """
@@ -55,7 +55,7 @@ class FetchSlots:
     async def hold_slot(self, *, is_slow: bool) -> AsyncIterator[None]:
         """Wait for a slot, and hold it while the context is open, but at most for SLOW_S.
 
-        is_slow: the target's last request took longer than that.
+        is_slow: the target's last request lasted longer than SLOW_S.
         """
         lane = self._lanes[is_slow]
         self._add_busy_target(is_slow)

@@ -124,7 +124,7 @@ def find_unit(name: str, field: int) -> tuple[float, Form]:
     """Return (factor to our unit, form of the number) for a metric's name and its DCGM field.
 
     Fields 203 to 207 are int64 in every version, so they count whole percents even where 4.6 calls them
-    `_RATIO`. Only a fraction below 1, which no int64 can hold, is a ratio that a collector converted.
+    `_RATIO`. An int64 cannot hold a fraction below 1, so such a value is a ratio that a collector computed.
     """
     if field in _RATIO:
         return 1.0, Form.DCGM_RATIO
@@ -247,7 +247,7 @@ class DcgmResolver(Resolver):
     def _locate_gpu(self, labels: Mapping[str, str], target: Target) -> tuple[str, int]:
         """Return the (node, GPU index) that the labels name. Raises RecordError `bad_label`.
 
-        A line without `gpu` is found by its UUID, if an earlier line named node, index and UUID.
+        A line without the label `gpu` is located by its UUID, if an earlier line stated node, index and UUID.
         """
         uuid = labels.get("UUID") or labels.get("gpu_uuid", "")
         if not labels.get("gpu"):

@@ -36,7 +36,7 @@ class LabelFacts:
 
     labels: in the spelling that resolvers expect. holder: the job that holds the GPU, or None. host: the pod and
     namespace of another scheduler's node, or None. divided: whether the line describes a MIG instance. stated:
-    the labels as the line has them.
+    the labels as they are on the line.
     """
 
     labels: Mapping[str, str]
@@ -92,7 +92,7 @@ class ExporterResolver:
         return PlacedGpu(*self._dcgm.place_new(facts.labels, target), facts.holder)
 
     def _derive_label_facts(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
-        """Return the facts that follow from some labels, derived once for each page."""
+        """Return the facts that follow from these labels. They are derived once for each page."""
         page = self._page
         if page is None or page[0] is not target or page[1] != target.pages:
             self._page, self._facts = (target, target.pages), {}
@@ -112,7 +112,7 @@ class ExporterResolver:
         return self._entities.bounds_set, len(nodes), nodes.alias_changes, self.inventory.changes
 
     def _add_job_label(self, series: Series, facts: LabelFacts) -> Series:
-        """Return the series with the job that its labels name, or unchanged if they name none.
+        """Return the series with the job that its labels name, or unchanged if they name no job.
 
         If the labels name a pod in which another scheduler's node runs, the pod's name is recorded for the node.
         """
@@ -202,7 +202,7 @@ _RULES = (
 
 
 def list_readable_names(names: Iterable[str]) -> list[str]:
-    """Return the metric names from which a series of the catalogue may come.
+    """Return the metric names that may belong to a series of the catalogue.
 
     Names that together make one sample are joined by `|`.
     """

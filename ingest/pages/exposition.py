@@ -87,9 +87,9 @@ class LineParser:
         return line
 
     def combine(self, key: bytes, value: bytes) -> tuple[str, Mapping[str, str]] | None:
-        """Return the name and labels of a prefix without its blank, from the lines that were parsed before.
+        """Return the name and labels of a new line from the parts of earlier lines, without parsing it.
 
-        Returns None if the line has to be parsed.
+        key: the line's name and labels as bytes. value: its value. Returns None if the line has to be parsed.
 
         >>> parser = LineParser()
         >>> _ = parser.parse(b'up{node="n1"} 1'), parser.parse(b'load{node="n2"} 7')
@@ -145,7 +145,7 @@ def parse_value(token: bytes) -> float:
 def parse_timestamp(token: bytes, *, seconds: bool = False) -> int:
     """Parse a timestamp as Unix ms. Raises RecordError `bad_timestamp`.
 
-    seconds: whether the text counts seconds, as OpenMetrics does. They may have fractions.
+    seconds: whether the text is in seconds, as in OpenMetrics. Seconds may have fractions.
 
     >>> parse_timestamp(b"1795648400000"), parse_timestamp(b"1795648400.5", seconds=True)
     (1795648400000, 1795648400500)

@@ -1,7 +1,7 @@
 """Functions that fetch pages with aiohttp within limits of time and size, for all clients of pages.
 
-Few sites need aiohttp for pages. Its import costs a pipeline a tenth of a second and 8 MiB, so
-functions import it.
+Few sites need aiohttp for pages, and its import costs a pipeline a tenth of a second and 8 MiB. So it is
+imported only in the functions that use it.
 """
 
 import zlib
@@ -123,7 +123,7 @@ async def _read_body(response: "aiohttp.ClientResponse", max_body_bytes: int) ->
 def _unpack(body: bytes, encoding: str, max_body_bytes: int, url: str) -> bytes:
     """Undo the Content-Encoding of a body. Raises FetchError.
 
-    It stops at the limit, so a zip bomb cannot fill the memory.
+    Unpacking stops at the limit, so a zip bomb cannot fill the memory.
     """
     if encoding.lower() in ("", "identity"):
         return body

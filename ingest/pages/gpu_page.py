@@ -29,7 +29,7 @@ _NO_CEILING = float("nan")
 
 
 class GpuField(msgspec.Struct, frozen=True, gc=False):
-    """A metric name's row in the catalogue, and how to read its number.
+    """The catalogue row of a metric name, and the way to read its number.
 
     of_instance: the row for a MIG instance, or None if instances have none.
     """
@@ -70,7 +70,7 @@ class GpuResolver(Protocol):
 def read_gpu_page(lines: Sequence[bytes], resolve: GpuResolver, target: Target, page: PageState) -> bool:
     """Read all lines into the state of a page, and return whether this was possible.
 
-    If not, the state is unchanged, and the page must be read line by line.
+    If it returns False, the state is unchanged, and the page must be read line by line.
     """
     samples = [line.rpartition(b" ") for line in lines if not line.startswith(b"#")]
     tokens = [token for _, _, token in samples]

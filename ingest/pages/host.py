@@ -82,7 +82,7 @@ class HostResolver(Resolver):
         return name in HOST_NAMES
 
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Found:
-        """Resolve a line. Lines of modes and devices that no sample covers are skipped as OTHER_PART.
+        """Resolve a line. Skips lines of modes and devices that belong to no sample, as OTHER_PART.
 
         Raises RecordError if no node name is known.
         """

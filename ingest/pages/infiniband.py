@@ -26,9 +26,10 @@ _U8, _U16, _U32, _U4 = 255.0, 65_535.0, 4_294_967_295.0, 15.0
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A metric, its names in the three sources, the value at which it stops, and whether it counts words.
+    """A port counter: its metric, its names in the three sources, and the value at which it stops.
 
-    `exporter`: its names in node_exporter, without the prefix and `_total`.
+    It also states whether the counter counts words. `exporter`: its names in node_exporter, without the prefix and
+    `_total`.
     """
 
     metric: str

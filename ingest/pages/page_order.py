@@ -42,8 +42,8 @@ class PageOrder:
     def read_values(self, page: bytes) -> NDArray[np.float64] | None:
         """Return (n,) float64, the wanted values of a page in the order of the shape.
 
-        Returns None if the page has other lines or a broken value. Also returns None if it repeats the order of the
-        previous page, because a shape made from it then reads it faster.
+        Returns None if the page has other lines or a broken value. Also returns None if the page has the same order as
+        the previous page, because a new shape with this order reads the next pages faster.
         """
         if not self._rows:
             return None

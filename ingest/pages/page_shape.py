@@ -33,7 +33,7 @@ _LINE_END, _COMMA = b"\n,"
 
 
 class LineRole(IntEnum):
-    """The role of a line on its page. A line that a `SkipRule` skips has this rule as its role."""
+    """The role of a line on its page. If a `SkipRule` skips a line, the rule itself is the role."""
 
     NOTHING = 0  # the prefix is the whole line: a comment or a blank line
     UNREAD = 1  # a value that nothing reads
@@ -149,9 +149,9 @@ class PageShape:
         return _decode_numbers(page, begin[plan.wanted], end[plan.wanted])
 
     def _fits(self, page: bytes, first: int, begin: NDArray[np.intp], end: NDArray[np.intp]) -> bool:
-        """Return whether the page's text from `first` on differs from the shape only in its values.
+        """Return whether the page's text after `first` differs from the shape only in its values.
 
-        begin, end: (s,) the places of the values, if it fits.
+        begin, end: (s,) the places of the values, if the text fits.
         """
         plan = self._plan
         if begin[0] != plan.length[0] + first or np.count_nonzero((begin > end) | (begin < plan.reach)):

@@ -105,7 +105,7 @@ class PageState:
         return tuple(found)
 
     def explain_unread(self, was_read: bool) -> str:
-        """Return a sentence that explains why no sample of a page is a known series, or "" if one is.
+        """Return a sentence that explains why no sample of a page is a known series, or "" if at least one is.
 
         was_read: an earlier page had known series. The devices may be gone, so that rules skip all remaining lines.
         In this case, the result is "" as well.

@@ -16,7 +16,7 @@ from fleetcast.ingest.series import Fold, Series
 
 @dataclass(frozen=True, slots=True)
 class Folding:
-    """How a page's n rows add up to k samples.
+    """A rule that adds up a page's n rows to k samples.
 
     group: (n,) the sample of each row. first: (k,) one row of each sample. divisor: (k,) the number of parts of
     a mean, else 1. identity: (k,) int64, one number for (metric, entity). grows: the samples that are rates.
@@ -67,7 +67,7 @@ class CounterRates:
         time_ms: NDArray[np.int64],
         total: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """Return (k,) float64: the growth per second in the rows `grows`, and `total` unchanged in all others.
+        """Return (k,) float64: in the rows `grows` the growth per second, and in all others `total` unchanged.
 
         The growth is NaN at a counter's first time, and if the counter fell.
         """
@@ -118,7 +118,7 @@ class PartRows:
 
 
 class PartSums:
-    """Sums and means of parts that arrive one by one. A restart loses the unfinished ones."""
+    """Sums and means of parts that arrive one by one. A restart loses unfinished sums."""
 
     def __init__(self, *, max_rows: int = 1_000_000) -> None:
         self._pending = PartRows.empty()

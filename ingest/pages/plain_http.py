@@ -3,7 +3,7 @@
     PageClient.fetch ── http://host:port/path ── _Connection, one request at a time, kept alive per address
                     └─ https, users in URLs, and for UNUSUAL_S peers that httptools cannot read ── aiohttp
 
-Pages and failures are the same in both ways. All limits of aiohttp apply here as well: the time, the bytes
+Both ways give the same pages and failures. All limits of aiohttp apply here as well: the time, the bytes
 of the body as sent and unpacked, and the bytes of the head.
 """
 
@@ -110,8 +110,8 @@ class _Connection(asyncio.BufferedProtocol):
     async def send_request(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
         """Send a request and return its answer. Raises FetchError or _UnusualAnswer.
 
-        An exception, also a cancellation, closes the connection. Only a complete answer with another status
-        than 200 raises FetchError and leaves the connection open.
+        An exception, also a cancellation, closes the connection. There is one exception to this rule: a complete answer
+        with a status other than 200 raises FetchError and leaves the connection open.
         """
         if self._has_spoken_unasked:
             raise _UnusualAnswer("bytes before the request")
@@ -237,8 +237,8 @@ async def resolve_host(host: str, port: int) -> Sequence[aiohappyeyeballs.AddrIn
 class _AddressCache:
     """A cache of the addresses of host names. An answer is used for RESOLVED_S.
 
-    All fetches of a name share one lookup. The lookup continues even if these fetches time out, so that
-    the next fetch finds its answer.
+    All fetches from one host share one lookup. If these fetches time out, the lookup continues, so that the next
+    fetch finds its answer.
     """
 
     def __init__(self) -> None:
@@ -248,7 +248,7 @@ class _AddressCache:
     async def find_addresses(self, address: Address) -> Sequence[aiohappyeyeballs.AddrInfoType]:
         """Return the socket addresses of a host and port.
 
-        Raises OSError if the name is unknown, and ValueError if it can be no host name.
+        Raises OSError if the host name is unknown, and ValueError if the text cannot be a host name.
         """
         until, found = self._known.get(address, (0.0, []))
         if until > asyncio.get_running_loop().time():

@@ -25,7 +25,7 @@ class Resolver(ABC):
     @classmethod
     @abstractmethod
     def claims(cls, name: str) -> bool:
-        """Return whether a metric of this name belongs to this exporter, even if it is not read."""
+        """Return whether a metric of this name belongs to this exporter. It need not be one that is read."""
 
     @classmethod
     def reads(cls, name: str) -> bool:
@@ -49,7 +49,7 @@ class Resolver(ABC):
         return target.register_node_name(resolve_node_name(label, target), self.entities)
 
     def find_gpu_node(self, labels: Mapping[str, str], target: Target, index: int, uuid: str) -> str:
-        """Return the node of a GPU, as the UUID of its board proves it. Raises RecordError.
+        """Return the node that contains a GPU, identified by the UUID of its board. Raises RecordError.
 
         See `fleetcast.ingest.machines.MachineNames`.
         """
@@ -61,6 +61,6 @@ class Resolver(ABC):
         )
 
     def find_stated_node(self, labels: Mapping[str, str], target: Target) -> str:
-        """Return the fleet's name of the node that a line states, which may be invalid."""
+        """Return the fleet's name of the node that a line states, without checking that the name is valid."""
         label = labels.get("Hostname") or labels.get("hostname", "")
         return find_known_name(resolve_node_name(label, target), self.entities[EntityKind.NODE])

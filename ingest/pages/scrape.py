@@ -3,7 +3,7 @@
     target ── at once, then every interval_s (fleet time) in its burst (`bursts`) ── fetch ── decode ── pending
     next() ── waits for the first page, gathers until its burst ends ── one large Batch
 
-A target has at most one request in flight. If a target hangs, its burst is delivered without it.
+A target has at most one request in flight. A burst does not wait for a target that hangs.
 """
 
 import asyncio
@@ -230,7 +230,7 @@ class Scraper(Source):
                 self._scrape_listed_targets(await asyncio.to_thread(self._list.read_targets))
 
     async def _poll_target_discovery(self, url: str) -> None:
-        """Poll an HTTP service discovery for ever. Its last good answer counts until the next one."""
+        """Poll an HTTP service discovery for ever. If an answer is bad, the last good answer stays in use."""
         while True:
             assert self._client is not None, "asked before next"
             wait_s = ASK_S
@@ -247,7 +247,7 @@ class Scraper(Source):
             await asyncio.sleep(wait_s)
 
     def _scrape_listed_targets(self, listed: dict[str, TargetSpec]) -> None:
-        """Start to scrape new targets in the list, and stop to scrape targets that it no longer names."""
+        """Start scraping new targets in the list, and stop scraping targets that the list no longer names."""
         wanted = {url: spec for url, spec in listed.items() if self.choose(spec)}
         for url in [url for url, target in self.targets.items() if wanted.get(url) != target.spec]:
             self._tasks.pop(url).cancel()
@@ -336,7 +336,7 @@ class Scraper(Source):
         return self._add_node_samples(target, batch, not reason, duration_s, why)
 
     def _record_exception(self, target: ScrapeTarget, reason: str, what: str, error: Exception) -> str:
-        """Count an unexpected exception of one target, and log its traceback once. Returns it in words."""
+        """Count an unexpected exception of one target, and log its traceback once. Returns its text."""
         self.failures[reason] += 1
         if target.up is not False:
             logger.error("%s: %s, a bug", target.spec.url, what, exc_info=error)

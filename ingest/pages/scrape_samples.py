@@ -1,7 +1,7 @@
 """Node samples that a scrape adds to the samples of its page.
 
     scrape_up, scrape_duration_s (wall seconds)    of every scrape
-    gpus_reported, ports_reported                  of a page, if its exporter ever reported any of that node
+    gpus_reported, ports_reported                  of a page, if its exporter ever reported GPUs or ports of the node
 
 If a node has several exporters, the first two samples come from the one that reports GPUs.
 """
@@ -35,7 +35,7 @@ class PageTarget:
 
 
 class ScrapeSamples:
-    """A maker of the node samples of all scrapes of a process.
+    """A builder of the node samples for all scrapes of a process.
 
     `failures`: the number of scrapes whose node cannot be named, by reason.
     """

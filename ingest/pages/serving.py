@@ -5,7 +5,7 @@ a model's instances. So a replica that starts or stops does not look like a coun
 
     pool       label `pool`, else `namespace`, else "default"
     model      label `model_name` (vLLM, SGLang, TensorRT-LLM) or `model` (Triton)
-    instance   label `instance`, else host:port of the page; "#1" after it for the second engine of a data-parallel one
+    instance   label `instance`, else host:port of the page. Further data-parallel engines there have "#1", "#2", …
 
 Each data-parallel rank is an engine. Among the tensor- and pipeline-parallel ranks within it, only the
 first counts. Among SGLang's queue lengths, only the total counts. Triton's versions of a model are added
@@ -182,10 +182,10 @@ class ServingResolver(Resolver):
 
 
 def _is_duplicate_rank(labels: Mapping[str, str]) -> bool:
-    """Return whether another rank of the same data-parallel rank counts the same requests.
+    """Return whether a line counts requests that another rank of the same engine counts as well.
 
-    With data-parallel attention, the tensor-parallel rank grows with the data-parallel rank. If several
-    tensor-parallel ranks share a data-parallel rank, the first line on the page counts.
+    An engine is a data-parallel rank. With data-parallel attention, the tensor-parallel rank grows with the
+    data-parallel rank. If several tensor-parallel ranks share a data-parallel rank, the first line on the page counts.
     """
     ranks = _STAGES if labels.get("dp_rank", "0") not in ("", "0") else (*_STAGES, *_RANKS)
     return any(labels.get(rank, "0") not in ("", "0") for rank in ranks)

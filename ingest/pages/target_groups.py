@@ -68,7 +68,7 @@ def _decode_groups(data: bytes, origin: str) -> Iterator[Group | ConfigError]:
 
 
 def _read_yaml_list(data: bytes, origin: str) -> list[Any]:
-    """Read a YAML list. Raises ConfigError if the data is no list, or if its origin requires JSON."""
+    """Read a YAML list. Raises ConfigError if the data is not a list, or if its origin requires JSON."""
     if origin.endswith(".json") or origin.startswith(("http://", "https://")):
         raise ConfigError(f"{origin}: expected a JSON list of target groups")
     try:

@@ -63,14 +63,14 @@ class LineResolver(GpuResolver, Protocol):
     def get_refusal_version(self) -> Hashable:
         """Return a value that changes whenever a refused line may have become acceptable.
 
-        While it stays equal, a refused prefix is refused again without resolving it.
+        Until it changes, a refused prefix is refused again without being resolved.
         """
 
 
 class PageDecoder:
     """The decoder of one target's pages.
 
-    `noted`: counts, by reason, of lines that are neither good nor bad (blank, saturated, …).
+    `noted`: counts, by reason (blank, saturated, …), of lines that were skipped without an error.
     """
 
     def __init__(
@@ -112,8 +112,8 @@ class PageDecoder:
     def decode(self, page: bytes, arrival_ms: int, *, open_metrics: bool = False) -> Batch:
         """Decode a page into samples. Never raises, whatever the page contains.
 
-        Samples get the fleet time `arrival_ms`, or the timestamps of their lines. open_metrics: whether the content
-        type says so. A page that ends in `# EOF` is OpenMetrics as well.
+        Samples get the fleet time `arrival_ms`, or the timestamps of their lines. open_metrics: whether the page's
+        content type is OpenMetrics. A page that ends in `# EOF` is OpenMetrics as well.
         """
         self.target.last_page_ms, self.target.pages = arrival_ms, self.target.pages + 1
         self._machines.separate_clashing_targets(page, self.target)
@@ -329,7 +329,7 @@ class PageDecoder:
         """Resolve the next page completely if second boards are refused and the readable lines have changed.
 
         The lines are compared with those of the previous page, if that page had refused second boards too.
-        The first board of a slot may have left the page, so that the second one can take its slot.
+        If the first board of a slot has left the page, the second board can get the slot.
         """
         before, self._beside_rivals = self._beside_rivals, 0
         if any(error.reason == "two_boards" for error in page.bad):
@@ -353,8 +353,8 @@ class PageDecoder:
     def _learn_shape(self, page: PageState, lines: int) -> None:
         """Learn the page's shape if it may repeat. Otherwise forget series that are long gone.
 
-        Broken lines that differ from page to page would make every shape useless. So a shape with broken lines is
-        learnt only after the lines came twice.
+        A broken line that differs from page to page would make every shape useless. So a shape with broken lines is
+        learnt only after two pages had the same lines.
         """
         broken = page.list_broken_lines()
         before, self._broken = self._broken, hash(broken)

@@ -1,4 +1,4 @@
-"""Hints for pages without a known metric: their likely exporter, and an alternative that is read.
+"""Hints for pages without a known metric: the exporter that probably wrote them, and what to use instead.
 
     prefix of a name    (exporter, advice)
 

@@ -194,7 +194,7 @@ class PrometheusBackfill:
 
 
 def find_known_names(names: Sequence[str]) -> list[str]:
-    """Return the metric names from which a series of the catalogue may come.
+    """Return the metric names that may belong to a series of the catalogue.
 
     The metric that names hosts comes first. See `list_readable_names`.
     """
@@ -204,7 +204,7 @@ def find_known_names(names: Sequence[str]) -> list[str]:
 def make_write_request(rows: Sequence[MatrixRow]) -> WriteRequest:
     """Convert the rows of an answer into a remote-write request of version 2.0.
 
-    So the decoder resolves their series in the same way.
+    The decoder of remote writes then resolves the series.
     """
     symbols: dict[str, int] = {}
     refs: list[int] = []

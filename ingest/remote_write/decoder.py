@@ -60,7 +60,7 @@ class _RequestSeries:
 class WriteDecoder:
     """The decoder of all senders' requests.
 
-    `noted`: counts, by reason, of samples that are neither good nor bad.
+    `noted`: counts, by reason, of samples that were skipped without an error.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class WriteDecoder:
         return self._decode_found_series(write, found, received_ms)
 
     def decode_request(self, write: WriteRequest, received_ms: int) -> Batch:
-        """Decode the samples of a request whose series were read exactly, field by field."""
+        """Decode the samples of a request that has already been split into series."""
         return self._decode_found_series(write, self._find_series(write), received_ms)
 
     def _decode_found_series(self, write: WriteRequest, found: "_RequestSeries", received_ms: int) -> Batch:
@@ -294,7 +294,7 @@ class WriteDecoder:
     ) -> list[SampleBatch]:
         """Add parts of sums, and return the samples whose parts have all arrived.
 
-        columns: (n,) rows of the table of series. row: (n,) their indices in it.
+        columns: (n,) rows of the table of series. row: (n,) their indices in the table.
         """
         identity = (columns["kind"].astype(np.int64) << 48) | (columns["metric"].astype(np.int64) << 32)
         identity |= columns["entity"]
@@ -331,7 +331,7 @@ def _split_by_kind(
 
 
 def _make_errors(reason: str, columns: NDArray[np.void]) -> list[RecordError]:
-    """Return one error for each row of the table. All are the same object, which names the first row."""
+    """Return one error for each row of the table. All are the same object, which names the series in the first row."""
     if not len(columns):
         return []
     kind = KINDS[int(columns["kind"][0])]

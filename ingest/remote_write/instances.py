@@ -1,6 +1,6 @@
 """The scrape targets that the label `instance` identifies.
 
-Machines that share a name are separate targets as long as both send.
+Two machines that share a name are separate targets while both of them send.
 """
 
 import numpy as np

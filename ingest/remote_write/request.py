@@ -7,8 +7,8 @@ forms:
     2.0   2A len  0A n ┌ refs ┐    12 10 09 ┌ value ┐ 10 ┌ time ┐ 2A n …      refs: numbers of symbols, packed
 
 A loop over lengths finds the series. Then numpy compares those bytes of all series at once and extracts
-the numbers. Other series (several samples, histograms, exemplars) are read field by field. In 1.0, bytes
-may fit by chance. Then the rest of the series is not labels, and the parser of labels asks for an exact
+the numbers. Other series (several samples, histograms, exemplars) are read field by field. In 1.0, other
+bytes may have this form by chance. The parser of labels then finds invalid labels and asks for an exact
 reading. Specifications: prometheus.io/docs/specs/prw/remote_write_spec and …/remote_write_spec_2_0.
 """
 
@@ -279,7 +279,7 @@ class _Samples:
         """Decode the samples in a common form.
 
         sample, zero: (s,) whether each series has this form. text: (s, 18) the bytes of each sample. A sample in the
-        form `zero` takes the last nine.
+        form `zero` uses only the last nine.
         """
         self._fast = sample | zero
         self._value = np.where(sample, _decode_doubles(text[:, 3:11]), 0.0)
@@ -315,7 +315,7 @@ class _Samples:
 
 
 def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
-    """Read a 1.0 message. Each of its series ends in its sample, and the bytes before it are labels."""
+    """Read a 1.0 message. Each of its series ends in its sample, and all bytes before the sample are labels."""
     words = spans.gather_windows(np.maximum(spans.end - _WINDOW, 0))
     size = np.where(spans.end >= _WINDOW, spans.end - spans.begin, 0)
     sample = _LAST_SAMPLE.fits(words) & (size >= _TAIL)

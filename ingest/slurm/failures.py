@@ -1,8 +1,8 @@
 """A classifier of ended Slurm jobs into failure categories. All schedulers have the same categories.
 
-If the job's state decides the category, it counts. For FAILED, three facts count, in this order of trust:
+The job's state decides the category, except for FAILED. There, three facts count, the most trusted first:
 the signal (125 is Slurm's sign of the kernel's out-of-memory killer), Slurm's reason, and the comments of an
-epilog or administrator. Otherwise a bad status or signal is the user's fault.
+epilog or administrator. If none of them decides, a bad status or signal is the user's fault.
 """
 
 import re
@@ -80,7 +80,7 @@ def classify_reason(reason: str) -> FailureCategory | None:
 
 
 def classify_comment(text: str) -> FailureCategory | None:
-    """Return the failure category that a comment describes, or None if it describes no known one."""
+    """Return the failure category that a comment describes, or None if it describes no known category."""
     text = text[:4096]
     without_addresses = re.sub(r"\([^()]*\)", "", text)  # "Xid (PCI:0000:1b:00): 79, …"
     if xids := [int(number) for number in _XID.findall(without_addresses)]:

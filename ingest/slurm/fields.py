@@ -1,7 +1,7 @@
 """Parsers of Slurm's small notations: times, durations, sizes, exit codes, arrays.
 
-Each accepts any text. Unreadable text gives None or an empty result. An impossible exit code makes its whole
-record bad, because any other answer would be a guess.
+Each parser accepts any text. Unreadable text gives None or an empty result. An impossible exit code makes its
+whole record bad, because any other answer would be a guess.
 """
 
 import re
@@ -38,9 +38,9 @@ class WaitingTasks:
 def parse_waiting_tasks(text: str) -> WaitingTasks:
     """Parse the waiting tasks of an array from a text such as `1-3,5%2`.
 
-    Slurm ends a list that it cuts with dots. slurmdbd stores the tasks as a hexadecimal mask whose lowest bit
+    Slurm ends a truncated list with dots. slurmdbd stores the tasks as a hexadecimal mask whose lowest bit
     is task 0. A mask without a bit, or a list without a number, means that all tasks have started. A text of
-    another form counts as a list that was cut.
+    another form counts as a truncated list.
 
     >>> parse_waiting_tasks("[7-8%1]"), parse_waiting_tasks("0-4999%50").count, parse_waiting_tasks("0,2,4,...").is_cut
     (WaitingTasks(named=(7, 8), count=2, is_cut=False), 5000, True)
@@ -71,7 +71,7 @@ def parse_model_name(kind: str) -> str:
 def parse_time_ms(text: str, zone: tzinfo | None = None) -> int | None:
     """Convert Unix seconds, or an ISO time that is local in `zone`, to Unix ms.
 
-    zone: None for this machine's. Returns None if the text is no time since 2000.
+    zone: None for this machine's zone. Returns None if the text is not a time since 2000.
 
     >>> from datetime import UTC
     >>> parse_time_ms("1617588440"), parse_time_ms("2021-04-05T02:07:20", UTC), parse_time_ms("Unknown")

@@ -126,7 +126,7 @@ def _parse_amount(text: str) -> int:
 
 
 def parse_indices(text: str) -> list[int]:
-    """Parse a list of GPU indices. Returns [] if the text is no such list, or an index is too large.
+    """Parse a list of GPU indices. Returns [] if the text is not a list of indices, or an index is too large.
 
     >>> parse_indices("0-3,7"), parse_indices("N/A")
     ([0, 1, 2, 3, 7], [])

@@ -1,9 +1,9 @@
 """The job behind a Slurm job number.
 
 Slurm reuses numbers after MaxJobId, or if it lost its state. A job is identified by its number and its
-submission. The first job of a number is named by the number alone. A later one also has its submission in
-its name: `7@1795645000`. A requeue submits the same job again. Its restart count is then higher. If the
-record has no restart count, a job with the same user and name counts as the same job.
+submission. The first job of a number is named by the number alone. The name of a later job also has its
+submission: `7@1795645000`. A requeue submits the same job again, with a higher restart count. If the record
+has no restart count, a job with the same user and name counts as the same job.
 """
 
 import zlib

@@ -145,7 +145,7 @@ def make_job_events(job: SlurmJob, site: Site) -> list[JobEvent]:
 def encode_checked_event(event: JobEvent, now_ms: int) -> bytes:
     """Return an event as JSON. Raises RecordError if the event API would refuse it.
 
-    For example, it refuses a time ahead of the clock.
+    For example, the API refuses a time ahead of the clock.
     """
     raw = msgspec.json.encode(event)
     decode_event(raw, now_ms)
@@ -227,7 +227,7 @@ class AskedSize(NamedTuple):
 
 
 def find_size(job: SlurmJob, site: Site = SITE) -> AskedSize:
-    """Return the size that a job holds, or else requests."""
+    """Return the size that a job holds. If it holds none, return the size that it requests."""
     gang = min(max(1, len(job.nodes) or job.node_count), MAX_GANG)
     total = sum(map(len, job.indices)) or job.gpus
     per_node = min(max(0, -(-total // gang) if total else job.gpus_per_node), MAX_GPUS)
@@ -304,7 +304,7 @@ def make_rest_finished_event(name: str, time_ms: int) -> Finished:
 def make_unexplained_end(name: str, attempt: int, time_ms: int) -> Failed:
     """Return a `failed` event for an attempt whose end no record states.
 
-    Slurm knows only a later attempt, or none.
+    At that time, Slurm knows only a later attempt of the job, or no attempt.
     """
     said = "Slurm holds it no more, and its accounting does not say how it ended"
     return Failed(job=name, attempt=attempt, sequence=ENDED, time_ms=time_ms, category="unknown", message=said)

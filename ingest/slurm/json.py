@@ -137,7 +137,7 @@ def parse_number(value: Number, most: float = MAX_NUMBER) -> int | None:
 
 
 def _parse_time_ms(value: Number) -> int | None:
-    """Convert Unix s to Unix ms. Returns None if unknown, for which Slurm writes 0 or NO_VAL."""
+    """Convert Unix s to Unix ms. Returns None for 0 and NO_VAL, with which Slurm marks an unknown time."""
     seconds = parse_number(value, MAX_SECONDS)
     return seconds * 1000 if seconds and seconds * 1000 >= YEAR_2000_MS else None
 
@@ -281,7 +281,10 @@ def _convert_node(row: NodeInfo) -> list[SlurmNode]:
 
 
 def _copy_node_per_name(one: SlurmNode, names: Iterable[str]) -> list[SlurmNode]:
-    """Return a copy of a record for each node name, without its other names, which fit only one node."""
+    """Return a copy of a record for each node name.
+
+    The copies lack the record's other names, which fit only one node.
+    """
     return [replace(one, name=name, other_names=()) for name in names]
 
 

@@ -1,8 +1,8 @@
 """A Slurm node, and the events of its changes: drain, undrain, lost, returned, withhold, release.
 
-A drain has the time of its reason, so a repeated record gives the same event. Slurm states no time
-for the end of a drain. It states none either for maintenance, reservations, plans and power saving,
-which withhold a healthy node. Those events get the present time.
+A drain has the time of its reason, so a repeated record gives the same event. Other changes get the present
+time, because Slurm states no time for them. These are the end of a drain, and maintenance, reservations, plans
+and power saving, which withhold a healthy node.
 """
 
 from collections import Counter
@@ -113,7 +113,7 @@ def count_numbered_gpus(nodes: Iterable[SlurmNode]) -> dict[str, int]:
 
 
 def find_shares_per_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
-    """Return unit (shard or mps) → number of parts of one GPU, as most nodes have it."""
+    """Return unit (shard or mps) → the number of parts into which most nodes divide one GPU."""
     found: dict[str, Counter[int]] = {}
     for node in nodes:
         if node.gres.shares and node.gres.gpus:
@@ -124,8 +124,8 @@ def find_shares_per_gpu(nodes: Iterable[SlurmNode]) -> dict[str, int]:
 def find_changes(node: SlurmNode, before: Conditions, source: str, now_ms: int) -> tuple[list[NodeEvent], Conditions]:
     """Return the events from `before` to the node's current conditions, and these conditions.
 
-    If the node has not reported since slurmctld started, its conditions stay. If it then has none, it counts as
-    not responding.
+    If the node has not reported since slurmctld started, its conditions stay unchanged. If such a node is in state
+    UNKNOWN and has no conditions, it counts as not responding.
     """
     if not node.has_reported:
         if before or node.states[:1] != ("UNKNOWN",):

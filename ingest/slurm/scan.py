@@ -15,7 +15,7 @@ NOTHING: Mapping[str, IssuedJob] = MappingProxyType({})
 
 
 class JobScan:
-    """The evaluation of one Slurm answer: its new events, and its live and ended jobs."""
+    """An evaluation that turns the records of one Slurm answer into events and counts."""
 
     def __init__(self, site: Site, now_ms: int, last: Mapping[str, IssuedJob] = NOTHING) -> None:
         """Create an empty scan. `last`: job → checksums of the facts issued before."""
@@ -90,7 +90,7 @@ class JobScan:
     def keep_unclear_attempts(self, unclear: set[str], live: Mapping[str, int]) -> None:
         """Leave live jobs in their attempts if the answer does not show their state clearly.
 
-        unclear: names of such jobs. live: job → attempt before the answer.
+        unclear: names of these jobs. live: job → attempt before the answer.
         """
         for name in unclear & live.keys():
             self.live[name] = self.attempts[name] = live[name]
@@ -114,7 +114,7 @@ def assign_attempt_numbers(
 ) -> list[SlurmJob]:
     """Return the accounts' records of each job with attempt numbers, counted back from its latest attempt.
 
-    It is used for accounts without restart counts. A requeue submits the job again, so the record with
+    Use it for accounts without restart counts. A requeue submits the job again, so the record with
     the same time of submission as in the queue belongs to the queue's attempt. A record of an end is
     dropped if the queue still shows this attempt as live.
     """

@@ -110,7 +110,7 @@ def open_slurm_client(options: SlurmOptions) -> SlurmClient:
 
 
 def decode_jobs(body: bytes, accounting: bool = False) -> ReadRecords[SlurmJob]:
-    """Decode jobs from JSON or text. The first byte decides which of the two it is.
+    """Decode jobs from JSON or text. The first byte of the body shows which format it has.
 
     accounting: whether the body comes from the accounts.
     """
@@ -142,7 +142,7 @@ class PollState:
     accounted: set[Identity] = field(default_factory=set)
 
     def copy(self) -> "PollState":
-        """Return a copy that may be changed. The copies share the sets, which are only ever replaced."""
+        """Return a copy that may be changed. The copies share their sets, because a set is only ever replaced."""
         return PollState(
             self.since_ms,
             dict(self.live),
@@ -204,7 +204,7 @@ class SlurmSource(Source):
     def nodes(self) -> Mapping[str, NodeSpec]:
         """Return node → its hardware as Slurm knows it, for nodes with GPUs.
 
-        It is the same object until one of them changes.
+        The result is the same object until a node changes.
         """
         return self._specs
 

@@ -1,8 +1,8 @@
 """A reader of Slurm's text with separators: `sacct -P`, `squeue -O`, `sinfo -O`, with a header line.
 
 Real outputs are broken. If a name or comment holds a newline, lines are joined until the record is
-complete. The parts are dropped if a whole line follows first. A name or comment may also hold the
-separator. If the last column is a name, this column then gets the rest of the line. Otherwise the
+complete. If a complete line follows first, the collected parts are dropped. A name or comment may also hold
+the separator. If the last column is a name, this column then gets the rest of the line. Otherwise the
 record is bad (`field_count`). Bytes that are not UTF-8 are replaced. If a column occurs twice, the
 first one counts. The separator may be `|#`. Numbers may be `N/A`. Steps (`7.batch`) are not jobs.
 
@@ -70,7 +70,7 @@ def read_jobs(body: bytes, zone: tzinfo | None = None) -> ReadRecords[SlurmJob]:
 def _drop_doubled_jobs(read: ReadRecords[SlurmJob]) -> None:
     """Drop all records of each id that occurs more than once.
 
-    One of them is the free text of a user, such as a job name, and nothing shows which one.
+    One of the records is the free text of a user, such as a job name. Nothing shows which one it is.
     """
     counts = Counter(job.id for job in read.rows)
     read.doubled = {name for name, count in counts.items() if count > 1}

@@ -103,8 +103,8 @@ def _check_row(name: str, cells: Sequence[str], columns: Mapping[str, int]) -> N
 def _find_nearest_gpus(codes: list[str]) -> tuple[int, ...]:
     """Return the indices of the GPUs at the shortest distance to an adapter.
 
-    codes: the distance code of each GPU. Returns none if the nearest are beyond the host bridge, or if all GPUs
-    are at a host bridge's distance.
+    codes: the distance code of each GPU. The result is empty if the nearest GPUs are beyond the host bridge, or if
+    all GPUs are at the distance PHB (host bridge).
     """
     found = [_NEAR.get(code, 9) for code in codes]
     best = min(found, default=9)
@@ -148,9 +148,9 @@ def is_nccl_xml(text: str) -> bool:
 def parse_nccl_xml(text: str) -> tuple[Device, ...]:
     """Return the network adapters in an NCCL topology XML, with their rails.
 
-    Returns none if the XML omits the kinds of its devices, or is one of NCCL's graphs. A dump of a domain that
-    spans hosts has all hosts, each with its `host_hash`. The result is then the wiring that they share. Raises
-    ConfigError if it is no such XML, names no PCI device, or has hosts that are wired in different ways.
+    The result is empty if the XML omits the kinds of its devices, or is one of NCCL's graphs. A dump of a domain
+    that spans hosts has all hosts, each with its `host_hash`. The result is then the wiring that all hosts have.
+    Raises ConfigError if the text is no NCCL XML, names no PCI device, or has hosts that are wired in different ways.
     """
     root, hosts = _read_xml(text)
     if root.kind == GRAPHS:
@@ -194,9 +194,9 @@ def _list_buses(top: _Bus) -> list[_Bus]:
 
 
 def _pair_adapters(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
-    """Assign to each adapter the GPUs below its lowest bridge that has any. The result is added to `near`.
+    """Assign to each adapter the GPUs below its lowest bridge that has any. Adds the result to `near`.
 
-    If the bridge has as many adapters as GPUs, each adapter gets one, in order.
+    If the bridge has as many adapters as GPUs, each adapter gets one GPU, in order.
     """
     for bridge in reversed(_list_buses(top)):  # the lowest first
         below = _list_buses(bridge)

@@ -1,4 +1,4 @@
-"""Hints for files that are no topology: the kind of a file, and the file that is needed instead."""
+"""Hints for files that are not a topology: the kind of the file, and the file that is needed instead."""
 
 import re
 from collections.abc import Mapping

@@ -115,7 +115,7 @@ def _find_resource_model(resources: Table) -> str:
 def _count_instances_per_gpu(profile: str, board: str) -> int:
     """Return the largest number of instances of a MIG profile that one board can have.
 
-    A number that is too large only makes the count of boards too low.
+    If the result is too large, the count of boards is only too low.
     """
     known = parse_mig_profile(profile) if profile else None
     if known is None:

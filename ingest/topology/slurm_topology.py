@@ -43,7 +43,7 @@ def is_slurm_conf(text: str) -> bool:
 
 
 def parse_slurm_conf(text: str) -> list[NodeSpec]:
-    """Return the nodes in the order of the file.
+    """Return the nodes of a topology.conf in the order of the file.
 
     Raises ConfigError with the line number and the bad value.
     """
@@ -68,7 +68,7 @@ def parse_slurm_conf(text: str) -> list[NodeSpec]:
 def _join_lines(text: str) -> list[tuple[int, str]]:
     """Return (number, content) of the lines without comments and empty lines.
 
-    A backslash at its end continues a line.
+    A line that ends in a backslash continues on the next line.
     """
     lines: list[tuple[int, str]] = []
     pending, start = "", 0
@@ -111,7 +111,7 @@ def _add_block(blocks: dict[str, str], number: int, pairs: dict[str, str]) -> in
 
 
 def _add_switches(switches: dict[str, _Switch], number: int, pairs: dict[str, str]) -> int:
-    """Add the switches of a line, and return how many names this adds. Raises ConfigError.
+    """Add the switches of a line, and return the number of names that the line adds. Raises ConfigError.
 
     Each node or child counts once for each switch.
     """

@@ -1,4 +1,4 @@
-"""fleetcast-client: reports a training loop's steps and phases, and offers Fleetcast's HTTP API.
+"""fleetcast-client: a reporter of a training loop's steps and phases, and a client of Fleetcast's HTTP API.
 
 from fleetcast_client import Reporter
 

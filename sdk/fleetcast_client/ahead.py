@@ -1,6 +1,6 @@
-"""A number of the demand forecast, polled in a thread.
+"""One forecast value of demand, polled in a thread.
 
-So an autoscaler can read it at any time without waiting for the service.
+So an autoscaler can read the value at any time without waiting for the service.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ logger = logging.getLogger("fleetcast_client")
 class Series(NamedTuple):
     """A series of `/v1/demand`, with the quantile and the horizon of the wanted forecast.
 
-    job_class: if empty, `inference` for series of requests, and all classes for other targets.
+    job_class: if it is empty, it means `inference` for series of requests, and all classes for other targets.
     """
 
     pool: str = "all"
@@ -138,7 +138,7 @@ class DemandAhead:
             self._stopped.wait(self._asked.every_s)
 
     def _log_failure(self, why: str) -> None:
-        """Log why polling fails, if the reason is new. Log once when it works again."""
+        """Log why polling fails, if the reason is new. Log once when polling works again."""
         if why != self._said and why:
             logger.warning("no forecast of demand from %s: %s", self._asked.url, why[:500])
         elif why != self._said:

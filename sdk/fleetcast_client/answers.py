@@ -38,8 +38,8 @@ class Action(TypedDict):
 class Node(TypedDict, total=False):
     """One node of the fleet.
 
-    `urgent`: hard signals newer than the scores. `withheld`: why schedulers withhold it from other
-    work.
+    `urgent`: hard signals that are newer than the scores. `withheld`: the reason why schedulers withhold the node
+    from other work.
     """
 
     node: str
@@ -88,9 +88,9 @@ class Risk(TypedDict, total=False):
 
 
 class Prescale(TypedDict):
-    """The advice when to request instances of a served model, so that they are warm in time.
+    """The advice when to start instances of a served model, so that they are warm in time.
 
-    `reason`: why a value is None.
+    `reason`: the reason why a value is None.
     """
 
     instances: int
@@ -144,7 +144,7 @@ class Demand(_NotedAnswer):
 class DemandRecord(_Class, total=False):
     """Past demand as [time_ms, value], and two forecasts as [time_ms, five quantiles].
 
-    `forecast` is the present one, and `old` was issued an hour ago.
+    `forecast` is the present forecast, and `old` was issued an hour ago.
     """
 
     as_of_ms: int
@@ -183,7 +183,7 @@ class DemandModel(_NotedAnswer):
 class FittedModel(TypedDict, total=False):
     """A model version that serves.
 
-    `retrain`: condition (coverage, loss, age) to reason, empty if none is met.
+    `retrain`: condition (coverage, loss, age) → reason, for the conditions that are met.
     """
 
     kind: str
@@ -219,7 +219,7 @@ class FittedModels(TypedDict):
 class Job(_Class, total=False):
     """One job. Some keys are present only if a single job was requested.
 
-    These are `as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one is None).
+    These are `as_of_ms`, `placement`, `events`, `run_s`, `start_ms` and `reasons` (why one of these is None).
 
     `state`: queued, blocked (it may not start yet, `queued_reason` says why), running, finished, failed
     or preempted. `remaining_s` (p50, p90): set while it runs. `start_ms` (p10, p50, p90): set while it
@@ -287,7 +287,7 @@ class Estimate(TypedDict, total=False):
 
     `run_s`: p50, p90, p99. `start_ms`: p10, p50, p90. `power_w`: the power of all its GPUs.
     `constraint`: the requirement that delays it most. `by`: the basis of the start. `start_as_of_ms`:
-    when starts were sampled. `ignored`: keys of the request that changed nothing. `reasons` says why a
+    when starts were sampled. `ignored`: keys of the request that changed nothing. `reasons`: the reason why a
     value is None.
     """
 
@@ -334,8 +334,8 @@ class QueueRow(TypedDict, total=False):
 class Queue(TypedDict, total=False):
     """The waiting requests of the placement engine, with the facts that decide when they start.
 
-    reservation: that of the first request, None if it has none. backfill: free GPUs, and until when other
-    requests may use them. releases: running jobs, the first to end first. room: when a new request would
+    reservation: the reservation of the first request, None if it has none. backfill: free GPUs, and until when
+    other requests may use them. releases: running jobs, in the order of their ends. room: when a new request would
     find a GPU. record: how accurate start times were.
     """
 
@@ -400,8 +400,8 @@ class WhyStep(TypedDict, total=False):
 class WhyWaiting(TypedDict, total=False):
     """The reasons why a request waits.
 
-    ladder: the reasons in order, from the requests ahead of it, over the missing resource, to its start.
-    starts_as_of_ms: when starts were sampled.
+    ladder: the reasons in order. It begins with the requests ahead of it, continues with the missing resource and
+    ends with its start. starts_as_of_ms: when starts were sampled.
     """
 
     as_of_ms: int

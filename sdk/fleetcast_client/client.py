@@ -1,6 +1,6 @@
 """The HTTP API as methods of a client.
 
-They return the service's JSON with types. The messages of errors say what to do.
+The methods return the service's JSON with types. An error's message says what to do.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class Client:
     for its certificate, FLEETCAST_CA by default, else those of the system. verify=False accepts any
     certificate, for trials only. Raises ValueError for a bad URL or file.
 
-    Every call raises Unreachable or ApiError. Calls that may safely be repeated are tried `tries` times
-    while the service does not answer. A placement with the same request_id gets the same decision.
+    Every call raises Unreachable or ApiError. While the service does not answer, a call that may safely be repeated
+    is tried `tries` times. A placement with the same request_id gets the same decision.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Client:
         rack: str | None = None,
         limit: int | None = None,
     ) -> Risk:
-        """Return the nodes, the riskiest first.
+        """Return the nodes, ordered by risk. The riskiest node is first.
 
         horizon_s: 3600, 18000, 86400 or 604800. least: only nodes with at least this probability.
         """
@@ -116,7 +116,7 @@ class Client:
         job_class: str = "all",
         queue: str | None = None,
     ) -> DemandRecord:
-        """Return past demand, the present forecast, and the one issued an hour ago. Raises NotFound."""
+        """Return past demand, the present forecast, and the forecast issued an hour ago. Raises NotFound."""
         query = {"pool": pool, "target": target, "class": job_class, "queue": queue}
         return cast(DemandRecord, self._get("/v1/demand/record", query))
 

@@ -1,4 +1,4 @@
-"""The errors of a client of Fleetcast. A Reporter raises none of them, but counts them.
+"""The errors of a client of Fleetcast. A Reporter only counts errors, and raises none.
 
 FleetcastError
 ├── Unreachable      no answer in time, or the answer was not JSON: try again
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class FleetcastError(Exception):
-    """The base class of all errors of this client. It is never raised itself."""
+    """The base class of all errors of this client. The client raises only its subclasses."""
 
 
 class Unreachable(FleetcastError):

@@ -20,8 +20,8 @@ MOST_GPUS = 1024  # of a host
 class Identity:
     """The job, attempt and rank of this process.
 
-    `first`: the sequence number of this process's first event. `node`: the host it runs on. `gpus`: its
-    GPUs there, as schedulers count them, empty if unknown.
+    `first`: the sequence number of this process's first event. `node`: the host of the process. `gpus`: its
+    GPUs on this host, as schedulers count them, empty if unknown.
     """
 
     job: str

@@ -1,8 +1,8 @@
 """The outbox: a bounded queue of events that a thread sends in batches.
 
-`put` neither waits nor raises. Events that do not fit are dropped and counted. A batch is sent
-again with the same events, and so the same identities, until the service accepts it. Events that
-the service refuses are dropped. A fork's child has no thread, and its outbox accepts nothing.
+`put` neither waits nor raises. Events that do not fit are dropped and counted. A batch is sent again with the
+same events until the service accepts it, so the identities of the events stay the same. Events that the service
+refuses are dropped. A fork's child has no thread, and its outbox accepts no events.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Outbox:
         return replace(self._counts, waiting=waiting, dropped=self._dropped)
 
     def flush(self, limit_s: float) -> bool:
-        """Wait until everything has been sent, at most `limit_s` seconds. Returns whether it was."""
+        """Wait until all events have been sent, at most `limit_s` seconds. Returns whether all were sent."""
         deadline = time.monotonic() + limit_s
         while self._open and self._thread is not None and (self._waiting or self._batch):
             self._empty.clear()

@@ -1,4 +1,4 @@
-"""A program that requests nodes from Ray's autoscaler as the demand forecast requires.
+"""A program that requests as many nodes from Ray's autoscaler as the demand forecast requires.
 
     python -m fleetcast_client.ray_resources --url http://fleetcast:8080 --bundle '{"GPU": 8}' --per-bundle 8 --most 16
 

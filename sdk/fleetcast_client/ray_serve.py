@@ -1,4 +1,4 @@
-"""An autoscaling policy for Ray Serve, which uses the forecast if that needs more replicas than now.
+"""An autoscaling policy for Ray Serve. It adds replicas if the forecast load needs more than the current load does.
 
 autoscaling_config:
   policy:

@@ -28,9 +28,9 @@ class Reporter:
 
     url: FLEETCAST_URL by default. Without a URL, without a job, or in a fork's child, it sends nothing
     and raises nothing. job, attempt, rank: by default those that `identity_of` finds in the
-    environment. token: FLEETCAST_TOKEN by default. ca, verify: as in `Client`. If the file cannot be
+    environment. token: FLEETCAST_TOKEN by default. ca, verify: as in `Client`. If the file `ca` cannot be
     used, nothing is sent. most_waiting: how many events are stored while the service does not answer.
-    More are dropped and counted.
+    Further events are dropped and counted.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Reporter:
     ) -> Step:
         """Time a step from the beginning to the end of a block `with report.step(tokens=65536) as step:`.
 
-        Steps without a number are numbered. A step that ends in an exception is not reported.
+        A step without a number gets the next one. A step that ends in an exception is not reported.
         """
         if step is not None:
             self._step = step
@@ -128,7 +128,7 @@ class Reporter:
         return self._outbox.counts() if self._outbox is not None else Counts()
 
     def flush(self, limit_s: float = 5.0) -> bool:
-        """Wait until all events have been sent, at most `limit_s` seconds. Returns whether they were.
+        """Wait until all events have been sent, at most `limit_s` seconds. Returns whether all were sent.
 
         Do not call it in a training loop.
         """
@@ -137,7 +137,7 @@ class Reporter:
     def close(self, limit_s: float | None = None) -> None:
         """Send the remaining events, for at most two seconds by default, and then accept no more.
 
-        A process that ends does this by itself.
+        A process that exits calls this method by itself.
         """
         if self._outbox is not None:
             self._outbox.close(limit_s)

@@ -1,6 +1,6 @@
 """One HTTP request with the standard library: JSON bodies, a bearer token, problems as exceptions.
 
-HTTPS verifies the server with the authorities of the system, or those in a file.
+HTTPS verifies the server with the system's authorities, or with those in a file.
 """
 
 from __future__ import annotations
