@@ -28,12 +28,12 @@ def map_probabilities(p: Array, x: Sequence[float], y: Sequence[float]) -> Array
 
 @dataclass(slots=True)
 class QuantileTracker:
-    """Offsets that are added to forecast quantiles, so that each is exceeded as often as it should be.
+    """Offsets that calibrate forecast quantiles: the outcome should exceed each quantile as often as its level says.
 
-    They are learned from matured outcomes only:
+    The tracker learns the offsets from matured outcomes only:
     offset += eta * size * (level - 1[y <= q + offset]). This is quantile tracking, the P part of conformal
     PID control (Angelopoulos et al., 2023). eta starts large, so the first weeks set the offset as split
-    conformal does. Then it falls to a floor (Angelopoulos et al., 2024). The floor is lower for long leads,
+    conformal does. Then eta falls to a floor (Angelopoulos et al., 2024). The floor is lower for long leads,
     because their outcomes overlap and repeat each surprise.
     """
 
@@ -65,15 +65,15 @@ class QuantileTracker:
     def apply_offsets_at_step(self, quantiles: Array, step: int) -> Array:
         """Return (candidate, quantile, series) the quantiles at one step, shifted by the offsets and sorted.
 
-        quantiles: (candidate, quantile, series) before the shift.
+        quantiles: (candidate, quantile, series) before the offsets are added.
         """
         return np.sort(quantiles + self.offset[:, :, step] * self.compute_trust()[step], axis=1)
 
     def compute_trust(self) -> Array:
         """Return (step, series) the share of each offset that is applied, from 0 to 1.
 
-        The share starts at 0 and grows with the number of outcomes. The outcomes of a few days say little about
-        the next days.
+        The share starts at 0 and grows with the number of outcomes, because a few days of outcomes say little
+        about the next days.
         """
         return np.asarray(self.seen / (self.seen + HALF_TRUST * self.overlap[:, None]))
 
@@ -95,6 +95,6 @@ class QuantileTracker:
         self.offset[:, :, step] += eta * (self.levels[:, None] - hit)
 
     def compute_learning_rate(self, step: int) -> Array:
-        """Return (series,) the present learning rate (eta) of the offsets of one step."""
+        """Return (series,) the current learning rate (eta) of the offsets of one step."""
         overlap = self.overlap[step]
         return np.asarray(np.maximum(ETA_FLOOR / overlap**0.25, ETA_START / (ETA_HALF * overlap + self.seen[step])))

@@ -1,4 +1,4 @@
-"""The interface of forecasters: the panel of series they receive and the quantile levels they return."""
+"""The interface of forecasters: the panel of series that they receive, and the quantile levels that they return."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -38,14 +38,14 @@ class Panel:
         return replace(self, values=self.values[:, :bins], covariates=known)
 
     def end_ms(self, bin: int) -> int:
-        """Return the time at which a bin ends, in Unix ms. A forecast from this bin may be issued then."""
+        """Return the time at which a bin ends, in Unix ms. A forecast from this bin may be issued at that time."""
         return self.first_ms + (bin + 1) * self.bin_s * 1000
 
 
 class Forecaster(Protocol):
     """A method that forecasts the series of a panel.
 
-    Between calls it keeps no state except its fit.
+    A forecaster keeps no state between calls except its fit.
     """
 
     name: str
@@ -53,6 +53,6 @@ class Forecaster(Protocol):
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """Return (quantile, step, origin, series) the QUANTILES of the value at bin origin + step.
 
-        They are NaN where the forecaster cannot forecast. It reads no bin after an origin. Quantiles do not
-        decrease. The gate clips and calibrates them.
+        They are NaN where the forecaster cannot forecast. The forecaster reads no bin after an origin. Quantiles do
+        not decrease with their level. The gate clips and calibrates them.
         """

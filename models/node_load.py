@@ -1,6 +1,6 @@
 """Forecast of how busy each node's GPUs and host are over the next minutes.
 
-It uses their present load, and the jobs that hold the GPUs:
+The forecast uses the present load of the GPUs, and which of them are held by jobs:
 
 a GPU held by a job      the newest reading or the mean of two minutes, whichever is higher, because the
                          dip of a checkpoint is short
@@ -8,8 +8,9 @@ a GPU held below 2 min   at least the usual load of held GPUs in the fleet, beca
 a free GPU               the newest reading. The placer knows best which work it places there
 spread                   that of the last half hour, as if the GPUs of a node moved together
 
-The ends of jobs are left out. Even if known exactly, they make the median worse, because other jobs
-take their place within minutes. `fleetcast evaluate node_load` compares this with the last value.
+The forecast leaves out the ends of jobs. Even if they are known exactly, they make the median worse, because
+other jobs take their place within minutes. `fleetcast evaluate node_load` compares this forecast with the
+last value.
 """
 
 from dataclasses import dataclass
@@ -45,7 +46,7 @@ class GpuUse:
 
     @classmethod
     def from_frame(cls, frame: FeatureFrame, rows: NDArray[np.int32], held_s: Array) -> "GpuUse":
-        """Build the use from a frame. rows: (n, g) rows of `frame`, -1 if unknown.
+        """Build the use of each node's GPUs from a frame. rows: (n, g) rows of `frame`, -1 if unknown.
 
         If no exporter reports utilisation, SM activity is used instead.
         """
@@ -60,7 +61,7 @@ class GpuUse:
     def forecast_use(self) -> Array:
         """Forecast the GPU use of each node: (level, n) at LEVELS, from 0 to 1.
 
-        It is NaN for a node if none of its GPUs reports its use.
+        The forecast is NaN for a node whose GPUs all report no use.
         """
         recent = np.fmax(self.newest, self.mean_2m)
         held = np.isfinite(self.held_s)
@@ -75,9 +76,9 @@ class GpuUse:
 
 
 def forecast_host_shares(frame: FeatureFrame, n: int) -> Array:
-    """Return (2, n) the shares of CPU and of memory in use by the newest readings, NaN if unknown.
+    """Forecast the shares of CPU and of memory in use on each host, (2, n), NaN if unknown.
 
-    They are the forecast, because no history of a host's use is stored.
+    The forecast is the newest reading, because no history of a host's use is stored.
     """
     idle, free, total = (
         _pad_rows(frame.column(name), n) for name in ("cpu_idle_share", "memory_available_bytes", "memory_total_bytes")

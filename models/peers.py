@@ -53,7 +53,7 @@ class Groups:
     def compute_medians(self, values: NDArray[np.floating]) -> tuple[Array, NDArray[np.int64]]:
         """Return (group,) the median of the finite `values` (n,) of each group, and their number.
 
-        The median is NaN if a group has none.
+        A group without finite values has the median NaN.
 
         >>> Groups(np.array([0, 0, 0, 1]), 2).compute_medians(np.array([1.0, 9.0, 3.0, np.nan]))
         (array([ 3., nan]), array([3, 0]))
@@ -100,7 +100,7 @@ class Groups:
 def _compute_median_by_sorting(values: Array, group: Rows, count: NDArray[np.int64]) -> Array:
     """Return (group,) medians of finite `values`, computed by a sort.
 
-    It is used if a few groups are much larger than the others. Most of a table would then be empty.
+    The caller sorts if a few groups are much larger than the others, because most of a table would be empty.
     """
     ordered = values[np.lexsort((values, group))]
     start = np.cumsum(count) - count
@@ -138,10 +138,10 @@ def number_groups(keys: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
 
 
 def encode_values(values: Array) -> tuple[Array, NDArray[np.int64]]:
-    """Return the distinct `values` in order, and (n,) the index of each value among them.
+    """Return the distinct `values` in order, and (n,) the index of each value among them, as np.unique does.
 
-    The result is that of np.unique. values: (n,). If there are few distinct values, such as speeds and
-    models, it is found without a sort. NaN equals nothing, so np.unique is called if there is any.
+    values: (n,). Few distinct values, such as speeds and models, are found without a sort. If any value is NaN,
+    np.unique is called, because NaN equals nothing.
     """
     distinct = list[float]()
     rest = values
@@ -188,7 +188,7 @@ def compute_p90(counts: NDArray[np.floating]) -> float:
 def compute_median(values: NDArray[np.floating]) -> float:
     """Return the median of (n,) finite numbers. There must be at least one.
 
-    For some hundreds of numbers it is ten times as fast as numpy's median.
+    For some hundreds of numbers this function is ten times as fast as numpy's median.
 
     >>> compute_median(np.array([3.0, 1.0, 2.0])), compute_median(np.array([4.0, 1.0, 2.0, 3.0]))
     (2.0, 2.5)

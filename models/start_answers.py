@@ -6,9 +6,9 @@ request has started by then. If an early start counted at once and a late one on
 the record of a queue would always have too many early starts. A withdrawn request counts at the
 levels whose time had passed before.
 
-For the same reason a request leaves the record by its issued times alone, never because it has
-started. Once the record is full, a new request replaces the one whose first p90 passed longest ago.
-If no p90 has passed yet, the new request is not recorded.
+For the same reason, only its issued times decide when a request leaves the record, never its start. Once the
+record is full, a new request replaces the one whose first p90 passed longest ago. If no p90 has passed yet, the
+new request is not recorded.
 
 Later answers are easier, because more is known then. So each age is evaluated separately. Users plan by
 the first answer.
@@ -45,8 +45,8 @@ class StartShares(NamedTuple):
 class StartAccuracy(NamedTuple):
     """The accuracy of issued start times: over all ages of an answer, and at each age of LOOKS_S.
 
-    Over all ages, all answers of a request together count as one. Age 0 is the first answer. since_ms: when
-    the first evaluated answer was issued, None without any.
+    In the figures over all ages, the answers of a request together count as one. Age 0 is the first answer.
+    since_ms: when the first evaluated answer was issued, None without any.
     """
 
     all_ages: StartShares
@@ -58,7 +58,7 @@ class StartAccuracy(NamedTuple):
 class AnsweredRequest:
     """A request and its answers. first_ms: when its first answer was issued, in Unix ms.
 
-    notes: the start time issued at each age, in the order of LOOKS_S, None if none was known. until_ms:
+    notes: the start time issued at each age, in the order of LOOKS_S, None if it was unknown. until_ms:
     when its wait ended, None while it waits.
     """
 
@@ -132,8 +132,8 @@ class AnsweredRequests:
         """Count the requests that started and had no known start time at this age."""
         return sum(one.has_started and one.notes[age : age + 1] == [None] for one in self._requests)
 
-    def map_places(self) -> dict[int, int]:
-        """Return the `id` of each request object -> its index in a dump."""
+    def map_ids_to_places(self) -> dict[int, int]:
+        """Return a map from the `id` of each request object to the index of the request in a dump."""
         return {id(one): at for at, one in enumerate(self._requests)}
 
     def find_by_place(self, place: int) -> AnsweredRequest:
@@ -141,11 +141,11 @@ class AnsweredRequests:
         return self._heap[place][2]
 
     def dump(self) -> list[Any]:
-        """Return a JSON-able copy."""
+        """Return a copy of the requests that can be written as JSON."""
         return [[one.first_ms, one.notes, one.until_ms, one.has_started] for one in self._requests]
 
     def load(self, rows: Any) -> None:
-        """Restore what `dump` returned. Raises ValueError or TypeError if it is not a dump."""
+        """Restore the requests that `dump` returned. Raises ValueError or TypeError if `rows` is not a dump."""
         for first_ms, notes, until_ms, has_started in rows:
             until_ms = None if until_ms is None else int(until_ms)
             one = AnsweredRequest(
@@ -155,7 +155,7 @@ class AnsweredRequests:
 
 
 def _find_last_known_ms(one: AnsweredRequest, now_ms: int) -> int:
-    """Return the time until which it is known whether the request has started, in Unix ms."""
+    """Return the last time at which it is known whether the request had started, in Unix ms."""
     return now_ms if one.until_ms is None or one.has_started else one.until_ms
 
 

@@ -1,6 +1,6 @@
 """StartRecord: whether start times shown to users proved right, and how the next ones are corrected.
 
-`models/start_answers.py` explains how the record evaluates them.
+`models/start_answers.py` explains how the record evaluates start times.
 
     issued = exp(log(wait + ROUND_S) + offset) - ROUND_S          at each level
 
@@ -11,8 +11,8 @@ the requests that started first are the ones with short waits. If many requests 
 newest of those that started have short waits too. If the curve of the newest ones does not come down to
 the level, more of the older ones are included.
 
-An offset could instead follow how often corrected answers proved right. It would go on moving until
-the first corrected requests start, hours later, and swing from too late to too early.
+An offset could instead follow how often corrected answers proved right. Such an offset would go on moving
+until the first corrected requests start, hours later, and swing from too late to too early.
 
 If a request was to start at once and did not, its wait has a Pareto tail: it may well wait as long again.
 """
@@ -54,8 +54,8 @@ class FollowedRequest:
     """A request that waits, and the start times that were issued for it.
 
     first_ms: when its first answer was issued. answers: the answers that the record evaluates, None if it
-    evaluates none. since_ms: since when it should start at once, None while it should not. sampled_s: the
-    waits of its first answer at LEVELS, before any correction, None if that answer had no start time.
+    evaluates none. since_ms: from when on it was due to start at once, None if it is not due. sampled_s: the
+    waits in its first answer at LEVELS, before any correction, None if that answer had no start time.
     """
 
     first_ms: int
@@ -87,7 +87,7 @@ class StartRecord:
     def issue_starts(
         self, starts_ms: Mapping[str, Times], now_ms: int, unknown: Collection[str] = ()
     ) -> dict[str, Times]:
-        """Return the corrected start times of waiting requests. Record those answers that are due.
+        """Return the corrected start times of waiting requests, and record the answers that are due.
 
         starts_ms: request id -> sampled start times. unknown: ids of waiting requests without a known start
         time. Their answer is recorded as missing.
@@ -107,7 +107,7 @@ class StartRecord:
         return found
 
     def correct_start(self, start_ms: Times, now_ms: int) -> Times:
-        """Return the corrected start times of a request that does not wait yet. Records nothing."""
+        """Return the corrected start times of a request that does not wait yet, without recording them."""
         wait_s = np.maximum(0.0, (np.array(start_ms, np.float64) - now_ms) / 1000)
         low, middle, high = (now_ms + np.round(1000 * np.sort(self._correct_wait_s(wait_s))).astype(np.int64)).tolist()
         return low, middle, high
@@ -118,7 +118,7 @@ class StartRecord:
     def _update_overdue_s(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:
         """Return (request,) for how many seconds each request has been due to start at once, 0 if it is not due.
 
-        ids: the requests. wait_s: (request, level) their sampled waits.
+        ids: the requests. wait_s: (request, level) the sampled waits of these requests.
         """
         found = np.zeros(len(ids))
         for at, (name, soon) in enumerate(zip(ids, (wait_s[:, 1] < ROUND_S).tolist(), strict=True)):
@@ -188,8 +188,8 @@ class StartRecord:
         return self._answers.evaluate_answers(self._now_ms)
 
     def dump(self) -> dict[str, Any]:
-        """Return a JSON-able copy."""
-        places = self._answers.map_places()
+        """Return a copy of the record that can be written as JSON."""
+        places = self._answers.map_ids_to_places()
         return {
             "version": VERSION,
             "offset": self.offset.tolist(),
@@ -204,9 +204,9 @@ class StartRecord:
         }
 
     def load(self, saved: Mapping[str, Any]) -> None:
-        """Restore what `dump` returned, into a new record.
+        """Restore the state that `dump` returned, in a new record.
 
-        Raises ValueError, KeyError, IndexError or TypeError if it is not a dump. Dumps of older versions restore
+        Raises ValueError, KeyError, IndexError or TypeError if `saved` is not a dump. Dumps of older versions restore
         only a part. A dump of version 2 evaluated early starts before late ones, so requests that waited then are
         not evaluated, and only its offsets are used. A dump of version 1 mixes the ages of answers, so only its
         cursor is used.
@@ -228,7 +228,7 @@ class StartRecord:
 
 
 def _compute_residuals(first_ms: Sequence[int], sampled_s: Sequence[tuple[float, ...]], time_ms: int) -> Array:
-    """Return (request, level) the log of the wait until `time_ms`, less that of the predicted wait.
+    """Return (request, level) the log of the wait until `time_ms`, less the log of the predicted wait.
 
     first_ms: (request,) when the prediction was issued, in Unix ms. sampled_s: (request, level) the predicted
     waits before any correction.

@@ -1,4 +1,4 @@
-"""Formatting of numbers and times for people, with no more digits than are known."""
+"""Formatting of numbers and times for people, without more digits than are known."""
 
 from datetime import UTC, datetime
 from math import isfinite
@@ -9,7 +9,7 @@ DAY_MS = 86_400_000
 def format_number(value: float) -> str:
     """Format a number with at most four significant digits and a thousands separator.
 
-    A small number has two digits. A number that is not finite is "unknown".
+    A number below 1 has two significant digits. A number that is not finite is "unknown".
 
     >>> format_number(1980.0), format_number(0.4375), format_number(12.34), format_number(0.0042)
     ('1,980', '0.44', '12.3', '0.0042')
@@ -25,7 +25,7 @@ def format_number(value: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """Format a duration in the unit that suits it.
+    """Format a duration in seconds, minutes, hours or days, whichever suits it.
 
     >>> format_age(45), format_age(95), format_age(7300)
     ('45 s', '95 s', '2 h')
@@ -48,7 +48,7 @@ def format_clock_time(time_ms: int, now_ms: int) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """Format a rate in the unit that suits it.
+    """Format a rate in B/s with the prefix that suits it.
 
     >>> format_rate(25.2e9), format_rate(3.1e6)
     ('25.2 GB/s', '3.10 MB/s')

@@ -48,13 +48,13 @@ BANDS = (
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The settings for fitting the trees of demand.
+    """The settings for fitting the demand trees.
 
-    rows: the most training rows for each band. threads: the number of quantiles that are fitted at
+    rows: the largest number of training rows for each band. threads: the number of quantiles that are fitted at
     once.
 
-    A leaf holds at least `leaf_rows` rows, and at least LEAF_SHARE of a long history, because
-    neighbouring rows are nearly the same.
+    A leaf holds at least `leaf_rows` rows. With a long history it also holds at least LEAF_SHARE of the rows,
+    because neighbouring rows are nearly the same.
     """
 
     trees: int = 100
@@ -143,8 +143,8 @@ def compute_each_level(work: Callable[[Any], Any], levels: Iterable[Any], thread
 def _choose_tree_count(rows: TrainingRows, most: int, parameters: dict[str, Any]) -> int:
     """Return the smallest number of trees whose loss is within PARSIMONY of the smallest loss.
 
-    The trees are fitted on the early rows, and the loss is that on the late rows. The result is at most
-    `most`. A single tree is nearly no model, because its leaves add only `learning_rate` of what they found.
+    The trees are fitted on the early rows, and the loss is measured on the late rows. The result is at most
+    `most`. A single tree has almost no effect, because a leaf adds only its value times `learning_rate`.
     """
     import lightgbm
 
@@ -199,8 +199,8 @@ def _make_parameters(settings: Settings, leaf_rows: float, depth: int, seed: int
 def draw_training_rows(pasts: Sequence[PanelPast], band: Band, most: int, rng: np.random.Generator) -> TrainingRows:
     """Draw at most `most` rows of a band with known outcomes, spread evenly over the panels' origins.
 
-    Neighbouring origins are nearly the same. So the near band has at most six origins per hour, and the
-    others at most one.
+    The near band has at most six origins per hour, and the others at most one. Origins that are closer together
+    are nearly the same.
     """
     parts = [_draw_panel_rows(past, band, most, rng) for past in pasts]
     x, z, early, late = (np.concatenate(columns) for columns in zip(*parts, strict=True))

@@ -67,15 +67,15 @@ class Contest:
     def is_behind(self, panel: Panel) -> bool:
         """Return whether more than 2 * `origin_bins` ended bins still have to be tested.
 
-        That is so after a start. In operation, fewer bins end between two calls.
+        This happens after a start. In normal operation, fewer bins end between two calls.
         """
         return len(self._list_ended_bins(panel)) > 2 * self._origin_bins
 
     def refresh_gate(self, panel: Panel, tests: int | None = None) -> None:
         """Issue and score the forecasts of the bins that have ended since the last call.
 
-        It tests at most `tests` pairs of an origin and a series, but at least one origin. Later calls test
-        the rest.
+        One call tests at most `tests` pairs of an origin and a series, but at least one origin. Later calls test
+        the remaining pairs.
         """
         tests = TESTS_A_CALL if tests is None else tests
         first_bin, bins = self._compute_first_bin(panel), self._list_ended_bins(panel)
@@ -92,7 +92,7 @@ class Contest:
             self._done = bin
 
     def make_served_forecasts(self, panel: Panel, back: int = 0) -> ServedForecasts:
-        """Return the served forecasts as of `back` bins before the last one."""
+        """Return the forecasts that are served from the last bin, or from `back` bins before it."""
         origin = panel.bins - 1 - back
         self._adapt_gate(panel, origin + 1)
         return self._gate.make_served_forecast(
@@ -104,10 +104,10 @@ class Contest:
         return np.stack([forecaster.forecast(panel, origins, self.steps) for forecaster in self._forecasters])
 
     def _adapt_gate(self, panel: Panel, seen: int) -> None:
-        """Adapt the gate to the panel's series. Series that it already has keep their state.
+        """Adapt the gate to the panel's series. Series that the gate already has keep their state.
 
-        The first `seen` columns show which series have whole numbers only. No ceiling is below their
-        highest value.
+        The first `seen` columns show which series have whole numbers only. A ceiling is raised to the highest value
+        in these columns.
         """
         if self._gate.series != panel.names:
             known, self._gate = self._gate, self._make_gate(panel.names)
@@ -119,11 +119,11 @@ class Contest:
         self._gate.ceiling = np.where(np.isfinite(panel.capacity), np.maximum(panel.capacity, highest), np.inf)
 
     def drop_record(self, name: str) -> None:
-        """Drop the gate's record of a forecaster, because it switches to another version."""
+        """Drop the gate's record of a forecaster that switches to another version."""
         self._gate.reset_forecaster(name)
 
     def list_accuracy(self) -> list[dict[str, float | int | None]]:
-        """Return the accuracy of each series of the last panel, as `Gate.list_accuracy` does."""
+        """Return the past accuracy of each series of the last panel, in the format of `Gate.list_accuracy`."""
         return self._gate.list_accuracy()
 
     def compute_mean_losses(self) -> dict[str, tuple[float, int]]:
@@ -134,14 +134,14 @@ class Contest:
         return self._gate.compute_mean_losses()
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return copies of the state: a JSON-able part, and arrays by name."""
+        """Return copies of the state: a part that can be written as JSON, and arrays by name."""
         about, arrays = self._gate.dump()
         return {"done": self._done, "gate": about}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into a new contest.
+        """Restore the state that `dump` returned, in a new contest.
 
-        If the gate cannot use the dump, the history is tested again.
+        If the gate cannot use the dump, the contest tests the history again.
         """
         self._gate = self._make_gate(about["gate"]["series"])
         if self._gate.load(about["gate"], arrays):

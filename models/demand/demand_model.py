@@ -4,11 +4,11 @@
     bands      for each of several shares of time, the GPUs that are in use for at least that share
     burst      a time above the level that is exceeded for a quarter of the day. A burst shorter than the
                measured cold start is noise: GPUs ordered for it are ready only when it is over
-    tolerated  the wait that requests state, else the wait after which a tenth of the jobs has given up
-               (Kaplan-Meier: starts are censored)
+    tolerated  the wait that requests state. If they state none, the wait after which a tenth of the jobs
+               has given up (Kaplan-Meier: starts are censored)
 
-Floor and bands use ten-minute bins of up to 35 days. The few bins in which the whole fleet stood still
-are left out. Bursts use the minutes of the last day. An unknown part is None and has a reason.
+Floor and bands use ten-minute bins of up to 35 days. They leave out the few bins in which the whole fleet
+stood still. Bursts use the minutes of the last day. An unknown part is None and has a reason.
 """
 
 from collections import defaultdict
@@ -42,7 +42,7 @@ MOST_AWAY = 0.05  # of the time: more is a habit, which counts
 
 @dataclass(frozen=True, slots=True)
 class RunningGpus:
-    """The GPUs that jobs of one queue and class hold: (bin,), oldest first, NaN if unknown."""
+    """The GPUs held by the jobs of one queue and class: (bin,), oldest first, NaN if unknown."""
 
     minutes: Array
     ten_minute: Array
@@ -127,10 +127,10 @@ def _make_row(
 
 
 def _find_idle_bins(fleet: Array) -> NDArray[np.bool_]:
-    """Return (bin,) whether nearly all of the fleet's jobs were away, as in an outage or a maintenance.
+    """Return (bin,) whether nearly all jobs of the fleet were away, as in an outage or a maintenance.
 
-    If this is so for more than MOST_AWAY of the time, it is usual, and the result is False everywhere. fleet:
-    (bin,) running GPUs of all queues and classes.
+    If nearly all jobs were away for more than MOST_AWAY of the time, such times are usual. Then the result is
+    False everywhere. fleet: (bin,) running GPUs of all queues and classes.
     """
     known = fleet[np.isfinite(fleet)]
     away = fleet < AWAY_SHARE * np.median(known) if len(known) else np.zeros(len(fleet), bool)
@@ -142,7 +142,7 @@ def _list_known_values(values: Iterable[float | None]) -> Array:
 
 
 def find_held_gpus(levels: Array, share: float) -> float:
-    """Return the largest number of GPUs that are in use for at least this share of the bins.
+    """Return the largest number of GPUs that are in use for at least `share` of the bins.
 
     >>> find_held_gpus(np.array([1.0, 2.0, 3.0, 4.0]), 0.5)
     3.0
@@ -159,11 +159,11 @@ def _make_bands(known: Array) -> list[dict[str, float]] | str:
 def summarise_bursts(minutes: Array, cold: Array | None) -> dict[str, float | None] | str:
     """Return facts about the bursts of the last day, or the reason why there are none.
 
-    minutes: (minute,) running GPUs. cold: (job,) cold starts in seconds. Without them no burst counts as
+    minutes: (minute,) running GPUs. cold: (job,) cold starts in seconds. Without cold starts, no burst counts as
     noise.
 
-    ceiling_gpus: the highest level outside noise. shortest_s: the length of the shortest burst that is no
-    noise. noise_share: the part of the GPU time above the quarter-day level that is noise.
+    ceiling_gpus: the highest level of a burst that is not noise. shortest_s: the length of the shortest burst
+    that is not noise. noise_share: the part of the GPU time above the quarter-day level that is noise.
     """
     known = np.isfinite(minutes)
     if known.sum() < FEWEST_MINUTES:
@@ -190,7 +190,7 @@ def summarise_bursts(minutes: Array, cold: Array | None) -> dict[str, float | No
 def _compute_class_shares(key: Key, running: Mapping[Key, RunningGpus]) -> dict[str, float] | str:
     """Return class -> its share of the queue's GPU time, or the reason why there is none.
 
-    If the key is that of a single class, only its own share is returned.
+    If the key names a single class, the result has the share of that class only.
     """
     total = np.nansum(running[key[0], EVERYTHING].ten_minute)
     if not total > 0:
@@ -216,10 +216,10 @@ def _summarise_cold_starts(cold: Array | None) -> dict[str, float] | str:
 
 
 def estimate_tolerated_wait(records: Sequence[JobRecord]) -> dict[str, float | None] | str:
-    """Return the tolerated wait in seconds, and the number of jobs that can wait and still start within it.
+    """Return the tolerated wait in seconds, and the number of jobs that start within one such wait.
 
-    That number follows from the rate at which such jobs have started. Returns the reason in words if
-    the wait is unknown.
+    The number of jobs follows from the rate at which jobs have started. Returns the reason in words if the wait
+    is unknown.
     """
     known_s = _list_known_values(row.tolerated_s for row in records)
     if len(known_s) >= FEWEST_CHECKPOINTS:

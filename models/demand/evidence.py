@@ -1,6 +1,6 @@
 """The evidence that a candidate beats persistence, from four weeks of losses at one lead.
 
-All numbers are in units of persistence's own loss in the same series, so none depends on the unit of
+All numbers are in units of persistence's own loss in the same series. So they do not depend on the unit of
 the series. `fleetcast evaluate demand` measures the constants (training/RESULTS.md, Demand).
 """
 
@@ -55,11 +55,11 @@ def compute_mean_of_others(values: Array, known: Mask) -> Array:
 
 
 def compute_daily_t_statistic(gain: Array, known: Mask, lead: float, a_day: int) -> Array:
-    """Return (candidate, series) the mean gain divided by its standard error.
+    """Return (candidate, series) the t statistic of the gain: its mean divided by its standard error.
 
-    gain: (block, candidate, series). If there are enough days, the statistic is that of daily means. They
-    even out what one hour of the day gains and another loses. Otherwise it is that of blocks. lead: in
-    blocks. a_day: the number of blocks of a day.
+    gain: (block, candidate, series). If there are enough days, daily means are used, because gains and losses
+    of different hours cancel within a day. Otherwise, blocks are used. lead: in blocks. a_day: the number of
+    blocks of a day.
     """
     by_day = gain.reshape(-1, a_day, *gain.shape[1:]).sum(axis=1)
     days = np.asarray(known.reshape(-1, a_day, known.shape[-1]).any(axis=1))
@@ -68,9 +68,10 @@ def compute_daily_t_statistic(gain: Array, known: Mask, lead: float, a_day: int)
 
 
 def _compute_t_statistic(gain: Array, known: Mask, lead: float) -> Array:
-    """Return the mean gain divided by its standard error, with `lead` units counted as one.
+    """Return the mean gain divided by its standard error. Gains within one lead count as a single observation.
 
-    Units without outcomes are 0. A positive gain that never varies gives inf.
+    gain: (unit, candidate, series), 0 in units without outcomes. lead: in units. A positive gain that never
+    varies gives inf.
     """
     units = np.maximum(known.sum(axis=0), 2)
     mean = gain.sum(axis=0) / units
@@ -82,8 +83,8 @@ def _compute_t_statistic(gain: Array, known: Mask, lead: float) -> Array:
 def compute_earned_losses(one: LeadRecord, t_band: Array, lead: float, a_day: int, is_shadow: Mask) -> Array:
     """Return (candidate, series) the loss of each candidate that may serve one lead, inf for all others.
 
-    The loss is in units of persistence's. If a candidate gains at this lead, the greater of two t statistics
-    counts: that of the lead, and `t_band`, that of its band of leads. The mean is the last candidate. lead:
+    The loss is in units of persistence's. A candidate that gains at this lead is judged by the greater of two t
+    statistics: that of the lead, and `t_band`, that of its band of leads. The mean is the last candidate. lead:
     in blocks. a_day: the number of blocks of a day. is_shadow: (candidate,) whether it never serves.
     """
     win, sure = (np.full((len(one.ratio), 1), limit) for limit in (WIN, SURE_T))

@@ -1,10 +1,10 @@
 """Features of regular series at an origin, on the same scale for small and large pools.
 
-Values are differences from an anchor: the last value, or for flows the mean of the last week. They
-are divided by a scale known at the origin (the capacity, else the highest number of running GPUs,
-else the past week's level). So one model also serves series that it never saw. Lags and windows are
-times, not bins, so panels of a minute and of an hour have the same features. No bin after an origin
-is read. A missing bin has the last known value.
+Values are differences from an anchor: the last value, or for flows the mean of the last week. They are
+divided by a scale known at the origin: the capacity, else the highest number of running GPUs, else the
+level of the past week. So one model also serves series that it was not fitted on. Lags and windows are
+times, not bins, so panels of a minute and of an hour have the same features. No feature reads a bin after
+its origin. A missing bin has the last known value.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,8 @@ class PanelPast:
     """The values of one panel without gaps, and their running sums, computed once for all origins.
 
     filled: (series, bin), NaN before the first known value.
-    sums, squares, counts: (series, bin + 1) from bin `first` on, a week before the first origin. They
-    are sums of `filled` less its first known value, `centre` (series,).
+    sums, squares, counts: (series, bin + 1) running sums of `filled` less `centre`, from bin `first` on, a week
+    before the first origin. centre: (series,) the first known value.
     highest: (series, bin) the most running GPUs so far.
     ages: (series, aged, age) at the bins `aged` (job_survival.py).
     started: (series, bin + 1) running sums of started GPUs.
@@ -95,8 +95,8 @@ class PanelPast:
     ) -> "PanelPast":
         """Prepare a panel for `compute_features`.
 
-        survival: how long jobs stay. The features that need it are NaN without it, and without counts of starts
-        and ends. origins: the bins at which features are needed, None for all.
+        survival: how long jobs stay. Without it, or without counts of starts and ends, the features that need it are
+        NaN. origins: the bins at which features are needed, None for all.
         """
         aged = np.arange(panel.bins) if origins is None else np.unique(origins)
         started = panel.covariates.get("started")
@@ -126,9 +126,9 @@ class PanelPast:
         return find_values_at(self.filled, origins - back)
 
     def compute_moments(self, origins: NDArray[np.intp], bins: int) -> tuple[Array, Array]:
-        """Return the mean and the standard deviation, (origin, series) each, of the last `bins` bins.
+        """Return the mean and the standard deviation of the last `bins` bins, (origin, series) each.
 
-        `bins` covers at most a week. If fewer bins are known, those count.
+        Only known values count. `bins` covers at most a week.
         """
         last = origins - self.first
         total, square, count = (sum_window(sums, last, bins) for sums in (self.sums, self.squares, self.counts))
@@ -139,8 +139,8 @@ class PanelPast:
     def compute_scale(self, origins: NDArray[np.intp]) -> Array:
         """Return (origin, series) the scale by which changes are divided, at least 1e-9.
 
-        It is the capacity. Without a capacity it is the most GPUs that ever ran. If that is unknown too, it is
-        the level of the last week.
+        The scale is the capacity. Without a capacity, it is the most GPUs that ever ran. If that number is unknown
+        too, the scale is the level of the last week.
         """
         if self.highest is not None:
             own = np.maximum(find_values_at(self.highest, origins), 1.0)
@@ -152,7 +152,7 @@ class PanelPast:
     def compute_anchor(self, origins: NDArray[np.intp]) -> Array:
         """Return (origin, series) the value to which forecast changes are added.
 
-        It is the last value. For flows, it is the mean of the last week.
+        The anchor is the last value. For flows, it is the mean of the last week.
         """
         if self.panel.target in FLOW_TARGETS:
             return self.compute_moments(origins, self.count_bins(WEEK_S))[0]
@@ -223,7 +223,7 @@ def _compute_level_columns(past: PanelPast, origins: NDArray[np.intp], scale: Ar
 def _compute_flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
     """Return columns (origin, series): each flow's sum over the last hours less the usual sum.
 
-    The usual sum is not a feature itself, because trees would recognise the months by it.
+    The usual sum itself is no feature, because trees would recognise the months by it.
     """
     unknown = np.full(scale.shape, np.nan)
     recent = []
@@ -247,7 +247,7 @@ def _compute_flow_columns(past: PanelPast, origins: NDArray[np.intp], scale: Arr
 
 
 def _compute_age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Array) -> list[Array]:
-    """Return columns (origin, series): the running GPUs by how long they have run, in groups of ages."""
+    """Return columns (origin, series): the running GPUs in each group of ages. The age is the time since the start."""
     if past.ages is None:
         return [np.full(scale.shape, np.nan)] * len(AGE_GROUPS)
     now = past.ages[:, np.searchsorted(past.aged, origins)].transpose(1, 0, 2)
@@ -257,8 +257,8 @@ def _compute_age_columns(past: PanelPast, origins: NDArray[np.intp], scale: Arra
 def _compute_survival_columns(past: PanelPast, origins: NDArray[np.intp], step: int, scale: Array) -> list[Array]:
     """Return three columns (origin, series) about the ends and starts of GPUs up to the target.
 
-    The first has the GPUs expected to end by the target. The others have the GPUs that started in the
-    same span before: the mean of the last days, and the value of a week ago.
+    The first is the number of GPUs expected to end by the target. The other two are numbers of GPUs that
+    started in an equally long span before: the mean of the last days, and the value of a week ago.
     """
     unknown = np.full(scale.shape, np.nan)
     sums = past.started
@@ -284,8 +284,8 @@ def _sum_following_bins(sums: Array, bins: NDArray[np.intp], step: int) -> Array
 def _compute_step_features(past: PanelPast, origins: NDArray[np.intp], step: int, now: Array, scale: Array) -> Array:
     """Return (origin, series, feature) the features of one step.
 
-    Some compare the same span on earlier days or weeks: the change over it, and the value at its end
-    less the anchor.
+    Some features look at the same span of time on earlier days or weeks. They are the change over that span,
+    and the value at its end less the anchor.
     """
     seconds = step * past.panel.bin_s
     day, week = past.count_bins(DAY_S), past.count_bins(WEEK_S)

@@ -1,7 +1,7 @@
-"""Helpers for flows: quantities per bin, such as arriving GPUs, which do not persist as a level does.
+"""Helpers for flows: quantities counted within each bin, such as arriving GPUs.
 
-So the persistence of a flow is the median of its last hours. A single bin above all earlier demand
-does not shape the forecast of the next bins.
+The next bin starts from zero again. So the persistence of a flow is the median of its last hours. A single bin
+above all earlier demand does not shape the forecast of the next bins.
 """
 
 from dataclasses import replace
@@ -22,15 +22,15 @@ CHUNK = 1_000_000  # values that are sorted at once
 
 
 def is_flow(panel: Panel) -> bool:
-    """Return whether the values of a panel are quantities per bin, and no two bins overlap."""
+    """Return whether the values of a panel are quantities per bin, in bins that do not overlap."""
     return panel.target in FLOW_TARGETS and panel.bin_s >= FLOW_BIN_S
 
 
 def cap_lone_spikes(panel: Panel) -> Panel:
-    """Return the panel of a flow with each bin capped at the highest earlier one.
+    """Return the panel of a flow with each bin capped at the highest earlier bin.
 
-    Other panels are returned unchanged. Within the first day, or if there was no demand before, the
-    capacity is the limit too. No bin depends on a later one.
+    Other panels are returned unchanged. Within the first day, or without earlier demand, the cap is at least
+    the capacity. No bin depends on a later one.
     """
     if panel.target not in FLOW_TARGETS:
         return panel
@@ -46,8 +46,8 @@ def cap_lone_spikes(panel: Panel) -> Panel:
 def compute_recent_medians(filled: Array, window: int) -> Array:
     """Return (series, bin) the median of the known values in the last `window` bins of a flow.
 
-    It is NaN before the first known value. filled: (series, bin), without gaps after its first known value,
-    none negative.
+    The median is NaN before the first known value. filled: (series, bin), not negative, without gaps after the
+    first known value.
 
     >>> compute_recent_medians(np.array([[np.nan, 9.0, 1.0, 2.0, 3.0]]), 3).tolist()
     [[nan, 9.0, 5.0, 2.0, 2.0]]

@@ -91,7 +91,7 @@ class Histories:
     covariates: Mapping[str, Array] = field(default_factory=dict)
 
     def make_panel(self, rows: NDArray[np.intp], now_ms: int, bin_s: int) -> Panel:
-        """Return some of the series as a panel for forecasters. Its last bin contains `now_ms`."""
+        """Return the series at `rows` as a panel for forecasters. The panel's last bin contains `now_ms`."""
         values = self.minutes if bin_s == MINUTE_S else self.ten_minute
         names = tuple(self.keys[row].name for row in rows.tolist())
         first_ms = (now_ms // (bin_s * 1000) - values.shape[1] + 1) * bin_s * 1000
@@ -110,9 +110,9 @@ class ForecastSeries:
     bin: int = -1
 
     def drop_forecasts_from_partial_history(self, levels: Array, now_bin: int) -> None:
-        """Drop forecasts issued before all events of their time had arrived.
+        """Drop forecasts that were issued before all events of their time had arrived.
 
-        levels: (bin,) as known now.
+        levels: (bin,) the values of the series as known now.
         """
         current = [row for row in self.issued if _is_near_levels(row, levels, now_bin)]
         if len(current) < len(self.issued):
@@ -219,9 +219,9 @@ class DemandForecaster(Stateful):
                 series.drop_forecasts_from_partial_history(inputs.ten_minute[row], self._now_ms // BIN_MS)
 
     def _lacks_old_forecast(self, inputs: Histories, rows: NDArray[np.intp]) -> bool:
-        """Return whether the forecast of an hour ago is missing and must be computed from the data of that time.
+        """Return whether the forecast of an hour ago is missing, so that it must be computed now.
 
-        It is missing after a start, and if events of that time arrived later.
+        It is missing after a start, and if events of that hour arrived late.
         """
         now_bin = self._now_ms // BIN_MS
         found = (self._find_or_add_series(inputs.keys[row], inputs.target) for row in rows.tolist())
@@ -257,9 +257,10 @@ class DemandForecaster(Stateful):
         )
 
     def _store_chart_values(self, series: ForecastSeries, ten_minute: Array, old: Array) -> None:
-        """Store the history and the forecast of an hour ago, which charts show.
+        """Store the history and the forecast of an hour ago, both for the charts.
 
-        old: (quantile, horizon) a forecast computed as of an hour ago, NaN if none was computed.
+        old: (quantile, horizon) the forecast that was computed now from the data of an hour ago, NaN if none was
+        computed.
         """
         now_ms, now_bin = self._now_ms, self._now_ms // BIN_MS
         series.history = _find_recent_history(ten_minute)
@@ -274,9 +275,9 @@ class DemandForecaster(Stateful):
         series.issued.append((now_ms, _make_points(series.values, now_ms, HORIZONS_S, OLD_FAN)))
 
     def switch_version(self, name: str, version: str) -> None:
-        """Switch a forecaster to another model version.
+        """Switch a forecaster to another model version, and replace its record by that of persistence.
 
-        Its record is then replaced by that of persistence. Nothing changes if it already has this version.
+        Nothing changes if it already has this version.
         """
         if self._versions.get(name, "") == version:
             return
@@ -299,7 +300,7 @@ class DemandForecaster(Stateful):
     def make_chart_record(self) -> dict[str, Any]:
         """Return series name -> its history, its forecast fan, and its forecast of an hour ago.
 
-        It covers the DRAWN_SERIES largest series, and those of the whole fleet. A name is `queue|target`,
+        The result has the DRAWN_SERIES largest series, and those of the whole fleet. A name is `queue|target`,
         `queue|target|class` or `all|target|all|pool`. Points: [time_ms, value] in `history`, [time_ms, p05,
         p25, p50, p75, p95] in `forecast`, and [time_ms, p05, p50, p95] in `old`.
         """
@@ -320,7 +321,7 @@ class DemandForecaster(Stateful):
         }
 
     def dump(self) -> Dump:
-        """Return copies for a snapshot: JSON-able parts, and arrays by name."""
+        """Return copies of the state for a snapshot: parts that can be written as JSON, and arrays by name."""
         contests: list[dict[str, Any]] = []
         arrays: dict[str, NDArray[Any]] = {}
         for number, ((target, which), contest) in enumerate(self._contests.items()):
@@ -335,7 +336,7 @@ class DemandForecaster(Stateful):
         return {"contests": contests, "issued": issued, "versions": dict(self._versions)}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned. If the state of a gate is missing, the history is tested again."""
+        """Restore the state that `dump` returned. A contest whose gate is missing from it tests its history again."""
         self._versions = dict(about["versions"])
         for row in about["issued"]:
             key = SeriesKey(*DemandScope.from_row(row))
@@ -374,9 +375,9 @@ class _TargetForecasts:
             self.records.setdefault(row, []).append(record)
 
     def find_record(self, row: int) -> dict[str, float | int | None]:
-        """Return the accuracy of a series in bins of ten minutes.
+        """Return the past accuracy of a series in bins of ten minutes.
 
-        Until the first forecast of ten minutes has matured, it is the accuracy in bins of a minute.
+        Until the first ten-minute forecast has matured, the result is the accuracy in bins of a minute.
         """
         nearest, *others = self.records[row]
         return next((record for record in others if record["origins"]), nearest)
@@ -385,7 +386,7 @@ class _TargetForecasts:
 def _list_builtin_forecasters(which: str) -> tuple[Forecaster, ...]:
     """Return the forecasters that every site has, for one contest.
 
-    The contest by minutes has no smoother, because a day of minutes is too short for one.
+    The minute contest has no smoother, because it sees only a day, which is too short for one.
     """
     smoothing = {MINUTES: (), POOLS: make_smoothers(), GROUPS: make_group_smoothers()}
     return (*FORECASTERS, *smoothing[which])
@@ -411,7 +412,7 @@ def _has_whole_numbers_only(inputs: Histories) -> NDArray[np.bool_]:
 def _compute_ceilings(inputs: Histories) -> Array:
     """Return (series,) the upper limit of forecasts: the capacity, or the highest value if that is larger.
 
-    The limit is inf without a capacity.
+    A series without a capacity has the limit inf.
     """
     reached = [np.nan_to_num(values).max(axis=1, initial=0.0) for values in (inputs.minutes, inputs.ten_minute)]
     return np.where(np.isfinite(inputs.capacity), np.maximum(inputs.capacity, np.maximum(*reached)), np.inf)

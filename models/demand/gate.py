@@ -79,7 +79,7 @@ class Gate:
 
     names: the forecasters, persistence first. ceiling: (series,), inf or NaN for none. No forecast is below
     0. shadows: forecasters that are scored like the others and never serve, alone or in the mean. whole:
-    (series,) whether the series has whole numbers only. Such a series is served in whole numbers, until an
+    (series,) whether the series has whole numbers only. The gate serves such a series in whole numbers, until an
     outcome is not whole.
     """
 
@@ -115,7 +115,7 @@ class Gate:
         self._pending: dict[int, list[PendingForecast]] = {}
 
     def issue_forecast(self, origin: int, raw: Array) -> ServedForecasts:
-        """Return the forecast that serves, and store it until its outcome is known.
+        """Return the forecast to serve, and store it until its outcome is known.
 
         raw: (forecaster, quantile, step, series), NaN where a forecaster cannot forecast.
         """
@@ -151,9 +151,8 @@ class Gate:
         """Return the past accuracy of each series, over four weeks and all leads.
 
         wql_vs_best_naive: the weighted quantile loss of served forecasts divided by that of the better naive
-        forecaster. coverage_80: the share of outcomes within the 80 % band over DAYS_OF_COVERAGE days. Forecasts
-        whose band is a single value that came true do not count there. origins: the number of forecasts that
-        matured.
+        forecaster. coverage_80: the share of outcomes within the 80 % band over DAYS_OF_COVERAGE days. It leaves out
+        forecasts whose band is a single value that came true. origins: the number of forecasts that matured.
         """
         return self._table.list_records()
 
@@ -162,7 +161,7 @@ class Gate:
         return self._table.compute_scaled_losses()
 
     def reset_forecaster(self, name: str) -> None:
-        """Replace a forecaster's record by persistence's, because it switches to another version.
+        """Replace the record of a forecaster by persistence's record, because it switches to another version.
 
         The mean keeps its own record, because its weights follow the outcomes of any forecaster.
         """
@@ -183,7 +182,7 @@ class Gate:
         is_known = np.asarray(np.isfinite(raw).all(axis=1))
         known = np.where(is_known[:, None], raw, raw[:1])
         is_known[0] = True
-        weights = self._weights.compute() * is_known
+        weights = self._weights.compute_weights() * is_known
         mean = np.einsum("kqts,kts->qts", known, weights / weights.sum(axis=0))
         return np.concatenate([known, mean[None]])
 
@@ -197,8 +196,7 @@ class Gate:
     def _limit_values(self, values: Array) -> Array:
         """Limit values to 0 and the ceiling. Round them if the series has whole numbers only.
 
-        Rounding costs no coverage. For a series of counts, each true quantile is a whole number, and the offsets
-        swing around it.
+        Rounding costs no coverage. The true quantiles of counts are whole numbers, and the offsets swing around them.
         """
         if self.whole.any():
             values = np.where(self.whole, np.rint(values), values)
@@ -207,7 +205,7 @@ class Gate:
     def _score_forecast(self, row: PendingForecast, outcomes: Array) -> None:
         """Score one forecast against its outcomes, and update the trackers with its raw quantiles.
 
-        outcomes: (series,). Losses and hits are added to the block that contains the forecast's origin.
+        outcomes: (series,). The block of the forecast's origin receives its losses and hits.
         """
         at = row.step
         raw = row.raw
@@ -276,7 +274,7 @@ class Gate:
         }
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, Array]) -> bool:
-        """Restore what `dump` returned. Series may have been added or removed since then.
+        """Restore the state that `dump` returned. Series may have been added or removed since then.
 
         Returns False, and restores nothing, if the dump has other forecasters, steps or arrays.
         """

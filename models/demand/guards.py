@@ -1,6 +1,6 @@
-"""Two checks that exclude a candidate from serving although it won over four weeks.
+"""Two guards against candidates that won over four weeks but should not serve now.
 
-`fleetcast evaluate demand` measures their constants (training/RESULTS.md, Demand).
+`fleetcast evaluate demand` measures the constants of both guards (training/RESULTS.md, Demand).
 """
 
 import numpy as np
@@ -16,16 +16,16 @@ LAST_OUTCOMES = 3  # within which a spike is over
 
 
 class PageTest:
-    """Page's test (1954) on each candidate: its loss in excess of persistence's, summed over recent outcomes."""
+    """Page's test (1954) of each candidate. It sums how much the candidate lost more than persistence lately."""
 
     def __init__(self, candidates: int, tracker: QuantileTracker) -> None:
         self._tracker = tracker
         self.behind = np.zeros((candidates, *tracker.seen.shape))  # in persistence's usual errors
 
     def update(self, at: int, losses: Array, known: Mask) -> None:
-        """Add the losses of a lead, (candidate, series), to the loss of each candidate against persistence.
+        """Add the losses of one lead to each candidate's sum of losses in excess of persistence's.
 
-        The sum never falls below 0, so a candidate cannot save earlier gains.
+        losses: (candidate, series). The sum never falls below 0, so earlier gains do not offset later losses.
         """
         lost = scale_to_units(losses - losses[0], self._tracker.size[at], -np.inf) / np.sqrt(self._tracker.overlap[at])
         moved = (self.behind[:, at] + lost).clip(0.0, 2 * MOST_BEHIND)
@@ -34,15 +34,15 @@ class PageTest:
     def has_fallen_behind(self, is_serving: Mask) -> Mask:
         """Return (candidate, step, series) whether a candidate that may serve has fallen behind persistence.
 
-        is_serving: (candidate, step, series) whether it may serve. A candidate that fell behind at one lead
-        counts as behind at all longer leads too, because their outcomes come later.
+        is_serving: (candidate, step, series) whether it may serve. A candidate that is behind at one lead also
+        counts as behind at all longer leads, because the outcomes of longer leads come later.
         """
         fell = is_serving & (self.behind > MOST_BEHIND)
         return np.asarray(np.logical_or.accumulate(fell, axis=1))
 
 
 class DistanceRecord:
-    """The largest distance from persistence at which each candidate was right. Old distances count less."""
+    """The largest distance from persistence at which each candidate was right. Older distances count less."""
 
     def __init__(self, candidates: int, series: int, tracker: QuantileTracker) -> None:
         self._tracker = tracker
@@ -64,8 +64,8 @@ class DistanceRecord:
     def is_too_far_away(self, candidates: Array) -> Mask:
         """Return (candidate, step, series) whether the candidate is too far from persistence to be trusted.
 
-        That is so if it is clearly farther away than it was ever right, and also that far from the last
-        outcomes. If it is near one of these outcomes, the level has shifted, or a single spike is over.
+        Too far means clearly farther than it was ever right. It must be that far from the last outcomes, too: near one
+        of them, it may follow a shift of the level or the end of a spike.
         """
         few = FEW_ORIGINS * self._tracker.overlap[:, None] / np.maximum(self._tracker.seen, 1.0)
         near = measure_distance(candidates, candidates[0, MEDIAN])

@@ -1,4 +1,4 @@
-"""Reconciliation of forecasts, so that the medians of the parts add up to the median of the whole.
+"""Reconciliation of forecasts: the medians of the parts must add up to the median of the whole.
 
 Queues and pools add up to "all", and classes and groups to their queue. The forecast of the whole is
 better, so the parts are adjusted. The shortfall or the excess is divided in proportion to the width of
@@ -44,7 +44,7 @@ class SeriesScope(Protocol):
 def reconcile_hierarchy(
     values: Array, keys: Sequence[SeriesScope], is_known: Mask, counts: Mask, ceilings: Array
 ) -> None:
-    """Adjust queues and pools to "all", then classes and groups to their queue, in place.
+    """Adjust queues and pools to "all" in place, then classes and groups to their queue.
 
     values: (quantile, horizon, series). is_known: (series,) whether the series takes part. counts:
     (series,) whether it is forecast in whole numbers. ceilings: (series,), inf for none.
@@ -56,9 +56,9 @@ def reconcile_hierarchy(
 
 
 def _group_by_whole(keys: list[Parts], at: dict[Parts, int]) -> list[tuple[int, list[int]]]:
-    """Return the row of each whole with the rows of its parts.
+    """Return pairs of the row of a whole and the rows of its parts.
 
-    A whole that is also a part comes after its own whole.
+    A whole that is itself a part comes after the whole that contains it.
     """
     families: dict[tuple[int, str], list[int]] = {}
     for key in sorted(keys, key=lambda key: key[2] != EVERYTHING):
@@ -124,7 +124,8 @@ def divide_by_weight(amount: Array, weight: Array, room: Array) -> Array:
 def round_parts(parts: Array) -> Array:
     """Return (quantile, horizon, part) the parts rounded to whole numbers, with quantiles in order.
 
-    Medians that sum to a whole number still do: the largest remainders are rounded up.
+    If the medians add up to a whole number, they still do after rounding. The parts with the largest fractions
+    are rounded up.
 
     >>> round_parts(np.full((7, 1, 3), 10 / 3))[3].tolist()
     [[4.0, 3.0, 3.0]]

@@ -1,13 +1,12 @@
 """JobSurvival: how long started GPUs stay in use, estimated from counts of starts and ends per bin.
 
-Job identities are not needed.
+The estimate does not need the identities of jobs.
 
     ages     a[k]   expected GPUs that run now, by how long they have run, in classes of growing width
     hazard   h[k]   the share of a class that ends within a bin
 
 In each bin, a class that spans w bins passes 1 / w of its GPUs on, and started GPUs enter the first
-class. Departures are divided among the classes by h[k] * a[k], so that they add up to those that
-really ended.
+class. Departures are divided among the classes by h[k] * a[k], so that they add up to the counted ends.
 
 The hazard is found by alternating expectation and maximisation. The ages at a bin depend only on
 that bin and earlier ones.
@@ -57,7 +56,7 @@ class JobSurvival:
         return fit
 
     def compute_ages(self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]) -> NDArray[np.float32]:
-        """Return (series, len(bins), age) the expected GPUs by age at the end of these bins.
+        """Return (series, len(bins), age) the expected GPUs by age at the end of each of `bins`.
 
         The values at a bin depend only on that bin and earlier ones.
         """
@@ -77,9 +76,9 @@ class JobSurvival:
     def _simulate_ages(
         self, started: Array, ended: Array, running: Array, bins: NDArray[np.intp]
     ) -> tuple[NDArray[np.float32], Array]:
-        """Return (series, len(bins), age) the GPUs at the ends of `bins`, and (age,) the GPUs that ended.
+        """Return (series, len(bins), age) the GPUs by age at the ends of `bins`, and (age,) the GPUs that ended.
 
-        The second array covers all bins up to the last of `bins`.
+        The second array counts all bins up to the last of `bins`.
         """
         begins, ends = np.nan_to_num(started), np.nan_to_num(ended)
         pass_on, hazard = _compute_aging_share(self.bin_s)[:, None], self.hazard[:, None]
@@ -104,9 +103,10 @@ class JobSurvival:
 
 
 def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
-    """Return (age, series) departures by hazard that add up to `ended`, or to all GPUs if fewer are left.
+    """Return (age, series) the departures from each age class, divided in proportion to hazard and GPUs.
 
-    ages: (age, series). hazard: (age, 1). ended: (series,). No class falls below 0.
+    They add up to `ended`, or to all GPUs if fewer are left. ages: (age, series). hazard: (age, 1). ended:
+    (series,). No class falls below 0.
     """
     gone = ages * hazard
     gone *= ended / np.maximum(gone.sum(axis=0), 1e-12)
@@ -121,8 +121,8 @@ def _distribute_departures(ages: Array, hazard: Array, ended: Array) -> Array:
 def _estimate_initial_gpus(running: Array, net: Array) -> Array:
     """Return (series,) the GPUs that ran before the first bin.
 
-    That is the first known number of running GPUs, less the net starts up to its bin. running: (series, bin).
-    net: (series, bin) starts less ends.
+    The estimate is the first known number of running GPUs, less the net starts up to its bin. running: (series,
+    bin). net: (series, bin) starts less ends.
     """
     if not running.shape[1]:
         return np.zeros(len(running))

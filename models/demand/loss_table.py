@@ -54,8 +54,8 @@ class LossTable:
         """Return the past accuracy of each series, over four weeks and all leads.
 
         A row has the loss of served forecasts divided by that of the better naive forecaster. It also has the
-        coverage of DAYS_OF_COVERAGE days, and the number of forecasts that matured. Forecasts whose band is a
-        single value that came true do not count for the coverage.
+        coverage of DAYS_OF_COVERAGE days, and the number of forecasts that matured. The coverage leaves out
+        forecasts whose band is a single value that came true.
         """
         sums = self.losses.sum(axis=0)  # (candidate, step, series)
         recent, counts = self.blocks > self.blocks.max() - DAYS_OF_COVERAGE * A_DAY, self.counts.sum(axis=(0, 1))

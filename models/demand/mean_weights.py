@@ -1,7 +1,7 @@
 """The weights of the forecasters in their mean.
 
-They start with priors and follow outcomes: exponentiated gradient of the pinball loss (Kivinen and Warmuth,
-1997; for quantiles Berrisch and Ziel, 2021). `fleetcast evaluate demand` measures the constants
+The weights start with priors and follow outcomes: exponentiated gradient of the pinball loss (Kivinen and
+Warmuth, 1997; for quantiles Berrisch and Ziel, 2021). `fleetcast evaluate demand` measures the constants
 (training/RESULTS.md, Demand).
 """
 
@@ -33,7 +33,7 @@ class MeanWeights:
         self._start = np.where(is_shadow, 0.0, start)
         self.standing = np.zeros((len(names), *tracker.seen.shape))  # log of what a weight has gained
 
-    def compute(self) -> Array:
+    def compute_weights(self) -> Array:
         """Return (forecaster, step, series) the weights, before they are normalised.
 
         A weight follows from the forecaster's gains in the series itself, and from those in all other series.

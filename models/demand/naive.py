@@ -1,9 +1,9 @@
 """Naive forecasters that can be checked by hand.
 
-Each makes a point forecast from the values up to the origin, called its *bet*. To the bet it adds the
-quantiles of its own past errors at the same lead, over two weeks. Persistence bets on the last value, and
-for a flow on the median of its last hours (`flows.py`). On real GPU demand that is hard to beat, so it
-serves unless a rolling back-test shows that a challenger is better (`gate.py`).
+Each makes a point forecast from the values up to the origin, called its *bet*. The quantiles are the bet
+plus the quantiles of its own past errors at the same lead, over two weeks. Persistence bets on the last
+value, and for a flow on the median of its last hours (`flows.py`). On real GPU demand, persistence is hard to
+beat. So it serves unless a rolling back-test shows that a challenger is better (`gate.py`).
 """
 
 from collections.abc import Sequence
@@ -63,7 +63,7 @@ def forward_fill(values: Array) -> Array:
 
 
 def shift_bins(values: Array, bins: int) -> Array:
-    """Return (series, bin) the values moved to later bins, or to earlier ones if `bins` is negative.
+    """Return (series, bin) the values moved `bins` bins later, or earlier if `bins` is negative.
 
     Bins that receive no value are NaN.
     """
@@ -81,8 +81,8 @@ def shift_bins(values: Array, bins: int) -> Array:
 def forecast_by_errors(panel: Panel, origins: Bins, steps: Sequence[int], bet: PointForecaster) -> Array:
     """Return (quantile, step, origin, series) a point forecast plus the quantiles of its past errors.
 
-    bet: makes the point forecasts. Only errors whose outcomes were known at the origin are used. If a series
-    changes again after a pause of a day, only errors of forecasts that were issued while it changed are used.
+    bet: makes the point forecasts. Only errors whose outcomes were known at the origin are used. For a series
+    that changes again after a day without changes, only forecasts issued while it changed count.
     """
     filled = forward_fill(panel.values)
     awake = find_awake_bins(filled, count_bins_per_day(panel.bin_s))
@@ -150,10 +150,10 @@ class WokenSeries:
         return cls(mask, level, highest, np.sqrt(squares / np.maximum(counts, 1)))
 
     def find_similar_errors(self, awake: Mask, step: int) -> tuple[Mask, Mask] | None:
-        """Return (series, bin) which errors are of forecasts issued while active, and (origin, series).
+        """Return two masks that limit which past errors may be used, or None if no series became active again.
 
-        The second array states which series may use only those errors. Returns None if no series became active
-        again.
+        The first mask, (series, bin), marks errors of forecasts issued while the series was active. The second,
+        (origin, series), marks the series that may use only those errors.
         """
         if not self.mask.any():
             return None
@@ -164,16 +164,16 @@ class WokenSeries:
     def estimate_deviation(self, step: int) -> Array:
         """Return (origin, series) the standard deviation to assume at a lead without past errors.
 
-        It is at least that of a Poisson count.
+        The result is at least the standard deviation of a Poisson count.
         """
         grown = np.minimum(self.move * np.sqrt(step), self.highest)
         return np.asarray(np.maximum(grown, np.sqrt(np.maximum(self.level, 1.0))))
 
 
 def compute_error_window(step: int, bin_s: int) -> tuple[int, int]:
-    """Return two numbers that define the errors of two weeks: how many to use, and the bins between two.
+    """Return how many errors of the last two weeks to use, and how many bins lie between two of them.
 
-    At long leads fewer are used, because neighbouring errors are nearly the same.
+    At long leads fewer errors are used, because neighbouring errors are nearly the same.
     """
     window = ERRORS_DAYS * count_bins_per_day(bin_s)
     thin = max(min(max(step // THIN_STEPS, 1), THIN_STEPS), -(-window // MOST_ERRORS))
@@ -216,10 +216,10 @@ def compute_window_quantiles(
 
 
 def compute_sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective: Array) -> Array:
-    """Return (quantile, ...) quantiles of the first `known` of ascending rows (..., value), NaN without any.
+    """Return (quantile, ...) QUANTILES of the first `known` values of each ascending row, NaN without any.
 
-    They are interpolated linearly between the values. effective: the number of independent values. A small
-    sample does not reach as far as the distribution that it is drawn from: the k-th of n values is on
+    ordered: (..., value). effective: the number of independent values. The quantiles are interpolated linearly.
+    A small sample does not reach as far as the distribution that it is drawn from. The k-th of n values is on
     average the quantile k / (n + 1) (Weibull, 1939; type 6 of Hyndman and Fan, 1996).
 
     >>> few = np.array([1.0, 2.0, 3.0, np.nan])
@@ -240,9 +240,9 @@ def compute_sorted_quantiles(ordered: Array, known: NDArray[np.intp], effective:
 
 
 def compute_short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
-    """Return (origin, series) the typical change within one bin, from all changes so far.
+    """Return (origin, series) the typical change within one bin, computed from all changes so far.
 
-    While there are few changes, it is at least a share of the highest value so far.
+    While there are few changes, the result is at least a share of the highest value so far.
     """
     moves = np.diff(panel.values, axis=1, prepend=np.nan) ** 2
     known = np.isfinite(moves)
@@ -255,10 +255,9 @@ def compute_short_spread(panel: Panel, filled: Array, origins: Bins) -> Array:
 
 
 class Persistence:
-    """The forecaster that repeats the last value.
+    """The forecaster that repeats the last value. For flows, it repeats the median of the last hours.
 
-    Its quantiles are those of the changes over the same lead in the past two weeks. The value of a flow does
-    not last. So its forecast is the median of its last hours.
+    Its quantiles are those of the changes over the same lead in the past two weeks.
     """
 
     name = "persistence"
@@ -290,7 +289,7 @@ class SeasonalNaive:
 
 
 class RecentLevel:
-    """The forecaster whose quantiles are those of the last week. It predicts spiky arrivals best."""
+    """The forecaster whose quantiles are those of the values of the last week. It predicts spiky arrivals best."""
 
     name = "recent_level"
 

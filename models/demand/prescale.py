@@ -14,8 +14,8 @@ def compute_prescale(row: DemandRow, instances: int, peak_per_instance: float | 
     """Return when to scale up a served model, for its `/demand` row of request_rate.
 
     cold: (start,) seconds of measured cold starts, None without any. In the result, serves_per_s is the
-    highest rate that these instances can serve, as observed. passes_ms: when the p90 first exceeds that
-    rate, None if it does not within the horizons. lead_s: the p90 of cold starts. scale_ms: `passes_ms`
+    highest rate that these instances can serve, as observed. passes_ms: the time at which the p90 first exceeds
+    that rate, None if it does not within the horizons. lead_s: the p90 of cold starts. scale_ms: `passes_ms`
     less `lead_s`, which may be in the past.
     """
     lead_s = None if cold is None else round(float(np.quantile(cold, SURE)), 1)

@@ -7,7 +7,8 @@ from msgspec import UNSET, UnsetType
 class Prescale(msgspec.Struct):
     """The time at which to scale up a served model, so that new instances are warm when they are needed.
 
-    It lies `lead_s` before the p90 of the request rate exceeds the rate that the present instances can serve.
+    The p90 of the request rate will exceed the rate that the present instances can serve. The time to scale up
+    lies `lead_s` before that.
     """
 
     instances: int

@@ -24,7 +24,7 @@ MOST_SMOOTHED = 32  # series of a panel
 class RollingMedian:
     """The forecaster that repeats the median of the last four hours.
 
-    For flows, the persistence baseline also repeats this median, so the two are equal.
+    For flows it equals persistence, which repeats the same median.
     """
 
     name = "rolling_median"
@@ -49,7 +49,7 @@ def compute_rolling_median(values: Array, window: int) -> Array:
 class SteadyForecaster:
     """A wrapper that leaves out series whose demand is intermittent.
 
-    For those, `SparseForecaster` is better, because a smoothed level misleads.
+    A smoothed level misleads for such series. `SparseForecaster` forecasts them better.
     """
 
     def __init__(self, forecaster: Forecaster) -> None:
@@ -63,10 +63,10 @@ class SteadyForecaster:
 
 
 def make_smoothers() -> tuple[Forecaster, ...]:
-    """Return the smoothers that compete at ten minutes. The reports evaluate the same ones."""
+    """Return the smoothers that compete in the contest by ten minutes. The reports evaluate the same ones."""
     return (LargestSeriesForecaster(Theta(), MOST_SMOOTHED),)
 
 
 def make_group_smoothers() -> tuple[Forecaster, ...]:
-    """Return the smoothers of user groups. They leave out intermittent series, which are common there."""
+    """Return the smoothers of user groups. They leave out intermittent series, which are common among groups."""
     return tuple(SteadyForecaster(one) for one in make_smoothers())

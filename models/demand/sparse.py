@@ -11,8 +11,8 @@ that come and go (running GPUs of one user) as well as bursts (arrivals).
 
     quantile(level) = 0 where level <= P(none), else the size's quantile at (level - P(none)) / P(any)
 
-It forecasts only series whose mean interval between bins with demand, over two weeks up to the
-origin, is above MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
+The model forecasts only series whose bins with demand are far apart: their mean interval over the two weeks
+before the origin is above MOST_INTERVAL (Syntetos, Boylan and Croston, 2005).
 """
 
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ class _SparsePast:
     def estimate_p_any(self, step: int) -> Array:
         """Return (series, origin) the probability of any demand `step` bins after the origin.
 
-        It depends on whether there is demand at the origin.
+        The probability depends on whether there is demand at the origin.
         """
         age, own, ends = self.age[step:], self.age[self.origins], self.origins - step
         prior = PRIOR_PAIRS * step

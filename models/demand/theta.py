@@ -1,14 +1,15 @@
 """Theta: exponential smoothing of the series without its daily shape, plus half of its drift.
 
-Assimakopoulos and Nikolopoulos (2000), in the closed form of Hyndman and Billah (2003). It consists of
-running sums and recursive filters, so one pass computes the forecasts of all origins of all series:
+The method is that of Assimakopoulos and Nikolopoulos (2000), in the closed form of Hyndman and Billah (2003).
+It consists of running sums and recursive filters, so one pass computes the forecasts of all origins of all
+series:
 
     shape    the distance from the mean of the day before: its mean over two weeks, by time of day. It is
              shrunk by how well yesterday's shape predicted today's, so that a random walk has no shape
     level    the series, smoothed with the factor whose errors were smallest at this very lead over two weeks
     drift    slope of the least-squares line through two weeks
 
-The quantiles are those of its own past errors (models/demand/naive.py).
+The quantiles are those of Theta's own past errors (models/demand/naive.py).
 """
 
 from collections.abc import Sequence
@@ -53,9 +54,9 @@ class Theta:
 
 
 def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, int]:
-    """Return (series, bin) how far the usual value at each bin's time of day lies above the day's mean.
+    """Return (series, bin) the usual height above the day's mean at this time of day, 0 if unknown.
 
-    The value is 0 if unknown. Also returns the number of bins by which the smoothing looks ahead.
+    Also returns the number of bins by which the smoothing looks ahead.
     """
     usual = compute_rolling_mean(filled, day)
     above = filled - usual
@@ -74,7 +75,7 @@ def compute_daily_shape(filled: Array, day: int, smooth: int) -> tuple[Array, in
 
 
 def smooth_series(values: Array, factor: float) -> Array:
-    """Return (series, bin) the values after simple exponential smoothing, from the first known one on."""
+    """Return (series, bin) the exponentially smoothed values. Bins before the first known value are NaN."""
     if not values.shape[1]:
         return values
     known = np.isfinite(values)
@@ -95,7 +96,7 @@ def _smooth_many_series(values: Array, factor: float) -> Array:
 
 
 def _smooth_few_series(values: Array, factor: float) -> Array:
-    """Return (series, bin) the same as `_smooth_many_series`, but faster for few series.
+    """Return (series, bin) the result of `_smooth_many_series`, computed faster for few series.
 
     Both do the same operations in the same order, so the results are identical to the last bit.
     """
@@ -141,7 +142,7 @@ def compute_rolling_mean(values: Array, window: int) -> Array:
 def compute_slope(values: Array, window: int) -> Array:
     """Return (series, bin) the slope of the least-squares line through the last `window` bins.
 
-    It is 0 until there are that many.
+    The slope is 0 until there are that many bins.
     """
     known = np.isfinite(values)
     at = np.broadcast_to(np.arange(values.shape[1], dtype=np.float64), values.shape)

@@ -84,7 +84,7 @@ class _SavedModel(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(slots=True)
 class DemandTrees:
-    """The forecaster `trees`. It can be fitted, saved and loaded. Without a fit it forecasts NaN."""
+    """The forecaster `trees`. It can be fitted, saved and loaded. Before it is fitted, its forecasts are NaN."""
 
     seed: int = 0
     settings: Settings = field(default_factory=Settings)
@@ -158,7 +158,7 @@ class DemandTrees:
 
     @classmethod
     def load(cls, folder: Path) -> "DemandTrees":
-        """Load what `save` wrote. Raises ModelError that names a missing or damaged file."""
+        """Load a model that `save` wrote. Raises ModelError that names a missing or damaged file."""
         saved = _read_saved_model(folder / MODEL_FILE)
         models = {
             target: {
@@ -175,7 +175,7 @@ class DemandTrees:
 def _fit_survival(panels: Sequence[Panel]) -> JobSurvival | None:
     """Fit how long GPUs stay, from the last two months of the panel with the most values.
 
-    Only panels with starts, ends and running GPUs count. Returns None if there is none.
+    Only panels with starts, ends and running GPUs are considered. Returns None if there is no such panel.
     """
     able = [panel for panel in panels if {"started", "ended", "running"} <= {*panel.covariates, panel.target}]
     if not able:

@@ -30,7 +30,7 @@ def compute_pinball_loss(quantiles: Array, outcome: Array) -> Array:
 
 
 def are_whole_numbers(values: Array) -> NDArray[np.bool_]:
-    """Return which values are whole numbers or unknown.
+    """Return which values are whole numbers. Unknown values count as whole.
 
     >>> are_whole_numbers(np.array([2.0, 0.2, np.nan])).tolist()
     [True, False, True]
@@ -39,7 +39,7 @@ def are_whole_numbers(values: Array) -> NDArray[np.bool_]:
 
 
 def measure_distance(raw: Array, level: Array) -> Array:
-    """Return (candidate, ...) how far each median is from a level. raw: (candidate, quantile, ...)."""
+    """Return (candidate, ...) the distance of each candidate's median from a level. raw: (candidate, quantile, ...)."""
     return np.asarray(np.abs(raw[:, MEDIAN] - level))
 
 

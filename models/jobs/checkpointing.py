@@ -4,8 +4,8 @@
     ETTR      (1 - w / D) (1 - r (u + D / 2))                          first order of Meta's, HPCA 2025
 
 w: seconds that a checkpoint stops the work. r: failures of the gang per second. u: seconds from a
-failure until work continues. ETTR, the effective training time ratio, is the share of a running
-job's time in which it neither repeats work nor waits.
+failure until work continues. ETTR is the effective training time ratio: the share of a running job's time
+that is neither repeated work nor waiting.
 """
 
 import math
@@ -37,7 +37,7 @@ def compute_ettr(interval_s: float, cost_s: float, rate_per_day: float, restart_
 def make_checkpoint_plan(cost_s: float, rate_per_day: float) -> CheckpointPlan:
     """Return the best checkpoint interval and its ETTR. Both arguments must be above 0.
 
-    The interval is never so short that more than half of the time goes to checkpoints.
+    Checkpoints never cost more than half of the time: the interval is at least twice the cost of a checkpoint.
 
     >>> plan = make_checkpoint_plan(30.0, 512 * 0.0065)
     >>> round(plan.interval_s), round(plan.expected_ettr, 2)

@@ -1,8 +1,8 @@
 """CoRunFit: the past co-runs of a site, stored as a model version (`fleetcast train interference`).
 
 A co-run is one job next to another on shared hardware. The model is a Gaussian process over co-runs
-(interference.py), so its fit is the co-runs themselves. A service that has just started, or that has
-dropped its own co-runs, uses them in addition to those that it observes.
+(interference.py), so its fit is the co-runs themselves. A service that has just started uses them in addition
+to the co-runs that it observes. So does a service that has dropped its own co-runs.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ CO_RUN_FILE = "co_runs.json"
 
 
 class PastCoRun(msgspec.Struct, frozen=True, array_like=True):
-    """A past co-run: an attempt that ran next to one partner. speed: relative to running alone, 1 if equal."""
+    """A past co-run: an attempt that ran next to one partner. speed: relative to running alone, 1 if as fast."""
 
     share: Share
     keys: Keys
@@ -44,7 +44,7 @@ class CoRunFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return [CoRun(row.share, row.keys, row.partner_keys, row.speed) for row in self.rows]
 
     def make_load_table(self) -> dict[int, tuple[float, ...]]:
-        """Return key of a job or kind -> its loads alone, NaN if unknown."""
+        """Return key of a job or kind -> its loads when it ran alone, NaN if unknown."""
         return {key: tuple(np.nan if value is None else value for value in row) for key, row in self.loads.items()}
 
     def save(self, folder: Path) -> None:

@@ -78,9 +78,9 @@ class Pairs:
 class Residuals:
     """The residuals of n observed co-runs: actual speed less predicted speed.
 
-    weight: (n,) the weight of each co-run in the mean. errors: (n,) the residual less the mean that is
-    fitted without this co-run. strange: (k,) the residual less the mean that is fitted without any co-run of
-    one of its two kinds.
+    weight: (n,) the weight of each co-run in the correction. errors: (n,) the residual of each co-run, less the
+    correction fitted without it. strange: (k,) the residual of a co-run, less the correction fitted without any
+    co-run of one of its two kinds.
     """
 
     pairs: Pairs
@@ -102,8 +102,8 @@ class Residuals:
     def compute_slack(self, pairs: Pairs) -> Array:
         """Return (m,) the amount to add to a prediction to get its lower bound.
 
-        The errors without one co-run decide, if the job and its partner's kind are well known. Otherwise the
-        errors without a whole kind decide.
+        If the job and its partner's kind are well known, the amount follows from errors with one co-run left out.
+        Otherwise it follows from errors with a whole kind left out.
         """
         own = _are_keys_equal(pairs.keys[:, 0], self.pairs.keys[:, 0]).sum(axis=1) >= SEEN_OFTEN
         partner = _are_keys_equal(pairs.partner_keys[:, 1], self.pairs.partner_keys[:, 1]).any(axis=1)
@@ -133,7 +133,7 @@ class Prediction:
 def compute_published_rule(load: Array, partner_load: Array) -> Array:
     """Return (n,) the speed by the published rule min(1, 1 / (u_a + u_b)).
 
-    It assumes that jobs share one GPU's compute time and waste none.
+    The rule assumes that jobs share one GPU's compute time and waste none.
 
     >>> compute_published_rule(np.array([0.5, 0.3]), np.array([1.5, 0.3])).tolist()
     [0.5, 1.0]
@@ -194,7 +194,7 @@ def fit_residuals(pairs: Pairs, residual: Array) -> Residuals:
 
 
 def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Array:
-    """Return (k,) the errors of predictions for the co-runs of each kind, fitted without them.
+    """Return (k,) the prediction errors of the co-runs of each kind, with the whole kind left out of the fit.
 
     See Rasmussen and Williams, 2006, 5.4.2, in blocks.
     """
@@ -207,9 +207,9 @@ def _compute_held_out_errors(pairs: Pairs, inverse: Array, weight: Array) -> Arr
 
 
 def compute_margin(errors: Array) -> float:
-    """Return the amount to add to a prediction so that the share BOUND of outcomes lies above the sum.
+    """Return the margin of a lower bound: the share BOUND of outcomes lies above the prediction plus this margin.
 
-    It is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005). It is NaN
+    The margin is the k-th smallest of n errors, k = floor((n + 1) (1 - BOUND)) (Vovk et al., 2005). It is NaN
     with too few errors.
 
     >>> compute_margin(np.arange(-9.0, 0.0)), compute_margin(np.arange(-8.0, 0.0))
@@ -222,7 +222,7 @@ def compute_margin(errors: Array) -> float:
 def compute_held_out_margins(errors: Array) -> Array:
     """Return (n,) for each error the `compute_margin` of all other errors.
 
-    So each outcome is compared with a margin that was computed without it.
+    So each error can be compared with a margin that was computed without it.
 
     >>> compute_held_out_margins(np.arange(-10.0, 0.0))[[0, 1, 9]].tolist()
     [-9.0, -10.0, -10.0]
@@ -237,8 +237,8 @@ def compute_held_out_margins(errors: Array) -> Array:
 def predict_speeds(pairs: Pairs, prior: Array, residuals: Residuals) -> Prediction:
     """Predict the speeds of these pairs relative to running alone.
 
-    prior: (n,), NaN for a pair without a prior. A pair without a prior has a known speed only if there are
-    co-runs of its job or kind.
+    prior: (n,), NaN for a pair without a prior. The speed of such a pair is known only if its job or its kind
+    was observed in a co-run.
     """
     observed, met = residuals.count_observed(pairs), residuals.has_met_partner(pairs)
     known = np.isfinite(prior) | (observed > 0)

@@ -1,7 +1,7 @@
 """Detection of the present level of a job's readings: the level since the last lasting change.
 
-Readings that rise or fall steadily have no level. A line describes them better than steps do. They are
-extended along that line by two minutes only, because slow waves turn and ramps end.
+Readings that rise or fall steadily have no level. A line describes such readings better than steps do. The
+line is extended by two minutes only, because slow waves turn and ramps end.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def shift_to_present_level(readings: Array) -> Array:
     """Return the readings moved to the present level.
 
     Each result is the last level plus the reading's distance from its own level. readings: (reading,) oldest
-    first, without NaN. Without a change of level or a trend they are returned unchanged.
+    first, without NaN. Readings without a change of level and without a trend are returned unchanged.
 
     >>> shift_to_present_level(np.array([10.0, 10.0, 10.0, 10.0, 110.0, 110.0, 110.0, 110.0])).tolist()
     [110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0, 110.0]
@@ -42,8 +42,8 @@ def shift_to_present_level(readings: Array) -> Array:
 def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
     """Return whether the readings swing between levels, so that no level lasts.
 
-    That is so if they had the last level before and left it, or if they swing now. begins: the index at which
-    each level begins.
+    They swing if they had the last level before and left it, or if the newest readings are far from it. begins:
+    the index at which each level begins.
     """
     before, last = readings[begins[-2] : begins[-1]].mean(), readings[begins[-1] :].mean()
     near = np.abs(readings[: begins[-1]] - last) < BACK_SHARE * abs(before - last)
@@ -54,7 +54,7 @@ def _is_rhythmic(readings: Array, begins: list[int]) -> bool:
 def _fit_trend(readings: Array, begins: list[int]) -> float:
     """Return the slope per reading of the least-squares line.
 
-    It is 0 if the slope is not clear, or if constant levels fit as well. begins: the index at which each
+    Returns 0 if the slope is not clear, or if constant levels fit as well. begins: the index at which each
     level begins.
     """
     if len(readings) <= 2 * LATEST:
@@ -84,7 +84,7 @@ def _subtract_trend(part: Array) -> Array:
 def find_level_changes(readings: Array) -> list[int]:
     """Return the indices at which each level begins, 0 first.
 
-    The clearest change is found first, then the clearest one after it, and so on.
+    The function finds the clearest change first. It continues with the clearest one among the later readings.
     """
     begins = [0]
     while len(begins) <= MOST_CHANGES:
@@ -98,7 +98,7 @@ def find_level_changes(readings: Array) -> list[int]:
 def _find_clearest_change(readings: Array) -> int | None:
     """Return the index of the first reading after the clearest change of level, or None if there is none.
 
-    At that index, the means before and after it differ most clearly.
+    The clearest change separates the means before and after it most, compared with their noise.
     """
     n = len(readings)
     if n <= LATEST:

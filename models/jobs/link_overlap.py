@@ -33,7 +33,7 @@ CELLS = 720  # of the circle
 class SendingTurns:
     """The periodic use of a link by a job.
 
-    In every period of `period_s` it sends for `busy_share` of the time, at `rate` of the link's capacity.
+    In every period of `period_s`, the job sends for `busy_share` of the time, at `rate` of the link's capacity.
     """
 
     period_s: float
@@ -56,10 +56,10 @@ class Overlap:
 
 @dataclass(frozen=True, slots=True)
 class LinkFit:
-    """The result of fitting jobs on a link.
+    """The best shifts of jobs that share a link, and how compatible the jobs are.
 
-    compatibility: 0 to 1. shifts_s: how many seconds after the first job each should begin. It is None if
-    the jobs drift, because then no shift lasts.
+    compatibility: 0 to 1. shifts_s: the number of seconds after the first job at which each job should begin, None
+    if the jobs drift, because then no shift lasts.
     """
 
     compatibility: float
@@ -69,7 +69,7 @@ class LinkFit:
 def find_turn_ratio(a_s: float, b_s: float) -> tuple[int, int] | None:
     """Return the smallest numbers of turns of a and of b that take about the same time.
 
-    Returns None if no small numbers do, or if a period is not positive and finite.
+    Returns None if there are no such small numbers, or if a period is not positive and finite.
 
     >>> find_turn_ratio(1.0, 2.01), find_turn_ratio(1.0, 1.0), find_turn_ratio(1.0, 1.387)
     ((2, 1), (1, 1), None)
@@ -147,9 +147,9 @@ def _count_common_turns(jobs: Sequence[SendingTurns]) -> list[int] | None:
 
 
 def _compute_independent_excess(jobs: Sequence[SendingTurns]) -> float:
-    """Return the mean demand beyond the link's capacity, as a share of it, if jobs send independently.
+    """Return the mean demand above the link's capacity if the jobs send independently of each other.
 
-    Rates are rounded to 1 % of the capacity.
+    The result is a share of the capacity. Rates are rounded to 1 % of the capacity.
     """
     cells = 100
     chance = np.ones(1)

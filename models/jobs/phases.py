@@ -5,12 +5,12 @@ Absolute levels do not transfer between jobs.
     init         nothing in memory yet
     loading      memory fills, nothing computes
     warmup       the first half minute of computing (if a job does not compute, of full memory)
-    steady       after that
-    evaluation   less than its usual activity, and next to no exchange between GPUs
+    steady       after the warm-up
+    evaluation   less activity than usual, and next to no exchange between GPUs
     checkpoint   no activity, memory stays, more host traffic than usual
     cooldown     after computing, memory given back, or no activity for long
 
-Each sample is classified by itself and those before it, so the last one is the present phase.
+Each sample is classified from itself and the samples before it. So the last sample has the present phase.
 """
 
 import math
@@ -132,7 +132,7 @@ class _PhaseTracker:
     def _is_warming_up(self, at: int) -> bool:
         """Return whether the job is still in its warm-up at sample `at`.
 
-        A job that was older than the warm-up at the first sample had already computed before.
+        A job whose age at the first sample exceeds the warm-up has already left it.
         """
         assert self.began is not None
         if self.began == 0 and self.age_s > self.warmup_s:

@@ -1,7 +1,7 @@
 """Prediction of a job's next checkpoint or evaluation from the times of its earlier ones.
 
-The prediction is the last beginning plus a quantile of the intervals, given that the next one has not
-begun yet. Jobs that count steps are regular in seconds too, as long as their pace stays the same. With
+The prediction is the last beginning plus a quantile of the intervals. Intervals that are already exceeded
+do not count. Jobs that count steps are regular in seconds too, as long as their pace stays the same. With
 fewer than ENOUGH intervals, the spread is that of regular jobs.
 """
 
@@ -33,9 +33,10 @@ class NextBeginning:
 
 
 def predict_next_beginning(begins_ms: NDArray[np.int64], now_ms: int) -> NextBeginning | None:
-    """Predict the next beginning after `begins_ms` (n,), in Unix ms.
+    """Predict when the next checkpoint or evaluation of a job begins.
 
-    Returns None if there are fewer than two beginnings, or if the next one is far overdue.
+    begins_ms: (n,) when the earlier ones began, in Unix ms. Returns None if there are fewer than two of them, or if
+    the next one is far overdue.
 
     >>> predict_next_beginning(np.array([0, 600_000, 1_200_000]), 1_300_000).p50_ms
     1800000

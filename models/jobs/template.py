@@ -7,8 +7,8 @@ The template is built cycle by cycle:
     3. predict: compute the phase at the later time, which is less certain the more cycles lie between.
        Return the quantiles of the readings around that phase
 
-If the phase strays so far that it says nothing, every sample has the same weight. The result is then the
-level of the last cycles.
+If the phase strays too far to be of use, every sample has the same weight. The result is then the level of the
+last cycles.
 """
 
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ LEAST_SPREAD = 1.0 / BINS  # of phase: no template is finer than its bins
 class PhaseLock:
     """The phase of each sample of the window, (sample,) from 0 to 1.
 
-    period: in samples. strays: the standard deviation per cycle of the phase's shift, as a part of a cycle.
+    period: in samples. strays: the standard deviation of the shifts of all cycles, as a part of a cycle.
     """
 
     phase: Array
@@ -40,7 +40,7 @@ class PhaseLock:
 
 
 def lock_phase(values: Array, period: float) -> PhaseLock | None:
-    """Find the phase of each sample, or return None if there are fewer than FEWEST_CYCLES.
+    """Find the phase of each sample, or return None if there are fewer than FEWEST_CYCLES cycles.
 
     values: (sample,), regular in time, NaN if unknown. period: in samples.
     """
@@ -97,7 +97,7 @@ def compute_weighted_quantiles(values: Array, weights: Array, levels: tuple[floa
 
 
 def _fold_cycles(values: Array, phase: Array) -> Array:
-    """Return (bin,) the mean of the readings at each phase, or the mean of all where a phase has none."""
+    """Return (bin,) the mean of the readings at each phase. A phase without readings has the mean of all readings."""
     known = np.isfinite(values)
     at = (phase[known] * BINS).astype(int) % BINS
     many = np.bincount(at, minlength=BINS)

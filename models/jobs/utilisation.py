@@ -34,9 +34,9 @@ PEAK_FLOPS = {"H200": 989e12, "H100": 989e12, "H800": 989e12, "B200": 2250e12, "
 
 @dataclass(frozen=True, slots=True)
 class JobGpuUse:
-    """How a job uses its GPUs, over `span_s`, at most ten minutes. Unknown values are None.
+    """A job's use of its GPUs over `span_s` seconds, at most ten minutes. Unknown values are None.
 
-    idle_s: the seconds for which all GPUs have been idle, at least.
+    idle_s: for how many seconds all GPUs have been idle, at least.
     """
 
     span_s: float | None
@@ -140,10 +140,9 @@ def compute_mfu(steps: Sequence[Step], flops_per_token: float, gpus: int, gpu_mo
 
 
 def _compute_idle_s(activity: Array, interval_s: float, before_s: float) -> float | None:
-    """Return for how many seconds, at least, the job has been idle, or None if no activity is known.
+    """Return the least number of seconds for which the job has been idle, or None if no activity is known.
 
-    activity: (slot, GPU). If it computed nowhere in the window, the idle time before the window is
-    added.
+    activity: (slot, GPU). If no GPU computed in the window, the idle time before the window is added.
     """
     known = np.isfinite(activity).any(axis=1)
     if not known.any():

@@ -26,8 +26,8 @@ class ComparableDevices:
         """Assign numbers to the groups of devices that are on one node and have the same trait.
 
         names, node: (device,) names of the devices, and rows of the nodes that own them. traits: name → model or
-        link layer. changes: a number that grows with each change of owners or traits. If it has not grown,
-        nothing is done.
+        link layer. changes: a number that grows with each change of owners or traits. The groups stay as they are if
+        this number has not grown.
         """
         key = (len(names), changes)
         if key == self._made_of:

@@ -1,4 +1,4 @@
-"""DayLevels: the strength of each rule's recent evidence against each node. It halves every HALF_MS.
+"""DayLevels: the strength of each rule's recent evidence against each node. A strength halves every HALF_MS.
 
 A link that flapped in the morning no longer shows in the present evidence. So the models of the next day
 and week use this fading maximum instead. Serving and training update it in the same way
@@ -31,7 +31,7 @@ class DayLevels:
         self.time_ms = 0
 
     def record_levels(self, levels: Array, names: Sequence[str], now_ms: int) -> None:
-        """Record the strength of the present evidence. It replaces a faded strength if it is greater.
+        """Record the strength of the present evidence. A faded strength that is greater stays.
 
         levels: (node, rule) from 0 to 1. names: the names of the nodes.
         """
@@ -54,12 +54,12 @@ class DayLevels:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot. Rules are stored by name."""
+        """Return a copy of the strengths for a snapshot. Rules are stored by name."""
         rules = [rule.name for rule in RULES]
         return {"names": list(self.names), "time_ms": self.time_ms, "rules": rules}, {"values": self.values.copy()}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object. Leaves out rules that no longer exist."""
+        """Fill an empty object with the state that `dump` returned. Leaves out rules that no longer exist."""
         self.names, self.time_ms = tuple(about["names"]), about["time_ms"]
         self.values = np.zeros((len(self.names), len(RULES)), np.float32)
         column = {name: at for at, name in enumerate(about["rules"])}

@@ -5,7 +5,7 @@
                                       from ended jobs
 
 Every rule of `fleetcast.models.risk.rules` has exactly one of these functions.
-`check_rules_have_detectors` raises ValueError if one has none.
+`check_rules_have_detectors` raises ValueError if a rule has none.
 """
 
 import difflib
@@ -63,8 +63,8 @@ def compute_newest_age_s(columns: FeatureColumns, nodes: int) -> Array:
 class Detection:
     """The findings of one rule on all entities of a kind. All arrays are (entity,).
 
-    on: whether the condition holds. telling: whether the condition would have shown, so that its
-    absence is evidence against it. An idle GPU shows no link downgrade, and an unreadable value shows
+    on: whether the condition holds. telling: whether the condition would be visible if it held. Only then is
+    its absence evidence against it. An idle GPU shows no link downgrade, and an unreadable value shows
     nothing. strength: 0 to 1. since_ms: 0 if unknown.
     """
 
@@ -132,10 +132,10 @@ def _register(table: dict[str, Callable[..., Any]], *rules: str) -> Callable[[Fu
 
 
 def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]:
-    """Return a Detection for each rule of a kind, in the order of OF_KIND[kind], by running its detector.
+    """Run the detector of each rule of a kind, and return their detections in the order of OF_KIND[kind].
 
-    view: the view of all entities, e.g. `GpuView`. rows: the number of entities. A rule whose signals are
-    raised elsewhere has a detection without any condition that holds.
+    view: the view of all entities, e.g. `GpuView`. rows: the number of entities. A rule whose signals are raised
+    elsewhere has a detection in which no condition holds.
     """
     nothing = Detection.make_detection(np.zeros(rows, bool), np.zeros(rows), strength=0.0)
     detectors = [DETECTORS.get(RULES[row].name) for row in OF_KIND[kind]]
@@ -143,9 +143,9 @@ def detect_signals(kind: EntityKind, view: object, rows: int) -> list[Detection]
 
 
 def check_rules_have_detectors() -> None:
-    """Check that each rule has a function. Raises ValueError if one has none.
+    """Check that each rule has a function that raises its signals. Raises ValueError if a rule has none.
 
-    Call it after all modules that register such functions are imported.
+    Call this after all modules that register such functions are imported.
     """
     missing = [rule.name for rule in RULES if rule.name not in DETECTORS and rule.name not in REPORTERS]
     if missing:

@@ -5,8 +5,8 @@ SAME_MS, it belongs to the same fault. If over a tenth of the fleet fails within
 the network or the scraper. Then none of these nodes gets a fault until it has recovered.
 
 The hazard is the published one (models/risk/hazard.py, or the file that `fleetcast train history` wrote)
-until the site has OWN_FAULTS faults and OWN_DAYS days of its own. Then it is fitted on those, with the
-code that `fleetcast evaluate risk` evaluates.
+until the site has OWN_FAULTS faults and OWN_DAYS days of its own. Then the hazard is fitted on the site's own
+faults, with the code that `fleetcast evaluate risk` evaluates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -130,7 +130,7 @@ class FaultLog:
         return (self.fit or self.prior).compute_hazard(columns, horizons_s)
 
     def is_fit_due(self, now_ms: int) -> bool:
-        """Return whether there is enough history of the site, and the last fit is older than a week."""
+        """Return whether the fit is due: the site has enough history, and its last fit is older than a week."""
         watched = now_ms - self.since_ms >= OWN_DAYS * DAY_MS and len(self.faults) >= OWN_FAULTS
         return bool(self.since_ms) and watched and now_ms - self.fitted_ms >= REFIT_MS
 
@@ -150,13 +150,13 @@ class FaultLog:
         self.fit, self.fitted_ms = fit, now_ms
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         fit = None if self.fit is None else msgspec.to_builtins(self.fit, str_keys=True)
         times = {"since_ms": self.since_ms, "now_ms": self._now_ms, "fitted_ms": self.fitted_ms}
         return {"faults": msgspec.to_builtins(self.faults), "fit": fit, "common": sorted(self._common), **times}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object."""
+        """Fill an empty object with the state that `dump` returned."""
         self.faults = msgspec.convert(about["faults"], list[LoggedFault])
         self._last = {fault.node: fault for fault in self.faults}
         self._common = set(about["common"])

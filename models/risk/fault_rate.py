@@ -1,7 +1,7 @@
 """FaultRate: the faults observed in this fleet, divided by those that past faults predict.
 
     each tick       nodes without a warning ──► expected += their hazard × the time since the last tick
-    LAG_MS later    faults that no warning preceded ──► seen += 1, all that begin within a minute as one
+    LAG_MS later    faults without a warning ──► seen += 1 for all that begin within the same minute
     times           posterior mean of the ratio, from a mixture of two gamma priors
 
 Faults that a rule warned of belong to the rule's own hazard, so only nodes without a warning count.
@@ -72,7 +72,7 @@ class FaultRate:
             names if known is None else [names[row] for row in np.flatnonzero(known).tolist()], now_ms
         )
         if not before_ms or elapsed_ms <= 0:
-            self._renew_warnings(warned, names, now_ms)
+            self._update_warnings(warned, names, now_ms)
             return
         decay = 0.5 ** (elapsed_ms / HALF_LIFE_MS)
         self.seen, self.expected = self.seen * decay, self.expected * decay
@@ -81,7 +81,7 @@ class FaultRate:
             is_counted = np.array(is_well, bool) & ~warned
             self.expected += float(day_hazard[is_counted].sum()) * elapsed_ms / DAY_MS
         self._count_faults(faults, before_ms - LAG_MS, now_ms - LAG_MS)
-        self._renew_warnings(warned, names, now_ms)
+        self._update_warnings(warned, names, now_ms)
         self.times = compute_posterior_ratio(self.seen, self.expected)
 
     def _count_faults(self, faults: FaultLog, after_ms: int, until_ms: int) -> None:
@@ -106,14 +106,14 @@ class FaultRate:
     def _is_joining(self, name: str, at_ms: int) -> bool:
         """Return whether the node's telemetry had begun less than JOINING_MS before a time.
 
-        The nodes that were there at the first tick do not count as joining, because their telemetry is older than
-        our record.
+        Nodes that were there at the first tick do not count as joining, because their telemetry is older than our
+        record.
         """
         since_ms, _ = self._times_ms.get(name, (at_ms, at_ms))
         return since_ms > self._watched_ms and at_ms < since_ms + JOINING_MS
 
-    def _renew_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
-        """Record the nodes with a warning now. Drop warnings that are too old to precede an uncounted fault.
+    def _update_warnings(self, warned: NDArray[np.bool_], names: Sequence[str], now_ms: int) -> None:
+        """Record the nodes with a warning now. Drop warnings that are too old to matter for later faults.
 
         warned: (node,) whether a rule warns of the node.
         """
@@ -124,13 +124,13 @@ class FaultRate:
         self._warned_ms = {name: times for name, times in self._warned_ms.items() if times[1] >= oldest_ms}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         sums = {"seen": self.seen, "expected": self.expected}
         times = {"now_ms": self._now_ms, "watched_ms": self._watched_ms, "counted_ms": self._counted_ms}
         return {**sums, **times, "warned_ms": dict(self._warned_ms), "telemetry_ms": dict(self._times_ms)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into a new object."""
+        """Fill a new object with the state that `dump` returned."""
         self.seen, self.expected = float(about["seen"]), float(about["expected"])
         self._now_ms, self._counted_ms = about["now_ms"], about["counted_ms"]
         self._watched_ms = about.get("watched_ms", self._now_ms)

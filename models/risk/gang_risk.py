@@ -8,8 +8,8 @@
     thermal carry-over  a node that is hot now starts its next job hot: its slow hazard starts higher and
                         decays
 
-p = 1 - exp(-hazard). Every term is at least 0 and grows with the set and with the time, so p does
-too.
+p = 1 - exp(-hazard). Every term is at least 0 and grows with the number of nodes and with the time. So p
+grows with both, too.
 """
 
 from collections.abc import Sequence
@@ -31,9 +31,10 @@ FAIL, DRAIN, SLOW = range(3)  # rows of RISK_KINDS
 class GangRisk:
     """The risk that a gang is interrupted or slowed down.
 
-    p_interrupted, p_slow: the probabilities for the whole gang. node, slow: (n,) the probability that each
-    member interrupts the gang, and that it slows it down. hazard: expected interruptions. weakest, slowest:
-    indices of the members with the greatest of these probabilities. domains: those that several members share.
+    p_interrupted, p_slow: the probabilities for the whole gang. node: (n,) the probability that each member
+    interrupts the gang. slow: (n,) the probability that each member slows it down. hazard: expected interruptions.
+    weakest, slowest: the members with the highest `node` and the highest `slow`. domains: those that several
+    members share.
     """
 
     hazard: float

@@ -85,7 +85,7 @@ class GpuView:
     def has_changed_since_discovery(self, feature: str) -> Mask:
         """Return (gpu,) whether the feature has changed since the GPU was first observed.
 
-        Rules report only such changes, because an older one may have been handled.
+        Rules report only such changes, because operators may have handled an older one already.
         """
         first_ms = self.columns.now_ms - np.nan_to_num(self["first_seen_s"], nan=0.0) * 1000
         return np.asarray(self.columns.changed_ms(feature) > first_ms + 1000)
@@ -105,7 +105,7 @@ def read_reason_bits(columns: FeatureColumns) -> tuple[NDArray[np.int64], Mask]:
 def find_loaded_gpus(columns: FeatureColumns, bits: NDArray[np.int64]) -> tuple[Mask, Mask]:
     """Return (gpu,) whether the GPU works, and (gpu,) whether it is certainly idle.
 
-    It uses utilisation, activity, power or the idle bit, whichever are known.
+    The function uses utilisation, activity, power or the idle bit, whichever are known.
     """
     util = np.fmax(columns["gpu_util"], columns["sm_active"])
     power = columns["power_w"]
@@ -120,11 +120,11 @@ def is_at_limit(view: GpuView) -> Mask:
 
 
 def compute_cap_evidence(view: GpuView) -> Array:
-    """Return (gpu,) the code of how certain it is that a power cap causes a low clock.
+    """Return (gpu,) a code for how certain it is that a power cap causes a low clock.
 
     STATED: the reason bit is set, or the power is at the limit.
-    LIKELY, OPEN: neither the bit nor the limit is exported, and the GPU is not hot. It is LIKELY if its power
-    is below that of its node's GPUs, as a cap would cause.
+    LIKELY, OPEN: neither the bit nor the limit is exported, and the GPU is not hot. LIKELY if its power is below
+    that of its node's GPUs, as a cap would cause.
     WAITS: the bit is set and the limit was lowered, but the GPU draws far less, as a GPU of a waiting
     gang does.
     DENIED: otherwise.
@@ -143,7 +143,7 @@ def compute_cap_evidence(view: GpuView) -> Array:
 def is_on_plateau(view: GpuView) -> Mask:
     """Return (gpu,) whether the GPU draws steadily less than its node's working GPUs, as if capped.
 
-    Its clock must be lower too, but not by half, because brakes and hardware slowdowns halve clocks. It must
+    Its clock must be lower too, but not by half, because brakes and hardware slowdowns halve clocks. The GPU must
     not be warmer than the others, because heat that slows a GPU would make it warmer.
     """
     clock = view.clock / view.usual_clock
@@ -162,7 +162,7 @@ def detect_thermal_throttle(view: GpuView) -> Detection:
     """Detect a clock that fell while a thermal or hardware slowdown bit is set.
 
     Bit 4 (software power cap) is normal under load, so it does not count. A power brake sets the hardware bit
-    too. In that case the hardware bit is no evidence of heat.
+    too. So the hardware bit is no evidence of heat during a power brake.
     """
     braked = (view.bits & BRAKE) > 0
     return _detect_slowed_clock(view, (view.bits & np.where(braked, THERMAL & ~SLOWDOWN, THERMAL)) > 0)
@@ -189,7 +189,7 @@ def _detect_slowed_clock(view: GpuView, bit: Mask) -> Detection:
 def detect_low_clock(view: GpuView) -> Detection:
     """Detect a clock that is far too low, without a stated reason.
 
-    It must be far below both the GPU's usual clock and that of its node's working GPUs. The power must be
+    The clock must be far below both the GPU's usual clock and that of its node's working GPUs. The power must be
     below its limit, and must not look like that of a capped GPU.
     """
     peers = view.compute_peer_median(np.where(view.loaded, view.clock, np.nan))
@@ -228,8 +228,8 @@ def detect_hot_gpu(view: GpuView) -> Detection:
 def detect_excess_heat(view: GpuView) -> Detection:
     """Detect a GPU that has been too warm for its power for minutes.
 
-    It is compared with the usual temperature of its slot at that power. The difference must exceed both a number of
-    degrees and the usual spread of the GPUs.
+    The GPU is compared with the usual temperature of its slot at that power. The difference must exceed both a
+    number of degrees and the usual spread of the GPUs.
     """
     above, temp = view.above_c, view["gpu_temp_c_mean_2m"]
     known = above[np.isfinite(above)]
@@ -285,9 +285,9 @@ def detect_ecc_burst(view: GpuView) -> Detection:
 
 @register_detector("ecc_corrected_few")
 def detect_few_corrected_errors(view: GpuView) -> Detection:
-    """Detect a few repeated corrected errors, in a fleet whose other GPUs have hardly any.
+    """Detect repeated corrected errors in a fleet whose other GPUs have hardly any.
 
-    They are fewer than a burst.
+    There are too few errors for the rule about a burst.
     """
     count = np.fmax(view["ecc_sbe_volatile_count_30m"], view["ecc_sbe_aggregate_count_30m"])
     usual = compute_p90(count)

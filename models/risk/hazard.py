@@ -1,13 +1,13 @@
 """Estimation of the history hazard: the expected faults of a node, from its own past faults.
 
-It is a discrete-time logistic regression. Its three features decay with time: since the node's last
-fault, since its last return from repair, and since its last fault if that was a hardware fault. Weights have
-the sign that the data gives them, because a node whose part was replaced may be better than an old one.
+The model is a discrete-time logistic regression with three features. Each decays with the time since an event:
+the node's last fault, its last return from repair, and its last fault if that was a hardware fault. Weights
+have the sign that the data gives them, because a node whose part was replaced may be better than an old one.
 Both evaluation (training/judges/risk.py) and serving (models/risk/fault_log.py) use
 `make_feature_columns`, `fit_history` and `HistoryFit`.
 
-Half of the faults hit nodes that never had one. A history cannot tell these nodes apart. Times are
-in days of any one clock.
+Half of the faults hit nodes that never had one. The history cannot tell these nodes apart. All times are days
+of one clock.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class FaultHistory:
         return FaultHistory(self.node[begun], self.start_day[begun], end_day[begun], self.hardware[begun])
 
     def find_latest(self, times: Array, nodes: int) -> Array:
-        """Return (nodes,) the latest of the times (f,) on each node, -inf if it has none. NaN is no time."""
+        """Return (nodes,) the latest of the times (f,) on each node, -inf if it has none. NaN times do not count."""
         found = np.full(nodes, -np.inf)
         is_finite = np.isfinite(times)
         np.maximum.at(found, self.node[is_finite], times[is_finite])
@@ -102,13 +102,13 @@ def make_feature_columns(known: FaultHistory, at_day: float, nodes: int) -> Arra
 def compute_fleet_rate(known: FaultHistory, watched_days: float, nodes: int) -> float:
     """Return the fleet's faults per node and day.
 
-    The rate is drawn to the published one, which has the weight of one fault.
+    The rate is drawn towards the published rate, which has the weight of one fault.
     """
     return (len(known.node) + 1) / (nodes * watched_days + 1 / FAULTS_PER_NODE_DAY)
 
 
 def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> Array:
-    """Return (nodes,) the faults per day of each node, drawn to the fleet's rate.
+    """Return (nodes,) the faults per day of each node, drawn towards the fleet's rate.
 
     >>> known = FaultHistory(np.array([0]), np.array([3.0]), np.array([4.0]), np.array([False]))
     >>> compute_own_rates(known, 10.0, 100)[:2].round(4).tolist()
@@ -121,7 +121,7 @@ def compute_own_rates(known: FaultHistory, watched_days: float, nodes: int) -> A
 class HorizonFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The logistic fit of one horizon: the intercept, and the weights by feature.
 
-    An additional isotonic step was tried, and made the predictions of later days worse.
+    There is no isotonic step after it, because such a step made the predictions of later days worse.
     """
 
     intercept: float
@@ -145,7 +145,7 @@ class HistoryFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def compute_hazard(self, columns: Array, horizons_s: Sequence[float]) -> Array:
         """Return (horizon, node) the expected number of faults within each horizon. columns: (node, feature).
 
-        Below a day, it grows linearly with the horizon. It never falls as the horizon grows.
+        Below a day, the number grows linearly with the horizon. A longer horizon never has a smaller number.
         """
         return interpolate_fitted_hazard(
             np.stack([self.horizons[days].predict_probability(columns) for days in HORIZONS_DAYS]), horizons_s
@@ -206,7 +206,7 @@ class PastDays:
     columns: Array
 
     def has_new_fault(self, history: FaultHistory, horizon_days: int) -> Mask:
-        """Return (n,) whether a fault of the row's node begins within the horizon after the row's day."""
+        """Return (n,) whether the row's node has a new fault within the horizon after the row's day."""
         first, days = int(self.day.min()), int(np.ptp(self.day)) + 1
         nodes = max(int(self.node.max()), int(history.node.max(initial=0))) + 1
         found = np.zeros((days, nodes), bool)
@@ -269,8 +269,8 @@ def fit_logistic(columns: Array, labels: Mask, penalty: float = PENALTY) -> tupl
 def _fit_by_newton(scaled: Array, labels: Mask, penalty: float) -> Array:
     """Return (1 + feature,) the intercept and weights, found by Newton's method.
 
-    scaled: (n, feature) with a standard deviation of 1. It uses no BLAS. For such narrow matrices the
-    BLAS threads only wait for each other, on a busy machine for minutes.
+    scaled: (n, feature) with a standard deviation of 1. The method uses no BLAS. On such narrow matrices, BLAS
+    threads only wait for each other: on a busy machine, for minutes.
     """
     rows = np.column_stack((np.ones(len(scaled)), scaled))
     ridge = np.concatenate(([0.0], np.full(scaled.shape[1], 2 * penalty)))

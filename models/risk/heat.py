@@ -3,7 +3,7 @@
     residual = (T - usual(slot, P)) - median of the same for the node's GPUs
 
 A slot is an index in the chassis on nodes of one GPU model. At the same power, slots differ by more
-than ten degrees, and nodes hardly. The usual temperature of a slot at a step of power is a running
+than ten degrees, and nodes hardly differ. The usual temperature of a slot at a step of power is a running
 mean of the fleet's medians. So it is also known in small fleets. The median residual of a node shows the
 effect of its room and its fans, and is subtracted. If fewer than three of its GPUs work, there is
 no residual.
@@ -48,8 +48,8 @@ class SlotTemperatures:
     ) -> Array:
         """Return (gpu,) how many °C each GPU is warmer than usual, less the median of its node's GPUs.
 
-        The usual temperature is that of its slot at its power. The result is NaN if unknown. slot: (gpu,) as
-        `find_slots` returns it. temp_c, power_w: (gpu,) means over minutes, NaN where the GPU does not work.
+        The usual temperature is that of its slot at its power. The result is NaN if unknown. slot: (gpu,) the result
+        of `find_slots`. temp_c, power_w: (gpu,) means over minutes, NaN where the GPU does not work.
         """
         key, known = self._find_cells(temp_c, power_w, slot)
         usual = np.where(self.rounds.ravel() >= LEAST_ROUNDS, self.usual_c.ravel(), np.nan)
@@ -62,7 +62,7 @@ class SlotTemperatures:
     def learn_round(self, temp_c: Array, power_w: Array, slot: Rows, now_ms: int, interval_s: float) -> None:
         """Update the usual temperatures with a round of samples: a running mean of the fleet's medians.
 
-        At first it is the mean of all rounds. Later it follows the last two hours.
+        At first, the running mean covers all rounds. Later, it follows the last two hours.
         """
         elapsed_s = (now_ms - self.learned_ms) / 1000
         if 0 <= elapsed_s < 0.9 * interval_s:
@@ -109,7 +109,7 @@ class SlotTemperatures:
         return {"slots": self.names, "learned_ms": self.learned_ms, "rows": [list(row) for row in rows]}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object."""
+        """Fill an empty object with the state that `dump` returned."""
         self.names, self.learned_ms = list(about["slots"]), about["learned_ms"]
         self.usual_c = np.full((len(self.names), STEPS), np.nan)
         self.rounds = np.zeros((len(self.names), STEPS), np.int64)

@@ -38,7 +38,7 @@ class JobOutcomes:
         self._failed: dict[tuple[str, str], int] = {}  # job, node → when it last failed there, the oldest first
 
     def count_ended(self, ended: Iterable[JobAttempt], now_ms: int) -> None:
-        """Count each of these ended attempts once."""
+        """Count the ended attempts that have not been counted before. Attempts that ended long ago are ignored."""
         self._decay_sums(now_ms)
         for attempt in ended:
             key, end_ms = (attempt.job, attempt.attempt), attempt.ended_ms
@@ -70,13 +70,13 @@ class JobOutcomes:
             own[1] += failed
 
     def _record_failure(self, job: str, name: str, end_ms: int) -> bool:
-        """Record that a job failed on a node, and return whether its failures there have already counted."""
+        """Record that a job failed on a node. Returns whether the job had failed there before."""
         before_ms = self._failed.pop((job, name), None)
         self._failed[job, name] = max(end_ms, before_ms or 0)
         return before_ms is not None
 
     def _decay_sums(self, now_ms: int) -> None:
-        """Decay all sums to the present time, at most once an hour."""
+        """Decay all sums to the current time, at most once an hour."""
         if now_ms - self._at_ms < DAY_MS // 24:
             return
         left = 0.5 ** ((now_ms - self._at_ms) / HALF_MS) if self._at_ms else 1.0
@@ -89,7 +89,7 @@ class JobOutcomes:
     def make_signals(self, rows: Mapping[str, int]) -> list[Signal]:
         """Return a signal for each node on which jobs fail too often.
 
-        The strength is 1 if the share of failures is MOST_TIMES the usual one. rows: node name → row.
+        The strength is 1 if the node's share of failures is MOST_TIMES the usual share. rows: node name → row.
         """
         names = [name for name in self._sums if name in rows]
         if not names:
@@ -106,21 +106,21 @@ class JobOutcomes:
         ]
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         counted: Sequence[Any] = [[job, attempt, at_ms] for (job, attempt), at_ms in self._counted.items()]
         failed: Sequence[Any] = [[job, node, at_ms] for (job, node), at_ms in self._failed.items()]
         sums = {name: list(own) for name, own in self._sums.items()}
         return {"sums": sums, "at_ms": self._at_ms, "counted": counted, "failed": failed}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object."""
+        """Fill an empty object with the state that `dump` returned."""
         self._sums = {name: list(own) for name, own in about["sums"].items()}
         self._at_ms = about["at_ms"]
         self._counted = {(job, attempt): at_ms for job, attempt, at_ms in about["counted"]}
         self._failed = {(job, node): at_ms for job, node, at_ms in about["failed"]}
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift all times by `by_ms`."""
+        """Shift all stored times by `by_ms`, because the clock was set."""
         self._at_ms += by_ms if self._at_ms else 0
         self._counted = {key: at_ms + by_ms for key, at_ms in self._counted.items()}
         self._failed = {key: at_ms + by_ms for key, at_ms in self._failed.items()}

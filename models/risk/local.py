@@ -35,7 +35,7 @@ CHANGED_W = 50.0  # between the mean powers of 2 and 30 minutes: its temperature
 class LocalEvidence:
     """The evidence of one pipeline, and the columns by which gang members are compared.
 
-    Rows are those of its own nodes. own: (node,) whether this pipeline receives telemetry of the node itself.
+    The rows are the pipeline's own nodes. own: (node,) whether this pipeline receives telemetry of the node itself.
     newest_sample_ms: (2, node) the time of the newest sample of its GPUs, and of its ports, in Unix ms.
     """
 
@@ -103,7 +103,10 @@ def _make_gpu_view(
 def _compute_excess_temperature(
     gpu: FeatureColumns, nodes: int, loaded: Mask, slots: SlotTemperatures, slot: NDArray[np.int64], interval_s: float
 ) -> NDArray[np.float64]:
-    """Return (gpu,) °C above the usual of its slot at its power, and update the usual temperatures."""
+    """Return (gpu,) the °C above the usual temperature of the GPU's slot at its power.
+
+    Updates the usual temperatures.
+    """
     power = gpu["power_w_mean_2m"]
     steady = ~(np.abs(power - gpu["power_w_mean_30m"]) > CHANGED_W)
     temp = np.where(loaded & steady, gpu["gpu_temp_c_mean_2m"], np.nan)

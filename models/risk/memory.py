@@ -130,7 +130,7 @@ class RuleMemory:
         """Return (entity,) whether a sample arrived since the last call, and the seconds between samples.
 
         The seconds are those from the previous sample to the newest one. Ages leave out our own downtime. In the
-        first call after a restart all samples would look new, so none counts.
+        first call after a restart all samples would look new, so none of them counts.
         """
         sample_ms = np.where(np.isfinite(age_s), now_ms - np.nan_to_num(age_s) * 1000, 0).astype(np.int64)
         fresh = sample_ms > self.sample_ms + NEW_SAMPLE_MS
@@ -143,8 +143,8 @@ class RuleMemory:
     def _store_evidence(self, found: Sequence[Detection], at: Places, on: Mask, began: Mask, now_ms: int) -> None:
         """Store the evidence of the signals whose condition holds now.
 
-        on: (pair,) whether the condition of the pair `at` holds. began: (pair,) whether it has just begun. If its
-        start is not known, it starts now.
+        on: (pair,) whether the condition of the pair `at` holds. began: (pair,) whether it has just begun. A condition
+        that has just begun gets the time `now_ms` if its start is unknown.
         """
         here = at[0][on], at[1][on]
         for name in ("value", "usual", "strength"):
@@ -156,7 +156,7 @@ class RuleMemory:
     def _make_raised_signals(self, at: Places, now_ms: int) -> RaisedSignals:
         """Return the signals of these pairs of a rule and an entity.
 
-        If a hard rule's value is in seconds, it is an age. It keeps growing while the signal is not observed.
+        A hard rule's value in seconds is an age. An age keeps growing while the signal is not observed.
         """
         value, since_ms, seen_ms = self.value[at], self.since_ms[at], self.seen_ms[at]
         ages = np.array([rule.unit == "s" and rule.hard for rule in self.rules])[at[0]]
@@ -167,7 +167,7 @@ class RuleMemory:
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return a copy of the evidence of the pairs that were seen. The other pairs have no effect.
 
-        The entities' rows are those of the table `Entities`.
+        An entity has the same row as in the table `Entities`.
         """
         rule, entity = np.nonzero((self.streak > 0) | self.firm)
         about = {"rules": [row.name for row in self.rules], "tick_ms": self.tick_ms}
@@ -175,7 +175,7 @@ class RuleMemory:
         return about, {**arrays, "rule": rule, "entity": entity, "sample_ms": self.sample_ms.copy()}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object. Leaves out rules that no longer exist."""
+        """Fill an empty object with the state that `dump` returned. Leaves out rules that no longer exist."""
         here = {rule.name: at for at, rule in enumerate(self.rules)}
         rows = np.array([here.get(name, -1) for name in about["rules"]], np.intp)
         self._grow_arrays(len(arrays["sample_ms"]))
@@ -196,7 +196,7 @@ class RuleMemory:
 def _count_samples_per_evidence(rule: Rule, interval_s: float) -> float:
     """Return how many samples count as one observation of a rule.
 
-    An early sign needs minutes of evidence. The shorter the interval, the more samples these are.
+    An early sign needs minutes of evidence, so it needs more samples if they arrive at a shorter interval.
     """
     return max(1.0, EARLY_EVERY_S / interval_s) if rule.early else 1.0
 

@@ -227,7 +227,7 @@ def compute_probabilities(excess: ExcessHazard, history: Array, known: Mask, sit
 
 
 def find_explained_excess(excess: ExcessHazard, site: SiteHazard | None) -> ExcessHazard:
-    """Return the hazard that the reasons explain: the excess, and the parts of a site's fit."""
+    """Return the hazard that the reasons must explain: the excess, and the parts of a site's fit."""
     if site is None:
         return excess
     own = ~np.isnan(site.past)[:, :, None] & site.seen[None, None, :]
@@ -272,8 +272,8 @@ def compute_signal_hazards(
     """Return (signal,) each signal's part of its node's hazard within a day, and (node,) that hazard.
 
     The hazard is that of the node's worst kind of risk. Several signals of one rule divide its part. history:
-    (node,) the history hazard of the day. Its excess over the least burdened node counts for the signal of
-    the recent fault.
+    (node,) the history hazard of the day. The signal of a recent fault gets the excess of this hazard over that of
+    the least burdened node.
     """
     own = history / compute_outcome_factor(levels)
     again = np.where(levels[:, REPEAT_ROW] > 0, np.maximum(own - _find_least_hazard(own, levels), 0.0), 0.0)
@@ -292,9 +292,9 @@ def compute_signal_hazards(
 
 
 def _find_least_hazard(own: Array, levels: Array) -> float:
-    """Return the least hazard of a node without a recent fault, or of all nodes if each had one.
+    """Return the least hazard of a node without a recent fault. If each node had one, return the least of all.
 
-    own: (node,) hazards by history. levels: (node, rule). A repaired node may have a lower hazard than one
+    own: (node,) hazards by history. levels: (node, rule). A repaired node may have a lower hazard than a node
     that never failed, so nodes with a recent fault do not count.
     """
     quiet = own[levels[:, REPEAT_ROW] == 0]
@@ -335,7 +335,9 @@ def _make_reason(signals: Signals, at: int, share: float, now_ms: int) -> Reason
 
 
 def _add_words(text: str, words: str, places: bool) -> str:
-    """Add `words` to a sentence: at its end, or in brackets after the port that it names if `places`.
+    """Add `words` at the end of a sentence.
+
+    If `places` is true, add them in brackets after the port that the sentence names.
 
     >>> _add_words("port mlx5_3: link down", "rail 3, GPU 3", True)
     'port mlx5_3 (rail 3, GPU 3): link down'
@@ -345,7 +347,7 @@ def _add_words(text: str, words: str, places: bool) -> str:
 
 
 def _find_gravest_signals(signals: Signals) -> dict[int, int]:
-    """Return node row → the index of its firm signal with the gravest action, or of the first of several."""
+    """Return node row → the index of its firm signal with the gravest action. The first one wins a tie."""
     firm = np.flatnonzero(signals.firm)
     order = firm[np.lexsort((firm, -GRAVITY[signals.rule[firm]]))]
     nodes, first = np.unique(signals.node[order], return_index=True)

@@ -172,8 +172,8 @@ def detect_slow_scrapes(view: NodeView) -> Detection:
 def detect_late_scrapes(view: NodeView) -> Detection:
     """Detect nodes whose pages have taken longer than usual for minutes, compared with the fleet's median.
 
-    If all are late, the cause is on our side or in the network. The mean of minutes decides, so one late page
-    gives no signal.
+    If the pages of all nodes are late, the cause is on our side or in the network. The mean of minutes decides, so
+    one late page gives no signal.
     """
     took, usual = view["scrape_duration_s_mean_2m"], view.usual_scrape_s
     ratio = divide(took, usual)
@@ -187,9 +187,9 @@ def detect_late_scrapes(view: NodeView) -> Detection:
 
 @register_detector("scrapes_lost")
 def detect_lost_scrapes(view: NodeView) -> Detection:
-    """Detect scrapes that are lost now and then, both in the last ten minutes and before.
+    """Detect nodes that lose scrapes now and then, both in the last ten minutes and before.
 
-    A restart or a reboot does not count, because it loses several in a row.
+    A restart or a reboot does not count, because it loses several scrapes in a row.
     """
     late, all_lost = view["gaps_10m"], view["gaps_30m"]
     share = all_lost * view.interval_s / 1800.0
@@ -218,10 +218,10 @@ def detect_short_memory(view: NodeView) -> Detection:
 
 
 def _measure_frozen_s(gpu: FeatureColumns, nodes: int) -> Array:
-    """Return (node,) for how many seconds no value of its GPUs has changed although scrapes arrive.
+    """Return (node,) for how many seconds no value of the node's GPUs has changed although scrapes arrive.
 
-    The result is NaN for a page that has hardly ever changed. Such a page may be a static file and not an
-    exporter's.
+    The result is NaN for a page that has hardly ever changed. Such a page may be a static file instead of an
+    exporter's page.
     """
     frozen = gpu["frozen_s"]
     fresh = np.isfinite(frozen) & (gpu.node >= 0) & (gpu["age_s"] < NODE_SILENT_S)

@@ -1,7 +1,7 @@
 """Computation of the risk of a node's parts: its GPUs, links (PCIe and NVLink), ports and rails.
 
 A part's hazard is that of the signals that name it, for the node's likeliest kind of risk. The usual
-hazard of such a part is added, a share of the published node faults. In InfiniteHBD's faults, 22 % were
+hazard of such a part is added: its share of the published node faults. In InfiniteHBD's faults, 22 % were
 of GPUs, 9 % of network cables and 4 % of NICs. A node has eight of each. A rail has the hazard of a leaf
 switch (FAULTS_PER_DAY), plus that of the node's ports that lead to it.
 """

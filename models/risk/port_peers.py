@@ -2,9 +2,9 @@
 
 Peers have the same device, port number and link layer on nodes of one GPU model, because a site
 buys one kind of adapter for these. The other ports of a node are no peers: storage, bonds and
-management have adapters of their own. The expected speed is one that four of five peers reach. So up to a
-fifth of the peers may be slow, and are still found. Older adapters of the same name are reported too,
-unless more than a fifth of the peers are such adapters.
+management have adapters of their own. The expected speed is one that four of five peers reach. So slow ports
+are found even if a fifth of the peers is slow. Older adapters of the same name are reported too, unless more
+than a fifth of the peers are such adapters.
 """
 
 from collections.abc import Mapping, Sequence
@@ -78,7 +78,7 @@ class PortPeers:
 def compute_group_p20(speed: Array, group: NDArray[np.int32]) -> Array:
     """Return (n,) for each member the value that four fifths of its group reach.
 
-    It is NaN in groups of fewer than five. speed: (n,) bytes/s. group: (n,) number of the group, -1 for none.
+    The value is NaN in groups of fewer than five. speed: (n,) bytes/s. group: (n,) number of the group, -1 for none.
 
     >>> compute_group_p20(np.array([4.0, 2.0, 4.0, 4.0, 4.0, 9.0]), np.array([0, 0, 0, 0, 0, 1]))
     array([ 4.,  4.,  4.,  4.,  4., nan])

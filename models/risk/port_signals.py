@@ -23,7 +23,7 @@ ACK_TIMEOUTS = 10  # in ten minutes: each is a packet that nobody answered for, 
 class PortLinks(LearnedState):
     """The known past of each port's link.
 
-    was_up: (port,) whether it was ever active. was_speed: (port,) its best speed so far in bytes/s.
+    was_up: (port,) whether the link was ever active. was_speed: (port,) the link's best speed so far in bytes/s.
     """
 
     arrays = ("was_up", "was_speed")
@@ -98,7 +98,7 @@ def detect_link_errors(view: PortView) -> Detection:
 def detect_few_link_errors(view: PortView) -> Detection:
     """Detect some symbol errors on a link that stays up, in a fleet whose other ports have hardly any.
 
-    They are fewer than the rule `link_errors` needs.
+    There are too few errors for the rule `link_errors`.
     """
     few, late = view["symbol_errors_count_30m"], view["symbol_errors_count_10m"]
     usual = compute_p90(few)

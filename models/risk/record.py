@@ -2,7 +2,7 @@
 
     issued ──► waits for its horizon ──► a fault of the node began within it, or none did ──► sums
 
-It stores the probability of `fail` of every node without a fault, four times per horizon. When the
+RiskRecord stores the probability of `fail` of every node without a fault, four times per horizon. When the
 horizon is over, it compares the probability with the faults in FaultLog. A forecast is not scored if we
 were down for over a tenth of its time. Brier skill is relative to the observed share of faults, which is
 the best single number for all nodes.
@@ -155,7 +155,7 @@ class RiskRecord:
         )
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot: JSON-able parts, and arrays by name."""
+        """Return a copy for a snapshot: parts that can be written as JSON, and arrays by name."""
         about = {
             "since_ms": self.since_ms,
             "now_ms": self.now_ms,
@@ -170,10 +170,7 @@ class RiskRecord:
         return about, {**arrays, "squares": self.squares.copy(), "p": p}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object.
-
-        If bins or horizons have changed, sums start again.
-        """
+        """Restore the state that `dump` returned. If bins or horizons have changed, the sums start again from 0."""
         self.since_ms, self.now_ms, self.names = about["since_ms"], about["now_ms"], list(about["names"])
         self.model = about["model"]
         self.rows = {name: row for row, name in enumerate(self.names)}

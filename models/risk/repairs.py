@@ -48,7 +48,7 @@ class Pardon(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RepairLog:
-    """The nodes and GPUs that returned from repair, and the evidence that is void because of it."""
+    """The nodes and GPUs that returned from repair, and the evidence that their repairs made void."""
 
     def __init__(self) -> None:
         self._honoured_ms: dict[str, int] = {}  # node or GPU -> its last return from repair, as the event said
@@ -86,7 +86,7 @@ class RepairLog:
                 keep[at] = False
                 void.add(_make_key(signals, at))
         self._pardons = {key: row for key, row in self._pardons.items() if now_ms < row.until_ms or key in void}
-        return signals.select(keep)
+        return signals.select_rows(keep)
 
     def _find_new_returns(self, nodes: Mapping[str, NodeRecord]) -> dict[str, int]:
         """Return node or GPU -> when it returned from repair, in Unix ms, if reported since the last call."""
@@ -107,7 +107,7 @@ class RepairLog:
         return found
 
     def _void_old_evidence(self, signals: Signals, name: str, row: int, back_ms: int) -> None:
-        """Make void all evidence on a node, or on one GPU of it, that began before it returned.
+        """Declare void all evidence on a node, or on one GPU of it, that began before it returned from repair.
 
         row: the node's row.
         """
@@ -122,7 +122,7 @@ class RepairLog:
                 self._pardons[_make_key(signals, at)] = _make_pardon(signals, at, back_ms)
 
     def _void_late_evidence(self, signals: Signals, rows: Mapping[str, int], now_ms: int) -> None:
-        """Make void the codes and counts from before a repair that arrive only now.
+        """Declare void the codes and counts that date from before a repair but arrive only now.
 
         They arrive late if the node was silent when it returned.
         """
@@ -141,8 +141,7 @@ class RepairLog:
     def _is_void(self, signals: Signals, at: int, now_ms: int) -> bool:
         """Return whether a repair has made this signal void.
 
-        A count that has grown is not void. If a value has fallen, the lower value is stored, from which growth is
-        measured.
+        A count that has grown is not void. If a value has fallen, growth is measured from the lower value from then on.
         """
         key = _make_key(signals, at)
         pardon = self._pardons.get(key)
@@ -160,12 +159,12 @@ class RepairLog:
         return True
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         pardons = [[*key, msgspec.to_builtins(pardon)] for key, pardon in self._pardons.items()]
         return {"honoured_ms": dict(self._honoured_ms), "back_ms": dict(self._back_ms), "pardons": pardons}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object.
+        """Fill an empty object with the state that `dump` returned.
 
         Leaves out pardons of rules that no longer exist.
         """

@@ -1,8 +1,8 @@
 """The table of all rules: the evidence against a node, its certainty, and the action that follows.
 
-A rule is one row of `RULES` and one function. `register_detector` registers the function if the entity's
-own samples show the evidence. `register_reporter` does if gangs, node events or ended jobs show it
-(models/risk/detectors.py). All other properties of a rule are fields of its row.
+A rule is one row of `RULES` and one function. If the entity's own samples show the evidence,
+`register_detector` registers the function. If gangs, node events or ended jobs show it, `register_reporter`
+does (models/risk/detectors.py). All other properties of a rule are fields of its row.
 
 A rule concerns one kind of entity. It is *shown* as a reason once it was seen `shown_after` times
 in a row, and is *firm* after `firm_after` times. Only firm rules lead to an action beyond `watch`.
@@ -39,7 +39,7 @@ ACTION_WORDS = {
 
 
 class Cause(StrEnum):
-    """The cause by which a member with a signal slows its gang down."""
+    """The reason why a member with a signal slows its gang down."""
 
     COMPUTE = "compute"
     LINK = "link"

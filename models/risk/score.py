@@ -48,7 +48,7 @@ class FoldedEvents:
     """The state of jobs and nodes that follows from their events.
 
     ended: attempts that ended within the last hour. nodes: node name -> record. remembered: the places of
-    `running`, if the caller has them already, else None.
+    `running` if the caller already has them, else None.
     """
 
     running: Sequence[JobAttempt]
@@ -90,7 +90,7 @@ def score_fleet(
     site: SiteRisk | None = None,
     shadow: SiteRisk | None = None,
 ) -> ScoredFleet:
-    """Return the fleet's risk by topology rows, and its stragglers.
+    """Return the risk of the fleet by topology rows, and its stragglers.
 
     fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit whose risks are only
     recorded for comparison. Nodes that are not in the topology have no risk. Updates `record`, `rate`,
@@ -144,7 +144,7 @@ class Evidence:
 def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     """Return the pipelines' signals together with those of gangs, node events and ended jobs.
 
-    Each outcome of a job counts once. Updates `outcomes`, `repairs`, `witnesses` and `streaks` of
+    The outcome of a job counts only once. Updates `outcomes`, `repairs`, `witnesses` and `streaks` of
     `state`.
     """
     nodes, now_ms, names = moment.events.nodes, moment.now_ms, moment.topology.names
@@ -174,7 +174,7 @@ def _join_locals(
         inside = to[NODE_AT] >= 0
         known[to[NODE_AT, inside]] |= local.known[inside]
         node = to[KIND_AT[local.signals.rule], local.signals.node]
-        signals.append(replace(local.signals, node=node).select(node >= 0))
+        signals.append(replace(local.signals, node=node).select_rows(node >= 0))
         gpus.append(local.gpu.translate_nodes(to[GPU_AT]))
         ports.append(local.port.translate_nodes(to[PORT_AT]))
     if not locals:
@@ -187,8 +187,7 @@ def _map_node_rows(locals: Sequence[LocalEvidence], rows: Mapping[str, int]) -> 
 
     A row is -1 if the node is not in the topology, or if another pipeline has newer telemetry of it. When the
     number of pipelines changes, nodes move to other pipelines, and look silent to their former ones. So a
-    pipeline may report on a node that is not its own only if no other pipeline has newer telemetry of the
-    same kind.
+    pipeline may report on a foreign node only if no other pipeline has newer telemetry of the same kind.
     """
     places = [np.array([rows.get(name, -1) for name in local.nodes], np.int32) for local in locals]
     newest_sample_ms = [np.vstack([local.newest_sample_ms, local.newest_sample_ms.max(axis=0)]) for local in locals]
@@ -205,9 +204,10 @@ def _map_node_rows(locals: Sequence[LocalEvidence], rows: Mapping[str, int]) -> 
 def _find_hard_faults(
     signals: Signals, names: tuple[str, ...], nodes: Mapping[str, NodeRecord], interval_s: float
 ) -> dict[str, tuple[int, bool]]:
-    """Return node → (begin of its firm hard signal in Unix ms, whether a part is at fault), for nodes that have one.
+    """Return node → (when its firm hard signal began, in Unix ms, and whether a part is at fault).
 
-    A node that goes away after it was drained has no fault. It is being rebooted, switched off or repaired.
+    Nodes without a firm hard signal are left out. A node that goes away after it was drained has no fault. It is
+    being rebooted, switched off or repaired.
     """
     hard: dict[str, tuple[int, bool]] = {}
     for at in np.flatnonzero(signals.firm & HARD_RULES[signals.rule]).tolist():

@@ -33,7 +33,7 @@ class HardReason(Reason, frozen=True):
 class Action(msgspec.Struct, frozen=True):
     """The action that is recommended for a node, and a sentence with the reason for it.
 
-    It is one of `none`, `watch`, `avoid` (place no large job there), `drain_at_job_end`, `drain_now`,
+    The action is one of `none`, `watch`, `avoid` (place no large job there), `drain_at_job_end`, `drain_now`,
     `replace_part`.
     """
 
@@ -42,9 +42,9 @@ class Action(msgspec.Struct, frozen=True):
 
 
 class PartRisk(msgspec.Struct, frozen=True):
-    """The risk of a GPU, link, port or rail of a node with evidence against it.
+    """The risk of a GPU, link, port or rail of a node that has evidence against this part.
 
-    `p`: its probability within each of RISK_HORIZONS_S.
+    `p`: the probability of a fault of the part within each of RISK_HORIZONS_S.
     """
 
     entity: str
@@ -57,8 +57,8 @@ class RiskScores:
     """The risk scores of all nodes.
 
     values: (kind, horizon, node) probability in [0, 1], NaN for unknown nodes. reasons, actions, parts:
-    node row -> those of the node, if it has any. hard: (node,) whether the node has a hard signal, such
-    as an XID or a loss.
+    node row -> the reasons, the action and the parts of that node, if it has any. hard: (node,) whether the node
+    has a hard signal, such as an XID or a loss.
     """
 
     values: NDArray[np.float64]

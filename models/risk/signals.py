@@ -49,7 +49,7 @@ class Signals:
 
     @classmethod
     def from_signals(cls, rows: Sequence["Signal"]) -> "Signals":
-        """Build the table from single signals. Use it only for few signals, because most are built as arrays."""
+        """Build the table from single signals. Use this only for few signals, because arrays are faster."""
         columns: dict[str, Any] = {
             name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in COLUMNS.items()
         }
@@ -67,10 +67,10 @@ class Signals:
         return cls(entity=tuple(name for part in parts for name in part.entity), words=words, **columns)
 
     def translate_nodes(self, rows: NDArray[np.int32]) -> "Signals":
-        """Return the same signals with new node rows. rows: (old row,) -> new row."""
+        """Return the same signals with the node rows of another table. rows: (old row,) -> new row."""
         return replace(self, node=rows[self.node] if len(self) else self.node)
 
-    def select(self, mask: Mask) -> "Signals":
+    def select_rows(self, mask: Mask) -> "Signals":
         """Return only the rows that `mask` (k,) selects."""
         if mask.all():
             return self
@@ -103,7 +103,7 @@ class Signal:
 
 
 def describe_signal(rule: str, entity: str, value: float, usual: float, since_ms: int, now_ms: int) -> str:
-    """Describe a signal in words, with the time at which it began if that is known.
+    """Describe a signal in words. If the time at which it began is known, the description states it.
 
     >>> describe_signal("thermal_throttle", "n1/3", 990.0, 1980.0, 50_520_000, 50_600_000)
     'GPU 3: SM clock 990 MHz, usual 1,980; thermal slowdown since 14:02 UTC'
@@ -165,7 +165,7 @@ WORDS: dict[str, Callable[[float, float, str], str]] = {
 
 @dataclass(frozen=True, slots=True)
 class _Words:
-    """The words that a signal's template may contain, by name. Each is built when the template needs it."""
+    """The words that a signal's template may contain, by name. A word is built only when a template needs it."""
 
     value: float
     usual: float

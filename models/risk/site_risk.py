@@ -53,7 +53,7 @@ EVENTS_MS = 600_000  # events change slowly: their columns are made so often
 class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The fits of a site by kind of risk and days of the horizon.
 
-    A kind that is missing had too few events. notes: how the fit was made.
+    A kind is missing if it had too few events. notes: how the fit was made.
     """
 
     kinds: dict[str, dict[int, HorizonFit]]
@@ -86,7 +86,7 @@ class SiteFit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def make_event_columns(faults: FaultLog, records: Mapping[str, NodeRecord], names: Sequence[str], now_ms: int) -> Array:
     """Return (node, PAST_FEATURES) features from the faults and node events up to `now_ms`.
 
-    Later ones do not count.
+    Later faults and events are ignored.
     """
     now_day, nodes = now_ms / DAY_MS, len(names)
     rows = {name: row for row, name in enumerate(names)}
@@ -130,7 +130,7 @@ class SiteHazard:
 class SiteRisk:
     """The risk model fitted on a site's archive, while it serves or runs in the shadow.
 
-    Only one thread may call it at a time, because it caches features of events for a while.
+    Only one thread may call it at a time, because it caches the features that it computes from events.
     """
 
     def __init__(self, fit: SiteFit, name: str) -> None:

@@ -68,13 +68,13 @@ class RiskState(Stateful):
         return {**{f"rules.{kind}": rules for kind, rules in self.rules.items()}, **named}
 
     def dump(self) -> Dump:
-        """Return a copy for a snapshot, by part. The names of arrays begin with the part's name."""
+        """Return a copy of the state for a snapshot, by part. The names of arrays begin with the part's name."""
         parts = {name: part.dump() for name, part in self._list_stateful_parts().items()}
         arrays = {f"{name}/{array}": values for name, (_, own) in parts.items() for array, values in own.items()}
         return {name: about for name, (about, _) in parts.items()}, arrays
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty state.
+        """Fill an empty state with the result of `dump`.
 
         Raises KeyError that names a missing part or array.
         """
@@ -87,6 +87,6 @@ class RiskState(Stateful):
                 part.load(about[name], own[name])
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift the times of all observations by `by_ms`, because our clock was set. Events keep their times."""
+        """Shift the times of all observations by `by_ms`, because our clock was set. Events keep their own times."""
         for part in self._list_stateful_parts().values():
             part.shift_times(by_ms)

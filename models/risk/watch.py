@@ -1,6 +1,6 @@
 """FleetWatch: all steps from samples and events to evidence and scores.
 
-The service has one, and so has any code that evaluates the service.
+The service uses a FleetWatch, and so does all code that evaluates the service.
 
 samples ── WindowStore ── Frames ── score_own_nodes ── LocalEvidence ─┐
 events ─── JobFold, EndedJobs, NodeTable ── FoldedEvents ─────────────┴─ score_fleet ── ScoredFleet
@@ -38,8 +38,8 @@ class FleetWatch:
     """The state of a fleet: its telemetry, jobs, nodes, and the state of the rules.
 
     fit: None for the shipped coefficients. site: a site's own fit. shadow: a fit that is scored and
-    does not serve. `score_local`, `collect_evidence` and `score` change only `memory`. So a thread may run
-    them on fixed frames while more samples arrive.
+    does not serve. `score_local`, `collect_evidence` and `score` change only `memory`. So a thread may call
+    these methods on fixed frames while more samples arrive.
     """
 
     def __init__(self, store: WindowStore) -> None:
@@ -74,7 +74,7 @@ class FleetWatch:
     ) -> None:
         """Apply the samples and events that arrived since the last call, in order.
 
-        Their entities must already be named in `entities`.
+        The names of their entities must already be in `entities`.
         """
         for batch in SampleBatch.merge_by_kind(samples):
             self.store.write(batch, now_ms)
@@ -84,7 +84,7 @@ class FleetWatch:
             self.nodes.apply(node_event)
 
     def apply_event(self, event: JobEvent, now_ms: int) -> list[JobAttempt]:
-        """Fold one event, and return the attempts that it changed (see `JobFold.apply`)."""
+        """Apply one event, and return the attempts that it changed (see `JobFold.apply`)."""
         changed = self.fold.apply(event, now_ms)
         self.ended.record(changed, now_ms)
         return changed
@@ -92,7 +92,7 @@ class FleetWatch:
     def find_placements(self, running: Sequence[JobAttempt]) -> RunningPlaces:
         """Return the places where these attempts run.
 
-        If no attempt has started, ended or moved, it is the same object as in the last call.
+        The result is the same object as in the last call until an attempt starts, ends or moves.
         """
         self._placements = RunningPlaces.from_running(running, self._placements)
         return self._placements
@@ -102,7 +102,10 @@ class FleetWatch:
         return extract_frames(self.store, now_ms, topology.generation)
 
     def make_folded_events(self, now_ms: int) -> FoldedEvents:
-        """Return the state of jobs and nodes that follows from the events so far. The next event changes it."""
+        """Return the state of jobs and nodes that follows from the events so far.
+
+        The next event changes the returned object.
+        """
         running, ended = self.fold.jobs.list_running(), self.ended.list_recent(now_ms)
         return FoldedEvents(
             running=running, ended=ended, nodes=self.nodes.nodes, remembered=self.find_placements(running)
@@ -111,7 +114,7 @@ class FleetWatch:
     def score_local(self, frames: Frames, topology: Topology, now_ms: int) -> LocalEvidence:
         """Return this process's evidence about the nodes that it has telemetry of.
 
-        Call it once for each `frames`, because it updates the state of the rules.
+        Call this only once for each `frames`, because each call updates the state of the rules.
         """
         return score_own_nodes(frames, self.entities, topology, self.memory, now_ms)
 

@@ -52,16 +52,16 @@ class Witnesses:
         ended: Sequence[JobAttempt],
         now_ms: int,
     ) -> Signals:
-        """Return the signals, with those of vanished GPUs only if other evidence confirms the failure.
+        """Return the signals. A vanished GPU keeps its signal only if other evidence confirms its failure.
 
-        The unconfirmed ones of a node become one signal of its exporter. All other signals stay, except
-        soft ones of confirmed GPUs.
+        The signals of the unconfirmed GPUs of a node become one signal of its exporter. All other signals stay, except
+        soft signals of confirmed GPUs.
         """
         gone = np.flatnonzero(signals.rule == VANISHED)
         if not len(gone):
             self._confirmed.clear()
             return signals
-        said = self._find_reported(signals) | _find_stopped_gpus(gangs, gpu, now_ms)
+        said = self._find_reported_failures(signals) | _find_stopped_gpus(gangs, gpu, now_ms)
         failed = _find_failure_times(ended)
         unseen: dict[int, list[int]] = {}
         confirmed = set()
@@ -76,17 +76,17 @@ class Witnesses:
         self._confirmed = confirmed
         keep = ~np.isin(np.arange(len(signals)), [at for rows in unseen.values() for at in rows])
         of_confirmed = np.array([entity in confirmed for entity in signals.entity], bool)
-        remaining = signals.select(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
+        remaining = signals.select_rows(keep & ~(SOFT_OF_GPU[signals.rule] & of_confirmed))
         totals = np.bincount(gpu.node[gpu.node >= 0], minlength=len(names)).tolist()
         partial = [
             _make_exporter_signal(signals, names[node], node, rows, totals[node]) for node, rows in unseen.items()
         ]
         return Signals.concat([remaining, Signals.from_signals(partial)]) if partial else remaining
 
-    def _find_reported(self, signals: Signals) -> set[str]:
+    def _find_reported_failures(self, signals: Signals) -> set[str]:
         """Return the GPUs that an XID or a health check reports as failed.
 
-        If a report names no GPU, the node is returned.
+        A report that names no GPU adds the name of its node.
         """
         found = {signals.entity[at] for at in np.flatnonzero(XIDS[signals.rule]).tolist()}
         for at in np.flatnonzero(signals.rule == HEALTH).tolist():
@@ -96,11 +96,11 @@ class Witnesses:
         return found
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         return {"confirmed": sorted(self._confirmed)}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned, into an empty object."""
+        """Fill an empty object with the state that `dump` returned."""
         self._confirmed = set(about["confirmed"])
 
     def shift_times(self, by_ms: int) -> None:

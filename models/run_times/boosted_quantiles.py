@@ -35,7 +35,7 @@ PARAMETERS: dict[str, Any] = {
 class BoostedQuantiles:
     """A model that predicts quantiles of one number.
 
-    With few rows, the trees get small leaves, so that a tiny data set can be fitted too.
+    With few rows, the trees get small leaves. So even a tiny data set can be fitted.
     """
 
     def __init__(self, levels: Sequence[float], *, seed: int = 0, threads: int = 1) -> None:
@@ -76,7 +76,7 @@ class BoostedQuantiles:
 
     @classmethod
     def load(cls, folder: Path, name: str, about: dict[str, Any], threads: int = 1) -> "BoostedQuantiles":
-        """Restore what `save` wrote. Raises ModelError if a file is missing or damaged."""
+        """Load a model that `save` wrote. Raises ModelError if a file is missing or damaged."""
         import lightgbm
 
         made = cls(about["levels"], threads=threads)

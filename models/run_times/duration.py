@@ -3,9 +3,9 @@
     log run = boosted + offset, capped by the limit
 
 A back-test inside the training data gives the offset of each level: trees are fitted on the first
-part, and errors measured on the last (split conformal, halved, since the tracker of outcomes does
-the rest). The quantiles of similar jobs are features. Without a fit they are the answer (user and
-size, else group and size, else all: see `fleetcast.features.past_runs`). Files are LightGBM text
+part, and errors measured on the last (split conformal). The offset is half of the error, because the tracker
+of outcomes corrects the rest. The quantiles of similar jobs are features. Without a fit they are the answer
+(user and size, else group and size, else all: see `fleetcast.features.past_runs`). Files are LightGBM text
 and JSON.
 """
 
@@ -55,8 +55,8 @@ class DurationModel:
     def fit(self, rows: RunRows, until_s: float) -> "DurationModel":
         """Fit the model on submissions, and on moments at which jobs ran.
 
-        Outcomes after `until_s` do not count: a job that still runs then is right-censored. With fewer than
-        FEWEST_ROWS ended jobs nothing is fitted.
+        Outcomes after `until_s` do not count: a job that still runs at that time is right-censored. With fewer than
+        FEWEST_ROWS ended jobs, the model stays without a fit.
         """
         known = rows.truncate(until_s)
         first = known.elapsed_s == 0
@@ -87,7 +87,7 @@ class DurationModel:
         return model.fit(rows.features[outcomes.row], np.log(outcomes.run_s), outcomes.weight)
 
     def _measure_offset(self, rows: RunRows, until_s: float) -> None:
-        """Set the offset of each level from the errors of trees on rows that they were not fitted on.
+        """Set the offset of each level from the errors of trees on rows that were held out.
 
         The offset is half of the error, at most LARGEST_OFFSET in either direction.
         """
@@ -119,7 +119,7 @@ class DurationModel:
     def predict_remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...] = LEVELS) -> Array:
         """Return (row, level) the remaining seconds of jobs that have run for `elapsed_s` (row,).
 
-        They are at most what the job's time limit leaves.
+        The job's time limit caps the remaining seconds.
         """
         left = self._remaining.predict_remaining_s(self._fill_similar_quantiles(features), elapsed_s, levels)
         limit_s = np.exp(features[:, _LIMIT].astype(np.float64)) * LIMIT_GRACE - elapsed_s
@@ -127,7 +127,7 @@ class DurationModel:
         return np.fmin(left, np.maximum(limit_s, 1.0))
 
     def _fill_similar_quantiles(self, features: Features) -> Features:
-        """Return the features with general values in place of unknown run times of similar jobs.
+        """Return the features with default values in place of unknown run times of similar jobs.
 
         Other unknown features stay NaN.
         """
@@ -138,7 +138,7 @@ class DurationModel:
     def _estimate_from_similar_jobs(self, features: Features) -> Array:
         """Return (row, level) log seconds of the run times of similar jobs.
 
-        If none of them has ended yet, these are general values (NOTHING_KNOWN).
+        If no similar job has ended yet, the result has default values (NOTHING_KNOWN).
         """
         known = features[:, _EMPIRICAL].astype(np.float64)
         return np.where(np.isnan(known), NOTHING_KNOWN, known)
@@ -157,7 +157,7 @@ class DurationModel:
 
     @classmethod
     def load(cls, folder: Path, threads: int = 1) -> "DurationModel":
-        """Load what `save` wrote. Raises ModelError if the folder is damaged or has other features."""
+        """Load a model that `save` wrote. Raises ModelError if the folder is damaged or has other features."""
         path = folder / FILE
         try:
             about = msgspec.json.decode(path.read_bytes())

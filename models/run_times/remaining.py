@@ -3,10 +3,10 @@
     log remaining at a level = (1 - near) * (base + trust * boosted correction) + near * similar
 
 base is from the survival curve (Kaplan-Meier) of all jobs that ran longer than elapsed_s, so the
-model learns only how this job differs. similar is from the last 200 similar jobs. trust and near at
-each elapsed time come from a back-test inside the training data. If n jobs are behind the back-test,
-its values have the weight n / (n + PRIOR_JOBS), and a usual blend has the rest. Few jobs run for days, so
-from LONG_S on the usual blend is the survival curve alone.
+model learns only how this job differs. similar is from the last 200 similar jobs. A back-test inside the
+training data gives the values of trust and near at each elapsed time. If it covers n jobs, its values have the
+weight n / (n + PRIOR_JOBS), and a usual blend has the rest. Few jobs run for days, so from LONG_S on the usual
+blend is the survival curve alone.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ _EMPIRICAL = [COLUMN[name] for name in EMPIRICAL]
 
 
 class RemainingModel:
-    """A model of remaining run times, fitted on moments at which jobs were running."""
+    """A model of remaining run times. It is fitted on moments at which jobs were running."""
 
     def __init__(self, *, seed: int = 0, threads: int = 1) -> None:
         self._options = {"seed": seed, "threads": threads}
@@ -48,7 +48,7 @@ class RemainingModel:
         self._blend = _make_usual_blend()
 
     def fit(self, rows: RunRows, until_s: float, submissions: RunRows) -> "RemainingModel":
-        """Fit the model without anything that became known after `until_s`.
+        """Fit the model on data that was known by `until_s`.
 
         rows: moments at which jobs ran. submissions: the submissions of all jobs.
         """
@@ -64,7 +64,7 @@ class RemainingModel:
     def _fit_and_test(
         self, rows: RunRows, submissions: RunRows, fit_s: float, end_s: float, until_s: float
     ) -> "_BackTest | None":
-        """Fit on what was known at `fit_s`, and measure the errors on the rows from then to `end_s`.
+        """Fit the model on data known at `fit_s`, and measure its errors on rows from `fit_s` to `end_s`.
 
         The outcomes of these rows are those known at `until_s`. Returns None if there are too few rows.
         """
@@ -124,8 +124,8 @@ class RemainingModel:
     def _make_inputs(self, features: Features, elapsed_s: Array) -> Features:
         """Return (row, feature) the inputs of the trees.
 
-        They are the features, the elapsed time, the remaining times of similar jobs that ran longer, and
-        what the time limit leaves.
+        They are the features, the elapsed time, the remaining times of similar jobs that ran longer, and the time
+        left until the time limit.
         """
         quantiles = features[:, _EMPIRICAL].astype(np.float64)
         left = [np.log(np.maximum(SHORTEST_S, estimate_left_s(quantiles, elapsed_s, level))) for level in (0.5, 0.9)]
@@ -141,7 +141,7 @@ class RemainingModel:
 
     @classmethod
     def load(cls, folder: Path, about: dict[str, Any], threads: int = 1) -> "RemainingModel":
-        """Load what `save` wrote. about: the facts that it returned."""
+        """Load the trees that `save` wrote. about: the facts that `save` returned."""
         made = cls(threads=threads)
         times, alive = about["survival"]
         made._survival = Survival(np.array(times, np.float64), np.array(alive, np.float64))
@@ -155,7 +155,7 @@ class _BackTest(NamedTuple):
     """Moments of a back-test, and the errors of each blend at these moments.
 
     elapsed_s: (row,) how long the job had run. begin_s: (row,) the start of the job. weight: (row,). errors:
-    (blend, row) of the median, in log seconds.
+    (blend, row) errors of the median, in log seconds.
     """
 
     elapsed_s: Array
@@ -196,7 +196,7 @@ def _compute_log_left_s(left_s: Array, otherwise: Array) -> Array:
 def estimate_left_s(log_quantiles: Array, elapsed_s: Array, level: float) -> Array:
     """Return (row,) the remaining seconds at a level, from quantiles of the whole run time.
 
-    log_quantiles: (row, LEVELS) log seconds. The result is NaN where these are unknown, and linear in log
+    log_quantiles: (row, LEVELS) log seconds. The result is NaN where the quantiles are unknown, and linear in log
     time between the levels. For a job that has outlasted its last quantile, the median is its elapsed time.
     """
     log_elapsed = np.log(np.maximum(elapsed_s, 1.0))
@@ -216,10 +216,10 @@ def estimate_left_s(log_quantiles: Array, elapsed_s: Array, level: float) -> Arr
 
 
 def condition_on_survival(left_s: Array, since_s: Array, age_s: Array) -> Array:
-    """Return (row, LEVELS) the remaining seconds of jobs that ran on for `since_s` after a forecast.
+    """Return (row, LEVELS) the remaining seconds of jobs that still run `since_s` after a forecast.
 
-    left_s: (row, LEVELS) the remaining seconds in that forecast. The result takes into account that the job
-    still runs. So no job is about to end only because its forecast is over. It is linear between the
+    left_s: (row, LEVELS) the remaining seconds in that forecast. The result is conditional on the fact that the job
+    still runs. So a job is not about to end only because its forecast is over. The result is linear between the
     levels, from 0 s at level 0. For a job that has outlasted its last quantile, the median is `age_s`.
     """
     levels = np.array((0.0, *LEVELS))
@@ -240,11 +240,11 @@ def condition_on_survival(left_s: Array, since_s: Array, age_s: Array) -> Array:
 
 
 def blend_with_all_jobs(left_s: Array, everybody_s: Array, elapsed_s: Array) -> Array:
-    """Return (row, LEVELS) the mean of two forecasts of the remaining seconds: similar jobs, and all jobs.
+    """Return (row, LEVELS) the mean of two forecasts of the remaining seconds: from similar jobs, and from all jobs.
 
-    The mean is that of logarithms. everybody_s: (row, LEVELS) of all jobs that ran as long. Few jobs are
-    similar, and hardly any of them ran for days. So from LONG_S on only `everybody_s` counts. NaN means
-    unknown.
+    The mean is that of logarithms. left_s: from similar jobs. everybody_s: (row, LEVELS) from all jobs that ran as
+    long. NaN means unknown. From LONG_S on, only `everybody_s` counts, because hardly any similar job ran for
+    days.
     """
     near = np.where(elapsed_s >= LONG_S, LONG_BLEND[1], USUAL_BLEND[1])[:, None]
     mixed = np.exp(
@@ -256,7 +256,7 @@ def blend_with_all_jobs(left_s: Array, everybody_s: Array, elapsed_s: Array) -> 
 def _interpolate_level(known: Array, levels: tuple[float, ...], level: float) -> Array:
     """Return (row,) the value at a level, interpolated linearly between the known levels.
 
-    Outside them, it is the value at the outermost level. known: (row, levels).
+    A level outside the known ones has the value of the nearest known level. known: (row, levels).
     """
     right = int(np.clip(np.searchsorted(levels, level), 1, len(levels) - 1))
     share = np.clip((level - levels[right - 1]) / (levels[right] - levels[right - 1]), 0.0, 1.0)

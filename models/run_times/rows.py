@@ -1,7 +1,7 @@
 """RunRows: moments at which a job's run time is forecast, with the known part of its outcome.
 
 If a job still runs at a fit, only a lower limit of its run time is known (right-censored). Without such
-jobs, quantiles would be too short. So each is replaced by three copies, at quantiles of the others'
+jobs, quantiles would be too short. So each such job is replaced by three copies, at quantiles of the others'
 survival (Kaplan-Meier) beyond its age (mass redistributed to the right, Efron 1967).
 """
 
@@ -43,7 +43,7 @@ class RunRows:
         return np.where(np.isfinite(self.begin_s), np.maximum(0.0, self.at_s - self.begin_s), 0.0)
 
     def truncate(self, now_s: float) -> "RunRows":
-        """Return the rows as known at `now_s`, without rows, starts and ends that are later."""
+        """Return the rows as known at `now_s`. Later rows, starts and ends are removed."""
         rows = self.select_rows(self.at_s <= now_s)
         begin_s = np.where(rows.begin_s <= now_s, rows.begin_s, np.inf)
         return RunRows(rows.features, rows.at_s, begin_s, np.where(rows.end_s <= now_s, rows.end_s, np.nan))
@@ -74,9 +74,9 @@ class Survival:
 
     @classmethod
     def from_run_times(cls, run_s: Array, ended: NDArray[np.bool_]) -> "Survival":
-        """Estimate the curve from run times. Jobs that still run count with their time so far.
+        """Estimate the curve from run times. A job that still runs counts with its time so far.
 
-        run_s: (job,). ended: (job,).
+        run_s: (job,). ended: (job,) whether the job has ended.
         """
         if not ended.any():
             return cls(np.empty(0), np.empty(0))
@@ -104,7 +104,7 @@ class Survival:
 
 
 def make_fit_rows(rows: RunRows, now_s: float) -> tuple[FitRows, Survival]:
-    """Return the rows with known or assumed run times as of `now_s`, and the survival curve of the jobs.
+    """Return the rows with known or assumed run times at `now_s`, and the survival curve of the jobs.
 
     Copies of jobs that still run have smaller weights. The curve uses only rows at the submission
     of a job, if there are any.

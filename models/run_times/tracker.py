@@ -42,7 +42,7 @@ _NO_WEIGHT = np.zeros(len(LEVELS))
 class RunTracker:
     """The corrections of run-time quantiles: an offset at each level, and weights of similar jobs by kind.
 
-    All are in logarithms.
+    All corrections apply to logarithms.
     """
 
     def __init__(self) -> None:
@@ -63,9 +63,9 @@ class RunTracker:
         return np.sort(log_run + weight * apart + self.offset, axis=-1)
 
     def learn_outcome(self, issued: Array, similar: Array, kind: Kind, log_run: float, now_s: float) -> None:
-        """Update the corrections with the outcome, at `now_s`, of a job. Call it once for each job.
+        """Update the corrections with the outcome of a job, known at `now_s`. Call this once for each job.
 
-        issued: (level,) the log quantiles that were issued for it. log_run: its log run time.
+        issued: (level,) the log quantiles that were issued for the job. log_run: the job's log run time.
         """
         if self._since_s is None:
             self._since_s = now_s
@@ -83,7 +83,7 @@ class RunTracker:
             self._push, self._jobs, self._since_s = np.zeros(len(LEVELS)), 0, now_s
 
     def dump(self) -> dict[str, Any]:
-        """Return a JSON-able copy."""
+        """Return a copy of the state that can be written as JSON."""
         return {
             "offset": self.offset.tolist(),
             "push": self._push.tolist(),
@@ -93,7 +93,7 @@ class RunTracker:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Restore what `dump` returned."""
+        """Restore the state that `dump` returned."""
         self.offset, self._push = (np.array(saved[name], np.float64) for name in ("offset", "push"))
         self._jobs, self._since_s = saved["jobs"], saved["since_s"]
         self._weight = {tuple(kind): np.array(row, np.float64) for kind, row in saved["weight"]}

@@ -68,7 +68,7 @@ class Scale:
         return self.compute_statistic(np.lib.stride_tricks.sliding_window_view(log, self.steps))
 
     def estimate_usual_level(self, before: Array) -> tuple[float, float]:
-        """Return the usual statistic of the steps before, and the standard deviation of that of a window.
+        """Return the usual statistic of the earlier steps, and the standard deviation of a window's statistic.
 
         before: (step,) logarithms of step times.
         """
@@ -83,7 +83,7 @@ class Scale:
         return median, sigma if self.steps <= LONGEST_OF_FEW else sigma * _compute_median_spread(self.steps)
 
     def may_show_slowdown(self, before: Array, last: Array) -> bool:
-        """Return whether the last window is above the least possible limit.
+        """Return whether the last window is above the lowest limit that is possible.
 
         Few windows are, so this check saves the computation of the exact limit.
         """
@@ -114,12 +114,12 @@ class StepReference:
     steps: int
 
 
-def measure_last_steps(duration: Array, scale: Scale) -> StepReference | None:
+def make_step_reference(duration: Array, scale: Scale) -> StepReference | None:
     """Return the reference for the last steps of `duration` (seconds) at one scale.
 
     Returns None if there are too few steps.
 
-    >>> measure_last_steps(np.array([2.0] * 20), SCALES[0])
+    >>> make_step_reference(np.array([2.0] * 20), SCALES[0])
     StepReference(usual_s=2.0, limit_s=2.24, steps=3)
     """
     log = np.log(np.maximum(duration, 1e-9))
@@ -134,7 +134,7 @@ def measure_last_steps(duration: Array, scale: Scale) -> StepReference | None:
 
 
 def find_slowdown(duration: Array) -> StepReference | None:
-    """Return the reference of the shortest scale at which the last steps are slow, or None.
+    """Return the reference at the shortest scale at which the last steps are slow, or None if they are not slow.
 
     duration: (step,) seconds.
 
@@ -152,7 +152,7 @@ def find_slowdown(duration: Array) -> StepReference | None:
         before, last = log[: -scale.steps], log[-scale.steps :]
         if not scale.may_show_slowdown(before, last):
             continue
-        measure = measure_last_steps(duration, scale)
+        measure = make_step_reference(duration, scale)
         if measure is not None and math.exp(float(scale.compute_statistic(last))) > measure.limit_s:
             return measure
     return None
@@ -161,7 +161,7 @@ def find_slowdown(duration: Array) -> StepReference | None:
 def find_best_pace(duration: Array, before_s: float | None = None) -> float | None:
     """Return the median seconds of the job's fastest BEST steps in a row, or `before_s` if that is less.
 
-    So a gradual slowdown does not change the result. A time below a third of the median of all steps is other
+    A gradual slowdown does not change this result. A time below a third of the median of all steps is other
     work, such as the steps that a loader skips after a resume. Returns None without enough steps.
 
     >>> find_best_pace(np.array([0.01] * 100 + [2.0] * 156))
@@ -176,14 +176,14 @@ def find_best_pace(duration: Array, before_s: float | None = None) -> float | No
     return min((best_s for best_s in found_s if best_s >= least_s), default=None)
 
 
-def measure_slow_creep(duration: Array, best_s: float | None) -> StepReference | None:
+def find_slow_creep(duration: Array, best_s: float | None) -> StepReference | None:
     """Return the reference if the last steps are slow compared with the job's best pace, else None.
 
-    It finds slowdowns that came so gradually that windows do not show them. best_s: seconds of a step at the
+    This finds slowdowns that are too gradual for the comparison of windows. best_s: seconds of a step at the
     best pace.
 
     >>> after = np.full(100, 1.2)  # all that is kept of a job that took 1.0 s at its best
-    >>> find_slowdown(after) is None, measure_slow_creep(after, 1.0) is None
+    >>> find_slowdown(after) is None, find_slow_creep(after, 1.0) is None
     (True, False)
     """
     if best_s is None or best_s <= 0 or len(duration) < BEST + CREPT:
@@ -201,10 +201,10 @@ def measure_slow_creep(duration: Array, best_s: float | None) -> StepReference |
 
 
 def is_still_slow(duration: Array, measure: StepReference) -> bool:
-    """Return whether the slowdown continues: the last steps are nearer to the limit than to the usual.
+    """Return whether the slowdown continues: the last steps are nearer to the limit than to the usual time.
 
-    For a short window, the longer of the last two steps decides. For a longer one, the median of the
-    last eight does.
+    For a short window, the longer of the last two steps decides. For a longer window, the median of the
+    last eight steps decides.
     """
     ends_s = (measure.usual_s * measure.limit_s) ** 0.5
     if measure.steps <= LONGEST_OF_FEW:
@@ -213,9 +213,9 @@ def is_still_slow(duration: Array, measure: StepReference) -> bool:
 
 
 def is_other_work(duration: Array, usual_s: float) -> bool:
-    """Return whether all stored steps take an even time far above `usual_s`.
+    """Return whether `usual_s` was the time of other work.
 
-    In this case, `usual_s` was the time of other work.
+    It was if all stored steps take an even time far above `usual_s`.
 
     >>> is_other_work(np.full(256, 2.0), 0.01), is_other_work(np.full(256, 2.0), 1.0)
     (True, False)

@@ -25,8 +25,8 @@ _NUMBER = re.compile(r"\d+")
 class GangColumns:
     """Entities of one kind with the metrics by which gang members are compared.
 
-    last, mean: metric -> (entity,) its newest value and its two-minute mean. node: (entity,) the row of
-    its node.
+    last, mean: metric -> (entity,) the newest value and the two-minute mean. node: (entity,) the row of
+    the entity's node.
     """
 
     names: tuple[str, ...]
@@ -44,7 +44,7 @@ class GangColumns:
     def from_gpus(cls, columns: FeatureColumns, view: GpuView, names: tuple[str, ...]) -> "GangColumns":
         """Build the columns of GPUs.
 
-        Clocks count only while the GPU works, because an idle one lowers its clock.
+        Clocks count only while the GPU works, because an idle GPU lowers its clock.
         """
         clock = np.where(view.loaded, view.clock, np.nan)
         mean = np.where(view.loaded, columns["sm_clock_mhz_mean_2m"], np.nan)
@@ -63,7 +63,7 @@ class GangColumns:
     def from_ports(cls, columns: FeatureColumns, names: tuple[str, ...], best: Array | None = None) -> "GangColumns":
         """Build the columns of ports.
 
-        best: (port,) the best speed that each ever had, in bytes/s. Only ports of one speed are siblings.
+        best: (port,) the best speed that each port ever had, in bytes/s. Only ports of one speed are siblings.
         """
         last = np.nan_to_num(columns["rx_bytes_per_s"]) + np.nan_to_num(columns["tx_bytes_per_s"])
         mean = np.nan_to_num(columns["rx_bytes_per_s_mean_2m"]) + np.nan_to_num(columns["tx_bytes_per_s_mean_2m"])
@@ -74,7 +74,10 @@ class GangColumns:
         return cls(names, columns.node, waits, {"bytes_per_s": mean, "tx_wait_per_s": waited, BEFORE: before})
 
     def translate_nodes(self, rows: NDArray[np.int32]) -> "GangColumns":
-        """Return the entities with new node rows. rows: (old row,) -> new row, -1 to leave its entities out."""
+        """Return the entities with the node rows of another table.
+
+        rows: (old row,) -> new row, -1 to leave the entities of this node out.
+        """
         if not len(self.node):
             return self
         node = rows[self.node]
@@ -120,11 +123,11 @@ class GangMembers:
     together: NDArray[np.bool_]
     nodes: tuple[str, ...]
 
-    def is_settled(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
+    def has_run_half_hour(self, of: NDArray[np.int32], now_ms: int) -> NDArray[np.bool_]:
         """Return (entity,) whether the attempt of each entity has run for more than half an hour.
 
-        Then the entity's means over half an hour contain no other job. of: (entity,) index of the attempt, -1 for
-        none.
+        After that time, the entity's means over half an hour contain no other job. of: (entity,) index of the attempt,
+        -1 for none.
         """
         old = [now_ms - (attempt.started_ms or now_ms) >= SETTLED_MS for attempt in self.attempts]
         return np.array([*old, False], bool)[of]
@@ -134,7 +137,7 @@ class GangMembers:
         return self.placements.jobs_on.get(node, ())
 
     def count_hosts(self, index: int) -> int:
-        """Return the number of nodes that an attempt runs on. index: of the attempt."""
+        """Return the number of nodes that an attempt runs on. index: the index of the attempt."""
         return len(self.placements.hosts[index])
 
     @property
@@ -162,9 +165,9 @@ class GangMemberCache:
         port: GangColumns,
         nodes: tuple[str, ...],
     ) -> GangMembers:
-        """Return the members as `match_gangs` finds them, from the cache if it is valid.
+        """Return the result of `match_gangs`, from the cache if it is valid.
 
-        placements: those of `attempts`.
+        placements: the places of `attempts`.
         """
         names, owners, before = (nodes, gpu.names, port.names), (gpu.node, port.node), self._members
         if (
@@ -225,7 +228,7 @@ def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangCol
     """Return (port,) the index of the attempt that a port works for, -1 if unknown.
 
     A job alone on a node has all its ports. On a shared node with as many ports as GPUs, port i serves
-    GPU i, because rail-optimised hosts are built so.
+    GPU i, as on rail-optimised hosts.
     """
     if not len(port.node) or not len(gpu.node):
         return np.full(len(port.node), -1, np.int32)
@@ -250,7 +253,7 @@ def _find_port_owners(of_gpu: NDArray[np.int32], gpu: GangColumns, port: GangCol
 def parse_places(names: tuple[str, ...]) -> NDArray[np.int64]:
     """Return (entity,) int64 the number of each entity on its node, from its name.
 
-    The number is the last one before the port: 3 for n1/3, and 10 for n1/mlx5_10/1.
+    The number is the last one before the port number: 3 for n1/3, and 10 for n1/mlx5_10/1.
     """
     return np.array([_parse_place(name) for name in names], np.int64)
 

@@ -28,7 +28,7 @@ COMPUTE_RULES = np.array([rule.blames is COMPUTE for rule in RULES])
 class GangStreaks:
     """The signals of gang comparisons by rule and entity, and since when each has lasted without a pause.
 
-    interval_s: seconds between scrapes. Ticks are more frequent and see the same sample again.
+    interval_s: seconds between scrapes. Ticks are more frequent, so several ticks see the same sample.
     """
 
     def __init__(self, interval_s: float = 15.0) -> None:
@@ -64,7 +64,7 @@ class GangStreaks:
     def find_recent(self, rule: str, now_ms: int) -> list[Signal]:
         """Return the signals of a rule that were found within its `clears_s`.
 
-        They are needed while a gang stalls, because then none of its members draws any power.
+        These signals are needed while a gang stalls, because then none of its members draws any power.
         """
         clears_ms = BY_NAME[rule].clears_s * 1000
         return [
@@ -74,23 +74,23 @@ class GangStreaks:
         ]
 
     def drop_node(self, node: str) -> None:
-        """Drop all signals of a node, and the drops of its links."""
+        """Drop all signals of a node, and the recorded drops of its links."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1].split("/")[0] != node}
         self.drops = {name: times for name, times in self.drops.items() if name.split("/")[0] != node}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         seen = [[*times, msgspec.to_builtins(signal)] for *times, signal in self._seen.values()]
         return {"seen": seen, "drops": self.drops}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned. Leaves out signals of rules that no longer exist."""
+        """Restore the state that `dump` returned. Leaves out signals of rules that no longer exist."""
         rows = [(first, last, msgspec.convert(seen, Signal)) for first, last, seen in about["seen"]]
         self._seen = {(seen.rule, seen.entity): (first, last, seen) for first, last, seen in rows if seen.rule in ROW}
         self.drops = {name: list(times) for name, times in about.get("drops", {}).items()}
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift all times by `by_ms`."""
+        """Shift all stored times by `by_ms`, because the clock was set."""
         self._seen = {key: (first + by_ms, last + by_ms, seen) for key, (first, last, seen) in self._seen.items()}
         self.drops = {name: [time_ms + by_ms for time_ms in times] for name, times in self.drops.items()}
 
@@ -143,7 +143,7 @@ def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[S
     if not len(port.names) or not len(gangs.attempts):
         return []
     together = (gangs.of_port >= 0) & gangs.together[gangs.of_port]
-    settled = gangs.is_settled(gangs.of_port, now_ms)
+    settled = gangs.has_run_half_hour(gangs.of_port, now_ms)
     slow, usual, waits = find_slow_siblings(port, together, gangs.of_port, len(gangs.attempts), settled)
     return _report_slow_ports(port, slow, usual) + _report_waiting_ports(port, waits)
 
@@ -152,7 +152,7 @@ def _compare_ports(gangs: GangMembers, port: GangColumns, now_ms: int) -> list[S
 def _report_slow_ports(port: GangColumns, slow: Mask, usual: Array) -> list[Signal]:
     """Return a signal for each port whose share of the traffic fell.
 
-    slow: (port,). usual: (port,) what its siblings move, in bytes/s.
+    slow: (port,). usual: (port,) the traffic of its siblings in bytes/s.
     """
     value = port.last["bytes_per_s"]
     return [

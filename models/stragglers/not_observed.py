@@ -1,6 +1,6 @@
 """Detection of measurements that are missing for a gang.
 
-So an answer can state what it cannot observe, and does not claim that all is well.
+An answer can then state what it cannot observe, instead of claiming that all is well.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def find_missing_measurements(
 
 
 def _has_any_member(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
-    """Return (attempt,) whether the mask is True for any of its members.
+    """Return (attempt,) whether the mask is True for any member of the attempt.
 
     of: (entity,) index of the attempt.
     """
@@ -59,7 +59,7 @@ def _has_any_member(of: NDArray[np.int32], mask: Mask, count: int) -> Mask:
 
 
 def describe_missing_measurements(missing: tuple[str, ...]) -> str:
-    """Describe missing measurements, for the end of a sentence that names no member.
+    """Describe missing measurements as the end of a sentence that names no member.
 
     Returns "" if none is missing.
 

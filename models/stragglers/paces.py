@@ -13,7 +13,7 @@ _Stamp = tuple[int | None, ...]  # what a pace was computed from
 
 
 class Paces:
-    """The pace of each running job. While a job is slow, the reference of its pace stays the same."""
+    """The pace of each running job. While a job is slow, its pace is compared with the same reference."""
 
     def __init__(self) -> None:
         self._paces: dict[str, tuple[_Stamp, StepPace]] = {}
@@ -22,7 +22,7 @@ class Paces:
         return len(self._paces)
 
     def find_pace(self, attempt: JobAttempt) -> StepPace:
-        """Return the attempt's pace by the steps so far, from the cache if no step has arrived."""
+        """Return the attempt's pace from its steps so far. Without a new step, the pace comes from the cache."""
         if not attempt.steps:
             return StepPace(0)
         stamp = (attempt.attempt, attempt.reported_steps, attempt.written.get("placement"))
@@ -39,12 +39,12 @@ class Paces:
         self._paces = {job: known for job, known in self._paces.items() if job in running}
 
     def dump(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
-        """Return a copy for a snapshot."""
+        """Return a copy of the state for a snapshot."""
         return {job: [stamp, msgspec.to_builtins(pace)] for job, (stamp, pace) in self._paces.items()}, {}
 
     def load(self, about: Mapping[str, Any], arrays: Mapping[str, NDArray[Any]]) -> None:
-        """Restore what `dump` returned."""
+        """Restore the state that `dump` returned."""
         self._paces = {job: (tuple(stamp), msgspec.convert(pace, StepPace)) for job, (stamp, pace) in about.items()}
 
     def shift_times(self, by_ms: int) -> None:
-        """Do nothing, because the times of steps are those of their events."""
+        """Do nothing, because the times of steps come from their events."""

@@ -10,9 +10,9 @@ A cap slows a gang down, and is no fault. For each GPU
              low alike, and not by half, because a power brake divides clocks by at least two
     DENIED   none of these
 
-A clock is low if it is lower than its gang's. It is also low if it is lower than its own usual one, while
-the rest of the fleet runs nearer to theirs. If all GPUs run at their power limit, all are clocked down for
-the same reason, which is no cap.
+A clock is low if it is lower than its gang's. It is also low if it is lower than its own usual clock, while
+the rest of the fleet runs nearer to the usual clocks. If all GPUs run at their power limit, all are clocked
+down for the same reason, which is no cap.
 """
 
 from collections.abc import Iterator
@@ -53,9 +53,9 @@ def find_capped_nodes(gangs: GangMembers, gpu: GangColumns) -> list[Signal]:
 
 
 def _split_by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[tuple[int, NDArray[np.intp]]]:
-    """Yield each node row with those of `rows` (entities) that belong to it, in their order.
+    """Yield each node row with the entities in `rows` that belong to the node, in their order.
 
-    node: (entity,) row of its node.
+    node: (entity,) row of the entity's node.
     """
     ordered = rows[np.argsort(node[rows], kind="stable")]
     nodes, starts = np.unique(node[ordered], return_index=True)
@@ -67,7 +67,7 @@ def _split_by_node(rows: NDArray[np.intp], node: NDArray[np.int32]) -> Iterator[
 def _find_low_clocks(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask, Array]:
     """Return (gpu,) the usual clock, whether the present clock is lower, and the gang's power.
 
-    The usual clock is that of its gang or its own. The power is the median in W.
+    The usual clock is that of the gang or that of the GPU itself. The power is the median in W.
     """
     clock, own = gpu.last["sm_clock_mhz"], gpu.last["usual_clock_mhz"]
     gang = np.where(gangs.together[gangs.of_gpu], gangs.of_gpu, -1) if len(gangs.attempts) else gangs.of_gpu
@@ -87,7 +87,7 @@ def _find_low_clocks(gangs: GangMembers, gpu: GangColumns) -> tuple[Array, Mask,
 def _has_evenly_low_clocks(gpu: GangColumns, low: Mask, usual: Array) -> Mask:
     """Return (gpu,) whether all working GPUs of its node have similarly low clocks, but not halved ones.
 
-    There must be at least two of them.
+    At least two of its GPUs must work.
     """
     clock = gpu.last["sm_clock_mhz"]
     works = np.isfinite(clock) & (gpu.node >= 0)

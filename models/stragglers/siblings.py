@@ -1,6 +1,6 @@
 """Detection of ports or GPUs that move less data than their siblings.
 
-Siblings are the ports of a node. If ports have no counters, they are its GPUs.
+Siblings are the ports of a node. If ports have no counters, siblings are the GPUs of a node.
 """
 
 import numpy as np
@@ -31,7 +31,7 @@ def find_slow_siblings(
 
     Members of a synchronous gang move the same bytes however slow one link is, and a healthy job may
     spread its traffic unevenly. So a port is slow if its data waits for far longer than the siblings'
-    data. It is also slow if its share of their traffic fell below its own share of the last half hour.
+    data. It is also slow if its share of the siblings' traffic fell below its own share of the last half hour.
     A large fall is enough. A smaller fall needs longer waits too. Without counters of waiting, it needs
     siblings with even rates. Only ports of one speed are siblings.
 
@@ -69,7 +69,7 @@ def find_slow_siblings(
 def _has_even_rates(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
     """Return (port,) whether most of the used ports of its node carry similar rates.
 
-    If a node uses too few ports, those of its gang are compared.
+    If a node uses too few ports, the ports of the gang are compared.
     """
     even, enough = _is_group_even(moved, by_node, FEWEST_SIBLINGS)
     even_gang, enough_gang = _is_group_even(moved, by_gang, FEWEST_IN_GANG)
@@ -79,7 +79,8 @@ def _has_even_rates(moved: Array, by_node: Groups, by_gang: Groups) -> Mask:
 def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mask]:
     """Return (port,) whether half of its group is near the median, and whether the group is large enough.
 
-    Near means within ALIKE of it. A group is large enough if it has at least `fewest` known members.
+    A value is near if it is within ALIKE of the median. A group is large enough if it has at least `fewest` known
+    members.
     """
     median, count = groups.compute_medians(moved)
     at_member = groups.copy_to_members(median)
@@ -90,7 +91,7 @@ def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mas
 def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
     """Return (port,) whether it moves nothing although its siblings do, and (port,) the siblings' median.
 
-    Before, it must have moved as much as its siblings. A gang with a link down stalls as a whole, but the
+    Until then, the port must have moved as much as its siblings. A gang with a link down stalls as a whole, but the
     other ports still retry.
     """
     last, mean = port.last["bytes_per_s"], port.mean["bytes_per_s"]

@@ -1,8 +1,8 @@
 """StepModel: the expected time of a step from its work: T = a N + b sum l^2 + c.
 
 N is the number of tokens, in sequences of length l. The linear layers need time per token, and attention
-needs time by the square of the length. There is no model for jobs that do not report N, or whose times do
-not follow it.
+needs time by the square of the length. Jobs that do not report N have no model. Neither have jobs whose times
+do not follow N.
 """
 
 from dataclasses import dataclass
@@ -23,14 +23,14 @@ VARIED = 0.02  # less variation of the work than this teaches nothing
 
 @dataclass(frozen=True, slots=True)
 class StepModel:
-    """The costs of a step in seconds: per token, per token and length, and fixed. None of them is below 0."""
+    """The costs of a step in seconds: per token, per token and length, and fixed. No cost is below 0."""
 
     token_s: float
     attention_s: float
     fixed_s: float
 
     def predict_s(self, work: Array) -> Array:
-        """Return (step,) the predicted seconds for `work` (step, 2), as `compute_step_work` returns it."""
+        """Return (step,) the predicted seconds. work: (step, 2), the result of `compute_step_work`."""
         return np.asarray(work @ np.array([self.token_s, self.attention_s]) + self.fixed_s)
 
 
@@ -50,7 +50,7 @@ def compute_step_work(steps: list[Step]) -> Array | None:
 
 
 def fit_steps(work: Array, duration: Array) -> StepModel | None:
-    """Fit the costs by least squares, none below 0.
+    """Fit the costs by least squares, with no cost below 0.
 
     Returns None if the work explains too little of the times. work: (step, 2). duration: (step,)
     seconds.
@@ -74,9 +74,9 @@ def fit_steps(work: Array, duration: Array) -> StepModel | None:
 
 
 def _fit_nonnegative_costs(table: Array, seconds: Array) -> Array:
-    """Return (column,) the least-squares costs, none below 0.
+    """Return (column,) the least-squares costs, with no cost below 0.
 
-    It tries all subsets of columns, which are few, and takes the best one.
+    The function tries all subsets of the few columns, and uses the best subset.
     """
     columns = table.shape[1]
     # A few rows with the same sums of squares.
@@ -98,7 +98,7 @@ def _fit_nonnegative_costs(table: Array, seconds: Array) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedTimes:
-    """The seconds of each step: as predicted, and as measured without the part that unusual work explains."""
+    """The predicted seconds of each step, and the measured seconds without the part that unusual work explains."""
 
     predicted_s: Array
     duration: Array

@@ -48,7 +48,7 @@ COLUMNS = ("compute", "data", "sequence_length")
 class SlowRank:
     """A rank that is slower than its peers.
 
-    ratio: its time divided by their median, in its usual slow step. excess_s: seconds over their
+    ratio: its time divided by the peers' median, in its usual slow step. excess_s: seconds above the peers'
     median. part: compute or data.
     """
 
@@ -133,7 +133,7 @@ def find_blame(rank_steps: RankSteps, since_ms: int = 0, least: Mapping[int, flo
 def _list_whole_steps(rank_steps: RankSteps) -> list[GangStep]:
     """Return the steps that most of the ranks reported, in the order of their ends.
 
-    Returns none if there are too few ranks.
+    Returns no steps if there are too few ranks.
     """
     most = max((len(gang.ranks) for gang in rank_steps.values()), default=0)
     rows = [(gang.ended_ms, number) for number, gang in rank_steps.items() if len(gang.ranks) >= WHOLE * most]
@@ -187,7 +187,7 @@ def _compute_column_medians(values: Array) -> Array:
 def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
     """Return the ranks that are slow in 3 of the last 4 steps, the worst first.
 
-    If there are none, return the rank that is clearly slow in the last step, unless other ranks were slow
+    If there are no such ranks, return the rank that is clearly slow in the last step, unless other ranks were slow
     too.
     """
     votes: dict[int, list[SlowRank]] = {}
@@ -214,7 +214,7 @@ def _compute_start_ms(gang: GangStep) -> int:
 def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
     """Return whether ranks are slow in turns.
 
-    In most steps some rank must be slow, and no rank in more than half of these.
+    In most steps some rank must be slow. No rank may be slow in more than half of these steps.
     """
     count = Counter(rank for step in slow for rank, row in step.items() if row.part == COLUMNS[0])
     struck = sum(1 for step in slow if step)
@@ -224,7 +224,7 @@ def _are_slow_in_turns(slow: list[dict[int, SlowRank]]) -> bool:
 def _tabulate_by_stage(peers: list[list[_PeerGroup]]) -> tuple[list[int], Array]:
     """Return the stages, and (step, stage) the median seconds of their ranks' own work.
 
-    Returns no stages if a step does not state them.
+    Returns no stages if a step does not state its stages.
     """
     stages = sorted({group.stage for groups in peers for group in groups if group.stage is not None})
     tables = [{group.stage: compute_median(group.own.sum(axis=1)) for group in groups} for groups in peers]
@@ -240,7 +240,7 @@ def _find_slow_stage(
     """Return the stage that is the slowest in nearly every step, by 10 % of the mean, or None.
 
     The result also states how much the stage has grown since its least share. With a share l of n stages,
-    it would take l / (n - l) of the time that the other stages take together.
+    the stage would take l / (n - l) of the time that the other stages take together.
     """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())

@@ -2,14 +2,14 @@
 
     observed   median of the last 3 steps
     expected   predicted from tokens and sequence lengths if these explain the job's step times (see
-               step_model), else the median of its steps before. While the job is slow it stays the same
+               step_model), else the median of its earlier steps. It stays the same while the job is slow
     ratio      observed divided by the job's own usual time
     slow       a window of its last steps is above the limit (see change_point), or they became gradually slower
                than the job's best times. A job is also slow, whatever its past, if a rank or a grown stage holds
                it back (see step_peers)
 
-Steps with a checkpoint do not count: all ranks wait for it, and it ends by itself. Steps that are
-long because of their content count as slow, and no member is to blame.
+Steps with a checkpoint do not count: all ranks wait for the checkpoint, and it ends by itself. Steps that are
+long because of their content count as slow, but no member is to blame.
 """
 
 from bisect import bisect_left
@@ -27,11 +27,11 @@ from fleetcast.models.stragglers.change_point import (
     SCALES,
     StepReference,
     find_best_pace,
+    find_slow_creep,
     find_slowdown,
     is_other_work,
     is_still_slow,
-    measure_last_steps,
-    measure_slow_creep,
+    make_step_reference,
 )
 from fleetcast.models.stragglers.step_model import explain_times
 from fleetcast.models.stragglers.step_peers import FEWEST_STEPS, SLOW_RATIO, Blame, find_blame
@@ -57,7 +57,7 @@ PARTS = ("compute", "communication", "data", "other")
 class StepPace:
     """The pace of a job by its step times, and the ranks or the stage that hold it back.
 
-    `ratio` is None until there is a reference. ranks: those whose own work is slow, worst first.
+    `ratio` is None until there is a reference. ranks: the ranks whose own work is slow, worst first.
     """
 
     steps: int
@@ -87,7 +87,7 @@ class StepPace:
 def measure_pace(attempt: JobAttempt, before: StepPace | None = None) -> StepPace:
     """Return the pace of an attempt from its stored steps.
 
-    before: its last pace, whose reference stays while the job is slow. Steps that all take 0 s were not
+    before: the attempt's last pace. Its reference stays while the job is slow. Steps that all take 0 s were not
     measured, so they have no pace.
     """
     steps = attempt.steps
@@ -117,12 +117,12 @@ def _judge_pace_by_past(
     observed_s = compute_median(duration[-LAST:])
     best_s = find_best_pace(duration, before.best_s if before else None)
     plain = explain_times(steps, duration, WINDOW)
-    shown = _choose_measure(duration if plain is None else plain.duration, before, best_s if plain is None else None)
+    shown = _choose_reference(duration if plain is None else plain.duration, before, best_s if plain is None else None)
     by_work = False
     if shown is None and plain is not None:
         shown = find_slowdown(duration)
         by_work = shown is not None
-    measure = shown or measure_last_steps(duration, SCALES[0])
+    measure = shown or make_step_reference(duration, SCALES[0])
     if measure is None or measure.usual_s <= SHORTEST_S:
         return StepPace(len(duration), observed_s, first_ms=int(end_ms[0]), best_s=best_s)
     over = duration >= measure.limit_s
@@ -146,17 +146,17 @@ def _judge_pace_by_past(
     )
 
 
-def _choose_measure(duration: Array, before: StepPace | None, best_s: float | None) -> StepReference | None:
+def _choose_reference(duration: Array, before: StepPace | None, best_s: float | None) -> StepReference | None:
     """Return the reference by which the job is slow, or None if it is not slow.
 
-    It is the previous reference while the slowdown lasts, else that of a new slowdown.
+    While a slowdown lasts, the result is the previous reference. Otherwise it is the reference of a new slowdown.
     """
     if before is not None and before.window and before.usual_s and before.limit_s:
         held = StepReference(before.usual_s, before.limit_s, before.window)
         alone = not before.ranks and before.stage is None
         if is_still_slow(duration, held) and not (alone and is_other_work(duration, held.usual_s)):
             return held
-    return find_slowdown(duration) or measure_slow_creep(duration, best_s)
+    return find_slowdown(duration) or find_slow_creep(duration, best_s)
 
 
 def _drop_old_offenders(
@@ -187,8 +187,8 @@ def _drop_old_offenders(
 def _is_stage_like(attempt: JobAttempt, over: Mapping[int, float]) -> bool:
     """Return whether the slow ranks look like a stage that the job does not report.
 
-    They do if they are more than an eighth of the ranks, on more than one node. over: slow rank -> its
-    ratio.
+    Slow ranks look like a stage if they are more than an eighth of the ranks, on more than one node. over: slow
+    rank -> its ratio.
     """
     if not over:
         return False
@@ -204,7 +204,7 @@ def _judge_pace_by_peers(
 ) -> StepPace:
     """Return the pace, with the ranks or the stage that hold the job back according to their own step times.
 
-    These may show a slowdown that the job's past does not show.
+    Such ranks or a stage may show a slowdown that the job's past does not show.
     """
     if pace.cause in ("sequence_length", "checkpoint") or attempt.phase in PAUSES:
         return pace
@@ -304,7 +304,7 @@ def _is_in_checkpoint(attempt: JobAttempt, duration: Array, end_ms: NDArray[np.i
 def _is_checkpoint_running(attempt: JobAttempt, began_ms: int) -> bool:
     """Return whether the last checkpoint, which has no end yet, still runs.
 
-    Returns False if the job has long begun others and ended none, because such a job reports no ends.
+    Returns False for a job that began other checkpoints long ago and ended none, because it reports no ends.
     """
     edges = attempt.checkpoints
     return edges[0].time_ms > began_ms - LONGEST_CHECKPOINT_MS or any(edge.edge == "end" for edge in edges)
@@ -315,8 +315,8 @@ def _find_slow_begin_ms(
 ) -> int:
     """Return when the first of the slow steps began, in Unix ms.
 
-    It is the first one after the last two ordinary steps in a row. It stays the same while the slowdown
-    lasts. over: (step,) whether it is above the limit.
+    That step is the first one after the last two ordinary steps in a row. The result stays the same while the
+    slowdown lasts. over: (step,) whether the step is above the limit.
     """
     if (
         before is not None
@@ -337,7 +337,7 @@ def _find_slow_begin_ms(
 def _find_grown_part(steps: list[Step]) -> str:
     """Return the part of the step that grew most since the reference.
 
-    Returns "unknown" if parts are not reported, none grew, or "other" grew most.
+    Returns "unknown" if the parts are not reported, if no part grew, or if "other" grew most.
     """
     timed = [step for step in steps if step.parts is not None]
     if len(timed) < FEWEST:

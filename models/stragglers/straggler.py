@@ -3,8 +3,8 @@
 A synchronous gang runs at the pace of its slowest member. When one GPU throttles, power and tensor
 activity of *all* fall together, because the others wait. So the culprit is not the member that does
 less. It is the member that has a reason: a clock that fell, a link that shrank, a port below its
-siblings, a compute time above its peers'. If most members have the reason, or none stands out, the
-answer names no member.
+siblings, a compute time above its peers'. The answer names no member if most members have the reason, or if no
+member stands out.
 """
 
 from dataclasses import dataclass, replace
@@ -49,7 +49,7 @@ def find_stragglers(
 ) -> dict[str, dict[str, Any]]:
     """Return job -> body of `/jobs/{id}/stragglers` without `as_of_ms`.
 
-    It covers running gangs, and jobs that report steps. Updates `paces`.
+    The result has all running gangs, and all jobs that report steps. Updates `paces`.
     """
     suspects = _find_suspects(gangs, signals, gpu, port, now_ms)
     together = zip(gangs.attempts, gangs.together.tolist(), strict=True)
@@ -102,7 +102,7 @@ def _make_suspect(signals: Signals, at: int, node: str, now_ms: int) -> Suspect:
 def _estimate_severity(rule: Rule, value: float, usual: float) -> float:
     """Return the extra time that this member would cost alone, as a share of the step.
 
-    If the cost is unknown, it is a constant.
+    Returns a constant if the cost is unknown.
     """
     if rule.blames is STOPPED:
         return 10.0
@@ -156,8 +156,8 @@ def _make_answer(
 def _are_steps_stronger_evidence(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt) -> bool:
     """Return whether step times name the culprit better than signals do.
 
-    The steps must show which rank or stage is slow. If signals also name a culprit, it must be the same one,
-    or cost less.
+    The steps must show which rank or stage is slow. If signals also name a culprit, it must be the same one, or
+    it must cost less.
     """
     if culprit is None or not pace.ranks:
         return culprit is None and bool(pace.ranks or pace.stage is not None)
@@ -183,7 +183,7 @@ def _name_cause(culprit: Suspect) -> str:
 def _describe_step_culprit(
     pace: StepPace, attempt: JobAttempt, suspects: list[Suspect], excess: float
 ) -> dict[str, Any]:
-    """Return the culprit, cause and sentence of an answer, by the ranks' own step times.
+    """Return the culprit, cause and sentence of an answer, from the ranks' own step times.
 
     The steps must show which rank or stage is slow.
     """
@@ -224,7 +224,7 @@ def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt
     """Return whether the job is slow, and whether its own steps show that.
 
     If step times can be compared, the last four decide, by the job's own noise. If a member has a firm reason,
-    two or three clearly slow steps are enough. Without such steps, a grave and firm reason decides.
+    two or three clearly slow steps are enough. Without comparable steps, a grave and firm reason decides.
     """
     if attempt.phase in PAUSES:  # the pace is that of its last step, which may be older than the phase
         return False, False
@@ -243,7 +243,7 @@ def _judge_slowness(pace: StepPace, culprit: Suspect | None, attempt: JobAttempt
 def _choose_culprit(index: int, gangs: GangMembers, suspects: list[Suspect]) -> Suspect | None:
     """Return the gravest suspect, or None if no member stands out.
 
-    None stands out if most nodes of a gang have the same reason. If that reason is intended, as a power
+    No member stands out if most nodes of a gang have the same reason. If that reason is intended, as a power
     cap is, the next reason is considered.
     """
     hosts = gangs.count_hosts(index)

@@ -6,7 +6,7 @@ hour. The share of the same GPU index on another node must not fall. Which part 
 cable) is slow is unknown. A synchronous gang shows no such fall: it is slow, and no member stands out.
 
 While a link is down the whole gang waits. If the others still retry, the GPU behind the link sends next
-to nothing. That lasts only a moment, so it must be observed twice.
+to nothing. This state lasts only a moment, so it must be observed twice.
 """
 
 from collections.abc import Mapping
@@ -76,7 +76,7 @@ def find_unexported_links(
     sending = SendingGpus.from_gangs(gangs, gpu, port)
     if not (sending.of >= 0).any():
         return [], _find_repeated_drops({}, drops, now_ms)
-    return _find_slow_links(sending, gangs.is_settled(sending.of, now_ms)), _find_repeated_drops(
+    return _find_slow_links(sending, gangs.has_run_half_hour(sending.of, now_ms)), _find_repeated_drops(
         _find_dropped_links(sending), drops, now_ms
     )
 
@@ -98,7 +98,7 @@ def _find_slow_links(sending: SendingGpus, settled: Mask) -> list[Signal]:
 def _is_low_by_design(sending: SendingGpus, ratio: Array) -> Mask:
     """Return (gpu,) whether the GPU of the same index is as low on every node of its gang.
 
-    Some jobs send unevenly on purpose. ratio: (gpu,) its traffic divided by that of its siblings.
+    Some jobs send unevenly on purpose. ratio: (gpu,) the GPU's traffic divided by that of its siblings.
     """
     place = parse_places(sending.names)
     key, keys = number_groups(
@@ -133,8 +133,8 @@ def _find_dropped_links(sending: SendingGpus) -> Mapping[str, int]:
 def _find_repeated_drops(dropped: Mapping[str, int], drops: dict[str, list[int]], now_ms: int) -> list[Signal]:
     """Return a signal for each GPU whose link is down now and dropped repeatedly in the last half hour.
 
-    dropped: GPU -> node row, for links that are down now. Updates `drops`: adds these, and removes
-    those older than half an hour.
+    dropped: GPU -> node row, for links that are down now. Updates `drops`: adds these links, and removes
+    drops older than half an hour.
     """
     for name in dropped:
         drops.setdefault(name, []).append(now_ms)

@@ -1,9 +1,9 @@
 """Simulation of a training step in which one worker, stage or operation type is as fast as its peers.
 
 A pipeline step is replayed as a graph. An operation starts when its worker's previous one has ended
-and, after a transfer, its input has arrived. The input of a forward pass comes from the stage
-before, that of a backward pass from the stage after. The replicas meet at the end. Waiting is not
-an operation, so it shows only in the result.
+and, after a transfer, its input has arrived. The input of a forward pass comes from the previous stage. The
+input of a backward pass comes from the next stage. The replicas meet at the end. Waiting is not an operation,
+so it shows only in the result.
 
     slowdown of X   T(all ideal, X as it was) / T(all ideal)                         1.0: X costs nothing
     share of X      (T(as it was) - T(X ideal)) / (T(as it was) - T(all ideal))      1.0: X explains all of it
@@ -78,7 +78,7 @@ def attribute_slowdown(seconds: Array, order: Order, transfer_s: float = 0.0) ->
     """Divide the slowdown over all steps among replicas, stages, operation types and workers.
 
     seconds: (step, replica, stage, type, micro-batch). Raises ValueError if operations of the order
-    wait for each other, and if nothing takes any time.
+    wait for each other, or if nothing takes any time.
     """
     _, replicas, stages, types, _ = seconds.shape
     typical = np.nanmean(seconds, axis=(0, 1, 2, 4))

@@ -14,7 +14,7 @@ CARD_FILE, PAGE_FILE = "card.json", "card.html"
 
 
 class FitSpan(msgspec.Struct, frozen=True):
-    """The rows of one data set that a model was fitted on: their first and last moment, and their number."""
+    """The first and the last moment, and the number, of the rows of one data set that a model was fitted on."""
 
     dataset: str
     first_ms: int
@@ -42,7 +42,7 @@ class CardMetric(msgspec.Struct, frozen=True):
 
 
 class Coverage(msgspec.Struct, frozen=True):
-    """The share of n outcomes that lay within a band (`observed`), and the share that should (`nominal`).
+    """The share of n outcomes that lay within a band (`observed`), and the share that should lie there (`nominal`).
 
     horizon_s: None if the target has no horizon.
     """
@@ -88,7 +88,7 @@ class GateVerdict(msgspec.Struct, frozen=True):
 
     @property
     def withheld_targets(self) -> frozenset[str]:
-        """The targets that a promoted version does not serve. A version that was promoted by force serves all."""
+        """The targets that a promoted version does not serve. A version promoted by force serves all targets."""
         return frozenset(one.target for one in self.targets if not one.won) if self.won else frozenset()
 
 

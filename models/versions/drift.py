@@ -1,8 +1,8 @@
 """Measurement of drift: how far a model's inputs and losses are from its card, and when to refit it.
 
 Three conditions ask for a new fit (`DriftLimits`): bands whose coverage differs from the card's, a loss
-near that of the best naive forecast, and age. Changed distributions of features (PSI, KS) alone ask for
-nothing. A growing fleet changes them all, and forecasts may be as good as before.
+near that of the best naive forecast, and age. Changed distributions of features (PSI, KS) alone do not ask for
+a new fit. A growing fleet changes them all, and forecasts may be as good as before.
 
 The PSI of two samples of one population is not 0. With n and m independent rows it is about (1/n +
 1/m) times a chi-squared of bins - 1 degrees of freedom (Yurdakul and Naranjo, 2020). Neighbouring
@@ -61,8 +61,7 @@ class RecentAccuracy(msgspec.Struct, frozen=True):
 class Drift(msgspec.Struct, frozen=True):
     """The drift of the serving version of one kind of model.
 
-    reasons: condition -> the reason to refit, in words. It is empty while the model need not be fitted
-    again.
+    reasons: condition -> the reason to refit, in words. It is empty as long as no refit is needed.
     """
 
     kind: str
@@ -140,7 +139,7 @@ def merge_records(records: Iterable[Mapping[str, Any] | None]) -> RecentAccuracy
 
 
 def compare_features(names: Sequence[str], before: Array, now: Array) -> list[FeatureShift]:
-    """Compare the distributions of features, and return those known on both sides, the most changed first.
+    """Compare the distributions of features, and return the features known on both sides, the most changed first.
 
     before, now: (row, feature), or (row, series, feature) for several series. Rows are in order of
     time, NaN if unknown.
@@ -186,9 +185,9 @@ def count_independent_rows(values: Array) -> float:
 
 
 def compute_chance_psi(rows: float, others: float) -> float:
-    """Return the PSI that two samples of one population exceed once in a thousand.
+    """Return the PSI that two samples of one population exceed once in a thousand times.
 
-    rows, others: the numbers of independent rows. It uses Wilson and Hilferty's chi-squared quantile.
+    rows, others: the numbers of independent rows. The chi-squared quantile is that of Wilson and Hilferty.
 
     >>> round(compute_chance_psi(1000, 1000), 3), round(compute_chance_psi(1e9, 30), 1)
     (0.056, 0.9)

@@ -45,8 +45,8 @@ KIND_NAME, VERSION_NAME = re.compile(r"[a-z][a-z0-9_]*"), re.compile(r"\d{4,}")
 class Promotion(msgspec.Struct, frozen=True):
     """One promotion or rollback: a line of promotions.jsonl.
 
-    action: promote or rollback. version: a name or SHIPPED. forced: whether the gate had objected. If it had,
-    `sentence` is its objection.
+    action: promote or rollback. version: a name or SHIPPED. forced: whether the gate had objected. `sentence` is
+    its objection, if there was one.
     """
 
     time_ms: int
@@ -69,7 +69,7 @@ class Registry:
     def current_version(self, kind: str) -> str | None:
         """Return the name of the version that serves, or None.
 
-        It reads one small file, so a caller may call it every tick.
+        The call reads one small file, so it is cheap enough for every tick.
         """
         served = self._read_served(kind)
         return served[0] if served else None
@@ -77,7 +77,7 @@ class Registry:
     def find_serving_folder(self, kind: str) -> Path | None:
         """Return the folder of the version that serves, after checking its files, or None if none serves.
 
-        If it is damaged, the version that served before it serves, with a warning. Raises ModelError if all
+        If this version is damaged, the version that served before it serves, with a warning. Raises ModelError if all
         are damaged.
         """
         served = self._read_served(kind)
@@ -96,8 +96,8 @@ class Registry:
     def find_challenger(self, kind: str) -> str | None:
         """Return the name of the version to run in the shadow, or None for none.
 
-        It is the chosen version. Without a choice, or if the chosen one serves, it is the newest version, if that
-        is newer than the serving one. It may be damaged. The call is as cheap as `current_version`.
+        The shadow is the chosen version. Without a choice, or if the chosen version serves, it is the newest version if
+        that is newer than the serving one. The shadow may be damaged. The call is as cheap as `current_version`.
         """
         chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.list_names(kind)
         if chosen not in (NEWEST, serving):
@@ -146,7 +146,7 @@ class Registry:
         return read_card(self.find_folder(kind, version))
 
     def find_damage(self, kind: str, version: str) -> str | None:
-        """Describe what is wrong with a version, or return None if nothing is.
+        """Describe the damage of a version, or return None if there is none.
 
         A file may be missing or have another checksum.
         """
@@ -194,7 +194,7 @@ class Registry:
         """Add a version without promoting it, and return its number.
 
         `write` fills an empty folder. The card receives the number and the checksums of the files. `page`
-        renders card.html. If `write` raises, nothing is left. An OSError (full disk) becomes a ModelError.
+        renders card.html. If `write` raises, the folder is removed. An OSError (full disk) becomes a ModelError.
         """
         folder = self._make_kind_path(kind)
         try:
@@ -217,12 +217,12 @@ class Registry:
         return version
 
     def _find_last_version_number(self, kind: str) -> int:
-        """Return the greatest number ever used, so that the number of a deleted version is not used again."""
+        """Return the greatest version number ever used. So the number of a deleted version is not used again."""
         return max(map(int, [*self.list_names(kind), *self._read_served(kind), "0"]))
 
     @contextlib.contextmanager
     def _make_locked_folder(self, folder: Path) -> Iterator[Path]:
-        """Yield an empty folder that this process has locked. Removes it at the end unless it was renamed."""
+        """Yield an empty folder that this process has locked. Removes the folder at the end unless it was renamed."""
         with self._hold_lock(folder):
             _delete_unfinished_versions(folder)
             new = folder / f"{NEW}{secrets.token_hex(8)}"
@@ -240,9 +240,9 @@ class Registry:
     def promote(self, kind: str, version: str, force: bool = False) -> None:
         """Make a version the serving one. Does nothing if it already serves.
 
-        Raises ModelError if it is damaged, or if its card says that it lost or was never evaluated.
+        Raises ModelError if the version is damaged, or if its card says that it lost or was never evaluated.
 
-        force: promote it despite the gate's objection, which is recorded.
+        force: promote the version despite the gate's objection, which is recorded.
         """
         folder = self.find_folder(kind, version)
         damage = self.find_damage(kind, folder.name)
@@ -261,7 +261,7 @@ class Registry:
             self._record_promotion(kind, "promote", served, sentence, forced=objection is not None)
 
     def rollback(self, kind: str) -> str:
-        """Make the last undamaged version that served before the current one serve again.
+        """Replace the serving version by the last undamaged version that served before it.
 
         Returns its name, or SHIPPED. Before the first version, the model that ships with the program
         served. It serves again if all earlier versions are damaged. Raises ModelError if no version serves.
@@ -294,7 +294,8 @@ class Registry:
     def list_old_versions(self, kind: str, keep: int) -> list[str]:
         """Return the names of the versions that `prune` would delete.
 
-        It spares the newest `keep`, the version that serves, the one that served before it, and the shadow.
+        Four kinds of versions stay: the newest `keep`, the serving version, the one that served before it, and the
+        shadow.
         """
         left = {*list(dict.fromkeys(self._read_served(kind)))[:2], self.find_challenger(kind)}
         names = self.list_names(kind)
@@ -327,7 +328,7 @@ class Registry:
     def _hold_lock(self, folder: Path) -> Iterator[None]:
         """Hold the folder's lock while the context is open, so that there is one writer at a time.
 
-        The lock ends with the process that holds it.
+        The lock also ends if the process that holds it ends.
         """
         try:
             with (folder / LOCK).open("ab") as file:
@@ -357,7 +358,7 @@ def _find_objection(card: Card) -> str | None:
 
 
 def _delete_unfinished_versions(folder: Path) -> None:
-    """Delete the folders of unfinished versions whose lock is free, because no process writes them."""
+    """Delete the folders of unfinished versions whose lock is free, because no process is writing to them."""
     for path in folder.glob(f"{NEW}*"):
         handle = os.open(path, os.O_RDONLY)
         try:

@@ -117,7 +117,7 @@ def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
         known=board.array("local.known"),
         own=board.array("local.own"),
         newest_sample_ms=_read_newest_sample_times(board),
-        signals=signals.select(rule >= 0),
+        signals=signals.select_rows(rule >= 0),
         gpu=_read_gang_columns("gpu", board, names),
         port=_read_gang_columns("port", board, names),
     )

@@ -8,10 +8,10 @@ from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.models.stragglers.change_point import (
     SCALES,
     find_best_pace,
+    find_slow_creep,
     find_slowdown,
     is_still_slow,
-    measure_last_steps,
-    measure_slow_creep,
+    make_step_reference,
 )
 from fleetcast.models.stragglers.steps import measure_pace
 
@@ -43,7 +43,7 @@ def test_what_a_job_does_every_now_and_then_is_usual():
 
 
 def test_a_slow_spell_ends_nearer_to_the_usual_than_to_its_limit():
-    measure = measure_last_steps(np.ones(40), SCALES[0])
+    measure = make_step_reference(np.ones(40), SCALES[0])
     assert measure.limit_s == pytest.approx(1.12)
     assert is_still_slow(np.array([1.3, 1.07]), measure)
     assert is_still_slow(np.array([1.07, 1.07]), measure)
@@ -62,7 +62,7 @@ def test_a_slow_drift_is_seen_though_every_step_is_like_the_one_before():
     assert pace.slow
     assert pace.usual_s == pytest.approx(1.0, abs=0.02)
     steady = seconds / np.linspace(1.0, 1.3, 3000)
-    assert measure_slow_creep(steady[-256:], find_best_pace(steady[-256:])) is None
+    assert find_slow_creep(steady[-256:], find_best_pace(steady[-256:])) is None
 
 
 def pace_with_lengths(lengths: np.ndarray, seconds: np.ndarray):
