@@ -112,7 +112,8 @@ class RunTimeQuantiles:
         A job may have run longer than nearly all similar jobs. Its run time is then Pareto: it doubles its age with
         a probability of one half, up to its limit.
 
-        >>> RunTimeQuantiles({8: (100.0, 1000.0)}).compute_run_times(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
+        >>> run_times = RunTimeQuantiles({8: (100.0, 1000.0)})
+        >>> run_times.compute_run_times(8, np.array([0.5]), 50_000.0, None).round(-3).tolist()
         [100000.0]
         """
         if quantiles_s is None and age_s <= 0 and limit_s is None:

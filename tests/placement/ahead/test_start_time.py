@@ -233,7 +233,7 @@ def test_few_of_many_jobs_end_at_the_lowest_level_that_is_known() -> None:
 
 
 def test_past_its_limit_a_job_does_not_end_now() -> None:
-    run_s = RunTimeQuantiles({8: (100.0, 1000.0)}).draw(8, np.array([0.5]), 50_000.0, 40_000.0)
+    run_s = RunTimeQuantiles({8: (100.0, 1000.0)}).compute_run_times(8, np.array([0.5]), 50_000.0, 40_000.0)
     assert run_s[0] > 60_000
 
 
