@@ -1,1 +1,1 @@
-"""The service: its processes (pipeline, api, placer, adapters) and their wiring."""
+"""The service: its processes (pipeline, api, placer, adapters) and how they are connected."""

@@ -1,6 +1,6 @@
-"""The files that the adapters role writes to `state/adapters/`.
+"""The files that the adapters process writes to `state/adapters/`.
 
-The api and the command line use them, too.
+The api and the command line also use them.
 
 status            the state of each adapter, and the bands: one JSON document, replaced when it changes
 audit-TIME.jsonl  one line for each write: the wish, its reason, its board and its outcome
@@ -25,8 +25,8 @@ MARK = ".withdrawn"
 class AdapterAuditLine(msgspec.Struct, kw_only=True):
     """One write of an adapter, as a line of the audit.
 
-    `decision`: an id that no other line has. seen: the field's value before the write, null if it had none.
-    value: the new value, null if the write removes the value.
+    `decision`: an id that no other line has. seen: the value of the field before the write, null if it had
+    none. value: the new value, null if the write removes the value.
     """
 
     time_ms: int
@@ -45,8 +45,8 @@ class AdapterAuditLine(msgspec.Struct, kw_only=True):
 class AdapterStatus(msgspec.Struct, kw_only=True):
     """The state of one adapter, with counts since this process started.
 
-    seen_ms: when the adapter's system was last read. last: the newest write of this process. error: the
-    reason why the adapter could not finish its last step and will try again.
+    seen_ms: when the adapter's system was last read. last: the newest write of this process. error: why the
+    adapter could not finish its last step. It then tries again.
     """
 
     name: str
@@ -69,8 +69,8 @@ class AdapterStatus(msgspec.Struct, kw_only=True):
 class AdaptersStatus(msgspec.Struct):
     """The JSON document in the file state/adapters/status.
 
-    `bands`: node -> band, for nodes whose band is not low. `held_down`: the number of nodes whose risk is
-    high enough for the band high, but which the limit `max_share` keeps out of it.
+    `bands`: node → band, for nodes whose band is not low. `held_down`: the number of nodes that the limit
+    `max_share` keeps out of the band high although their risk is high enough.
     """
 
     as_of_ms: int = 0
@@ -100,7 +100,7 @@ class AdapterRecords:
         files.replace_file(self.folder / "status", [msgspec.json.encode(status)], AREA, sync=False)
 
     def append_lines(self, lines: Sequence[AdapterAuditLine]) -> None:
-        """Append lines to the audit. At most SEGMENTS files remain: a new one replaces the oldest."""
+        """Append lines to the audit. At most SEGMENTS files remain, because a new one replaces the oldest."""
         if self._segment is None or self._segment_bytes > SEGMENT_BYTES:
             self._begin_segment(lines[0].time_ms)
         assert self._segment is not None

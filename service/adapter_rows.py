@@ -8,7 +8,7 @@ from fleetcast.service.doors import ANSWERERS
 def read_adapter_rows(config: Config) -> list[AdapterStatus]:
     """Return the status of each answering adapter, then of each configured writer.
 
-    The status of a writer is the one that the adapters role last recorded.
+    The status of a writer is the last one that the adapters process recorded.
     """
     known = {row.name: row for row in AdapterRecords(config.folder).read_status().adapters}
     closed = {

@@ -1,4 +1,4 @@
-"""AdapterWriter: makes the changes that one adapter asks for in another system, within its limits.
+"""The writer that makes one adapter's changes in another system, within limits.
 
 It counts and records each write.
 """
@@ -27,8 +27,8 @@ MINUTE_MS = 60_000
 class ObservedPort:
     """A port that reads the other system, but only pretends to write to it.
 
-    `read` returns the system's values, overlaid with the values that were passed to `write`. left: the
-    number of keys that still hold a value which was written when the adapter was allowed to write.
+    `read` returns the system's values, overlaid with the values that `write` received. left: the number of
+    keys that still hold an earlier value of ours, from when the adapter was allowed to write.
     """
 
     def __init__(self, port: Port, fields: frozenset[str]) -> None:
@@ -57,7 +57,7 @@ class ObservedPort:
 class ChangeLimit:
     """A limit on how many keys an adapter changes in a minute.
 
-    Withdrawals do not count, and neither do writes to keys that hold no value of ours yet.
+    Withdrawals do not count. Writes to keys that hold no value of ours yet do not count either.
     """
 
     def __init__(self, per_minute: int) -> None:
@@ -66,7 +66,7 @@ class ChangeLimit:
         self._limited: set[str] = set()
 
     def choose_writes(self, wishes: Iterable[Write], marked: frozenset[str], now_ms: int) -> list[Write]:
-        """Return the writes to make now: withdrawals first, then those with the highest cost of waiting.
+        """Choose the writes to make now: withdrawals first, then writes with the highest cost of waiting.
 
         marked: the keys that hold a value of ours.
         """
@@ -80,9 +80,9 @@ class ChangeLimit:
         return [write for write in wanted if write.value is None or write.key not in waits]
 
     def count_limited_writes(self, batch: Iterable[Write], now_ms: int) -> None:
-        """Count the keys of a batch against the limit, as the batch is written now.
+        """Count the keys of a batch against the limit, at the time `now_ms`.
 
-        Only keys that were limited in the last selection of writes count.
+        Only keys that were limited in the last choice of writes count.
         """
         keys = {write.key for write in batch} & self._limited
         self._limited -= keys
@@ -90,7 +90,7 @@ class ChangeLimit:
 
 
 class AdapterWriter:
-    """A writer that changes another system, step by step, until it matches the adapter's wishes."""
+    """A writer that changes another system step by step until it has the values that the adapter wants."""
 
     def __init__(self, opened: ConfiguredDoor, per_minute: int, records: AdapterRecords, clock: Clock) -> None:
         self.status = AdapterStatus(name=opened.name, use=opened.row.use, mode=opened.row.mode)
@@ -105,8 +105,8 @@ class AdapterWriter:
     async def step(self, weather: Weather | None, is_over: Callable[[bool], bool] = lambda begun: False) -> bool:
         """Write what this weather requires. Returns whether nothing is left to do.
 
-        Without weather, withdraw everything that was written, in every mode. is_over: called before each
-        batch with True if a batch has been written already. The step ends if it returns True.
+        Without weather, withdraw everything that was written, in every mode. is_over: called before each batch,
+        with True if a batch has been written already. If it returns True, the step ends.
         """
         is_observed = weather is not None and self.status.mode != "write"
         port, takes_back = self._observed if is_observed else self._port, _is_withdrawal(weather)
@@ -152,7 +152,7 @@ class AdapterWriter:
     ) -> bool:
         """Count and log the outcomes of a batch of writes. Returns True if no write must be tried again.
 
-        A write that met a conflict is tried again only while the adapter withdraws everything.
+        After a conflict, a write is tried again only while the adapter withdraws everything.
         """
         status = self.status
         status.wishes += len(batch)
@@ -198,7 +198,7 @@ class AdapterWriter:
         self.status.error = error
 
     def _report_leftover_keys(self, left: int) -> None:
-        """Report how many keys still hold a written value while the adapter only observes."""
+        """Report how many keys still hold an earlier value of ours while the adapter only observes."""
         error = f"{left} still hold what it wrote before it observed" if left else ""
         self._report_error(error, f"`fleetcast adapters withdraw {self.status.name}` takes it back")
 

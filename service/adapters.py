@@ -1,12 +1,12 @@
-"""The adapters role: writes from each new board to other schedulers and autoscalers.
+"""The adapters process: it writes to other schedulers and autoscalers after each new board.
 
 Each adapter has one writer.
 
     latest board → Weather (bands, share of a pool) → wishes → limit → port → audit, counts
 
-Adapters write nothing without a fresh board. After `adapters.withdraw_after_s` they withdraw
-restrictions until there is a fresh board. If the other system waits for our writes, this happens at
-once. `fleetcast adapters withdraw` withdraws everything. An adapter that hangs delays no other.
+Without a fresh board, adapters write nothing. After `adapters.withdraw_after_s` they withdraw
+restrictions until there is a fresh board. If the other system waits for our writes, they withdraw at
+once. `fleetcast adapters withdraw` withdraws everything. An adapter that hangs delays no other adapter.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ ENDS_S = 5.0  # wall; for the steps that run at the end
 class AdapterHost:
     """The writers of all configured adapters.
 
-    The caller must hold the lock of the role, because two hosts would undo each other's writes.
+    The caller must hold the lock of the adapters process, because two hosts would undo each other's writes.
     """
 
     def __init__(self, config: Config, clock: Clock) -> None:
@@ -77,7 +77,7 @@ class AdapterHost:
     def _find_due_step(
         self, writer: AdapterWriter, fresh: Weather | None, board: Board | None
     ) -> tuple[object, Weather | None]:
-        """Return the reason why a step of this writer is due, and the weather for the step.
+        """Return why a step of this writer is due, and the weather for the step.
 
         Returns (None, None) if no step is due.
         """
@@ -90,7 +90,7 @@ class AdapterHost:
         return None, None
 
     def _is_board_lost(self, board: Board | None) -> bool:
-        """Return whether there has been no fresh board for `withdraw_after_s`.
+        """Return whether no fresh board has arrived for `withdraw_after_s`.
 
         If so, the adapters must withdraw restrictions.
         """
@@ -109,7 +109,7 @@ class AdapterHost:
         return AdaptersStatus(self._clock.now_ms(), bands.bands_above_low, bands.capped, rows)
 
     async def withdraw(self, name: str) -> AdapterStatus:
-        """Withdraw all that one adapter has written, and wait for the result."""
+        """Withdraw everything that one adapter has written, and wait for the result."""
         writer = next(writer for writer in self.writers if writer.status.name == name)
         await writer.step(None)
         await self.close()
@@ -137,15 +137,15 @@ class AdapterHost:
 class _StepRunner:
     """The runner of one writer's steps, one at a time.
 
-    It starts a new step for a new board, or when the other system asks for writes. It retries a step
-    that left something to do.
+    It starts a step for a new board, or when the other system asks for writes. If a step has left work, the
+    runner retries it.
     """
 
     def __init__(self, wake: Callable[[], None], poll_s: float) -> None:
         """Create a runner whose first step may begin at once.
 
-        wake: called `poll_s` after a step began, once that step has ended. poll_s: the least time in
-        seconds from the beginning of one step to the beginning of the next.
+        wake: called when a step has ended and `poll_s` have passed since the step began. poll_s: the shortest
+        time from the beginning of one step to the beginning of the next, in seconds.
         """
         self._wake, self._poll_s = wake, poll_s
         self.began_s = -math.inf
@@ -156,9 +156,9 @@ class _StepRunner:
         self._retry_s = 0.0
 
     def begin_step(self, writer: AdapterWriter, reason: object, weather: Weather | None) -> None:
-        """Begin a step for this reason, unless such a step is done or any step runs.
+        """Begin a step for this reason, unless such a step is done or another step runs.
 
-        A running step for an older reason ends soon.
+        A step that still runs for an older reason ends soon.
         """
         now_s, news = asyncio.get_running_loop().time(), writer.news() if writer.news else 0
         if reason is not self._reason:
@@ -171,9 +171,9 @@ class _StepRunner:
         self.task.add_done_callback(lambda task: task.get_loop().call_at(now_s + self._poll_s, self._wake))
 
     def _must_end_step(self, reason: object, begun: bool) -> bool:
-        """Return whether a newer board or another kind of reason ends the running step.
+        """Return whether the running step must end, because of a newer board or another kind of reason.
 
-        A newer board ends it only after a batch, so that slow systems make progress.
+        A newer board ends the step only after a batch. So slow systems make progress.
         """
         return reason is not self._reason and (begun or type(reason) is not type(self._reason))
 
@@ -184,7 +184,7 @@ class _StepRunner:
     def finish_ended_step(self) -> bool:
         """Collect the result of the running step if it has ended. Returns whether it has.
 
-        Raises the exception of the step, which is a bug and ends the process.
+        If the step raised an exception, it is raised again. It is a bug and ends the process.
         """
         if self.task is None or not self.task.done():
             return False

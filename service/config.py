@@ -32,8 +32,8 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 class FleetConfig(_Section, frozen=True):
     """The settings of the fleet.
 
-    `topology`: a file, or a folder of them, as `fleetcast topology show` reads it. Without a topology, every
-    node is unplaced. `cluster`: further names of this fleet, one or a list. Requests that state another
+    `topology`: a file, or a folder of files, as `fleetcast topology show` reads it. Without a topology, no
+    node has a place. `cluster`: further names of this fleet, one or a list. Requests that state another
     cluster are refused.
     """
 
@@ -43,19 +43,19 @@ class FleetConfig(_Section, frozen=True):
 
     @property
     def clusters(self) -> tuple[str, ...]:
-        """The names of this fleet, as requests may state them."""
+        """The names of this fleet that requests may state."""
         return (self.name, *((self.cluster,) if isinstance(self.cluster, str) else self.cluster))
 
     @property
     def is_unnamed(self) -> bool:
-        """Return whether the operator gave the fleet no name."""
+        """Return whether the operator has not named the fleet."""
         return self.clusters == (DEFAULT_FLEET,)
 
 
 class ClockConfig(_Section, frozen=True):
     """The settings of fleet time.
 
-    Fleet time was `epoch_ms` when the machine's clock read `wall_ms`, and runs `speed` times as fast.
+    Fleet time was `epoch_ms` when the machine's clock read `wall_ms`. It runs `speed` times as fast.
     """
 
     epoch_ms: int = 0
@@ -106,7 +106,7 @@ class PipelineConfig(_Section, frozen=True):
 class ModelsConfig(_Section, frozen=True):
     """The settings for versions of fitted models.
 
-    `retrain_*`: the conditions on which a serving model is fitted again (fleetcast.models.versions.drift).
+    `retrain_*`: the conditions to fit a model in use again (fleetcast.models.versions.drift).
     """
 
     folder: str = "models"
@@ -134,7 +134,7 @@ class ArchiveConfig(_Section, frozen=True):
 class LimitsConfig(_Section, frozen=True):
     """The limits on the numbers of names, such as nodes and live jobs.
 
-    Once a limit is reached, only new names are refused. For GPUs see fleetcast.fleet.entities.DeviceRoom.
+    Once a limit is reached, only new names are refused. `fleetcast.fleet.entities.DeviceRoom` limits GPUs.
     """
 
     live_jobs: int = 20_000
@@ -147,8 +147,8 @@ class LimitsConfig(_Section, frozen=True):
 class ApiConfig(_Section, frozen=True):
     """The settings of the API.
 
-    `board`: the board of another api, for a replica without a pipeline of its own. PEM files are read again
-    when they change. `grpc_port`: 0 for none. `grpc_open`: gRPC services that require no token, since their
+    `board`: the board of another api, for a replica without its own pipeline. PEM files are read again when
+    they change. `grpc_port`: 0 for no port. `grpc_open`: gRPC services that require no token, because their
     callers have none.
     """
 
@@ -174,17 +174,17 @@ class ApiConfig(_Section, frozen=True):
 class AccessConfig(_Section, frozen=True):
     """The settings of access by certificate.
 
-    `subjects`: a common or alternative name of a client's certificate -> the scopes that it grants.
+    `subjects`: a common or alternative name of a client's certificate → the scopes that it grants.
     """
 
     subjects: dict[str, tuple[str, ...]] = {}
 
 
 class ExternalMetricsConfig(_Section, frozen=True):
-    """The settings of the aggregated API of external metrics, on a port of its own. Port 0: none.
+    """The settings of the aggregated API of external metrics, on its own port. 0 means no port.
 
     PEM files are read again when they change. `client_ca`: the cluster's request-header authority. `names`:
-    common names of its certificates that may call. Empty: any.
+    the common names of allowed certificates. If it is empty, every name is allowed.
     """
 
     port: int = 0
@@ -197,10 +197,10 @@ class ExternalMetricsConfig(_Section, frozen=True):
 class PlacerConfig(_Section, frozen=True):
     """The settings of the placer.
 
-    `intent_expires_s`: a placement whose job does not start frees its GPUs after this long.
-    `outage_pause_s`: the longest delay of that expiry while a source that reports starts is
-    unreachable. `unknown_use`: avoid or ignore GPUs that are busy although no job holds them.
-    `unheard`: avoid or ignore hosts without GPU telemetry, at a site with exporters.
+    `intent_expires_s`: if the job of a placement does not start, its GPUs become free after this time.
+    `outage_pause_s`: the longest delay of this expiry while a source that reports starts is unreachable.
+    `unknown_use`: avoid or ignore GPUs that are busy although no job holds them. `unheard`: avoid or ignore
+    hosts without GPU telemetry, at a site with exporters.
     """
 
     port: int = 8081
@@ -219,8 +219,8 @@ class PlacerConfig(_Section, frozen=True):
 class AdapterConfig(_Section, frozen=True):
     """The configuration of one adapter that writes.
 
-    `use`: the name of a built-in adapter, or an import path. `options`: the adapter's own options.
-    `name`: its name in lists, metrics and the audit. If it is empty, `use` is the name.
+    `use`: the name of a built-in adapter, or an import path. `options`: the adapter's own options. `name`:
+    the adapter's name in lists, metrics and the audit. If it is empty, `use` is the name.
     """
 
     use: str
@@ -287,7 +287,7 @@ class Config(_Section, frozen=True):
     def get_pipeline_folder(self, instance: int) -> Path:
         """Return the folder of one pipeline's snapshots and own board.
 
-        For the first pipeline it is the state folder.
+        For the first pipeline, this is the state folder.
         """
         return self.folder / f"pipeline-{instance}" if instance else self.folder
 
@@ -296,7 +296,7 @@ class Config(_Section, frozen=True):
         return self.folder / "ledger.sqlite"
 
     def stale_after_s(self, clock: Clock) -> float:
-        """Return the age, in seconds of fleet time, from which a board is stale.
+        """Return the age at which a board becomes stale, in seconds of fleet time.
 
         This is the configured value, but at least STALE_WALL_S of the machine's time.
         """
@@ -332,7 +332,7 @@ def load_config(path: Path | None) -> Config:
 
 @contextlib.contextmanager
 def add_lines_to_errors(path: Path | None) -> Iterator[None]:
-    """Add the file and the line to a ConfigError raised in the context, if a key of the file caused it."""
+    """Add the file and the line to a ConfigError from the context, if a key of the file caused the error."""
     try:
         yield
     except ConfigError as error:
@@ -347,7 +347,7 @@ ADAPTER_MODES = ("observe", "write")
 
 
 def check_config(config: Config) -> None:
-    """Check the configuration beyond its types. Raises ConfigError that names the wrong value and why."""
+    """Check the configuration beyond its types. Raises ConfigError that says which value is wrong and why."""
     check_ranges(config)
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
@@ -404,9 +404,9 @@ def _check_adapters(adapters: AdaptersConfig) -> None:
 
 
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
-    """Raise ConfigError if one of two keys that need each other is missing.
+    """Raise ConfigError if two keys need each other and one of them is missing.
 
-    It does not read the files. They are checked when a server opens them.
+    This does not read the files. A server checks them when it opens them.
     """
     for key, value, needed, other in (
         ("api.tls_cert", api.tls_cert, "api.tls_key", api.tls_key),
@@ -427,7 +427,7 @@ def _check_tls(api: ApiConfig, access: AccessConfig) -> None:
 def _check_external_metrics(config: Config) -> None:
     """Raise ConfigError for a port without its files, or for files without a port.
 
-    It does not read the files. They are checked when a server opens them.
+    This does not read the files. A server checks them when it opens them.
     """
     given, why = config.external_metrics, "or set external_metrics.port = 0"
     for key in ("tls_cert", "tls_key", "client_ca"):
@@ -445,7 +445,7 @@ def override_config(
     api_port: int | None = None,
     topology: str | None = None,
 ) -> Config:
-    """Return the configuration with the values that the command line gives.
+    """Return the configuration with the values from the command line.
 
     If the api's port changes, the placer's port becomes the next one (port + 1).
     """
@@ -463,7 +463,7 @@ def override_config(
 
 
 def save_config(config: Config, path: Path) -> None:
-    """Write a file that `load_config` reads. Only our own user may read it, because it may hold passwords."""
+    """Write a file that `load_config` reads. Only our own user may read it, because it may contain passwords."""
     new = path.with_name(f".{path.name}.{os.getpid()}")
     new.unlink(missing_ok=True)
     try:

@@ -1,4 +1,4 @@
-"""Configuration checks beyond types and ranges. All raise ConfigError that names key, value and fix."""
+"""Configuration checks beyond types and ranges. Each raises ConfigError that names key, value and fix."""
 
 import itertools
 from collections.abc import Collection
@@ -68,7 +68,7 @@ def check_ranges(config: object) -> None:
 
 
 def check_ports_differ(config: object) -> None:
-    """Check that no two ports have the same number. 0 means no port. Raises ConfigError."""
+    """Check that no two ports have the same number, except 0 for no port. Raises ConfigError."""
     for key, other in itertools.combinations(PORTS, 2):
         port = _get_value(config, key)
         if port == _get_value(config, other) != 0:
@@ -86,5 +86,5 @@ def _get_value(config: object, key: str) -> Any:
 
 
 def _format_number(value: float) -> str:
-    """Format a number as a configuration file would contain it."""
+    """Format a number as in a configuration file."""
     return str(int(value)) if float(value).is_integer() else f"{value:g}"

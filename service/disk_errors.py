@@ -9,7 +9,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def log_disk_errors(what: str, then: str) -> Iterator[None]:
-    """Log an OSError raised in the context, and continue, because a restart would not repair the disk.
+    """Log an OSError from the context, and continue. A restart would not repair the disk.
 
     what: the action that failed. then: what happens instead.
     """

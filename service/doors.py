@@ -1,6 +1,6 @@
 """The registry of built-in adapters, and the writers that a configuration names.
 
-Some adapters answer other systems, the others write to them.
+Some adapters answer other systems, and the others write to them.
 """
 
 import re
@@ -28,13 +28,13 @@ ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
 }
 NAME = re.compile(r"\w[\w.:-]{0,99}")  # it becomes part of a file's name
 WRITERS: Mapping[str, str] = {
-    "band_file": "fleetcast.service.ports.band_file:band_file",
-    "buffers": "fleetcast.service.ports.buffers:buffers",
-    "kueue": "fleetcast.service.ports.kueue:kueue",
-    "nodes": "fleetcast.service.ports.nodes:nodes",
-    "slurm": "fleetcast.service.ports.slurm:slurm",
-    "slurm_durations": "fleetcast.service.ports.slurm_durations:slurm_durations",
-    "topology": "fleetcast.service.ports.topology:topology",
+    "band_file": "fleetcast.service.ports.band_file:make_band_file_door",
+    "buffers": "fleetcast.service.ports.buffers:make_buffers_door",
+    "kueue": "fleetcast.service.ports.kueue:make_kueue_door",
+    "nodes": "fleetcast.service.ports.nodes:make_nodes_door",
+    "slurm": "fleetcast.service.ports.slurm:make_slurm_door",
+    "slurm_durations": "fleetcast.service.ports.slurm_durations:make_slurm_durations_door",
+    "topology": "fleetcast.service.ports.topology:make_topology_door",
 }
 
 
@@ -52,7 +52,7 @@ def make_answerers() -> dict[str, Adapter]:
 
 
 def make_door(use: str, options: Mapping[str, Any]) -> Door:
-    """Make a built-in writer, or call `package.module:name` with the options. No connection is opened.
+    """Make a built-in writer, or call `package.module:name` with the options. This opens no connection.
 
     Raises ConfigError.
     """
@@ -61,7 +61,7 @@ def make_door(use: str, options: Mapping[str, Any]) -> Door:
 
 
 def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:
-    """Make all writers of a configuration. Raises ConfigError that names the row and its key."""
+    """Make all writers of a configuration. Raises ConfigError that names the table entry and its key."""
     doors: list[ConfiguredDoor] = []
     for number, row in enumerate(config.adapter):
         name = row.name or row.use

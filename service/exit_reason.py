@@ -1,6 +1,6 @@
-"""The reason why a role ended, in the file state/ROLE.ended until the role is ready again.
+"""The reason why a role ended. The file state/ROLE.ended contains it until the role is ready again.
 
-The api and the supervisor read it.
+The api and the supervisor read the file.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ MOST_CHARACTERS = 600
 def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
     """Record the exception that ends the role, and raise it again.
 
-    Logs an error if the disk refuses the record.
+    If the disk refuses the record, log an error.
     """
     try:
         yield
@@ -35,7 +35,7 @@ def record_exit_reason(folder: Path, role: str) -> Iterator[None]:
 
 
 def make_api_name(config: Config) -> str:
-    """Return the name of this api among those that share a state folder."""
+    """Return the name of this api. It differs from the other apis that share the state folder."""
     return f"api-{config.api.port}"
 
 
@@ -52,7 +52,7 @@ def _format_reason(error: BaseException) -> bytes:
 
 
 def announce_ready(folder: Path, role: str) -> None:
-    """Remove the reason of the role's last exit, and report to the supervisor that the role is ready."""
+    """Remove the reason for the role's last exit, and report to the supervisor that the role is ready."""
     clear_exit_reason(folder, role)
     report_ready()
 
@@ -64,7 +64,7 @@ def clear_exit_reason(folder: Path, role: str) -> None:
 
 
 def read_exit_reason(folder: Path, role: str) -> str:
-    """Return the recorded reason. It is empty while the role works, or if the reason is unknown."""
+    """Return the recorded reason. Returns "" while the role works, or if the reason is unknown."""
     try:
         return _get_reason_path(folder, role).read_bytes()[: 4 * MOST_CHARACTERS].decode("utf-8", "replace")
     except OSError:

@@ -1,4 +1,4 @@
-"""Prometheus exposition text from plain strings, in one or two microseconds a sample."""
+"""Prometheus exposition text, made from plain strings in one or two microseconds a sample."""
 
 import hashlib
 import math
@@ -42,7 +42,7 @@ class Page:
 
 @lru_cache(maxsize=4096)
 def _escape_label(word: str) -> str:
-    """Escape a label's value, and shorten it if it is too long.
+    """Escape the value of a label, and shorten it if it is too long.
 
     A shortened value ends in a digest, so that two names stay different.
     """
@@ -53,7 +53,7 @@ def _escape_label(word: str) -> str:
 
 
 def format_horizon(seconds: int) -> str:
-    """Format a horizon in seconds as a label's value.
+    """Format a horizon in seconds as the value of a label.
 
     >>> format_horizon(600), format_horizon(3600), format_horizon(604800), format_horizon(90)
     ('10m', '1h', '7d', '90s')

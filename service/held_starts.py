@@ -1,7 +1,7 @@
-"""Marks of placed requests whose jobs' starts the api had to refuse.
+"""Marks of placed requests for which the api had to refuse the start of the job.
 
-Such a job may run although its start was refused, for example because a clock is ahead. So the
-placer lets no promise of GPUs expire while its request has a mark. A mark is an empty file whose name
+Such a job may run although its start was refused, for example because a clock is ahead. So while a
+request has a mark, the placer does not let its promise of GPUs expire. A mark is an empty file. Its name
 is a hash of the request's id.
 """
 
@@ -38,7 +38,7 @@ def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
 def find_marked_requests(state: Path, active: Iterable[str]) -> set[str]:
     """Return the active requests that have a mark, and remove the marks of all other requests.
 
-    The result is the same if the disk refuses the removal. The next call then tries again.
+    If the disk refuses the removal, the result is the same. The next call tries again.
     """
     folder = get_marks_folder(state)
     there = set(files.list_names(folder))

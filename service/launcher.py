@@ -1,11 +1,11 @@
-"""The launcher: forks the roles of a supervisor from a process that has imported their modules.
+"""The launcher: a process that has imported the modules of all roles, and forks the roles.
 
 supervisor (imports, frozen heap) ──fork──▶ launcher ──fork──▶ role
 
-A process shares the supervisor's pages until it writes to them, and a role starts without
-importing. The launcher runs no event loop, has no threads and opens no files. It ends when its
-socket closes, and its roles end with it (`fleetcast.fleet.process.watch_parent`). Without a
-launcher the supervisor starts each role as a new program.
+A process shares the supervisor's pages until it writes to them, and a role starts without importing. The
+launcher runs no event loop, has no threads and opens no files. It ends when its socket closes, and its
+roles end with it (`fleetcast.fleet.process.watch_parent`). Without a launcher, the supervisor starts each
+role as a new program.
 
     to the launcher    the name of a role, with the pipe of its report (`fleetcast.fleet.process.report_ready`)
     from the launcher  {"pid": 7} or {"error": "why not"} for each name in order,
@@ -42,9 +42,9 @@ class LauncherEndedError(OSError):
 
 @dataclass(slots=True)
 class LaunchedProcess:
-    """A role's process that the launcher forked.
+    """The process of a role that the launcher forked.
 
-    code: a future with the exit code, which is negative if a signal ended the process, as in `subprocess`.
+    code: a future with the exit code. As in `subprocess`, it is negative if a signal ended the process.
     """
 
     pid: int
@@ -78,7 +78,7 @@ class Launcher:
         self.is_alive = True
 
     def start_receiving(self) -> None:
-        """Receive the launcher's messages in the running event loop from now on."""
+        """Begin to receive the launcher's messages in the running event loop."""
         self._line.setblocking(False)
         asyncio.get_running_loop().add_reader(self._line, self._receive_message)
 
@@ -135,10 +135,10 @@ class Launcher:
 
 
 def fork_launcher(modules: Iterable[str]) -> Launcher | str:
-    """Import the modules of the roles and fork the launcher.
+    """Import the modules of the roles, and fork the launcher.
 
-    Call it before there are threads, loops or open files. It returns the Launcher in the calling
-    process. In each forked process it returns the name of the role that the process must run.
+    Call it before there are threads, event loops or open files. It returns the Launcher in the calling
+    process. In each forked process, it returns the name of the role that the process must run.
     """
     for name in modules:
         importlib.import_module(name)
@@ -159,9 +159,9 @@ def fork_launcher(modules: Iterable[str]) -> Launcher | str:
 
 
 def _fork_requested_roles(line: socket.socket) -> str:
-    """Fork the roles that are requested, until the socket closes.
+    """Fork each requested role until the socket closes.
 
-    In the process of a role, it returns the role's name.
+    In the new process, return the name of its role.
     """
     wake, woken = socket.socketpair()
     wake.setblocking(False)

@@ -1,13 +1,13 @@
 """Statements of event sources about when they could receive job starts.
 
-The api and the pipeline write them, and the placer reads them. The placer lets a promise of GPUs
-expire only if every source could receive the start of its job. So a source states two times:
+The api and the pipeline write them, and the placer reads them. The placer lets a promise of GPUs expire
+only if every source could receive the start of its job. So a source states two times:
 
-    since_ms    from then on it has missed nothing; a restart or a refusal of its own resets it
-    until_ms    it has received everything before this moment
+    since_ms    it has missed nothing since then; a restart or a refusal of its own resets this time
+    until_ms    it has received everything before this time
 
-The api writes its statement into a file every second. The statements of the pipeline's sources are
-a section of the board.
+The api writes its statement into a file every second. The statements of the pipeline's sources are a
+section of the board.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ class ListeningStatement(msgspec.Struct, frozen=True):
     def covers_expiry(self, expires_ms: int, grace_ms: int) -> bool:
         """Return whether the source could receive a job start until `expires_ms`.
 
-        After an interruption, the source must also have listened for `grace_ms` again.
+        After an interruption, the source must also have listened for another `grace_ms`.
         """
         return self.until_ms >= max(expires_ms, self.since_ms + grace_ms)
 
@@ -70,7 +70,7 @@ class ListeningReader:
             self._void = self._path.read_bytes()
 
     def read_statements(self, board: Board) -> dict[str, ListeningStatement]:
-        """Return source → its newest statement. The api has none if it never ran in this state folder."""
+        """Return source → its newest statement. If the api never ran in this state folder, it has none."""
         found = _decode_sources(board.raw(SECTION)) if SECTION in board else {}
         try:
             stated = self._path.read_bytes()
@@ -102,7 +102,7 @@ class ApiListening:
     def hold_listening_statement(self) -> Iterator[None]:
         """Hold the statement back while events are stored.
 
-        Until the context ends, the statement reaches only to the beginning of the context.
+        Until the context ends, the statement covers only the time before the context began.
         """
         number = next(self._numbers)
         self._under_way[number] = self._clock.steady_ms()
@@ -115,13 +115,13 @@ class ApiListening:
             del self._under_way[number]
 
     def record_interruption(self) -> None:
-        """Record that the api refused events that may be valid, because the disk is full or there is no room."""
+        """Record that the api refused events that may be valid. A full disk or a lack of room causes this."""
         self._is_interrupted = True
 
     def write_statement(self) -> None:
-        """Write the api's current statement to its file.
+        """Write the api's present statement to its file.
 
-        A disk that refuses this file also refuses events, so a failed write counts as an interruption.
+        If the disk refuses this file, it also refuses events. So a failed write counts as an interruption.
         """
         try:
             files.replace_file(self._path, [_encode(self._make_statement())], AREA, sync=False)
@@ -148,7 +148,7 @@ class ApiListening:
 
 
 class SourcesListening:
-    """The statements of the pipeline's sources that report job starts, made from their health rows."""
+    """The statements of the pipeline's sources that report job starts. They are made from the sources' health."""
 
     def __init__(self, names: Sequence[str], clock: Clock) -> None:
         self._watch = ClockWatch(clock)
@@ -156,7 +156,7 @@ class SourcesListening:
         self._is_up = dict.fromkeys(names, False)
 
     def update_statements(self, rows: Sequence[SourceHealth], now_ms: int) -> Mapping[str, ListeningStatement]:
-        """Return source → its statement as of now.
+        """Return source → its statement at `now_ms`.
 
         rows: the health of the sources.
         """

@@ -1,4 +1,4 @@
-"""Loading of plugins by import path, and reading of their options."""
+"""Loading of plugins by import path, and decoding of their options."""
 
 import importlib
 import traceback
@@ -18,7 +18,7 @@ Options = TypeVar("Options", bound=msgspec.Struct)
 def load_plugin(key: str, path: str) -> Any:
     """Return the object at `package.module:name`.
 
-    Raises ConfigError that names the configuration's key.
+    Raises ConfigError that names the configuration key.
     """
     module, _, name = path.partition(":")
     if advice := suggest_import_path(path):
@@ -36,8 +36,8 @@ def load_plugin(key: str, path: str) -> Any:
 def call_plugin(key: str, path: str, plugin: Callable[..., Any], *arguments: object) -> Any:
     """Call the class or function of a plugin, and return its result.
 
-    Raises ConfigError for any error of the plugin's own code. key, path: where the plugin was
-    configured, for the message.
+    Raises ConfigError for any error of the plugin's own code. key, path: where the configuration names the
+    plugin, for the message.
     """
     try:
         return plugin(*arguments)
@@ -48,7 +48,7 @@ def call_plugin(key: str, path: str, plugin: Callable[..., Any], *arguments: obj
 
 
 def describe_cause(error: Exception) -> str:
-    """Return the class of an error, its message, and the file and line that raised it.
+    """Describe an error by its class, its message, and the file and line that raised it.
 
     >>> describe_cause(NameError("name 'y' is not defined"))
     "NameError: name 'y' is not defined"
@@ -87,8 +87,8 @@ def read_options(given: Mapping[str, Any], kind: type[Options]) -> Options:
 
 
 def load_functions(key: str, paths: Sequence[str]) -> tuple[tuple[str, Callable[..., Any]], ...]:
-    """Return the (name, function) of each import path `package.module:function`.
+    """Return (name, function) for each import path `package.module:function`.
 
-    Raises ConfigError if one does not exist.
+    Raises ConfigError if a function does not exist.
     """
     return tuple((path.partition(":")[2], load_plugin(key, path)) for path in paths)

@@ -14,11 +14,11 @@ FREE_BYTES = 16 * 2**20
 def use_one_heap() -> None:
     """Use one heap for all threads.
 
-    By default glibc gives each thread a heap, and no other thread can use the freed arrays in it. One heap
+    By default, glibc gives each thread a heap, and no other thread can use the freed arrays in it. One heap
     saves about a tenth of the memory at 32,000 GPUs (58.9 instead of 65.4 KiB a GPU). Arrays of LARGE_BYTES
-    or more lie outside the heap, and are returned to the system when they are freed. FREE_BYTES of freed heap
+    or more are outside the heap. They return to the system when they are freed. FREE_BYTES of freed heap
     stay, because decoding allocates and frees memory all the time. pyarrow uses this heap, too, because its
-    own allocator takes 6 MiB for the smallest file.
+    own allocator needs 6 MiB for the smallest file.
     """
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -30,9 +30,9 @@ def use_one_heap() -> None:
 
 @contextlib.contextmanager
 def pause_garbage_collection() -> Iterator[None]:
-    """Pause the garbage collector in the context, because imports make many objects and little garbage.
+    """Pause the garbage collector in the context. Imports make many objects and little garbage.
 
-    Do not use it in a process that will fork, because children then copy pages with garbage. At four
+    Do not use this in a process that will fork, because its children would copy pages with garbage. At four
     hosts, this cost all roles together 12 MiB.
     """
     gc.disable()

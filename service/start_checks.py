@@ -1,4 +1,4 @@
-"""Checks before any role starts: a configuration that a role would refuse, and ports that are in use.
+"""Checks before any role starts: settings that a role would refuse, and ports that are in use.
 
 The supervisor and `fleetcast check-config` run them. Each raises ConfigError with the key, the value and
 the fix.
@@ -51,7 +51,7 @@ def check_role_settings(config: Config) -> None:
 
 
 def check_ports_available(config: Config, roles: Iterable[str] = ()) -> None:
-    """Check that the service can bind every port. While one of our `roles` still ends, wait for its ports.
+    """Check that the service can bind every port. If one of our `roles` is still ending, wait for its ports.
 
     roles: the names of the roles' locks in the state folder.
     """

@@ -1,4 +1,4 @@
-"""StartTimesLink: start times of the placer's queue, for adapters that write them to other systems."""
+"""The start times of the placer's queue, for adapters that write them to other systems."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -35,7 +35,7 @@ class _Queue(msgspec.Struct):
 class StartTimesLink:
     """A task that polls the placer's queue for start times.
 
-    Readers of `latest` get the newest times at once, without waiting for the placer.
+    `latest` returns the newest times at once, without waiting for the placer.
     """
 
     def __init__(self, config: Config) -> None:
@@ -48,9 +48,9 @@ class StartTimesLink:
 
     @property
     def latest(self) -> Mapping[str, StartOutlook] | None:
-        """Request or job -> its start times. None if they are unknown or too old.
+        """Request or job → its start times. None if they are unknown or too old.
 
-        Needs a running event loop.
+        This needs a running event loop.
         """
         loop = asyncio.get_running_loop()
         if self._task is None:
@@ -80,7 +80,7 @@ class StartTimesLink:
     def _store_start_times(self, starts: Mapping[str, StartOutlook]) -> None:
         """Store the start times, and report a change.
 
-        Equal times keep the same object, so that adapters do not repeat a step for them.
+        If the times are equal to the stored ones, keep the stored object. So adapters do not repeat a step.
         """
         if starts != self._starts:
             self._starts = starts
@@ -88,7 +88,7 @@ class StartTimesLink:
 
 
 def decode_start_outlooks(body: bytes) -> dict[str, StartOutlook]:
-    """Return request or job -> its start times, from the body of `GET /v1/queue`.
+    """Decode the body of `GET /v1/queue`. Returns request or job → its start times.
 
     Raises msgspec.DecodeError.
     """

@@ -1,15 +1,15 @@
-"""Backups of the whole state folder while the service runs: writing, verifying and restoring them.
+"""Backups of the whole state folder while the service runs: writing, verifying and restoring.
 
-Each part records how far it has seen the others. So the copy of a part must not be older than the
-records about it in the other copies. The order of copying ensures this:
+Each part of the state records how far it has seen the others. So the copy of a part must not be older
+than the records about it in the other copies. The order of copying ensures this:
 
     1  a lock keeps the pipeline from deleting segments of the inbox: the copied snapshots need them
     2  models, adapters and everything else that records nothing about the others
     3  inbox/seen, board and snapshots, which have seen lines of the ledger
-    4  the ledger, as of one moment: it has seen offsets of the inbox
+    4  the ledger, at one moment: it has seen offsets of the inbox
     5  the inbox: every event that was acknowledged before that moment is in it
 
-A backup is written under another name, and renamed once its own parts have been found to agree. The
+A backup is written under another name. It is renamed once its own parts have been found to agree. The
 archive is not part of it.
 """
 
@@ -140,7 +140,7 @@ def _copy_state(config: Config, part: Path, say: Say) -> Manifest:
 def _check_state(config: Config) -> ChainHead:
     """Check that the parts of the state agree, and return the head of the audit trail.
 
-    Raises BackupError if they do not agree, or if the ledger is damaged.
+    Raises BackupError if they disagree, or if the ledger is damaged.
     """
     found = [describe_doubt(doubt) for doubt in find_doubts(read_state_parts(config))]
     if not config.ledger.exists():
@@ -193,9 +193,9 @@ def _check_against_manifest(config: Config, backup: Path) -> Manifest:
 
 
 def restore_state(config: Config, backup: Path, say: Say) -> Manifest:
-    """Verify a backup and create the state folder from it. Raises errors as `verify_backup` does.
+    """Verify a backup, and create the state folder from it.
 
-    Raises ConfigError if the state folder is not new or empty.
+    Raises ConfigError if the state folder exists and is not empty. Raises the errors of `verify_backup`.
     """
     to = config.folder
     if to.exists() and any(to.iterdir()):
@@ -249,7 +249,7 @@ def _pack_backup(part: Path, to: Path, say: Say) -> None:
 def _lock_inbox(inbox: Path) -> Iterator[None]:
     """Keep the pipeline from deleting segments while the context is open.
 
-    The lock ends with this process, however the process ends.
+    The lock ends with this process, even if the process is killed.
     """
     if not inbox.is_dir():
         yield
@@ -272,7 +272,7 @@ def _lock_inbox(inbox: Path) -> Iterator[None]:
 def _copy_inbox(inbox: Path, to: Path) -> None:
     """Copy the segments and marks of the inbox.
 
-    An event that is being written may be copied in part. It is not acknowledged yet.
+    If an event is being written, the copy may contain a part of it. The event is not acknowledged yet.
     """
     for name in sorted(files.list_names(inbox)):
         if name not in ("seen", "identity"):
@@ -306,7 +306,7 @@ def _copy_tree(path: Path, to: Path) -> None:
 
 
 def _copy_file(path: Path, to: Path) -> None:
-    """Copy one file with its permissions. Does nothing if the file no longer exists."""
+    """Copy one file with its permissions. If the file no longer exists, do nothing."""
     to.parent.mkdir(parents=True, exist_ok=True)
     with suppress(FileNotFoundError), path.open("rb") as source:
         rights = os.fstat(source.fileno()).st_mode & 0o777
@@ -318,7 +318,7 @@ def _copy_file(path: Path, to: Path) -> None:
 
 
 def _copy_ledger(path: Path, to: Path) -> None:
-    """Copy the ledger as of one moment with SQLite's backup, while the placer may write."""
+    """Copy the ledger at one moment with SQLite's backup, even while the placer writes."""
     if not path.exists():
         return
     to.parent.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
 """The state folder: its checks and its locks.
 
-There is a lock for one supervisor (`lock`), and one for each process of a role (`ROLE.lock`).
+There is a lock for the supervisor (`lock`), and one for each process of a role (`ROLE.lock`).
 """
 
 import contextlib
@@ -32,7 +32,7 @@ class StateError(FleetcastError):
 def make_state_folders(config: Config) -> None:
     """Make the folders of the state and of the archive.
 
-    Raises ConfigError if a folder cannot be made, or if it is not writable.
+    Raises ConfigError if a folder cannot be made or is not writable.
     """
     homes = [config.get_pipeline_folder(instance) for instance in range(config.pipeline.instances)]
     for folder in (config.folder, config.inbox, config.board, *(home / "snapshot" for home in homes)):
@@ -45,7 +45,7 @@ def make_state_folders(config: Config) -> None:
 
 
 def _check_writable_folder(folder: Path, key: str, then: str) -> None:
-    """Make a folder and write a file into it. Raises ConfigError with the key and the fix."""
+    """Make a folder, and write a file into it. Raises ConfigError with the key and the fix."""
     probe = folder / f".probe.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -63,7 +63,7 @@ def _check_writable_folder(folder: Path, key: str, then: str) -> None:
 def lock_state_folder(config: Config) -> Iterator[None]:
     """Lock the state folder for one supervisor, because two would undo each other's work.
 
-    Raises ConfigError while another supervisor holds the lock.
+    Raises ConfigError if another supervisor holds the lock.
     """
     with (config.folder / "lock").open("wb") as file:
         if not _try_lock(file.fileno()):
@@ -136,7 +136,7 @@ def _wait_for_lock(file: int, path: Path, role: str, patience_s: float) -> None:
 def _try_lock(file: int) -> bool:
     """Try to lock the file. Returns whether this process now holds the lock.
 
-    The lock ends with this process, however the process ends.
+    The lock ends with this process, even if the process is killed.
     """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,10 +1,10 @@
-"""The identity of the state, and each part's record of how current the other parts were when it last read them.
+"""The identity of the state, and the check that its parts agree.
 
-The records show whether a part is missing, outdated, or from another site. Ledger, board, snapshots and
-inbox each store the random identity that the state got at its first start. Each also stores the last
-position that it has read in each of the others. This module compares these records with the parts on
-disk. If a part lacks something that another part has already read, the state is in doubt. Then nothing
-is placed, because GPUs that the missing part had promised could be promised again.
+Ledger, board, snapshots and inbox are the parts. Each stores the random identity that the state got at
+its first start. Each also stores the last position that it has read in each of the others. This module
+compares these records with the parts on disk. So it finds a part that is missing, outdated, or from
+another site. If a part lacks something that another part has already read, the state is in doubt. Then
+nothing is placed, because GPUs that the missing part had promised could be promised again.
 
 No record advances while the state is in doubt. So the doubt lasts until the parts agree again, or until
 an operator accepts the parts as they are. Then the state gets a new identity, and records under the old
@@ -25,9 +25,9 @@ LEDGER, BOARD, SNAPSHOT, INBOX = "ledger", "board", "snapshot", "inbox"
 
 
 class Doubt(msgspec.Struct, frozen=True):
-    """A reason not to place anything: one part of the state is gone, old, or from another site.
+    """A reason to place nothing: one part of the state is gone, old, or from another site.
 
-    `since_ms`: when that part was last known to be complete, in Unix ms, 0 if unknown.
+    `since_ms`: when this part was last known to be complete, in Unix ms, or 0 if unknown.
     """
 
     part: str
@@ -36,9 +36,9 @@ class Doubt(msgspec.Struct, frozen=True):
 
 
 class PartView(msgspec.Struct, frozen=True):
-    """A record in one part of how far that part has seen the others.
+    """A part's record of how far it has seen the other parts.
 
-    inbox: segment -> offset in bytes up to which its events were applied.
+    inbox: segment → offset in bytes up to which its events were applied.
     """
 
     identity: str = ""
@@ -49,7 +49,7 @@ class PartView(msgspec.Struct, frozen=True):
     inbox: dict[str, int] = {}
 
     def merge_views(self, other: "PartView") -> "PartView":
-        """Return the furthest position that either view has seen of each part.
+        """Return, for each part, the furthest position in either view.
 
         If the views belong to different states, return this one.
         """
@@ -80,8 +80,8 @@ class Part(msgspec.Struct, frozen=True):
 class InboxPart(msgspec.Struct, frozen=True):
     """The inbox as it exists now.
 
-    first: writer of events -> number of its first segment. end: writer -> last segment and its size in
-    bytes.
+    first: writer of events → number of its first segment. end: writer → its last segment and the size of
+    this segment in bytes.
     """
 
     identity: str = ""
@@ -102,20 +102,20 @@ class StateParts(msgspec.Struct, frozen=True):
     snapshot: Part | None = None
 
     def list_named_parts(self) -> dict[str, Part | InboxPart]:
-        """Return name -> part in a fixed order, for the parts that are checked (not None)."""
+        """Return name → part in a fixed order, for the parts that are not None."""
         rows = {INBOX: self.inbox, LEDGER: self.ledger, SNAPSHOT: self.snapshot, BOARD: self.board}
         return {name: part for name, part in rows.items() if part is not None}
 
     def find_identity(self) -> str:
-        """Return the identity that most parts have, "" if none has one yet.
+        """Return the identity that most parts have, or "" if none has one yet.
 
-        If several identities are equally frequent, that of the first part counts.
+        If several identities are equally frequent, return the one of the first part.
         """
         counts = Counter(part.identity for part in self.list_named_parts().values() if part.identity)
         return counts.most_common(1)[0][0] if counts else ""
 
     def find_views(self) -> dict[str, PartView]:
-        """Return part -> its record of the others, for the parts that belong to this state."""
+        """Return part → its record of the other parts, for the parts that belong to this state."""
         identity = self.find_identity()
         return {
             name: part.seen
@@ -143,7 +143,7 @@ def describe_doubt(doubt: Doubt) -> str:
 
 
 def explain_refusal(found: Sequence[Doubt]) -> str:
-    """Describe all doubts, their consequence, and how to end them."""
+    """Describe all doubts, what they prevent, and how to end them."""
     stated = "; ".join(map(describe_doubt, found))
     return f"{stated}; nothing is placed until it is put back, or accepted: fleetcast state show"
 
@@ -175,7 +175,7 @@ def _find_snapshot_doubts(parts: StateParts) -> Iterator[Doubt]:
 def _find_part_doubts(name: str, subject: str, parts: StateParts, part: Part | None) -> Iterator[Doubt]:
     """Yield the doubts about the board or the snapshots.
 
-    The part is from another state, records a loss, or is gone.
+    Such a part is from another state, records a loss, or is gone.
     """
     if part is None:
         return
@@ -216,7 +216,7 @@ def _find_identity_doubts(name: str, parts: StateParts) -> Iterator[Doubt]:
 def _find_furthest_view(claims: Mapping[str, PartView], of: Any) -> tuple[int, int, str]:
     """Return the furthest position in `claims`, when it was seen (Unix ms), and the part that saw it.
 
-    of: returns the position in one part's record. Returns (0, 0, "") without records.
+    of: returns the position in a part's record. Returns (0, 0, "") without records.
     """
     if not claims:
         return 0, 0, ""
@@ -237,7 +237,7 @@ def _describe_gap(folded: Mapping[str, int], first: Mapping[str, int]) -> str:
 
 
 def drop_missing_segments(position: Mapping[str, int], end: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Drop the entries of a position whose segment does not exist, or is shorter.
+    """Drop the entries of a position whose segment does not exist, or is shorter than the entry.
 
     After an inbox was lost, new segments may get the names of the lost ones.
 
@@ -253,7 +253,7 @@ def drop_missing_segments(position: Mapping[str, int], end: Mapping[str, tuple[i
 
 
 def merge_positions(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
-    """Return the further of two inbox positions for each writer.
+    """Merge two inbox positions: keep the further one for each writer.
 
     >>> merge_positions({"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16})
     {'api-000000000002.seg': 16, 'api.1-000000000001.seg': 16}

@@ -1,6 +1,6 @@
-"""Reading and writing of the parts of the saved state that fleetcast.service.state_identity compares.
+"""Reading and writing of the parts of the state that fleetcast.service.state_identity compares.
 
-inbox/identity   the state's identity; if an operator had it renewed, also the parts that they accepted
+inbox/identity   the state's identity; if an operator has renewed it, also the parts that they accepted
 inbox/seen       how far the inbox's reader had seen the other parts at its last snapshot
 ledger.sqlite    table `state`: identity, and the mark `seen`
 board            the field `standing` of its header
@@ -41,7 +41,7 @@ Positions = dict[str, dict[str, Any]]
 class AcceptedParts(msgspec.Struct, frozen=True):
     """The parts of the state that an operator accepted after they disagreed.
 
-    A part that equals one of these gets the new identity. No other part does.
+    A part gets the new identity only if it equals one of these.
     """
 
     time_ms: int
@@ -61,7 +61,7 @@ class StateFile(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True, kw_only=True)
 class SnapshotHeader:
-    """The identity fields of a snapshot. identity, seen, lost: see fleetcast.service.state_identity."""
+    """The identity fields of a snapshot. `fleetcast.service.state_identity` explains identity, seen and lost."""
 
     positions: Positions  # of the sources, by name
     began_ms: int  # its history reaches back so far
@@ -74,12 +74,12 @@ class SnapshotHeader:
 
 
 def read_identity(inbox: Path) -> StateFile | None:
-    """Read the identity file. Returns None if it cannot be read."""
+    """Read the identity file. Returns None if it is unreadable."""
     return _read_json_file(inbox / "identity", StateFile)
 
 
 def write_identity(inbox: Path, file: StateFile) -> None:
-    """Write the identity, and return once it is on disk. Raises OSError."""
+    """Write the identity file, and return once it is on disk. Raises OSError."""
     files.make_folder(inbox, AREA)
     files.replace_file(inbox / "identity", [msgspec.json.encode(file)], AREA)
 
@@ -87,7 +87,8 @@ def write_identity(inbox: Path, file: StateFile) -> None:
 def make_identity(inbox: Path) -> str:
     """Create the identity of a new state, and return it.
 
-    If another process was first, return its identity. Returns "" if no identity can be written.
+    If another process was first, return the identity that it created. Returns "" if no identity can be
+    written.
     """
     try:
         files.make_folder(inbox, AREA)
@@ -107,7 +108,7 @@ def make_identity(inbox: Path) -> str:
 
 
 def write_seen(inbox: Path, seen: PartView) -> None:
-    """Write the record of how far the inbox's reader has seen the other parts. Raises OSError."""
+    """Record how far the inbox's reader has seen the other parts. Raises OSError."""
     files.replace_file(inbox / "seen", [msgspec.json.encode(seen)], AREA)
 
 
@@ -124,7 +125,7 @@ def read_inbox_part(inbox: Path) -> InboxPart:
 def read_ledger_part(path: Path, expect_head: str = "") -> Part | None:
     """Return the state of the ledger on disk, or None if the file cannot be read now.
 
-    `expect_head`: see `find_missing_head`.
+    `expect_head`: as in `find_missing_head`.
     """
     try:
         found, marks = read_ledger_identity(path), read_ledger_marks(path)
@@ -138,9 +139,10 @@ def read_ledger_part(path: Path, expect_head: str = "") -> Part | None:
 def find_missing_head(
     expect_head: str, marks: dict[str, Any], hashes: Callable[[int], tuple[str | None, ChainHead]]
 ) -> Doubt | None:
-    """Return the doubt about a ledger whose audit lacks the head that the operator stored elsewhere.
+    """Check that the ledger's audit trail has the head that the operator stored elsewhere (`expect_head`).
 
-    Returns None without such a head, or if the operator accepted its loss. `hashes`: see `read_chain_hashes`.
+    Returns the doubt about the ledger if not. Returns None without `expect_head`, or if the operator
+    accepted its loss. `hashes`: as `read_chain_hashes`.
     """
     expected = ChainHead.parse(expect_head)
     if expected is None or marks.get(ACCEPTED_HEAD) == expect_head:
@@ -166,7 +168,7 @@ def read_seen_mark(marks: dict[str, Any]) -> PartView:
 def read_board_part(folder: Path) -> Part:
     """Return the state of the board on disk.
 
-    An unreadable board counts as present. A torn board is no loss, because the pipeline writes it again.
+    An unreadable board counts as present. A torn board is no loss, because the pipeline writes a new one.
     """
     return make_board_part(BoardReader(folder).latest()) or Part((folder / "board").exists())
 
@@ -179,7 +181,7 @@ def make_board_part(board: Board | None) -> Part | None:
 
 
 def read_snapshot_headers(folder: Path) -> dict[int, SnapshotHeader]:
-    """Return the header of each readable snapshot, by number, oldest first."""
+    """Return the header of each readable snapshot by number, the oldest first."""
     found = {}
     for name in sorted(filter(str.isdecimal, files.list_names(folder)), key=int):
         with contextlib.suppress(OSError, TornFileError, ValueError, KeyError, msgspec.MsgspecError):
@@ -190,7 +192,7 @@ def read_snapshot_headers(folder: Path) -> dict[int, SnapshotHeader]:
 def read_snapshot_part(folder: Path) -> Part:
     """Return the state of the newest readable snapshot.
 
-    If none is readable, return only whether there are any.
+    If no snapshot is readable, return only whether there are any.
     """
     found = read_snapshot_headers(folder)
     if not found:

@@ -1,12 +1,11 @@
-"""The supervisor: starts the roles as processes, restarts those that end, and stops them all together.
+"""The supervisor: it starts the roles as processes, restarts roles that end, and stops all of them.
 
-A role reports through a pipe that it is ready (`fleetcast.fleet.process.report_ready`), however
-long its start takes. A role that was ready once is restarted without limit. A role that was never
-ready stops all roles in two cases: it exits with status 2 (bad configuration), or it ends at its
-`most_starts`-th start. The supervisor then reports the role's own reason. The pause before a
-restart doubles from 0.5 s to 10 s. It is reset after the role was ready and lived longer than that.
-If the supervisor is killed, the roles end too, because they monitor it, or the launcher that forked
-them.
+A role reports through a pipe that it is ready (`fleetcast.fleet.process.report_ready`), however long its
+start takes. A role that was ready once is restarted without limit. A role that was never ready stops all
+roles in two cases: it exits with status 2 (bad configuration), or it ends at its `most_starts`-th start.
+The supervisor then reports the role's own reason. The pause before a restart doubles from 0.5 s to 10 s.
+It starts at 0.5 s again if the role was ready and lived longer than 10 s. If the supervisor is killed,
+the roles end, too. They monitor the supervisor, or the launcher that forked them.
 """
 
 import asyncio
@@ -39,8 +38,8 @@ BAD_CONFIGURATION = 2
 class SupervisedRole:
     """One role that the supervisor runs as a process.
 
-    `reason_name`: the name under which the role records why it ended, if that is not `name`. `command`
-    starts the role if no launcher forks it.
+    `reason_name`: the name for the record of why the role ended, if it is not `name`. `command`: starts the
+    role if no launcher forks it.
     """
 
     name: str
@@ -56,7 +55,7 @@ def make_role_command(role: str, config: Path, *more: str) -> list[str]:
 class RoleEnd:
     """The end of a role's process.
 
-    code: the exit code, or a text that says why the process could not start. was_ready: whether the role had
+    code: the exit code, or a text that says why the process could not start. was_ready: the role had
     reported that it was ready.
     """
 
@@ -67,7 +66,7 @@ class RoleEnd:
 class Supervisor:
     """A supervisor that runs the roles until `stop` is called, or until a role cannot start.
 
-    In the second case `exit_code` is 2 if the role refused its configuration, else 1.
+    If a role cannot start, `exit_code` is 2 if the role refused its configuration, and 1 otherwise.
     """
 
     def __init__(
@@ -155,7 +154,7 @@ class Supervisor:
     async def _wait_for_exit(self, process: asyncio.subprocess.Process | LaunchedProcess) -> int | str:
         """Wait until a process ends, and return its exit code.
 
-        When the supervisor stops, it terminates the process, and kills it after GRACE_S.
+        When the supervisor stops, it terminates the process. After GRACE_S, it kills the process.
         """
         ended = asyncio.ensure_future(process.wait())
         stopped = asyncio.ensure_future(self._stop.wait())
@@ -188,7 +187,10 @@ class Supervisor:
 async def _start_process(
     role: SupervisedRole, launcher: Launcher | None
 ) -> tuple[asyncio.subprocess.Process | LaunchedProcess, int]:
-    """Start a process. Returns it, and the end of a pipe from which its report is read without blocking."""
+    """Start a process. Returns the process, and the end of a pipe that is read without blocking.
+
+    The process writes its report into the pipe.
+    """
     reading, writing = os.pipe()
     os.set_blocking(reading, False)
     variables = {**make_child_environment(), READY_VARIABLE: str(writing)}

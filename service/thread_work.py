@@ -1,4 +1,4 @@
-"""Work in threads that is never left half done."""
+"""Work in threads that always runs to its end."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,8 +10,8 @@ T = TypeVar("T")
 async def run_in_thread(work: Callable[[], T]) -> T:
     """Run `work` in a thread, and return its result.
 
-    If the caller is cancelled, it first waits for the work to finish. So nothing else uses the work's
-    data.
+    If the caller is cancelled, it first waits until the work has finished. So nothing else uses the data of
+    the work meanwhile.
     """
     done = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -1,4 +1,4 @@
-"""WeatherStation: makes the Weather of a board once, for all adapters to other schedulers."""
+"""The maker of Weather: the data of a board that all adapters to other schedulers use."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -34,7 +34,7 @@ V = TypeVar("V")
 def make_band_rule(config: AdaptersConfig, *, shared: bool) -> BandRule:
     """Return the configured rule that assigns nodes to risk bands.
 
-    shared: apply the limit on the share of a pool that may be high at once.
+    shared: also limit the share of a pool that may be in the band high at once.
     """
     return BandRule(config.elevated, config.high, max_share=config.max_share if shared else 1.0)
 
@@ -55,7 +55,7 @@ class WeatherStation:
         self._rows: dict[str, int] = {}
 
     def make_weather(self, board: Board | None, starts: Mapping[str, StartOutlook] | None = None) -> Weather | None:
-        """Return the Weather of a board, or None without a board or if it is older than `api.stale_after_s`.
+        """Return the Weather of a board. Returns None without a board, or if it is older than `api.stale_after_s`.
 
         starts: the start times of the placer's queue, by request or job.
         """
@@ -91,16 +91,16 @@ class WeatherStation:
         return None if is_old else LazyRows(lambda: DemandRows(board))
 
     def _read_outlook(self, board: Board) -> Outlook | None:
-        """Return the outlook of a board's nodes, or None if a section is missing, as in the very first board."""
+        """Return the outlook of a board's nodes. Returns None if a section is missing, as in the very first board."""
         try:
             return self._make_outlook(board)
         except KeyError:
             return None
 
     def _find_node_rows(self, board: Board) -> dict[str, int]:
-        """Return node name -> row of a board.
+        """Return node name → row of a board.
 
-        It is the same object while the names stay the same. Raises KeyError if the board has no node names.
+        While the names stay the same, this is the same object. Raises KeyError if the board has no node names.
         """
         names = bytes(board.raw("names.node"))
         if names != self._names:
@@ -118,7 +118,7 @@ class WeatherStation:
     def _make_outlook(self, board: Board) -> Outlook:
         """Return the outlook of a board's nodes. Raises KeyError if a section is missing.
 
-        A section may still have the rows of an earlier topology. Then its rows are cut off or filled up.
+        A section may still have the rows of an earlier topology. If so, its rows are cut or filled.
         """
         n, placer = len(self._find_node_rows(board)), self._config.placer
         by_kind = board.array("node.risk")
@@ -176,7 +176,7 @@ class DemandRows(Mapping[DemandKey, DemandRow]):
     """The newest demand forecasts of a board, by key. A row is decoded when it is requested."""
 
     def __init__(self, board: Board) -> None:
-        """Read the keys of the forecasts. Raises KeyError while the board has no forecast."""
+        """Read the keys of the forecasts. Raises KeyError if the board has no forecast."""
         self._board = board
         self._places = {DemandKey(*key): place for place, key in enumerate(read_demand_keys(board).rows)}
 
@@ -246,7 +246,7 @@ class _NodeExplanation(msgspec.Struct):
 
 
 class _Verdict(msgspec.Struct):
-    """The fields that adapters need of a row of `doc.stragglers`: whether and why a job is slow."""
+    """The fields of a row in `doc.stragglers` that adapters need: whether and why a job is slow."""
 
     slow: bool | None
     since_ms: int | None
@@ -259,13 +259,13 @@ class _JobRequest(msgspec.Struct, frozen=True):
 
 
 class _JobEvent(msgspec.Struct):
-    """An event of a job. In the event of a submission, `name` is the job's name."""
+    """An event of a job. If the event is a submission, `name` is the job's name."""
 
     name: str = ""
 
 
 class _JobDetail(msgspec.Struct):
-    """The fields that adapters need of a row of `doc.job`, the details of one job."""
+    """The fields of a row in `doc.job`, the details of one job, that adapters need."""
 
     run_s: RunQuantiles | None
     asks: _JobRequest = _JobRequest()
@@ -276,7 +276,7 @@ _explained = msgspec.json.Decoder(_NodeExplanation).decode
 
 
 def _find_causes(board: Board, level: Levels) -> dict[str, str]:
-    """Return node → the feature of its first reason, for nodes in the band high."""
+    """Return node → the feature of its first risk reason, for nodes in the band high."""
     if "answers.node" not in board:
         return {}
     blob, offsets = board.raw("answers.node"), board.array("answers.node.offsets")
@@ -286,7 +286,7 @@ def _find_causes(board: Board, level: Levels) -> dict[str, str]:
 
 
 def _find_window_nodes(board: Board) -> dict[str, str]:
-    """Return node → a description of the maintenance window that occupies the node now."""
+    """Return node → a description of the maintenance window that the node is in now."""
     if "node.kept" not in board:
         return {}
     rows = np.flatnonzero(board.array("node.kept") == Occupant.WINDOW).tolist()
@@ -295,12 +295,12 @@ def _find_window_nodes(board: Board) -> dict[str, str]:
 
 
 def _read_pools(board: Board, n: int) -> NDArray[Any]:
-    """Return (node,) the number of each node's pool. It is 0 if the board states no pools."""
+    """Return the number of each node's pool: (node,). It is 0 if the board states no pools."""
     return board.array("node.pool") if "node.pool" in board else np.zeros(n, np.int16)
 
 
 def _read_domains(board: Board, n: int) -> dict[str, Domains]:
-    """Return level → the domains of nodes, for each level that the board states."""
+    """Return level → the domains of all nodes, for each level on the board."""
     return {
         level: Domains(board.names(f"names.{level}"), _resize_rows(board.array(f"node.domain.{level}"), n, -1))
         for level in DOMAIN_LEVELS
@@ -309,7 +309,7 @@ def _read_domains(board: Board, n: int) -> dict[str, Domains]:
 
 
 def _resize_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
-    """Return `array` with exactly n rows: cut, or filled up with rows of `fill`."""
+    """Return `array` with exactly n rows. Surplus rows are cut, and missing rows get the value `fill`."""
     missing = np.full((max(0, n - len(array)), *array.shape[1:]), fill, array.dtype)
     return np.concatenate([array[:n], missing])
 
@@ -317,7 +317,7 @@ def _resize_rows(array: NDArray[Any], n: int, fill: Any) -> NDArray[Any]:
 def _find_forbidden_nodes(board: Board) -> dict[str, str]:
     """Return node → why nothing may be placed on it.
 
-    These are nodes with a hard signal that the scores do not cover yet.
+    Such a node has a hard signal that the scores do not cover yet.
     """
     return {
         node: row.sentence for node, rows in find_struck_nodes(board).items() for row in rows if forbids_placement(row)

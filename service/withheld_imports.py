@@ -1,8 +1,8 @@
 """Modules that roles must not import, because they use memory and no role needs them.
 
-Libraries import them on their own if they are installed. pyarrow imports pandas at its first array
-(34 MiB), and its own clients of object stores together with Parquet (9 MiB). lightgbm imports pandas,
-scikit-learn and matplotlib. Archives reach object stores through fsspec, without those clients.
+Some libraries import them if they are installed. pyarrow imports pandas at its first array (34 MiB), and
+its own clients of object stores together with Parquet (9 MiB). lightgbm imports pandas, scikit-learn and
+matplotlib. Archives reach object stores through fsspec, without those clients.
 """
 
 import sys
@@ -36,6 +36,6 @@ def withhold_imports() -> None:
 
 
 def allow_imports() -> None:
-    """Let this process import every module, because it runs plugins, which may need them."""
+    """Let this process import every module. Use it before plugins run, because they may need these modules."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)

@@ -224,7 +224,7 @@ def test_an_adapter_that_writes_what_others_own_is_found_out() -> None:
 
 
 def test_an_adapter_of_a_users_own_is_an_import_path(tmp_path: Path) -> None:
-    door = make_door("fleetcast.service.ports.band_file:band_file", {"path": str(tmp_path / "bands")})
+    door = make_door("fleetcast.service.ports.band_file:make_band_file_door", {"path": str(tmp_path / "bands")})
     assert isinstance(door.adapter, BandFile)
 
 

@@ -1,4 +1,4 @@
-"""Adapters to other schedulers and autoscalers: the state of each, and its writes."""
+"""Adapters to other schedulers and autoscalers: the state and the writes of each adapter."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ class Adapters(msgspec.Struct):
 
 
 class AdapterDetails(msgspec.Struct):
-    """One adapter, with its latest writes, newest first."""
+    """One adapter with its latest writes, newest first."""
 
     as_of_ms: int
     adapter: AdapterStatus

@@ -1,4 +1,4 @@
-"""Demand: forecasts, the outcomes of earlier forecasts, and the demand model."""
+"""Demand: forecasts, the accuracy of earlier forecasts, and the demand model."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -11,7 +11,7 @@ __all__ = ["DemandRow", "Prescale", "WaitsFor"]
 class Demand(msgspec.Struct):
     """The demand forecasts of all series that match a query.
 
-    `note`: how to correct the query, if it used `pool` for the name of a queue.
+    `note`: how to correct a query that used `pool` for the name of a queue.
     """
 
     as_of_ms: int
@@ -20,7 +20,7 @@ class Demand(msgspec.Struct):
 
 
 class DemandRecord(msgspec.Struct):
-    """The past demand of one series, its present forecast, and an older forecast to compare with it.
+    """The past demand of one series, its present forecast, and an older forecast for comparison.
 
     history: rows of [time_ms, value]. forecast, old: rows of [time_ms, quantiles …].
     """
@@ -46,8 +46,8 @@ class DemandBand(msgspec.Struct):
 class DemandBurst(msgspec.Struct):
     """The bursts of demand in the last day.
 
-    ceiling_gpus: their highest level. shortest_s: the length of the shortest burst that is not noise.
-    noise_share: the share of noise.
+    ceiling_gpus: the highest level of the bursts. shortest_s: the length of the shortest burst that is not
+    noise. noise_share: the share of noise.
     """
 
     ceiling_gpus: float
@@ -56,7 +56,7 @@ class DemandBurst(msgspec.Struct):
 
 
 class Residency(msgspec.Struct):
-    """Shares of the time for which jobs held GPUs: with data in GPU memory, and with the GPU computing."""
+    """Shares of the time for which jobs held GPUs: with data in GPU memory, and while the GPU computed."""
 
     loaded_share: float
     active_share: float
@@ -82,7 +82,7 @@ class ColdStart(msgspec.Struct):
 
 
 class DemandModelRow(msgspec.Struct):
-    """One part of the demand model. Unknown values are null, and `reasons` has a sentence for each."""
+    """One part of the demand model. Unknown values are null, and `reasons` has a sentence for each of them."""
 
     queue: str
     pool: str
@@ -101,7 +101,7 @@ class DemandModelRow(msgspec.Struct):
 
 
 class DemandModel(msgspec.Struct):
-    """The demand model by queue. `note`: see `Demand`."""
+    """The demand model by queue. `note`: as in `Demand`."""
 
     as_of_ms: int
     rows: list[DemandModelRow]

@@ -18,8 +18,8 @@ class RunQuantiles(msgspec.Struct):
 class Similar(msgspec.Struct):
     """The kinds of past jobs that an estimate is based on.
 
-    `run_s`: the kind behind the run time. `needs`: the kind behind the needs. Each is null if there is
-    none. `runs_seen`: the number of ended runs behind `run_s`.
+    `run_s`: the kind for the run time. `needs`: the kind for the needs. Each is null if there is none.
+    `runs_seen`: the number of ended runs behind the run time.
     """
 
     run_s: str | None
@@ -28,11 +28,11 @@ class Similar(msgspec.Struct):
 
 
 class Estimate(msgspec.Struct):
-    """The estimate of a job. `reasons` maps the name of each null field to its reason.
+    """The estimate of a job. `reasons` maps the name of each null field to a reason.
 
     `power_w`: power of all GPUs of the request. `ignored`: keys of the request that had no effect.
-    `start_as_of_ms`: when start times were sampled. `by`: the basis of `start_ms`, "room" (it starts
-    now), "runs" (ended jobs or a fitted model) or "limit".
+    `start_as_of_ms`: when start times were sampled. `by`: the basis of `start_ms`. It is "room" (the job
+    starts now), "runs" (ended jobs or a fitted model) or "limit" (time limits).
     """
 
     as_of_ms: int

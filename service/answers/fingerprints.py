@@ -1,4 +1,4 @@
-"""Fingerprints of jobs from their telemetry, the use of their GPUs, and future load peaks."""
+"""Fingerprints of jobs from their telemetry, the GPU use of jobs, and future load peaks."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from fleetcast.models.jobs.utilisation import Verdict
 
 
 class TimeQuantiles(msgspec.Struct):
-    """Quantiles of a moment, in Unix ms."""
+    """Quantiles of a point in time, in Unix ms."""
 
     p10: int
     p50: int
@@ -19,7 +19,7 @@ class TimeQuantiles(msgspec.Struct):
 class ExpectedReading(msgspec.Struct):
     """A forecast reading of the whole job, `horizon_s` seconds from now.
 
-    basis: `template` if the forecast follows the job's cycle, `level` if it follows its recent level.
+    basis: `template` if the forecast follows the job's cycle, or `level` if it follows its recent level.
     """
 
     metric: str
@@ -33,12 +33,12 @@ class ExpectedReading(msgspec.Struct):
 class Fingerprint(msgspec.Struct, kw_only=True):
     """The fingerprint of a job.
 
-    `class` is the class that telemetry suggests, and `class_told` the class at submission. Each is null
-    if unknown. looked_ms: when the job was evaluated, null if it was not. last_checkpoint_ms: when the
-    last completed checkpoint began. checkpoint_every_basis: `telemetry` if the job reports no
-    checkpoints and its readings show a rhythm of pauses. pause_every_s: how often telemetry shows a
-    pause, independent of the job's reports. pause_reason: why pause_every_s is null. unheard_reason:
-    why telemetry does not cover the job, for example because too few of its GPUs report here.
+    `class`: the class that telemetry suggests. `class_told`: the class stated at submission. Each is null if
+    unknown. looked_ms: when the job was evaluated, null if it was not. last_checkpoint_ms: when the last
+    completed checkpoint began. checkpoint_every_basis: `telemetry` if the job reports no checkpoints and its
+    readings show a rhythm of pauses. pause_every_s: how often telemetry shows a pause, independent of the
+    job's reports. pause_reason: why pause_every_s is null. unheard_reason: why telemetry does not cover the
+    job, for example because too few of its GPUs report here.
     """
 
     job: str
@@ -96,10 +96,9 @@ class UseRow(msgspec.Struct, kw_only=True):
 
 
 class Utilisation(msgspec.Struct):
-    """The use that running jobs make of their GPUs.
+    """The GPU use of the running jobs.
 
-    jobs_looked: how many of the running jobs have been evaluated so far. The rest will be evaluated
-    next.
+    jobs_looked: how many running jobs have been evaluated so far. The others will be evaluated next.
     """
 
     as_of_ms: int
@@ -111,8 +110,8 @@ class Utilisation(msgspec.Struct):
 class Spikes(msgspec.Struct):
     """Future load peaks, from the jobs that have a fingerprint so far.
 
-    jobs_looked: the number of running jobs evaluated so far. In a row, `jobs` is how many of them
-    contribute.
+    jobs_looked: how many running jobs have been evaluated so far. In a row, `jobs` is the number of them
+    that contribute to the peak.
     """
 
     as_of_ms: int

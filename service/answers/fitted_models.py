@@ -1,4 +1,4 @@
-"""The fitted models that serve, and the shadows that are scored with them."""
+"""The fitted models in use, and the shadow models that are only scored."""
 
 import msgspec
 
@@ -6,8 +6,8 @@ import msgspec
 class BandShare(msgspec.Struct):
     """The share of outcomes that lie inside the 10 to 90 % band of a model's forecasts.
 
-    card: the share when the model was judged before it served. recent: the share lately, null without
-    recent outcomes.
+    card: the share when the model was judged before its use. recent: the share lately, null without recent
+    outcomes.
     """
 
     card: float
@@ -15,9 +15,9 @@ class BandShare(msgspec.Struct):
 
 
 class FittedModel(msgspec.Struct):
-    """A model version that serves.
+    """A model version that makes the served forecasts.
 
-    retrain: condition (coverage, loss, age) -> reason to fit again. It is empty if no condition is met.
+    retrain: condition (coverage, loss, age) → reason to fit again. It is empty if no condition is met.
     `coverage_80` is null for probabilities and speeds, which have no band. For risk, `loss_vs_best_naive`
     compares the Brier score of failing within a day with that of a constant forecast. The constant is the
     observed share of failures. Forecasts of interference are not recorded.
@@ -35,11 +35,11 @@ class FittedModel(msgspec.Struct):
 
 
 class ShadowModel(msgspec.Struct, frozen=True):
-    """A model version that is scored and never serves.
+    """A model version that is scored but never used for answers.
 
     A loss below 1 is better than the baseline on the same forecasts. The baseline is persistence. For risk,
     losses are Brier scores, and the baseline is a constant forecast of the observed share.
-    `serving_vs_persistence`: the loss of the serving version, null if none serves.
+    `serving_vs_persistence`: the loss of the version in use, null if there is none.
     """
 
     kind: str

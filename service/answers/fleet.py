@@ -1,4 +1,4 @@
-"""The fleet at a glance, and the health, readiness and ingestion of the service."""
+"""The overview of the fleet, and the health, readiness and ingestion of the service."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,9 @@ SourceHealth = dict[str, Any]  # `name`, and whatever the source reports; `recor
 class Ingestion(msgspec.Struct, kw_only=True):
     """The records received from each source, and how fast they reach the board.
 
-    tick_ms, lag_ms: wall time. labels: the numbers of GPUs that exporters' labels name as held by jobs,
-    by several jobs (`shared`), or as MIG instances (`divided`). noted: the numbers of valid records
-    that no answer can show, by reason, such as events of an `unknown_job` without a submission or a
+    tick_ms, lag_ms: wall time. labels: the numbers of GPUs that exporters' labels describe as held by a job,
+    held by several jobs (`shared`), or split into MIG instances (`divided`). noted: the numbers of valid
+    records that no answer can show, by reason. One reason is an `unknown_job` without a submission or a
     start.
     """
 
@@ -47,7 +47,7 @@ class Ingestion(msgspec.Struct, kw_only=True):
 class FleetGpu(msgspec.Struct, gc=False):
     """One GPU on the map. held_by: why a GPU without a job is not free.
 
-    unknown: it is busy, and no job is known. promise: it is promised to `request`. window, reservation:
+    unknown: the GPU is busy, and no job is known. promise: it is promised to `request`. window, reservation:
     its node is in maintenance or reserved.
     """
 
@@ -60,7 +60,7 @@ class FleetGpu(msgspec.Struct, gc=False):
 class FleetNode(msgspec.Struct, kw_only=True):
     """A node on the console's map.
 
-    `p`: probability of the likeliest kind of risk within `horizon_s`, null if nothing is known.
+    `p`: the probability of the most likely kind of risk within `horizon_s`, null if unknown.
     """
 
     node: str
@@ -81,9 +81,9 @@ class GpuCounts(msgspec.Struct):
 
     `running`: held by a job or in unknown use. `unknown_use`: the part of `running` in unknown use.
     `promised`: a request was placed there, and no event shows its job running yet. `unheard`: on nodes in
-    service that telemetry has not confirmed lately, so that nothing is placed there. `unusable`: vanished
-    from their exporter's page, and not in use. `window`, `reservation`: on nodes that maintenance or a
-    reservation withholds now. `out_of_service`: on nodes that are drained, lost or withheld.
+    service that telemetry has not confirmed lately, so the placer avoids them. `unusable`: vanished from the
+    exporter's page, and not in use. `window`, `reservation`: on nodes that maintenance or a reservation
+    withholds now. `out_of_service`: on nodes that are drained, lost or withheld.
     """
 
     running: int
@@ -106,10 +106,10 @@ class Warming(msgspec.Struct):
 
 
 class BoardMeta(msgspec.Struct):
-    """The section `meta`: the fleet, its clock and the models of one board.
+    """The board section `meta`: the fleet, its clock and the models of one board.
 
-    `warming` is null once there is enough history. `stale_after_s`: the age, in fleet seconds, from which a
-    board or a sample counts as stale.
+    `warming` is null once there is enough history. `stale_after_s`: the age at which a board or a sample
+    becomes stale, in fleet seconds.
     """
 
     fleet: str
@@ -125,10 +125,9 @@ class BoardMeta(msgspec.Struct):
 
 
 class FleetAnswer(msgspec.Struct, kw_only=True):
-    """The fleet at a glance.
+    """The overview of the fleet.
 
-    `no_telemetry`: if no exporter can be read, a sentence with the reason of the first one. Otherwise
-    null.
+    `no_telemetry`: if no exporter can be read, the reason of the first one as a sentence. Otherwise null.
     """
 
     as_of_ms: int
@@ -161,7 +160,7 @@ class ReadyCheck(msgspec.Struct):
 class Readiness(msgspec.Struct):
     """The readiness of the api, with one check for each condition.
 
-    `warming`: the length of the history, or null once the models have enough.
+    `warming`: the length of the history, or null once it is long enough for the models.
     """
 
     status: str

@@ -1,4 +1,4 @@
-"""The isolation of a GPU, compared with the scheduler's expectation."""
+"""The isolation of a GPU, compared with what the scheduler expects."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ import msgspec
 class IsolationCheck(msgspec.Struct):
     """The comparison of one expected field with the observed value.
 
-    ok: null if the field cannot be observed. reason: why it cannot be observed, or what limits the evidence
-    for a confirmed field. Null if there is nothing to explain.
+    ok: null if the field cannot be observed. reason: why it cannot be observed. For a confirmed field, the
+    reason says what limits the evidence. Null if there is nothing to explain.
     """
 
     field: str

@@ -22,10 +22,10 @@ class RemainingTime(msgspec.Struct, gc=False):
 class JobRow(msgspec.Struct, kw_only=True):
     """One attempt in a list of jobs.
 
-    `remaining_s`: for a running job, null if unknown. `source`: "board" if job events report the job.
-    It is "labels" or "sdk" if only exporters' labels or its training loop report it, and "archive" if
-    it ended longer ago. `queues`: all queues, if the job waits in several. `tasks`: the number of
-    attempts that wait under this name. It is more than 1 for the rest of a large array.
+    `remaining_s`: the remaining time of a running job, null if unknown. `source`: "board" if job events
+    report the job. It is "labels" or "sdk" if only exporters' labels or its training loop report it, and
+    "archive" if it ended longer ago. `queues`: all queues, if the job waits in several. `tasks`: the number
+    of attempts that wait under this name. It is more than 1 for the rest of a large array.
     """
 
     job: str
@@ -54,7 +54,7 @@ class Jobs(msgspec.Struct):
 class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
     """The request of a submitted attempt, under the keys of a placement request.
 
-    request_id: the id of the request, if it waits in our own queue.
+    request_id: the id of the request if it waits in our own queue.
     """
 
     request_id: str | msgspec.UnsetType = msgspec.UNSET
@@ -70,7 +70,7 @@ class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
 
 
 class PlacedRank(msgspec.Struct):
-    """A rank of a job, with its node and its GPUs there.
+    """A rank of a job, with its node and its GPUs on this node.
 
     If no event says which rank runs where, only the node is set.
     """
@@ -91,21 +91,21 @@ class QueuedRequest(Asks, kw_only=True):
 
 
 class QueuedJob(msgspec.Struct):
-    """A waiting job, as the placer reads it."""
+    """A waiting job in the form that the placer reads."""
 
     submitted_ms: int | None
     request: QueuedRequest
 
 
 class RunningJobRow(msgspec.Struct):
-    """A running job, as the placer reads it.
+    """A running job in the form that the placer reads.
 
     gpus: number of GPUs that it runs on. held: node → thousandths of GPUs that it holds there, according to
     the board's occupancy. For nodes outside the fleet and for ended attempts, `held` comes from the job's
-    events. It is empty on boards of earlier versions. placed_ms: since when it runs on these GPUs. checkpoint_ms:
-    when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the version before, moved to
-    `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs, so the report of its
-    end is late.
+    events. It is empty on boards of earlier versions. placed_ms: since when it runs on these GPUs.
+    checkpoint_ms: when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the
+    version before. Its value moves to `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs,
+    so the report of its end is late.
     """
 
     job: str
@@ -128,16 +128,16 @@ class RunningJobRow(msgspec.Struct):
 
 
 class EndedJobRow(RunningJobRow):
-    """A job that has ended, as the placer reads it."""
+    """An ended job in the form that the placer reads."""
 
     ended_ms: int = 0
     outcome: str = ""
 
 
 class GpuTimeRow(msgspec.Struct):
-    """The GPU-seconds of an attempt, as the placer reads them.
+    """The GPU-seconds of an attempt in the form that the placer reads.
 
-    used_gpu_s: the busy GPU-seconds. seen_gpu_s: those that telemetry observed.
+    used_gpu_s: busy GPU-seconds. seen_gpu_s: GPU-seconds that telemetry observed.
     """
 
     job: str
@@ -149,8 +149,8 @@ class GpuTimeRow(msgspec.Struct):
 class KnownAttempts(msgspec.Struct):
     """The board section `occupancy`: the attempts that run or ended recently.
 
-    position: all events before this position are included. running: (job, attempt). ended: (job, attempt,
-    when it ended).
+    position: all events before this position in the inbox are included. running: (job, attempt). ended:
+    (job, attempt, time of the end).
     """
 
     position: int
@@ -159,7 +159,7 @@ class KnownAttempts(msgspec.Struct):
 
 
 class JobDetail(msgspec.Struct, kw_only=True):
-    """The fields of one job's answer that its list row lacks.
+    """The fields of a job's answer that its row in a list lacks.
 
     `asks` is set while the job waits or runs. The API does not serve it.
     """
@@ -176,7 +176,7 @@ class JobDetail(msgspec.Struct, kw_only=True):
 
 
 class JobAnswer(JobRow, kw_only=True):
-    """A job's row, with its placement and its last events."""
+    """A job's row with its placement and its last events."""
 
     as_of_ms: int
     placement: list[PlacedRank]
@@ -194,7 +194,7 @@ class JobAnswer(JobRow, kw_only=True):
 class Culprit(msgspec.Struct):
     """The worker, link, stage or node that slows a job.
 
-    `name` depends on the kind. Worker: NODE/GPU, or its node or rank. Link: its port. Stage: its
+    `name` depends on the kind. Worker: NODE/GPU, or else its node or rank. Link: its port. Stage: its
     number.
     """
 
@@ -219,11 +219,11 @@ StragglerCause = Literal[
 class Stragglers(msgspec.Struct):
     """The verdict on a job's pace. `slow` is null while there are no step times or peers to compare.
 
-    `judged_ms`: the time of the verdict. For an ended job it is the last time before the end. It is null if
-    the job was never judged. `expected_step_s`: the expected step time, for the reported sequence lengths if
-    there are any. If a member is slower than its peers, it is the step time without that delay. `ratio`:
-    relative to the job's own past, or else to `expected_step_s`. `cause` is also given for long steps without
-    a culprit. `not_observed`: inputs that no member reports, so that their effects are unknown.
+    `judged_ms`: the time of the verdict. For an ended job, it is the last verdict before the end. It is null
+    if there was none. `expected_step_s`: the expected step time, for the reported sequence lengths if there
+    are any. If a member is slower than its peers, it is the step time without that delay. `ratio`: relative
+    to the job's own past, or else to `expected_step_s`. `cause` is also given for long steps without a
+    culprit. `not_observed`: inputs that no member reports, so that their effects are unknown.
     """
 
     as_of_ms: int

@@ -15,9 +15,9 @@ from fleetcast.service.state_identity import Doubt
 class QueueRow(msgspec.Struct, kw_only=True):
     """A waiting request.
 
-    `ignored`: keys of the request that had no effect, as in the decision. by: the basis of the start
-    time, "room" (it starts now), "runs" (ended jobs or a fitted model) or "limit" (time limits alone).
-    It is null if `start_ms` is null. Then `why` states the reason.
+    `ignored`: keys of the request that had no effect, as in the decision. by: the basis of the start time.
+    It is "room" (the request starts now), "runs" (ended jobs or a fitted model) or "limit" (time limits
+    alone). It is null if `start_ms` is null, and `why` then states the reason.
     """
 
     request_id: str
@@ -39,7 +39,7 @@ class QueueRow(msgspec.Struct, kw_only=True):
 class FirstAnswers(msgspec.Struct):
     """The accuracy of the first start times shown to users, with the fields of `StartTimesRecord`.
 
-    unanswered: number of requests that started and had no start time in their first answer.
+    unanswered: number of requests that started although their first answer had no start time.
     """
 
     n: int
@@ -66,11 +66,11 @@ class AnswersAtAge(msgspec.Struct):
 class StartTimesRecord(msgspec.Struct):
     """The accuracy of start times: shares of requests that had started by the quantiles shown to users.
 
-    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10`
-    is the share of `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`. A share is null if no
-    request is judged. The shares are means over the answers at all ages, in which each request has a
-    weight of one. `first` covers only first answers, by which users plan and which are the hardest.
-    `by_age` has the shares for each age. since_ms: when the first judged answer was shown.
+    A quantile is judged once its time has passed, whether or not the request has started. So `by_p10` is a
+    share of `n` requests, `by_p50` of `n_p50` and `by_p90` of `n_p90`. A share is null if no request is
+    judged. The shares are means over the answers at all ages, in which each request has a weight of one.
+    `first` covers only first answers. Users plan with them, and they are the hardest to get right. `by_age`
+    has the shares for each age. since_ms: when the first judged answer was shown.
     """
 
     n: int
@@ -87,10 +87,10 @@ class StartTimesRecord(msgspec.Struct):
 class Queue(msgspec.Struct):
     """The waiting requests of the placement engine, with the facts that decide when they start.
 
-    reservation: that of the first request, null if it has none. backfill: free GPUs, and until when other
-    requests may use them. releases: running jobs with p10, p50 and p90 of their ends, the earliest first.
-    room: when a new request would find a GPU. starts_as_of_ms: when the start times of the rows were
-    sampled, null before the first sampling.
+    reservation: the reservation of the first request, null if it has none. backfill: free GPUs, and until
+    when other requests may use them. releases: running jobs with p10, p50 and p90 of their ends, the
+    earliest first. room: when a new request would find a GPU. starts_as_of_ms: when the start times of the
+    rows were sampled, null before the first sampling.
     """
 
     as_of_ms: int
@@ -104,7 +104,7 @@ class Queue(msgspec.Struct):
 
 
 class Fragmentation(msgspec.Struct):
-    """The fragmentation of pools. requests: the number of newest requests from which demand is estimated."""
+    """The fragmentation of pools. requests: the number of newest requests that the demand is estimated from."""
 
     as_of_ms: int
     requests: int
@@ -112,7 +112,7 @@ class Fragmentation(msgspec.Struct):
 
 
 class Settled(msgspec.Struct):
-    """A placement that was cancelled, or a request that was withdrawn."""
+    """A cancelled placement or a withdrawn request."""
 
     request_id: str
     state: str
@@ -122,7 +122,7 @@ class Settled(msgspec.Struct):
 class StoredDecision(Decision, frozen=True, kw_only=True):
     """A placement decision as the client received it, with its job and its attempt.
 
-    cursor: its position in the list of all decisions.
+    cursor: the decision's position in the list of all decisions.
     """
 
     cursor: int
@@ -132,7 +132,7 @@ class StoredDecision(Decision, frozen=True, kw_only=True):
 
 
 class Placements(msgspec.Struct):
-    """The decisions after a cursor, with job and attempt."""
+    """The decisions after a cursor, each with job and attempt."""
 
     as_of_ms: int
     rows: list[StoredDecision]
@@ -140,7 +140,7 @@ class Placements(msgspec.Struct):
 
 
 class AuditLine(msgspec.Struct):
-    """One line of the audit: the caller, the action and the decision. `previous` is the hash of the line before."""
+    """One line of the audit trail: caller, action and decision. `previous`: the hash of the line before."""
 
     audit_id: int
     time_ms: int

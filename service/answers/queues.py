@@ -9,12 +9,13 @@ import msgspec
 class QueueState(msgspec.Struct, kw_only=True):
     """The state of a queue, or of a user in a queue.
 
-    Amounts are GPUs by resource: a model, or `gpu` for any model. share: share of the fleet divided by
-    weight, by which queues are ordered. It is 0 within the guarantee. lent: the part of its guarantee that
-    others hold now. decayed: GPU-seconds of past use, of which older use counts less. banked: GPU-seconds
-    that it has saved as credits. wait_s: quantiles of the waits of requests that were placed within seven
-    days. share_7d: share of all GPU-seconds that queues of the same parent held within seven days.
-    share_days: the same for each day, the oldest first, null if no queue of that parent held anything.
+    Amounts are GPUs by resource: a model, or `gpu` for any model. share: the queue's share of the fleet
+    divided by its weight. It determines the order of queues, and is 0 within the guarantee. lent: the part
+    of the guarantee that other queues hold now. decayed: GPU-seconds of past use, in which older use counts
+    less. banked: GPU-seconds that the queue has saved as credits. wait_s: quantiles of the waits of requests
+    that were placed within seven days. share_7d: share of all GPU-seconds that queues with the same parent
+    held within seven days. share_days: the same for each day, the oldest first. A day is null if no queue of
+    that parent held anything.
     """
 
     queue: str
@@ -42,7 +43,7 @@ class QueueState(msgspec.Struct, kw_only=True):
 class QueuesAnswer(msgspec.Struct):
     """The state of all queues.
 
-    `generation`: the value for If-Match, "" if all requests wait in one line. `refused`: why a newer
+    `generation`: the value for If-Match, or "" if all requests wait in one line. `refused`: why a newer
     queue file is not in use.
     """
 
@@ -57,7 +58,7 @@ class QueuesAnswer(msgspec.Struct):
 class QueueChange(msgspec.Struct):
     """The changes that a new queue file makes. `applied` is false for a dry run.
 
-    stranded: queue → number of requests that wait in it and cannot start until a file names it again.
+    stranded: queue → number of its waiting requests that cannot start until a queue file has the queue again.
     """
 
     applied: bool
@@ -78,11 +79,11 @@ class WhyStep(msgspec.Struct):
     The reasons form a list, from the requests ahead of it to its start time. requests: some of the requests
     ahead. The codes are:
 
-    stale: nothing is placed now. before: other requests come first. limit: the queue may hold no more.
+    stale: nothing is placed now. before: other requests come first. limit: the queue is at its limit.
     lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room:
     a resource is short. kept: room is reserved for the first request. untried: the last pass had already
-    tried enough others. gone: the queue file no longer names the request's queue. ends: the jobs that the
-    request waits for. start: when the request starts.
+    tried enough others. gone: the queue file no longer has the request's queue. ends: the request waits for
+    these jobs to end. start: when the request starts.
     """
 
     code: WhyCode
@@ -93,8 +94,8 @@ class WhyStep(msgspec.Struct):
 class WhyWaiting(msgspec.Struct):
     """The reasons why a request waits. sentence: the sentence of the last step.
 
-    start_ms: p10, p50 and p90, if known. starts_as_of_ms: when start times were sampled, null before
-    the first sampling.
+    start_ms: p10, p50 and p90 of the start time, if known. starts_as_of_ms: when start times were sampled,
+    null before the first sampling.
     """
 
     as_of_ms: int
@@ -112,10 +113,10 @@ class WhyWaiting(msgspec.Struct):
 class ChargeRow(msgspec.Struct):
     """The GPU-seconds of one queue, user, class or pool within a period.
 
-    granted = used + idle, for the GPUs that telemetry observed. promised: from the placement until the
-    job began. lost: since the last checkpoint of jobs that failed. waited: requested GPUs times the
-    waiting time. money: the price of granted GPU-seconds. unseen: why used and idle do not add up to
-    granted, or null.
+    granted: used + idle on the GPUs that telemetry observed. promised: from the placement until the job
+    began. lost: since the last checkpoint of jobs that failed. waited: requested GPUs times the waiting
+    time. money: the price of granted GPU-seconds. unseen: why used and idle do not add up to granted, or
+    null.
     """
 
     name: str
@@ -131,7 +132,7 @@ class ChargeRow(msgspec.Struct):
 
 
 class Charges(msgspec.Struct):
-    """The charges from `from_ms` until `to_ms`. Running jobs count until `as_of_ms`."""
+    """The charges from `from_ms` until `to_ms`. Jobs that still run count until `as_of_ms`."""
 
     as_of_ms: int
     from_ms: int

@@ -1,6 +1,6 @@
 """Node risk: the ranking of all nodes, one node in full, and hard signals newer than the scores.
 
-NaN means unknown, and is null in JSON. UNSET fields are left out.
+NaN means unknown, and becomes null in JSON. UNSET fields are left out.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ class RankedNode(msgspec.Struct):
 
 
 class RiskRow(RankedNode, kw_only=True):
-    """The risk of one node at one horizon. `p` is null if nothing is known."""
+    """The risk of one node at one horizon. `p` is null if it is unknown."""
 
     p: float | None
     kind: RiskKind | None
@@ -43,8 +43,8 @@ class RiskRow(RankedNode, kw_only=True):
 class RiskNodes(msgspec.Struct):
     """The ranking of nodes by risk.
 
-    `calibration`: how accurate the service's own forecasts were. `usual`: for each kind of part, the
-    probability of trouble if nothing speaks against the part.
+    `calibration`: the accuracy of the service's own forecasts. `usual`: for each kind of part, the
+    probability of trouble without any warning sign.
     """
 
     as_of_ms: int
@@ -58,9 +58,9 @@ class RiskNodes(msgspec.Struct):
 class CalibrationRecord(msgspec.Struct):
     """The accuracy of the service's own risk forecasts.
 
-    `rows`: one for each horizon. `history`: the data on which the hazard of nodes with past faults was fitted.
-    Until the site has a fit of its own, `times` in `history` is the factor that adapts this hazard to the
-    fleet's own faults.
+    `rows`: one for each horizon. `history`: the data from which the failure rate of nodes with past faults
+    was fitted. Until the site has its own fit, `times` in `history` is the factor that adapts this rate to
+    the faults of the fleet.
     """
 
     rows: Sequence[Calibration]
@@ -89,7 +89,7 @@ class NodeReason(msgspec.Struct):
 
 
 class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
-    """A node event or an XID that the scores do not cover yet. `taken_ms`: since when the board has it."""
+    """A node event or an XID that the scores do not cover yet. `taken_ms`: when it came onto the board."""
 
     node: str
     gpu: int | None = None
@@ -103,7 +103,7 @@ class HardSignal(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def identity(self) -> tuple[str, int | None, str, int | str | None, int]:
-        """The identity of the signal. A repeated signal has the same identity."""
+        """The identity of the signal. A repetition of the signal has the same identity."""
         return self.node, self.gpu, self.type, self.code, self.time_ms
 
 
@@ -120,7 +120,7 @@ HeldBy = Literal["unknown", "promise", "window", "reservation"]
 class GpuAnswer(msgspec.Struct, gc=False):
     """The present state of one GPU of a node. It has no readings if telemetry never reported the GPU.
 
-    held_by, request: see `fleet.FleetGpu`.
+    held_by, request: as in `fleet.FleetGpu`.
     """
 
     index: int
@@ -138,7 +138,7 @@ class GpuAnswer(msgspec.Struct, gc=False):
 
 
 class HostAnswer(msgspec.Struct, gc=False):
-    """The host's readings from node_exporter. Shares are shares of time, and rates are per second."""
+    """The host's readings from node_exporter. Shares are parts of the time, and rates are per second."""
 
     cpu_idle: float | UnsetType = UNSET
     cpu_steal: float | UnsetType = UNSET

@@ -4,7 +4,7 @@ import msgspec
 
 
 class InstanceLoad(msgspec.Struct):
-    """The load of one inference engine behind one port. Values that its pages do not report are null."""
+    """The load of one inference engine behind one port. A value that its metrics page lacks is null."""
 
     instance: str
     age_s: float
@@ -16,7 +16,7 @@ class InstanceLoad(msgspec.Struct):
 class TimeToFirstToken(msgspec.Struct):
     """The mean and quantiles of the time to first token in the last two minutes, in seconds.
 
-    A value is null without requests, or if it lies beyond the last bound of the engine's histogram.
+    A value is null without requests, or if it is beyond the last bound of the engine's histogram.
     """
 
     mean: float | None
@@ -28,7 +28,7 @@ class TimeToFirstToken(msgspec.Struct):
 class ServedModel(msgspec.Struct):
     """A served model in a pool.
 
-    Values are sums over its instances, except for the KV cache, which is the mean.
+    Values are sums over its instances. The use of the KV cache is a mean.
     """
 
     pool: str

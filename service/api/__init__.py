@@ -1,1 +1,1 @@
-"""The API process: the application, its routes, and its view of the board."""
+"""The api process: the application, its routes, and its view of the board."""

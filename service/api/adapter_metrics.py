@@ -1,4 +1,4 @@
-"""Prometheus metrics of the adapters role. The api serves them, because that role has no port."""
+"""Prometheus metrics of the adapters process. The api serves them, because that process has no port."""
 
 from collections.abc import Iterable
 

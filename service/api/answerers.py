@@ -1,6 +1,6 @@
-"""Answers to outside schedulers, made from the newest fresh board.
+"""Answers to outside schedulers, made from the newest board.
 
-Without a fresh board, each verb (kind of question) has its own neutral answer.
+Each kind of question is a verb. Without a fresh board, each verb has its own neutral answer.
 """
 
 from fleetcast.fleet.clock import Clock
@@ -23,10 +23,10 @@ class Answerers:
         self._adapters = make_answerers()
 
     def answer_verb(self, adapter: str, verb: str, body: bytes) -> tuple[bytes, Board | None]:
-        """Return the adapter's answer to a verb, and the board behind it.
+        """Answer one verb of an adapter. Returns the answer, and the board that it was made from.
 
-        The board is None for a stale answer. Raises StaleError if the verb has no stale answer, and any
-        error of the verb for a bad body.
+        Without a fresh board, returns the verb's neutral answer and None. Raises StaleError if the verb has no
+        neutral answer, and any error of the verb for a bad body.
         """
         asked = self._adapters[adapter].verbs[verb]
         board = self._cache.latest()

@@ -1,4 +1,4 @@
-"""The API's FastAPI application, which serves the board, the inbox and the placer.
+"""The API's FastAPI application. It serves the board, the inbox and the placer.
 
 `fleetcast.service.api.routes.all` lists its routes.
 """
@@ -31,8 +31,8 @@ from fleetcast.service.http.table import Row, encode, make_routes
 def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Access | None = None) -> FastAPI:
     """Make the application. Raises ConfigError if `api.host` needs tokens and there are none.
 
-    writer: the name of its inbox segments. access: if None, loaded from the configuration and the
-    environment.
+    writer: the name in the inbox segments that the application writes. access: if None, it is loaded from
+    the configuration and the environment.
     """
     context = make_api_context(config, clock, make_api_access(config) if access is None else access)
 
@@ -57,9 +57,9 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
     )
 
     async def admit_caller(request: Request) -> None:
-        """Admit the caller of a route that was added with FastAPI's decorators.
+        """Admit the caller of a route that was added with a FastAPI decorator.
 
-        Routes of the table check their callers themselves.
+        Routes of the route table check their callers themselves.
         """
         await context.access.admit_caller(request, choose_default_scope(request.method))
 
@@ -78,18 +78,21 @@ def create_app(config: Config, clock: Clock, *, writer: str = "api", access: Acc
     )
     app.state.context = context
 
-    def openapi() -> dict[str, Any]:
+    def build_document() -> dict[str, Any]:
         if app.openapi_schema is None:
             own = get_openapi(title=app.title, version=app.version, routes=app.routes)
             app.openapi_schema = make_openapi_document(rows, app.version, own, needs_token=not context.access.is_open)
         return app.openapi_schema
 
-    app.openapi = openapi  # type: ignore[method-assign]
+    app.openapi = build_document  # type: ignore[method-assign]
     return app
 
 
 def _make_replica_row(row: Row) -> Row:
-    """Return a row as a replica serves it: routes for events forward to the api that has the pipeline."""
+    """Return the row that a replica serves for a route.
+
+    A replica forwards events to the api that has the pipeline.
+    """
     return dataclasses.replace(row, handler=placements.forward_to_placer) if row.required_scope is Scope.EVENTS else row
 
 

@@ -1,8 +1,8 @@
-"""The search for jobs that have left the board, in the events of the archive.
+"""The search of the archive for jobs that are no longer on the board.
 
-It reads back from the newest day. It has a time limit, and stops at the submission of the latest
-attempt. It skips events of steps, which are most of the events, because none of them says how a job
-ended.
+It reads the archived events backwards from the newest day. It stops at its time limit, or at the
+submission of the latest attempt. It skips the events of steps: they are the most frequent, and none of
+them says how a job ended.
 """
 
 import asyncio
@@ -27,9 +27,10 @@ MOST_EVENTS = 20_000  # of one job; a job with more is told by its newest
 
 @dataclass(frozen=True, slots=True)
 class ArchiveSearchResult:
-    """The result of a search in the archive: the latest attempt, None if there is none.
+    """The result of a search in the archive: the latest attempt, or None if there is none.
 
-    stopped_ms: how far back the search came if its time ran out, in Unix ms. None if it was complete.
+    stopped_ms: the time down to which events were read before the time limit, in Unix ms. None if the
+    search was complete.
     """
 
     attempt: JobAttempt | None = None
@@ -37,7 +38,7 @@ class ArchiveSearchResult:
 
 
 class ArchivedJobs:
-    """The searches of one api process in the archive. A few run at once, in threads."""
+    """The archive searches of one api process. A few run at once, in threads."""
 
     def __init__(self, config: Config) -> None:
         self.enabled = config.archive.enabled and config.archive.look_s > 0
@@ -47,7 +48,7 @@ class ArchivedJobs:
         self._waiting = 0
 
     async def find_job(self, job: str) -> ArchiveSearchResult:
-        """Find a job in the archive. Raises SourceError if it is unreadable or too many searches wait."""
+        """Find a job in the archive. Raises SourceError if the archive is unreadable or too many searches wait."""
         if self._waiting >= MOST_WAITING:
             raise SourceError(f"{self._waiting} look-ups in the archive wait: ask again", retry_after_s=self._limit_s)
         self._waiting += 1
@@ -67,9 +68,9 @@ class ArchivedJobs:
 
 
 def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> ArchiveSearchResult:
-    """Return the latest attempt of a job. Blocks. Raises OSError.
+    """Find the latest attempt of a job. This blocks. Raises OSError.
 
-    It opens no further file once `limit_s` seconds have passed.
+    No further file is opened once `limit_s` seconds have passed.
     """
     until_s, table = time.monotonic() + limit_s, JobTable()
     for day in reversed(files.list_days("events")):
@@ -85,9 +86,9 @@ def find_archived_attempt(files: ArchiveFiles, job: str, limit_s: float) -> Arch
 
 
 def _read_events(files: ArchiveFiles, day: str, hour: int, job: str) -> list[str]:
-    """Return the events of a job in one hour's files, as JSON texts. Events of steps are left out.
+    """Read the events of a job from one hour's files, as JSON texts without events of steps.
 
-    Compaction may replace files during the read. Then all of them are read again.
+    Compaction may replace files during the read. If it does, all files are read again.
     """
     for attempt in itertools.count(1):
         found: list[str] = []

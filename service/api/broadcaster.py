@@ -1,4 +1,4 @@
-"""EventBroadcaster: server-sent events from one reader of the board to any number of clients.
+"""The broadcaster of server-sent events: one reader of the board serves any number of clients.
 
 A slow client skips boards.
 
@@ -29,7 +29,7 @@ MAX_HARD_REASONS = 256
 class EventBroadcaster:
     """The broadcaster of one api process. All times are wall time.
 
-    `close` ends every stream, so that the server can stop.
+    `close` ends every stream so that the server can stop.
     """
 
     def __init__(self, cache: BoardCache, *, poll_s: float = POLL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
@@ -48,7 +48,7 @@ class EventBroadcaster:
         self._reader: asyncio.Task[None] | None = None
 
     async def stream_events(self) -> AsyncGenerator[bytes, None]:
-        """Yield the server-sent events for one client."""
+        """Yield server-sent events for one client."""
         self.clients += 1
         if self._reader is None:
             self._refresh_board()

@@ -1,6 +1,6 @@
 """The answer to `POST /v1/jobs/estimate`: the needs of similar jobs, and the placer's start time.
 
-All functions are pure. Run time and needs come from the board, so they need neither pipeline nor
+All functions are pure. Run time and needs come from the board. They need neither the pipeline nor the
 placer. `reasons` says why a field is null.
 """
 
@@ -22,9 +22,9 @@ DAY_S, HOUR_S, MINUTE_S = 86_400, 3600, 60
 
 
 class StartAnswer(msgspec.Struct, frozen=True):
-    """The placer's estimate of a start.
+    """The decoded answer of the placer to a request for a start time.
 
-    The decoded body may also be the whole Estimate of another api, or a problem with its `detail`.
+    The answer may also be the whole Estimate of another api, or a problem with its `detail`.
     """
 
     start_ms: dict[str, int] | None = None
@@ -42,7 +42,7 @@ NO_START = StartAnswer()
 
 @dataclass(frozen=True, slots=True)
 class PlacerEstimate:
-    """The placer's estimate of a start, or the reason why there is none.
+    """The start time that the placer estimates, or the reason why there is none.
 
     If `answer` is None, `why` is the reason.
     """
@@ -52,7 +52,7 @@ class PlacerEstimate:
 
 
 def make_estimate(board: Board, request: PlacementRequest, start: PlacerEstimate, as_of_ms: int) -> Estimate:
-    """Return the estimate of a request, from the board and the placer's answer."""
+    """Make the estimate of a request from the board and the placer's answer."""
     shape = make_request_shape(request)
     run, likely = find_expected_run_time(board, shape), find_expected_needs(board, shape)
     started = start.answer or NO_START

@@ -1,8 +1,8 @@
-"""The aggregated API of external metrics, on a port of its own that only a Kubernetes API server uses.
+"""The Kubernetes API of external metrics. It has a port of its own for the cluster's API server only.
 
-Every client must show a certificate of the cluster's request-header authority. So X-Remote-User is
-trustworthy: the API server has admitted that user. Discovery never reads a board, because while
-discovery fails, no namespace of the cluster can be deleted.
+Every client must present a certificate of the cluster's request-header authority. So the header
+X-Remote-User is trustworthy: the API server has admitted that user. Discovery never reads a board. While
+discovery fails, Kubernetes can delete no namespace of the cluster.
 """
 
 import asyncio
@@ -59,18 +59,18 @@ Handler = Callable[[Request], bytes]
 def create_external_metrics_app(answerers: Answerers, names: tuple[str, ...], metrics: ApiMetrics) -> Starlette:
     """Make the application that serves external metrics.
 
-    `names`: common names that the caller's certificate may have. If it is empty, any name may call.
+    `names`: the common names that a caller's certificate may have. If it is empty, every name is allowed.
     """
 
     def make_endpoint(handler: Handler) -> Callable[[Request], Any]:
-        async def handle(request: Request) -> Response:
+        async def answer_request(request: Request) -> Response:
             began_s = time.perf_counter()
             _admit_api_server(request, names)
             answer = Response(handler(request), media_type="application/json")
             metrics.observe(f"/apis/{GROUP}", request.method, 200, time.perf_counter() - began_s)
             return answer
 
-        return handle
+        return answer_request
 
     def answer_metric(request: Request) -> bytes:
         asked = MetricQuestion(request.path_params["metric"], request.query_params.get("labelSelector", ""))
@@ -102,7 +102,7 @@ def _make_constant_handler(body: bytes) -> Handler:
 def _admit_api_server(request: Request, names: tuple[str, ...]) -> None:
     """Raise HTTPException unless the caller is the API server.
 
-    Its certificate must be valid and have one of the `names`, and it must state the user.
+    The certificate must be valid and have one of the `names`. The request must state the user.
     """
     shown: tuple[str, ...] = request.scope.get(NAMES, ())
     if not shown or not request.headers.get("x-remote-user"):

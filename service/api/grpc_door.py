@@ -1,9 +1,9 @@
 """The gRPC port of an api process: one asyncio server, with a servicer for each foreign protocol.
 
-It has the api's address, certificate and callers. A servicer translates messages to the verbs of an
-answerer and back. It answers at once, from the board in memory. Import this module only if the
-extra is installed (`require_grpc`). `service/api/grpc_relay.py` accepts the connections, within the
-limits of the process.
+It has the same address, certificate and callers as the HTTP port. A servicer translates messages to the
+verbs of an adapter and back. It answers at once, from the board in memory. Import this module only if
+the gRPC extra is installed (`require_grpc`). `service/api/grpc_relay.py` accepts the connections within
+the limits of the process.
 """
 
 import contextlib
@@ -109,7 +109,7 @@ def _make_handlers(service: GrpcService, context: Context, connections: GrpcConn
 
 
 def _make_unary_handler(guest: "_GrpcMethod", call: Call) -> Callable[[bytes, Any], Any]:
-    async def handle(body: bytes, rpc: Any) -> bytes:
+    async def answer_call(body: bytes, rpc: Any) -> bytes:
         began = time.perf_counter()
         try:
             with await guest.admit_caller(rpc):
@@ -119,14 +119,14 @@ def _make_unary_handler(guest: "_GrpcMethod", call: Call) -> Callable[[bytes, An
         guest.count_call(200, began)
         return answer
 
-    return handle
+    return answer_call
 
 
 def _make_stream_handler(guest: "_GrpcMethod", watch: Watch) -> Callable[[bytes, Any], Any]:
     most = guest.context.config.api.max_connections
     opened: set[Any] = set()
 
-    async def handle(body: bytes, rpc: Any) -> AsyncIterator[bytes]:
+    async def stream_answers(body: bytes, rpc: Any) -> AsyncIterator[bytes]:
         began = time.perf_counter()
         try:
             with await guest.admit_caller(rpc):
@@ -142,11 +142,11 @@ def _make_stream_handler(guest: "_GrpcMethod", watch: Watch) -> Callable[[bytes,
         finally:
             opened.discard(rpc)
 
-    return handle
+    return stream_answers
 
 
 class _GrpcMethod:
-    """One method of a gRPC service: the admission of its callers, its counts and its errors."""
+    """One method of a gRPC service. It admits callers, counts calls and reports errors."""
 
     def __init__(self, service: GrpcService, name: str, context: Context, connections: GrpcConnections) -> None:
         self.context = context
@@ -154,7 +154,7 @@ class _GrpcMethod:
         self._route = f"/{service.service}/{name}"
 
     async def admit_caller(self, rpc: Any) -> contextlib.AbstractContextManager[None]:
-        """Admit the caller of an RPC if it may read, as over HTTP. Raises problems 401, 403 and 429.
+        """Admit the caller of an RPC if it may read. Raises problems 401, 403 and 429, as over HTTP.
 
         While the returned context is open, the caller's connection keeps its places.
         """
@@ -175,7 +175,7 @@ class _GrpcMethod:
         self.context.metrics.observe(self._route, "GRPC", status, time.perf_counter() - began)
 
     async def abort_call(self, rpc: Any, error: Exception, began: float) -> NoReturn:
-        """End the call with a gRPC status and the reason of the error."""
+        """End the call with a gRPC status and the error's reason."""
         status, why = BUG, "an error of ours; the log of the api has it"
         if isinstance(error, DecodeError):
             status, why = 422, f"no message of {self._route}: {error}"

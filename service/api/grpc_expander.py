@@ -1,4 +1,4 @@
-"""The cluster-autoscaler's expander, as a servicer of the gRPC port."""
+"""The expander of the cluster-autoscaler, as a servicer of the gRPC port."""
 
 import msgspec
 from google.protobuf.message import DecodeError
@@ -11,7 +11,7 @@ from fleetcast.service.api.grpc_service import Ask, GrpcService, encode_message
 def choose_best_options(ask: Ask, body: bytes) -> bytes:
     """Return the best options as a message without their pods.
 
-    The autoscaler recognises options by the ids of their groups.
+    The autoscaler recognises options by the ids of their node groups.
     """
     asked = BestOptionsRequest()
     asked.ParseFromString(body)

@@ -6,7 +6,7 @@ from fleetcast.fleet.errors import ConfigError
 
 
 def require_grpc(port: int) -> None:
-    """Check that gRPC is installed. Raises ConfigError that names the extra."""
+    """Check that the gRPC packages are installed. Raises ConfigError that names the extra."""
     for name in ("grpc", "google.protobuf"):
         try:
             importlib.import_module(name)

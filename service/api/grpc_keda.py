@@ -44,9 +44,9 @@ def answer_activity(ask: Ask, body: bytes) -> bytes:
 
 
 async def stream_scaler_activity(ask: Ask, body: bytes) -> AsyncIterator[bytes]:
-    """Yield whether the scaler is active, at once and then whenever it changes.
+    """Yield whether the scaler is active, at once and after each change.
 
-    Yields nothing while that is unknown. A caller that polls gets the error instead.
+    While this is unknown, yield nothing. A caller that polls gets an error instead.
     """
     question, reply = _encode_question(_parse_object_ref(body)), None
     while True:

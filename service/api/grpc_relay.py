@@ -1,10 +1,10 @@
-"""Connections to the gRPC port: accepted within the limits of the process, then relayed to the server.
+"""Connections to the gRPC port. They are accepted within the limits of the process, and then relayed.
 
-The gRPC library accepts connections in its own threads, without a limit for each address and
-outside the limits of all other connections. So its server listens on a socket file in the state
-folder, which no other user can reach. We accept the connections, end their TLS, and relay each byte
-for byte. Our end of each relayed connection has a name, which the server sees as its peer. By that
-name an RPC finds its connection, with the address and the certificate of its caller.
+The gRPC library accepts connections in its own threads. It has no limit for each address and ignores the
+limits of all other connections. So its server listens on a socket file in the state folder, which no
+other user can reach. We accept the connections, end their TLS, and relay their bytes unchanged. Our end
+of each relayed connection has a name, which the server sees as its peer. With that name, an RPC finds
+the connection, the address and the certificate of its caller.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ SETTINGS, GOAWAY, ENHANCE_YOUR_CALM = 4, 7, 11  # RFC 9113
 
 
 class GrpcConnections:
-    """The open gRPC connections, by the peer names under which the gRPC server knows them.
+    """The open gRPC connections, by the peer name that the gRPC server sees.
 
     `refused` is called with the status of each refusal.
     """
@@ -62,7 +62,7 @@ class GrpcConnections:
     def find_connection(self, peer: str) -> "GrpcConnection":
         """Return the connection that an RPC came through.
 
-        Raises Refusal if it did not come through the port, or if the connection has closed.
+        Raises Refusal if the RPC did not come through the gRPC port, or if the connection has closed.
         """
         connection = self._by_peer.get(peer)
         if connection is None:
@@ -71,7 +71,7 @@ class GrpcConnections:
 
 
 class GrpcConnection(asyncio.Protocol):
-    """A caller's connection, whose bytes are relayed to the gRPC server and back."""
+    """A caller's connection. Its bytes are relayed to the gRPC server and back."""
 
     def __init__(self, connections: GrpcConnections, place: ConnectionPlace) -> None:
         self._connections, self._place = connections, place
@@ -84,7 +84,7 @@ class GrpcConnection(asyncio.Protocol):
         self.host = ""
 
     def list_certificate_names(self) -> tuple[str, ...]:
-        """Return the names on the caller's certificate. Empty without a valid certificate."""
+        """Return the names on the caller's certificate. Returns () without a valid certificate."""
         return self._certificate.list_valid_names() if self._certificate is not None else ()
 
     def __enter__(self) -> None:
@@ -111,7 +111,7 @@ class GrpcConnection(asyncio.Protocol):
             self._opening = asyncio.ensure_future(self._connect_to_server())
 
     async def _connect_to_server(self) -> None:
-        """Connect to the gRPC server."""
+        """Connect to the gRPC server, and then send it the bytes that have already arrived."""
         way = socket.socket(socket.AF_UNIX)
         try:
             way.setblocking(False)
@@ -190,5 +190,5 @@ class _AnswerRelay(asyncio.Protocol):
 
 
 def _make_frame(kind: int, body: bytes) -> bytes:
-    """Encode an HTTP/2 frame for the connection as a whole (RFC 9113, 4.1)."""
+    """Encode an HTTP/2 frame of stream 0, which concerns the whole connection (RFC 9113, 4.1)."""
     return len(body).to_bytes(3, "big") + bytes([kind, 0]) + bytes(4) + body

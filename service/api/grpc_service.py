@@ -1,6 +1,6 @@
 """The description of a gRPC service by its calls and streams.
 
-Each of them maps the bytes of a request message to the bytes of answers.
+Each call maps the bytes of a request to the bytes of an answer. Each stream maps them to many answers.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,8 +17,8 @@ Watch = Callable[[Ask, bytes], AsyncIterator[bytes]]
 class GrpcService:
     """The gRPC service of one foreign protocol.
 
-    answerer: the name of the adapter that answers. service: its name, as `package.Service`. calls, streams:
-    functions by method name. They raise DecodeError for an invalid message, and the errors of the
+    answerer: the name of the adapter that answers. service: the service's name, as `package.Service`. calls,
+    streams: functions by method name. They raise DecodeError for an invalid message, and the errors of the
     adapter's verb.
     """
 

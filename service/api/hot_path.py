@@ -1,8 +1,8 @@
 """The fast answer to `GET /v1/nodes/{node}`, the most frequent request.
 
-Routing and the layers of an application cost ten times as much as sending the prebuilt answer. So a
-plain request for a known node, alone in its packet, is answered before it is parsed fully. All other
-requests take the ordinary path, and get equal answers.
+Routing and the layers of an application cost ten times as much as sending the prebuilt answer. So the
+hot path answers before the request is parsed fully. It needs a plain request for a known node, alone in
+its packet. All other requests use the ordinary path, and get equal answers.
 """
 
 import math
@@ -35,7 +35,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class HotPath:
-    """The maker of answers on the hot path, without status line and server headers.
+    """The hot path of an api process. It makes answers without status line and server headers.
 
     It caches parsed blocks of headers, because clients repeat them.
     """
@@ -45,9 +45,9 @@ class HotPath:
         self._in_order: dict[bytes, Headers] = {}
 
     def answer_request(self, request: bytes, names: Sequence[str] = ()) -> bytes | None:
-        """Return headers and body for one request, or None if the hot path cannot answer it.
+        """Return the headers and body for one request, or None if the hot path cannot answer it.
 
-        `names`: names on the client's certificate.
+        `names`: the names on the client's certificate.
         """
         if not request.startswith(BEGIN):
             return None
@@ -70,7 +70,7 @@ class HotPath:
     def _find_readable_answers(self, headers: Headers, names: Sequence[str]) -> NodeAnswers | None:
         """Return the prebuilt answers of all nodes, or None if the caller may not read them.
 
-        Also returns None before the first board, and if the board cannot be read.
+        Also returns None before the first board, or if the board is unreadable.
         """
         context = self.context
         try:
@@ -83,7 +83,7 @@ class HotPath:
     def _parse_headers(self, block: bytes) -> Headers | None:
         """Return the headers with lower-case names.
 
-        Returns None for headers that change the answer, or for a host that the ordinary path refuses.
+        Returns None if a header changes the answer, or if the ordinary path refuses the host.
         """
         if len(block) > MAX_CACHED_BYTES or not HEADERS.fullmatch(block) or SPECIAL.search(block):
             return None
@@ -138,5 +138,5 @@ class HotProtocol(LimitedProtocol):
 
 
 def make_hot_protocol(context: Context, base: type[LimitedProtocol]) -> type[HotProtocol]:
-    """Make the class for `uvicorn.Config(http=…)`: `base` with the hot path."""
+    """Make the class for `uvicorn.Config(http=…)`: a subclass of `base` with the hot path."""
     return type("Protocol", (HotProtocol, base), {"hot": HotPath(context)})

@@ -1,16 +1,16 @@
 """The limits on how many unknown jobs and nodes one api process admits.
 
-A new name is a job's attempt or a node that neither the newest board nor this process knows. It
-must fit three bounds:
+A name is new if neither the newest board nor this process knows it. A new name is an attempt of a job or
+a node. It must fit three bounds:
 
-    live_jobs, unknown_nodes   the names on the board and those that this process admitted since then
-    its caller's share         the part of such a bound that one caller may use: a tenth, or an equal part
+    live_jobs, unknown_nodes   the names on the board, and those that this process has admitted since then
+    share of a caller          the part of such a bound that one caller may use: a tenth, or an equal part
                                among the callers of the last hour
     names_per_minute           the caller's tokens: at most `names_at_once`, refilled at this rate
 
-Known names always pass. So does an attempt that the placer has placed, because the placer must receive
-its start. It counts against no bound. Other api processes and the board's age make this an estimate. The
-pipeline enforces the exact bound (fleetcast.service.pipeline.state).
+Known names always pass. An attempt that the placer has placed also passes, because the placer must
+receive its start. It counts against no bound. Other api processes and the board's age make this an
+estimate. The pipeline enforces the exact bound (fleetcast.service.pipeline.state).
 """
 
 from collections import Counter, OrderedDict
@@ -41,9 +41,9 @@ Stream = tuple[str, str, str | int]
 
 @dataclass(slots=True)
 class _CallerTokens:
-    """The tokens that a caller has left for new names.
+    """The number of new names that a caller may still send.
 
-    at_ms: when they were last refilled, in ms of the steady fleet clock.
+    at_ms: when the tokens were last refilled, in ms of the steady fleet clock.
     """
 
     tokens: float
@@ -77,22 +77,22 @@ class _BoardNames:
         return frozenset(line.partition(b" ")[2] for line in self.live.split(b"\n"))
 
     def get_bound_names(self, bound: str) -> frozenset[bytes]:
-        """Return the names on the board that count against a limit. bound: the name of the limit."""
+        """Return the names on the board that count against a bound. bound: the name of the bound."""
         return self.live_jobs if bound == LIVE_JOBS else self.nodes
 
     def has_node(self, name: str) -> bool:
-        """Return whether a node is known by its short or its full name.
+        """Return whether the board has a node, by its short or its full name.
 
-        Exporters print either. The rule is that of `fleetcast.ingest.node_names.find_known_name`.
+        Exporters print either form. `fleetcast.ingest.node_names.find_known_name` has the same rule.
         """
         short, dot, _ = name.encode().partition(b".")
         return name.encode() in self.nodes or (short in self.nodes if dot else short in self.hosts)
 
 
 class _NamesByCaller:
-    """The live names that count against one bound, with the caller that sent each.
+    """The live names that count against one bound, each with the caller that sent it.
 
-    `callers`: the callers that sent a new name in the last hour, with the time of the newest.
+    `callers`: the callers that sent a new name in the last hour, with the time of the newest one.
     """
 
     def __init__(self) -> None:
@@ -102,7 +102,7 @@ class _NamesByCaller:
         self._as_of: _BoardNames | None = None
 
     def record_naming_caller(self, caller: str, now_ms: int) -> None:
-        """Record that a caller sent a new name, and drop callers that sent none for an hour."""
+        """Record that a caller sent a new name. Drop callers that sent none for an hour."""
         self.callers[caller] = now_ms
         self.callers.move_to_end(caller)
         while len(self.callers) > MAX_CALLERS or next(iter(self.callers.values())) < now_ms - CALLER_MS:
@@ -114,7 +114,7 @@ class _NamesByCaller:
         self.count[caller] += 1
 
     def drop_outdated_names(self, board: _BoardNames, names: Collection[bytes], since: Collection[str]) -> None:
-        """Drop names that are not on this board. Names in `since` stay, because they were admitted after it."""
+        """Drop names that are not on this board. Names in `since` stay: they are newer than the board."""
         if board is self._as_of:
             return
         self._as_of = board
@@ -153,14 +153,14 @@ class NewNames:
         self._owned: dict[str, _NamesByCaller] = {LIVE_JOBS: _NamesByCaller(), UNKNOWN_NODES: _NamesByCaller()}
 
     def make_body_names(self, caller: str) -> "NamesOfBody":
-        """Return an object that admits or refuses the names in one request body, which `caller` sent."""
+        """Return an object that admits or refuses the names in one request body of `caller`."""
         self._read_new_board()
         return NamesOfBody(self, caller)
 
     def count_used_names(self, bound: str) -> int:
-        """Return how many names count against a bound (`live_jobs` or `unknown_nodes`).
+        """Count the names that use a bound (`live_jobs` or `unknown_nodes`).
 
-        Names that only other processes have admitted are not included.
+        Names that only other processes have admitted do not count.
         """
         return self._known.used.get(bound, 0) + len(self._since[bound])
 
@@ -170,7 +170,7 @@ class NewNames:
         return ceil(most / min(LEAST_SHARE, max(1, len(self._owned[bound].callers))))
 
     def admit_name(self, event: JobEvent | NodeEvent, caller: str) -> str:
-        """Admit the name of an event, or return the bound that forbids it. Returns "" if it is admitted."""
+        """Admit the name of an event. Returns "" if it is admitted, or else the bound that forbids it."""
         bound = self._find_bound(event)
         if bound is None:
             return ""
@@ -197,15 +197,15 @@ class NewNames:
         return owned.count[caller] >= share
 
     def compute_wait_s(self, caller: str, names: int) -> float:
-        """Return in how many fleet seconds the caller may send this many new names, at most 60."""
+        """Return in how many fleet seconds the caller may send this many new names. The result is at most 60."""
         missing = min(names, self.limits.names_at_once) - self._refill_tokens(caller).tokens
         return min(LONGEST_WAIT_S, max(0.0, missing) * 60 / self.limits.names_per_minute)
 
     def _find_bound(self, event: JobEvent | NodeEvent) -> str | None:
-        """Return the bound against which the event's name counts, or None if the name is known or placed.
+        """Return the bound that the event's name counts against, or None if the name is known or placed.
 
-        Returns "" if the name needs a token of the caller, but counts against no bound. That is so for a new
-        attempt of a known job, and for the end of an unknown one.
+        Returns "" if the name needs a token of the caller but counts against no bound. Such a name is a new
+        attempt of a known job, or an unknown job that ends.
         """
         if identify_event(event)[:3] in self._recent.streams:
             return None
@@ -230,7 +230,7 @@ class NewNames:
         return purse
 
     def _read_new_board(self) -> None:
-        """Read the newest board. The names on it no longer count as new."""
+        """Read the newest board. Its names no longer count as new."""
         board = self._feed.latest()
         key = None if board is None else (board.as_of_ms, board.sequence)
         if board is None or key == self._sequence:
@@ -265,7 +265,7 @@ class NewNames:
 class NamesOfBody:
     """The verdicts on the new names in one request body.
 
-    All records of a name have the same verdict, and no record of a refused name is stored.
+    All records with the same name have the same verdict. No record with a refused name is stored.
     """
 
     def __init__(self, names: NewNames, caller: str) -> None:
@@ -286,7 +286,7 @@ class NamesOfBody:
         return not verdict
 
     def list_reached_bounds(self) -> Iterator[tuple[str, int, str]]:
-        """Yield (key, number of refused names, reason) for each bound that was reached."""
+        """Yield (bound, number of refused names, reason) for each bound that was reached."""
         for bound, names in self.refused.items():
             most: int = getattr(self._names.limits, bound)
             why = f"limits.{bound} = {most:,}"
@@ -297,9 +297,9 @@ class NamesOfBody:
             yield bound, names, why
 
     def compute_retry_s(self) -> int:
-        """Return the fleet seconds until a retry, at least one.
+        """Return after how many fleet seconds the caller should retry, at least one.
 
-        It is a minute if there is no room, because room comes when a job ends.
+        If a bound is full, return a minute, because names become free when jobs end.
         """
         if self.refused.keys() - {NAMES}:
             return round(LONGEST_WAIT_S)

@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the route table and the types of the bodies.
+"""The OpenAPI document, made from the route table and the types of request and answer bodies.
 
 Each route has an example.
 """
@@ -40,7 +40,7 @@ def make_openapi_document(
 ) -> Json:
     """Return the OpenAPI 3.1 document of the route table, merged into `base` (FastAPI's document).
 
-    If `needs_token` is False, routes may be called without a token.
+    needs_token: whether routes require a token.
     """
     types = list({id(kind): kind for row in rows for kind in (row.answer, *row.body) if _has_schema(kind)}.values())
     schemas, components = msgspec.json.schema_components([*types, ProblemBody], ref_template=REFERENCE)
@@ -63,7 +63,7 @@ def make_openapi_document(
 
 
 def _make_security_requirement(row: Row, needs_token: bool) -> Json:
-    """Return the security requirement of a route. It is empty for an open route."""
+    """Return the security requirement of a route. An open route has an empty one."""
     if row.is_open:
         return {"security": []}
     ways: list[dict[str, list[str]]] = [] if needs_token else [{}]
@@ -103,7 +103,7 @@ def _describe_operation(row: Row, schema_of: Mapping[int, Any]) -> Json:
 def _describe_body(row: Row, schema_of: Mapping[int, Any]) -> Json:
     """Return the schema of a request body.
 
-    If the body may be of several kinds, it is one object of any kind, or an array of them.
+    If the body has several types, it is one object of any of these types, or an array of such objects.
     """
     kinds = [PLAIN.get(kind) or schema_of[id(kind)] for kind in row.body]
     if len(kinds) == 1:

@@ -1,4 +1,4 @@
-"""The link to the placer on loopback or, from a replica, to the api that has a placer.
+"""The link to the placer on the loopback address. A replica has a link to the api with a placer instead.
 
 It forwards HTTP requests and answers unchanged.
 """
@@ -19,7 +19,7 @@ FORWARDED_HEADERS = frozenset({"content-type", "retry-after", "age", "allow", "e
 
 @dataclass(frozen=True, slots=True)
 class ForwardedAnswer:
-    """The answer of the placer, or of the other api, unchanged."""
+    """The unchanged answer of the placer or of the other api."""
 
     status: int
     headers: dict[str, str]
@@ -29,9 +29,9 @@ class ForwardedAnswer:
 class PlacerLink:
     """A pool of connections to the placer, or from a replica to the other api. Times are wall time.
 
-    Paths are those of the API without `/v1`, below `base`. `name`: the name of the other side in
-    sentences. `exit_reason`: called in a thread. It returns why the other side ended, "" if that is
-    unknown here.
+    Paths are those of the API without `/v1`, below `base`. `name`: the name of the other process in
+    sentences. `exit_reason`: a function that returns why the other process ended, or "" if that is unknown
+    here. It is called in a thread.
     """
 
     def __init__(self, base: str, name: str = "the placer", exit_reason: Callable[[], str] = lambda: "") -> None:
@@ -48,9 +48,9 @@ class PlacerLink:
         headers: Mapping[str, str] | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> ForwardedAnswer:
-        """Forward a request and return the answer. `path` must be URL-encoded.
+        """Forward a request, and return the answer. `path` must be URL-encoded.
 
-        Raises SourceError if there is no answer, or if the other side refuses our token.
+        Raises SourceError if there is no answer, or if the other process refuses our token.
         """
         if self._session is None:
             self._session = aiohttp.ClientSession(auto_decompress=False)

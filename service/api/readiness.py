@@ -1,4 +1,4 @@
-"""The readiness checks: conditions that an api needs for its work, each with a name and a sentence."""
+"""The readiness checks: conditions under which an api can work, each with a name and a sentence."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ ALL_KNOWN = "what runs where is known"
 class ReadinessCheck(msgspec.Struct, frozen=True):
     """The result of one check.
 
-    The sentence is also set if `ok`, for example with the length of the history.
+    A check that succeeds also has a sentence, for example with the length of the history.
     """
 
     name: str
@@ -34,7 +34,7 @@ class ReadinessCheck(msgspec.Struct, frozen=True):
 
 
 async def run_checks(context: Context) -> list[ReadinessCheck]:
-    """Run all checks, in the order in which a starting service passes them."""
+    """Run all checks, in the order in which they succeed while the service starts."""
     meta = _read_board_meta(context)
     found = [_check_board(context), _check_occupancy(context, meta), _check_sources(context), _check_history(meta)]
     if context.mirror is not None:
@@ -46,7 +46,7 @@ async def run_checks(context: Context) -> list[ReadinessCheck]:
 def _check_mirror(mirror: BoardMirror) -> ReadinessCheck:
     """Check that the other api sends its board.
 
-    That api also receives the requests that a replica forwards.
+    The replica forwards requests to the same api.
     """
     return ReadinessCheck("mirror", not mirror.problem, mirror.problem or f"{mirror.url} answers")
 
@@ -74,7 +74,7 @@ def _check_board(context: Context) -> ReadinessCheck:
 
 
 def _describe_pipeline_ends(context: Context) -> str:
-    """Return why the pipelines ended, or "" if they have not, or run on another machine."""
+    """Describe why the pipelines ended. Returns "" if none has ended, or if they run on another machine."""
     if context.mirror is not None:
         return ""
     roles = ["pipeline", *(f"pipeline-{number}" for number in range(1, context.config.pipeline.instances))]
@@ -85,7 +85,7 @@ def _describe_pipeline_ends(context: Context) -> str:
 def _check_occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessCheck:
     """Check that the running jobs are known.
 
-    Busy GPUs without a known job do not fail the check, because the placer avoids them.
+    GPUs that are busy without a known job do not fail the check, because the placer avoids them.
     """
     if meta.get("occupancy_known", True):
         board = context.cache.latest()
@@ -101,7 +101,7 @@ def _check_occupancy(context: Context, meta: Mapping[str, Any]) -> ReadinessChec
 def _check_sources(context: Context) -> ReadinessCheck:
     """Report the failing sources. This check never fails, because the other sources continue.
 
-    A failing inbox makes the check of the occupancy fail instead.
+    If the inbox fails, the check of the occupancy fails instead.
     """
     board = context.cache.latest()
     reasons = board.json("doc.ingestion").get("sources", ()) if board is not None and "doc.ingestion" in board else ()
@@ -113,7 +113,7 @@ def _check_sources(context: Context) -> ReadinessCheck:
 def _check_history(meta: Mapping[str, Any]) -> ReadinessCheck:
     """Report the length of the history. This check never fails.
 
-    The available history is scored, and hard signals need no history.
+    Scores use the history that exists, and hard signals need none.
     """
     warming = meta.get("warming")
     if not warming:
@@ -123,7 +123,7 @@ def _check_history(meta: Mapping[str, Any]) -> ReadinessCheck:
 
 
 async def _check_placer(context: Context) -> tuple[ReadinessCheck, ReadinessCheck]:
-    """Check the placer and, by its own report, that the parts of the state agree."""
+    """Check that the placer answers, and that it reports no disagreement between parts of the state."""
     unknown = ReadinessCheck("state", True, "the placer, which compares the parts of the state, does not answer")
     try:
         answer = await context.placer.forward_request("GET", "/healthz", timeout_s=PLACER_S)
@@ -147,7 +147,7 @@ class _Detail(msgspec.Struct):
 
 
 def _parse_detail(body: bytes) -> str:
-    """Return the detail of a problem document. For the placer, it contains the ledger's own reason."""
+    """Return the detail of a problem document. A problem of the placer contains the ledger's own reason."""
     try:
         return msgspec.json.decode(body, type=_Detail).detail
     except msgspec.MsgspecError:

@@ -1,6 +1,6 @@
-"""The identities of recent events, so that a repeated delivery costs no disk space.
+"""The identities of recent events. With them, the api does not write a repeated delivery to disk.
 
-Their number is bounded. The pipeline drops repeats that are not recognised here.
+Their number is bounded. The pipeline drops the repeats that are not recognised here.
 """
 
 from bisect import bisect_right
@@ -17,8 +17,7 @@ MAX_RUNS = 256
 class RecentIdentities:
     """The sequence numbers received in each stream of events, as runs of consecutive numbers.
 
-    A stream is an attempt, or a node and a source. Beyond the bound, the stream that has not been used
-    for the longest time is dropped first.
+    A stream is an attempt, or a node with a source. At the bound, the least recently used stream is dropped.
     """
 
     def __init__(self, max_streams: int = MAX_STREAMS) -> None:

@@ -1,7 +1,8 @@
-"""Handling of connections that were refused for lack of a place, although they may carry job starts.
+"""Handling of refused connections that may carry job starts.
 
-Such a refusal pauses the expiry of promises (`service/listening.py`). Only a caller that may send
-events can cause it. Refused connections of others pause nothing, however many there are.
+A connection is refused if no place is left. Such a refusal pauses the expiry of promises
+(`service/listening.py`). Only a caller that may send events can cause the pause. Refused connections of
+others pause nothing, however many there are.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ EVENT_ROUTES = frozenset((row.method, row.path) for row in ROWS if row.scope is 
 def record_refused_event_request(context: Context, head: RequestHead, names: Sequence[str] = ()) -> None:
     """Record an interruption of listening if a refused request would have delivered events.
 
-    Only a caller that may send events can cause it. `names`: names on the client's certificate.
+    A caller that may not send events causes no interruption. `names`: the names on the client's certificate.
     """
     if (head.method, head.path) not in EVENT_ROUTES:
         return

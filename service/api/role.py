@@ -1,4 +1,4 @@
-"""The process of the api: it listens, limits what clients may use, and ends on SIGTERM."""
+"""The api process: it listens, limits what clients may use, and ends on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -30,7 +30,7 @@ GRACE_S = 5
 
 
 class ApiServer(LimitedServer):
-    """A server that ends its event streams first when it shuts down, and then waits for open connections."""
+    """The HTTP server of the api. At shutdown it first ends its event streams, then waits for open requests."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ def serve_grpc_if_configured(context: Context, pool: ConnectionPool) -> contextl
 
 
 def _announce_port(config: Config) -> None:
-    """Report that the port accepts connections. Scripts and tests wait for the log line that this writes."""
+    """Report that the port accepts connections. Scripts and tests wait for this line in the log."""
     announce_ready(config.folder, make_api_name(config))
     logger.info("listening on %s", config.url)
 

@@ -25,7 +25,7 @@ LATENCY_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25,
 class ApiMetrics:
     """The metrics of one API process, in a registry of its own.
 
-    They are updated only in its event loop, so there are no locks.
+    Only the event loop updates them, so they need no locks.
     """
 
     def __init__(self) -> None:
@@ -141,7 +141,7 @@ class ApiMetrics:
 class Latency:
     """A latency histogram: the number of requests in each interval of `LATENCY_BUCKETS_S`.
 
-    The last count is the number of requests above all bounds.
+    The last count covers requests above all bounds.
     """
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BUCKETS_S) + 1))
@@ -151,7 +151,7 @@ class Latency:
 class _RequestCollector(Collector):
     """A collector that yields the request counts as metric families.
 
-    It costs half a microsecond a request, where prometheus_client's own metrics cost four.
+    It costs half a microsecond for each request. The metrics of prometheus_client would cost four.
     """
 
     def __init__(self, metrics: ApiMetrics) -> None:
@@ -184,7 +184,7 @@ class _FamilyCollector(Collector):
 def format_pipeline_page(
     ingestion: Mapping[str, Any], board_age_s: float | None, sequence: int | None, stale_after_s: float | None = None
 ) -> str:
-    """Return the pipeline's metrics as exposition text. Unknown values are left out."""
+    """Format the pipeline's metrics as exposition text. Unknown values are left out."""
     families: list[Metric] = []
     _add_counter(families, "fleetcast_samples", "Samples applied.", ingestion.get("samples_total"))
     _add_counter(families, "fleetcast_late_samples", "Samples older than their series.", ingestion.get("late_total"))
@@ -235,7 +235,7 @@ SOURCE_GAUGES = (
 
 
 def _add_limit_metrics(families: list[Metric], limits: Mapping[str, Mapping[str, int]]) -> None:
-    """Add the size of each bound on names, and how much of it is used."""
+    """Add the size of each bound on names, and how much of the bound is used."""
     most = GaugeMetricFamily("fleetcast_limit", "The largest number that each bound allows.", labels=("limit",))
     used = GaugeMetricFamily("fleetcast_limit_used", "The number in use, by bound.", labels=("limit",))
     for bound, row in limits.items():
@@ -321,7 +321,7 @@ def _convert_to_seconds(time_ms: float | None) -> float | None:
 
 
 def merge_pages(*pages: str) -> str:
-    """Join pages of exposition text. A family that an earlier page contains is left out of later ones.
+    """Join pages of exposition text. If several pages contain a metric family, only the first keeps it.
 
     The text format allows each family only once.
     """

@@ -1,6 +1,6 @@
 """Construction of the objects that the routes of one API process share.
 
-They are made from the configuration, and are open while the process answers.
+They are made from the configuration, and stay open while the process answers requests.
 """
 
 import asyncio
@@ -73,7 +73,7 @@ def make_api_access(config: Config) -> Access:
 async def open_context(context: Context, writer: str) -> AsyncIterator[None]:
     """Open the inbox for segments of `writer` while the context is open.
 
-    A replica follows the board instead.
+    A replica has no inbox. It follows the other api's board instead.
     """
     async with _run_mirror(context.mirror) if context.mirror else _open_inbox(context, writer):
         try:

@@ -1,1 +1,1 @@
-"""The board: the pipeline's results in one memory-mapped file, and its readers."""
+"""The board: one memory-mapped file with the pipeline's results, and its readers."""

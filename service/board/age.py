@@ -1,10 +1,10 @@
-"""The check whether a board is fresh enough to decide on."""
+"""The check that a board is fresh enough for decisions."""
 
 
 def describe_staleness(age_s: float, limit_s: float) -> str:
     """Explain why a board is too old, or too far ahead of the clock. Returns "" if it is fresh.
 
-    Both arguments are in fleet seconds.
+    age_s: the age of the board. limit_s: the highest age of a fresh board. Both are in fleet seconds.
 
     >>> describe_staleness(59.0, 60.0), describe_staleness(-59.0, 60.0)
     ('', '')

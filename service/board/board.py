@@ -8,10 +8,10 @@ joined by newlines.
              "identity", "seen", "board_lost", "snapshot_lost"} or null,
              "sections": [{"name", "dtype", "shape", "offset", "nbytes", "as_of_ms", "model"}]}
 
-A folder holds two such files: `board`, replaced each tick, and `urgent`, replaced at once by a hard
-signal. If both have a section, the newer one wins. Readers ignore sections that they do not know.
+A folder holds two such files. `board` is replaced at each tick, and `urgent` at once by a hard signal.
+If both have a section, the newer one wins. Readers ignore sections that they do not know.
 
-`standing`: the board has folded every record of the inbox before these offsets, and none after them. Its
+`standing`: the board includes every record of the inbox before these offsets, and none after them. Its
 other fields are for fleetcast.service.state_identity. Only the first pipeline's `board` has a standing.
 """
 
@@ -50,9 +50,9 @@ class Section:
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """The position of a whole board, and what it says about the parts of the state.
+    """The inbox position of a whole board, and what the board says about the parts of the state.
 
-    `inbox`: segment -> offset up to which the board has folded it.
+    `inbox`: segment → offset up to which the board includes the segment.
     """
 
     inbox: dict[str, int] = {}
@@ -90,7 +90,7 @@ _decode_header = msgspec.json.Decoder(_Header).decode
 def _parse_header(view: memoryview) -> _Header:
     """Decode the header of a board.
 
-    Raises BoardError if it is not valid, or if a section exceeds the file.
+    Raises BoardError if the header is invalid, or if a section exceeds the file.
     """
     if len(view) < 12 or bytes(view[:8]) != MAGIC:
         raise BoardError("not a board file")
@@ -108,7 +108,7 @@ def _parse_header(view: memoryview) -> _Header:
 
 
 def _compute_nbytes(row: _Row) -> int:
-    """Return the size in bytes that dtype and shape require, or -1 if they are not valid."""
+    """Return the size in bytes that dtype and shape require, or -1 if they are invalid."""
     try:
         dtype = np.dtype("u1" if row["dtype"] == BYTES else row["dtype"])
     except (TypeError, ValueError):
@@ -119,7 +119,7 @@ def _compute_nbytes(row: _Row) -> int:
 
 
 class Board:
-    """One published board, which never changes. Arrays are read-only views into the mapped file."""
+    """One published board. It never changes. Arrays are read-only views into the mapped file."""
 
     def __init__(self, buffer: bytes | mmap.mmap) -> None:
         view = memoryview(buffer)
@@ -136,7 +136,7 @@ class Board:
         return name in self._sections
 
     def overlay_urgent_sections(self, urgent: "Board | None") -> "Board":
-        """Overlay the sections of `urgent` that are newer, and return this board."""
+        """Overlay the newer sections of `urgent`, and return this board."""
         self._overlay = urgent
         return self
 
@@ -162,7 +162,7 @@ class Board:
         return board._view[row["offset"] : row["offset"] + row["nbytes"]]
 
     def array(self, name: str) -> NDArray[Any]:
-        """Return a section as a read-only array. Raises KeyError if the board has no section of that name."""
+        """Return a section as a read-only array. Raises KeyError if the board has no section with this name."""
         _, row = self._find_section(name)
         array = np.frombuffer(self.raw(name), dtype=np.dtype(row["dtype"])).reshape(row["shape"])
         array.flags.writeable = False
@@ -175,7 +175,7 @@ class Board:
         return msgspec.json.decode(self.raw(name))
 
     def names(self, name: str) -> tuple[str, ...]:
-        """Return the names in a section of newline-joined names."""
+        """Return the names in a section of names, which are joined by newlines."""
         if name not in self._names:
             text = self.text(name).decode()
             self._names[name] = tuple(text.split("\n")) if text else ()
@@ -230,8 +230,8 @@ def encode_names(names: Sequence[str]) -> bytes:
 class BoardWriter:
     """The writing side of a board. A section that is not republished keeps its value.
 
-    It holds a replaced board open until the next one is replaced, too. The system deletes a file when
-    the last process closes it. That takes milliseconds, which a reader cannot spend while it answers.
+    The writer holds a replaced board open until the next one is replaced, too. The system deletes a file
+    when the last process closes it. This takes milliseconds, which would delay a reader's answers.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -262,7 +262,7 @@ class BoardWriter:
         """Replace a file of the board.
 
         `board` is fsynced, because a power cut must not undo a number that the ledger has recorded. `urgent` is
-        not.
+        not fsynced.
         """
         data = encode_board(sections, next(self._numbers), as_of_ms, standing)
         files.replace_file(self.folder / name, [data], "board", sync=name == "board")
@@ -278,9 +278,9 @@ class BoardReader:
         self._board: Board | None = None
 
     def latest(self) -> Board | None:
-        """Return the newest whole board, or None before the first.
+        """Return the newest whole board, or None before the first one.
 
-        After a torn file, the last good board remains.
+        After a torn file, this is the last good board.
         """
         stamp = tuple(map(_read_stamp, self._polled))
         if stamp != self._stamp:

@@ -1,6 +1,6 @@
 """The newest board with its decoded documents and prepared answers.
 
-All of these are dropped when the next board arrives.
+The cache drops them when the next board arrives.
 """
 
 import time
@@ -33,7 +33,7 @@ class NodeAnswers:
     def get_body(self, name: bytes) -> bytes | None:
         """Return the body of a node's answer.
 
-        Returns None for an unknown node, and an empty body for a node that is too new to have an answer.
+        Returns None for an unknown node. Returns an empty body for a node that is too new to have an answer.
         """
         row = self.rows.get(name)
         if row is None:
@@ -47,7 +47,7 @@ class NodeAnswers:
 
 
 class BoardCache:
-    """A cache of the newest board. `hold_s`: the least wall seconds between two polls of the file."""
+    """A cache of the newest board. `hold_s`: the shortest time between two polls of the file, in wall seconds."""
 
     def __init__(self, folder: Path, *, hold_s: float = 0.01) -> None:
         self.folder = folder
@@ -60,11 +60,11 @@ class BoardCache:
         self._node_rows: dict[bytes, int] = {}
 
     def latest(self) -> Board | None:
-        """Return the newest board, or None before the first."""
+        """Return the newest board, or None before the first one."""
         return self.read() if time.monotonic() - self._polled_s >= self._hold_s else self._board
 
     def read(self) -> Board | None:
-        """Read the newest board from the file at once, for callers that know of a change."""
+        """Read the newest board from the file at once. Callers use this when they know that the file has changed."""
         self._polled_s = time.monotonic()
         board = self._reader.latest()
         if board is not self._board:
@@ -72,29 +72,30 @@ class BoardCache:
         return self._board
 
     def get_board(self) -> Board:
-        """Return the newest board. Raises a 503 problem before the first."""
+        """Return the newest board. Raises a 503 problem before the first one."""
         board = self.latest()
         if board is None:
             raise make_warming_problem()
         return board
 
     def get_section(self, board: Board, name: str) -> memoryview:
-        """Return a section's bytes. Raises a 503 problem while the pipeline has not published it."""
+        """Return a section's bytes. Raises a 503 problem before the pipeline publishes the section."""
         try:
             return board.raw(name)
         except KeyError:
             raise make_warming_problem(f"the board has no {name} yet") from None
 
     def get_document(self, board: Board, name: str, kind: Any = Any) -> Any:
-        """Return a JSON section, decoded once for each board and `kind`. Callers must not change it.
+        """Return a decoded JSON section. Callers must not change it.
 
-        For a large section, use a `kind` with `msgspec.Raw` for the parts.
+        It is decoded once for each board and `kind`. For a large section, use a `kind` whose parts are
+        `msgspec.Raw`.
         """
         raw = self.get_section(board, name)
         return self.get_or_derive(board, ("document", name, kind), lambda: msgspec.json.decode(raw, type=kind))
 
     def get_or_derive(self, board: Board, key: Any, make: Callable[[], T]) -> T:
-        """Return the result of `make`, which is called once for each board and key."""
+        """Return the result of `make`. It is called once for each board and key."""
         if board is not self._board:
             return make()
         if key not in self._cached:
@@ -105,14 +106,14 @@ class BoardCache:
         return found
 
     def get_as_of_ms(self, board: Board, name: str) -> int:
-        """Return when a section was made, in Unix ms. For a missing section, return the board's own time."""
+        """Return when a section was made, in Unix ms. If the section is missing, return the time of the board."""
         try:
             return int(board.meta(name)["as_of_ms"])
         except KeyError:
             return board.as_of_ms
 
     def get_node_answers(self, board: Board) -> NodeAnswers:
-        """Return the bodies of all nodes. Raises a 503 problem while the pipeline has not published them."""
+        """Return the bodies of all nodes. Raises a 503 problem before the pipeline publishes them."""
         return self.get_or_derive(board, "node_answers", lambda: self._make_node_answers(board))
 
     def _make_node_answers(self, board: Board) -> NodeAnswers:
@@ -129,7 +130,7 @@ class BoardCache:
         return answers
 
     def _index_nodes(self, board: Board) -> dict[bytes, int]:
-        """Return node name → row, computed again only when the names change."""
+        """Return node name → row. The result is computed again only when the names change."""
         names = bytes(self.get_section(board, "names.node"))
         if names != self._node_names:
             self._node_names = names

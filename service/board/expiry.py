@@ -1,8 +1,8 @@
 """The expiry of intents whose jobs did not start in time.
 
-A start that was acknowledged in time may still wait in the inbox. So the board that expires an
-intent must be newer than the intent's expiry. It must also have folded everything that was in the
-inbox when the placer first found the intent overdue.
+A start that was acknowledged in time may still wait in the inbox. So the board that expires an intent
+must be newer than the intent's expiry. It must also include everything that was in the inbox when the
+placer first found the intent overdue.
 
 A start that was sent in time may not have been received at all. So an intent also waits
 
@@ -27,9 +27,9 @@ REFUSED = "refused"  # stands for a source where the start itself was refused
 class IntentExpiry:
     """The rule that expires intents.
 
-    For each intent, it records where the inbox ended when the intent was first found overdue. A restart
-    loses these records. The ends that are recorded afterwards lie later in the inbox. So an intent may expire
-    later, but never too early.
+    It records where the inbox ended when it first found an intent overdue. A restart loses these records.
+    The ends that it records after the restart are later in the inbox. So an intent may expire later, but
+    never too early.
     """
 
     def __init__(self, config: Config) -> None:
@@ -58,9 +58,9 @@ class IntentExpiry:
     def _find_awaited_sources(
         self, over: Sequence[Intent], active: Sequence[Intent], board: Board, now_ms: int
     ) -> dict[str, list[str]]:
-        """Return request id → the sources of starts for which its overdue intent still waits.
+        """Return request id → the sources of starts that the overdue intent still waits for.
 
-        active: all active intents, overdue ones included.
+        active: all active intents, including overdue ones.
         """
         refused = find_marked_requests(self._config.folder, [intent.request_id for intent in active])
         placer = self._config.placer
@@ -74,10 +74,10 @@ class IntentExpiry:
         return waits
 
     def list_acknowledged_types(self, intent: Intent, board: Board | None) -> set[str]:
-        """Return the types of the attempt's events that were acknowledged, but not yet folded by the board."""
+        """Return the types of the attempt's events that were acknowledged, but that the board does not include yet."""
         return set(list_unread_event_types(self._inbox, _get_folded_offsets(board), intent.job, intent.attempt))
 
 
 def _get_folded_offsets(board: Board | None) -> dict[str, int]:
-    """Return segment → offset up to which a board has folded the inbox."""
+    """Return segment → the offset up to which a board includes the inbox."""
     return (board.standing if board and board.standing else Standing()).inbox

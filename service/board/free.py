@@ -18,9 +18,9 @@ IGNORE = "ignore"
 
 
 def find_unattributed_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_] | None:
-    """Return (n, g) bool, whether a GPU is at work although no job holds it.
+    """Return for each GPU whether it is busy although no job holds it: (n, g) bool.
 
-    Returns None if the operator ignores such use, or the board does not state it.
+    Returns None if the operator ignores such use, or if the board does not state it.
     """
     if placer.unknown_use == IGNORE or "gpu.unknown_use" not in board:
         return None
@@ -28,7 +28,7 @@ def find_unattributed_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.boo
 
 
 def read_gpu_use(board: Board) -> NDArray[np.int8]:
-    """Return (n, g) int8 Occupant of each GPU. Raises KeyError if the board does not state the holders."""
+    """Return the Occupant of each GPU: (n, g) int8. Raises KeyError if the board does not state the holders."""
     if "gpu.use" in board:
         return board.array("gpu.use")
     holder = board.array("gpu.job")
@@ -38,7 +38,7 @@ def read_gpu_use(board: Board) -> NDArray[np.int8]:
 
 
 def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """Return (n, g) bool, whether nothing is known to use the GPU.
+    """Return for each GPU whether it is free as far as known: (n, g) bool.
 
     Raises KeyError if the board does not state the holders.
     """
@@ -48,15 +48,15 @@ def find_unheld_gpus(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
 
 
 def find_placeable_nodes(board: Board, placer: PlacerConfig) -> NDArray[np.bool_]:
-    """Return (n,) bool, whether anything may be placed on each node of the board."""
+    """Return for each node of the board whether jobs may be placed on it: (n,) bool."""
     state = board.array("node.state")
     return mask_placeable_nodes(state, read_hearing(board, len(state), placer))
 
 
 def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
-    """Return request → number of the node's GPUs that are promised to it, in order of requests.
+    """Return request → the number of the node's GPUs that are promised to it, in the order of requests.
 
-    row: the node.
+    row: the node's row on the board.
     """
     if "gpu.promise" not in board:
         return {}
@@ -66,9 +66,9 @@ def count_promised_gpus(board: Board, row: int) -> dict[str, int]:
 
 
 def find_windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
-    """Return (n,) bool, whether a window or a reservation withholds each node now.
+    """Return for each node whether a window or a reservation withholds it now: (n,) bool.
 
-    All values are False if the board does not state it.
+    All values are False if the board states no windows.
     """
     found = np.zeros(n, bool)
     if "node.kept" in board:
@@ -78,12 +78,12 @@ def find_windowed_nodes(board: Board, n: int) -> NDArray[np.bool_]:
 
 
 def describe_window(board: Board, node: str) -> str:
-    """Describe what withholds a node. Returns "" if nothing does."""
+    """Describe the window or reservation that withholds a node. Returns "" if there is none."""
     return str(board.json("kept").get(node, "")) if "kept" in board else ""
 
 
 def read_hearing(board: Board, n: int, placer: PlacerConfig) -> NDArray[np.int8] | None:
-    """Return (n,) int8 Hearing of each node, or None if the board does not state it.
+    """Return the Hearing of each node: (n,) int8. Returns None if the board does not state it.
 
     With the setting `unheard = "ignore"`, nodes without fresh telemetry count as UNCONFIRMED.
     """

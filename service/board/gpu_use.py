@@ -1,10 +1,10 @@
 """The occupant of each GPU: one definition for the map, nodes, drains, metrics and sentences.
 
-If several apply, the first counts:
+If several apply, the first one counts:
 
     JOB       a job holds it, as events, labels or its training loop report
     PROMISE   a request was placed on it, and no event says yet that its job runs
-    UNKNOWN   telemetry shows it at work, and no event says for whom
+    UNKNOWN   telemetry shows it busy, and no event says for whom
     WINDOW    its node is in maintenance: a scheduler says so, or a window of the queue file is open
     RESERVATION   its node is reserved: a scheduler says so, or the queue file reserves it for a queue now
     NOTHING   none of these is known
@@ -20,7 +20,7 @@ NO_HOLDER = -1
 
 
 class Occupant(IntEnum):
-    """The kind of occupant of a GPU. The numbers are those of the board's `gpu.use`."""
+    """The kind of occupant of a GPU. The board's section `gpu.use` contains these numbers."""
 
     NOTHING = 0
     UNKNOWN = 1
@@ -36,7 +36,7 @@ KEEPS = (Occupant.WINDOW, Occupant.RESERVATION)  # these keep whole nodes
 def classify_gpu_use(
     holder: NDArray[np.int32], promise: NDArray[np.int32], unknown_use: NDArray[np.bool_], withheld: NDArray[np.int8]
 ) -> NDArray[np.int8]:
-    """Return (n, g) int8 Occupant of each GPU.
+    """Return the Occupant of each GPU: (n, g) int8.
 
     holder, promise: (n, g) index of the job and of the request, or NO_HOLDER. unknown_use: (n, g) bool.
     withheld: (n,) WINDOW, RESERVATION or NOTHING for each node.
@@ -48,7 +48,7 @@ def classify_gpu_use(
 def describe_gpu_use(unknown: int, promises: Sequence[tuple[str, int]]) -> str:
     """Describe what uses GPUs apart from jobs. Returns "" if nothing does.
 
-    unknown: the number of GPUs at unknown work. promises: requests with the number of their GPUs here.
+    unknown: the number of GPUs in unknown use. promises: requests, each with the number of its GPUs here.
     """
     parts = []
     if unknown:

@@ -1,4 +1,4 @@
-"""Run times and peaks by job kind as board sections: written by the pipeline, read by api and placer.
+"""Run times and peaks by job kind, as board sections. The pipeline writes them, and api and placer read them.
 
     kinds.run    (k,) uint64 keys, sorted    kinds.run.run_s      (k, LEVELS) seconds from the start
                                              kinds.run.runs       (k,) ended runs
@@ -30,7 +30,7 @@ Array = NDArray[np.float32]
 class RunTime:
     """The quantiles of a run time at LEVELS, in seconds.
 
-    kind: the kind of jobs that the quantiles come from. runs: how many of its runs have ended.
+    kind: the kind of jobs that the quantiles come from. runs: the number of ended runs of this kind.
     """
 
     run_s: tuple[float, ...]
@@ -45,9 +45,9 @@ class RunTime:
 
 @dataclass(frozen=True, slots=True)
 class GpuNeeds:
-    """The peaks of memory and power that nine in ten jobs of a kind do not exceed, for each GPU.
+    """The peaks of memory and power for each GPU that nine in ten jobs of a kind do not exceed.
 
-    A value is None if telemetry shows none.
+    A value is None if telemetry has no reading of it.
     """
 
     gpu_memory_gib: float | None
@@ -64,7 +64,7 @@ def round_run_quantiles(run_s: tuple[float, ...] | Array) -> dict[str, float]:
 def make_table_sections(
     names: tuple[str, str], keys: NDArray[np.uint64], values: Array, as_of_ms: int, model: str = ""
 ) -> list[Section]:
-    """Return the two board sections of a table, with the given names.
+    """Return the two board sections of a table, under the given names.
 
     keys: (k,), sorted. values: (k, column).
     """
@@ -73,9 +73,9 @@ def make_table_sections(
 
 
 def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
-    """Return the expected run time of a job of this shape, at most its limit.
+    """Return the expected run time of a job of this shape. It is at most the job's time limit.
 
-    Returns None while no similar job is known.
+    Returns None if no similar job is known.
     """
     found = list(_find_kind_rows(board, RUN, make_kind_keys(shape)))
     if not found:
@@ -88,7 +88,7 @@ def find_expected_run_time(board: Board, shape: JobShape) -> RunTime | None:
 
 
 def find_expected_needs(board: Board, shape: JobShape) -> GpuNeeds | None:
-    """Return the GPU memory and power that a job of this shape is expected to need on each GPU.
+    """Return the GPU memory and power that a job of this shape should need on each GPU.
 
     Returns None if telemetry saw no similar job.
     """
@@ -105,9 +105,9 @@ def _convert_nan_to_none(value: float) -> float | None:
 
 
 def _find_kind_rows(board: Board, names: tuple[str, str], wanted: Mapping[Kind, int]) -> Iterator[tuple[Kind, int]]:
-    """Yield (kind, row) for each of these kinds that the table has, in their order.
+    """Yield (kind, row) for each of these kinds that the table has, in the order of `wanted`.
 
-    Yields none if the board lacks the table.
+    Yields nothing if the board lacks the table.
     """
     try:
         keys, values = (board.array(name) for name in names)

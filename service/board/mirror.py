@@ -1,4 +1,4 @@
-"""The mirror of a board: copies the board of another host's api into a folder.
+"""The mirror of a board. It copies the board of another host's api into a folder.
 
 While that api sends no whole board, the last copy remains.
 """
@@ -49,7 +49,7 @@ class BoardMirror:
                 await asyncio.sleep(POLL_S)
 
     async def _poll(self, session: aiohttp.ClientSession) -> str:
-        """Poll both files once. Return why that failed, or ""."""
+        """Poll both files once. Returns why this failed, or ""."""
         try:
             for part in PARTS:
                 await self._fetch_part(session, part)
@@ -69,7 +69,7 @@ class BoardMirror:
         self.problem = problem
 
     async def _fetch_part(self, session: aiohttp.ClientSession, part: str) -> None:
-        """Fetch one file if it is new. Raises SourceError for an answer that is not a board."""
+        """Fetch one file if it is new. Raises SourceError if the answer is not a board."""
         headers = {"authorization": f"Bearer {self._token}"} if self._token else {}
         if part in self._tags:
             headers["if-none-match"] = self._tags[part]

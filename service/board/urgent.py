@@ -1,4 +1,4 @@
-"""Hard signals: reports that are published at once as `doc.urgent`.
+"""Hard signals. They are published at once, in the board section `doc.urgent`.
 
 Readers apply them to older scores.
 """
@@ -29,7 +29,7 @@ decode_urgent = msgspec.json.Decoder(UrgentSignals).decode
 class HardSignalDetector:
     """A detector of new hard signals.
 
-    It stores each GPU's last XID, because exporters repeat the code in every scrape.
+    It stores the last XID of each GPU, because exporters repeat the code in every scrape.
     """
 
     def __init__(self, entities: Entities) -> None:
@@ -39,12 +39,12 @@ class HardSignalDetector:
     def detect_signals(self, fresh: Sequence[NodeEvent], samples: Sequence[SampleBatch]) -> list[HardSignal]:
         """Return the new hard signals of a batch, as rows of `doc.urgent`.
 
-        fresh: the batch's new node events. samples: all of its samples.
+        fresh: the new node events of the batch. samples: all of its samples.
         """
         return [_make_event_row(event) for event in fresh if _is_hard(event)] + self._find_new_xids(samples)
 
     def _find_new_xids(self, batches: Sequence[SampleBatch]) -> list[HardSignal]:
-        """Return the XIDs that appeared on a GPU whose last scrape showed another code."""
+        """Return the XIDs on GPUs whose previous scrape showed another code."""
         if len(self._last_xid) < len(self._gpus):
             grown = np.full(len(self._gpus) + 64, np.nan)
             grown[: len(self._last_xid)] = self._last_xid
@@ -78,8 +78,8 @@ class HardSignalDetector:
 def _is_hard(event: NodeEvent) -> bool:
     """Return whether an event is a hard signal.
 
-    A hard signal is a node that is lost or comes back, an XID worse than an application's error, or a
-    fatal health check.
+    Hard signals are: a node is lost or comes back, an XID worse than an application's error, or a fatal
+    health check.
     """
     if event.type == "health":
         return classify_severity(event) == "fatal"
@@ -87,7 +87,7 @@ def _is_hard(event: NodeEvent) -> bool:
 
 
 class UrgentRows:
-    """The latest hard signals, as the board publishes them. `taken_ms`: when each signal was last published."""
+    """The latest hard signals, as the board publishes them. `taken_ms`: when a signal was last published."""
 
     def __init__(self, board: BoardWriter) -> None:
         self._board = board
@@ -100,7 +100,7 @@ class UrgentRows:
         return len(self._rows)
 
     def publish(self, rows: Sequence[HardSignal], now_ms: int) -> None:
-        """Publish rows as of now. A row that was published before moves to the end."""
+        """Publish rows with the time `now_ms`. A row that was published before moves to the end."""
         fresh = {row.identity: msgspec.structs.replace(row, taken_ms=now_ms) for row in rows}
         others = [row for row in self._rows if row.identity not in fresh]
         self._rows = [*others, *fresh.values()][-MAX_ROWS:]
@@ -128,7 +128,7 @@ def _make_event_row(event: NodeEvent) -> HardSignal:
 
 
 def find_struck_nodes(board: Board) -> dict[str, list[HardSignal]]:
-    """Return node -> its rows of `doc.urgent` that are newer than the scores, oldest first.
+    """Return node → its rows of `doc.urgent` that are newer than the scores, oldest first.
 
     If a node has come back, its earlier rows are left out.
     """
@@ -150,15 +150,15 @@ def find_struck_nodes(board: Board) -> dict[str, list[HardSignal]]:
 
 
 def forbids_placement(row: HardSignal) -> bool:
-    """Return whether a row means that nothing should be placed on its node.
+    """Return whether a hard signal forbids placements on its node.
 
-    It does if the node is away, or if its hardware has failed.
+    It does if the node is away or its hardware has failed.
     """
     return row.type in AWAY or row.fatal
 
 
 def compute_node_state(state: str, rows: Sequence[HardSignal]) -> str:
-    """Return the state of a node: that of its scores, updated by the newer rows."""
+    """Return the state of a node: the state in the scores, updated by the newer rows."""
     for row in reversed(rows):
         if row.type in AWAY:
             return AWAY[row.type]

@@ -1,7 +1,7 @@
-"""The file of `band_file`: one `node band` pair a line, replaced atomically.
+"""The file of the adapter `band_file`, with one `node band` pair in each line. It is replaced atomically.
 
-A file without a pair is removed. A name that no node can have is never written. Lines with such names are
-read, so that they can be withdrawn.
+A file without pairs is removed. The port never writes a name that no node can have. It does read such
+lines, so that the adapter can withdraw them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class BandFileOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: str
 
 
-def band_file(options: Mapping[str, Any]) -> Door:
+def make_band_file_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `band_file`. Raises ConfigError."""
     return Door(BandFile(), BandFilePort(Path(read_options(options, BandFileOptions).path)))
 

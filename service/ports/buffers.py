@@ -1,7 +1,7 @@
 """The port to the CapacityBuffers of a Kubernetes cluster, read by list and watch.
 
-It writes replicas by server-side apply as `fleetcast`, never forced. So a buffer whose replicas
-another manager holds stays unchanged.
+It writes replicas by server-side apply as `fleetcast`, never forced. So if another manager holds the
+replicas of a buffer, the buffer stays unchanged.
 """
 
 import logging
@@ -30,8 +30,8 @@ NAMESPACE = re.compile(r"[a-z0-9-]{0,63}")
 class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the adapter.
 
-    `namespace`: the only namespace to read. Empty: all. The other options say how to reach the server.
-    In a pod, their default is the pod's own account.
+    `namespace`: the only namespace to read. If empty, the port reads all. The other options say how to
+    reach the server. In a pod, their default is the pod's own account.
     """
 
     namespace: str = ""
@@ -40,7 +40,7 @@ class BuffersOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
 
 
-def buffers(options: Mapping[str, Any]) -> Door:
+def make_buffers_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `buffers`. Raises ConfigError."""
     given = read_options(options, BuffersOptions)
     check_server_address(given.server)
@@ -87,7 +87,7 @@ class AnnotatedBuffer:
 
 
 def decode_annotated_buffer(body: bytes | msgspec.Raw) -> AnnotatedBuffer:
-    """Decode a CapacityBuffer. Raises SourceError if it is not one."""
+    """Decode a CapacityBuffer. Raises SourceError if the body is not one."""
     try:
         buffer = _decode_buffer(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -116,7 +116,7 @@ def _holds_replicas(fields: Mapping[str, Any]) -> bool:
 
 
 def _describe_mistake(values: Mapping[str, str], others: Sequence[str]) -> str:
-    """Describe why a buffer that opts in is ignored. Returns "" if it is not."""
+    """Describe why the port ignores a buffer that opts in. Returns "" if it does not."""
     try:
         ask = read_annotations(values)
     except RequestError as error:
@@ -140,7 +140,7 @@ class BuffersPort:
         return _make_collection_path(self._namespace)
 
     async def read(self) -> Seen:
-        """Return the buffers that opt in, and those that still have a value of ours."""
+        """Return the buffers that opt in, and the buffers that still have a value of ours."""
         known = await self._buffers.read_all()
         mistakes = {key: buffer.mistake for key, buffer in known.items() if buffer.mistake}
         for key in (key for key, mistake in mistakes.items() if self._reported.get(key) != mistake):

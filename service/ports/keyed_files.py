@@ -1,4 +1,4 @@
-"""The common part of ports to files of `key value` lines."""
+"""The code that ports to files of `key value` lines share."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -7,7 +7,7 @@ from fleetcast.schedulers.adapter import Seen, Write, WriteOutcome
 
 
 class KeyedFilePort:
-    """A port that reads and writes files in a thread. No other program may write them.
+    """A port that reads and writes files in a thread. No other program may write these files.
 
     `read` and `write` raise OSError.
     """
@@ -31,7 +31,7 @@ class KeyedFilePort:
 def apply_write(held: dict[str, str], write: Write, is_refused: Callable[[Write], bool]) -> WriteOutcome:
     """Apply a write to the values of a file, and return its outcome.
 
-    A value that has changed since the adapter read it stays unchanged. held: key → value.
+    If a value has changed since the adapter read it, it stays unchanged. held: key → value.
     """
     if held.get(write.key) != write.seen:
         return WriteOutcome.CONFLICT

@@ -1,4 +1,4 @@
-"""A Kubernetes collection, followed by list and watch, for ports that write to it."""
+"""A Kubernetes collection that a port follows by list and watch, and writes to."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,7 @@ GONE = 404
 class KubeObject(Protocol):
     """The stored part of a Kubernetes object.
 
-    `key`: its name, or namespace/name. Objects that differ only in their version are equal.
+    `key`: its name, or namespace/name. Objects that differ only in the version are equal.
     """
 
     @property
@@ -41,8 +41,8 @@ AnyObject = TypeVar("AnyObject", bound=KubeObject)
 class KubeObjects(Generic[AnyObject]):
     """A follower of one Kubernetes collection. It starts with the first call of `read_all`.
 
-    It skips objects for which `decode` raises SourceError. path: a function that returns the collection's
-    URL path. It is called again whenever the server has refused.
+    It skips objects for which `decode` raises SourceError. path: a function that returns the URL path of the
+    collection. It is called again whenever the server has refused a request.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class KubeObjects(Generic[AnyObject]):
         """Await a write to an object, store the server's answer, and return the outcome.
 
         sent: the write. Its result is None if the object is gone, or has changed since it was read. conflicts:
-        statuses of the server that mean the same.
+        status codes of the server with the same meaning.
         """
         try:
             body = await sent
@@ -167,7 +167,7 @@ class KubeObjects(Generic[AnyObject]):
 
 
 class ManagedFields(msgspec.Struct, rename="camel"):
-    """An entry of `managedFields`: the fields that a manager holds by an operation."""
+    """An entry of `managedFields`: the fields that a manager has set by one operation."""
 
     manager: str = ""
     operation: str = ""
@@ -179,9 +179,9 @@ async def write_by_key(
 ) -> list[WriteOutcome]:
     """Write several objects concurrently, and return the outcomes in the order of `batch`.
 
-    All writes of an object are in one call. Objects begin in the order of their first write, so the
-    most urgent ones come first. Calls that have not finished after `MOST_S` are stopped and count as
-    unreachable. Every write that was done is reported as done.
+    One call contains all writes of an object. The calls begin in the order of each object's first write, so
+    the most urgent ones come first. Calls that have not finished after `MOST_S` are stopped, and their
+    writes count as unreachable. Every write that was done counts as done.
     """
     ends_s = asyncio.get_running_loop().time() + MOST_S
     free = asyncio.Semaphore(AT_ONCE)
@@ -211,7 +211,7 @@ def get_nested_fields(fields: Mapping[str, object], *path: str) -> Mapping[str, 
 
 
 def check_server_address(server: str) -> None:
-    """Check the address of a Kubernetes API server. Raises ConfigError if it is not valid."""
+    """Check the address of a Kubernetes API server. Raises ConfigError if it is invalid."""
     if server and not server.startswith(("https://", "http://127.0.0.1", "http://localhost")):
         raise ConfigError(f"options.server = {server!r}: must be like https://HOST:6443")
 
@@ -219,6 +219,6 @@ def check_server_address(server: str) -> None:
 def _parse_version(version: str) -> int:
     """Convert a resource version to a number.
 
-    Versions count up. A version that is not a number counts as the newest.
+    Newer versions have higher numbers. A version that is not a number counts as the newest.
     """
     return int(version) if version.isdecimal() else 2**63

@@ -2,8 +2,8 @@
 
 It writes their status in two ways:
 
-check of a workload    JSON patch under a test of the version. Kueue owns the list, so an apply that is not
-                       forced would be refused, and a forced one could undo what Kueue has just done
+check of a workload    JSON patch under a test of the version. Kueue owns the list. An apply that is not
+                       forced would be refused, and a forced one could undo what Kueue has just done.
 condition of a check   server-side apply as `fleetcast`, never forced
 """
 
@@ -50,7 +50,7 @@ class KueueOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
 
 
-def kueue(options: Mapping[str, Any]) -> Door:
+def make_kueue_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `kueue`. Raises ConfigError."""
     given = read_options(options, KueueOptions)
     check_server_address(given.server)
@@ -80,7 +80,7 @@ class KueuePort:
     """The port that reads Kueue's workloads and admission checks, and writes their status.
 
     It follows both collections from the first `read` on. `read` raises SourceError while the server is
-    unreachable, and if Kueue is not installed.
+    unreachable, or if Kueue is not installed.
     """
 
     def __init__(self, api: KubeApi, controller: str) -> None:
@@ -170,9 +170,10 @@ class KueuePort:
         return await self._api.apply(f"{self._checks.path}/{check.key}/status", thing, MANAGER)
 
     async def _answer_workload(self, write: Write) -> bytes | None:
-        """Answer the checks of a workload, only if they are as last read. Raises KubeRefused or SourceError.
+        """Answer the checks of a workload if they have not changed since the last read.
 
-        Returns the changed workload as JSON, or None if the workload is gone or its checks have changed.
+        Returns the changed workload as JSON, or None if the workload is gone or its checks have changed. Raises
+        KubeRefused or SourceError.
         """
         workload = self._workloads.get(write.key)
         folder, _, plural = self._workloads.path.rpartition("/")
@@ -193,7 +194,7 @@ class KueuePort:
 
 
 def make_answer_patch(workload: KueueWorkload, ours: frozenset[str], write: Write) -> list[dict[str, Any]]:
-    """Make a JSON patch (RFC 6902) that changes those of our checks that wait for an answer.
+    """Make a JSON patch (RFC 6902) that answers those of our checks that wait for an answer.
 
     It leaves all other checks unchanged.
     """

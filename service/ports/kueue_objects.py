@@ -1,4 +1,4 @@
-"""Kueue's objects in v1beta1 and v1beta2, with only the fields that we read."""
+"""Kueue's objects in v1beta1 and v1beta2. They have only the fields that we read."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -79,7 +79,7 @@ class _Domain(msgspec.Struct):
 
 
 class _TopologyAssignment(msgspec.Struct):
-    """A topology assignment. v1beta1 has domains, v1beta2 slices."""
+    """A topology assignment. In v1beta1 it has domains, and in v1beta2 slices."""
 
     levels: list[str] = []
     domains: list[_Domain] | None = None
@@ -137,7 +137,7 @@ _decode_workload, _decode_check = (msgspec.json.Decoder(kind).decode for kind in
 class KueueWorkload:
     """A Kueue Workload, with the fields that the port uses.
 
-    `context`: the facts that the adapter receives about it. Empty if no check can matter any more.
+    `context`: the facts about the workload that the adapter receives. Empty if no check matters any more.
     """
 
     key: str  # namespace/name
@@ -149,9 +149,9 @@ class KueueWorkload:
     context: Mapping[str, str]
 
     def make_values(self, ours: frozenset[str]) -> dict[str, str]:
-        """Return the workload's values, as in Seen. Empty if no check of ours waits for an answer.
+        """Return the workload's values, as in Seen. Empty if none of our checks waits for an answer.
 
-        ours: names of our checks.
+        ours: the names of our checks.
         """
         mine = [check for check in self.checks if check.get("name") in ours]
         asked = [check for check in mine if check.get("state") in (PENDING, RETRY)]
@@ -173,7 +173,7 @@ class KueueWorkload:
 
 @dataclass(frozen=True, slots=True)
 class KueueCheck:
-    """A Kueue AdmissionCheck. `active`: status and reason of its condition, None if it has none."""
+    """A Kueue AdmissionCheck. `active`: the status and reason of its Active condition, or None if it has none."""
 
     key: str  # its name
     uid: str
@@ -183,7 +183,7 @@ class KueueCheck:
 
 
 def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
-    """Decode a Workload. Raises SourceError if it is not one."""
+    """Decode a Workload. Raises SourceError if the body is not one."""
     found = _decode_object(_decode_workload, body)
     meta, status = found.metadata, found.status
     true = {row.type for row in status.conditions or () if row.status == "True"}
@@ -200,7 +200,7 @@ def decode_kueue_workload(body: bytes | msgspec.Raw) -> KueueWorkload:
 
 
 def decode_kueue_check(body: bytes | msgspec.Raw) -> KueueCheck:
-    """Decode an AdmissionCheck. Raises SourceError if it is not one."""
+    """Decode an AdmissionCheck. Raises SourceError if the body is not one."""
     found = _decode_object(_decode_check, body)
     active = next((f"{row.status} {row.reason}" for row in found.status.conditions or () if row.type == "Active"), None)
     meta = found.metadata
@@ -235,7 +235,7 @@ def _count_gpus(container: _Container) -> int:
 
 
 def _list_nodes(assigned: _TopologyAssignment) -> Iterator[str]:
-    """Yield the nodes of a topology assignment, or none if its lowest level is not the node."""
+    """Yield the nodes of a topology assignment. Yields none if its lowest level is not the node."""
     if not assigned.levels or assigned.levels[-1] != HOSTNAME:
         return
     for domain in assigned.domains or ():

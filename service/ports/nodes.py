@@ -37,9 +37,9 @@ TRIES = 6  # of a taint, when a heartbeat came between
 class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the adapter.
 
-    `taint`: the effect of the taint. Empty: no taint. `slinky`: also write the band as an annotation for
-    slurm-operator. The other options say how to reach the server. In a pod, their default is the pod's own
-    account.
+    `taint`: the effect of the taint. If empty, no taint is set. `slinky`: also write the band as an
+    annotation for slurm-operator. The other options say how to reach the server. In a pod, their default is
+    the pod's own account.
     """
 
     taint: str = ""
@@ -49,7 +49,7 @@ class NodesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
 
 
-def nodes(options: Mapping[str, Any]) -> Door:
+def make_nodes_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `nodes`. Raises ConfigError."""
     given = read_options(options, NodesOptions)
     if given.taint not in EFFECTS:
@@ -109,7 +109,7 @@ class MarkedNode:
 
 
 def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
-    """Decode a v1.Node. Raises SourceError if it is not one."""
+    """Decode a v1.Node. Raises SourceError if the body is not one."""
     try:
         node = _decode_node(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -137,7 +137,8 @@ def decode_node_marks(body: bytes | msgspec.Raw) -> MarkedNode:
 class NodesPort:
     """The port that reads and writes marks on the nodes of a Kubernetes cluster.
 
-    It follows the nodes from the first `read` on. `read` raises SourceError while the server is unreachable.
+    It follows the nodes from the first `read` on. `read` raises SourceError while the server is
+    unreachable.
     """
 
     def __init__(self, api: KubeApi) -> None:
@@ -148,7 +149,7 @@ class NodesPort:
         return {name: node.values for name, node in (await self._nodes.read_all()).items()}
 
     async def write(self, batch: Sequence[Write]) -> Sequence[WriteOutcome]:
-        """Write to several nodes concurrently. The writes of one node follow one after another."""
+        """Write to several nodes concurrently. The writes to one node run one after another."""
         return await write_by_key(batch, self._write_object)
 
     async def _write_object(self, writes: list[Write]) -> list[WriteOutcome]:
@@ -165,7 +166,7 @@ class NodesPort:
     async def _send_write(self, write: Write) -> bytes | None:
         """Send a write, and return the changed node as JSON. Raises KubeRefused or SourceError.
 
-        Returns None if the node is gone, or its taint has changed.
+        Returns None if the node is gone or its taint has changed.
         """
         node = self._nodes.get(write.key)
         if node is None:
@@ -184,9 +185,9 @@ class NodesPort:
         return await self._change_taint(write, node)
 
     async def _change_taint(self, write: Write, node: MarkedNode) -> bytes | None:
-        """Change the taint, only in the version that was read, and return the changed node as JSON.
+        """Change the taint in the version of the node that was read, and return the changed node as JSON.
 
-        Every heartbeat makes a new version, so a conflict is retried. Returns None if another writer
+        Every heartbeat makes a new version, so a conflict is retried. Returns None if another writer has
         changed the taint. Raises KubeRefused or SourceError.
         """
         path = f"{NODES}/{node.key}"

@@ -1,7 +1,7 @@
 """The port to Slurm. It reads nodes and jobs, and groups the adapter's writes into few calls.
 
-Slurm has no compare-and-set. So everything is read again right before a write, and anything that
-has changed since the adapter read it is left alone. Nodes that get the same change share one call.
+Slurm has no compare-and-set. So the port reads everything again right before a write. It leaves alone
+what has changed since the adapter read it. Nodes with the same change share one call.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?")
 class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the adapter: its actions, and how it reaches Slurm.
 
-    It uses commands, or slurmrestd if `url` is set.
+    It uses slurmrestd if `url` is set, and Slurm's commands otherwise.
     """
 
     drain: bool = True
@@ -77,7 +77,7 @@ class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     timeout_s: float = 3.0
 
 
-def slurm(options: Mapping[str, Any]) -> Door:
+def make_slurm_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `slurm`. Raises ConfigError."""
     given = read_options(options, SlurmDoorOptions)
     _check_options(given)
@@ -96,7 +96,7 @@ def slurm(options: Mapping[str, Any]) -> Door:
 
 
 def _check_options(given: SlurmDoorOptions) -> None:
-    """Check the options. Raises ConfigError if they are not valid."""
+    """Check the options. Raises ConfigError if they are invalid."""
     if not 0.1 <= given.timeout_s <= 10:
         raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to 10")
     if given.url and not re.match(r"https?://.|unix:/", given.url):
@@ -117,7 +117,7 @@ class _Snapshot:
     jobs: dict[str, ControlledJob] = field(default_factory=dict)
 
     def read_values(self, key: str) -> Mapping[str, str] | None:
-        """Return the values of a node or job, as in Seen, or None if Slurm has no such node or job."""
+        """Return the values of a node or job, as in Seen. Returns None if Slurm does not have it."""
         if key.startswith(JOB):
             job = self.jobs.get(key.removeprefix(JOB))
             return read_job_fields(job) if job else None
@@ -125,7 +125,7 @@ class _Snapshot:
         return read_node_fields(node) if node else None
 
     def allows(self, write: Write) -> bool:
-        """Return whether the written field is still as the adapter read it."""
+        """Return whether a field still has the value that the adapter read."""
         values = self.read_values(write.key)
         if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
             return False
@@ -136,7 +136,7 @@ class _Snapshot:
 class SlurmPort:
     """The port that reads Slurm's nodes and jobs, and writes the adapter's changes to them.
 
-    After a failure it polls Slurm less and less often, down to once a minute. Until the next poll,
+    After each failure, it waits longer before it polls Slurm again, at most a minute. Until the next poll,
     every read fails at once with SourceError.
     """
 
@@ -166,8 +166,8 @@ class SlurmPort:
     async def _write_while_fresh(self, due: Mapping[int, Write]) -> dict[int, WriteOutcome]:
         """Carry out writes while the snapshot is fresh, but at least one, and return their outcomes.
 
-        After a failed call, the remaining writes are left for later. Raises SourceError if Slurm cannot be
-        read.
+        After a failed call, the remaining writes wait for a later step. Raises SourceError if Slurm is
+        unreadable.
         """
         shot = await self._read_slurm(any(_is_job(write) for write in due.values()))
         outcomes = {at: WriteOutcome.CONFLICT for at, write in due.items() if not shot.allows(write)}
@@ -222,8 +222,8 @@ class SlurmPort:
     async def _write_job(self, write: Write) -> WriteOutcome:
         """Write one field of a job. Raises SourceError or SlurmRefused.
 
-        Before any field except the comment is written, this job alone is read again. A job to requeue is first
-        marked as ours. If the process then stops, the next one knows that the job's hold is ours.
+        Before a write of any field except the comment, the port reads this job again. Before a requeue, it marks
+        the job as ours. If the process then stops, the next process knows that the job's hold is ours.
         """
         job = write.key.removeprefix(JOB)
         if write.field == COMMENT:
@@ -252,7 +252,7 @@ class _Call(NamedTuple):
     """One call to Slurm: a change, and the writes of the batch that it carries out.
 
     places: the indices of these writes in the batch. names: the nodes to change, empty for a job. write: the
-    write of a job, None for nodes.
+    write to a job, None for nodes.
     """
 
     places: tuple[int, ...]
@@ -268,8 +268,8 @@ def _is_job(write: Write) -> bool:
 def _group_into_calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
     """Group the writes into calls, in order of urgency.
 
-    Jobs that we hold come first. Then come nodes that get the same change together, drains first, then
-    other jobs.
+    The order is: jobs that we hold, then nodes with the same change together (drains first), then other
+    jobs.
     """
     groups: dict[NodeChange, list[int]] = {}
     for at, write in due.items():
@@ -293,7 +293,7 @@ def _make_node_change(write: Write, node: ControlledNode) -> NodeChange:
 
 
 def read_node_fields(node: ControlledNode) -> dict[str, str]:
-    """Return the port's fields of a node → their values.
+    """Return field → value for the fields of a node that the port uses.
 
     >>> node = ControlledNode("n1", True, "[fleetcast] p", ("a", "risk_low"), ("risk_low",), '{"risk_level": 0}')
     >>> read_node_fields(node)
@@ -333,7 +333,7 @@ def _parse_object(extra: str) -> dict[str, Any] | None:
 
 
 def _set_risk_in_extra(extra: str, risk: str | None) -> str:
-    """Return a node's Extra as JSON with another risk, or without one if `risk` is None.
+    """Return a node's Extra as JSON with a new risk. If `risk` is None, the result has none.
 
     >>> _set_risk_in_extra('{"rack": 7}', "2"), _set_risk_in_extra('{"rack": 7, "risk_level": 2}', None)
     ('{"rack": 7, "risk_level": 2}', '{"rack": 7}')
@@ -344,7 +344,7 @@ def _set_risk_in_extra(extra: str, risk: str | None) -> str:
 
 
 def read_job_fields(job: ControlledJob) -> dict[str, str]:
-    """Return the port's fields of a job → their values.
+    """Return field → value for the fields of a job that the port uses.
 
     >>> read_job_fields(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
     {'comment': '[fleetcast] start 2026-11-24T10:05', 'pending': 'yes'}

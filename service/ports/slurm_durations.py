@@ -1,7 +1,7 @@
 """The folder of `slurm_durations`, which `deploy/slurm/job_submit.lua` reads under slurmctld's locks.
 
     until      Unix seconds: from then on the other files do not count
-    00 … ff    `p50 p90 day user name` lines, minutes; a name is in the file of its hash, so files are small
+    00 … ff    lines `p50 p90 day user name`, in minutes. The hash of a name chooses its file, so files are small.
 
 All files are replaced atomically. When the files are withdrawn, `until` is removed first.
 """
@@ -28,20 +28,20 @@ AREA = "bands"  # small files for other systems
 class DurationsOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the adapter.
 
-    `folder`: a folder for these files alone. The folder above it must exist.
+    `folder`: a folder for these files alone. Its parent folder must exist.
     """
 
     folder: str
 
 
-def slurm_durations(options: Mapping[str, Any]) -> Door:
+def make_slurm_durations_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `slurm_durations`. Raises ConfigError."""
     port = DurationsPort(Path(read_options(options, DurationsOptions).folder))
     return Door(JobDurations(), port, batch=BATCH)
 
 
 def compute_bucket_name(key: str) -> str:
-    """Return the name of the file for a user and job name, computed as in the Lua script.
+    """Return the name of the file for a user and a job name. The Lua script computes the same name.
 
     >>> compute_bucket_name("ada train"), compute_bucket_name("")
     ('61', '00')
@@ -110,9 +110,9 @@ def _count_line_bytes(key: str, value: str | None) -> int:
 
 
 def _has_bad_line(write: Write, room: int) -> bool:
-    """Return whether a write makes a line that the script cannot read, or a file longer than it reads.
+    """Return whether a write makes a line that the Lua script cannot read, or a file too long for it.
 
-    room: bytes that the file may still grow by.
+    room: how many bytes the file may still grow.
     """
     is_too_long = write.value is not None and _count_line_bytes(write.key, write.value) > room + _count_line_bytes(
         write.key, write.seen

@@ -1,6 +1,6 @@
 """The port that writes topology labels to the nodes of a Kubernetes cluster, by server-side apply.
 
-The labels have a field manager of their own.
+The labels have their own field manager.
 """
 
 import logging
@@ -37,8 +37,8 @@ _LABEL = re.compile(r"([a-z0-9]([a-z0-9.-]*[a-z0-9])?/)[A-Za-z0-9]([A-Za-z0-9._-
 class TopologyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The options of the adapter.
 
-    `labels`: level → key of its label. The other options say how to reach the server. In a pod, their default
-    is the pod's own account.
+    `labels`: level → key of its label. The other options say how to reach the server. In a pod, their
+    default is the pod's own account.
     """
 
     labels: dict[str, str] = msgspec.field(default_factory=lambda: dict(LABELS))
@@ -47,7 +47,7 @@ class TopologyOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ca_file: str = ""
 
 
-def topology(options: Mapping[str, Any]) -> Door:
+def make_topology_door(options: Mapping[str, Any]) -> Door:
     """Make the built-in adapter `topology`. Raises ConfigError."""
     given = read_options(options, TopologyOptions)
     check_server_address(given.server)
@@ -91,7 +91,7 @@ class LabelledNode:
 
 
 def decode_labelled_node(body: bytes | msgspec.Raw, labels: Sequence[str]) -> LabelledNode:
-    """Decode a v1.Node. Raises SourceError if it is not one. labels: keys of the labels to read."""
+    """Decode a v1.Node. Raises SourceError if the body is not one. labels: the keys of the labels to read."""
     try:
         meta = _decode(body).metadata
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -138,10 +138,10 @@ class TopologyPort:
         return [await self._nodes.await_write(writes[0].key, self._send_writes(writes))] * len(writes)
 
     async def _send_writes(self, writes: Sequence[Write]) -> bytes | None:
-        """Send the writes of one node, and return the changed node as JSON. Raises KubeRefused or SourceError.
+        """Send the writes to one node, and return the changed node as JSON. Raises KubeRefused or SourceError.
 
-        An apply must name every label of ours that is to remain. Returns None if the node is gone, or its
-        labels have changed.
+        An apply must name every label of ours that is to remain. Returns None if the node is gone or its labels
+        have changed.
         """
         node = self._nodes.get(writes[0].key)
         if node is None or any(node.values.get(write.field) != write.seen for write in writes):

@@ -1,7 +1,7 @@
 """Routes for outside schedulers, answered at once from the newest board.
 
-Without a fresh board, the answer is neutral. They must be fast, because kube-scheduler waits for the
-answer before it places a pod.
+Without a fresh board, the answer is neutral. The routes must be fast, because kube-scheduler waits for
+the answer before it places a pod.
 """
 
 import asyncio
@@ -26,20 +26,20 @@ DEADLINE_S = 1.0  # wall
 
 
 def _make_handler(adapter: str, verb: str) -> Handler:
-    async def handle(request: Request, context: Context, query: Query) -> Response:
+    async def answer_request(request: Request, context: Context, query: Query) -> Response:
         body = await _read_body_in_time(request, context.config.api.max_body_bytes)
         try:
             return _answer_verb(context, adapter, verb, body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise Problem(400, "not_json", f"the body is not JSON: {explain_json_error(error)}") from None
 
-    return handle
+    return answer_request
 
 
 async def _answer_load_watcher(request: Request, context: Context, query: Query) -> Response:
-    """Answer Trimaran's request for the load of all nodes of the newest board, even if the board is stale.
+    """Answer Trimaran's request for the load of all nodes on the newest board, even if the board is stale.
 
-    Trimaran's request names no nodes.
+    The request of Trimaran names no nodes.
     """
     board = context.cache.latest()
     names = bytes(board.raw("names.node")) if board is not None and "names.node" in board else b""

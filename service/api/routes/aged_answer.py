@@ -1,4 +1,4 @@
-"""JSON answers about the fleet, whose headers state the age of their data."""
+"""JSON answers about the fleet. Their headers state the age of the data."""
 
 from starlette.responses import Response
 
@@ -8,7 +8,7 @@ from fleetcast.service.http.table import JSON, NO_STORE
 
 
 def make_age_headers(context: Context, as_of_ms: int, board: Board | None = None) -> dict[str, str]:
-    """Return the headers with the age in whole seconds of fleet time, and the board's sequence number."""
+    """Return headers with the age of the data in whole seconds of fleet time, and the board's sequence number."""
     age_s = max(0, (context.clock.now_ms() - as_of_ms) // 1000)
     headers = {"age": str(age_s), "cache-control": NO_STORE}
     if board is not None:

@@ -1,6 +1,6 @@
-"""ROWS: every route of the API in the order of matching, the most frequent ones first.
+"""The list of all routes of the API, in the order of matching. The most frequent routes come first.
 
-A new route is added here.
+Add a new route to `ROWS`.
 """
 
 from fleetcast.service.api.routes import (

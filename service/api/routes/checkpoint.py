@@ -1,4 +1,4 @@
-"""The route for a job's checkpoint interval, from its nodes' risk and the cost of its checkpoints."""
+"""The route for a job's checkpoint interval, computed from the risk of its nodes and the checkpoint cost."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -35,9 +35,9 @@ class CheckpointFacts(msgspec.Struct, frozen=True):
 class CheckpointAnswer(msgspec.Struct):
     """The best checkpoint interval of a job, and the present one (`every_s`), in seconds.
 
-    `interval_s` and `expected_ettr` are null if the cost or the nodes are unknown.
-    `failure_rate_per_day` is the rate of the whole gang, including the racks, power domains and rails
-    that it shares. `restart_s` is an assumption. ETTR: the share of the time that is useful work.
+    `interval_s` and `expected_ettr` are null if the cost or the nodes are unknown. `failure_rate_per_day` is
+    the rate of the whole gang, including the racks, power domains and rails that it uses. `restart_s` is an
+    assumption. ETTR: the share of the time that is useful work.
     """
 
     as_of_ms: int
@@ -69,7 +69,7 @@ async def answer_checkpoint(request: Request, context: Context, query: Query) ->
 
 
 def _compute_failure_rate(cache: BoardCache, board: Board, nodes: Sequence[str]) -> float | None:
-    """Return the gang's failures per day, including faults of its domains. None if it holds no nodes."""
+    """Return the gang's failures per day, including faults of its domains, or None if it holds no nodes."""
     if not nodes:
         return None
     cache.get_section(board, "node.risk")

@@ -53,7 +53,7 @@ async def answer_file(request: Request, context: Context, query: Query) -> Respo
 
 
 def _list_files() -> dict[str, Path]:
-    """Return path below the folder -> file, for the files to serve.
+    """Return path below the console's folder → file, for the files to serve.
 
     No request can reach a file outside the folder.
     """

@@ -71,7 +71,7 @@ async def answer_demand(request: Request, context: Context, query: Query) -> Res
 def encode_demand(cache: BoardCache, board: Board, query: Query, as_of_ms: int) -> bytes:
     """Encode the answer for the series that match the query.
 
-    Rows are decoded only if the query names one horizon, or if a note is added.
+    The rows are decoded only if the query names one horizon, or if a note is added.
     """
     keys = read_demand_keys(board)
     asked = {name: query[name] for name in KEYS if query.get(name) is not None}
@@ -88,10 +88,10 @@ def encode_demand(cache: BoardCache, board: Board, query: Query, as_of_ms: int) 
 
 
 def _find_demand_rows(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int], str]:
-    """Return the rows of the series that match, and a note if `pool` names a queue.
+    """Return the rows of the matching series, and a note if `pool` names a queue.
 
-    A queue without a pool means that queue in all pools, and a pool without a queue means all queues in
-    it. Raises UnknownEntity for a name that no series has.
+    A queue without a pool matches that queue in all pools. A pool without a queue matches all queues in the
+    pool. Raises UnknownEntity for a name that no series has.
     """
     scope = choose_demand_scope(asked.get("queue"), asked.get("pool"))
     _check_known_name("queue", asked.get("queue"), keys.by_queue)
@@ -106,9 +106,9 @@ def _find_demand_rows(keys: DemandKeys, asked: dict[str, str]) -> tuple[list[int
 
 
 def choose_demand_scope(queue: str | None, pool: str | None) -> dict[str, str]:
-    """Return the queue and pool that a query means, or {} if it names neither.
+    """Return the queue or pool that a query names, or {} if it names neither.
 
-    Raises a 422 problem for both at once, because a series belongs to a queue or to a pool.
+    Raises a 422 problem if it names both, because a series belongs to a queue or to a pool.
     """
     if queue is None and pool is None:
         return {}
@@ -128,10 +128,10 @@ def _select_horizon(rows: list[DemandRow], horizon_s: int) -> list[DemandRow]:
     horizons = sorted({horizon for row in rows for horizon in row.horizons_s})
     if rows and horizon_s not in horizons:
         raise make_unprocessable_problem("horizon_s", horizon_s, "one of " + ", ".join(map(str, horizons)))
-    return [_cut_row(row, horizon_s) for row in rows if horizon_s in row.horizons_s]
+    return [_reduce_row(row, horizon_s) for row in rows if horizon_s in row.horizons_s]
 
 
-def _cut_row(row: DemandRow, horizon_s: int) -> DemandRow:
+def _reduce_row(row: DemandRow, horizon_s: int) -> DemandRow:
     """Return a row reduced to one horizon."""
     at = row.horizons_s.index(horizon_s)
     cut = structs.replace(row, horizons_s=[horizon_s], values=[[values[at]] for values in row.values])
@@ -139,7 +139,7 @@ def _cut_row(row: DemandRow, horizon_s: int) -> DemandRow:
 
 
 async def answer_demand_record(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the history, the present forecast, and the forecast issued about an hour ago."""
+    """Answer with the history, the present forecast, and the forecast from about an hour ago."""
     cache, board = context.cache, context.cache.get_board()
     cache.get_section(board, "demand_record.keys")
     as_of_ms = cache.get_as_of_ms(board, "doc.demand_record")
@@ -161,7 +161,7 @@ async def answer_demand_record(request: Request, context: Context, query: Query)
 
 
 def _make_record_name(scope: Mapping[str, str], query: Query) -> str:
-    """Return the name under which `DemandForecaster.answer_demand_record` publishes a record."""
+    """Return the name of a record on the board. `DemandForecaster.answer_demand_record` publishes it."""
     return format_series_name(SeriesKey(scope["queue"], query["class"], pool=scope["pool"]), query["target"])
 
 

@@ -1,6 +1,6 @@
 """Routes for the state of the adapters, and for their writes with time and reason.
 
-They read the files of the adapters role.
+The answers come from the files of the adapters process.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
 """The route that predicts the effects of draining a node now.
 
-It counts jobs and GPUs on the board. The placer estimates when the interrupted jobs would start
-again.
+It counts jobs and GPUs on the board. The placer estimates when the interrupted jobs would restart.
 """
 
 from collections.abc import Mapping
@@ -43,9 +42,8 @@ DAY = RISK_HORIZONS_S.index(86_400)
 class HitJob(msgspec.Struct, rename={"class_": "class"}):
     """A job that draining the node would interrupt.
 
-    `restart_ms`: when it would start again elsewhere, behind the jobs that wait. GPUs that the job
-    itself would free on other nodes do not count as free for it. `restart_reason`: why `restart_ms` is
-    null.
+    `restart_ms`: when the job would restart elsewhere, behind the jobs that wait. GPUs that the job itself
+    would free on other nodes do not count as free for it. `restart_reason`: why `restart_ms` is null.
     """
 
     job: str
@@ -63,7 +61,7 @@ class HitJob(msgspec.Struct, rename={"class_": "class"}):
 
 
 class PoolCounts(msgspec.Struct):
-    """The GPUs of a node's pool, with and without the node."""
+    """Numbers of GPUs in a node's pool, with and without the node."""
 
     in_service: bool
     pool: str
@@ -79,8 +77,8 @@ class Drain(msgspec.Struct):
     """The effects of draining a node.
 
     `gpus_lost`: usable GPUs that leave the pool. Free GPUs count only on nodes in service. `p_day`:
-    probability that the node fails anyway within a day. `unknown_gpus`: busy GPUs here that no event
-    explains. `promised`: request -> GPUs here, for placed requests whose jobs no event shows running.
+    probability that the node fails anyway within a day. `unknown_gpus`: busy GPUs of the node that no event
+    explains. `promised`: request → GPUs of the node, for placed requests whose jobs no event shows running.
     `kept_by`: windows and reservations that withhold the node.
     """
 
@@ -135,7 +133,7 @@ async def answer_drain_effects(request: Request, context: Context, query: Query)
 
 
 def _count_gpus_by_job(cache: BoardCache, board: Board, row: int) -> dict[str, int]:
-    """Return job -> number of GPUs that it holds on a node, the largest number first."""
+    """Return job → number of GPUs that the job holds on a node, the largest number first."""
     cache.get_section(board, "gpu.job")
     holder = board.array("gpu.job")[row]
     names = board.names("names.job")
@@ -144,7 +142,7 @@ def _count_gpus_by_job(cache: BoardCache, board: Board, row: int) -> dict[str, i
 
 
 def _find_non_job_use(board: Board, row: int) -> tuple[int, dict[str, int]]:
-    """Return the number of a node's GPUs in unknown use, and request -> GPUs promised to it there."""
+    """Return how many GPUs of a node are in unknown use, and request → GPUs of the node promised to it."""
     use = read_gpu_use(board)
     if row >= len(use):
         return 0, {}
@@ -206,16 +204,16 @@ async def _list_hit_jobs(
 
 
 def _compute_unsaved_seconds(last_ms: int | None, now_ms: int) -> float | None:
-    """Return how many seconds of work would be repeated, or None if no complete checkpoint is known."""
+    """Return how many seconds of work a restart would repeat, or None if no complete checkpoint is known."""
     return None if last_ms is None else round(max(0.0, (now_ms - last_ms) / 1000), 1)
 
 
 async def _estimate_restart(
     request: Request, context: Context, row: JobRow, asks: object, node: str
 ) -> tuple[dict[str, int] | None, str]:
-    """Return quantiles of when an interrupted job would start elsewhere if submitted now (Unix ms).
+    """Return quantiles of when an interrupted job would start elsewhere if submitted now, in Unix ms.
 
-    If that is unknown, return None and the reason.
+    If they are unknown, return None and the reason.
     """
     start = await estimate_similar_start(request, context, row, f"{row.job} again", asks, avoid_nodes=[node])
     if start.answer is None:
@@ -227,8 +225,8 @@ async def _estimate_restart(
 def _describe_effects(name: str, about: PoolCounts, jobs: list[HitJob], others: str, window: str) -> str:
     """Describe the effects in a sentence.
 
-    others: the work on GPUs of the node that no job holds. window: what withholds the node. Both are ""
-    if there is none.
+    others: the use of the node's GPUs by work other than jobs. window: what withholds the node. Each of them
+    is "" if there is none.
     """
     if not about.in_service:
         return f"{name} is out of service already{f' ({window})' if window else ''}: draining it changes nothing."

@@ -1,6 +1,6 @@
-"""The route for estimates of a job's needs and start.
+"""The route for estimates of a job's needs and start time.
 
-The needs come from the tables of job kinds, and the start from the placer.
+The needs come from the tables of job kinds, and the start time from the placer.
 """
 
 import msgspec
@@ -27,9 +27,9 @@ decode_answer = msgspec.json.Decoder(StartAnswer).decode
 
 
 async def answer_estimate(request: Request, context: Context, query: Query) -> Response:
-    """Answer with run time and needs from the board, and the start from the placer.
+    """Answer with the run time and needs from the board, and the start time from the placer.
 
-    The start is null, with the reason, while the placer does not answer.
+    If the placer does not answer, the start time is null and a reason says so.
     """
     body = await read_body(request, context.config.api.max_body_bytes)
     wanted = _decode_request(body)
@@ -38,14 +38,17 @@ async def answer_estimate(request: Request, context: Context, query: Query) -> R
     if isinstance(reply, ForwardedAnswer) and (reply.status in REFUSED or (context.mirror and reply.status == 200)):
         return Response(reply.body, reply.status, {"cache-control": "no-store", **reply.headers})
     return make_aged_answer(
-        context, board, board.as_of_ms, encode(make_estimate(board, wanted, parse_start(reply), board.as_of_ms))
+        context,
+        board,
+        board.as_of_ms,
+        encode(make_estimate(board, wanted, parse_start_estimate(reply), board.as_of_ms)),
     )
 
 
 async def request_start_estimate(request: Request, context: Context, body: bytes) -> ForwardedAnswer | SourceError:
-    """Request the estimated start of a job from the placer. Returns the SourceError if it does not answer.
+    """Request a job's estimated start from the placer. If the placer does not answer, return the SourceError.
 
-    A replica gets the whole estimate from the api that has a placer.
+    A replica requests the whole estimate from the api that has a placer.
     """
     headers = context.access.make_caller_headers(request) | {
         "content-type": "application/json",
@@ -61,7 +64,7 @@ async def request_start_estimate(request: Request, context: Context, body: bytes
 def _decode_request(body: bytes) -> PlacementRequest:
     """Decode the placement request.
 
-    Raises a problem if it is invalid, or needs something that is not supported yet.
+    Raises a problem if it is invalid, or if it needs something that is not supported yet.
     """
     wanted = decode_placement_body(body)
     check_request(wanted)
@@ -69,8 +72,8 @@ def _decode_request(body: bytes) -> PlacementRequest:
     return wanted
 
 
-def parse_start(reply: ForwardedAnswer | SourceError) -> PlacerEstimate:
-    """Return the placer's estimate of the start, or the reason why there is none."""
+def parse_start_estimate(reply: ForwardedAnswer | SourceError) -> PlacerEstimate:
+    """Return the start that the placer estimates, or the reason why there is none."""
     if isinstance(reply, SourceError):
         return PlacerEstimate(None, str(reply))
     try:

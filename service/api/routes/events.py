@@ -1,6 +1,6 @@
 """POST /v1/events: accept events.
 
-The records are decoded, checked for duplicates, written to disk, and only then acknowledged.
+The records are decoded, checked for duplicates and written to disk. Only then are they acknowledged.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
 
 
 async def answer_events(request: Request, context: Context, query: Query) -> Response:
-    """Accept every good record of the body, and refuse each bad one. Answers 422 if all were refused."""
+    """Accept every good record of the body, and refuse each bad one. Answers 422 if all records are refused."""
     context.get_event_writer()
     try:
         body = await read_event_body(request, context)
@@ -54,10 +54,10 @@ async def answer_events(request: Request, context: Context, query: Query) -> Res
 
 
 async def accept_records(request: Request, context: Context, decoded: DecodedBody, now_ms: int) -> Response:
-    """Write a body's new records, and return the answer with the counts.
+    """Write a body's new records, and return an answer with the counts.
 
-    Raises a 429 problem for too many new names. The other records are stored, and the sender may send
-    all of them again.
+    Raises a 429 problem if the body has too many new names. The other records are stored, and the sender may
+    send all records again.
     """
     with context.listening.hold_listening_statement():
         return await _store_new_records(request, context, decoded, now_ms)
@@ -89,8 +89,8 @@ async def _store_new_records(request: Request, context: Context, decoded: Decode
 async def record_unreadable_body(context: Context, problem: Problem) -> None:
     """Count a request body that cannot be read.
 
-    If no memory was free for it (status 503), also record an interruption of listening. The body may have
-    contained the start of a placed job.
+    If there was no memory for the body (status 503), also record an interruption of listening. The body may
+    have contained the start of a placed job.
     """
     if problem.status == 503:
         context.listening.record_interruption()
@@ -103,7 +103,7 @@ async def record_unreadable_body(context: Context, problem: Problem) -> None:
 async def read_event_body(request: Request, context: Context, expected: str = EXPECTED) -> bytes:
     """Return the body of a request, unpacked and not empty.
 
-    Raises problems 400, 413, 415 and 422 that say what is expected.
+    Raises problems 400, 413, 415 and 422. Each says what is expected.
     """
     kind = request.headers.get("content-type", "")
     if kind.startswith("multipart/"):
@@ -126,8 +126,8 @@ async def filter_new_records(
 ) -> list[tuple[DecodedRecord, Identity]]:
     """Return the records that were not received before, each once.
 
-    A record that another request is still writing counts as new, because that write may fail. Other
-    tasks can run between two records.
+    A record that another request is still writing counts as new, because that write may fail. Other tasks
+    can run between two records.
     """
     fresh: dict[Identity, DecodedRecord] = {}
     for place, record in enumerate(records, 1):
@@ -153,7 +153,7 @@ async def _filter_admitted_records(
 
 
 async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None:
-    """Mark each promise whose job's start is among the refused records. Raises SourceError."""
+    """Mark the promise of each job whose start was refused. Raises SourceError."""
     found = [context.promises.find_promise(job, attempt) for job, attempt in decoded.refused_starts]
     held = [promise.request_id for promise in found if promise is not None and promise.state is IntentState.ACTIVE]
     if not held:
@@ -168,8 +168,8 @@ async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None
 def _make_all_refused_problem(body: EventsAnswer) -> Problem:
     """Return a 422 problem that contains the fields of the ordinary answer.
 
-    A sender that reads only the status must notice that nothing was stored. Routes for programs that
-    resend a refused body forever (Slurm's plugin, exporters of health events) answer 2xx instead.
+    A sender that reads only the status must notice that nothing was stored. Some programs resend a refused
+    body forever (Slurm's plugin, exporters of health events). Their routes answer 2xx instead.
     """
     count = len(body.rejected)
     what = "the record was" if count == 1 else f"all {count:,} records were"
@@ -178,7 +178,7 @@ def _make_all_refused_problem(body: EventsAnswer) -> Problem:
 
 
 def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAnswer) -> Problem:
-    """Count the names that each bound refused, and return the 429 problem that lists the bounds."""
+    """Count the names that each bound refused. Return the 429 problem that lists the bounds."""
     reasons = []
     for bound, count, why in names.list_reached_bounds():
         context.metrics.limited.labels(bound).inc(count)
@@ -193,7 +193,7 @@ def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAns
 async def _record_refusals(writer: InboxWriter, errors: Sequence[RecordError], now_ms: int) -> None:
     """Write the refusals to the inbox, so that the pipeline counts them.
 
-    If the disk is full, nothing is raised, and only these counts are lost.
+    A full disk raises no error. Only these counts are lost.
     """
     if not errors:
         return

@@ -1,4 +1,4 @@
-"""Routes for the fingerprint of one job, the use that jobs make of their GPUs, and load peaks."""
+"""Routes for the fingerprint of one job, the GPU use of all jobs, and load peaks."""
 
 from typing import get_args
 
@@ -40,7 +40,7 @@ class _FingerprintTime(msgspec.Struct):
 
 
 def _make_empty_fingerprint(row: JobRow, as_of_ms: int) -> Fingerprint:
-    """Return a fingerprint without values for a job that does not run, or has not been evaluated yet."""
+    """Return a fingerprint without values, for a job that does not run or has not been evaluated yet."""
     why = (
         "it was not looked at yet" if row.state == "running" else f"it is {row.state}: only what runs has a fingerprint"
     )
@@ -55,7 +55,7 @@ def _make_empty_fingerprint(row: JobRow, as_of_ms: int) -> Fingerprint:
 
 
 async def answer_utilisation(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the use that running jobs make of their GPUs, the largest waste first."""
+    """Answer with the GPU use of the running jobs, the most wasteful job first."""
     cache, board = context.cache, context.cache.get_board()
     as_of_ms = cache.get_as_of_ms(board, "doc.utilisation")
     rows = cache.get_document(board, "doc.utilisation", list[dict[str, object]])
@@ -72,7 +72,7 @@ def _read_evaluated_counts(cache: BoardCache, board: Board) -> dict[str, int]:
 
 
 def _compute_wasted_gpu_seconds(row: dict[str, object]) -> float:
-    """Return the idle GPU-seconds of a job, 0 if unknown."""
+    """Return the idle GPU-seconds of a job, or 0 if they are unknown."""
     idle_s, gpus = row["idle_s"], row["gpus"]
     return float(idle_s) * float(gpus) if isinstance(idle_s, int | float) and isinstance(gpus, int) else 0.0
 

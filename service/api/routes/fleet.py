@@ -1,4 +1,4 @@
-"""Routes for the fleet at a glance, the health of ingestion, and the board itself."""
+"""Routes for the overview of the fleet, the health of ingestion, and the board itself."""
 
 import asyncio
 import mmap
@@ -17,12 +17,12 @@ from fleetcast.service.http.table import Param, Query, Row
 
 
 async def answer_fleet(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the fleet at a glance, for the console's map and header."""
+    """Answer with the overview of the fleet, for the console's map and header."""
     return _answer_section(context, "doc.fleet")
 
 
 async def answer_ingestion(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the sources, rates and lag of ingestion, and its bad records by reason."""
+    """Answer with the sources, rates and lag of ingestion, and the number of bad records by reason."""
     return _answer_section(context, "doc.ingestion")
 
 
@@ -32,12 +32,12 @@ async def answer_served_models(request: Request, context: Context, query: Query)
 
 
 async def answer_fitted_models(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the serving fitted models, their recent accuracy, and the reasons to fit them again."""
+    """Answer with the fitted models in use, their recent accuracy, and the reasons to fit them again."""
     return _answer_section(context, "doc.models")
 
 
 def _answer_section(context: Context, name: str) -> Response:
-    """Answer with a section of the board as the whole body."""
+    """Answer with one section of the board as the whole body."""
     cache, board = context.cache, context.cache.get_board()
     body = cache.get_or_derive(board, ("body", name), lambda: bytes(cache.get_section(board, name)))
     return make_aged_answer(context, board, cache.get_as_of_ms(board, name), body)
@@ -50,7 +50,7 @@ BOARD_PARAMS = (
 
 
 async def answer_board(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the board's bytes, for a reader on another host, or with 304 if the caller has them."""
+    """Answer with the board's bytes, for a reader on another host. If the caller has them, answer 304."""
     newest = context.cache.get_board()
     headers = {**make_age_headers(context, newest.as_of_ms, newest), "cache-control": "no-cache"}
     known = request.headers.get("if-none-match", "")

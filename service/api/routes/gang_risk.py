@@ -27,7 +27,7 @@ DOMAINS = (("rack", "rack"), ("power", "power"), ("rail", "rail_group"))
 
 
 class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A query for a gang on whole nodes. Each node is named once.
+    """A query for a gang on whole nodes. Each node occurs once.
 
     The gang runs for a duration in seconds of fleet time.
     """
@@ -37,9 +37,9 @@ class GangAsked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Weakest(msgspec.Struct):
-    """The node that adds most to the larger of the gang's two risks.
+    """The node that contributes most to the larger of the gang's two risks.
 
-    `p`: the probability that it interrupts or slows the gang.
+    `p`: the probability that this node interrupts or slows the gang.
     """
 
     node: str
@@ -49,7 +49,7 @@ class Weakest(msgspec.Struct):
 
 
 class Domain(msgspec.Struct):
-    """A domain that at least two of the gang's nodes share. `share`: its share of the interruption risk."""
+    """A domain that at least two of the gang's nodes share. `share`: the domain's part of the interruption risk."""
 
     level: str
     name: str
@@ -76,7 +76,7 @@ GANG = msgspec.json.Decoder(GangAsked)
 async def answer_gang_risk(request: Request, context: Context, query: Query) -> Response:
     """Answer with the risk of the gang, from the board.
 
-    Nodes without known risk count as ordinary nodes, and the answer names them.
+    A node of unknown risk counts as an ordinary node. The answer names these nodes.
     """
     asked = _decode_query(await read_body(request, context.config.api.max_body_bytes))
     board = context.cache.get_board()
@@ -160,7 +160,7 @@ def _make_gang_answer(
 
 
 def _find_weakest_member(found: GangRisk) -> tuple[int, float, Literal["interruption", "slowness"]]:
-    """Return the node that adds most to the larger risk, its own probability, and which risk that is."""
+    """Return the node that contributes most to the larger risk, its own probability, and which risk that is."""
     if found.p_slow > found.p_interrupted:
         return found.slowest, float(found.slow[found.slowest]), "slowness"
     return found.weakest, float(found.node[found.weakest]), "interruption"

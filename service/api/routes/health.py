@@ -26,7 +26,7 @@ async def answer_healthz(request: Request, context: Context, query: Query) -> Re
 
 
 async def answer_readyz(request: Request, context: Context, query: Query) -> Response:
-    """Answer whether every part that the api needs works. 503 with a list of the failed checks if not."""
+    """Answer whether every part that the api needs works. If not, answer 503 and list the failed checks."""
     found = await run_checks(context)
     missing = [check.sentence for check in found if not check.ok]
     if missing:
@@ -39,10 +39,9 @@ async def answer_readyz(request: Request, context: Context, query: Query) -> Res
 
 
 async def answer_metrics(request: Request, context: Context, query: Query) -> Response:
-    """Answer with all of our own metrics.
+    """Answer with all of Fleetcast's own metrics.
 
-    They cover this process, the pipeline and the fleet as the board reports them, the placer, and the
-    adapters.
+    They cover this process, the pipeline, the fleet on the board, the placer and the adapters.
     """
     adapters = make_adapters_page(AdapterRecords(context.config.folder).read_status(), context.clock.now_ms())
     pages = [
@@ -69,7 +68,7 @@ def _make_pipeline_page(context: Context) -> str:
 
 
 def _read_fleet_page(context: Context) -> bytes:
-    """Return the metrics page that the pipeline rendered. No other page contains its families."""
+    """Return the metrics page that the pipeline rendered. No other page contains its metric families."""
     board = context.cache.latest()
     return bytes(board.raw("metrics.fleet")) if board is not None and "metrics.fleet" in board else b""
 

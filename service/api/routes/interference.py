@@ -1,4 +1,4 @@
-"""Routes for the mutual slowdown of jobs that share hardware, and for isolation checks."""
+"""Routes for jobs that slow each other on shared hardware, and for isolation checks."""
 
 from typing import Annotated, Literal
 
@@ -65,9 +65,9 @@ class JobLike(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
-    """A query for two jobs. Each is named if it runs or waits, or described as it will be submitted.
+    """A query about two jobs. A job that runs or waits is named, and a future job is described.
 
-    others: further jobs, only if all of them share a link.
+    others: further jobs, only if all jobs share a link.
     """
 
     a: Name | JobLike
@@ -77,7 +77,7 @@ class InterferenceQuery(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Speed(msgspec.Struct):
-    """A speed relative to running alone, null if unknown.
+    """A job's speed relative to running alone, or null if unknown.
 
     `lower_90` is also null while too few co-runs were observed for a bound.
     """
@@ -89,11 +89,11 @@ class Speed(msgspec.Struct):
 class Interference(msgspec.Struct):
     """The predicted speeds of two jobs that share hardware.
 
-    known: both jobs are known. A speed is null if nothing supports it. basis: the evidence. observed:
-    number of co-runs of the two jobs, or of their kinds, behind the answer. compatibility: how well the
-    sending phases of all jobs on a link avoid each other, from 0 to 1, null on GPUs. shifts_s: by how many
-    seconds each job (a, b, others) should begin after a, null if their phases drift. now: a, b -> the present
-    speed, if the jobs run next to each other now. reasons: field or job -> why it is unknown.
+    known: both jobs are known. A speed is null if nothing supports it. basis: the evidence. observed: the
+    number of observed co-runs of the two jobs, or of their kinds. compatibility: how well the sending phases
+    of all jobs on a link avoid each other, from 0 to 1, null on GPUs. shifts_s: by how many seconds each job
+    (a, b, others) should begin after a, null if their phases drift. now: a, b → the present speed, if the
+    jobs share hardware now. reasons: field or job → why it is unknown.
     """
 
     as_of_ms: int
@@ -122,9 +122,9 @@ EXPECTED = msgspec.json.Decoder(ToVerify)
 
 
 async def answer_interference(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the predicted speeds of two jobs that run next to each other.
+    """Answer with the predicted speeds of two jobs that share hardware.
 
-    `known` is false unless both jobs are known. No speed is predicted if neither is.
+    `known` is true only if both jobs are known. If neither is known, no speed is predicted.
     """
     asked = decode_json_body(await read_body(request, context.config.api.max_body_bytes), PAIR)
     cache, board = context.cache, context.cache.get_board()
@@ -147,7 +147,7 @@ async def answer_interference(request: Request, context: Context, query: Query) 
 
 
 def _find_present_speeds(going: dict[str, ActiveCoRun], asked: InterferenceQuery) -> dict[str, ActiveCoRun]:
-    """Return a, b -> the present speed of that job, if the two jobs run next to each other now."""
+    """Return a, b → the present speed of that job. Empty unless the two jobs share hardware now."""
     found = {}
     for who, one, other in (("a", asked.a, asked.b), ("b", asked.b, asked.a)):
         row = going.get(one) if isinstance(one, str) else None
@@ -197,10 +197,7 @@ def _make_interference(pair_speeds: Speeds, share: str, now: dict[str, ActiveCoR
 
 
 def _explain_unknown(share: str, other_known: bool) -> str:
-    """Explain why nothing is known about a job.
-
-    If the other job is known, also say what is assumed about this one.
-    """
+    """Explain why a job is unknown. If the other job is known, also say what is assumed about this one."""
     if share not in ON_GPU:
         why = "no steps of it, or of its like, reported their communication"
         so = ""
@@ -211,7 +208,7 @@ def _explain_unknown(share: str, other_known: bool) -> str:
 
 
 def _describe_slow_jobs(now: dict[str, ActiveCoRun]) -> str:
-    """Return a sentence for each of the two jobs that now runs slower than its lower bound."""
+    """Describe each of the two jobs that now runs slower than its lower bound, in a sentence."""
     return "".join(
         f" {who} runs next to it now at {row.speed:.0%}, slower than its bound of {row.lower_90:.0%}: part them."
         for who, row in now.items()
@@ -234,7 +231,7 @@ def _describe_speeds(known: tuple[bool, bool], rows: list[Speed], share: str, ba
 
 
 async def answer_isolation_check(request: Request, context: Context, query: Query) -> Response:
-    """Answer with a check of each expected field of a GPU against the present observation."""
+    """Answer with a comparison of a GPU's expected fields and its present observation."""
     asked = decode_json_body(await read_body(request, context.config.api.max_body_bytes), EXPECTED)
     cache, board = context.cache, context.cache.get_board()
     row = cache.get_node_answers(board).rows.get(asked.node.encode())
@@ -256,8 +253,8 @@ async def answer_isolation_check(request: Request, context: Context, query: Quer
 def _read_observed_gpu(board: Board, seen: IsolationReport, row: int, asked: ToVerify) -> ObservedGpu:
     """Return what telemetry observes of a GPU.
 
-    Raises UnknownEntity if the board has no row for the GPU. It also raises it for a GPU without readings
-    whose index is not below the node's number of GPUs.
+    Raises UnknownEntity if the board has no row for the GPU. Also raises it if the GPU has no readings and
+    its index is not below the node's number of GPUs.
     """
     readings, counts = board.array(READINGS), board.array("node.gpus")
     count = int(counts[row]) if row < len(counts) else 0

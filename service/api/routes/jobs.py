@@ -1,4 +1,4 @@
-"""Routes for jobs: a list of running, waiting and lately ended jobs, one job, and why it is slow."""
+"""Routes for jobs: a list of running, waiting and recently ended jobs, one job, and why a job is slow."""
 
 import re
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from fleetcast.service.api.archived_jobs import ArchiveSearchResult
 from fleetcast.service.api.estimates import NO_RUNS, PlacerEstimate
 from fleetcast.service.api.routes.aged_answer import make_aged_answer
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.api.routes.estimate import parse_start, request_start_estimate
+from fleetcast.service.api.routes.estimate import parse_start_estimate, request_start_estimate
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.http.access import Caller, get_admitted_caller
@@ -41,7 +41,7 @@ LIST_PARAMS = (
 
 
 async def answer_jobs(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the running, queued and lately ended jobs, in that order."""
+    """Answer with the running, queued and recently ended jobs, in that order."""
     cache, board = context.cache, context.cache.get_board()
     as_of_ms = cache.get_as_of_ms(board, "doc.jobs")
     rows, caller = cache.get_document(board, "doc.jobs", list[msgspec.Raw]), get_admitted_caller(request)
@@ -54,7 +54,7 @@ async def answer_jobs(request: Request, context: Context, query: Query) -> Respo
 
 
 class JobRowHead(msgspec.Struct):
-    """The fields of a job's row by which rows are selected."""
+    """The fields of a job's row that the selection of rows needs."""
 
     job: str
     attempt: int
@@ -90,7 +90,7 @@ def find_job_row(cache: BoardCache, board: Board, name: str) -> JobRow | None:
 
 
 def _index_latest_attempts(heads: list[JobRowHead]) -> dict[str, int]:
-    """Return job name -> index of its latest attempt."""
+    """Return job name → index of the job's latest attempt."""
     latest: dict[str, int] = {}
     for place, head in enumerate(heads):
         if head.job not in latest or head.attempt > heads[latest[head.job]].attempt:
@@ -99,10 +99,10 @@ def _index_latest_attempts(heads: list[JobRowHead]) -> dict[str, int]:
 
 
 def _map_reused_numbers(latest: dict[str, int], heads: list[JobRowHead]) -> dict[str, int]:
-    """Return further names -> index, for jobs whose number Slurm has reused.
+    """Return further names → index, for jobs whose number Slurm has reused.
 
-    The number alone then names the newest job. The first job, whose name is the bare number, gets another
-    name that ends with its submission time. So clients can still ask for it.
+    The number alone then names the newest job. The first job had the bare number as its name. It gets
+    another name that ends with its submission time, so that clients can still request it.
     """
     found: dict[str, int] = {}
     for name in sorted(filter(GIVEN_AGAIN.fullmatch, latest), key=lambda name: int(name.rpartition("@")[2])):
@@ -115,7 +115,7 @@ def _map_reused_numbers(latest: dict[str, int], heads: list[JobRowHead]) -> dict
 
 
 def decode_job_part(cache: BoardCache, board: Board, section: str, name: str, kind: type[T]) -> T | None:
-    """Decode the part of a board section that is about one job. Returns None if there is none."""
+    """Decode the part of a board section about one job. Returns None if there is none."""
     parts = cache.get_document(board, section, dict[str, msgspec.Raw])
     return msgspec.json.decode(parts[name], type=kind) if name in parts else None
 
@@ -148,7 +148,7 @@ async def answer_job(request: Request, context: Context, query: Query) -> Respon
 async def _read_archived_job(context: Context, name: str) -> Object:
     """Return the archive's record of a job.
 
-    Raises UnknownEntity that says how far back the search went, and SourceError if the archive fails.
+    Raises UnknownEntity that says how far back the search went. Raises SourceError if the archive fails.
     """
     nowhere = f"no job {name[:200]!r} runs, waits or ended within the last hour"
     if context.mirror is not None:
@@ -178,7 +178,7 @@ def _describe_search_range(found: ArchiveSearchResult) -> str:
 
 
 def _explain_null_fields(state: str) -> dict[str, str]:
-    """Return field -> the reason why it is null in this state.
+    """Return field → the reason why the field is null in this state.
 
     The start of a waiting job has other reasons.
     """
@@ -204,20 +204,20 @@ async def estimate_similar_start(
 ) -> PlacerEstimate:
     """Return the placer's estimate of when a job with the same needs would start.
 
-    asks: the keys with which the job was submitted. more: further keys of the request to the placer.
+    asks: the keys with which the job was submitted. more: further keys for the request to the placer.
     """
     if not isinstance(asks, dict) or not asks:
         return PlacerEstimate(None, "no event reports what it asks for")
     like = {"request_id": request_id, "queue": row.queue, "user": row.user, "class": row.class_, **more, **asks}
-    return parse_start(await request_start_estimate(request, context, encode(like)))
+    return parse_start_estimate(await request_start_estimate(request, context, encode(like)))
 
 
 async def _estimate_start(
     request: Request, context: Context, row: JobRow, asks: object
 ) -> tuple[dict[str, int] | None, str]:
-    """Return quantiles of when a waiting job should start, by the placer's estimate (Unix ms).
+    """Return quantiles of when a waiting job should start, by the placer's estimate, in Unix ms.
 
-    If that is unknown, return None and the reason.
+    If they are unknown, return None and the reason.
     """
     start = await estimate_similar_start(request, context, row, row.job, asks)
     if start.answer is None:
@@ -240,7 +240,7 @@ NO_SCORE = {
 
 
 async def answer_stragglers(request: Request, context: Context, query: Query) -> Response:
-    """Answer whether a job is slow, since when, and which member or cause slows it."""
+    """Answer whether a job is slow, since when, and which member or cause slows it down."""
     cache, board = context.cache, context.cache.get_board()
     name = request.path_params["job"]
     as_of_ms = cache.get_as_of_ms(board, "doc.stragglers")
@@ -253,9 +253,9 @@ async def answer_stragglers(request: Request, context: Context, query: Query) ->
 
 
 def _find_last_verdict(cache: BoardCache, board: Board, name: str) -> Object:
-    """Return the last verdict on the pace of an ended job, or one without values if it was never judged.
+    """Return the last verdict on the pace of an ended job. If there was none, return one without values.
 
-    Raises UnknownEntity if neither job nor verdict is known.
+    Raises UnknownEntity if neither the job nor a verdict is known.
     """
     verdict = decode_job_part(cache, board, VERDICTS, name, Object) if VERDICTS in board else None
     if verdict is None:

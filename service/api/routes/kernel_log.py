@@ -31,7 +31,7 @@ PARAMS = (
 
 
 async def answer_kernel_log(request: Request, context: Context, query: Query) -> Response:
-    """Accept the lines about the hardware, and ignore all others."""
+    """Accept the lines about hardware, and ignore all others."""
     context.get_event_writer()
     node = query["node"] or ""
     try:
@@ -55,7 +55,7 @@ async def answer_kernel_log(request: Request, context: Context, query: Query) ->
 def decode_kernel_log(body: bytes, reader: KernelReader, now_ms: int) -> DecodedBody:
     """Decode the events and the bad lines of a kernel log.
 
-    Bad lines are numbered after the events.
+    The numbers of bad lines follow those of the events.
     """
     events, bad = reader.read(body.splitlines(), now_ms)
     if len(events) > MAX_RECORDS or len(bad) > MAX_REJECTED:

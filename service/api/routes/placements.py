@@ -1,4 +1,4 @@
-"""Routes for placements, the queue and the audit.
+"""Routes for placements, the queue and the audit trail.
 
 They forward requests and answers unchanged between the client and the placer.
 """

@@ -1,7 +1,7 @@
 """POST /api/v1/write: Prometheus remote write 1.0 and 2.0.
 
 A request is written to disk unchanged, and only then acknowledged. The api checks only that the samples
-can be read, and the pipeline finds their series. A sender retries after 5xx and 429, and drops samples
+are readable. The pipeline finds their series. A sender retries after 5xx and 429, and drops samples
 after other 4xx. So the answer is 503 for a full disk or a long backlog, and 400 for an unreadable body.
 """
 
@@ -84,7 +84,7 @@ def _check_coding(coding: str) -> None:
 
 
 def _make_written_headers(taken: WriteRequest) -> dict[str, str]:
-    """Return the headers with the numbers of stored records, for a sender of version 2.0.
+    """Return headers with the numbers of stored records, for a sender of version 2.0.
 
     Samples are stored. Histograms and exemplars are not.
     """

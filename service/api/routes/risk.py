@@ -1,6 +1,6 @@
 """Routes for risk: the ranking of all nodes, and one node in full.
 
-They are the two most frequent routes.
+These two routes are the most frequent ones.
 """
 
 import asyncio
@@ -76,7 +76,7 @@ async def answer_ranking(request: Request, context: Context, query: Query) -> Re
 
 
 def _encode_calibration(cache: BoardCache, board: Board) -> bytes:
-    """Return the JSON of how accurate past probabilities were, and of the history hazard's training data."""
+    """Encode the accuracy of past probabilities, and the training data of the history hazard, as JSON."""
     known = cache.get_document(board, "doc.risk_calibration")
     return b'"calibration":%b,"history":%b' % (encode(known["rows"]), encode(known["history"]))
 
@@ -95,7 +95,7 @@ class Ranking:
 
 
 async def _rank_nodes(cache: BoardCache, board: Board, horizon_s: int, kind: str | None) -> Ranking:
-    """Rank the nodes, and render their rows as JSON in slices. Other requests can run between slices."""
+    """Rank the nodes, and encode their rows as JSON in slices. Other requests can run between slices."""
     kinds = RISK_KINDS if kind is None else (kind,)
     risk = board.array("node.risk")[[RISK_KINDS.index(name) for name in kinds], RISK_HORIZONS_S.index(horizon_s)]
     known = np.nan_to_num(risk, nan=-1.0)
@@ -119,7 +119,10 @@ async def _rank_nodes(cache: BoardCache, board: Board, horizon_s: int, kind: str
 
 
 def _make_rack_mask(board: Board, rack: str | None) -> NDArray[np.bool_] | None:
-    """Return (n,) bool, whether each node is in a rack, or None for all racks. Raises UnknownEntity."""
+    """Return for each node whether it is in a rack: (n,) bool. Returns None for all racks.
+
+    Raises UnknownEntity for an unknown rack.
+    """
     if rack is None:
         return None
     racks = board.names("names.rack")

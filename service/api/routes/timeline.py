@@ -33,7 +33,7 @@ WORDS = {
 
 
 class ProbabilityStep(msgspec.Struct):
-    """A probability that holds from `time_ms` until the next step. `p` is null if nothing was known."""
+    """A probability that holds from `time_ms` until the next step. `p` is null if it was unknown."""
 
     time_ms: int
     p: float | None
@@ -42,7 +42,7 @@ class ProbabilityStep(msgspec.Struct):
 class Scores(msgspec.Struct):
     """The steps of the highest probability (fail, drain or slow) within one horizon.
 
-    The first step may lie before `from_ms`.
+    The first step may begin before `from_ms`.
     """
 
     horizon_s: int
@@ -55,7 +55,7 @@ class Value(msgspec.Struct):
 
 
 class SignalSpell(msgspec.Struct):
-    """A risk reason and the time for which it held. `ended_ms` is null while it still holds.
+    """A risk reason, and the time for which it held. `ended_ms` is null while it still holds.
 
     Each value holds until the next one.
     """
@@ -72,7 +72,7 @@ class SignalSpell(msgspec.Struct):
 
 
 class Happening(msgspec.Struct):
-    """A node event on the timeline, or a hard signal from the node's own telemetry (`fault`)."""
+    """A node event on the timeline, or a hard signal from the telemetry of the node (`fault`)."""
 
     time_ms: int
     type: Literal["drain", "undrain", "lost", "returned", "xid", "health", "withhold", "release", "fault"]
@@ -83,9 +83,9 @@ class Happening(msgspec.Struct):
 
 
 class JobStay(msgspec.Struct):
-    """The time of an attempt on this node. `gpus`: the number of GPUs it held here, null if unknown.
+    """The time of an attempt on this node. `gpus`: the number of GPUs that it held here, null if unknown.
 
-    `outcome` is "" while the attempt runs, or if unknown.
+    `outcome` is "" while the attempt runs, or if the outcome is unknown.
     """
 
     job: str
@@ -99,7 +99,7 @@ class JobStay(msgspec.Struct):
 class ActionSpan(msgspec.Struct):
     """The time for which an action was advised or taken.
 
-    `taken`: the node was removed from service. Otherwise this was only advised.
+    `taken`: the node was removed from service. If false, this was only advised.
     """
 
     code: str
@@ -118,7 +118,7 @@ class StateSpan(msgspec.Struct):
 class NodeTimeline(msgspec.Struct):
     """The timeline of one node from `from_ms` to `as_of_ms`.
 
-    Nothing is known about the time before `known_since_ms`. Older scores and values are sparser.
+    The time before `known_since_ms` is unknown. Older scores and values are sparser.
     """
 
     node: str
@@ -134,7 +134,7 @@ class NodeTimeline(msgspec.Struct):
 
 
 async def answer_timeline(request: Request, context: Context, query: Query) -> Response:
-    """Answer with the timeline of a node over the last minutes, the oldest first."""
+    """Answer with the timeline of a node over the last minutes, in order of time."""
     cache, board = context.cache, context.cache.get_board()
     shown = read_node_past(cache, board, request.path_params["node"])
     as_of_ms = cache.get_as_of_ms(board, "answers.node")
@@ -145,7 +145,7 @@ async def answer_timeline(request: Request, context: Context, query: Query) -> R
 def read_node_past(cache: BoardCache, board: Board, name: str) -> PublishedTimeline:
     """Return the recorded past of a node.
 
-    Raises UnknownEntity, and a 503 problem if the node is too new to have one.
+    Raises UnknownEntity for an unknown node, and a 503 problem if the node is too new to have a past.
     """
     rows = cache.get_node_answers(board).rows
     row = rows.get(name.encode())
@@ -186,7 +186,7 @@ def _overlaps_span(row: Spell | PastSpan | Stay | ActionSpan, from_ms: int) -> b
 def _make_scores(past: PublishedTimeline, at: int, from_ms: int) -> Scores:
     """Return the steps of one horizon from `from_ms` on, without steps that change nothing.
 
-    at: the index of the horizon. The last step before `from_ms` is the first one returned.
+    The first returned step is the last one before `from_ms`. at: the index of the horizon.
     """
     steps: list[ProbabilityStep] = []
     for time_ms, values in past.steps:
@@ -225,7 +225,7 @@ def _make_event_happening(event: NodeEvent) -> Happening:
 
 
 def _make_drain_spans(events: Sequence[NodeEvent]) -> list[ActionSpan]:
-    """Return a span from each drain to its undrain, as events reported them."""
+    """Return a span from each drain to its undrain, according to events."""
     spans: list[ActionSpan] = []
     for event in sorted(events, key=lambda row: row.time_ms):
         is_open = bool(spans) and spans[-1].ended_ms is None

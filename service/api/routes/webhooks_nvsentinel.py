@@ -1,4 +1,7 @@
-"""POST /v1/webhooks/nvsentinel: accept messages of NVSentinel's event exporter, translated on arrival."""
+"""POST /v1/webhooks/nvsentinel: accept messages of NVSentinel's event exporter.
+
+The api translates them into events on arrival.
+"""
 
 import asyncio
 

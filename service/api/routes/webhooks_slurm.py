@@ -1,6 +1,6 @@
 """POST /v1/webhooks/slurm-jobcomp: accept Slurm's messages about completed jobs.
 
-It answers 200, because Slurm's Elasticsearch plugin resends after 202.
+The answer is 200, because Slurm's Elasticsearch plugin resends after 202.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ PARAMS = (
 
 
 class KnownAttempt(msgspec.Struct):
-    """An attempt in the list of jobs on the board."""
+    """An attempt in the board's list of jobs."""
 
     job: str
     attempt: int
@@ -98,9 +98,9 @@ async def answer_slurm_jobcomp(request: Request, context: Context, query: Query)
 
 
 async def translate_completions(read: ReadRecords[SlurmJob], prefix: str, context: Context, now_ms: int) -> DecodedBody:
-    """Return the events of the records, numbered in order, and the bad records, numbered after them.
+    """Translate the records into events. Bad records are numbered after the events.
 
-    Other tasks can run in between.
+    Other tasks can run between two records.
     """
     decoded = DecodedBody()
     bad = list(read.bad)
@@ -127,11 +127,11 @@ async def translate_completions(read: ReadRecords[SlurmJob], prefix: str, contex
 
 
 class _SkippedJob(Exception):
-    """The exception that skips a job without GPUs that is not known here."""
+    """The exception that skips an unknown job without GPUs."""
 
 
 def _resolve_job_name(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
-    """Return the record with the right job name if several jobs on the board have its Slurm number."""
+    """Return the record with the right job name. Several jobs on the board may have the same Slurm number."""
     number = parse_job_number(job.id)
     rows = _find_attempts_by_number(context).get(prefix + number, ())
     jobs: dict[str, NumberedJob] = {}
@@ -151,9 +151,9 @@ def _resolve_job_name(job: SlurmJob, prefix: str, context: Context) -> SlurmJob:
 
 
 def _find_attempts_by_number(context: Context) -> dict[str, list[KnownAttempt]]:
-    """Return Slurm job number -> submitted attempts on the board.
+    """Return Slurm job number → submitted attempts on the board.
 
-    The number has the prefix of its cluster.
+    The number begins with the prefix of the cluster.
     """
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
@@ -174,7 +174,7 @@ def _group_attempts_by_number(rows: Iterable[KnownAttempt]) -> dict[str, list[Kn
 def _assign_attempt(
     job: SlurmJob, prefix: str, numbers: dict[str, list[tuple[int, int]]], context: Context
 ) -> SlurmJob:
-    """Return the record with its attempt number. A known job without GPUs keeps only its end.
+    """Return the record with its attempt number. For a known job without GPUs, only its end remains.
 
     Raises _SkippedJob for an unknown job without GPUs.
     """
@@ -191,7 +191,7 @@ def _assign_attempt(
 
 
 def _correct_sequence(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms: int) -> JobEvent:
-    """Return the event, with a later sequence number if the board shows another state of the job.
+    """Return the event. If the board shows another state of the job, give the event a later sequence number.
 
     The board may show another queue. It may also show a released job as blocked, or a blocked job as
     released.
@@ -206,7 +206,7 @@ def _correct_sequence(event: JobEvent, row: KnownAttempt, job: SlurmJob, now_ms:
 
 
 def read_known_attempts(context: Context) -> dict[tuple[str, int], KnownAttempt]:
-    """Return (job, attempt) -> its row on the board. Empty before the first board."""
+    """Return (job, attempt) → its row on the board. Empty before the first board."""
     board, cache = context.cache.latest(), context.cache
     if board is None or "doc.jobs" not in board:
         return {}
