@@ -85,7 +85,8 @@ ROOMS_MAY_IMPORT = {
         "plan": {"engine", "machines", "queues"},
         "ahead": {"engine", "machines", "plan", "queues"},
         "play": {"machines", "plan", "queues"},
-        "ledger": {"queues"},
+        "actions": set(),
+        "ledger": {"actions", "queues"},
     },
     "service": {
         "http": set(),

@@ -1,1 +1,1 @@
-"""The ledger: decisions, intents, queue, charges and audit in one SQLite file."""
+"""The ledger: decisions, intents, queue, charges, actions and audit in one SQLite file."""

@@ -15,11 +15,13 @@ REAL as Python's `str` of it.
                          expected_s, queued_ms, held_ms, started_ms, ended_ms, outcome, used_gpu_s,
                          lost_gpu_s]
     credits.checksum    ["credits", queue, as_of_ms, earned, spent, expired]
+    actions.checksum    ["actions", action_id, wish, job, queue, state, body, life, why, changed]
 
 `models` is text: the stored, compact JSON. `previous` is the hash of the line before, 64 zeros in the
 first one. `stored` is the checksum of the decision or queue entry written with the line, else empty. So a
 head (an audit_id and its hash) that was stored elsewhere shows that no line up to it, and no reply, has
-changed since.
+changed since. A line about an action has the action's id as request_id and the checksum of its row as
+decision_id. `stored` is empty there, so that a program of version 3 can verify the chain.
 
 A CRC would cost less. But an attacker who edits a reply can compute its CRC again, and the chain could
 not vouch for replies. A placement pays for three digests of some 1.5 KB, which take microseconds. The
@@ -95,6 +97,11 @@ def compute_charge_checksum(row: Sequence[Any]) -> str:
 def compute_credit_checksum(row: Sequence[Any]) -> str:
     """Return the checksum of a queue's credits. row: all their columns except the checksum."""
     return _compute_digest("credits", [str(value) if isinstance(value, float) else value for value in row])
+
+
+def compute_action_checksum(row: Sequence[Any]) -> str:
+    """Return the checksum of an action. row: all its columns except the checksum."""
+    return _compute_digest("actions", row)
 
 
 CHECKSUMS = {

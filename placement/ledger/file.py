@@ -110,6 +110,17 @@ class LedgerFile:
 
         If the process is killed, either the old or the new content remains.
         """
+        copy = self.copy_file()
+        with self.transaction():
+            migrate(self._db, version)
+        logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
+
+    def copy_file(self) -> Path:
+        """Copy the file next to itself, under a name with its version, and return the copy's path.
+
+        Raises LedgerUnavailable if it cannot be copied.
+        """
+        (version,) = self._db.execute("PRAGMA user_version").fetchone()
         copy = self.path.with_name(f"{self.path.name}.v{version}")
         part = copy.with_name(f".{copy.name}.tmp")
         try:
@@ -120,9 +131,7 @@ class LedgerFile:
             files.sync_folder(copy.parent, "migration")
         except OSError as error:
             raise LedgerUnavailable(f"{self.path} cannot be copied to {copy}: {error.strerror}") from None
-        with self.transaction():
-            migrate(self._db, version)
-        logger.info("%s has version %d now; %s is what it was", self.path, SCHEMA_VERSION, copy)
+        return copy
 
     def _restore_missing_schema(self) -> None:
         """Create missing triggers and indexes again.

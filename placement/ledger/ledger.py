@@ -3,7 +3,7 @@
     decisions   request_id → the request and the reply, byte for byte; `cursor` only grows
     intents     the GPUs that a placement holds until the job runs, ends, expires or is cancelled
     queue       waiting requests, each with the reply that its caller received
-    audit       the actions of each caller; append-only, triggers refuse anything else
+    audit       what each caller did; append-only, triggers refuse anything else
 
 The ledger writes before the placer replies. One process writes. A retry of a request gets the same bytes,
 even after a restart. SQLite finds damaged pages and indexes when the file opens. Checksums of rows and a
@@ -20,8 +20,9 @@ from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.errors import ConflictError, RequestError
 from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
+from fleetcast.placement.ledger.actions import DROPPED, ActionTable
 from fleetcast.placement.ledger.chain import (
     NO_HASH,
     QUEUED,
@@ -34,6 +35,7 @@ from fleetcast.placement.ledger.chain import (
 )
 from fleetcast.placement.ledger.charges import ChargeTable
 from fleetcast.placement.ledger.file import LAST_NUMBER, LedgerFile
+from fleetcast.placement.ledger.migrate import DOWNGRADED, drop_actions
 from fleetcast.placement.ledger.rows import (
     SETTLED_WORDS,
     CommittedDecision,
@@ -84,12 +86,14 @@ class Ledger(LedgerFile):
         self.on_change: Callable[[], None] = lambda: None
         self._cached: _CachedRows | None = None
         self.charges = ChargeTable(self)
+        self.actions = ActionTable(self, self.record_audit_line, lambda: self.position)
         super().__init__(path)
 
     def _load_state(self) -> None:
         super()._load_state()
         cached = self._cached = self._read_rows()
         self.charges.reload_rows()
+        self.actions.reload_rows()
         if cached.position > cached.head.audit_id:
             logger.error(
                 "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` says more",
@@ -103,6 +107,7 @@ class Ledger(LedgerFile):
     def _drop_cache(self) -> None:
         self._cached = None
         self.charges.clear_cache()
+        self.actions.clear_cache()
 
     def _read_rows(self) -> _CachedRows:
         with self.translate_decode_errors():
@@ -379,6 +384,20 @@ class Ledger(LedgerFile):
         sentence: describes the loss or change.
         """
         self.record_audit_line("", now_ms, caller, "accept", sentence)
+
+    def downgrade(self, now_ms: int, caller: str) -> None:
+        """Make the file one of version 3, which has no actions, and close it. A copy of it lies next to it.
+
+        Raises ConflictError while an action is open, because an earlier program would forget it.
+        """
+        if open_now := self.actions.list_open():
+            raise ConflictError(f"{len(open_now):,} actions are open: pause actions, then go back once they have ended")
+        copy = self.copy_file()
+        with self.transaction():
+            sentence = f"the ledger has version {DOWNGRADED} from now on; its actions are in {copy.name}"
+            self.record_audit_line("", now_ms, caller, DROPPED, sentence)
+            drop_actions(self._db)
+        self.close()
 
     def read_audit_trail(
         self, limit: int, after: int | None = None, request_id: str | None = None

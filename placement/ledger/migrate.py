@@ -1,8 +1,9 @@
-"""Migration of a ledger file from an earlier version, and creation of the tables in an empty file.
+"""Migration of a ledger file from an earlier version and back, and creation of the tables in an empty file.
 
 Version 1 had neither checksums nor a hash chain. The checksums that the migration adds prove
 nothing about lines written before it. The fact `migrated` records the last of these lines. Version
-2 had no charges. The placer opens a charge for each running job when it first sees the job.
+2 had no charges. The placer opens a charge for each running job when it first sees the job. Version
+3 had no actions.
 """
 
 import sqlite3
@@ -11,6 +12,7 @@ from typing import Any
 
 from fleetcast.placement.ledger.chain import CHECKSUMS, NO_HASH, QUEUED, encode, hash_line
 from fleetcast.placement.ledger.schema import (
+    ACTIONS,
     CHARGES,
     SCHEMA_VERSION,
     TABLES,
@@ -21,6 +23,8 @@ from fleetcast.placement.ledger.schema import (
 )
 
 MIGRATED = "migrated"
+ACTION_SWITCHES = "mark.actions"  # whether actions are paused, and the circuit breaker
+DOWNGRADED = 3  # the version that `drop_actions` leaves
 
 
 def create_tables_if_empty(db: sqlite3.Connection) -> str:
@@ -46,9 +50,16 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
     if version == 1:
         _copy_first_version(db)
         return
-    for statement in split_statements(CHARGES):
+    for statement in split_statements((CHARGES if version == 2 else "") + ACTIONS):
         db.execute(statement)
     db.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def drop_actions(db: sqlite3.Connection) -> None:
+    """Make a file of this version one of version 3, inside the caller's transaction. Its actions are lost."""
+    db.execute("DROP TABLE actions")
+    db.execute("DELETE FROM state WHERE key = ?", [ACTION_SWITCHES])
+    db.execute(f"PRAGMA user_version = {DOWNGRADED}")
 
 
 def _copy_first_version(db: sqlite3.Connection) -> None:

@@ -5,12 +5,13 @@ A change of the schema needs a new version. A program never writes to the file o
 1   decisions, intents, queue, audit
 2   a checksum for each row, the audit's chain, and `state`: facts about the service's state, JSON by name
 3   charges (the GPUs that each attempt held) and credits (the credits of queues)
+4   actions (on running jobs)
 """
 
 import sqlite3
 from contextlib import closing
 
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
 KEEP_TABLES = """
 CREATE INDEX active_intents ON intents (state) WHERE state = 'active';
 CREATE TRIGGER audit_is_not_updated BEFORE UPDATE ON audit BEGIN
@@ -68,7 +69,24 @@ CREATE TABLE credits (
     queue TEXT PRIMARY KEY, as_of_ms INTEGER NOT NULL, earned REAL NOT NULL, spent REAL NOT NULL, expired REAL NOT NULL,
     checksum TEXT NOT NULL) WITHOUT ROWID;
 """
-SCHEMAS = {1: SCHEMA_1 + KEEP_TABLES, 2: SCHEMA_2 + KEEP_TABLES, SCHEMA_VERSION: SCHEMA_2 + KEEP_TABLES + CHARGES}
+ACTIONS = """
+CREATE TABLE actions (
+    action_id TEXT PRIMARY KEY, wish TEXT NOT NULL, job TEXT NOT NULL, queue TEXT NOT NULL, state TEXT NOT NULL,
+    body BLOB NOT NULL, life BLOB NOT NULL, why TEXT NOT NULL, changed INTEGER NOT NULL, checksum TEXT NOT NULL);
+CREATE INDEX open_actions ON actions (changed) WHERE state IN ('proposed', 'sent', 'accepted');
+CREATE INDEX action_wishes ON actions (wish);
+CREATE INDEX action_changes ON actions (changed);
+CREATE INDEX action_jobs ON actions (job, changed);
+CREATE INDEX action_states ON actions (state, changed);
+CREATE INDEX action_queues ON actions (queue, changed);
+"""
+SCHEMA_3 = SCHEMA_2 + KEEP_TABLES + CHARGES
+SCHEMAS = {
+    1: SCHEMA_1 + KEEP_TABLES,
+    2: SCHEMA_2 + KEEP_TABLES,
+    3: SCHEMA_3,
+    SCHEMA_VERSION: SCHEMA_3 + ACTIONS,
+}
 TABLES = ("decisions", "intents", "queue", "audit")
 AUDIT_COLUMNS = (
     *("audit_id", "time_ms", "caller", "action", "request_id", "decision_id", "board_as_of_ms", "models", "sentence"),

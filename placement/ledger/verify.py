@@ -1,4 +1,4 @@
-"""Verification that a ledger's audit chain, replies, intents and queue are unchanged.
+"""Verification that a ledger's audit chain, replies, intents, queue, charges and actions are unchanged.
 
 It only reads, and the placer may write at the same time. Rows are read one by one in one
 transaction, so a ledger of any size takes little memory. An attacker who can write the file can
@@ -18,12 +18,14 @@ import msgspec
 
 from fleetcast.fleet import files
 from fleetcast.fleet.requests import Decision
+from fleetcast.placement.ledger.actions import ACTION, DROPPED
 from fleetcast.placement.ledger.chain import (
     CHARGE_TABLE_CHECKSUMS,
     CHECKSUMS,
     NO_HASH,
     QUEUED,
     ChainHead,
+    compute_action_checksum,
     encode,
     hash_line,
 )
@@ -39,13 +41,15 @@ from fleetcast.placement.ledger.schema import (
 )
 
 MOST_FINDINGS = 100
+PROPOSED = f"{ACTION}proposed"
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerFinding:
     """A part of the ledger that is not as it was written.
 
-    kind: file, line, missing, tail, head, reply, intent, queue, charge.
+    kind: file, line, missing, tail, head, reply, intent, queue, charge,
+    action.
     """
 
     kind: str
@@ -65,6 +69,7 @@ class LedgerVerdict:
     replies: int = 0
     waiting: int = 0
     intents: int = 0
+    actions: int = 0
     findings: list[LedgerFinding] = field(default_factory=list)
     left_out: int = 0  # findings beyond `MOST_FINDINGS`
 
@@ -119,6 +124,7 @@ def _check_ledger(db: sqlite3.Connection, head: str) -> LedgerVerdict:
         lambda: _check_intents(db, verdict),
         lambda: _check_queue(db, verdict),
         lambda: _check_charges(db, verdict),
+        lambda: _check_actions(db, verdict, trail.proposed),
     ):
         with _report_damage(verdict):
             check()
@@ -143,6 +149,7 @@ class _Trail:
         self.expected_head = head
         self.decided = 0
         self.waiting = 0
+        self.proposed = 0  # actions, since the table of actions was made
         self.settled: Counter[str] = Counter()
 
     def check_trail(self) -> None:
@@ -183,6 +190,7 @@ class _Trail:
         if written == self.expected_head:
             verdict.held = audit_id
         self.settled[row[3]] += 1
+        self.proposed = 0 if row[3] == DROPPED else self.proposed + (row[3] == PROPOSED)
         verdict.head = ChainHead(audit_id, str(written))
 
     def _check_written_row(self, row: tuple[Any, ...]) -> None:
@@ -259,6 +267,27 @@ def _check_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
         for row in db.execute(f"SELECT * FROM {table}"):
             if checksum(row[:-1]) != row[-1]:
                 verdict.add_finding("charge", f"row {row[0]!r} of {table} is not what was written")
+
+
+def _check_actions(db: sqlite3.Connection, verdict: LedgerVerdict, proposed: int) -> None:
+    """Check that each action is unchanged and is as its newest audit line states.
+
+    proposed: how many actions the trail speaks of.
+    """
+    rows = db.execute(
+        "SELECT actions.*, audit.action, audit.request_id, audit.decision_id FROM actions "
+        "LEFT JOIN audit ON audit.audit_id = actions.changed"
+    )
+    for *row, written, word, subject, spoken in rows:
+        verdict.actions += 1
+        action_id, state = row[0], row[4]
+        if compute_action_checksum(row) != written:
+            verdict.add_finding("action", f"action {action_id!r} is not what was written", None, action_id)
+        elif (word, subject, spoken) != (f"{ACTION}{state}", action_id, written):
+            sentence = f"action {action_id!r} is not what line {row[-1]} speaks for"
+            verdict.add_finding("action", sentence, None, action_id)
+    if verdict.actions != proposed:
+        verdict.add_finding("action", f"{verdict.actions:,} actions are stored, the trail speaks of {proposed:,}")
 
 
 def _check_checksum(verdict: LedgerVerdict, kind: str, what: str, table: str, row: Any, request_id: Any) -> bool:

@@ -43,8 +43,8 @@ def answers(path: Path) -> dict[str, Any]:
     """What a ledger serves, by question; a LedgerError where it refuses to, of all of them where it does not open."""
     try:
         ledger = Ledger(path)
-    except LedgerError as error:
-        return dict.fromkeys(QUESTIONS, error)
+    except LedgerError as error:  # a copy, whose frames keep no connection open while the file is replaced
+        return dict.fromkeys(QUESTIONS, LedgerError(str(error)))
     said = {}
     with closing(ledger):
         for name, ask in QUESTIONS.items():

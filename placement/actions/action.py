@@ -1,0 +1,127 @@
+"""An action on a running job: what is done to it, for whom, why, and what it costs.
+
+The id of an action depends on its kind, job, attempt, ranks and payer, and not on the pass that proposes
+it. So a pass that repeats a proposal proposes nothing new.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+
+import msgspec
+
+from fleetcast.fleet.errors import RequestError
+from fleetcast.fleet.requests import RankPlacement
+
+DIGITS = 24  # hexadecimal, of a wish
+
+
+class ActionKind(StrEnum):
+    PLACE = "place"
+    SHRINK = "shrink"
+    GROW = "grow"
+    PREEMPT = "preempt"
+    MOVE = "move"
+    REPLACE = "replace"
+
+
+STOPPING = frozenset({ActionKind.SHRINK, ActionKind.PREEMPT, ActionKind.MOVE, ActionKind.REPLACE})
+"""Kinds that stop processes which run. The circuit breaker counts them."""
+
+
+class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The cost of an action in GPU-seconds, by term. Only `gain` may be negative: it is what the action saves."""
+
+    lost: float = 0.0  # work since the last whole checkpoint
+    restart: float = 0.0
+    wait: float = 0.0  # of the job that is stopped, until it runs again
+    risk: float = 0.0
+    slow: float = 0.0
+    fragments: float = 0.0
+    gain: float = 0.0
+
+    @property
+    def total(self) -> float:
+        return sum(amount for _, amount in self.list_terms())
+
+    def list_terms(self) -> Iterator[tuple[str, float]]:
+        """Yield (term, GPU-seconds), also for terms that are zero."""
+        yield from ((name, getattr(self, name)) for name in self.__struct_fields__)
+
+
+class ActionReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Why an action is proposed: a code and its numbers. `describe_action` makes the sentence."""
+
+    code: str
+    numbers: dict[str, float] = {}
+
+
+class RejectedSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A set of jobs that the search found and did not choose. code: why not, such as "dearer"."""
+
+    jobs: tuple[str, ...]
+    gpus: float
+    cost_gpu_s: float
+    code: str = "dearer"
+
+
+class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An action on a running job, as it is proposed.
+
+    queue: the leaf that the job is charged to. gpus: how many it frees, or adds to the job. ranks: the ranks
+    that it concerns, where they hold GPUs now. places: where ranks go to, if they go anywhere. payer: the
+    request that gets what the action frees, until `by_ms` (Unix ms). "" means that there is none.
+    """
+
+    kind: ActionKind
+    job: str
+    attempt: int
+    queue: str
+    gpus: float
+    ranks: tuple[RankPlacement, ...]
+    executor: str
+    by_ms: int
+    reason: ActionReason
+    cost: ActionCost
+    places: tuple[RankPlacement, ...] = ()
+    payer: str = ""
+    grace_s: float = 0.0
+    rejected: tuple[RejectedSet, ...] = ()
+
+    def compute_wish(self) -> str:
+        """Return the hash of what is wished: kind, job, attempt, ranks, places and payer."""
+        parts = (self.kind, self.job, self.attempt, self.ranks, self.places, self.payer)
+        return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGITS]
+
+
+def make_action_id(wish: str, number: int) -> str:
+    """Return the id of the `number`th action, from 1, with this wish.
+
+    >>> make_action_id("0f", 2)
+    '0f-2'
+    """
+    return f"{wish}-{number}"
+
+
+def check_action(action: JobAction) -> None:
+    """Check an action before it is stored. Raises RequestError for an amount that no action can have."""
+    for name, amount in action.cost.list_terms():
+        if not math.isfinite(amount) or (amount < 0 and name != "gain"):
+            raise RequestError(f"cost.{name} = {amount}: must be finite and not negative", f"cost.{name}")
+    _check_finite("reason.numbers", action.reason.numbers.values())
+    for lost in action.rejected:
+        _check_finite("rejected", (lost.gpus, lost.cost_gpu_s))
+    if not (math.isfinite(action.gpus) and action.gpus > 0):
+        raise RequestError(f"gpus = {action.gpus}: must be above 0", "gpus")
+    if not (math.isfinite(action.grace_s) and action.grace_s >= 0):
+        raise RequestError(f"grace_s = {action.grace_s}: must not be negative", "grace_s")
+    if not action.job or not action.executor:
+        raise RequestError("an action needs a job and an executor", "job" if not action.job else "executor")
+    if not action.ranks and not action.places:
+        raise RequestError("an action needs ranks or places", "ranks")
+
+
+def _check_finite(name: str, amounts: Iterable[float]) -> None:
+    if not all(map(math.isfinite, amounts)):
+        raise RequestError(f"{name}: all numbers must be finite", name)

@@ -1,0 +1,89 @@
+"""The circuit breaker: how many GPUs actions may take from running jobs within an hour.
+
+It counts actions that are sent. The first action beyond a limit is not sent and opens the breaker. Then
+nothing is sent until a person resets it. A reset also forgets what was counted, so the limits hold in
+every hour without a reset.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from fleetcast.placement.actions.action import STOPPING, JobAction
+
+WINDOW_MS = 3_600_000
+BUCKET_MS = 60_000  # uses within a minute are counted together, until the last of them is an hour old
+SLACK = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerLimits:
+    """The largest shares of capacity that may be taken within an hour: of one queue, and of the fleet."""
+
+    queue_share: float = 0.10
+    fleet_share: float = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class BreakerCapacity:
+    """The GPUs of the fleet, and of queues by leaf. A queue without an entry has the fleet's."""
+
+    fleet_gpus: float
+    queue_gpus: Mapping[str, float]
+
+    def find_queue_gpus(self, queue: str) -> float:
+        return self.queue_gpus.get(queue, self.fleet_gpus)
+
+
+class TakenGpus(msgspec.Struct, frozen=True, array_like=True):
+    """The GPUs taken from a queue within a minute that ends at `until_ms`."""
+
+    until_ms: int
+    queue: str
+    gpus: float
+
+
+class CircuitBreaker(msgspec.Struct, frozen=True):
+    """The state of the circuit breaker. why: why it is open, or "" while it is closed."""
+
+    taken: tuple[TakenGpus, ...] = ()
+    opened_ms: int | None = None
+    why: str = ""
+
+    @property
+    def is_open(self) -> bool:
+        return self.opened_ms is not None
+
+    def explain_excess(self, action: JobAction, now_ms: int, capacity: BreakerCapacity, limits: BreakerLimits) -> str:
+        """Return why sending this action would exceed a limit. Returns "" if it would not."""
+        if action.kind not in STOPPING:
+            return ""
+        taken = [row for row in self.taken if row.until_ms + WINDOW_MS > now_ms]
+        own = sum(row.gpus for row in taken if row.queue == action.queue) + action.gpus
+        whole = sum(row.gpus for row in taken) + action.gpus
+        for what, gpus, share, of in (
+            (f"queue {action.queue!r}", own, limits.queue_share, capacity.find_queue_gpus(action.queue)),
+            ("the fleet", whole, limits.fleet_share, capacity.fleet_gpus),
+        ):
+            if not gpus <= share * of + SLACK:
+                return f"{gpus:g} GPUs of {what} within an hour are more than {share:.1%} of its {of:g}"
+        return ""
+
+    def count(self, action: JobAction, now_ms: int) -> "CircuitBreaker":
+        """Return the breaker after it has counted an action that is sent."""
+        if action.kind not in STOPPING:
+            return self
+        until_ms = (now_ms // BUCKET_MS + 1) * BUCKET_MS
+        taken = {(row.until_ms, row.queue): row.gpus for row in self.taken if row.until_ms + WINDOW_MS > now_ms}
+        key = (until_ms, action.queue)
+        taken[key] = taken.get(key, 0.0) + action.gpus
+        return msgspec.structs.replace(self, taken=tuple(TakenGpus(*key, gpus) for key, gpus in taken.items()))
+
+    def open(self, why: str, now_ms: int) -> "CircuitBreaker":
+        return msgspec.structs.replace(self, opened_ms=now_ms, why=why)
+
+    def shift(self, by_ms: int) -> "CircuitBreaker":
+        """Return the breaker after the clock was set by `by_ms`. An hour stays an hour."""
+        taken = tuple(TakenGpus(row.until_ms + by_ms, row.queue, row.gpus) for row in self.taken)
+        return msgspec.structs.replace(self, taken=taken)

@@ -1,0 +1,100 @@
+"""The life of an action: its states, and which follows which.
+
+    proposed ─→ sent ─→ accepted ─→ seen
+        │         ├────────┴─────────→ seen | refused | expired
+        ├→ withdrawn
+        └→ expired              refused | expired ─→ late: it happened all the same
+
+`proposed` is written before anything is published. `sent` means that the executor may carry it out.
+"""
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+import msgspec
+
+from fleetcast.fleet.errors import ConflictError
+from fleetcast.placement.actions.action import JobAction
+
+
+class ActionState(StrEnum):
+    PROPOSED = "proposed"
+    SENT = "sent"  # its executor may carry it out
+    ACCEPTED = "accepted"  # its executor said that it does
+    SEEN = "seen"  # occupancy and telemetry show that it happened
+    REFUSED = "refused"
+    EXPIRED = "expired"
+    WITHDRAWN = "withdrawn"  # its reason went away before it was sent
+    LATE = "late"  # it happened after its end: nobody gets what it freed by it
+
+
+OPEN = frozenset({ActionState.PROPOSED, ActionState.SENT, ActionState.ACCEPTED})
+FOLLOWED_BY = {
+    ActionState.PROPOSED: frozenset({ActionState.SENT, ActionState.WITHDRAWN, ActionState.EXPIRED}),
+    ActionState.SENT: frozenset({ActionState.ACCEPTED, ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED}),
+    ActionState.ACCEPTED: frozenset({ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED}),
+    ActionState.REFUSED: frozenset({ActionState.LATE}),
+    ActionState.EXPIRED: frozenset({ActionState.LATE}),
+}
+
+
+class IllegalTransition(ConflictError):
+    """An error about an action that cannot enter a state from the state that it has."""
+
+
+class LifeStep(msgspec.Struct, frozen=True):
+    """A state that an action entered, and when, in Unix ms."""
+
+    state: ActionState
+    time_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ActionRecord:
+    """A stored action with its life.
+
+    why: the reason of its last state, in words. It is "" if that state needs none. changed: the number of the
+    audit line about its last state, which grows with each change.
+    """
+
+    action_id: str
+    action: JobAction
+    life: tuple[LifeStep, ...]
+    why: str = ""
+    changed: int = 0
+
+    @property
+    def state(self) -> ActionState:
+        return self.life[-1].state
+
+    @property
+    def is_open(self) -> bool:
+        return self.state in OPEN
+
+    @property
+    def was_sent(self) -> bool:
+        return self.find_time_ms(ActionState.SENT) is not None
+
+    def find_time_ms(self, state: ActionState) -> int | None:
+        """Return when the action entered a state in Unix ms, or None if it never did."""
+        return next((step.time_ms for step in self.life if step.state is state), None)
+
+    def enter(self, state: ActionState, now_ms: int, why: str = "") -> "ActionRecord":
+        """Return the record in a state. The state that it has already changes nothing.
+
+        Raises IllegalTransition if the state cannot follow the one that it has.
+        """
+        if self.state is state:
+            return self
+        if state not in FOLLOWED_BY.get(self.state, ()):
+            because = f" ({self.why})" if self.why else ""
+            raise IllegalTransition(f"action {self.action_id} is {self.state}{because}: it cannot become {state}")
+        return replace(self, life=(*self.life, LifeStep(state, now_ms)), why=why)
+
+
+def may_return(last: ActionRecord) -> bool:
+    """Return whether a wish may be proposed again after its last action has ended.
+
+    It may not if the executor refused that action or let it expire. Another set of jobs is due then.
+    """
+    return not (last.was_sent and last.state is not ActionState.SEEN)

@@ -1,0 +1,42 @@
+"""The sentences about actions, made when somebody reads them."""
+
+from fleetcast.placement.actions.action import ActionKind, JobAction
+from fleetcast.placement.actions.life import ActionRecord
+
+VERBS = {
+    ActionKind.PLACE: "places",
+    ActionKind.SHRINK: "shrinks",
+    ActionKind.GROW: "grows",
+    ActionKind.PREEMPT: "stops",
+    ActionKind.MOVE: "moves",
+    ActionKind.REPLACE: "replaces nodes of",
+}
+REASONS = {
+    "guarantee": "a queue gets back what it is guaranteed",
+    "class": "a higher class needs the GPUs",
+    "idle": "no request waits for the GPUs",
+    "lost": "nodes were lost",
+    "foreseen": "nodes are likely to fail",
+    "fragments": "a waiting gang fits then",
+}
+
+
+def describe_action(action: JobAction) -> str:
+    """Return what an action does, for whom and why, as one sentence.
+
+    A reason that has no words here is stated as its code.
+    """
+    to = f" for request {action.payer}" if action.payer else ""
+    numbers = ", ".join(f"{name} {amount:g}" for name, amount in sorted(action.reason.numbers.items()))
+    why = REASONS.get(action.reason.code, action.reason.code) + (f" ({numbers})" if numbers else "")
+    return (
+        f"{VERBS[action.kind]} attempt {action.attempt} of {action.job} by {action.gpus:g} GPUs{to}: {why}"
+        if action.kind in (ActionKind.SHRINK, ActionKind.GROW)
+        else f"{VERBS[action.kind]} attempt {action.attempt} of {action.job} ({action.gpus:g} GPUs){to}: {why}"
+    )
+
+
+def describe_change(record: ActionRecord) -> str:
+    """Return the sentence of the audit line about an action's last state."""
+    because = f": {record.why}" if record.why else ""
+    return f"{record.state}{because}; {describe_action(record.action)}"
