@@ -26,8 +26,8 @@ class LastWeek:
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> NDArray[np.float64]:
         week = WEEK_S // panel.bin_s
 
-        def same_time(panel: Panel, filled: NDArray[np.float64], step: int) -> NDArray[np.float64]:
+        def shift_to_same_time(panel: Panel, filled: NDArray[np.float64], step: int) -> NDArray[np.float64]:
             """Return (series, bin) the forecast of bin b + step, made at bin b. It may not read any bin after b."""
             return shift_bins(filled, -(-step // week) * week - step)
 
-        return forecast_by_errors(panel, origins, steps, same_time)
+        return forecast_by_errors(panel, origins, steps, shift_to_same_time)

@@ -21,7 +21,7 @@ import pandas as pd
 COMMAND = shutil.which("fleetcast") or str(Path(sys.executable).with_name("fleetcast"))
 
 
-def made_history(folder: Path, jobs: int = 600) -> None:
+def write_history(folder: Path, jobs: int = 600) -> None:
     """Write a table of jobs of eight users, each with a typical run time."""
     rng = np.random.default_rng(0)
     user = rng.integers(0, 8, jobs)
@@ -41,7 +41,7 @@ def made_history(folder: Path, jobs: int = 600) -> None:
     table.to_parquet(folder / "jobs/made/made.parquet")
 
 
-def fleetcast(*words: str) -> str:
+def run_fleetcast(*words: str) -> str:
     done = subprocess.run([COMMAND, *words], stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         sys.exit(done.returncode)
@@ -56,10 +56,10 @@ def main() -> None:
     chosen = options.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         if chosen.data is None:
-            made_history(Path(scratch))
+            write_history(Path(scratch))
         data = chosen.data or Path(scratch)
-        fleetcast("train", "duration", "--data", str(data), "--set", chosen.set, "--models", str(chosen.models))
-    listed = json.loads(fleetcast("models", "list", "duration", "--folder", str(chosen.models), "--json", "-"))
+        run_fleetcast("train", "duration", "--data", str(data), "--set", chosen.set, "--models", str(chosen.models))
+    listed = json.loads(run_fleetcast("models", "list", "duration", "--folder", str(chosen.models), "--json", "-"))
     for row in listed["rows"]:
         print(f"version {row['version']} {'serves' if row['serves'] else 'does not serve'}: {row['sentence']}")
 

@@ -267,11 +267,11 @@ class CoRuns(Stateful):
                 step.parts.communication / step.duration_s for step in steps if step.parts and step.duration_s > 0
             ]
             if shares and (level == LEVELS[""] or (level > NOT_ALONE and watched.keys[0] not in self._turns)):
-                _store_for_keys(self._turns, watched.keys, (pace_s, min(1.0, _compute_median(shares))))
+                _store_for_job_and_kind(self._turns, watched.keys, (pace_s, min(1.0, _compute_median(shares))))
         settled = now_ms - watched.since_ms >= SETTLED_S * 1000
         if level > NOT_ALONE and settled and math.isfinite(load[0]):
             watched.due_ms = now_ms + POLL_MS
-            _store_for_keys(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
+            _store_for_job_and_kind(self._loads, watched.keys, tuple(round(float(value), 4) for value in load))
         return pace_s
 
     def _make_co_runs(self) -> None:
@@ -380,7 +380,7 @@ def _find_steps_since(attempt: JobAttempt, since_ms: int, now_ms: int) -> list[S
     return found[-1 - MIXED :: -1]
 
 
-def _store_for_keys(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
+def _store_for_job_and_kind(table: dict[int, tuple[float, ...]], keys: Keys, values: tuple[float, ...]) -> None:
     """Store `values` for the job and for its kind. Drops the oldest entries if there are too many."""
     for key in keys:
         table.pop(key, None)

@@ -257,11 +257,11 @@ class DemandSeries(Stateful):
     def _has_bins_for_queue(self, scope: DemandScope) -> bool:
         return scope.kind in ("queue", "pool") or DemandScope(scope.queue) in self
 
-    def queues(self) -> tuple[str, ...]:
+    def list_queues(self) -> tuple[str, ...]:
         """Return the names of the queues with demand, sorted, with "all" at the end."""
         return (*sorted(scope.queue for scope in self.list_scopes("queue")), EVERYTHING)
 
-    def pools(self) -> tuple[str, ...]:
+    def list_pools(self) -> tuple[str, ...]:
         """Return the pools of the inventory and those that have demand, sorted."""
         found = {scope.pool for scope in self.list_scopes("pool")}
         return tuple(sorted(found | {pool for pool in self.inventory.models if DemandScope(pool=pool) in self}))
@@ -386,7 +386,7 @@ class DemandSeries(Stateful):
         """Drop the contribution of an attempt that will not change any more. Its demand stays in the series."""
         key = (attempt.job, attempt.attempt)
         self._drop_contribution(key)
-        self.shown.mark_at_rest(key, self._known)
+        self.shown.move_to_newest(key, self._known)
 
     def restore_attempt(self, attempt: JobAttempt) -> None:
         """Restore the contribution of an attempt that `drop_attempt` dropped, because it changes again.

@@ -24,7 +24,7 @@ class JobPast:
     values: NDArray[np.float16]
     averaged: NDArray[np.bool_]
 
-    def end_ms(self, interval_s: float) -> int:
+    def compute_end_ms(self, interval_s: float) -> int:
         """Return the time at which the last slot ends, in Unix ms."""
         slots: int = self.values.shape[1]
         return self.first_ms + round(slots * interval_s * 1000)
@@ -37,10 +37,10 @@ def extend_past(past: JobPast | None, window: JobWindow) -> JobPast:
     with its first reading. If `past` ends before the window begins, it is dropped.
     """
     watts, is_mean = compute_watts(window)
-    newest = np.stack([watts, find_activity(window)])
+    newest = np.stack([watts, compute_activity(window)])
     averaged = np.array([is_mean, False])
     first_ms, values = window.first_ms, np.clip(newest, -LARGEST, LARGEST).astype(np.float16)
-    if past is not None and past.first_ms < first_ms <= past.end_ms(window.interval_s):
+    if past is not None and past.first_ms < first_ms <= past.compute_end_ms(window.interval_s):
         older = round((first_ms - past.first_ms) / (window.interval_s * 1000))
         values = np.concatenate([past.values[:, :older], values], axis=1)
         first_ms = past.first_ms
@@ -60,7 +60,7 @@ def compute_watts(window: JobWindow) -> tuple[NDArray[np.float64], bool]:
     return (energy, True) if is_mean else (window.mean("power_w"), False)
 
 
-def find_activity(window: JobWindow) -> NDArray[np.float64]:
+def compute_activity(window: JobWindow) -> NDArray[np.float64]:
     """Return (slot,) the mean activity of the job's GPUs, NaN if they report no activity."""
     for name in ACTIVITIES:
         values = window.mean(name)

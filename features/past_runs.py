@@ -159,7 +159,7 @@ class PastRuns(Stateful):
             if past is not None:
                 past.record_submission(shape.submitted_ms, live.run)
         if live.begin_ms is not None:
-            self._begin_in_pasts((job, attempt), live, live.begin_ms)
+            self._record_start_in_pasts((job, attempt), live, live.begin_ms)
         features = live.features
         self._close_if_known((job, attempt), live)
         return features
@@ -172,7 +172,7 @@ class PastRuns(Stateful):
         if live.begin_ms is None:
             live.begin_ms = at_ms
             if live.shape is not None:
-                self._begin_in_pasts((job, attempt), live, at_ms)
+                self._record_start_in_pasts((job, attempt), live, at_ms)
         self._close_if_known((job, attempt), live)
 
     def record_end(self, job: str, attempt: int, at_ms: int, outcome: str = "finished") -> None:
@@ -251,7 +251,7 @@ class PastRuns(Stateful):
             self._pasts.pop(next(iter(self._pasts)))
         return past
 
-    def _begin_in_pasts(self, identity: Identity, live: _OpenRecord, at_ms: int) -> None:
+    def _record_start_in_pasts(self, identity: Identity, live: _OpenRecord, at_ms: int) -> None:
         live.run.begin_ms = at_ms
         for past in live.pasts:
             if past is not None:
@@ -330,7 +330,7 @@ class PastRuns(Stateful):
                     if past is not None:
                         past.adopt_newest(live.shape.submitted_ms, live.run)
                 if begin_ms is not None:
-                    self._begin_in_pasts((job, attempt), live, begin_ms)
+                    self._record_start_in_pasts((job, attempt), live, begin_ms)
             self._close_if_known((job, attempt), live)
         for job, attempt, shape, run_s, ended_ms, features in saved["closed"]:
             self._closed.append(ClosedRun(job, attempt, JobShape(*shape), run_s, ended_ms, _convert_to_array(features)))

@@ -63,7 +63,7 @@ class OccupiedSizes(Stateful):
                 yield key, replace(change, milli=milli)
         self._displaced = (self._displaced - shown.keys()) | (displaced & self._milli.keys())
 
-    def mark_at_rest(self, key: Key, awake: Container[Key]) -> None:
+    def move_to_newest(self, key: Key, awake: Container[Key]) -> None:
         """Move an ended attempt to the end of the order, and drop the oldest one if there are too many.
 
         awake: the attempts that may still change. They are never dropped.

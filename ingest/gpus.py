@@ -74,7 +74,7 @@ class GpuInventory:
         """Return the (node, index) of the GPU with this UUID, or None if unknown."""
         return self._slots.get(uuid)
 
-    def gpu_models(self) -> dict[str, str]:
+    def get_gpu_models(self) -> dict[str, str]:
         """Return node → short name of the model of most of its GPUs. Callers must not change the result."""
         if self._models is None:
             self._models = {

@@ -259,7 +259,7 @@ class MachineNames:
                 if self._are_two_machines(other, target):
                     self._rename_clashing_targets(node, other, target)
                     target.forgets = other.forgets = True
-                    self._disown_gpus(node)
+                    self._remove_gpus(node)
 
     def _find_targets_with_gpus(self, node: str, gpus: set[int]) -> list[Target]:
         """Return the targets that list any of these GPUs of a node, with or without UUIDs."""
@@ -292,7 +292,7 @@ class MachineNames:
         hosts = {find_known_name(host, nodes) for target in (first, second) if (host := _find_host(target))}
         return len(hosts) < 2
 
-    def _disown_gpus(self, node: str) -> None:
+    def _remove_gpus(self, node: str) -> None:
         """Remove the GPUs of a name after both machines that shared it got other names."""
         self._unproven.pop(node, None)
         if not self._slots.get(node):

@@ -59,9 +59,9 @@ class PayloadDecoder:
         self._resolver = ExporterResolver(entities)
         self._pages: OrderedDict[tuple[str, str, bytes], PageDecoder] = OrderedDict()
 
-    def gpu_models(self) -> dict[str, str]:
+    def get_gpu_models(self) -> dict[str, str]:
         """Return node → GPU model, from the records and pages decoded so far."""
-        return {**self._resolver.inventory.gpu_models(), **self._columnar.models}
+        return {**self._resolver.inventory.get_gpu_models(), **self._columnar.models}
 
     def decode_telemetry(self, message: Message) -> DecodedPayload:
         """Decode a record of the telemetry topic. Bad content becomes poison and never an exception."""

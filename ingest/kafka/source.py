@@ -302,7 +302,7 @@ class KafkaSource(Source):
             logger.warning("%s: offsets of group %s stay as they were: %s", self.name, self.options.group, error)
 
     def models(self) -> dict[str, str]:
-        return self.decoder.gpu_models()
+        return self.decoder.get_gpu_models()
 
     def backlog_bytes(self) -> int:
         """Return the number of unread events, as a lower bound of their bytes.

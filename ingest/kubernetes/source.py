@@ -170,7 +170,7 @@ class KubernetesSource(Source):
         while True:
             messages = await self._follower.wait_for_messages(QUIET_POLL_S if self._jobs.has_pending_changes else None)
             trouble = self._record_states(messages)
-            batch = self.handle_messages(messages)
+            batch = self.apply_messages(messages)
             self.pending = RecordTally.sum((self.pending, batch.get_tally()))
             if len(batch) or batch.bad:
                 batch, self.pending = replace(batch, tally=self.pending), RecordTally()
@@ -271,7 +271,7 @@ class KubernetesSource(Source):
             self._states[message.name] = state
         return trouble
 
-    def handle_messages(self, messages: Sequence[Message]) -> Batch:
+    def apply_messages(self, messages: Sequence[Message]) -> Batch:
         """Apply the messages, and return the events that follow from them.
 
         Until every collection has answered, it only collects them. It never awaits, so a position always covers
@@ -384,7 +384,7 @@ class KubernetesSource(Source):
             if deleted:
                 self._jobs.drop_member(row.metadata.uid)
         else:
-            workload = getattr(self._reader, WORKLOADS[name].lower())(row, now_ms)
+            workload = getattr(self._reader, f"make_{WORKLOADS[name].lower()}_workload")(row, now_ms)
             self._left_out += workload is None
             if workload is not None:
                 self._jobs.put_workload(workload)

@@ -172,7 +172,7 @@ class WorkloadReader:
     def make_job_name(self, meta: Meta, name: str = "") -> str:
         return f"{self.terms.prefix}{meta.namespace}/{name or meta.name}"
 
-    def job(self, job: Job, now_ms: int) -> Workload | None:
+    def make_job_workload(self, job: Job, now_ms: int) -> Workload | None:
         """Return the workload of a Job, or None if it has no GPUs or is part of a JobSet."""
         if job.metadata.get_label(JOBSET_NAME):
             return None
@@ -192,7 +192,7 @@ class WorkloadReader:
             else made
         )
 
-    def jobset(self, jobset: JobSet, now_ms: int) -> Workload | None:
+    def make_jobset_workload(self, jobset: JobSet, now_ms: int) -> Workload | None:
         rows = jobset.spec.replicated_jobs
         parts = [
             _Part(_replace_none(row.replicas, 1) * _count_pods(row.template.spec), row.template.spec.template)
@@ -206,7 +206,7 @@ class WorkloadReader:
         ended = _read_ended_fields(jobset.status.conditions, "Completed", now_ms)
         return _replace_fields(made, suspended=bool(jobset.spec.suspend), restarts=jobset.status.restarts, **ended)
 
-    def pytorchjob(self, job: PyTorchJob, now_ms: int) -> Workload | None:
+    def make_pytorchjob_workload(self, job: PyTorchJob, now_ms: int) -> Workload | None:
         spec, policy = job.spec, job.spec.run_policy
         parts = [_Part(_replace_none(row.replicas, 1), row.template) for row in spec.pytorch_replica_specs.values()]
         made = self._make_workload(

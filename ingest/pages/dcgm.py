@@ -200,7 +200,7 @@ class DcgmResolver(Resolver):
             return SkipRule.OTHER_PART
         return None
 
-    def place_new(self, labels: Mapping[str, str], target: Target) -> tuple[int, int]:
+    def place_new_gpu(self, labels: Mapping[str, str], target: Target) -> tuple[int, int]:
         """Return (row of a GPU, row of its node), for a GPU that is new or that this page has already named.
 
         Raises LookupError for any other GPU and for a MIG instance. Raises RecordError if the GPU is

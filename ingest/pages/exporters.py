@@ -89,7 +89,7 @@ class ExporterResolver:
         facts = LabelFacts.from_labels(labels)
         if facts.host is not None:
             raise LookupError(facts.host)
-        return PlacedGpu(*self._dcgm.place_new(facts.labels, target), facts.holder)
+        return PlacedGpu(*self._dcgm.place_new_gpu(facts.labels, target), facts.holder)
 
     def _derive_label_facts(self, labels: Mapping[str, str], target: Target) -> LabelFacts:
         """Return the facts that follow from these labels. They are derived once for each page."""

@@ -98,7 +98,7 @@ class PageReplay(Source):
         """Do nothing: the source holds nothing open."""
 
     def models(self) -> dict[str, str]:
-        return self.resolver.inventory.gpu_models()
+        return self.resolver.inventory.get_gpu_models()
 
     def health(self) -> dict[str, Any]:
         moments = len(self._moments)

@@ -147,7 +147,7 @@ class Scraper(Source):
 
     def models(self) -> dict[str, str]:
         """Return node → GPU model, from the labels on the pages."""
-        return self.resolver.inventory.gpu_models()
+        return self.resolver.inventory.get_gpu_models()
 
     def health(self) -> dict[str, Any]:
         """Return the source's row of the ingestion document.

@@ -83,7 +83,7 @@ class Progress:
     def is_done(self, window: Window) -> bool:
         return any(first <= window[0] and window[1] <= end for first, end in self._done)
 
-    def record_done(self, window: Window) -> None:
+    def mark_done(self, window: Window) -> None:
         """Record a window as done, and return once this is on disk."""
         self._done = merge_windows([*self._done, window])
         self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class PrometheusBackfill:
             else:
                 self._import_window(wish, window, now_ms)
                 self._flush(now_ms)
-                progress.record_done(window)
+                progress.mark_done(window)
             yield window
 
     def _import_window(self, wish: BackfillRequest, window: Window, now_ms: int) -> None:

@@ -68,7 +68,7 @@ def replace_invalid_text(record: bytes) -> bytes | None:
     """
     try:
         found = json.loads(
-            _escape_backslashes(record.decode("utf-8", "replace")), strict=False, parse_constant=_ignore_constant
+            _escape_backslashes(record.decode("utf-8", "replace")), strict=False, parse_constant=_read_constant_as_none
         )
         mended = json.dumps(found, ensure_ascii=False).encode("utf-8", "replace")
     except (ValueError, RecursionError):
@@ -84,7 +84,7 @@ def _escape_backslashes(text: str) -> str:
     return _ODD_ESCAPE.sub(lambda found: found[0] if found[1] is None else "\\\\", text)
 
 
-def _ignore_constant(constant: str) -> None:
+def _read_constant_as_none(constant: str) -> None:
     """Return None for NaN and infinities, which are not JSON, so that they count as unknown."""
 
 

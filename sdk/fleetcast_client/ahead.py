@@ -67,7 +67,7 @@ class Asked(NamedTuple):
                 raise ValueError(f"{name} is {getattr(self, name)!r}: expected seconds above 0")
         return self
 
-    def client(self) -> Client:
+    def make_client(self) -> Client:
         """Make a client of the service. Raises ValueError, OSError."""
         token = Path(self.token_file).read_text(encoding="utf-8").strip() if self.token_file else None
         return Client(self.url, token=token, ca=self.ca, timeout_s=self.timeout_s, tries=1)
@@ -104,12 +104,12 @@ class DemandAhead:
         known = self._known
         return known[0] if known is not None and self._now_s() - known[1] < self._asked.stale_s else None
 
-    def look(self) -> None:
+    def poll_once(self) -> None:
         """Request the forecast once, and store its value. Raises any error that occurs."""
         series = self._series
         name, whose = ("queue", series.queue) if series.queue != "all" else ("pool", series.pool)
         keys = {name: whose, "class": series.job_class, "group": series.group, "target": series.target}
-        answer = self._asked.client().demand(
+        answer = self._asked.make_client().demand(
             pool=series.pool if name == "pool" else None,
             queue=series.queue if name == "queue" else None,
             job_class=series.job_class,
@@ -123,14 +123,14 @@ class DemandAhead:
         issued_ms = int(row["issued_ms"])
         if self._issued_ms is None or issued_ms > self._issued_ms:  # two services may tell an old one in turn
             age_s = max(0.0, (int(answer["as_of_ms"]) - issued_ms) / 1000)
-            self._known = value_of(row, series.quantile, series.horizon_s, age_s), self._now_s()
+            self._known = interpolate_forecast(row, series.quantile, series.horizon_s, age_s), self._now_s()
             self._issued_ms = issued_ms
 
     def _refresh_forever(self) -> None:
         while not self._stopped.is_set():
             why = ""
             try:
-                self.look()
+                self.poll_once()
             except Exception as error:  # the loop of a thread: whatever was answered, it asks again
                 why = f"{type(error).__name__}: {error}"
             if not self._stopped.is_set():  # an answer that comes after `stop` is no news
@@ -146,7 +146,7 @@ class DemandAhead:
         self._said = why
 
 
-def value_of(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
+def interpolate_forecast(row: Mapping[str, Any], quantile: float, horizon_s: float, age_s: float = 0.0) -> float:
     """Return a quantile of a row of `/v1/demand` at `horizon_s` seconds from now.
 
     age_s: the forecast's age, which is added to the horizon. The value is interpolated linearly between two

@@ -31,7 +31,7 @@ from fleetcast_client.answers import (
     WhyWaiting,
 )
 from fleetcast_client.errors import ApiError, Unreachable
-from fleetcast_client.transport import ask, check_url, opener
+from fleetcast_client.transport import check_url, make_opener, send_request
 
 AWAY = frozenset({429, 502, 503, 504})
 LONGEST_PAUSE_S = 10.0
@@ -60,7 +60,7 @@ class Client:
     ) -> None:
         self.url = check_url(url or os.environ.get("FLEETCAST_URL", ""))
         self._token = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
-        self._opener = opener(ca, verify)
+        self._opener = make_opener(ca, verify)
         self.timeout_s = timeout_s
         self.tries = max(1, tries)
 
@@ -218,7 +218,7 @@ class Client:
 
     def _send_once(self, method: str, path: str, body: Any) -> Any:
         data = None if body is None else json.dumps(body).encode()
-        return ask(self._opener, method, self.url + path, data, self._token, self.timeout_s)
+        return send_request(self._opener, method, self.url + path, data, self._token, self.timeout_s)
 
 
 def _quote_path_part(name: str) -> str:

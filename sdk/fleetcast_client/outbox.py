@@ -111,7 +111,7 @@ class Outbox:
                 *(counts.sent, counts.dropped, counts.refused, counts.waiting),
             )
 
-    def forked(self) -> None:
+    def clear_in_child(self) -> None:
         """Clear the outbox in a fork's child, because the events belong to the parent."""
         self._open, self._thread = False, None
         self._waiting, self._batch = deque(), []
@@ -183,7 +183,7 @@ _opened: weakref.WeakSet[Outbox] = weakref.WeakSet()
 
 def _clear_after_fork() -> None:
     for outbox in list(_opened):
-        outbox.forked()
+        outbox.clear_in_child()
 
 
 def _close_all_outboxes() -> None:

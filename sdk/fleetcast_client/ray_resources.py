@@ -44,7 +44,7 @@ class BundleWish:
         self._ask, self._bundle, self._per_bundle, self._most = ask, bundle, per_bundle, most
         self._held: int | None = None  # None: a process before this one may have left some
 
-    def step(self, value: float | None) -> None:
+    def update_request(self, value: float | None) -> None:
         """Request the bundles for a forecast, or withdraw the request if the forecast is None.
 
         If there is nothing to withdraw, it sends no request, because other programs may have sent one.
@@ -77,9 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ahead.start()
     try:
         while not stopped.wait(min(PACE_S, given.every_s)):
-            wish.step(ahead.value())
+            wish.update_request(ahead.value())
     finally:
-        wish.step(None)
+        wish.update_request(None)
 
 
 def _request_bundles(bundles: list[Bundle]) -> None:

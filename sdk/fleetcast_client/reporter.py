@@ -13,7 +13,7 @@ from urllib.request import OpenerDirector
 
 from fleetcast_client.identity import Identity, identity_of
 from fleetcast_client.outbox import Counts, Outbox
-from fleetcast_client.transport import ask, check_url, opener
+from fleetcast_client.transport import check_url, make_opener, send_request
 
 logger = logging.getLogger("fleetcast_client")
 
@@ -296,7 +296,7 @@ def _make_outbox(
     if not stated:
         return None
     try:
-        events, through = f"{check_url(stated)}/v1/events", opener(ca, verify)
+        events, through = f"{check_url(stated)}/v1/events", make_opener(ca, verify)
     except ValueError as error:
         logger.warning("%s", error)
         return None
@@ -306,4 +306,4 @@ def _make_outbox(
 
 
 def _post_report(through: OpenerDirector, url: str, token: str, body: bytes) -> Any:
-    return ask(through, "POST", url, body, token, 10.0)
+    return send_request(through, "POST", url, body, token, 10.0)

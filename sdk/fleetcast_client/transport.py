@@ -26,7 +26,7 @@ class NoRedirects(urllib.request.HTTPRedirectHandler):
         return None
 
 
-def opener(ca: str | os.PathLike[str] | None, verify: bool) -> urllib.request.OpenerDirector:
+def make_opener(ca: str | os.PathLike[str] | None, verify: bool) -> urllib.request.OpenerDirector:
     """Make the opener of requests. ca: a file of authorities in PEM, FLEETCAST_CA by default.
 
     verify=False accepts any certificate, so that a machine in between may read the token. Raises
@@ -51,7 +51,7 @@ def check_url(url: str) -> str:
     return url.rstrip("/")
 
 
-def ask(
+def send_request(
     through: urllib.request.OpenerDirector, method: str, url: str, body: bytes | None, token: str, timeout_s: float
 ) -> Any:
     """Send a request and return the decoded answer. Raises Unreachable, ApiError."""

@@ -113,7 +113,9 @@ def _make_write_decoder(config: Config, entities: Entities) -> WriteDecoder:
     resolver = ExporterResolver(entities)
     limit_ms = round(config.pipeline.future_limit_s * 1000)
     inventory = resolver.inventory
-    return WriteDecoder(resolver, future_limit_ms=limit_ms, models=inventory.gpu_models, machines=inventory.machines)
+    return WriteDecoder(
+        resolver, future_limit_ms=limit_ms, models=inventory.get_gpu_models, machines=inventory.machines
+    )
 
 
 def raise_open_file_limit() -> None:

@@ -52,7 +52,7 @@ def demand_of(*events: JobEvent, inventory: PoolInventory = INVENTORY) -> tuple[
 
 def levels(demand: DemandSeries, target: str = "wanted", minute: float = 30.0) -> dict[str, float]:
     """Return the present value of each pool that has any."""
-    found = {pool: demand.read_series("all", target, at(minute), 60, 1, pool=pool)[0] for pool in demand.pools()}
+    found = {pool: demand.read_series("all", target, at(minute), 60, 1, pool=pool)[0] for pool in demand.list_pools()}
     return {pool: value for pool, value in found.items() if value}
 
 
@@ -61,14 +61,14 @@ def test_a_job_counts_in_the_pools_of_its_nodes_and_before_in_the_one_that_it_as
     demand, _ = demand_of(*events, ask("anywhere"), ask("strange", pool="lost"))
     assert levels(demand, "running") == {"h100": 8}
     assert levels(demand, "queued") == {"a100": 8, "h100": 8, UNASSIGNED: 16}
-    assert demand.queues() == ("q", "all")
+    assert demand.list_queues() == ("q", "all")
 
 
 def test_a_gang_on_two_pools_counts_in_each_what_it_holds_there() -> None:
     gang = ask("gang", gpus=8, gang=Gang(min=3, desired=3, step=1))
     demand, _ = demand_of(gang, start("gang", 5, "h0", "h1", "a0"))
     assert levels(demand) == {"a100": 8, "h100": 16}
-    jobs = [demand.read_series("all", "arriving_jobs", at(30), 600, 4, pool=pool) for pool in demand.pools()]
+    jobs = [demand.read_series("all", "arriving_jobs", at(30), 600, 4, pool=pool) for pool in demand.list_pools()]
     assert np.nansum(jobs) == 1
 
 
@@ -129,7 +129,7 @@ def test_a_snapshot_of_an_older_version_loads_with_its_queues() -> None:
     about["known"] = [row[:12] for row in about["known"]]
     again = DemandSeries()
     again.load(about, arrays)
-    assert again.queues() == ("q", "all")
+    assert again.list_queues() == ("q", "all")
     for target in TARGETS:
         for scope in ({}, {"class_": "batch"}, {"group": "g"}):
             read, was = (one.read_series("q", target, at(30), 60, 40, **scope) for one in (again, demand))
@@ -171,7 +171,7 @@ def test_pools_add_up_to_all_in_any_order_and_after_a_snapshot(events, random, i
     again.load(json.loads(json.dumps(about)), arrays)
     for one in (demand, again):
         for target in TARGETS:
-            parts = [one.read_series("all", target, at(30), 60, 60, pool=pool) for pool in one.pools()]
+            parts = [one.read_series("all", target, at(30), 60, 60, pool=pool) for pool in one.list_pools()]
             np.testing.assert_array_equal(np.sum(parts, axis=0), one.read_series("all", target, at(30), 60, 60))
     assert sum_over_quota(again.list_contributions()) == sum_over_quota(demand.list_contributions())
 

@@ -96,8 +96,8 @@ def test_nothing_is_known_before_the_first_event() -> None:
 
 def test_pools_are_the_queues_and_all() -> None:
     demand = demand_of(submitted("a", 5), submitted("b", 5, gpus=4, queue="batch"), submitted("c", 6, queue="all"))
-    assert demand.queues() == ("batch", "train", "all")
-    assert [read(demand, "queued", 9, 1, pool) for pool in demand.queues()] == [[4], [8], [20]]
+    assert demand.list_queues() == ("batch", "train", "all")
+    assert [read(demand, "queued", 9, 1, pool) for pool in demand.list_queues()] == [[4], [8], [20]]
 
 
 def test_a_pool_never_seen_is_unknown() -> None:
@@ -246,7 +246,7 @@ def histories(draw) -> list[JobEvent]:
 def everything(demand: DemandSeries) -> dict[str, list[float]]:
     rows = {
         f"{pool} {target} {bin_s}": read(demand, target, 130, 140, pool, bin_s)
-        for pool in demand.queues()
+        for pool in demand.list_queues()
         for target in TARGETS
         for bin_s in (60, 600)
     }
@@ -301,12 +301,12 @@ def test_a_dump_holds_still_while_the_series_go_on() -> None:
 def test_a_queue_that_nobody_has_used_for_all_of_its_bins_is_not_restored() -> None:
     demand = demand_of(submitted("a", 0, queue="old"), started("a", 1), finished("a", 2))
     days_ms = 36 * 86_400_000
-    for pool in demand.queues():
+    for pool in demand.list_queues():
         for bin_s in (60, 600):
             demand.read_series(pool, "wanted", at(0) + days_ms, bin_s, 3)
     restored = DemandSeries()
     restored.load(*demand.dump())
-    assert restored.queues() == ("all",)
+    assert restored.list_queues() == ("all",)
 
 
 def test_sixty_thousand_attempts_take_a_moment() -> None:

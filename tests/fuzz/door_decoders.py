@@ -168,7 +168,7 @@ def take(batch: Batch) -> None:
     entities = Entities()
     state = FleetState(entities, WindowStore(entities), Topology.build([NodeSpec("n1", 8)]))
     state.apply(batch, NOW_MS)
-    for pool in state.demand.queues():
+    for pool in state.demand.list_queues():
         assert not np.isinf(state.demand.read_series(pool, "wanted", NOW_MS, 600, 3)).any()
 
 

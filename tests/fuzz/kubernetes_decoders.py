@@ -48,12 +48,12 @@ def decode_watch(body: bytes) -> None:
 
 def _source() -> KubernetesSource:
     source = KubernetesSource(Entities(), ManualClock(NOW_MS), {}, server=_Line(b""))
-    source.handle_messages([Changes(name, (), "1") for name in KINDS])
+    source.apply_messages([Changes(name, (), "1") for name in KINDS])
     return source
 
 
 def _fold(source: KubernetesSource, changes: Changes) -> None:
-    batch = source.handle_messages([changes])
+    batch = source.apply_messages([changes])
     assert len(batch.bad) <= len(changes.changes) + len(batch)
     take(batch)
     asyncio.run(source.close())

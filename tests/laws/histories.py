@@ -259,11 +259,11 @@ def _demand(state: FleetState, now_ms: int) -> dict[str, Any]:
     spans: tuple[tuple[Literal[60, 600], int], ...] = ((60, 1500), (600, 200))
     series = {
         f"{target} of {pool} by {bin_s} s": demand.read_series(pool, target, now_ms, bin_s, bins)
-        for pool in demand.queues()
+        for pool in demand.list_queues()
         for target in TARGETS
         for bin_s, bins in spans
     }
-    return {**series, "durations": demand.compute_duration_quantiles(), "queues": demand.queues()}
+    return {**series, "durations": demand.compute_duration_quantiles(), "queues": demand.list_queues()}
 
 
 def assert_same(one: dict[str, Any], other: dict[str, Any]) -> None:

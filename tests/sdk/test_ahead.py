@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fleetcast_client.ahead import Asked, DemandAhead, Series, value_of
+from fleetcast_client.ahead import Asked, DemandAhead, Series, interpolate_forecast
 from fleetcast_client.errors import ApiError, Unreachable
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,9 +66,9 @@ def test_a_value_is_the_one_that_the_doors_of_the_service_give(
         wanted = demand_value.compute_demand_value(small_demand()[key], quantile, horizon_s, NOW_MS + age_ms)
     except FleetcastError:
         with pytest.raises(ValueError, match="forecast"):
-            value_of(body, quantile, horizon_s, age_ms / 1000)
+            interpolate_forecast(body, quantile, horizon_s, age_ms / 1000)
     else:
-        assert value_of(body, quantile, horizon_s, age_ms / 1000) == wanted
+        assert interpolate_forecast(body, quantile, horizon_s, age_ms / 1000) == wanted
 
 
 def test_the_value_of_a_series_is_asked_for_by_its_names(tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_the_value_of_a_series_is_asked_for_by_its_names(tmp_path: Path) -> None
     with opened(Door([200, 200], answer=told())) as door:
         ahead = DemandAhead(OF_LLAMA, Asked(door.url, str(token)))
         assert ahead.value() is None
-        ahead.look()
+        ahead.poll_once()
         assert ahead.value() == 80.0
         token.write_text("two\n")
-        ahead.look()
+        ahead.poll_once()
     assert door.tokens == ["Bearer one", "Bearer two"], "a token that was renewed is read anew"
     assert door.paths[0] == "GET /v1/demand?class=inference&group=llama-70b&target=request_rate&queue=serve"
 
@@ -89,16 +89,16 @@ def test_a_forecast_that_is_told_again_and_again_grows_old_all_the_same() -> Non
     clock = Hand()
     with opened(Door([200] * 4, answer=told())) as door:
         ahead = DemandAhead(OF_LLAMA, Asked(door.url, stale_s=180), clock)
-        ahead.look()
+        ahead.poll_once()
         clock.now_s += 179
-        ahead.look()
+        ahead.poll_once()
         assert ahead.value() == 80.0
         clock.now_s += 1
         assert ahead.value() is None
-        ahead.look()
+        ahead.poll_once()
         assert ahead.value() is None, "it is no news"
         door.answer = told(30.0, issued_ms=2)
-        ahead.look()
+        ahead.poll_once()
         assert ahead.value() == 120.0
 
 
@@ -123,10 +123,10 @@ def test_whatever_is_answered_the_value_of_before_stays_until_it_is_old(
     clock = Hand()
     with opened(Door([200, status], answer=told())) as door:
         ahead = DemandAhead(OF_LLAMA, Asked(door.url, stale_s=180), clock)
-        ahead.look()
+        ahead.poll_once()
         door.answer = answer
         with pytest.raises(error):
-            ahead.look()
+            ahead.poll_once()
         assert ahead.value() == 80.0
         clock.now_s += 180
         assert ahead.value() is None
@@ -138,7 +138,7 @@ def test_two_services_that_tell_old_forecasts_in_turn_are_not_believed_for_ever(
         ahead = DemandAhead(OF_LLAMA, Asked(door.url, stale_s=180), clock)
         for at in range(20):
             door.answer = told(issued_ms=1 + at % 2)
-            ahead.look()
+            ahead.poll_once()
             clock.now_s += 15
         assert ahead.value() is None
 
@@ -155,7 +155,7 @@ def test_a_service_that_is_gone_is_unreachable() -> None:
     with opened(Door()) as door:
         pass
     with pytest.raises(Unreachable):
-        DemandAhead(OF_LLAMA, Asked(door.url)).look()
+        DemandAhead(OF_LLAMA, Asked(door.url)).poll_once()
 
 
 def test_the_thread_goes_on_after_errors_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:

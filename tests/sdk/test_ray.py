@@ -86,14 +86,14 @@ def test_bundles_follow_the_forecast_up_to_a_bound_and_go_with_it() -> None:
     asked: list[list[Bundle]] = []
     wish = BundleWish(asked.append, {"GPU": 8}, 8.0, 3)
     for value in (9.0, 8.0, 1000.0, None, None, 0.0, 0.1):
-        wish.step(value)
+        wish.update_request(value)
     assert list(map(len, asked)) == [2, 1, 3, 0, 1], "while nothing is held, others may ask"
     assert all(bundle == {"GPU": 8} for bundles in asked for bundle in bundles)
 
 
 def test_what_a_process_before_left_is_taken_back_at_once() -> None:
     asked: list[list[Bundle]] = []
-    BundleWish(asked.append, {"GPU": 8}, 8.0, 3).step(None)
+    BundleWish(asked.append, {"GPU": 8}, 8.0, 3).update_request(None)
     assert asked == [[]]
 
 

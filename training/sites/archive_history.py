@@ -153,7 +153,7 @@ def _read_window(demand: DemandSeries, first_bin: int, bins: int, bin_s: int) ->
     """Return queue → target → (bin,) values, for `bins` full bins from `first_bin` on."""
     return {
         queue: {target: collect_full_bins(demand, queue, target, first_bin, bins, bin_s) for target in TARGETS}
-        for queue in demand.queues()
+        for queue in demand.list_queues()
     }
 
 

@@ -29,12 +29,12 @@ def list_series_keys(demand: DemandSeries) -> tuple[SeriesKey, ...]:
     The rest of a queue is its demand beyond its listed groups. If there are more queues than the limit,
     the queue OTHER has the demand of the unlisted ones.
     """
-    queues = demand.queues()
+    queues = demand.list_queues()
     groups = [SeriesKey(*scope) for scope in demand.list_scopes("group") if scope.queue in queues]
     others = [SeriesKey(queue, group=OTHER) for queue in dict.fromkeys(key.queue for key in groups)]
     classes = [SeriesKey(*scope) for scope in demand.list_scopes("class")]
     unlisted = [SeriesKey(OTHER)] if demand.is_queue_list_full and OTHER not in queues else []
-    pools = [SeriesKey(pool=pool) for pool in demand.pools()]
+    pools = [SeriesKey(pool=pool) for pool in demand.list_pools()]
     return (*map(SeriesKey, queues), *unlisted, *classes, *groups, *others, *pools)
 
 

@@ -257,10 +257,10 @@ def test_a_resource_that_looks_like_a_gpu_and_is_not_read_is_counted_and_named(n
     fed = Fed()
     decode = fed.decode["pods"]
     pod = Changes("pods", (("ADDED", decode(json.dumps(resources(name, "8")).encode())),), "2")
-    tally = fed.source.handle_messages([pod]).get_tally()
+    tally = fed.source.apply_messages([pod]).get_tally()
     assert (tally.unread, tally.names, tally.all) == (1, (name,), 1)
     node = {"metadata": meta("n1"), "status": {"capacity": {name: "8"}}}
-    tally = fed.source.handle_messages(
+    tally = fed.source.apply_messages(
         [Changes("nodes", (("ADDED", fed.decode["nodes"](json.dumps(node).encode())),), "3")]
     ).get_tally()
     assert (tally.read, tally.names, tally.unknown_fields) == (1, (name,), 1)
@@ -272,7 +272,7 @@ def test_a_resource_that_looks_like_a_gpu_and_is_not_read_is_counted_and_named(n
 def test_resources_that_are_no_gpus_are_left_out_by_rule(name: str) -> None:
     fed = Fed()
     pod = Changes("pods", (("ADDED", fed.decode["pods"](json.dumps(resources(name)).encode())),), "2")
-    tally = fed.source.handle_messages([pod]).get_tally()
+    tally = fed.source.apply_messages([pod]).get_tally()
     assert (tally.unread, tally.names, sum(tally.ignored.values())) == (0, (), 1)
 
 

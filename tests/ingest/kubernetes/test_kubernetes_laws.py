@@ -65,7 +65,7 @@ class Run:
         if position is not None:
             self.source.seek(json.loads(json.dumps(position)))
         else:
-            self.source.handle_messages([Listing(name, (), "1") for name in KINDS])
+            self.source.apply_messages([Listing(name, (), "1") for name in KINDS])
         self.decode = {row.name: row.decode for row in self.source.list_collections()}
 
     def take(self, changes: list[Change], table: JobTable) -> list[dict[str, Any]]:
@@ -75,7 +75,7 @@ class Run:
             self.clock.advance(STEP_MS / 1000)
             thing["metadata"]["resourceVersion"] = "9"
             decoded = self.decode[name](json.dumps(thing).encode())
-            batch = self.source.handle_messages([Changes(name, ((kind, decoded),), "9")])
+            batch = self.source.apply_messages([Changes(name, ((kind, decoded),), "9")])
             assert not batch.bad
             for event in batch.events:
                 table.apply(event)
@@ -85,7 +85,7 @@ class Run:
     def settle(self, table: JobTable) -> None:
         for _ in range(3):
             self.clock.advance(STEP_MS / 1000)
-            for event in self.source.handle_messages([]).events:
+            for event in self.source.apply_messages([]).events:
                 table.apply(event)
 
 

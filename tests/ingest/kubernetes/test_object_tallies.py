@@ -38,12 +38,12 @@ OBJECTS = {
 def test_objects_add_up(drawn: list[str], listed: bool) -> None:
     source = KubernetesSource(Entities(), ManualClock(1_760_000_000_000), {"name": "k"})
     decode = {collection.name: collection.decode for collection in source.list_collections()}
-    source.handle_messages([Listing(name, (), "1") for name in KINDS])
+    source.apply_messages([Listing(name, (), "1") for name in KINDS])
     for collection in ("pods", "nodes", "jobs"):
         rows = [OBJECTS[name][1] for name in drawn if OBJECTS[name][0] == collection]
         found = tuple(decode[collection](row) for row in rows)
         changes = Changes(collection, tuple(("MODIFIED", row) for row in found), "2")
-        tally = source.handle_messages([Listing(collection, found, "2") if listed else changes]).get_tally()
+        tally = source.apply_messages([Listing(collection, found, "2") if listed else changes]).get_tally()
         assert tally.all == len(rows)
         own = [name for name in drawn if OBJECTS[name][0] == collection]
         bad = own.count("a broken pod") + own.count("no JSON")

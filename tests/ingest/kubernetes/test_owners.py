@@ -37,7 +37,7 @@ class Fed:
     def __init__(self, **options: Any) -> None:
         self.clock = ManualClock(CREATED_MS + 60_000)
         self.source = KubernetesSource(Entities(), self.clock, options, server=SmallKubernetes())
-        self.source.handle_messages([Listing(name, (), "1") for name in KINDS])
+        self.source.apply_messages([Listing(name, (), "1") for name in KINDS])
         self.decode = {row.name: row.decode for row in self.source.list_collections()}
         self.table = JobTable()
         self.events: list[Any] = []
@@ -45,7 +45,7 @@ class Fed:
         self.bad: list[str] = []
 
     def put(self, name: str, *things: dict[str, Any], kind: str = "ADDED") -> list[Any]:
-        batch = self.source.handle_messages(
+        batch = self.source.apply_messages(
             [
                 Changes(name, ((kind, self.decode[name](json.dumps(thing).encode())),), "2")
                 for thing in json.loads(json.dumps(things))
@@ -60,7 +60,7 @@ class Fed:
 
     def wait(self, seconds: float) -> None:
         self.clock.advance(seconds)
-        for event in self.source.handle_messages([]).events:
+        for event in self.source.apply_messages([]).events:
             self.table.apply(event)
             self.events.append(event)
 

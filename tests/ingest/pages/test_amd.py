@@ -157,7 +157,7 @@ def test_unknown_names_are_counted_and_known_ones_that_are_not_read_are_not() ->
 def test_the_model_of_a_card_has_its_short_name(labels: dict[str, str], model: str | None) -> None:
     desk = Desk()
     desk.decode(f"gpu_power_usage{amd_labels(0, **labels)} 5")
-    assert desk.resolver.inventory.gpu_models() == ({} if model is None else {"m001": model})
+    assert desk.resolver.inventory.get_gpu_models() == ({} if model is None else {"m001": model})
 
 
 def test_a_target_that_the_configuration_names_keeps_its_name() -> None:

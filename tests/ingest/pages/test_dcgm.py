@@ -203,14 +203,14 @@ def test_the_inventory_knows_models_and_follows_a_swapped_board() -> None:
     for index in range(4):
         inventory.record_facts("n1", index, GpuFacts("H100", f"old-{index}"))
     inventory.record_facts("n1", 0, GpuFacts("H200", "new-0"))
-    assert inventory.gpu_models() == {"n1": "H100"}
+    assert inventory.get_gpu_models() == {"n1": "H100"}
     assert inventory.find_slot("new-0") == ("n1", 0)
     assert inventory.find_slot("old-0") is None
     inventory.record_facts("n1", 0, GpuFacts())  # a line that says less takes nothing away
     assert inventory.nodes["n1"][0] == GpuFacts("H200", "new-0")
     for index in range(1, 4):
         inventory.record_facts("n1", index, GpuFacts("H200", f"new-{index}"))
-    assert inventory.gpu_models() == {"n1": "H200"}
+    assert inventory.get_gpu_models() == {"n1": "H200"}
 
 
 def test_models_come_from_either_spelling_of_the_label() -> None:
@@ -219,7 +219,7 @@ def test_models_come_from_either_spelling_of_the_label() -> None:
         f"DCGM_FI_DEV_POWER_USAGE{labels(0)} 70",
         'DCGM_FI_DEV_POWER_USAGE{gpu="0",gpu_uuid="GPU-2",model_name="NVIDIA A100-SXM4-80GB",hostname="n002"} 70',
     )
-    assert desk.resolver.inventory.gpu_models() == {"n001": "H100", "n002": "A100"}
+    assert desk.resolver.inventory.get_gpu_models() == {"n001": "H100", "n002": "A100"}
 
 
 def test_real_captures_decode_without_a_bad_record() -> None:

@@ -108,7 +108,7 @@ def test_names_that_differ_in_case_only_are_read() -> None:
         for metric, value in (("graphics_active", 0.91), ("gpu_temp_c", 61.0), ("xid", 79.0))
     }
     assert batch.tally == RecordTally(read=6)
-    assert desk.resolver.inventory.gpu_models() == {"gpu-0": "A100"}
+    assert desk.resolver.inventory.get_gpu_models() == {"gpu-0": "A100"}
     assert desk.entities.devices.find_gpu("gpu-0", "GPU-1") == 1
 
 

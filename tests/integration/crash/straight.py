@@ -128,11 +128,11 @@ def check_tables(killed: FleetState, straight: FleetState) -> None:
     assert killed.jobs.position == straight.jobs.position
     assert killed.nodes.position == straight.nodes.position
     assert killed.nodes.nodes == straight.nodes.nodes
-    assert sorted(killed.demand.queues()) == sorted(straight.demand.queues())
+    assert sorted(killed.demand.list_queues()) == sorted(straight.demand.list_queues())
     now_ms = max(row.ended_ms or 0 for row in jobs.values())
     for state in (killed, straight):
         forget_withdrawn(state)
-    for pool in straight.demand.queues():
+    for pool in straight.demand.list_queues():
         for target in ("arriving", "arriving_jobs", "running", "queued", "wanted"):
             series = [state.demand.read_series(pool, target, now_ms, 60, DAY_BINS) for state in (killed, straight)]
             np.testing.assert_array_equal(*series, err_msg=f"{pool} {target}")

@@ -35,13 +35,13 @@ class KubernetesWorld(BareWorld):
         self.source = KubernetesSource(Entities(), ManualClock(0), {}, server=SmallKubernetes())
         super().__init__(folder, sources=[self.source], **more)
         self.source._clock = self.clock
-        self.source.handle_messages([Listing(name, (), "1") for name in KINDS])
+        self.source.apply_messages([Listing(name, (), "1") for name in KINDS])
         self.put(*nodes)
 
     def put(self, *nodes: dict[str, Any], kind: str = "ADDED", name: str = "nodes") -> Batch:
         decode = {row.name: row.decode for row in self.source.list_collections()}[name]
         rows = [{**node, "metadata": {"uid": "u", "resourceVersion": "2", **node["metadata"]}} for node in nodes]
-        batch = self.source.handle_messages(
+        batch = self.source.apply_messages(
             [Changes(name, tuple((kind, decode(json.dumps(row).encode())) for row in rows), "2")]
         )
         self.pipeline.apply_batch(batch)

@@ -22,7 +22,7 @@ def test_the_panel_of_an_archive_is_the_one_that_the_live_series_had(tmp_path: P
     history = read_history(ArchiveFiles(str(tmp_path)), fleet_gpus=64)
     assert [panel.target for panel in history.panels] == list(TARGETS)
     for panel in history.panels:
-        assert panel.names == state.demand.queues() == ("default", "serve", "train", "all")
+        assert panel.names == state.demand.list_queues() == ("default", "serve", "train", "all")
         first, ms = panel.first_ms // 600_000, panel.end_ms(panel.bins - 1)
         assert history.end_ms - 600_000 < ms <= history.end_ms
         for row, name in enumerate(panel.names):

@@ -250,7 +250,7 @@ def test_an_end_that_came_after_the_tick_counts_and_not_the_request_of_the_tick(
         it.state.fold.pack_old_attempts(NOW_MS, 0)
     asyncio.run(made.forecast(it.state))
     demand = it.state.demand
-    assert demand.queues() == ("train", "all")
+    assert demand.list_queues() == ("train", "all")
     assert np.nansum(demand.read_series("all", "arriving", NOW_MS, 60, 60)) == 8
     assert demand.read_series("train", "running", NOW_MS, 60, 5).tolist() == [8.0, 8.0, 8.0, 0.0, 0.0]
 

@@ -90,7 +90,7 @@ def test_a_past_grows_by_windows_and_ends_after_three_hours() -> None:
         past = extend_past(past, window(100 * turn, 120, float(turn)))
     assert past is not None
     assert past.values.shape[1] == LONGEST_MS // SLOT_MS
-    assert past.end_ms(15.0) == (1900 + 120) * SLOT_MS
+    assert past.compute_end_ms(15.0) == (1900 + 120) * SLOT_MS
     assert past.values[0, -121] == 18.0  # the newer window wins where two overlap
 
 
