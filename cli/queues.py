@@ -122,6 +122,7 @@ def make_row(tree: "QueueTree", node: "QueueNode") -> dict[str, Any]:
         "order": node.order,
         "max_wait_s": node.max_wait_s,
         "per_user": node.per_user,
+        "preemptible": node.preemptible,
         "credits": {"rate": node.credits.rate, "cap_gpu_s": node.credits.cap_gpu_s} if node.credits else None,
     }
 
@@ -137,6 +138,7 @@ def _describe_queue(node: "QueueNode") -> str:
     words = [f"{name} {_format_amounts(amounts)}" for name, amounts in _list_named_amounts(node) if amounts]
     words += [f"class {node.class_name} ({node.priority})"] if node.class_name else []
     words += ["shared by its users"] if node.per_user else []
+    words += [f"preemptible: {node.preemptible}"] if node.preemptible != "borrowed" else []
     if node.credits:
         words += [f"banks {node.credits.rate:.0%}, at most {node.credits.cap_gpu_s / 3600:g} GPU-hours"]
     return ", ".join(words)

@@ -40,7 +40,7 @@ _QUEUE = (
 )
 _QUEUE_TEXTS = {
     **{"tres-per-node": "TRES_PER_NODE", "tres-per-job": "TRES_PER_JOB", "tres-per-task": "TRES_PER_TASK"},
-    **{"Account": "ACCOUNT", "Reason": "REASON", "Name": "NAME"},
+    **{"Account": "ACCOUNT", "Reason": "REASON", "Name": "NAME", "Comment": "Comment"},
 }
 _NODES = ("NodeList", "StateComplete", "Gres", "Timestamp", "NodeHost", "NodeAddr", "CPUs", "Memory")
 _NODE_TEXTS = {"Reason": "REASON"}

@@ -36,7 +36,8 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
 
     `queues`: all queues in which it may start, if several. It waits in each of them, and `queue` is the
     first. Once it runs, a later event names its queue. `tasks`: how many similar attempts wait under
-    this name. The tasks of a big array, for instance, may have no names of their own yet.
+    this name. The tasks of a big array, for instance, may have no names of their own yet. `preemptible`:
+    as in a placement request, None if the owner has not said.
     """
 
     cluster: str = ""
@@ -55,7 +56,7 @@ class Submitted(_JobEvent, frozen=True, kw_only=True, tag="submitted"):
     gpu_share: int | None = None
     pool: str = ""
     priority: int = 0
-    preemptible: bool = False
+    preemptible: bool | None = None
     limit_s: float | None = None
     deadline_ms: int | None = None
     tolerated_wait_s: float | None = None

@@ -61,7 +61,8 @@ class PlacementRequest(
 
     Two members may share a node unless `spread` is set. gpu_share: the thousandths of its one GPU that a
     member gets. With 0 GPUs, a member gets only CPUs or host memory. gpu_models: the acceptable models,
-    each in the form of `gpu_model`.
+    each in the form of `gpu_model`. preemptible: whether its owner allows that the running job is stopped.
+    None means that the owner has not said, and then the queue decides.
     """
 
     request_id: str
@@ -75,7 +76,7 @@ class PlacementRequest(
         default="training", name="class"
     )
     priority: int = 0
-    preemptible: bool = False
+    preemptible: bool | None = None
     gang: Gang | int = 1
     gpus_per_node: int = 1
     gpu_model: str = ""

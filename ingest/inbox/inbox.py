@@ -43,6 +43,7 @@ from fleetcast.ingest.inbox.segments import (
     format_segment_name,
     list_segments,
     parse_position,
+    read_revision,
     read_segment,
     scan_records,
 )
@@ -383,7 +384,7 @@ def read_newest_events(folder: Path, most: int) -> Iterator[JobEvent | NodeEvent
             data = path.read_bytes()
         except OSError:  # pruned meanwhile, or not on disk for certain: it is written again
             continue
-        records, _ = scan_records(data[len(HEADER) :])
+        records, _ = scan_records(data[len(HEADER) :], read_revision(data))
         taken.append([record for record in records if record.kind == RecordKind.EVENT])
         if sum(map(len, taken)) >= most:
             break

@@ -6,7 +6,7 @@ import msgspec
 
 from fleetcast.fleet.decode_faults import explain_json_error
 from fleetcast.fleet.errors import RecordError
-from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.events import JobEvent, NodeEvent, Submitted
 from fleetcast.fleet.samples import SampleBatch
 from fleetcast.ingest.gpu_labels import ObservedJobLabels
 from fleetcast.ingest.inbox.job_events import NO_FUTURE_LIMIT_MS, decode_event
@@ -41,7 +41,7 @@ def decode_records(
                 if isinstance(event, NodeEvent):
                     node_events.append(event)
                 else:
-                    events.append(event)
+                    events.append(event if record.revision else drop_default_preemptible(event))
                 tallies.append(_ONE)
             elif record.kind == RecordKind.REFUSED:
                 refused = _make_refusal_errors(record.payload)
@@ -61,6 +61,13 @@ def decode_records(
     few = Batch.merge([Batch(samples=tuple(samples)), Batch()]).samples if len(samples) > 1 else tuple(samples)
     tally = RecordTally.sum(tallies)
     return Batch(few, tuple(events), tuple(node_events), tuple(errors), tuple(labels), tally, is_acknowledged=True)
+
+
+def drop_default_preemptible(event: JobEvent) -> JobEvent:
+    """Return an event of revision 0, in which `preemptible = false` was a default, as not said."""
+    if isinstance(event, Submitted) and event.preemptible is False:
+        return msgspec.structs.replace(event, preemptible=None)
+    return event
 
 
 class _Refusals(msgspec.Struct):

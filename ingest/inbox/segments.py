@@ -1,8 +1,13 @@
 """The format of inbox segments, and readers of a folder of segments.
 
     folder/api-000000000007.seg     segments of the writer "api", numbered from 1, never reused
-    header (16 bytes)               b"FLEETINB", version uint32, zero uint32
+    header (16 bytes)               b"FLEETINB", version uint32, revision uint32
     record                          payload length uint32, crc32 uint32, kind uint8, received_ms int64, payload
+
+The version names the format. Readers of the same version ignore the revision, which says what the payloads mean:
+
+0   `"preemptible": false` in an event is the default written out: its owner has not said
+1   it is the owner's word: the job may not be stopped
 
 The checksum covers kind, received_ms and payload, and so reveals a torn record. After damage, the reader
 searches for the head of the next whole record: a kind and a time before the year 2527. No JSON text can
@@ -26,7 +31,8 @@ logger = logging.getLogger(__name__)
 
 MAGIC = b"FLEETINB"
 VERSION = 1
-HEADER = struct.pack("<8sII", MAGIC, VERSION, 0)
+REVISION = 1
+HEADER = struct.pack("<8sII", MAGIC, VERSION, REVISION)
 _record_head = struct.Struct("<IIBq")  # payload length, crc32 of the rest, kind, received_ms
 _sealed_part = struct.Struct("<Bq")
 _kind_and_time = re.compile(rb"[\x01-\x0f](?=.{5}[\x00-\x0f]\x00\x00)", re.DOTALL)
@@ -52,9 +58,12 @@ class RecordKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Record:
+    """A record of a segment. revision: that of its segment."""
+
     kind: int
     received_ms: int
     payload: bytes
+    revision: int = REVISION
 
 
 def encode_record(kind: int, received_ms: int, payload: bytes) -> bytes:
@@ -67,10 +76,15 @@ def encode_records(kind: int, received_ms: int, payloads: Iterable[bytes]) -> li
     return [pack(len(payload), crc32(payload, sealed), kind, received_ms) + payload for payload in payloads]
 
 
-def scan_records(data: bytes) -> tuple[list[Record], int]:
+def read_revision(header: bytes) -> int:
+    """Return the revision of a segment from its header."""
+    return int.from_bytes(header[12:16], "little")
+
+
+def scan_records(data: bytes, revision: int = REVISION) -> tuple[list[Record], int]:
     """Return the whole records at the beginning of `data`, and the number of bytes that they fill.
 
-    The bytes after them are torn or have not arrived yet.
+    The bytes after them are torn or have not arrived yet. revision: that of the segment.
     """
     records, at = [], 0
     while at + _record_head.size <= len(data):
@@ -81,7 +95,7 @@ def scan_records(data: bytes) -> tuple[list[Record], int]:
             break
         if zlib.crc32(payload, zlib.crc32(_sealed_part.pack(kind, received_ms))) != crc:
             break
-        records.append(Record(kind, received_ms, payload))
+        records.append(Record(kind, received_ms, payload, revision))
         at = begin + length
     return records, at
 
@@ -146,15 +160,16 @@ def read_segment(path: Path, offset: int, sealed: bool) -> tuple[list[Record], i
     if size <= offset:
         return [], offset, None
     with path.open("rb") as file:
-        if not file.read(len(HEADER)).startswith(HEADER[:12]):
+        header = file.read(len(HEADER))
+        if not header.startswith(HEADER[:12]):
             bad = RecordError("torn", f"{path.name} is not an inbox segment")
             return ([], size, bad) if sealed else ([], offset, None)
         file.seek(offset)
         data = file.read(READ_BYTES)
-        records, taken = scan_records(data)
+        records, taken = scan_records(data, read_revision(header))
         if not records and size - offset > len(data):  # a record larger than one read
             data += file.read()
-            records, taken = scan_records(data)
+            records, taken = scan_records(data, read_revision(header))
     if records:
         return records, offset + taken, None
     skipped = find_record(data, 1)

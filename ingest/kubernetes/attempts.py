@@ -20,7 +20,15 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.kubernetes.failures import FINISHED, Ending
 from fleetcast.ingest.kubernetes.waits import ADMISSION, PodWait
 from fleetcast.ingest.kubernetes.workloads import Member, Workload
-from fleetcast.ingest.lifecycle import ENDED, QUEUED, RESIZED, STARTED, compute_queued_sequence
+from fleetcast.ingest.lifecycle import (
+    ENDED,
+    QUEUED,
+    RESIZED,
+    STARTED,
+    SUBMITTED,
+    compute_queued_sequence,
+    compute_submitted_sequence,
+)
 
 QUIET_MS = 2_000
 LIVE = frozenset({"pending", "running", "broken"})
@@ -50,6 +58,8 @@ class Track(msgspec.Struct, omit_defaults=True):
     attempt: int
     base: int
     is_submitted: bool = False
+    submitted_ms: int | None = None  # its time
+    preemptible: bool | None = None  # the owner's word, as delivered last
     is_queued: bool = False
     blocked_by: str = ""  # the delivered reason, while it is blocked
     queued: int = 0  # sequence of the last `queued` event
@@ -251,17 +261,23 @@ class JobEvaluation:
         )
 
     def _add_submission(self) -> None:
-        track = self.track
-        if track.is_submitted or track.is_ended:
+        """Add the attempt's submission, or a correction of it when the owner's word on preemption has changed."""
+        track, submitted = self.track, self.workload.submitted
+        is_correction = track.is_submitted
+        if track.is_ended or (is_correction and track.preemptible == submitted.preemptible):
             return
         again = track.attempt > track.base + 1
-        submitted = self.workload.submitted
         gang = submitted.gang
         if self.workload.alone and self.workload.elastic:
             gang = max(1, sum(row.stage in LIVE for row in self.members.values()))
         at_ms = self.now_ms if again else min(submitted.time_ms, self.now_ms)
-        self.events.append(msgspec.structs.replace(submitted, attempt=track.attempt, time_ms=at_ms, gang=gang))
-        track.is_submitted = True
+        if is_correction and track.submitted_ms is not None:
+            at_ms = track.submitted_ms
+        number = compute_submitted_sequence(submitted.time_ms, self.now_ms) if is_correction else SUBMITTED
+        self.events.append(
+            msgspec.structs.replace(submitted, attempt=track.attempt, sequence=number, time_ms=at_ms, gang=gang)
+        )
+        track.is_submitted, track.submitted_ms, track.preemptible = True, at_ms, submitted.preemptible
 
     def _start_or_queue_attempt(self) -> None:
         """Start the attempt if enough members run. Otherwise queue it if the reason for its wait is known."""

@@ -61,6 +61,7 @@ from fleetcast.ingest.kubernetes.objects import (
 )
 from fleetcast.ingest.kubernetes.owners import NO_JOBS, find_owner
 from fleetcast.ingest.kubernetes.workloads import Member, SiteTerms, Workload, WorkloadReader
+from fleetcast.ingest.preemptible import list_unread_words
 from fleetcast.ingest.source import Batch, Source, read_options
 from fleetcast.ingest.tally import MAX_UNREAD_NAMES, RecordTally, SkipRule
 
@@ -304,6 +305,7 @@ class KubernetesSource(Source):
         self._nodes.faults.clear()
         self._jobs.lost_nodes = self._nodes.list_lost_nodes()
         events = self._jobs.make_due_events(now_ms)
+        bad += list_unread_words(events)
         good = Batch(
             events=tuple(_drop_invalid_events(events, bad, now_ms)),
             node_events=tuple(_drop_invalid_events(node_events, bad, now_ms)),

@@ -54,6 +54,7 @@ from fleetcast.ingest.kubernetes.owners import (
 )
 from fleetcast.ingest.kubernetes.waits import KUEUE_QUEUE, PodWait, find_pod_wait
 from fleetcast.ingest.lifecycle import SUBMITTED
+from fleetcast.ingest.preemptible import LABEL, make_unread_label, parse_preemptible
 
 JOBSET_UID = "jobset.sigs.k8s.io/jobset-uid"
 JOBSET_RESTART = "jobset.sigs.k8s.io/restart-attempt"
@@ -310,6 +311,7 @@ class WorkloadReader:
         spec = largest.template.spec
         label_values = {label: value for label in self.terms.keep_labels if (value := self._find_label(meta, label))}
         stated = self._find_label(meta, self.terms.class_label)
+        word = self._find_label(meta, LABEL) or self._find_label(meta, self.terms.preemptible_label)
         submitted = Submitted(
             job=self.make_job_name(meta, name),
             sequence=SUBMITTED,
@@ -325,11 +327,11 @@ class WorkloadReader:
             gpu_model=_find_gpu_model(spec),
             gpu_share=wants.share,
             priority=self._find_priority(spec),
-            preemptible=self._find_label(meta, self.terms.preemptible_label).lower() in ("true", "yes", "1"),
+            preemptible=parse_preemptible(word),
             limit_s=limit_s,
             cpus=round(_sum_resource(spec, "cpu")) or None,
             host_memory_gib=round(_sum_resource(spec, "memory") / 2**30, 3) or None,
-            labels=label_values | _make_gpu_labels(wants) | {"kind": kind},
+            labels=label_values | _make_gpu_labels(wants) | make_unread_label(word) | {"kind": kind},
         )
         admitted = bool(self._find_label(meta, KUEUE_QUEUE) or self._find_label(meta, self.terms.queue_label))
         return Workload(

@@ -14,6 +14,7 @@ import msgspec
 from fleetcast.fleet.events import JobEvent, Queued, Submitted
 from fleetcast.ingest.lifecycle import compute_queued_sequence, compute_submitted_sequence
 
+_ISSUED_PREEMPTIBLE = {None: False, True: True, False: "no"}  # not said was issued as False before
 PRIORITY_STEPS = 10.0  # natural logs of priority, times this: a change below a tenth is none
 
 
@@ -44,7 +45,12 @@ def make_checksums(events: Iterable[JobEvent]) -> IssuedJob | None:
         return None
     what = _hash_facts(
         (submitted.queue, submitted.queues, submitted.user, submitted.tenant, submitted.name, submitted.class_),
-        (submitted.preemptible, submitted.limit_s, submitted.gpu_share, sorted(submitted.labels.items())),
+        (
+            _ISSUED_PREEMPTIBLE[submitted.preemptible],
+            submitted.limit_s,
+            submitted.gpu_share,
+            sorted(submitted.labels.items()),
+        ),
     )
     if queued is None:
         return IssuedJob(submitted.attempt, what, has_several=bool(submitted.queues))

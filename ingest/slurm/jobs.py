@@ -17,6 +17,7 @@ from fleetcast.fleet.requests import WHOLE_GPU, RankPlacement
 from fleetcast.ingest.inbox.job_events import MAX_GANG, MAX_QUEUES, decode_event
 from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from fleetcast.ingest.node_names import expand_nodes
+from fleetcast.ingest.preemptible import find_in_comment, make_unread_label, parse_preemptible
 from fleetcast.ingest.slurm.failures import ENDED as ENDED_STATES
 from fleetcast.ingest.slurm.failures import UNEXPLAINED, classify_end
 from fleetcast.ingest.slurm.fields import WaitingTasks, clean_name, parse_model_name
@@ -113,9 +114,9 @@ class SlurmJob:
 class Site:
     """The facts that convert a site's names and numbers into ours.
 
-    classes: partition or QOS → class. shares_of_gpu: unit → number of parts of one GPU, read from the
-    site's nodes. numbered_gpus: node → number of GPUs that job records can refer to by number. It is 0 if
-    their numbers count MIG instances.
+    classes: partition or QOS → class. preemptible: partitions, QOS and accounts whose jobs may be stopped.
+    shares_of_gpu: unit → number of parts of one GPU, read from the site's nodes. numbered_gpus: node → number
+    of GPUs that job records can refer to by number. It is 0 if their numbers count MIG instances.
     """
 
     prefix: str = ""
@@ -187,6 +188,9 @@ def _make_submitted_event(job: SlurmJob, site: Site) -> Submitted:
     classes = [site.classes[place] for place in (job.qos, *partitions, job.account) if place in site.classes]
     labels = {"qos": clean_name(job.qos)} if clean_name(job.qos) else {}
     labels |= {"mig": profile} if profile else {}
+    word = find_in_comment(job.comment)
+    labels |= make_unread_label(word)
+    said = parse_preemptible(word)
     return Submitted(
         job=site.prefix + job.id,
         attempt=job.attempt or 1,
@@ -206,7 +210,7 @@ def _make_submitted_event(job: SlurmJob, site: Site) -> Submitted:
         gpu_model=clean_name(parse_model_name(model)) if model else "",
         gpu_share=share,
         priority=job.priority or 0,
-        preemptible=bool(places & site.preemptible),
+        preemptible=True if said is None and places & site.preemptible else said,
         limit_s=job.limit_s,
         cpus=-(-job.cpus // gang) if job.cpus else None,
         host_memory_gib=round(job.memory_gib / gang, 3) if job.memory_gib else None,

@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 from fleetcast.fleet.errors import RecordError
 from fleetcast.fleet.events import JobEvent
+from fleetcast.ingest.preemptible import list_unread_words
 from fleetcast.ingest.slurm.issued import IssuedJob, make_checksums, resequence_corrections
 from fleetcast.ingest.slurm.jobs import Site, SlurmJob, encode_checked_event, make_job_events
 from fleetcast.ingest.tally import RecordTally, SkipRule
@@ -30,6 +31,7 @@ class JobScan:
         self.submitted: dict[str, int] = {}
         self.ended: set[tuple[str, int]] = set()
         self.bad: list[RecordError] = []
+        self.unread: list[RecordError] = []  # words in good records
         self.without_gpus = 0
         self.unknown_states: set[str] = set()
         self.read = self.repeated = 0  # records that made events, and those that another record decides
@@ -65,6 +67,7 @@ class JobScan:
             if not job.has_known_state:
                 self.unknown_states.add("+".join(job.states)[:80])
             self.fresh += fresh
+            self.unread += list_unread_words(fresh)
             self.issued.update(events, map(identify_event, stated))
 
     def _correct_events(self, job: SlurmJob, events: Sequence[JobEvent], is_queue: bool) -> Iterable[JobEvent]:

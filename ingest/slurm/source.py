@@ -283,6 +283,7 @@ class SlurmSource(Source):
         self._took_ms = self._clock.steady_ms() - began_ms
         self._noted["text_replaced"] = queue.replaced + nodes.replaced
         tally = scan.make_tally(len(nodes.rows), len(bad))
+        bad += scan.unread
         names = tuple(f"state {state}" for state in sorted(scan.unknown_states))
         unknown_fields = queue.unknown_fields + nodes.unknown_fields + len(names)
         tally = replace(tally, names=names[:MAX_UNREAD_NAMES], unknown_fields=unknown_fields)

@@ -36,6 +36,7 @@ from fleetcast.placement.ledger.chain import (
 from fleetcast.placement.ledger.charges import ChargeTable
 from fleetcast.placement.ledger.file import LAST_NUMBER, LedgerFile
 from fleetcast.placement.ledger.migrate import DOWNGRADED, drop_actions
+from fleetcast.placement.ledger.old_bodies import FIND_OLD_LINE, SAID_AFTER, leaves_out_default
 from fleetcast.placement.ledger.rows import (
     SETTLED_WORDS,
     CommittedDecision,
@@ -94,6 +95,7 @@ class Ledger(LedgerFile):
         cached = self._cached = self._read_rows()
         self.charges.reload_rows()
         self.actions.reload_rows()
+        self._record_facts({SAID_AFTER: self._state.get(SAID_AFTER, cached.position)})
         if cached.position > cached.head.audit_id:
             logger.error(
                 "%s: lines %d..%d are missing at the end of its audit trail: `fleetcast audit verify` says more",
@@ -160,11 +162,17 @@ class Ledger(LedgerFile):
                 return None
             found = encode(entry.request), entry.reply
         body, reply = found
-        if body != encode(request):
+        if body != encode(request) and not self._was_stored_with_default(body, request):
             raise RequestError(
                 f"request_id {request.request_id!r} was used before with another body; choose a new one", "request_id"
             )
         return reply
+
+    def _was_stored_with_default(self, body: bytes, request: PlacementRequest) -> bool:
+        """Return whether a body differs only by `preemptible = false`, which was the default when it was stored."""
+        if not leaves_out_default(body, request):
+            return False
+        return bool(self.read_rows(FIND_OLD_LINE, [self._state[SAID_AFTER], request.request_id]))
 
     def find_reply(self, request_id: str) -> bytes | None:
         """Return the reply of a request, queued or decided. Returns None if the request is unknown."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fleetcast.placement.ledger.chain import CHECKSUMS, NO_HASH, QUEUED, encode, hash_line
+from fleetcast.placement.ledger.old_bodies import SAID_AFTER
 from fleetcast.placement.ledger.schema import (
     ACTIONS,
     CHARGES,
@@ -58,7 +59,7 @@ def migrate(db: sqlite3.Connection, version: int) -> None:
 def drop_actions(db: sqlite3.Connection) -> None:
     """Make a file of this version one of version 3, inside the caller's transaction. Its actions are lost."""
     db.execute("DROP TABLE actions")
-    db.execute("DELETE FROM state WHERE key = ?", [ACTION_SWITCHES])
+    db.execute("DELETE FROM state WHERE key IN (?, ?)", [ACTION_SWITCHES, SAID_AFTER])
     db.execute(f"PRAGMA user_version = {DOWNGRADED}")
 
 

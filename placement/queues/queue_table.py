@@ -13,7 +13,16 @@ from fleetcast.fleet.decode_faults import Path
 from fleetcast.fleet.entities import MAX_NAME_LENGTH
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import MAX_COUNT
-from fleetcast.placement.queues.tree import ROOT, Amounts, Credits, LeafOrder, QueueClass, QueueNode, TreePolicy
+from fleetcast.placement.queues.tree import (
+    ROOT,
+    Amounts,
+    Credits,
+    LeafOrder,
+    Preemptible,
+    QueueClass,
+    QueueNode,
+    TreePolicy,
+)
 
 DEEPEST = 8
 LEAST_WEIGHT = 1e-6
@@ -54,6 +63,7 @@ class QueueTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     max_waiting: int | None = None
     per_user: bool = False
     credits: CreditsTable | None = None
+    preemptible: Preemptible | None = None
 
 
 AMOUNTS = ("guaranteed", "limit", "lend", "borrow")
@@ -201,6 +211,7 @@ def _convert_table(
         max_waiting=table.max_waiting,
         per_user=table.per_user,
         credits=Credits(credit.rate, credit.cap_gpu_h * 3600) if credit else None,
+        preemptible=table.preemptible or above.preemptible,
     )
 
 

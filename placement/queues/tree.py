@@ -22,6 +22,7 @@ ROOT = ""
 DEFAULT_QUEUE = "default"
 Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
+Preemptible = Literal["borrowed", "all", "none"]
 NAMED = 3
 MOST_LEAVES = 65_536  # that are kept in mind
 
@@ -72,7 +73,8 @@ class QueueNode:
 
     guaranteed: GPUs that the queue's own requests get first. A parent's guarantee is at least the sum of its
     children's. limit, borrow: a resource that is missing here is unlimited. lend: if a resource is
-    missing here, all of it is lent while it is idle.
+    missing here, all of it is lent while it is idle. preemptible: which of its running jobs may be stopped,
+    of those whose owners have not said. "borrowed" means those beyond its guarantee.
     """
 
     name: str
@@ -90,6 +92,7 @@ class QueueNode:
     max_waiting: int | None = None
     per_user: bool = False
     credits: Credits | None = None
+    preemptible: Preemptible = "borrowed"
 
     def find_limit(self, resource: str) -> float:
         """Return the most GPUs of a resource that the queue may ever hold, inf if unlimited.
@@ -294,6 +297,8 @@ def list_unused_settings(tree: QueueTree) -> list[str]:
         notes.append("preempt_gpu_h_per_h has no effect: no running job is stopped yet")
     if any(node.order == "attained" for node in tree.nodes):
         notes.append("order attained is fifo: no running job is stopped yet")
+    if any(node.preemptible != "borrowed" for node in tree.nodes):
+        notes.append("preemptible has no effect: no running job is stopped yet")
     if any(node.credits for node in tree.nodes):
         notes.append("credits come first in the order, and protect no job: no running job is stopped yet")
     if any(found.preempts for found in tree.classes.values()):

@@ -61,6 +61,7 @@ class Asks(msgspec.Struct, omit_defaults=True, kw_only=True):
     gang: Gang | int | msgspec.UnsetType = msgspec.UNSET
     gpus_per_node: int | msgspec.UnsetType = msgspec.UNSET
     priority: int | msgspec.UnsetType = msgspec.UNSET
+    preemptible: bool | None = None
     gpu_model: str = ""
     gpu_models: tuple[str, ...] = ()
     gpu_share: int | None = None

@@ -129,7 +129,7 @@ def _list_settings(node: Any) -> tuple[Any, ...]:
     """Return the settings of a queue as a tuple, without its place in the tree."""
     return (
         *(node.weight, node.guaranteed, node.limit, node.lend, node.borrow, node.class_name, node.priority),
-        *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits),
+        *(node.order, node.max_wait_s, node.max_waiting, node.per_user, node.credits, node.preemptible),
     )
 
 

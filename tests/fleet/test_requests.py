@@ -83,9 +83,17 @@ def test_facts_that_change_nothing_are_named_as_the_request_spells_them_and_sort
 
 
 def test_a_default_states_nothing_written_out_or_not() -> None:
-    written = {"preemptible": False, "queue": "default", "tenant": "", "class": "training", "checkpoint_cost_s": None}
+    written = {"preemptible": None, "queue": "default", "tenant": "", "class": "training", "checkpoint_cost_s": None}
     assert list_ignored_facts(msgspec.convert({"request_id": "a", **written}, PlacementRequest)) == ()
     assert list_ignored_facts(PlacementRequest(request_id="a")) == ()
+
+
+def test_no_is_stated_and_encoded_and_not_said_is_left_out() -> None:
+    protected, silent = (PlacementRequest(request_id="a", preemptible=value) for value in (False, None))
+    assert list_ignored_facts(protected) == ("preemptible",)
+    assert b'"preemptible":false' in msgspec.json.encode(protected)
+    assert msgspec.json.encode(silent) == b'{"request_id":"a"}'
+    assert msgspec.json.decode(b'{"request_id":"a"}', type=PlacementRequest).preemptible is None
 
 
 def test_a_decision_that_was_stored_without_what_it_ignored_is_read() -> None:

@@ -4,11 +4,14 @@ import asyncio
 import errno
 import json
 import os
+import struct
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from fleetcast.fleet.errors import RecordError, SourceError
+from fleetcast.fleet.events import Submitted
 from fleetcast.ingest.inbox.inbox import InboxSource, InboxWriter, read_newest_events
 from fleetcast.ingest.inbox.records import decode_records, encode_refusals
 from fleetcast.ingest.inbox.segments import HEADER, Record, RecordKind, encode_record, list_segments, scan_records
@@ -194,6 +197,17 @@ def test_every_cut_of_a_segment_gives_its_whole_records() -> None:
         assert taken == sum(len(blob) for blob in blobs[: len(records)])
         assert taken <= cut
         assert cut - taken < len(blobs[0])
+
+
+def test_false_in_a_segment_of_the_time_of_the_default_is_not_said(tmp_path: Path) -> None:
+    said = {"job": "a", "time_ms": NOW_MS, "type": "submitted", "preemptible": False}
+    for number, header in enumerate((struct.pack("<8sII", b"FLEETINB", 1, 0), HEADER), 1):
+        event = msgspec.json.encode({**said, "sequence": number})
+        (tmp_path / f"api-{number:012d}.seg").write_bytes(header + encode_record(RecordKind.EVENT, NOW_MS, event))
+    batch = drain(InboxSource(tmp_path))
+    assert [event.preemptible for event in batch.events if isinstance(event, Submitted)] == [None, False]
+    newest = [event for event in read_newest_events(tmp_path, 10) if isinstance(event, Submitted)]
+    assert {event.sequence: event.preemptible for event in newest} == {1: None, 2: False}
 
 
 def test_two_writers_of_one_name_get_segments_of_their_own(tmp_path: Path) -> None:

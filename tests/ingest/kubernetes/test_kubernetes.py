@@ -624,6 +624,26 @@ def test_mig_slices_are_counted_and_labels_mean_what_the_options_say() -> None:
     assert submitted.gpu_share == 143  # a seventh each
 
 
+@pytest.mark.parametrize(
+    ("label", "word", "expected"),
+    [
+        ("fleetcast/preemptible", "Yes", True),
+        ("fleetcast/preemptible", "false", False),
+        ("fleetcast.io/preemptible", "0", False),
+        ("other", "true", None),
+    ],
+)
+def test_a_label_says_whether_a_job_may_be_stopped(label: str, word: str, expected: bool | None) -> None:
+    server = SmallKubernetes()
+    labelled = job("labelled", 1)
+    labelled["metadata"]["labels"] = {label: word}
+    server.put("jobs", labelled)
+    with Followed(server) as followed:
+        (submitted,) = followed.told()
+    assert submitted.preemptible is expected
+    assert "unread_preemptible" not in submitted.labels
+
+
 def test_mig_instances_are_parts_of_gpus_by_their_slices() -> None:
     def asked(**limits: int) -> tuple[int, str, int | None]:
         names = {f"nvidia.com/{name.replace('__', '.').replace('_', '-')}": count for name, count in limits.items()}

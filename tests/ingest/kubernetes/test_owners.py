@@ -205,3 +205,27 @@ def test_the_pod_itself_where_nobody_owns_it() -> None:
     pod = decode(json.dumps({"metadata": meta("p")}).encode(), Pod)
     assert find_owner(pod) == ("Pod", "p", True)
     assert not [row for row in Fed().events if isinstance(row, Started)]
+
+
+def test_the_owner_may_change_the_word_on_preemption_while_the_job_runs() -> None:
+    fed = Fed()
+    thing = job("x", 1)
+    thing["metadata"]["labels"] = {"fleetcast.io/preemptible": "perhaps"}
+    fed.put("jobs", thing)
+    fed.put("pods", owned("x-0", "batch/v1", "Job", "x"))
+    fed.clock.advance(60.0)
+    attempt = fed.table.get("ml/x")
+    assert attempt is not None
+    assert (attempt.state, attempt.submission and attempt.submission.preemptible) == ("running", None)
+    assert fed.submitted("ml/x").labels["unread_preemptible"] == "perhaps"
+    assert fed.bad == ["job ml/x: preemptible is 'perhaps', expected one of true, yes, 1, false, no, 0"]
+    before_ms = attempt.submitted_ms
+    thing["metadata"]["labels"]["fleetcast.io/preemptible"] = "false"
+    for _ in range(2):
+        fed.put("jobs", thing, kind="MODIFIED")
+    attempt = fed.table.get("ml/x")
+    assert attempt is not None
+    assert attempt.submission is not None
+    assert (attempt.state, attempt.submission.preemptible, attempt.submitted_ms) == ("running", False, before_ms)
+    assert sum(isinstance(event, Submitted) for event in fed.events) == 2
+    assert len(fed.bad) == 1

@@ -15,9 +15,11 @@ from fleetcast.fleet.requests import RankPlacement
 from fleetcast.ingest.lifecycle import ENDED, EXPLAINED, QUEUED, RESIZED, STARTED, SUBMITTED
 from fleetcast.ingest.slurm.failures import classify_end
 from fleetcast.ingest.slurm.gres import read_gres
+from fleetcast.ingest.slurm.issued import make_checksums
 from fleetcast.ingest.slurm.jobs import Site, encode_checked_event, make_job_events
 from fleetcast.ingest.slurm.json import decode_accounted_jobs, decode_queued_jobs, read_nodes
 from fleetcast.ingest.slurm.nodes import SlurmNode, find_changes
+from fleetcast.ingest.slurm.scan import JobScan
 from fleetcast.ingest.slurm.text import read_jobs
 from fleetcast.ingest.slurm.text import read_nodes as read_node_lines
 from tests.ingest.slurm_outputs import T, account, accounts, amount, new_job, node, nodes, old_job, queue
@@ -98,7 +100,52 @@ def test_a_site_gives_prefix_class_and_preemptible_queues() -> None:
     assert isinstance(first, Submitted)
     assert isinstance(second, Submitted)
     assert (first.job, first.cluster, first.class_, first.preemptible) == ("east-7", "east", "training", True)
-    assert (second.class_, second.preemptible) == ("interactive", False)
+    assert (second.class_, second.preemptible) == ("interactive", None)
+
+
+@pytest.mark.parametrize(
+    ("comment", "partition", "expected"),
+    [
+        ("fleetcast.io/preemptible=false", "debug", False),
+        ("resume from /ckpt; fleetcast/preemptible=No, thanks", "train", False),
+        ("fleetcast.io/preemptible=true", "debug", True),
+        ("fleetcast.io/preemptible=false fleetcast.io/preemptible=yes", "debug", True),
+        ("preemptible=false", "debug", None),
+        ("notfleetcast.io/preemptible=false", "train", True),
+    ],
+)
+def test_a_comment_says_whether_a_job_may_be_stopped(comment: str, partition: str, expected: bool | None) -> None:
+    (submitted, *_) = events_of(
+        old_job(comment=comment, partition=partition), site=Site(preemptible=frozenset({"train"}))
+    )
+    assert isinstance(submitted, Submitted)
+    assert submitted.preemptible is expected
+    assert "unread_preemptible" not in submitted.labels
+
+
+def test_a_word_that_is_neither_yes_nor_no_counts_once_and_stands_in_the_labels() -> None:
+    jobs = decode_queued_jobs(queue(old_job(comment="fleetcast.io/preemptible=perhaps", partition="debug"))).rows
+    scan = JobScan(Site(), NOW_MS, {})
+    scan.add_jobs(jobs, {})
+    scan.add_jobs(jobs, scan.issued)
+    (submitted, *_) = scan.fresh
+    assert isinstance(submitted, Submitted)
+    assert (submitted.preemptible, submitted.labels["unread_preemptible"]) == (None, "perhaps")
+    assert [str(error) for error in scan.unread] == [
+        "bad_value: job 7: preemptible is 'perhaps', expected one of true, yes, 1, false, no, 0"
+    ]
+    assert not scan.bad
+
+
+def test_a_job_that_says_nothing_has_the_checksum_that_it_had_when_this_was_false() -> None:
+    def checksum(**fields: Any) -> int:
+        found = make_checksums(events_of(old_job(**fields), site=Site(preemptible=frozenset({"train"}))))
+        assert found is not None
+        return found.submission
+
+    silent, allowed = checksum(partition="debug"), checksum(partition="train")
+    assert (silent, allowed) == (2_376_386_958, 578_563_602)  # of the version before
+    assert checksum(partition="debug", comment="fleetcast.io/preemptible=false") not in (silent, allowed)
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,18 @@ def test_a_queue_inherits_its_wait_and_class_by_name(teams: QueueTree) -> None:
     assert (teams.find_node("production").priority, teams.find_node("research").priority) == (100, 0)
 
 
+def test_a_queue_inherits_which_jobs_may_be_stopped() -> None:
+    tree = read_queues('[queue.a]\npreemptible = "none"\n[queue."a/b"]\n[queue."a/c"]\npreemptible = "all"\n[queue.d]')
+    assert {node.name: node.preemptible for node in tree.nodes[1:]} == {
+        **{"a": "none", "a/b": "none", "a/c": "all"},
+        "d": "borrowed",
+    }
+    assert list_unused_settings(tree) == ["preemptible has no effect: no running job is stopped yet"]
+    error = refused('[queue.a]\nweight = 2\npreemptible = "sometimes"')
+    assert (error.field, str(error).partition(": ")[0]) == ("queue.a.preemptible", "line 3")
+    assert "borrowed" in str(error)
+
+
 def test_windows_are_in_utc(teams: QueueTree) -> None:
     reserved, fans = teams.windows
     assert (reserved.queue, reserved.domains) == ("production", ((Level.RACK, "r12"),))
