@@ -15,10 +15,11 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
 from fleetcast.placement.machines.slots import convert_to_milli
+from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.charged import make_placement_charge
 from fleetcast.placement.plan.queue import ONE_LINE, Wait, WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, remove_jobs
+from fleetcast.placement.plan.timeline import RunningJob
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.play.seen_runs import SeenRuns
 from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, compute_leaf_use

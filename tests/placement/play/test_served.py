@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
-from fleetcast.placement.plan.timeline import Hold, add_placements, remove_jobs
+from fleetcast.placement.machines.vacate import remove_jobs
+from fleetcast.placement.plan.timeline import Hold, add_placements
 from fleetcast.placement.play.replay import Floats, Replay, Trace
 from fleetcast.placement.play.served import ServedPlan, make_empty_view
 from fleetcast.placement.queues.queues_file import read_queues
