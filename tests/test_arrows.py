@@ -82,6 +82,7 @@ ROOMS_MAY_IMPORT = {
         "queues": {"columns"},
         "machines": {"columns", "queues"},
         "engine": {"machines"},
+        "reclaim": {"columns", "engine", "machines", "queues"},
         "plan": {"engine", "machines", "queues"},
         "ahead": {"engine", "machines", "plan", "queues"},
         "play": {"machines", "plan", "queues"},
