@@ -1,0 +1,260 @@
+"""The search for victims: the running jobs whose stop costs least and lets a whole gang in.
+
+1. With all jobs gone that may be stopped, the usual filters say which nodes could host members.
+2. Slots' prices give a lower bound for each domain of the required level.
+3. In the domains of the lowest bounds, nodes are chosen by price.
+4. Jobs that turn out not to be needed run on, the dearest first. So every victim is needed.
+5. The request is decided on the view without the victims, like any placement: it gets the right shape, or
+   nobody is stopped.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.placement.engine import decide_screened
+from fleetcast.placement.machines.filters import screen
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.reclaim.choice import choose_victims
+from fleetcast.placement.reclaim.held import Floats, Ints, JobParts, Mask
+from fleetcast.placement.reclaim.prices import NodePrices, bound_domains
+from fleetcast.placement.reclaim.room import GangDomains, HostAmounts, VacatedRoom
+
+MOST_DOMAINS = 6
+EXCHANGES = 20_000  # divided by the nodes of a domain: how many victims are tried for an exchange
+MOST_EXCHANGES = 32
+PASSES = 2
+GOOD = 1.005  # times the lower bound: nothing is exchanged in a set that costs no more
+LEAST_PRICE = 1e-6  # GPU-seconds: a job that costs nothing is still not yet stopped
+CLOSE = 1e-9  # relative: sums of the same costs in another order
+
+NoVictimsCode = Literal["no_gpus", "no_room", "refused", "unfair", "quota"]
+
+
+@dataclass(frozen=True, slots=True)
+class VictimSet:
+    """Jobs whose stop lets a gang into one domain. jobs: sorted by name. domain: "" for anywhere."""
+
+    domain: str
+    jobs: tuple[str, ...]
+    cost_gpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ChosenVictims:
+    """The jobs to stop for one request, and its placement once they have stopped.
+
+    chosen: the cheapest set found. costs_gpu_s: of each job of it. bound_gpu_s: no set in any domain costs
+    less. lost: dearer sets. view: the cluster without the victims. No jobs: the request fits now.
+    """
+
+    chosen: VictimSet
+    costs_gpu_s: tuple[float, ...]
+    bound_gpu_s: float
+    lost: tuple[VictimSet, ...]
+    decision: Decision
+    view: ClusterView
+
+
+@dataclass(frozen=True, slots=True)
+class NoVictims:
+    """The reason why no set of victims lets a request in, as a code with numbers.
+
+    no_gpus: the request needs none. no_room: `members` of `needed` fit once all jobs that may be stopped have.
+    refused: the placement was refused on the view without the victims. unfair: each set that was found takes
+    too much from a queue. quota: the request's queue may not hold so much even then.
+    """
+
+    code: NoVictimsCode
+    members: int = 0
+    needed: int = 0
+
+
+def find_victims(
+    request: PlacementRequest,
+    view: ClusterView,
+    cost_gpu_s: Floats,
+    options: Options,
+    host: HostAmounts | None = None,
+) -> ChosenVictims | NoVictims:
+    """Return the cheapest set of jobs whose stop lets the smallest gang of a request in.
+
+    cost_gpu_s: (j,) the cost of stopping each job of the view in GPU-seconds. It is inf, or NaN, for jobs that
+    may not be stopped. host: what the jobs hold beside GPUs. The answer depends neither on the order of the
+    view's jobs nor on anything but the inputs.
+    """
+    if not request.gpus_per_node:
+        return NoVictims("no_gpus")
+    search = VictimSearch(request, view, cost_gpu_s, options, host)
+    if search.most_members < search.needed:
+        return NoVictims("no_room", search.most_members, search.needed)
+    return search.find_cheapest()
+
+
+@dataclass(frozen=True, slots=True)
+class _FoundSet:
+    """A set of victims before its jobs are named. stopped: (j,) bool."""
+
+    cost: float
+    domain: str
+    stopped: Mask
+
+
+class VictimSearch:
+    """One search. `room` is the room with the jobs stopped that are tried at the moment."""
+
+    def __init__(
+        self,
+        request: PlacementRequest,
+        view: ClusterView,
+        cost_gpu_s: Floats,
+        options: Options,
+        host: HostAmounts | None = None,
+    ) -> None:
+        self.request, self.view, self.options = request, view, options
+        self.needed = request.members.min
+        self.parts = JobParts.of(view)
+        self.cost = np.where(np.isnan(cost_gpu_s), np.inf, cost_gpu_s)[self.parts.order]
+        self.live = np.maximum(self.cost, LEAST_PRICE)
+        self.domains = GangDomains.of(request, view)
+        self.room = VacatedRoom(request, view, self.parts, self.domains, host)
+        self.room.stop_only(np.isfinite(self.cost))
+        self.room.keep_candidates(screen(request, self.room.make_filter_view(), options).passes)
+        self.most_room, self.most_members = self.room.room.copy(), int(self.room.domain_room.max(initial=0))
+
+    def find_cheapest(self) -> ChosenVictims | NoVictims:
+        """Return the cheapest set that was found, with the placement of the request."""
+        self.room.stop_only(np.zeros(len(self.cost), bool))
+        found, bound = [self._keep_set()], 0.0
+        if self.room.domain_room.max() < self.needed:
+            found, bound = self._list_sets()
+        for at, best in enumerate(found):
+            self.room.stop_only(best.stopped)
+            left = self.room.make_view()
+            decision = decide_screened(self.request, left, self.options, screen(self.request, left, self.options))
+            if decision.outcome == "placed":
+                costs = tuple(self.cost[best.stopped].tolist())
+                chosen, *lost = map(self._name_set, found[at:])
+                return ChosenVictims(chosen, costs, bound, tuple(lost), decision, left)
+        return NoVictims("refused", 0, self.needed)
+
+    def _list_sets(self) -> tuple[list[_FoundSet], float]:
+        """Return the different sets that were found, the cheapest first, and the lower bound of all sets."""
+        rows = np.flatnonzero((self.most_room > 0) & (self.domains.domain >= 0))
+        prices = self._price_nodes(rows)
+        members, _ = prices.price_members(prices.bound_slots(self.cost))
+        bounds = bound_domains(members, self.domains.domain[rows], len(self.domains.names), self.needed)
+        found: list[_FoundSet] = []
+        best = np.zeros(len(self.cost), bool)
+        where, least = prices, np.inf
+        for domain in np.argsort(bounds, kind="stable")[:MOST_DOMAINS].tolist():
+            if bounds[domain] >= least * (1 - CLOSE):
+                break
+            inside = prices if len(bounds) == 1 else self._price_nodes(rows[self.domains.domain[rows] == domain])
+            for one in self._try_domain(inside, float(bounds[domain])):
+                found.append(one)
+                if one.cost < least:
+                    where, best, least = inside, self.room.stopped, one.cost
+        if least > bounds.min() * GOOD:
+            found += self._exchange(where, best)
+        different = {one.stopped.tobytes(): one for one in found}.values()
+        return sorted(different, key=lambda one: one.cost), float(bounds.min())
+
+    def _price_nodes(self, rows: Ints) -> NodePrices:
+        return NodePrices(self.request, self.parts, rows, self.most_room[rows], self.view.milli.shape[1])
+
+    def _try_domain(self, prices: NodePrices, bound: float) -> Iterator[_FoundSet]:
+        """Yield sets of victims for one domain, one for each way to share a job's cost over its nodes."""
+        over_rows, over_node = prices.sum_by_rows(), prices.sum_by_node()
+        for spread, by_members in ((over_rows, True), (over_node, False)):
+            found = choose_victims(prices, self.live, spread, self.needed, by_members)
+            assert found is not None, "the domain has the room"
+            self._trim(*found, prices.rows)
+            one = self._keep_set()
+            yield one
+            if one.cost <= bound * GOOD or not prices.spans.any():
+                return
+
+    def _exchange(self, prices: NodePrices, best: Mask) -> Iterator[_FoundSet]:
+        """Yield cheaper and cheaper sets, in which one job has joined or left and others make up for it."""
+        tries = min(MOST_EXCHANGES, EXCHANGES // len(prices.rows), 3 * EXCHANGES // len(self.view))
+        for _ in range(PASSES):
+            before = best
+            for try_exchanges in (self._begin_with, self._let_join, self._let_leave):
+                for better in try_exchanges(prices, best, tries):
+                    best = better
+                    yield self._keep_set()
+            if best is before:
+                return
+
+    def _list_joining(self, prices: NodePrices, best: Mask, tries: int) -> list[int]:
+        """Return the jobs on these nodes that are not in a set, the cheapest by GPU first."""
+        each = np.where(best, np.inf, self.cost / np.maximum(self.parts.total, 1))
+        each[np.bincount(prices.job, minlength=len(best)) == 0] = np.inf
+        joins = np.argsort(each, kind="stable")[:tries]
+        found: list[int] = joins[np.isfinite(each[joins])].tolist()
+        return found
+
+    def _let_join(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
+        """Yield cheaper sets: one more job joins, and victims leave that are not needed any more."""
+        for job in self._list_joining(prices, best, tries):
+            more = best.copy()
+            more[job] = True
+            self._trim(more, np.zeros(len(prices.rows), np.int64), prices.rows, stays=job)
+            if self._is_cheaper_than(best):
+                yield (best := self.room.stopped)
+
+    def _begin_with(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
+        """Yield cheaper sets: one more job is stopped first, and all others are chosen anew."""
+        spread = prices.sum_by_rows()
+        for job in self._list_joining(prices, best, tries):
+            live = self.live.copy()
+            live[job] = 0.0
+            found = choose_victims(prices, live, spread, self.needed, by_members=True)
+            assert found is not None, "the domain has the room"
+            self._trim(*found, prices.rows, stays=job)
+            if self._is_cheaper_than(best):
+                yield (best := self.room.stopped)
+
+    def _let_leave(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
+        """Yield cheaper sets: one victim leaves, the dearest first, and the cheapest others take its place."""
+        victims, spread = np.flatnonzero(best), prices.sum_by_node()
+        for job in victims[np.argsort(-self.cost[victims], kind="stable")][:tries].tolist():
+            live = np.where(best, 0.0, self.live)
+            live[job] = np.inf
+            found = choose_victims(prices, live, spread, self.needed) if best[job] else None
+            if found is not None:
+                self._trim(*found, prices.rows)
+                if self._is_cheaper_than(best):
+                    yield (best := self.room.stopped)
+
+    def _is_cheaper_than(self, other: Mask) -> bool:
+        return bool(self.cost[self.room.stopped].sum() < self.cost[other].sum() * (1 - CLOSE))
+
+    def _trim(self, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> None:
+        """Stop these jobs, and restore those that are not needed.
+
+        members: the gang's members on the nodes of `rows`. Where CPUs or memory are missing there, all jobs
+        that may be stopped on these nodes join before the unneeded ones leave.
+        """
+        self.room.stop_only(victims)
+        if self.room.domain_room.max() < self.needed:
+            short = rows[self.room.room[rows] < members]
+            more = np.isin(self.parts.row, short) & np.isfinite(self.cost[self.parts.job])
+            victims[self.parts.job[more]] = True
+            self.room.stop_only(victims)
+        jobs = np.flatnonzero(victims)
+        last = np.where(jobs == stays, 0.0, self.cost[jobs])
+        self.room.restore_spare_jobs(jobs[np.argsort(-last, kind="stable")], self.needed)
+
+    def _keep_set(self) -> _FoundSet:
+        cost = float(self.cost[self.room.stopped].sum())
+        return _FoundSet(cost, self.domains.names[int(self.room.domain_room.argmax())], self.room.stopped)
+
+    def _name_set(self, found: _FoundSet) -> VictimSet:
+        jobs = tuple(self.parts.names[job] for job in np.flatnonzero(found.stopped).tolist())
+        return VictimSet(found.domain, jobs, found.cost)
