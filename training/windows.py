@@ -1,4 +1,4 @@
-"""Rolling windows: equal parts of a test span, each judged by a fit on all that came before it.
+"""Rolling windows: equal parts of a test span. Each one judges a model that was fitted on all earlier data.
 
     train folder ├── fit ──┤─ window 1 ─┤
                  ├──────── fit ─────────┤─ window 2 ─┤
@@ -24,8 +24,7 @@ FEWEST, MOST = 3, 6
 class RollingWindow:
     """One window of a test span.
 
-    Models use only data up to `begin_s`. Forecasts that are issued from `begin_s` to before `end_s` are
-    judged.
+    Models use only data up to `begin_s`. Forecasts issued from `begin_s` until before `end_s` are judged.
     """
 
     begin_s: float
@@ -64,7 +63,7 @@ def make_rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[
 def find_window_numbers(windows: Sequence[RollingWindow], times_s: ArrayLike) -> NDArray[np.intp]:
     """Return (time,) the number of the window that each time lies in.
 
-    It is -1 before the first window, and from the end of the last window on.
+    The number is -1 before the first window, and from the end of the last window on.
 
     >>> find_window_numbers(make_rolling_windows(0.0, 2.0 * DAY_S), [-1.0, 0.0, DAY_S, 2 * DAY_S]).tolist()
     [-1, 0, 1, -1]

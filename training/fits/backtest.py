@@ -1,4 +1,4 @@
-"""An expanding-window back-test: each window is judged by a fit on all that came before it.
+"""An expanding-window back-test: each window judges a model that was fitted on all earlier data.
 
     ├──── fit ────┤─ judge 1 ─┤
     ├────────── fit ──────────┤─ judge 2 ─┤          windows of equal length over the last `share` of the history
@@ -32,9 +32,9 @@ WIN = 0.99  # a model that is as good as the best baseline is not worth a change
 
 @dataclass(frozen=True, slots=True)
 class BacktestWindow:
-    """The data of one back-test window: what a model is fitted on, and the sets that judge the fit.
+    """The data of one back-test window: the sets that a model is fitted on and judged by.
 
-    All sets are of one task. Each is cut at the window's end and knows where the fit ends. own: further
+    All sets belong to one task. Each set ends where the window ends, and states where the fit ends. own: further
     forecasters of demand.
     """
 
@@ -164,7 +164,7 @@ def _average_rows(rows: Sequence[ResultRow]) -> ResultRow:
 def _compute_interval_reach(rows: Sequence[ResultRow], weights: Sequence[float], side: str) -> float:
     """Return the distance from a weighted mean to the low or high end of its interval.
 
-    The numbers count as independent. side: "low" or "high".
+    The numbers are assumed to be independent. side: "low" or "high".
     """
     off = [weight * (getattr(row, side) - (row.value or 0.0)) for weight, row in zip(weights, rows, strict=True)]
     return float(np.sqrt(np.square(off).sum()))
@@ -174,8 +174,8 @@ def make_verdict(task: str, results: Results) -> GateVerdict | None:
     """Return the gate's verdict: whether our numbers beat the best baseline's in geometric mean.
 
     Returns None if nothing was judged. The best baseline of each number is chosen in hindsight.
-    Forecasts of demand also get a verdict for each target. The numbers of the verdict are then those of
-    the targets that won.
+    For forecasts of demand, each target gets its own verdict as well. The whole verdict then has the numbers of the
+    targets that won.
     """
     metric = MAIN[task][0]
     found = [one for one in make_comparisons(results.rows, (metric,)) if one.ours.value and one.rival.value]

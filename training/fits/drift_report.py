@@ -50,9 +50,9 @@ class FeatureDrift:
 
 
 def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
-    """Return the drift of the features of demand before and after a moment, for each set and target.
+    """Return, for each set and target, the drift of the features of demand at a moment.
 
-    The features are those of forecasts an hour ahead.
+    Features before `since_ms` are compared with later ones. They are those of forecasts an hour ahead.
     """
     found = []
     newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)
@@ -71,7 +71,10 @@ def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[Featu
 
 
 def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: int) -> list[FeatureDrift]:
-    """Return the drift of the features of jobs submitted before and after a moment, for each history."""
+    """Return, for each history, the drift of the features of jobs at a moment.
+
+    Jobs submitted before `since_ms` are compared with later ones.
+    """
     from fleetcast.features.past_runs import FEATURES
     from fleetcast.training.sets.duration_rows import replay_history
 
@@ -92,7 +95,7 @@ def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: 
 def _choose_row_numbers(first: int, end: int, each: int) -> NDArray[np.intp]:
     """Return (k,) evenly spaced numbers from `first` to `end` - 1.
 
-    each: the number of rows for each returned number. The rows are at most MOST_ROWS in total.
+    each: the number of rows for each returned number. All numbers together have at most MOST_ROWS rows.
     """
     wanted = max(1, min(end - first, MOST_ROWS // max(each, 1)))
     return np.unique(np.linspace(first, end - 1, wanted).astype(np.intp))
@@ -122,7 +125,7 @@ def _check_comparable(found: list[FeatureDrift], since_ms: int, newest_ms: int) 
 def render_drift_page(title: str, found: Sequence[FeatureDrift], reasons: Mapping[str, str]) -> str:
     """Return an HTML page with the reasons for a new fit and the features that drifted most.
 
-    It has plots of their distributions for each target.
+    The page has plots of the distributions of these features for each target.
     """
     from fleetcast.training.reports.page import (
         render_list,
@@ -166,9 +169,9 @@ def _plot_drifted_features(one: FeatureDrift) -> Iterator[str]:
 
 
 def _draw_distributions(before: Array, now: Array, label: str) -> str:
-    """Draw the two distribution functions. Returns the SVG as text.
+    """Draw the distribution functions of both samples, and return the SVG as text.
 
-    The largest gap between them is the KS statistic.
+    The largest gap between the two functions is the KS statistic.
     """
     from fleetcast.training.reports.plots import OURS_INK, SOFT, open_canvas
 

@@ -1,6 +1,6 @@
 """A parallel map of a function over independent items, on Dask workers or on this machine.
 
-Every item carries its own seed, and results are in the order of the items. So they are the same on
+Every item carries its own seed, and results are in the order of the items. So the results are the same on
 any machine.
 """
 
@@ -23,10 +23,10 @@ def map_items(
     say: Say = lambda line: None,
     processes: int = 1,
 ) -> list[Result]:
-    """Return function(item) of each item, in order. Raises the error of an item that fails.
+    """Return function(item) for each item, in order. Raises the error of an item that fails.
 
     Workers import `function` by its name in a module. address: a Dask scheduler (tcp://host:8786) whose
-    workers have Fleetcast. Without it, `processes` processes work on this machine.
+    workers have Fleetcast. Without it, `processes` processes on this machine do the work.
     """
     if address is not None:
         return _run_on_dask(function, items, address, say)

@@ -1,6 +1,6 @@
 """The fit of node risk: a calibrated logistic regression on rule levels for each kind of risk.
 
-The calibration is isotonic. Faults are simulated more often than they happen. So rows are weighted
+The calibration is isotonic. The simulation has more faults than real fleets have. So rows are weighted
 back to the prevalence of real fleets: 2.3 % of node time is spent in faults (InfiniteHBD), and 4.2
 faults begin in 1,000 node-days.
 """
@@ -65,7 +65,7 @@ def split_by_run(runs: Sequence[RiskRows]) -> Split:
 def fit_risk(split: Split, notes: dict[str, Any]) -> RiskFit:
     """Fit the coefficients and the calibration of every kind of risk with enough events.
 
-    notes: gets the scores on the test runs.
+    Adds the scores on the test runs to `notes`.
     """
     kinds = {}
     for k, kind in enumerate(RISK_KINDS):
@@ -127,7 +127,7 @@ def fit_calibration(
 def score_kinds(rows: RiskRows, fit: RiskFit | None) -> dict[str, dict[str, float | None]]:
     """Return kind of risk → events, AUROC, average precision and Brier skill over the base rate.
 
-    The rows are not weighted back to real prevalence.
+    The rows keep their simulated prevalence: they are not weighted.
     """
     p = predict_risk(rows, fit)
     return {kind: _compute_scores(p[k], rows.labels[k]) for k, kind in enumerate(RISK_KINDS)}

@@ -57,7 +57,7 @@ class TrainingPlan:
 class TrainingOutcome:
     """The model version that a training added, and the results of its back-test.
 
-    objection: why the version does not serve, "" if it serves.
+    objection: the reason why the version does not serve, "" if it serves.
     """
 
     version: str
@@ -89,7 +89,7 @@ def train(
     """Train a model, and add it to the registry as a version.
 
     promote: whether the version shall serve if the gate allows it. Raises FleetcastError if the data
-    are insufficient or unclear. If the process is killed at any moment, the registry stays unchanged.
+    are insufficient or unclear. The registry stays unchanged if the process is killed before the end.
     """
     if plan.kind == "demand":
         sets = inputs.read_panels()
@@ -153,7 +153,7 @@ def fit_demand(sets: Sequence[DemandSet], seed: int, say: Say = lambda line: Non
 
 
 def fit_duration(tables: Sequence[tuple[str, HistoryJobs]], seed: int) -> FitResult:
-    """Fit the model of run times and remaining times on all that was known at the last submission or end.
+    """Fit the model of run times and remaining times on everything known at the last submission or end.
 
     Raises FleetcastError if too few jobs have ended.
     """

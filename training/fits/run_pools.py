@@ -47,8 +47,9 @@ class RunPools:
     ) -> Levels:
         """Draw (path, job) run times in seconds of jobs of the same kinds that have run for `ages_s` (job,).
 
-        They are at most the limit. own: (path, job) and common: (path,) are standard normal values, of the
-        job and of the path. A job older than all known runs doubles its age in half of the draws.
+        A run time is at most `limit_s`. own: (path, job) a standard normal value for each job. common: (path,) a
+        standard normal value that all jobs of a path share. A job older than all known runs doubles its age in half of
+        the draws.
         """
         mixed = math.sqrt(SHARED) * common[:, None] + math.sqrt(1 - SHARED) * own
         levels = 0.5 * (1 + _compute_error_function(mixed / math.sqrt(2)))
@@ -64,7 +65,7 @@ class RunPools:
 
 
 def _compute_error_function(x: Levels) -> Levels:
-    """Return the error function of each value by Abramowitz and Stegun 7.1.26, accurate to 1.5e-7."""
+    """Return the error function of each value (Abramowitz and Stegun 7.1.26), accurate to 1.5e-7."""
     t = 1 / (1 + 0.3275911 * np.abs(x))
     tail = t * (0.254829592 + t * (-0.284496736 + t * (1.421413741 + t * (-1.453152027 + t * 1.061405429))))
     return np.asarray(np.sign(x) * (1 - tail * np.exp(-x * x)))

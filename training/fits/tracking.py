@@ -91,7 +91,7 @@ def _make_tags(card: Card) -> dict[str, str]:
 
 
 def make_mlflow_params(card: Card) -> dict[str, str]:
-    """Return what a version was made from as MLflow parameters: seed, settings, data and packages."""
+    """Return the seed, settings, data and packages of a version as MLflow parameters."""
     return {
         "version": card.version,
         "seed": str(card.seed),
@@ -106,7 +106,7 @@ def make_mlflow_params(card: Card) -> dict[str, str]:
 def list_card_metrics(card: Card) -> Iterator[tuple[str, float]]:
     """Yield (name, value) of the card's pooled metrics, with names such as `venus/running/wql/1 h/ours`.
 
-    The ends of intervals are included for our own numbers.
+    Our own numbers also have the ends of their intervals.
     """
     for row in select_pooled_rows(_make_result_row(metric) for metric in card.metrics):
         parts = (row.dataset, row.target, row.metric, format_lead(row.horizon_s), row.method)

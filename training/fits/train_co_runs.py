@@ -3,9 +3,9 @@
     archive ─ a minute at a time ─ FleetWatch ─ CoRuns.observe ─> co-runs by time, loads of both jobs alone
 
 A co-run is a pair of jobs that share a GPU. A version is judged on the later half of the co-runs.
-The metric is the error of the speed predicted from the co-runs before. It is compared with the
-prediction by the rule alone, which a service without co-runs makes. If a version serves already, it
-is compared with the prediction from that version's co-runs.
+The metric is the error of the speed that is predicted from earlier co-runs. It is compared with the error of
+the rule alone, which a service without co-runs uses. If a version serves already, it is compared with the
+prediction from that version's co-runs.
 """
 
 import asyncio
@@ -48,7 +48,10 @@ UNKNOWN = (float("nan"),) * len(LOADS)
 
 @dataclass(frozen=True, slots=True)
 class SeenCoRun:
-    """A co-run, when it became known, and the loads of both jobs running alone, as known at that time."""
+    """A co-run with the time at which it became known.
+
+    load, partner_load: the loads of both jobs when they ran alone, as known at that time.
+    """
 
     time_ms: int
     co_run: CoRun
@@ -106,7 +109,7 @@ async def _replay_archive(files: ArchiveFiles, span: ArchiveSpan, topology: Topo
 def _list_held_gpus(running: Sequence[JobAttempt], entities: Entities) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     """Return the GPUs that running attempts hold, as two columns.
 
-    They are (held GPU,) the attempt's index in `running`, and (held GPU,) the GPU's row.
+    The first column is (held GPU,) the attempt's index in `running`. The second is (held GPU,) the GPU's row.
     """
     gpus = {name: row for row, name in enumerate(entities[EntityKind.GPU].names)}
     pairs = [
@@ -144,8 +147,8 @@ def train_interference(
 ) -> TrainingOutcome:
     """Train a version and add it to the registry.
 
-    It serves if its predictions of later co-runs are better. They are compared with the serving
-    version's, or else with the rule's. promote: if False, the version is only added.
+    The version serves if its predictions of later co-runs are better than those of the serving version, or of the
+    rule if no version serves. promote: if False, the version is only added.
     """
     on_gpu = [row for row in site.seen if row.co_run.share == "gpu"]
     version = registry.current_version(KIND)
@@ -180,8 +183,8 @@ def train_interference(
 def judge_co_runs(rows: Sequence[SeenCoRun], version: str | None, since_ms: int) -> tuple[Results, GateVerdict]:
     """Evaluate predictions of the later half of the co-runs, made from the earlier half.
 
-    They are compared with the rule alone. If a version serves, only co-runs after `since_ms` are
-    judged, and the rival is a prediction from the version's own co-runs.
+    The rival is the rule alone. If a version serves, only co-runs after `since_ms` are judged, and the rival is a
+    prediction from the version's own co-runs.
     """
     results = Results(KIND)
     if len(rows) < FEWEST:

@@ -38,7 +38,7 @@ def train_risk(
 ) -> TrainingOutcome:
     """Train a version and add it to the registry.
 
-    It serves if it beats the shipped fit and the serving version. If the process is killed, the
+    The version serves if it beats the shipped fit and the serving version. If the process is killed, the
     registry stays unchanged.
     """
     counts = count_events(days, days.end_ms)

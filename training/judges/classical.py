@@ -4,12 +4,12 @@ statsmodels fits one series at a time, in seconds. So each series is fitted once
 before, and every bin of the week is forecast by the fitted equations:
 
     AutoReg   on the bins as they are, with the lags of LAGS_S
-    ETS       damped trend and season of a day, on hours; every bin ends an hour, so there are as many series of hours
-              as an hour has bins, with the same parameters
-    MSTL      seasons of a day and a week, repeated; what is left, by simple exponential smoothing
+    ETS       damped trend and season of a day, on hours. An hour may end with any bin, so there are as many series
+              of hours as an hour has bins, with the same parameters
+    MSTL      seasons of a day and a week, repeated. The rest is forecast by simple exponential smoothing
 
-An hour is a sample of a level, and the mean of arrivals. Within the first hour, the forecast lies on the
-line from the last value to the hour's forecast. The quantiles are those of past errors, as for all naive
+The value of an hour is a sample for a level, and the mean for arrivals. Within the first hour, the forecast lies
+on the line from the last value to the hour's forecast. The quantiles are those of past errors, as for all naive
 forecasters (`models/demand/naive.py`).
 """
 
@@ -58,13 +58,13 @@ class SeriesSpan:
 
     @property
     def hours_per_day(self) -> int:
-        """The number of hours in a day, or of bins if a bin is longer than an hour."""
+        """The number of hours in a day. If a bin is longer than an hour, the number of bins in a day."""
         return max(1, DAY_S // (self.bins_per_hour * self.bin_s))
 
     def compute_hour_values(self) -> Array:
         """Return (bin,) the value of the hour that ends with each bin.
 
-        It is the bin's own level, or the mean of the hour's arrivals.
+        For a level, it is the value of the bin itself. For arrivals, it is the mean of the hour.
         """
         return compute_rolling_mean(self.values[None], self.bins_per_hour)[0] if self.is_flow else self.values
 
@@ -98,7 +98,7 @@ class RefittedForecaster:
     def _split_into_weeks(self, panel: Panel, first: int) -> Iterator[tuple[int, int]]:
         """Yield (begin, end) of the bins of each week.
 
-        The weeks start at least two weeks before bin `first`, because the errors made there give the
+        The weeks start at least two weeks before bin `first`, because the errors of these two weeks give the
         quantiles.
         """
         week = WEEK_S // panel.bin_s
@@ -187,7 +187,7 @@ def forecast_by_ets(span: SeriesSpan) -> Array:
 def _forecast_ets(states: Array, damping: float, season: int | None, lead: int) -> Array:
     """Return (hour,) point forecasts from the states after each hour.
 
-    A forecast is level plus trend, plus the season's value there if there is a season.
+    A forecast is the sum of level, trend and, if there is a season, the season's value at that time.
     """
     point = states[:, 0] + states[:, 1] * sum(damping**power for power in range(1, lead + 1))
     if season:

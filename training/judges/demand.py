@@ -66,8 +66,8 @@ def evaluate(
 ) -> Results:
     """Evaluate forecasts of demand on every set that has outcomes after the train part.
 
-    windows: 0 for as many windows as each set allows. own: further forecasters, which get rows of their
-    own.
+    windows: the number of windows, 0 for as many as each set allows. own: further forecasters, which get rows of
+    their own.
     """
     results = Results("demand")
 
@@ -222,9 +222,9 @@ def find_warm_up_start(train_bins: int, bin_s: int) -> int:
 
 
 def draw_judged_origins(one: DemandSet, seed: int = 0) -> Bins:
-    """Return the bins at whose end a judged forecast is issued.
+    """Return one random bin of each hour after the train part. Judged forecasts are issued when these bins end.
 
-    They are one bin of each hour after the train part that has an outcome to come.
+    The last bin is left out, because its forecasts have no outcome.
     """
     return _draw_hourly_bins(
         one.panel, one.bins_before_judging - 1, one.panel.bins - 1, np.random.default_rng((seed, 0))
@@ -242,7 +242,7 @@ def draw_warm_up_origins(one: DemandSet, seed: int = 0) -> Bins:
 
 
 def _draw_hourly_bins(panel: Panel, first: int, end: int, rng: np.random.Generator) -> Bins:
-    """Return one random bin of each hour of [first, end).
+    """Return one random bin of each hour from bin `first` to before bin `end`.
 
     The random choice keeps hourly patterns from favouring a method.
     """
@@ -305,7 +305,7 @@ def _forecast_by_trees(
 ) -> Array:
     """Return (quantile, step, origin, series) forecasts, each by the trees that serve at its origin.
 
-    These are the trees of the warm-up, then those of each window in turn.
+    The trees of the warm-up serve first, then those of each window in turn.
     """
     fits = [models.warm[one.dataset], *models.rolled[one.dataset]]
     parts = np.split(origins, np.searchsorted(origins, np.array(begins) - 1))

@@ -1,8 +1,8 @@
 """Metrics of quantile forecasts of demand, by series and pooled, with intervals.
 
-`coverage_80` counts outcomes within the band or at its ends. `inside_80` counts those strictly
-between them. If a series often stays at one number, that number is a quantile, and a band of no
-width covers more than it promises. So a band is right if its promised share lies between the two.
+`coverage_80` counts outcomes inside the band or at its ends. `inside_80` leaves out outcomes at its ends.
+If a series often stays at one number, that number is a quantile, and a band of no width covers more than it
+promises. So a band is right if its promised share lies between the two.
 """
 
 from collections.abc import Mapping, Sequence
@@ -55,7 +55,7 @@ class JudgedForecasts:
     def find_outcomes(self, at: int) -> Array:
         """Return (origin, series) the outcomes of the forecasts with step number `at`.
 
-        An outcome is NaN if it is unknown, or later than the panel's end.
+        An outcome is NaN if it is unknown, or lies beyond the panel's end.
         """
         bins = self.origins + self.steps[at]
         found = self.panel.values.T[np.minimum(bins, self.panel.bins - 1)].copy()

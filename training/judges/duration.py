@@ -42,7 +42,7 @@ _SIMILAR = [COLUMN[name] for name in EMPIRICAL]
 def evaluate(train: Path, test: Path, seed: int, say: Say, windows: int = 0) -> Results:
     """Evaluate every job history that is in both folders.
 
-    windows: 0 for as many as each history allows.
+    windows: the number of windows, 0 for as many as each history allows.
     """
     skipped: list[str] = []
     results = evaluate_sets(read_job_sets(train, test, skipped), seed, say, windows)
@@ -113,7 +113,7 @@ def _list_landmarks() -> tuple[int, ...]:
 def _fill_rows(whole: dict[str, Array], part: dict[str, Array], rows: NDArray[np.bool_]) -> None:
     """Write the predictions of some rows into the arrays of all rows. Rows without a prediction are NaN.
 
-    rows: (row,) whether each of all rows is among those predicted.
+    rows: (row,) whether the row has a prediction in `part`.
     """
     for name, values in part.items():
         if name not in whole:
@@ -162,9 +162,9 @@ def find_groups(table: HistoryJobs) -> NDArray[np.object_]:
 def predict_by_baselines(table: HistoryJobs, train: HistoryJobs, rows: DurationRows) -> dict[str, Array]:
     """Return method → (row, level) forecasts of each baseline, as logarithms of seconds.
 
-    last_two: the mean of the last two runs of the user, or else of the group. group: the median of the
-    last 20 and quantiles of the last 200 runs of the group with as many GPUs. group_train: the same
-    group's quantiles over all jobs known at the fit. limit: the limit that the user requested.
+    last_two: the mean of the last two runs of the user, or else of the group. group: the median of the last 20 and
+    quantiles of the last 200 runs of the same group and number of GPUs. group_train: quantiles of all such runs
+    known at the fit. limit: the limit that the user requested.
 
     train: the history known at the fit.
     """
@@ -220,8 +220,8 @@ def estimate_conditional_medians(
 ) -> dict[str, Array]:
     """Return method → (row,) logarithms of the median remaining seconds.
 
-    One method uses the runs of all jobs, the other those of the job's group. Only runs known at the fit
-    count that lasted longer than the job has run so far.
+    One method uses the runs of all jobs, the other those of the job's group. Both use only runs that were known at
+    the fit and lasted longer than the job has run so far.
     """
     curve = _fit_survival_curve(train, now_s)
     everyone = np.log(np.maximum(1.0, curve.estimate_run_s(rows.elapsed_s, 0.5) - rows.elapsed_s))

@@ -27,7 +27,7 @@ Hosts = Mapping[str, frozenset[str]]  # the nodes that a job ran on
 class FlagSpell:
     """A spell of consecutive flags on one node.
 
-    named: node, GPU or port that was named → when it was first named, in that order.
+    named: name of a node, GPU or port → when the method first named it, in order of time.
     """
 
     node: str
@@ -60,8 +60,8 @@ class Score:
 
     right, missed: faults. spells: findings that detected faults. wrong: false alarms. delays: seconds
     from when a fault became visible to its detection. units: detected faults of one GPU or port.
-    own_units: those of them whose unit was named first. nodes: faults with a flag on any node of their
-    job. own_nodes: those of them whose faulty node was flagged first.
+    own_units: the detected faults whose unit was named first. nodes: faults with a flag on any node of their
+    job. own_nodes: the faults whose faulty node was flagged first within its job.
     """
 
     right: int = 0
@@ -75,7 +75,7 @@ class Score:
     delays: list[float] = field(default_factory=list)
 
     def add(self, other: "Score") -> None:
-        """Add the sums of another run."""
+        """Add the counts of another run."""
         for name in ("right", "spells", "wrong", "missed", "units", "own_units", "nodes", "own_nodes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.delays += other.delays
@@ -129,7 +129,7 @@ def find_false_job_alarms(findings: Iterable[FlagSpell], faults: Sequence[RunTru
 class HealthyTime:
     """The time, in node-milliseconds, in which a finding would be a false alarm.
 
-    all_ms: all of it, by the truth. quiet_ms: the part without a flag. after_ms: the part with a flag
+    all_ms: all of this time, by the truth. quiet_ms: the part without a flag. after_ms: the part with a flag
     that began during a fault and has not ended since.
     """
 

@@ -153,7 +153,7 @@ def _predict_as_served(seen: CoRunPairs, asked: CoRunPairs) -> Prediction:
 def _limit_co_runs(site: CoRunPairs, newest: CoRunPairs, seed: int) -> CoRunPairs:
     """Return a site's co-runs, limited to the number that the service stores.
 
-    newest: co-runs of which all remain. Some of the others are dropped at random if there are too many.
+    newest: co-runs that all remain. If there are too many in total, some of the others are dropped at random.
     """
     order = np.random.default_rng(seed).permutation(len(site))
     return _concatenate_co_runs(site.select_rows(np.sort(order[: max(0, MOST_CO_RUNS - len(newest))])), newest)
@@ -224,7 +224,10 @@ def fit_error_trees(fitted: CoRunPairs, seed: int) -> Callable[[Pairs], Array]:
 def judge_target(
     results: Results, dataset: str, target: str, parts: list[tuple[CoRunPairs, dict[str, Array]]], seed: int
 ) -> None:
-    """Add the rows of all methods for one target. Its parts, each with another fit, are judged together."""
+    """Add the rows of all methods for one target.
+
+    parts: the rows of each fit with their predictions. All parts are judged together.
+    """
     names = [name for name in parts[0][1] if all(name in found for _, found in parts)]
     methods = {name: np.concatenate([found[name] for _, found in parts]) for name in names}
     speed = np.concatenate([rows.speed for rows, _ in parts])
@@ -274,7 +277,7 @@ def _judge_series(
 
 
 def _compute_auc_parts(said: Array, harmed: NDArray[np.bool_]) -> Array:
-    """Return (harmed row,) the share of the unharmed rows that were predicted to be faster than it.
+    """Return (harmed row,) the share of unharmed rows whose predicted speed is higher than that of the harmed row.
 
     said: (row,) predicted speeds. The mean of these shares is the area under the ROC curve.
     """

@@ -1,6 +1,6 @@
 """`fleetcast evaluate node_load`: how busy each node's GPUs are over the next ten minutes.
 
-It compares the served forecast with fair baselines. Simulated fleets (`faults/simulated`, from
+The command compares the served forecast with fair baselines. Simulated fleets (`faults/simulated`, from
 `fleetcast simulate faults`) are replayed through the features that serve. A forecast is issued for
 every node every two minutes. The windows are hours. Nothing is fitted.
 
@@ -39,7 +39,7 @@ OURS = "ours"
 
 @dataclass(frozen=True, slots=True)
 class NodeLoadRun:
-    """The GPU use in one run, and the forecasts of it.
+    """The GPU use in one run, and the forecasts of this use.
 
     use: (round, n) mean use of each node's GPUs. issued: number of a round → method → (level, n)
     forecasts.
@@ -73,7 +73,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say) -> Results:
 
 
 def replay_run(run: FaultRun) -> NodeLoadRun:
-    """Replay one run and issue its forecasts."""
+    """Replay one run and issue forecasts of its GPU use."""
     fleet, topology = FleetWatch.from_topology(run.topology, run.interval_s), run.topology
     times, use, issued = [], [], {}
     every, warm = round(EVERY_S / run.interval_s), round(WARM_S / run.interval_s)

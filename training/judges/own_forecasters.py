@@ -1,7 +1,7 @@
-"""Forecasters of the user's own, judged offline as rows next to the baselines.
+"""The user's own forecasters, judged offline as rows next to the baselines.
 
-They are the classes that `pipeline.forecasters` names. Each call runs in a thread of its own. So a
-call that fails or never ends becomes an error that names the forecaster.
+`pipeline.forecasters` names their classes. Each call of a forecaster runs in a thread of its own. So a call that
+fails or never ends becomes an error that names the forecaster.
 """
 
 import pkgutil
@@ -30,7 +30,7 @@ TAKEN = frozenset({"ours", "persistence", "seasonal_naive", "theta", "rolling_me
 class OwnForecaster:
     """A forecaster of the user, given by its import path and created once in each process.
 
-    It can be sent to workers, which import the class again.
+    The object can be sent to workers, which import the class again.
     """
 
     path: str
@@ -41,7 +41,7 @@ class OwnForecaster:
     def of(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
         """Load the forecaster at an import path.
 
-        Raises ConfigError if there is none, or if its name is in use.
+        Raises ConfigError if there is no forecaster, or if its name is in use.
         """
         name = getattr(call_with_limit(lambda: _make_forecaster(path), path, limit_s), "name", None)
         if not isinstance(name, str) or not name or name in TAKEN:
@@ -82,7 +82,7 @@ def _import_class(path: str) -> Callable[[], Forecaster]:
 
 
 def load_factory(path: str) -> Callable[[], Forecaster]:
-    """Return a factory of the forecaster at an import path, for `fleetcast.checks.check_forecaster`."""
+    """Return a function that creates the forecaster at an import path, for `fleetcast.checks.check_forecaster`."""
     return _import_class(path)
 
 

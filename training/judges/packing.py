@@ -3,7 +3,7 @@
 It measures which share of the GPUs a policy allocates. Pods arrive one by one, and no pod ever
 leaves. A policy scores each way to place a pod. The scores are stored for each kind of pod. A node
 gets new scores only if it has changed since that kind was last evaluated. So the cost of an arrival
-depends on the changed nodes alone.
+depends only on the number of changed nodes.
 """
 
 from collections.abc import Callable, Sequence
@@ -154,7 +154,7 @@ def draw_arrivals(pods: PodList, machines: Machines, load: float, seed: int) -> 
 
 
 def find_best_row(good: Floats) -> int:
-    """Return the row with the highest score, the first of equals. Returns -1 if no row has room."""
+    """Return the row with the highest score. The first one wins a tie. Returns -1 if no row has room."""
     row = int(np.argmax(good))
     return row if good[row] > -np.inf else -1
 
@@ -226,7 +226,7 @@ class ScorePolicy:
 
 
 class RandomPolicy(ScorePolicy):
-    """A policy that takes any node with room and any slot, at random."""
+    """A policy that chooses a node with room, and a slot on it, at random."""
 
     def __init__(self, fleet: PackedFleet, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
@@ -249,7 +249,7 @@ def score_best_fit(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Wa
 
 
 def score_dot_product(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Ways) -> Floats:
-    """Return (ways,) scores. Ways with the smallest dot product of requested and free resources win.
+    """Return (ways,) scores, higher for a smaller dot product of requested and free resources.
 
     Each resource is counted as a share of that of the largest node.
     """
@@ -268,5 +268,5 @@ def score_packing(shape: MemberShape, fleet: PackedFleet, rows: Ints, taken: Way
 
 
 def _count_left_milli(taken: Ways) -> Floats:
-    """Return (ways,) the milli-GPUs that remain free in the way's slot. 0 for whole GPUs."""
+    """Return (ways,) the milli-GPUs that remain free in the slot of the way, 0 for whole GPUs."""
     return np.where(taken.slot >= 0, taken.milli[np.arange(len(taken.at)), taken.slot], 0).astype(np.float64)

@@ -6,7 +6,7 @@ All methods play on the same machine.
 |---|---|
 | ours | the serving plan with the queue file; without a file all jobs are in one queue, the least area first |
 | one_queue | the same plan without the file, which shows the cost of fairness |
-| kueue_order | the same plan and file; shares count only GPUs held now, first come within a queue |
+| kueue_order | the same plan and file; shares count only GPUs held now, and a queue is first come, first served |
 | one_line | the same plan as it serves without a file: priority and arrival |
 | others | `fleetcast.training.judges.queue_policies` |
 """
@@ -86,7 +86,7 @@ class PlayScene:
     def make_request(self, job: int, queue: str) -> PlacementRequest:
         """Return the placement request of a job in a queue.
 
-        If the machine is only a count of GPUs, it is a gang of members with one GPU each.
+        If the machine is only a count of GPUs, the request is a gang of members with one GPU each.
         """
         trace = self.trace
         members, each = split_job_by_node(int(trace.gpus[job]), self.each if self.nodes else 1)
@@ -120,7 +120,7 @@ class PlayResult:
 class RefusedStarts:
     """A rule that refuses a share of the starts, as a cluster may refuse them.
 
-    It refuses the same starts in every run.
+    The same starts are refused in every run.
     """
 
     share: float
@@ -146,7 +146,7 @@ def make_scene(
 
 
 def _explain_left_out(scene: PlayScene, job: int) -> str:
-    """Return why a job is left out. "" if it is played."""
+    """Return the reason why a job is left out, "" if it is played."""
     request = scene.make_request(job, scene.find_own_queue(job))
     if request.members.min * request.gpus_per_node > scene.gpus:
         return "larger than the fleet"
@@ -201,7 +201,7 @@ def _make_tree(scene: PlayScene, method: str) -> QueueTree | None:
 
 
 def _list_node_sizes(scene: PlayScene) -> list[int]:
-    """Return the GPUs of each node. A count of GPUs becomes as few nodes as can hold them."""
+    """Return the GPUs of each node. If the machine is only a count of GPUs, it gets as few nodes as possible."""
     if scene.nodes:
         return [scene.each] * scene.nodes
     full, rest = divmod(scene.each, MOST_OF_NODE)

@@ -73,16 +73,16 @@ def list_job_queues(scene: PlayScene) -> list[str]:
 
 
 def find_last_arrival_s(trace: Trace) -> float:
-    """Return the time of the last arrival in seconds. It is at least a second after the first arrival."""
+    """Return the time of the last arrival in seconds, but at least a second after the first arrival."""
     return max(trace.submit_s[-1], trace.submit_s[0] + 1.0)
 
 
 def measure_held_gpus(
     edges_s: NDArray[np.float64], trace: Trace, start_s: Floats, rows: NDArray[np.bool_] | None = None
 ) -> Floats:
-    """Return (edges − 1,) the mean number of GPUs that jobs hold between each two neighbouring times.
+    """Return (edges − 1,) the mean number of GPUs that jobs hold between two neighbouring times of `edges_s`.
 
-    edges_s: the times. rows: (job,) the jobs that count. None for all jobs.
+    rows: (job,) the jobs that count. None for all jobs.
     """
     some = np.ones(len(trace), bool) if rows is None else rows
     begin, gpus = start_s[some], np.array(trace.gpus, np.float64)[some]
@@ -95,7 +95,7 @@ def measure_held_gpus(
 
 
 def describe_fairness_price(found: Sequence[PlayNumbers]) -> str:
-    """Describe how much longer the mean wait is with the queue file than with one queue, in a sentence.
+    """Describe in a sentence how much longer the mean wait is with the queue file than with one queue.
 
     Returns "" if `ours` or `one_queue` was not played.
     """

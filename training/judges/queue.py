@@ -4,8 +4,8 @@ Every policy plays the same jobs through the same plan on the same number of GPU
 (`fleetcast.placement.play.replay`, EASY backfill). The plan uses the limit, at which a job is
 killed. For sets without limits it uses the p90 of ended jobs with the same GPU count. The play
 begins `WARM_UP_S` before the end of the train folder, so that the queue is full. Jobs submitted
-later are judged. Orders by area pass no job that has waited `max_wait_h`. Peers by arrival need no
-bound. On a set without limits, peers that need limits are left out.
+later are judged. In orders by area, no job overtakes a job that has waited `max_wait_h`. Peers by arrival need
+no such bound. On a set without limits, peers that need limits are left out.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def make_scene(one: JobHistory, capacity: int | None, max_wait_s: float) -> QueueScene:
-    """Return a set's jobs, prepared for playing. They begin shortly before the end of the train folder."""
+    """Return a set's jobs, prepared for playing. The play begins shortly before the end of the train folder."""
     capacity = capacity or estimate_capacity(one.train_jobs)
     rows = np.flatnonzero(one.table.submit_s >= one.train_end_s - WARM_UP_S)
     part = one.table.select_rows(rows)
@@ -135,7 +135,7 @@ def make_peer_scheduler(
 ) -> RowScheduler[CountAsk]:
     """Return a scheduler that starts jobs in a method's order on a machine.
 
-    Orders by area pass no job that has waited `max_wait_s`.
+    In orders by area, no job overtakes a job that has waited `max_wait_s`.
     """
     seen = SeenRuns()
     learns = LEARNT.get(method)
@@ -191,7 +191,7 @@ def _judge_method(results: Results, scene: QueueScene, method: str, start_s: Flo
 
 
 def _list_judged_spans(scene: QueueScene) -> Iterator[tuple[str, NDArray[np.bool_]]]:
-    """Yield (name, (job,) mask) of all judged jobs, and of each 30 days if there are several."""
+    """Yield (name, (job,) mask) of all judged jobs, then of each span of 30 days if there are several."""
     yield "all", scene.judged
     submit_s = np.array(scene.trace.submit_s)
     month = ((submit_s - submit_s[scene.judged].min(initial=NEVER)) // MONTH_S).astype(np.int64)

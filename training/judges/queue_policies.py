@@ -1,6 +1,6 @@
 """Orders of a queue, as policies to play: ours, its peers, and oracles that know every run time.
 
-| policy | job with the least of this first |
+| policy | the job with the smallest value of this comes first |
 |---|---|
 | fifo, easy_limits, conservative_limits | arrival |
 | gpus_only | GPUs |
@@ -70,7 +70,7 @@ class Qssf(LearningPolicy):
 class ForecastPolicy(LearningPolicy):
     """A policy that orders jobs by their GPUs times the mean of the newest runs of similar jobs.
 
-    A run counts at most as long as the job's limit. If no run is known, the limit counts.
+    The job's limit caps each of these runs. If no run is known, the limit itself is used.
     """
 
     def compute_key(self, job: int, now_s: float) -> float:

@@ -57,8 +57,8 @@ class Profile:
     def __init__(self, now_s: int, free: int, end_s: Ints, cores: Ints) -> None:
         """Make the profile of the cores that running jobs hold until their expected ends.
 
-        free: cores that are free now. end_s: (k,) when each of `cores` becomes free, ascending. Overdue
-        jobs are expected to end in a second.
+        free: cores that are free now. end_s: (k,) when each of `cores` becomes free, ascending. An overdue
+        job is expected to end in a second.
         """
         size = len(end_s) + 1
         self._times = np.empty(2 * size + 16, np.int64)
@@ -81,7 +81,7 @@ class Profile:
 
         Returns (step, jobs placed).
 
-        cores: cores of one job. wanted: the most jobs to place. step: where the search begins. The last
+        cores: cores of one job. wanted: the largest number of jobs to place. step: where the search begins. The last
         step must have enough cores.
         """
         times, free, size = self._times, self._free, self._size
@@ -119,8 +119,8 @@ class Profile:
 def _find_first_gap(times: Ints, low: Ints, length_s: int) -> int:
     """Return the first step with `length_s` seconds of enough free cores after it.
 
-    It follows one of the steps `low`, which have too few free cores, and ends before the next of them.
-    If no such gap is long enough, this is the step after the last low one.
+    low: the steps that have too few free cores. The gap lies between two of them. If no such gap is long enough,
+    the result is the step after the last low one.
     """
     after = low + 1
     gaps = times[low[1:]] - times[after[:-1]] >= length_s
@@ -195,7 +195,7 @@ class QueueSimulation:
     def fork(self, run_s: Sequence[int] | Mapping[int, int], reserved: int | None = None) -> "QueueSimulation":
         """Return a copy of the simulation at this moment that continues with other run times.
 
-        Running jobs also end by the new run times, but not before now. reserved: the number of waiting jobs
+        Running jobs end by the new run times too, but not before now. reserved: the number of waiting jobs
         with a place in the plan. A small number is faster. The time between passes grows by `COARSER` of
         the time played.
         """
@@ -244,7 +244,7 @@ class QueueSimulation:
         self._changed = True
 
     def find_next_event_s(self) -> int:
-        """Return the time of the next event if no job is submitted."""
+        """Return the time of the next event, assuming that no job is submitted before it."""
         end_s = self._running[0][0] if self._running else NEVER_S
         if self._changed and self._queue:
             return min(end_s, max(self.now_s, self._compute_next_pass_s()))

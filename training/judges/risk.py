@@ -62,7 +62,7 @@ FEWEST_DAYS = WARM_UP_DAYS + CENSORED_DAYS + 1  # that a fit takes
 class FaultSet:
     """The faults of one trace in both folders.
 
-    The first `train_faults` of them are those of the train folder.
+    The first `train_faults` faults are those of the train folder.
 
     names: the nodes that ever fail. Days are those of the trace's clock. Observation begins at
     first_day, the train folder ends at cut_day, and all faults are known up to end_day.
@@ -95,7 +95,7 @@ class FaultSet:
 
 @dataclass(frozen=True, slots=True)
 class Baselines:
-    """The scores by which baselines rank nodes, each (n,), for the rows of some days."""
+    """The scores by which each baseline ranks nodes. All are (n,), with one value for each row."""
 
     recency: Array
     count: Array
@@ -103,7 +103,7 @@ class Baselines:
 
 
 def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str] = ()) -> Results:
-    """Evaluate every trace of faults that is in both folders, and the runs.
+    """Evaluate every trace of faults that is in both folders, and the simulated runs.
 
     drop: telemetry that the evaluation of runs leaves out.
     """
@@ -123,7 +123,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str]
 
 
 def read_fault_set(dataset: str, train: Path, test: Path) -> FaultSet | str:
-    """Read the faults of both folders. Returns the reason instead if they cannot be judged."""
+    """Read the faults of both folders, or return the reason why they cannot be judged."""
     try:
         tables = [read_table(path) for path in (train, test)]
     except RecordError as error:
@@ -220,7 +220,7 @@ def evaluate_fault_log(path: Path, nodes: int, seed: int, say: Say) -> Results:
 
 
 def split_fault_log(log: FaultLogFile) -> FaultSet:
-    """Split one fault log by time: its last part, LOG_SHARE of its days, is judged.
+    """Split one fault log by time. The last LOG_SHARE of its days is judged.
 
     Raises RecordError if the log is too short to fit on and to judge.
     """
@@ -254,7 +254,7 @@ def judge_fault_set(results: Results, one: FaultSet, seed: int, say: Say, window
 
 @dataclass(frozen=True, slots=True)
 class ScoredRows:
-    """The probabilities of rows, each (n,): those of our model, and the base rate of the days of the fit."""
+    """The probabilities of rows, (n,) each: our model's, and the base rate of the days that it was fitted on."""
 
     p: Array
     base: Array
@@ -284,7 +284,7 @@ def list_lead_metrics(rival: str) -> list[str]:
 
 
 def count_first_faults(history: FaultHistory, days: range) -> tuple[float, int]:
-    """Return the share of these days' faults that are their node's first, and the number of faults."""
+    """Return the share of these days' faults that are the first fault of their node, and the number of faults."""
     first = np.full(int(history.node.max()) + 1, np.inf)
     np.minimum.at(first, history.node, history.start_day)
     judged = (history.start_day > days.start) & (history.start_day <= days.stop - 1 + CENSORED_DAYS)

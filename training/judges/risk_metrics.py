@@ -40,8 +40,8 @@ class RankedScores:
     def __init__(self, rows: NodeDays, score: Array, p: Array | None = None, base: Array | float = 0.0) -> None:
         """Sort the rows by score.
 
-        p: (n,) the method's probabilities, None if it only ranks the rows. base: the probabilities that the
-        Brier skill compares with.
+        p: (n,) the method's probabilities, None if it only ranks the rows. base: the probabilities with which the
+        Brier skill compares them.
         """
         order = np.argsort(-score, kind="stable")
         self._day, self._labels = rows.day[order], rows.labels[order].astype(np.float64)
@@ -51,9 +51,9 @@ class RankedScores:
         self._squares = None if p is None else _sum_daily_squared_errors(rows, p, base)
 
     def compute_metrics(self, weight: Array) -> dict[str, float]:
-        """Return metric → value, if each day counts `weight` times.
+        """Return metric → value, with a weight for each day.
 
-        weight: (days,).
+        weight: (days,) how many times each day counts.
         """
         rows = weight[self._day]
         hits = np.add.reduceat(self._labels * rows, self._starts)
@@ -80,7 +80,7 @@ class RankedScores:
 def compute_top_precision(rows: NodeDays, score: Array) -> Array:
     """Return (days,) the share of the TOP_NODES highest-ranked nodes of each day that failed.
 
-    If equal scores lie at the edge, they share the remaining places.
+    Nodes with equal scores at the edge share the remaining places.
     """
     found = np.zeros(rows.days)
     bounds = np.searchsorted(rows.day, np.arange(rows.days + 1))
@@ -105,7 +105,7 @@ def _sum_daily_squared_errors(rows: NodeDays, p: Array, base: Array | float) -> 
 def measure_reliability(
     predictions: Iterable[Mapping[str, Sequence[Any]]], dataset: str, horizon_s: int
 ) -> list[tuple[float, float, float, float]]:
-    """Return (predicted, observed, low, high) for each tenth of the node-days, sorted by probability.
+    """Return (predicted, observed, low, high) for each tenth of the node-days in order of probability.
 
     low and high are the ends of Wilson's 95 % interval of the observed share.
     """

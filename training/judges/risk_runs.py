@@ -2,8 +2,8 @@
 
 Every run is replayed through the code that serves. A row is a node at a minute, if the node has no
 fault then and had none in the 10 minutes before. Its label is whether a fault begins within the
-hour. Each number covers all faults, those with a precursor, or those without one. Decoys do not
-count as faults. Only the alarm level is fitted: in the runs of the train folder, it is exceeded in
+hour. Each number is computed three times: for all faults, for those with a precursor, and for those without.
+Decoys do not count as faults. Only the alarm level is fitted: in the runs of the train folder, it is exceeded in
 1 % of the moments that no fault follows.
 """
 
@@ -36,7 +36,7 @@ ALARM_P = 0.01  # where the train folder has no run
 class WatchedRun:
     """The risk scores of n nodes at m moments of a run.
 
-    p: (m, n) the probability of the likeliest kind within the hour. signs: (m, n) whether there is any
+    p: (m, n) the probability of the likeliest kind of risk within the hour. signs: (m, n) whether there is any
     evidence.
     """
 
@@ -67,7 +67,7 @@ def judge_runs(results: Results, train: Path, test: Path, seed: int, say: Say, d
 def find_alarm_level(runs: Sequence[FaultRun], say: Say) -> float:
     """Return the probability that is exceeded in 1 % of the quiet moments of these runs.
 
-    A moment of a node is quiet if no fault is active on the node then and none follows within the hour.
+    A moment of a node is quiet if the node has no active fault and gets none within the hour.
     """
     quiet = []
     for run in runs:
@@ -108,7 +108,7 @@ def add_run_rows(
 ) -> None:
     """Add AUROC, AP and lead times of warnings in one run.
 
-    They cover all faults, those with a precursor, and those without one.
+    The numbers are added for all faults, for those with a precursor, and for those without one.
     """
     row = {name: at for at, name in enumerate(names)}
     active, before = _label_faults(seen, row, faults)
@@ -158,7 +158,7 @@ def _add_ranking_rows(
 def _label_faults(
     seen: WatchedRun, row: dict[str, int], faults: tuple[RunTruth, ...]
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return two (m, n) masks: a fault is or was just active, and a fault begins within the hour."""
+    """Return two (m, n) masks: whether a fault is or was just active, and whether one begins within the hour."""
     active, before = np.zeros(seen.p.shape, bool), np.zeros(seen.p.shape, bool)
     for fault in faults:
         lasts = np.ones(len(seen.time_ms), bool) if fault.end_ms is None else seen.time_ms < fault.end_ms + AFTER_MS
@@ -169,7 +169,7 @@ def _label_faults(
 
 
 def _measure_lead_s(seen: WatchedRun, node: int, active: NDArray[np.bool_], fault: RunTruth, alarm: float) -> float:
-    """Return by how many seconds the first alarm in the hour before a fault precedes the fault.
+    """Return how many seconds before a fault the first alarm of the last hour came.
 
     Returns 0 if there is no such alarm.
     """

@@ -47,7 +47,7 @@ CHOSEN = ("log_loss", "brier")  # with an interval
 class JudgedDays:
     """The rows of all windows, with the predictions of each method.
 
-    p: method → (kind, HORIZONS_DAYS, n), NaN without a prediction. window: (n,) the number of each
+    p: method → (kind, HORIZONS_DAYS, n) probabilities, NaN without a prediction. window: (n,) the number of each
     row's window.
     """
 
@@ -66,10 +66,9 @@ def make_windows(days: SiteDays, count: int) -> tuple[RollingWindow, ...]:
 
 
 def judge_windows(days: SiteDays, count: int, served: SiteFit | None = None, since_ms: int = 0) -> JudgedDays:
-    """Fit before each window, and return the predictions of all methods for the rows of the windows.
+    """Fit the risk before each window, and return the predictions of all methods for the rows of the windows.
 
-    served: the serving version. It is judged only on rows from `since_ms` on, the end of its training
-    data.
+    served: the serving version. Its training data end at `since_ms`, so it is judged only on later rows.
     """
     windows = make_windows(days, count)
     parts, said, numbers, fits = [], list[dict[str, Array]](), [], []
@@ -108,7 +107,7 @@ def fit_own_history(days: SiteDays, at_ms: int) -> HistoryFit | None:
 
 
 def _compute_base_rates(known: SiteDays, rows: SiteDays, window: RollingWindow) -> Array:
-    """Return (kind, horizon, n) base rates: the share of known rows that an event of each kind followed.
+    """Return (kind, horizon, n) base rates: the share of known rows with an event of each kind within the horizon.
 
     Only rows whose outcome was known when the window began count.
     """
@@ -191,10 +190,9 @@ def compute_log_losses(p: Array, labels: Mask) -> Array:
 
 
 def _compute_precision(p: Array, labels: Mask, share: float) -> float:
-    """Return the share of the rows with the highest probabilities that an event followed.
+    """Return the share of events among the rows with the highest probabilities.
 
-    share: the part of all rows that is counted. If equal rows lie at the edge, they share the remaining
-    places.
+    share: the part of all rows that is counted. Equal rows at the edge share the remaining places.
     """
     top = max(1, round(share * len(p)))
     edge = np.partition(p, -top)[-top]
@@ -203,9 +201,9 @@ def _compute_precision(p: Array, labels: Mask, share: float) -> float:
 
 
 def _compute_calibration_error(p: Array, labels: Mask) -> float:
-    """Return the mean gap of predicted and observed frequency, divided by the base rate. 0 is best.
+    """Return the mean gap between predicted and observed frequency, divided by the base rate. 0 is best.
 
-    The gap is computed in each tenth of the rows by probability.
+    The gap is computed in each tenth of the rows in order of probability.
     """
     order = np.argsort(p, kind="stable")
     gaps = [
@@ -219,7 +217,7 @@ def _measure_with_interval(
 ) -> tuple[float | None, float | None, float | None]:
     """Return a metric's value and the low and high ends of its interval.
 
-    The bootstrap draws whole weeks of days, because the labels of a week overlap.
+    The bootstrap draws whole weeks, because the labels of the days of a week overlap.
     """
     losses = compute_log_losses(p, labels) if metric == "log_loss" else (p - labels) ** 2
     day = np.unique(time_ms, return_inverse=True)[1]

@@ -1,6 +1,6 @@
 """`fleetcast evaluate risk --year`: how much a site's own risk fit improves predictions.
 
-It is evaluated on a simulated year. It also reports whether the gate allows that fit to serve.
+The command evaluates the fit on a simulated year. It also reports whether the gate allows the fit to serve.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ def evaluate_year(nodes: int, seed: int, say: Say) -> Results:
 
 
 def find_first_failures_ms(days: SiteDays) -> int:
-    """Return the time in ms by which the first YOUNG failures of the site had begun."""
+    """Return the time by which the first YOUNG failures of the site had begun, in Unix ms."""
     times = sorted(days.begun["fail"].time_ms.tolist())
     return int(times[min(YOUNG, len(times)) - 1])
 

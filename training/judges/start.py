@@ -6,8 +6,8 @@ simulation plans with medians of the train folder ("group"). A set is skipped if
 that capacity.
 
 Our forecast plays the same policy forward from the whole queue on `PATHS` paths. It uses the run times of
-jobs that had ended by then. Quantiles are the middle path times ratios learned from how such forecasts
-turned out so far. The end of the train folder serves to learn these ratios. Jobs that arrive later are
+jobs that had ended by then. Quantiles are the middle path times ratios of actual to forecast waits. The ratios
+are learned from earlier forecasts, first from those at the end of the train folder. Jobs that arrive later are
 not played.
 
 The results cover the whole test span, and its rolling windows by the time of submission.
@@ -58,7 +58,7 @@ class StartScene:
     """The jobs of one set, prepared for a replay.
 
     kinds: (job, 4) numbers of user, group, size and limit. tried, judged: jobs that may be forecast,
-    before and after the train folder's end. They are drawn by number alone.
+    before and after the train folder's end. The numbers of these jobs are drawn at random.
     """
 
     dataset: str
@@ -145,7 +145,7 @@ def make_scene(one: JobHistory, seed: int, capacity: int | None = None) -> Start
 def estimate_capacity(train: History) -> int:
     """Return the number of cores (or GPUs) at which the jobs of a set have to wait.
 
-    The train folder's jobs then use the share BUSY of it. It is at least the size of the largest job.
+    At this capacity, the train folder's jobs use the share BUSY. The capacity is at least the size of the largest job.
     """
     known = np.isfinite(train.run_s)
     limit_s = np.where(np.isfinite(train.limit_s), train.limit_s, np.inf)
@@ -157,7 +157,7 @@ def estimate_capacity(train: History) -> int:
 def _compute_planned_run_s(train: History, part: History, limited: bool) -> NDArray[np.float64]:
     """Return (job,) the run times in seconds that the scheduler plans with.
 
-    They are the limits. In a set without limits, they are the medians of the job's group and size in
+    They are the jobs' limits. In a set without limits, they are the medians of jobs of the same group and size in
     `train`.
     """
     frame = pd.DataFrame({"kin": np.where(train.group != "", train.group, train.queue), "gpus": train.gpus})
@@ -212,7 +212,7 @@ def forecast_waits(
 
 
 def choose_jobs(scene: StartScene, waiting: Sequence[int], seed: int) -> tuple[set[int], set[int]]:
-    """Choose the jobs to forecast among those that have to wait.
+    """Choose the jobs to forecast among the waiting ones.
 
     Returns two sets: jobs from before the train folder's end, and jobs from after it.
     """
@@ -247,7 +247,7 @@ def replay_scene(scene: StartScene) -> tuple[list[SubmitMoment], Ints]:
 class QueuePlayer:
     """A forecaster of waits that plays the queue forward from each submission, in order of time.
 
-    It knows only the run times and waits of jobs that had ended by then.
+    The forecaster knows only the run times and waits of jobs that had ended by then.
     """
 
     def __init__(self, scene: StartScene, start_s: Ints, seed: int) -> None:

@@ -28,7 +28,7 @@ def evaluate(train: Path, test: Path, seed: int, say: Say, drop: Collection[str]
     """Evaluate straggler detection on every set of the test folder.
 
     `train` is not read, because the rules learn from the job that they observe. drop: telemetry that is
-    left out (see `sets.dropped`). With it, only fleets are judged, because the other sets have no
+    left out (see `sets.dropped`). If any is left out, only fleets are judged, because the other sets have no
     telemetry.
     """
     del train

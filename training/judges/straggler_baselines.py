@@ -72,8 +72,8 @@ def flag_by_health_rules(sight: BaselineMoment) -> Mask:
 class FleetWideZ:
     """A rule that flags a node if one of its GPUs is far below all loaded GPUs of the fleet.
 
-    For 4 rounds, the GPU's clock, power or tensor activity must be 3 robust deviations below their
-    median.
+    For 4 rounds, the GPU's clock, power or tensor activity must be 3 robust deviations below the median of these
+    GPUs.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class FleetWideZ:
 class Minder:
     """A rule that flags the node of a gang that has been farthest from the other nodes for 4 rounds.
 
-    It is Minder (Deng et al., NSDI 2025) without its autoencoder.
+    The rule is Minder (Deng et al., NSDI 2025) without its autoencoder.
     """
 
     def __init__(self) -> None:
@@ -137,9 +137,9 @@ class Minder:
 
 
 def _find_outlier(values: Array) -> int | None:
-    """Return the row that is farthest from the others, if it is far enough. Otherwise return None.
+    """Return the row that is farthest from the others, or None if it is not far enough.
 
-    Its summed distance to the others must be more than 1.5 times their median.
+    A row is far enough if the sum of its distances to the others is more than 1.5 times the median of these sums.
     """
     low, high = values.min(axis=0), values.max(axis=0)
     scaled = (values - low) / np.maximum(high - low, 0.05 * np.maximum(np.abs(high), 1e-9))

@@ -48,7 +48,7 @@ class Table:
             self.add_number(metric, method, hits / of, compute_share_bounds(hits, of), of, series)
 
     def add_rate(self, metric: str, method: str, count: int, exposure: float, series: str = "all") -> None:
-        """Add a rate of events for each unit of exposure. `n` is the number of events."""
+        """Add a rate of events per unit of exposure. `n` is the number of events."""
         if exposure > 0:
             self.add_number(metric, method, count / exposure, compute_rate_bounds(count, exposure), count, series)
 
@@ -57,7 +57,7 @@ class Table:
         self._add_quantile(metric, method, values, 0.5, series)
 
     def add_delays(self, metric: str, method: str, values: Sequence[float], series: str = "all") -> None:
-        """Add the median, and the 90th percentile as `METRIC_p90`, with their bootstrap intervals."""
+        """Add the median and the 90th percentile (`METRIC_p90`) of delays, with their bootstrap intervals."""
         self._add_quantile(metric, method, values, 0.5, series)
         self._add_quantile(f"{metric}_p90", method, values, 0.9, series)
 

@@ -23,9 +23,9 @@ class _IssuedForecast:
 
 
 class WaitRatios:
-    """A record of issued wait forecasts and how the waits turned out.
+    """A record of issued wait forecasts and of the real waits.
 
-    The real start of a job is used only once it has happened.
+    The record uses the real start of a job only once it has happened.
     """
 
     def __init__(self) -> None:
@@ -41,8 +41,8 @@ class WaitRatios:
     def compute_quantiles(self, levels: Sequence[float], now_s: int, near_s: float | None = None) -> tuple[float, ...]:
         """Return the quantiles of real waits divided by forecast waits, as known at `now_s`.
 
-        They are at most the largest ratio that is known. near_s: if given, only the forecasts nearest to it
-        count.
+        No quantile exceeds the largest known ratio. near_s: a forecast wait. If it is given, only forecasts nearest to
+        it count.
         """
         issued = list(self._issued)
         if near_s is not None:

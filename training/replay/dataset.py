@@ -36,7 +36,7 @@ RISKS_OF = {
 class ExporterPage:
     """The answer of one exporter to one scrape.
 
-    body: None if it did not answer. took_s: seconds that the scrape took.
+    body: None if the exporter did not answer. took_s: seconds that the scrape took.
     """
 
     node: str
@@ -47,7 +47,7 @@ class ExporterPage:
 
 @dataclass(frozen=True, slots=True)
 class LabelledFault:
-    """A fault that really happened, by the truth of a run. `end_ms` is None while it lasts."""
+    """A fault that really happened in a run. `end_ms` is None while the fault lasts."""
 
     kind: str
     node: str
@@ -60,8 +60,8 @@ class LabelledFault:
 class RiskRows:
     """A table of n rows, each a node at one moment.
 
-    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether that kind of
-    risk came true.
+    levels: (n, rule) strengths as the risk model receives them. labels: (kind, n) whether the kind of risk came
+    true for the node.
     """
 
     time_ms: NDArray[np.int64]
@@ -85,7 +85,7 @@ class RiskRows:
 class PageObserver:
     """A reader of exporter pages that builds a fleet's features and stores training rows.
 
-    It is fed one scrape of all pages at a time.
+    The caller passes one scrape of all pages at a time.
     """
 
     def __init__(self, topology: Topology, interval_s: float = 15.0) -> None:
@@ -135,10 +135,7 @@ def label_rows(
     names: Sequence[str],
     horizon_s: float,
 ) -> NDArray[np.bool_]:
-    """Return (kind, n) whether a fault of that kind was active at each row's time or began soon after.
-
-    "Soon after" means within `horizon_s`.
-    """
+    """Return (kind, n) whether a fault of the kind was active at each row's time, or began within `horizon_s`."""
     rows = {name: row for row, name in enumerate(names)}
     labels = np.zeros((len(RISK_KINDS), len(time_ms)), bool)
     for fault in faults:

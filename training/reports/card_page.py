@@ -80,7 +80,7 @@ def _render_calibration(card: Card) -> Iterator[str]:
 
 
 def _list_calibration_points(rows: list[Coverage]) -> dict[str, list[tuple[float, float]]]:
-    """Return horizon → (promised, observed) coverages, for at most four horizons."""
+    """Return horizon → pairs of promised and observed coverage, for at most four horizons."""
     horizons = sorted({row.horizon_s for row in rows}, key=lambda horizon: horizon or 0)
     last = len(horizons) - 1
     shown = sorted({last * at // (MOST_HORIZONS - 1) for at in range(MOST_HORIZONS)})

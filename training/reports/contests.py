@@ -51,7 +51,7 @@ WORDS = {
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A number of ours and the best baseline's number for the same forecasts."""
+    """One of our numbers and the best baseline's number for the same forecasts."""
 
     ours: ResultRow
     rival: ResultRow
@@ -60,7 +60,7 @@ class Comparison:
     def relative_gain(self) -> float:
         """How much better our number is, divided by the baseline's number. It is below 0 if ours is worse.
 
-        If the baseline's number is 0, it is the plain difference.
+        If the baseline's number is 0, it is the difference of the two numbers.
         """
         ours, rival = self.ours.value or 0.0, self.rival.value or 0.0
         gain = ours - rival if self.ours.metric in MORE_IS_BETTER else rival - ours
@@ -92,7 +92,7 @@ def select_pooled_rows(rows: Iterable[ResultRow]) -> list[ResultRow]:
 
 
 def make_comparisons(rows: Iterable[ResultRow], metrics: Sequence[str]) -> list[Comparison]:
-    """Return a comparison for each set, target, horizon and metric for which a baseline has a number, too."""
+    """Return a comparison for each set, target, horizon and metric for which both we and a baseline have a number."""
     groups: dict[tuple[str, str, str, int | None], list[ResultRow]] = {}
     for row in select_pooled_rows(rows):
         if row.metric in metrics and row.value is not None:
@@ -144,7 +144,7 @@ def describe_comparisons(found: Iterable[Comparison]) -> list[str]:
 def _describe_contests(group: list[Comparison]) -> str:
     """Describe the comparisons of one set, target and metric in one text: sizes, horizons and rivals.
 
-    Neighbouring comparisons with the same rival name it once.
+    If neighbouring comparisons have the same rival, its name appears once.
     """
     parts = []
     for at, contest in enumerate(group):
@@ -158,7 +158,7 @@ def _describe_contests(group: list[Comparison]) -> str:
 def _describe_change(contest: Comparison) -> str:
     """Describe the size of a difference in words. Returns "" if there is hardly a difference.
 
-    Metrics that are shares are described by both shares. For other metrics the difference is in %.
+    For metrics that are shares, the text states both shares. For other metrics, it states the difference in %.
     """
     if abs(contest.relative_gain) <= LEVEL:
         return ""

@@ -31,7 +31,7 @@ INKS = """<style>svg { --ink: #12161b; --ink-3: #5c6673; --line: #d5dae0; --ours
 class CurvePoint:
     """One point of a curve: the metrics at one magnitude, interval or set of missing telemetry.
 
-    at: its place on the axis, a number or the name of the telemetry that was left out. faults: the
+    at: the point's place on the axis, a number or the name of the telemetry that was left out. faults: the
     number of faults judged. values: name of a column → (value, low, high), None if unknown.
     """
 
@@ -47,7 +47,7 @@ class CurvePoint:
 def make_curve_point(task: str, at: float | str, results: Results) -> CurvePoint:
     """Return a point from the results of one evaluation.
 
-    If runs were judged apart, their numbers are averaged, weighted by the number of outcomes.
+    If runs were judged separately, their numbers are averaged, weighted by the number of outcomes.
     """
     values = {}
     for metric, series, name in METRICS[task]:

@@ -40,8 +40,8 @@ def _list_leads(numbers: dict[Key, list[WindowRow]]) -> list[int | None]:
 def _make_set_table(numbers: dict[Key, list[WindowRow]]) -> list[list[str]]:
     """Return a row for each set and target, with the header first.
 
-    For each lead, a cell compares our WQL with persistence's, in the mean and in the worst window. It
-    also compares our mean with the best method of statsmodels.
+    For each lead, a cell compares our WQL with that of persistence, in the mean and in the worst window. The cell
+    also compares our mean with that of the best method of statsmodels.
     """
     leads = _list_leads(numbers)
     lines = [
@@ -71,7 +71,7 @@ def _format_cell(rows: Sequence[WindowRow]) -> str:
 
 
 def _format_percent(share: float) -> str:
-    """Format a share in percent. It is bold if it is above 0, which means that ours is worse.
+    """Format a share in percent. A share above 0 is bold, because it means that ours is worse.
 
     >>> _format_percent(-0.104), _format_percent(0.02), _format_percent(0.001)
     ('−10', '**+2**', '0')
@@ -90,8 +90,8 @@ def _average_values(rows: Sequence[WindowRow], method: str) -> float | None:
 def _make_method_table(numbers: dict[Key, list[WindowRow]], results: Results) -> list[list[str]]:
     """Return a row for each method, with the header first.
 
-    A row has, for each lead, the geometric mean of the method's WQL divided by that of persistence. It
-    also has how often the method was the best, and how many of its fits failed.
+    For each lead, a row has the geometric mean of the method's WQL divided by that of persistence. It also states
+    how often the method was the best, and how many of its fits failed.
     """
     leads = _list_leads(numbers)
     methods = list(dict.fromkeys(row.method for rows in numbers.values() for row in rows))

@@ -1,6 +1,6 @@
-"""The selection of forecasts that are plotted. Their fans do not overlap.
+"""The selection of the forecasts to plot, so that their fans do not overlap.
 
-It also counts how often each model made the forecast.
+The module also counts how often each model made the forecast.
 """
 
 from collections import Counter
@@ -20,9 +20,9 @@ Shares = dict[int, Counter[str]]  # horizon_s -> how many forecasts were of whic
 
 
 def make_courses(predictions: Sequence[Block]) -> dict[tuple[str, str], Course]:
-    """Return (dataset, target) → the observed series and some of its forecasts, for plotting.
+    """Return (dataset, target) → an observed series and some of its forecasts, for plotting.
 
-    The series is the largest of the predictions.
+    The series is the largest series among the predictions.
     """
     sets: dict[tuple[str, str], list[Columns]] = {}
     for block in predictions:
@@ -90,7 +90,7 @@ def _make_series_course(columns: Columns) -> Course | None:
 def _choose_origins(issued: NDArray[np.int64], horizon_ms: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return (k,) the times of the last forecasts whose fans do not overlap.
 
-    Only forecasts with the longest horizon count. They are at least that horizon apart.
+    Only forecasts with the longest horizon are chosen, at least that horizon apart.
     """
     longest = int(horizon_ms.max())
     origins = np.unique(issued[horizon_ms == longest])

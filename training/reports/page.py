@@ -1,4 +1,4 @@
-"""The layout and style of reports and model cards: one self-contained HTML page, for light and dark."""
+"""The layout and style of reports and model cards: one self-contained HTML page with a light and a dark style."""
 
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -83,7 +83,7 @@ def render_page(title: str, lead: str, body: Iterable[str]) -> str:
 def render_panel(inner: str, title: str = "", note: str = "", kind: str = "") -> str:
     """Return HTML for a figure with a title above and a note below.
 
-    inner: the HTML of the figure. kind: "wide" spans the page, "small" makes a plot small.
+    inner: the HTML of the figure. kind: "wide" spans the page, "small" makes the figure small.
     """
     head = f"<h3>{escape(title)}</h3>" if title else ""
     foot = f"<figcaption>{escape(note)}</figcaption>" if note else ""

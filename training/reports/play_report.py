@@ -110,7 +110,7 @@ def draw_wait_by_size(found: Sequence[PlayNumbers]) -> str:
 def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
     """Plot the use of GPUs by each method, and the shares of the largest queues.
 
-    The shares are those of the method `ours`, or else of the first method.
+    The shares are those in the play of `ours`, or of the first method if `ours` was not played.
     """
     edges_s = np.linspace(scene.trace.submit_s[0], find_last_arrival_s(scene.trace), BINS + 1)
     methods = [*list(starts)[: MOST_LINES + 1]]

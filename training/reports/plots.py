@@ -69,7 +69,7 @@ class Canvas:
 class Fan:
     """The quantiles of one forecast over its horizons, plotted as a fan.
 
-    It has the time of issue, the ends of the horizons, and the (quantile, horizon) values.
+    A fan has the time of issue, the ends of the horizons, and the (quantile, horizon) values.
     """
 
     issued_ms: int
@@ -110,7 +110,7 @@ def open_canvas(label: str, width: float = WIDTH_IN, height: float = HEIGHT_IN) 
 
 
 def _make_inline_svg(svg: str, label: str) -> str:
-    """Return the SVG element for use inside a page: with unique ids, and with the page's font and colours."""
+    """Return the SVG element for use inside a page, with unique ids and the page's font and colours."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     prefix = re.sub(r"\W+", "-", label.lower())
@@ -219,7 +219,7 @@ def draw_bars(rows: Sequence[ResultRow], label: str, groups: Mapping[str, str]) 
 def draw_calibration(points: Mapping[str, Sequence[tuple[float, float]]], label: str) -> str:
     """Draw observed coverage against nominal coverage, with one line for each name. Returns SVG as text.
 
-    On the dotted line both are equal.
+    On the dotted line, observed and nominal coverage are equal.
     """
     with open_canvas(label, width=3.4, height=3.1) as canvas:
         axes = canvas.axes
@@ -263,9 +263,9 @@ def draw_reliability(points: Sequence[tuple[float, float, float, float]], label:
 
 
 def draw_course(course: Course, label: str, y_label: str) -> str:
-    """Draw a series, with each forecast of it as a fan of nested intervals around its median.
+    """Draw a series, with each of its forecasts as a fan of nested intervals around the median.
 
-    The wider an interval, the paler it is. Returns SVG as text.
+    Wider intervals are paler. Returns SVG as text.
     """
     from matplotlib import dates
 
@@ -297,7 +297,7 @@ def _list_bands(levels: Sequence[float]) -> list[tuple[float, float]]:
 
 
 def _make_legend_patch(depth: int) -> Any:
-    """Return the patch of the legend that shows the colour of `depth` overlapping bands."""
+    """Return the colour patch of the legend for `depth` overlapping bands."""
     from matplotlib.patches import Patch
 
     return Patch(color=OURS_INK, alpha=1 - (1 - BAND_ALPHA) ** depth, linewidth=0)
@@ -316,5 +316,5 @@ def _draw_fan(axes: Any, fan: Fan) -> None:
 
 
 def _convert_to_days(at_ms: NDArray[np.int64]) -> Array:
-    """Return the times in days since 1970, as matplotlib counts them."""
+    """Return the times in days since 1970, the unit of matplotlib's dates."""
     return np.asarray(at_ms, np.float64) / 86_400_000

@@ -1,4 +1,4 @@
-"""A self-contained HTML page about an evaluation: where ours wins, where it loses, and every number."""
+"""A self-contained HTML page about an evaluation: where our methods win, where they lose, and every number."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -62,7 +62,7 @@ def render_report(results: Results) -> str:
 
 
 def render_sections(results: Results) -> Iterator[str]:
-    """Yield the HTML sections of each set. The task of the evaluation decides what they contain."""
+    """Yield the HTML sections of each set. The task of the evaluation decides their content."""
     tasks: dict[str, Callable[[Results], Iterator[str]]] = {
         "demand": _render_demand,
         "duration": _render_duration,
@@ -72,7 +72,7 @@ def render_sections(results: Results) -> Iterator[str]:
 
 
 def render_verdicts(results: Results) -> str:
-    """Return HTML boxes that list where ours is better, as good and worse than the best baseline."""
+    """Return HTML boxes that list where we are better than the best baseline, equally good, and worse."""
     found = make_comparisons(results.rows, MAIN.get(results.task, ()))
     boxes = [
         _render_comparisons(
@@ -137,7 +137,7 @@ def _render_lines(rows: list[ResultRow], metric: str, name: str) -> str:
 
 
 def render_calibration(rows: Iterable[ResultRow], name: str) -> str:
-    """Return an HTML plot of our observed coverage against the promised one, for at most four horizons."""
+    """Return an HTML plot of our observed coverage against the promised coverage, for at most four horizons."""
     own = [row for row in rows if row.metric in NOMINAL and row.method == OURS and row.value is not None]
     if not own:
         return ""
@@ -155,9 +155,9 @@ def render_calibration(rows: Iterable[ResultRow], name: str) -> str:
 
 
 def _render_coverage_table(rows: Iterable[ResultRow]) -> str:
-    """Return a table of our coverage by horizon, with the interval score of ours and of the best baseline.
+    """Return a table of our coverage by horizon, with our interval score and that of the best baseline.
 
-    Coverage that is more than 3 points off is marked.
+    Coverage that differs from the promised one by more than 3 points is marked.
     """
     rows = list(rows)
     own = {(row.horizon_s, row.metric): row for row in rows if row.method == OURS}
@@ -189,7 +189,7 @@ def _render_coverage_table(rows: Iterable[ResultRow]) -> str:
 def _render_served_models(rows: Iterable[ResultRow], shares: Shares) -> str:
     """Return a table of the models that the gate served, by horizon.
 
-    It shows each model's share of all forecasts if these shares are known. Otherwise it shows the model
+    The table shows each model's share of all forecasts if these shares are known. Otherwise it shows the model
     that the row names.
     """
     lines = []

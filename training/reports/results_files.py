@@ -1,4 +1,4 @@
-"""Results written for people and programs: summaries and tables as text, and predictions as Parquet."""
+"""Files and texts of results: summaries and tables as text, and predictions as Parquet."""
 
 from pathlib import Path
 
@@ -57,9 +57,9 @@ def write_predictions(results: Results, path: Path) -> None:
 
 
 def format_summary(results: Results) -> str:
-    """Format the main metrics by dataset, target and horizon: ours and each baseline's.
+    """Format the main metrics by dataset, target and horizon: our number and each baseline's number.
 
-    Only pooled series are included.
+    Only numbers over all series of a set are included.
     """
     return "\n".join(
         f"{' '.join(part for part in key if part):<44} {', '.join(f'{row.method} {row.value:.4g}' for row in rows)}"
@@ -77,7 +77,7 @@ def make_task_tables(results: Results) -> dict[str, list[list[str]]]:
 def make_result_table(results: Results) -> list[list[str]]:
     """Return a table as rows of cells. Our numbers have their intervals.
 
-    With rolling windows, our numbers also have the mean over the windows and the worst window.
+    With rolling windows, our numbers also have the mean over the windows, and the value of the worst window.
     """
     head = ["data", "target", "metric", "horizon", "ours", "baselines"]
     cells = [[*head, "ours by window: mean, worst"] if results.windows else head]

@@ -33,7 +33,7 @@ class WindowSummary(msgspec.Struct, frozen=True):
 
 
 def make_window_rows(window: RollingWindow, rows: Iterable[ResultRow]) -> list[WindowRow]:
-    """Return the rows of one window, made from the numbers that were computed for it.
+    """Return the rows of one window. rows: the numbers that were computed for the window.
 
     Numbers without a value are left out.
     """
@@ -50,7 +50,7 @@ def make_window_rows(window: RollingWindow, rows: Iterable[ResultRow]) -> list[W
 def summarise_windows(rows: Iterable[WindowRow]) -> list[WindowSummary]:
     """Return the mean and the worst value of each number. All windows have the same weight.
 
-    Of equally bad windows, the first counts as the worst.
+    If several windows are equally bad, the first one counts as the worst.
     """
     groups: dict[tuple[str, str, str, int | None, str, str], list[WindowRow]] = {}
     for row in rows:
@@ -70,7 +70,7 @@ def summarise_windows(rows: Iterable[WindowRow]) -> list[WindowSummary]:
 def compute_badness(metric: str, value: float) -> float:
     """Return a number that is larger the worse the metric's value is.
 
-    For coverage, it is the distance from the promised share.
+    For coverage, this number is the distance from the promised share.
     """
     if metric in NOMINAL:
         return abs(value - NOMINAL[metric])
@@ -78,9 +78,9 @@ def compute_badness(metric: str, value: float) -> float:
 
 
 def compute_gains(rows: Sequence[WindowRow], rivals: Sequence[str], ours: str = OURS) -> list[float]:
-    """Return, for each window, our value divided by the best rival's, minus one. Below 0 is better.
+    """Return, for each window, our value divided by the best rival's, minus one. A result below 0 is better.
 
-    rows: the rows of one metric, target and horizon. Windows without both values are left out.
+    rows: the rows of one metric, target and horizon. Windows that lack one of the two values are left out.
     """
     values = {(row.begin_ms, row.method): row.value for row in rows}
     found = []

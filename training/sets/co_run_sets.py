@@ -36,7 +36,7 @@ SLOWEST, FASTEST = 0.01, 3.0  # what a measured relative speed may be
 class CoRunPairs:
     """Co-runs as n rows, each with the speed of one job (the victim) next to its partner.
 
-    The two rows of one co-run share `pair`. label: (n,) the sum of Lucid's labels, NaN if there is
+    Both rows of a co-run have the same number in `pair`. label: (n,) the sum of Lucid's labels, NaN if there is
     none.
     """
 
@@ -81,7 +81,7 @@ class CoRunSet:
 
 
 def find_family(model: str) -> str:
-    """Return the model's name up to its first number. Models that differ only in size or version share it.
+    """Return the model's name up to its first number, which models of other sizes or versions share.
 
     >>> find_family("ResNet50"), find_family("EfficientNet"), find_family("3D-UNet")
     ('ResNet', 'EfficientNet', '3D-UNet')
@@ -93,7 +93,7 @@ def find_family(model: str) -> str:
 def read_co_run_sets(train: Path, test: Path, skipped: list[str]) -> list[CoRunSet]:
     """Read every set of co-runs that is in both folders.
 
-    The reason for each other set is added to `skipped`.
+    For each other set, the reason why it was left out is added to `skipped`.
     """
     names = sorted({path.parent.name for folder in (train, test) for path in folder.glob(f"{SETS}/*/colocate_info.*")})
     found = []
@@ -117,7 +117,7 @@ def _read_set_table(folder: Path, name: str) -> pd.DataFrame:
 
 
 def _join_folders(dataset: str, train: list[pd.DataFrame], test: list[pd.DataFrame]) -> CoRunSet:
-    """Join the tables of both folders. A co-run that is in both counts as one of the train folder.
+    """Join the tables of both folders. A co-run that is in both belongs to the train folder.
 
     The profile of a job may come from either folder.
     """
@@ -171,7 +171,7 @@ def _read_profiles(table: pd.DataFrame) -> dict[Config, tuple[float, float, floa
 def _read_co_runs(
     table: pd.DataFrame, profiles: dict[Config, Any], left_out: dict[str, int]
 ) -> dict[tuple[Config, Config], tuple[float, float]]:
-    """Return the configurations of both jobs → their two speeds.
+    """Return the configurations of both jobs → the speeds of both jobs.
 
     If a co-run was measured several times, the speeds are means.
     """

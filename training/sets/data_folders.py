@@ -30,7 +30,7 @@ UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))  # a time as large as this is in
 
 @dataclass(frozen=True, slots=True)
 class FileSplit:
-    """How many rows of one file went to each folder. Both are None if the file was copied whole."""
+    """The number of rows of one file that went to each folder. Both numbers are None if the file was copied whole."""
 
     file: str
     train: int | None
@@ -39,7 +39,7 @@ class FileSplit:
 
 @dataclass(frozen=True, slots=True)
 class FileSpan:
-    """The number of rows of a file, and its first and last time as text. "" without a time column."""
+    """The number of rows of a file, and its first and last time as text ("" without a time column)."""
 
     rows: int
     first: str = ""
@@ -66,9 +66,9 @@ def _holds_set(path: Path, data: Path) -> bool:
 
 
 def find_set(data: Path, name: str) -> Path:
-    """Return the folder of a set by its name (`jobs/venus`) or its last part (`ricc`).
+    """Return the folder of a set by its name (`jobs/venus`) or by the last part of its name (`ricc`).
 
-    Raises ConfigError if there is no such set, or if a last part is not unique.
+    Raises ConfigError if there is no such set, or if several sets have this last part.
     """
     names = list_set_names(data)
     matches = [row for row in names if name in (row, row.rsplit("/", 1)[-1])]
@@ -137,7 +137,7 @@ def _write_split(
 def find_time_column(name: str, table: pd.DataFrame) -> str | None:
     """Return the name of the time column by which this set is split, or None if it has none.
 
-    For an unknown set, it is the first column that is named like a time.
+    An unknown set is split by the first column whose name is one for times.
     """
     known = find_public_set(name)
     if known:
@@ -191,7 +191,7 @@ def read_table(path: Path) -> pd.DataFrame:
 
 
 def convert_to_seconds(times: "pd.Series[Any]") -> Array:
-    """Convert dates or numbers into Unix seconds. NaN where unreadable.
+    """Convert dates or numbers into Unix seconds. Values that cannot be read become NaN.
 
     Dates without a zone are in UTC. The size of the numbers decides whether they are in s, ms, µs or ns.
 
@@ -212,9 +212,9 @@ def convert_to_seconds(times: "pd.Series[Any]") -> Array:
 
 
 def convert_to_text(column: "pd.Series[Any]") -> Names:
-    """Convert names into text, "" where there is none.
+    """Convert names into text, "" where a name is missing.
 
-    A whole number that gaps made a float loses its fraction: 1.0 becomes "1".
+    Gaps turn a column of whole numbers into floats. Such a number loses its fraction: 1.0 becomes "1".
 
     >>> convert_to_text(pd.Series([1.0, None])).tolist()
     ['1', '']

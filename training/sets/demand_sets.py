@@ -49,8 +49,8 @@ HOLE_S, FEW = 60 * DAY_S, 0.01  # rows beyond such a hole that are so few have a
 class DemandSet:
     """A panel of one target from one data set.
 
-    train_bins: the number of bins, at the beginning, that come from the train folder. alone_bins: if
-    `train_bins` is 0, the number of bins before the judged ones.
+    train_bins: the number of bins, at the beginning, that come from the train folder. alone_bins: the number of
+    bins before the judged ones, used only if `train_bins` is 0.
     """
 
     dataset: str
@@ -68,7 +68,7 @@ class DemandSet:
 class _SetRows:
     """The rows of one set in one layout.
 
-    train_end_s: the end of its train part, None if it has no train part.
+    train_end_s: the end of the set's train part, None if it has no train part.
     """
 
     dataset: str
@@ -89,7 +89,7 @@ class _SetRows:
 class DemandColumns:
     """A layout of a table of demand.
 
-    needs: the columns that identify it. sums, levels: column -> name in the panel. Other columns are not
+    needs: the columns that identify the layout. sums, levels: column -> name in the panel. Other columns are not
     read.
     """
 
@@ -139,7 +139,7 @@ TARGETS = {
 def read_panels(
     train: Path, test: Path | None, say: Say = lambda line: None, wanted: Callable[[str], bool] = lambda name: True
 ) -> list[DemandSet]:
-    """Read the wanted sets of both folders, by name and target. `say` reports what is skipped."""
+    """Read the wanted sets of both folders, by name and target. `say` receives a line for each skipped part."""
     folders = [folder for folder in (train, test) if folder is not None]
     names = sorted({name for folder in folders for name in _list_set_names(folder)})
     found = [one for name in names if wanted(name) for one in _read_set_or_jobs(name, train, test, say)]
@@ -157,7 +157,7 @@ def _read_set_or_jobs(name: str, train: Path, test: Path | None, say: Say) -> "S
 def _find_judging_start(one: "_SetRows | JobDemand", trained: Sequence[tuple[float, float]]) -> float:
     """Return the time, in seconds, from which a set without a train part is judged.
 
-    Some history of the set and the train folder come before it. Train sets that begin after this set
+    Some history of the set and the train folder come before this time. Train sets that begin after this set
     ends do not count, because they have another clock or cover other years.
     """
     own_s = one.first_s + min(ALONE_DAYS * DAY_S, (one.last_s - one.first_s) / 2)
@@ -300,7 +300,7 @@ def _make_panels(one: "_SetRows | JobDemand", alone_from_s: float, say: Say) -> 
 def _choose_binning(one: _SetRows, begin_s: float) -> tuple[int, int]:
     """Return the length of a bin in seconds, and the seconds to add to the rows' times.
 
-    They are added because a row for a bin may be stamped a little before the bin begins.
+    The seconds are needed because the timestamp of a row may lie a little before its bin begins.
     """
     early = one.rows[one.rows["time_s"] <= begin_s]
     steps = early.groupby(["series", "client"])["time_s"].diff()
@@ -331,7 +331,7 @@ def _bin_rows(
 ) -> dict[str, Array]:
     """Sort the rows into bins. Returns name → (series, bin), summed over clients.
 
-    The level of a bin is that of its last row. A sum covers all rows of the bin.
+    The level of a bin is the level of its last row. A sum covers all rows of the bin.
     """
     at = np.searchsorted(names, rows["series"].to_numpy(str))
     known = [called for called in (dict(layout.sums) | dict(layout.levels)).values() if called in rows]
@@ -349,7 +349,7 @@ def _bin_rows(
 
 
 def _add_derived_columns(layout: DemandColumns, columns: dict[str, Array]) -> None:
-    """Add the columns that follow from the others, in place.
+    """Add the columns that can be computed from the others, in place.
 
     These are the queued and running GPUs of flows, and the wanted GPUs. Zeros of nodes become unknown.
     """

@@ -19,11 +19,11 @@ _END, _SUBMIT, _START, _LANDMARK = range(4)  # at the same moment: in this order
 
 @dataclass(frozen=True, slots=True)
 class DurationRows:
-    """A table of features, one row for each job at its submission or `elapsed_s` into its run.
+    """A table of features, with one row for each job at its submission, or `elapsed_s` after its start.
 
     elapsed_s is 0 at a submission. features: (row, feature). group: (row, 1 + level) the median of the
-    last 20 and quantiles of the last 200 log run times of the job's group. It is known only at
-    submissions, and NaN if no job had ended.
+    last 20 and quantiles of the last 200 log run times of the job's group. These are known only at submissions,
+    and NaN if no job had ended.
     """
 
     job: NDArray[np.int64]
@@ -32,7 +32,7 @@ class DurationRows:
     group: Array
 
     def select_rows(self, rows: NDArray[np.bool_]) -> "DurationRows":
-        """Return some of the rows."""
+        """Return the rows that `rows` (row,) selects."""
         return DurationRows(self.job[rows], self.elapsed_s[rows], self.features[rows], self.group[rows])
 
     def join_run_times(self, table: HistoryJobs) -> RunRows:
@@ -68,7 +68,7 @@ def replay_history(
     """Replay a history, and return features of jobs at submission and at landmarks.
 
     submissions: the jobs that get a row at their submission. Landmarks are ages at which the `watched`
-    jobs are sampled while they run. A job without an end (NaN) runs to the table's end. A job without a
+    jobs are sampled while they run. A job without an end (NaN) runs until the end of the table. A job without a
     start (inf) waits. No feature uses an event that comes later.
     """
     history = history or PastRuns()

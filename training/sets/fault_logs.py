@@ -44,7 +44,7 @@ class FaultLogFile:
 def read_fault_log(path: Path, nodes: int) -> FaultLogFile:
     """Read the fault log of a fleet of `nodes` nodes.
 
-    A repeated fault counts once, with the later of its ends. Raises ConfigError if the log names more
+    A repeated fault counts once, and ends at the later of its ends. Raises ConfigError if the log names more
     nodes than the fleet has, and RecordError if no row can be read.
     """
     faults: dict[tuple[str, float], tuple[float, bool]] = {}
@@ -101,7 +101,7 @@ def _parse_fault(row: dict[str, str]) -> tuple[tuple[str, float], tuple[float, b
 
 
 def _parse_day(name: str, text: str) -> float:
-    """Convert a time into days since 1970. NaN if the text is empty.
+    """Convert a time into days since 1970. Returns NaN if the text is empty.
 
     >>> _parse_day("start", "1970-01-02T12:00:00Z"), _parse_day("start", "1767225600000")
     (1.5, 20454.0)

@@ -40,7 +40,7 @@ class RunTruth(msgspec.Struct, frozen=True):
     """One fault or decoy that was injected into a run.
 
     visible_ms: the time from which the work running on the node showed the fault. slowdown: the worst
-    step factor of its job. gpu, port: the culprit. Without either, the whole node is the culprit.
+    step factor of the job on the node. gpu, port: the culprit. Without either, the whole node is the culprit.
     lead_s: the seconds by which a precursor came before `start_ms`.
     """
 
@@ -78,7 +78,7 @@ class Round:
 
 @dataclass(frozen=True)
 class FaultRun:
-    """The folder of one run. It is read lazily, because a run of a day is a few hundred MB.
+    """The folder of one run. The samples of a day are a few hundred MB, so they are read only when needed.
 
     without: metrics that are left out of the samples.
     """
@@ -117,9 +117,9 @@ class FaultRun:
         return interval_s
 
     def find_problem(self) -> str:
-        """Return why the run cannot be judged.
+        """Return the reason why the run cannot be judged.
 
-        Returns "" if its small files are readable and it has samples.
+        Returns "" if the run has samples and its small files are readable.
         """
         try:
             _ = self.topology, self.truth, self.interval_s
@@ -241,7 +241,7 @@ def _find_entity_rows(kind: EntityKind, table: pa.Table, entities: Entities) -> 
 def _find_or_add_entity(kind: EntityKind, entities: Entities, node: str, index: int) -> int:
     """Return the row of a GPU or port of a node. Adds the entity if it is missing.
 
-    GPU 3 of node n1 is named n1/3, and its port 3 n1/mlx5_3/1.
+    GPU 3 of node n1 is named n1/3, and port 3 of this node is named n1/mlx5_3/1.
     """
     parts = (f"mlx5_{index}", 1) if kind is EntityKind.PORT else (index,)
     return entities.add_to_node(kind, node, *parts)

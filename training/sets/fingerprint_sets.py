@@ -40,7 +40,7 @@ def make_mean_row(
 
 
 def read_files(results: Results, dataset: str, paths: Sequence[Path], read: Callable[[Path], T | None]) -> Iterator[T]:
-    """Yield the result of `read` for each path. Results that are None are left out.
+    """Yield the result of `read` for each path, except results that are None.
 
     The number of unreadable files is added to `skipped` of the results, with a reason.
     """

@@ -2,8 +2,8 @@
 
     submit ──── queued ──── start ──── running ──── end          the level of a bin is that at its end
 
-A demand series begins with the first end of a job, because the file lacks the jobs that had ended
-earlier (`sacct -S` prints only jobs that waited or ran since then). It ends with the last
+A demand series begins with the first end of a job. The file lacks jobs that had ended before that time
+(`sacct -S` prints only jobs that waited or ran since then). A series ends with the last
 submission. A job that never started counts as waiting until it was cancelled.
 """
 
@@ -57,7 +57,7 @@ class JobTimes:
 class JobDemand:
     """The jobs of one set from both folders, from which demand series are made.
 
-    train_end_s: the train folder's last submission, None if the folder does not have the set.
+    train_end_s: the last submission in the train folder, None if the folder does not have the set.
     """
 
     dataset: str
@@ -74,9 +74,9 @@ class JobDemand:
         return float(self.jobs.submit_s.max())
 
     def list_series_names(self) -> tuple[str, ...]:
-        """Return the names of the largest partitions and `all`.
+        """Return the names of the largest partitions, and `all`.
 
-        Returns only `all` for fewer than two partitions.
+        With fewer than two partitions, the only name is `all`.
         """
         parts, at = np.unique(self.jobs.part.astype(str), return_inverse=True)
         size = np.bincount(at, self.jobs.gpus)

@@ -69,7 +69,7 @@ class HistoryJobs:
         return len(self.submit_s)
 
     def select_rows(self, rows: NDArray[Any]) -> "HistoryJobs":
-        """Return some of the rows (indices or a mask), in that order."""
+        """Return the rows that `rows` selects (indices or a mask), in that order."""
         return HistoryJobs(**{column.name: getattr(self, column.name)[rows] for column in fields(self)})
 
     @property
@@ -83,9 +83,9 @@ class HistoryJobs:
         return np.asarray(self.begin_s + self.run_s)
 
     def select_known_at(self, now_s: float) -> "HistoryJobs":
-        """Return the jobs submitted by `now_s`, with what was known of them then.
+        """Return the jobs submitted by `now_s`, with the facts that were known at that time.
 
-        A start after `now_s` is inf, and an end after it leaves the run time NaN.
+        If a job started later, its start is inf. If it ended later, its run time is NaN.
         """
         table = self.select_rows(self.submit_s <= now_s)
         ends, begins = table.end_s, table.begin_s
@@ -101,8 +101,8 @@ class JobHistory:
 
     The jobs that the test folder submits after `train_end_s` are judged. in_test: (job,) whether the
     job is in the test folder, which may also hold earlier jobs of an unseen user or cluster. alone:
-    whether the train folder has no jobs of this set. Then the other sets serve as training data, and
-    the set's own first jobs as history.
+    whether the train folder has no jobs of this set. In that case, the other sets are the training data, and
+    the set's own first jobs are the history.
     """
 
     dataset: str
@@ -124,7 +124,7 @@ class JobHistory:
 
     @property
     def own_history(self) -> "JobHistory":
-        """The history with the jobs of this set alone.
+        """The history with only the jobs of this set.
 
         If the set is `alone`, its own jobs before the judged ones become the train part.
         """
@@ -137,7 +137,7 @@ class JobHistory:
 def read_job_sets(train: Path, test: Path, skipped: list[str] | None = None) -> list[JobHistory]:
     """Read the job histories below jobs/ of the test folder.
 
-    The reason for each set that cannot be judged is added to `skipped`.
+    For each set that cannot be judged, the reason is added to `skipped`.
     """
     lines = skipped if skipped is not None else []
     there = {folder: [name for name in list_set_names(folder) if name.startswith("jobs/")] for folder in (train, test)}
@@ -203,7 +203,7 @@ def _make_test_history(
     """Return the history of a set that only the test folder has, on its own clock.
 
     Its train part is the newest jobs of those train sets that began before it ended. Returns the reason
-    if it cannot be judged.
+    if the set cannot be judged.
     """
     own, skipped = read
     if not len(own):
@@ -224,7 +224,7 @@ def _make_test_history(
 def _prefix_newest_jobs(name: str, table: HistoryJobs) -> HistoryJobs:
     """Return the newest jobs of a set, with the set's name as a prefix of all names.
 
-    Without it, users or groups of two sets with the same name would count as one.
+    The prefix keeps users or groups of two sets with the same name apart.
     """
     newest = table.select_rows(np.arange(len(table))[-ALONE_ROWS:])
     for column in (newest.job, newest.user, newest.group, newest.name, newest.queue):
@@ -344,7 +344,7 @@ def _read_plain_jobs(table: pd.DataFrame) -> HistoryJobs:
 
 
 def parse_slurm_limit_s(text: object) -> float:
-    """Return the seconds of a Slurm time limit. NaN if there is no limit.
+    """Return the seconds of a Slurm time limit, NaN if there is no limit.
 
     The forms are `[days-]hours:minutes:seconds`, `minutes:seconds` and `minutes`.
 
@@ -373,7 +373,7 @@ def _mask_non_positive(values: Array) -> Array:
 
 
 def _read_names(table: pd.DataFrame, name: str, rows: int) -> Names:
-    """Return a column as text, "" where unknown. SWF writes -1 for unknown."""
+    """Return a column as text, "" where it is unknown. SWF writes -1 for unknown."""
     if name not in table.columns:
         return np.full(rows, "", object)
     named = convert_to_text(table[name])

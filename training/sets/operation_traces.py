@@ -32,9 +32,9 @@ EXPLAINED = 0.5  # the least share of the slowdown that the worst worker must ex
 class OperationTrace:
     """The times of all operations of one job.
 
-    seconds: (step, replica, stage, type, micro-batch), NaN if there was no such operation. order: each
-    stage's schedule. answers: the authors' results, None if unknown. culprit: the slow (replica, stage)
-    by these results, None if unknown.
+    seconds: (step, replica, stage, type, micro-batch), NaN if there was no such operation. order: the schedule of
+    each stage. answers: the authors' results, None if unknown. culprit: the slow worker (replica, stage) in these
+    results, None if unknown.
     """
 
     name: str
@@ -109,7 +109,7 @@ def _find_schedules(began: Array) -> tuple[tuple[tuple[int, int], ...], ...]:
 def _read_answers(path: Path) -> tuple[Mapping[str, Any] | None, tuple[int, int] | None]:
     """Return the authors' results, and the (replica, stage) of the worker that they blame.
 
-    The worker is None if the job is not slow, or if slow workers do not explain that. Both are None if
+    The worker is None if the job is not slow, or if slow workers do not explain its slowness. Both are None if
     the result file is missing.
     """
     result = path.with_name(path.stem.replace("trace-", "result-") + ".json")

@@ -45,7 +45,7 @@ class Machines:
 
 @dataclass(frozen=True, slots=True)
 class PodKind:
-    """The resources that several pods of a list request alike."""
+    """The resources that each pod of one kind requests."""
 
     shape: MemberShape
     memory_mib: float
@@ -72,7 +72,7 @@ class PodList:
 class PackingSet:
     """A list of arriving pods to evaluate, with the machines that they are packed onto.
 
-    before: other pod lists of the train folder, whose demand is known beforehand.
+    before: the other pod lists of the train folder. Their demand is known when the evaluation begins.
     """
 
     dataset: str
@@ -82,7 +82,7 @@ class PackingSet:
 
 
 def read_packing_sets(train: Path, test: Path, skipped: list[str]) -> list[PackingSet]:
-    """Read every pod list of the test folder. The reason for each list left out is added to `skipped`.
+    """Read every pod list of the test folder. If a list is left out, the reason is added to `skipped`.
 
     The nodes come from the test folder, or else from the train folder.
     """

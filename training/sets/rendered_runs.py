@@ -1,6 +1,6 @@
 """An evaluation on step times of real runs that were rendered as telemetry.
 
-It evaluates the periods that are found, and forecasts of some cycles ahead.
+The evaluation covers the detected periods, and forecasts of some cycles ahead.
 """
 
 import hashlib
@@ -39,8 +39,8 @@ class _Truth(msgspec.Struct):
 class RenderedRun:
     """The telemetry rendered from the step times of a real run, and its true period.
 
-    channels: (channel, sample) means over GPUs. in_half: whether the run is in the half that no
-    threshold was chosen on.
+    channels: (channel, sample) means over GPUs. in_half: whether the run is in the half of the runs that was not
+    used to choose thresholds.
     """
 
     truth: _Truth
@@ -73,9 +73,9 @@ def judge_rendered_runs(results: Results, folder: Path, seed: int) -> None:
 
 
 def _judge_periods(results: Results, runs: Sequence[RenderedRun], seed: int) -> None:
-    """Add the share of runs whose period is found within 2 %, or is "unknown" if the run is aliased.
+    """Add the share of runs whose period is found within 2 %. For an aliased run, "unknown" is the right answer.
 
-    The series "other_half" has the runs that no threshold was chosen on.
+    The series "other_half" has the runs that were not used to choose thresholds.
     """
     found: dict[tuple[str, str], list[float]] = defaultdict(list)
     unknown: dict[tuple[str, str], list[float]] = defaultdict(list)
@@ -99,7 +99,7 @@ def _judge_periods(results: Results, runs: Sequence[RenderedRun], seed: int) -> 
 
 
 def _find_strongest_period(channels: Array, interval_s: float) -> float:
-    """Return the period in seconds of the strongest frequency of the first channel. This is the baseline."""
+    """Return the period in seconds of the strongest frequency of the first channel, as the baseline."""
     first = np.nan_to_num(channels[0] - np.nanmean(channels[0]))
     power = np.abs(np.fft.rfft(first)) ** 2
     return float(len(first) * interval_s / (1 + int(np.argmax(power[1:]))))
@@ -159,9 +159,9 @@ def _forecast_by_methods(
 
 
 def _score_quantiles(actual: float, quantiles: Sequence[float], scale: float) -> tuple[float, float]:
-    """Return the pinball loss of p50 and p90 divided by `scale`, and 1 if p10 to p90 holds the value.
+    """Return the pinball loss of p50 and p90 divided by `scale`, and whether p10 to p90 holds the value.
 
-    Otherwise the second number is 0.
+    The second number is 1 if it does, else 0.
     """
     loss = sum(
         max(level * (actual - stated), (level - 1) * (actual - stated))

@@ -1,6 +1,6 @@
 """A simulated year of a fleet, which shows how much a site's own risk fit improves predictions.
 
-It has node events and daily rule levels. Parts of a node wear out. A wearing part shows signs on
+The year has node events and daily rule levels. Parts of a node wear out. A wearing part shows signs on
 some days, and in the end it breaks or recovers. Other parts break without a sign, and some signs
 appear where nothing wears. Repairs replace parts. A repaired node fails less often for a while,
 unless the repair did not help. The seed draws the rates, the signs, the nodes that always fail more
@@ -35,9 +35,9 @@ CHECK = "burn-in"
 class Wear:
     """One way in which parts of nodes wear out.
 
-    begins: the rate at which it begins, for each node and day. days: the mean length. breaks: the share
-    that ends in a fault. signs: the rules that show it, on a share `shown` of its days. false: the
-    share of days on which they fire although nothing wears. warned: the share of its days with a
+    begins: how often a wear begins, per node and day. days: its mean length. breaks: the share
+    that ends in a fault. signs: the rules that show the wear, on a share `shown` of its days. false: the
+    share of days on which these rules fire although nothing wears. warned: the share of its days with a
     warning, after which an operator may drain the node.
     """
 
@@ -96,7 +96,7 @@ def draw_plan(nodes: int = 400, days: int = 365, seed: int = 1, faults: float = 
 class _Fleet:
     """The true state of each node in the simulation.
 
-    left: (wear, node) days until a wear ends, 0 if there is none. ends: (wear, node) whether it ends in
+    left: (wear, node) days until a wear ends, 0 if there is none. ends: (wear, node) whether the wear ends in
     a fault.
     """
 
@@ -148,7 +148,7 @@ class _Fleet:
         return levels, events
 
     def _add_signs(self, levels: Array, wear: Wear, wears: NDArray[np.bool_], here: NDArray[np.bool_]) -> None:
-        """Raise the levels of the rules that show a wear. They also rise on some nodes where nothing wears."""
+        """Raise the levels of the rules that show a wear, and of the same rules on some nodes where nothing wears."""
         rng, nodes = self.rng, self.plan.nodes
         for rule in wear.signs:
             shown = here & (rng.random(nodes) < np.where(wears, wear.shown, wear.false))
@@ -158,7 +158,7 @@ class _Fleet:
     def _make_fault_events(self, node: int, day: int) -> Iterator[NodeEvent]:
         """Yield the events of a fault: the node is lost or unhealthy, is drained, and returns to service.
 
-        It returns repaired, or the repair did not help.
+        The node returns repaired, unless the repair did not help.
         """
         at = float(self.rng.uniform(0.05, 0.7))
         takes = float(np.exp(self.rng.normal(np.log(0.6), 0.8)))

@@ -1,9 +1,9 @@
 """An evaluation on fleets with faults: whether the faulty node and unit are found, and how soon.
 
-It also counts false alarms. A run is replayed through the code that the service uses. Fleetcast
+The evaluation also counts false alarms. A run is replayed through the code that the service uses. Fleetcast
 flags a node while it recommends more than watching the node, or while it blames the node for a slow
 job. `judges/findings.py` defines which findings are right. Blaming a stage of a job without a
-faulty node is a false alarm, too. Simulated runs and recordings are judged apart. Each has three
+faulty node is a false alarm, too. Simulated runs and recordings are judged separately. Each has three
 groups: runs with faults ("all"), runs with look-alikes and no fault ("decoys alone"), and runs with
 neither ("healthy").
 """
@@ -90,7 +90,7 @@ class RunTotals:
 
 
 def judge_fleets(runs: Sequence[FaultRun], results: Results, seed: int, say: Say) -> None:
-    """Replay all runs, and add their rows, pooled by folder and by whether they have faults."""
+    """Replay all runs, and add their rows. Runs of one folder are pooled by whether they have faults."""
     rng = np.random.default_rng(seed)
     pools: dict[tuple[str, str], RunTotals] = {}
     processes = min(PROCESSES, os.cpu_count() or 1) if len(runs) > PROCESSES else 1
@@ -178,7 +178,7 @@ def replay_run(run: FaultRun) -> FlaggedRun:
 def _find_flagged_nodes(fleet: ScoredFleet, run: FaultRun) -> Iterable[tuple[str, str]]:
     """Yield (node, named entity) for each node whose recommended action is more than watching it.
 
-    The entity is that of the main reason, "" if there is none.
+    The entity is the one in the main reason, "" if there is none.
     """
     for row, action in fleet.risk.actions.items():
         if action.code not in QUIET_CODES:

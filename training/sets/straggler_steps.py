@@ -51,7 +51,7 @@ TEN_THOUSAND = 10_000
 def read_series(data: Path, skipped: list[str]) -> dict[str, Array]:
     """Read the step times of the runs. Returns name → (step,) seconds.
 
-    The reason for each run or file that cannot be used is added to `skipped`.
+    For each run or file that cannot be used, the reason is added to `skipped`.
     """
     path = data / FILE
     if not path.exists():
@@ -86,7 +86,7 @@ def find_natural_spells(seconds: Array, width: int = 5, ratio: float = 1.05, bef
     """Return (step,) whether the recorded run was slow at each step by itself.
 
     A step is slow if the median of the 5 steps around it is far enough above that of the 24 calm steps
-    before. Far enough is 5 % or 3 robust sigmas, whichever is more.
+    before it. Far enough is 5 % or 3 robust sigmas, whichever is more.
     """
     log = np.log(seconds)
     padded = np.pad(log, width // 2, mode="edge")
@@ -144,7 +144,7 @@ def flag_by_change_point(seconds: Array) -> Iterator[bool]:
 
 
 def _find_best_split(window: Array) -> tuple[float, float] | None:
-    """Return the means before and after the likeliest change. None if its posterior is not above 0.8.
+    """Return the means before and after the likeliest change, or None if its posterior is not above 0.8.
 
     There are more than 10 steps on either side of the change.
     """
@@ -163,9 +163,9 @@ def _find_best_split(window: Array) -> tuple[float, float] | None:
 
 
 def make_static_rule(ratio: float) -> Rule:
-    """Return a rule that calls a step slow if it takes more than `ratio` times as long as the usual one.
+    """Return a rule that calls a step slow if it takes more than `ratio` times the usual step time.
 
-    The usual step is the median of all steps before. The first ten steps are never slow.
+    The usual step time is the median of all earlier steps. The first ten steps are never slow.
     """
 
     def flag_steps(seconds: Array) -> Iterator[bool]:
@@ -220,7 +220,7 @@ def draw_slowdowns(seconds: Array, spells: Mask, rng: np.random.Generator, draws
 class _AlarmCounts:
     """Counts of a rule's alarms in recorded or extended runs.
 
-    A natural spell is a slowdown that the recorded run itself had. steps: steps outside natural spells.
+    steps: steps outside natural spells. A natural spell is a slowdown that the recorded run itself had.
     false, natural: alarms outside and inside natural spells.
     """
 
@@ -231,7 +231,7 @@ class _AlarmCounts:
     def count_alarms(self, slow: Iterable[bool], spells: Mask) -> None:
         """Count the alarms of one run, and its steps outside natural spells.
 
-        spells: (step,) whether the recorded run was slow by itself. Steps after its end are a calm
+        spells: (step,) whether the recorded run was slow by itself. Steps after the end of `spells` are a calm
         continuation.
         """
         was = False
@@ -248,7 +248,7 @@ class _AlarmCounts:
 class Tally:
     """The results of one rule over all judged runs.
 
-    slowdowns: for each, the steps until the alarm and the seconds until then (NaN: none), its factor,
+    slowdowns: for each slowdown, the steps and the seconds until the alarm (NaN without an alarm), its factor,
     and whether the series is quiet.
     """
 
@@ -280,9 +280,10 @@ def evaluate_rule(tally: Tally, rule: Rule, seconds: Array, seed: list[int]) -> 
 
 
 def _count_steps_to_alarm(slow: Iterator[bool], first: int) -> float:
-    """Return the number of steps from the beginning of a slowdown, at step `first`, to its alarm.
+    """Return the number of steps from the beginning of a slowdown to its alarm.
 
-    Returns NaN if there is no alarm, or if the rule already called the job slow just before.
+    first: the first step of the slowdown. Returns NaN if there is no alarm, or if the rule already called the job
+    slow just before.
     """
     for at, is_slow in enumerate(slow):
         if is_slow and at == first - 1:

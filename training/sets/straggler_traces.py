@@ -1,7 +1,7 @@
 """An evaluation on traces of operations: whether a rule names the slow worker, and no other.
 
-It is evaluated in every step. A trace becomes the step events that its job's ranks would have sent.
-These go through the code that serves. In addition to the recorded trace, the evaluation makes jobs
+Every step is evaluated. A trace becomes the step events that its job's ranks would have sent.
+These events go through the code that serves. In addition to the recorded trace, the evaluation makes jobs
 whose culprit is known. In some, workers are relabelled, and the culprit follows. In others, the slow
 worker is scaled back to its peers, so there is no culprit. In the last, all workers are slowed: the
 job is slow, without a culprit.
@@ -36,7 +36,7 @@ STATIC = 1.5
 
 @dataclass(frozen=True, slots=True)
 class TraceCase:
-    """A recorded or changed trace, with the worker that is slow in it.
+    """A recorded or changed trace, with its slow worker.
 
     culprit: (replica, stage), None if no worker is slow.
     """
@@ -91,7 +91,7 @@ def _shuffle_replicas(trace: OperationTrace, rng: np.random.Generator) -> TraceC
 def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
     """Return the operation times without the slowness of the culprit.
 
-    For each type of operation, its times are scaled to the median of its peers.
+    The culprit's times of each type of operation are scaled to the median of its peers.
     """
     made = seconds.copy()
     replica, stage = culprit
@@ -104,7 +104,7 @@ def _scale_back_culprit(seconds: Array, culprit: tuple[int, int]) -> Array:
 def score_by_fleet_z(seconds: Array) -> Array:
     """Return (step, replica, stage) the robust z of each worker's compute time if it is above 3, else 0.
 
-    A plain z would not do, because it never exceeds (n - 1) / sqrt(n).
+    The usual z is of no use here, because it never exceeds (n - 1) / sqrt(n).
     """
     busy = np.nansum(seconds, axis=(3, 4))
     flat = busy.reshape(len(busy), -1)
@@ -113,7 +113,7 @@ def score_by_fleet_z(seconds: Array) -> Array:
 
 
 def score_by_minder_distance(seconds: Array) -> Array:
-    """Return (step, replica, stage) the robust z of the farthest worker's distance, else 0.
+    """Return (step, replica, stage) the robust z of the farthest worker's distance, 0 for all other workers.
 
     The distance is the mean distance from the other workers. It counts if its z is at least 3. Channels
     are the time of each type of operation, divided by the workers' median (Minder, Deng et al., NSDI
@@ -229,9 +229,8 @@ def _judge_finder(table: Table, method: str, finder: Finder, cases: list[TraceCa
 def _judge_answers(table: Table, trace: OperationTrace, cases: list[TraceCase]) -> None:
     """Evaluate the pace of each case's job after its last step.
 
-    The pace says whether the job is slow, and which worker is slow.
-
-    The static rule only decides whether the job is slow.
+    The pace says whether the job is slow, and which worker is slow. The static rule says only whether the job is
+    slow.
     """
     for series in dict.fromkeys(case.series for case in cases):
         rows = [case for case in cases if case.series == series]
@@ -262,7 +261,7 @@ def _compute_pace(trace: OperationTrace, seconds: Array) -> tuple[StepPace, Arra
 def _find_named_worker(pace: StepPace, stages: int) -> tuple[int, int] | None:
     """Return (replica, stage) of the worker that the pace names, or None.
 
-    If it names a stage, the replica is -1.
+    If the pace names a stage, the replica is -1.
     """
     if pace.ranks:
         return pace.ranks[0] // stages, pace.ranks[0] % stages

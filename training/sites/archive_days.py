@@ -41,7 +41,7 @@ def read_days(
 ) -> SiteDays:
     """Read the daily rows of an archive up to `end_ms`.
 
-    Raises FleetcastError if it has no data before then.
+    Raises FleetcastError if the archive has no data before `end_ms`.
 
     topology: the site's topology. Without it, the nodes are those of the archive, without racks and
     other domains.
@@ -68,7 +68,7 @@ def find_archive_span(files: ArchiveFiles, end_ms: int) -> ArchiveSpan:
 
 
 def list_node_names(files: ArchiveFiles, span: ArchiveSpan) -> list[str]:
-    """Return the names of nodes that sent samples in one of a few short spans, or that node events name."""
+    """Return the names of the nodes that sent samples in some short spans, and of those in node events."""
     entities = Entities()
     names = {event.node for event in read_events(files, span)[0] if isinstance(event, NodeEvent)}
     newest = find_newest_ms(files)
@@ -93,7 +93,7 @@ def _find_first_sample_ms(files: ArchiveFiles, span: ArchiveSpan) -> int:
 def measure_scrape_interval_s(files: ArchiveFiles, span: ArchiveSpan) -> float:
     """Return the usual number of seconds between two samples of a series.
 
-    If there are too few samples, it is the usual interval of most exporters.
+    With too few samples, the result is the usual interval of most exporters.
     """
     first_ms = _find_first_sample_ms(files, span)
     rows = read_samples(

@@ -3,8 +3,8 @@
     archive ─ a day of events at a time ─ JobFold: DemandSeries ─ its bins, before they leave the window ─ Panel
                                           └──── the state of each attempt ─ rows of a job table
 
-Bins are read just before they leave the service's own window. So a panel has the values that the
-live series had.
+Bins are read just before they leave the service's own window. So a panel has the same values as the live series
+had.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -39,7 +39,7 @@ ALL_TIME = ArchiveSpan(0, 2**53)
 
 @dataclass(slots=True)
 class JobReplay:
-    """A replay of job events through the code by which a pipeline processes them.
+    """A replay of job events through the code with which a pipeline processes them.
 
     attempts: the state of each attempt, including those that the pipeline has forgotten.
     """
@@ -85,7 +85,7 @@ def read_history(
     """Read the jobs of an archive in a time span, as demand in full bins and as attempts.
 
     fleet_gpus: the GPUs that any queue may use. If it is 0, the GPUs that sent samples just before the
-    end are counted. The level of a bin is that at its end, and its arrivals are a sum. Raises
+    end are counted. A level is that at the end of its bin, and arrivals are summed over the bin. Raises
     FleetcastError if there are no job events.
     """
     bin_ms, bad = bin_s * 1000, dict[str, int]()

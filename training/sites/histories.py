@@ -51,7 +51,7 @@ class TrainingInputs:
 
     @cached_property
     def history(self) -> ArchiveHistory:
-        """The archive's history. It is read once."""
+        """The archive's history. The archive is read only once."""
         span = ArchiveSpan(0, self.until_ms)
         history = read_history(ArchiveFiles(self.archive or ""), span, fleet_gpus=self.fleet_gpus, say=self.say)
         for reason, count in sorted(history.bad.items()):
@@ -110,7 +110,7 @@ def make_job_table(attempts: Sequence[JobAttempt]) -> HistoryJobs:
 
     The start of a waiting attempt is inf. A running attempt has no end.
 
-    Attempts that ended before they began are left out. So are preempted attempts, because their run
+    Attempts that ended before they began are left out. Preempted attempts are left out too, because their run
     time only says when they were stopped.
     """
     rows = [row for row in attempts if row.gpus > 0 and _is_usable(row)]
@@ -155,7 +155,7 @@ def _make_name_column(values: Sequence[str]) -> NDArray[np.object_]:
 
 
 def parse_moment_ms(option: str, text: str | None) -> int:
-    """Convert a date, or seconds on a set's own clock, into milliseconds. Without a text it is LAST_MS.
+    """Convert a date, or seconds on a set's own clock, into milliseconds. Without a text, return LAST_MS.
 
     A date is in UTC unless it has a zone, and becomes Unix milliseconds. option: the option's name, for
     errors.

@@ -75,7 +75,7 @@ class SiteDays:
         return len(self.time_ms)
 
     def select_rows(self, rows: Mask | NDArray[np.intp]) -> "SiteDays":
-        """Return some of the rows, with all events."""
+        """Return the rows that `rows` selects, with all events."""
         return replace(
             self,
             time_ms=self.time_ms[rows],
