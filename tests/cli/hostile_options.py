@@ -47,15 +47,15 @@ REQUIRED = {  # what a command needs beside the option under test
 }
 BEGINNINGS = (  # module, and what it calls once everything is accepted
     ("fleetcast.service.supervise", "Supervisor.run"),
-    ("fleetcast.cli.demo.demo", "spawn"),
+    ("fleetcast.cli.demo.demo", "spawn_process"),
     ("fleetcast.cli.lab.train", "simulate_rows"),
-    ("fleetcast.cli.lab.simulate", "worth_of_a_day"),
-    ("fleetcast.cli.lab.waiting_fleet", "WaitingFleet.live"),
+    ("fleetcast.cli.lab.simulate", "measure_day_worth"),
+    ("fleetcast.cli.lab.waiting_fleet", "WaitingFleet.run_for"),
     ("fleetcast.simulator.run", "run_simulation"),
     ("fleetcast.simulator.instrument", "simulate_faults"),
     ("fleetcast.simulator.hardware.rendered_steps", "render_steps"),
     ("fleetcast.simulator.hardware.realism", "compare_with_recordings"),
-    ("fleetcast.cli.lab.bench", "_run"),
+    ("fleetcast.cli.lab.bench", "_run_benchmark"),
 )
 
 IMPORTED_LATE = (  # by commands or by their libraries when they run; an import costs a child as much as all the rest
@@ -217,6 +217,7 @@ def _stop_at_beginnings() -> None:
         owner: Any = importlib.import_module(module)
         for each in owners:
             owner = getattr(owner, each)
+        assert callable(getattr(owner, name)), f"{module} has no {path}"
         setattr(owner, name, begin)
 
 
