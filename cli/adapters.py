@@ -44,8 +44,10 @@ def list_adapters(config: ConfigOption = None, state: StateOption = None, as_jso
 
 
 @app.command("show")
-def show(name: NameArgument, config: ConfigOption = None, state: StateOption = None, as_json: JsonFlag = False) -> None:
-    """Show one adapter: its status, and what it wrote last and why.
+def show_adapter(
+    name: NameArgument, config: ConfigOption = None, state: StateOption = None, as_json: JsonFlag = False
+) -> None:
+    """Show the status of one adapter, its last write and the reason for it.
 
     Example:  fleetcast adapters show band_file --config config.toml
     """
@@ -67,7 +69,7 @@ def show(name: NameArgument, config: ConfigOption = None, state: StateOption = N
 
 
 @app.command("withdraw")
-def withdraw(
+def withdraw_adapter(
     name: Annotated[str | None, typer.Argument(help="Its name in `fleetcast adapters list`.", metavar="NAME")] = None,
     config: ConfigOption = None,
     state: StateOption = None,
@@ -76,16 +78,16 @@ def withdraw(
 ) -> None:
     """Undo everything that an adapter has written, and stop it from writing until --undo.
 
-    The command may run while the service runs, which then does the work. Exit code 1: not everything could
+    The command may run while the service runs. The service then does the work. Exit code 1: not everything could
     be undone yet.
 
     Examples:
 
-      fleetcast adapters withdraw band_file --config config.toml
+       fleetcast adapters withdraw band_file --config config.toml
 
-      fleetcast adapters withdraw band_file --config config.toml --undo
+       fleetcast adapters withdraw band_file --config config.toml --undo
 
-      fleetcast adapters withdraw --all --config config.toml
+       fleetcast adapters withdraw --all --config config.toml
     """
     from fleetcast.service.adapter_records import AdapterRecords
 
@@ -100,7 +102,7 @@ def withdraw(
 
 
 def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, undo: bool) -> bool:
-    """Withdraw one adapter, or with `undo` let it write again, and print the result.
+    """Withdraw one adapter, and print the result. With `undo`, let the adapter write again instead.
 
     Returns False if not everything could be undone yet.
     """
@@ -130,7 +132,7 @@ def _load_config(config: Path | None, state: str | None) -> "Config":
 
 
 def _read_rows(config: "Config") -> list[dict[str, Any]]:
-    """Return the rows of `GET /v1/adapters`, without what each adapter wrote last."""
+    """Return the rows of `GET /v1/adapters`, without the last writes of the adapters."""
     import msgspec
 
     from fleetcast.service.adapter_rows import read_adapter_rows
@@ -167,7 +169,7 @@ def _describe_standing(row: dict[str, Any]) -> str:
 def _withdraw_or_wait(
     config: "Config", records: "AdapterRecords", name: str, written_ms: int | None
 ) -> "tuple[bool, AdapterStatus | None]":
-    """Withdraw an adapter, through the service if it runs.
+    """Withdraw an adapter. If the service runs, wait until the service has withdrawn it.
 
     Returns whether everything is undone, and the adapter's status if known.
     """
@@ -188,9 +190,8 @@ def _wait_for_withdrawal(
 ) -> "tuple[bool, AdapterStatus | None]":
     """Wait for the service to withdraw an adapter, at most TAKES_S.
 
-    Returns whether it has, and its status. written_ms: the time of the previous status. The adapter may
-    already have been without marks then, for lack of a fresh board. Such a status does not count as a
-    withdrawal.
+    Returns whether the adapter is withdrawn, and its status. written_ms: the time of the previous status. That status
+    does not count, because an adapter without a fresh board may have had no marks at that time.
     """
     deadline = time.monotonic() + TAKES_S
     while True:

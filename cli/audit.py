@@ -22,7 +22,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def _group() -> None:
+def _define_group() -> None:
     """Make `verify` a subcommand. With a single command and no callback, Typer would drop its name."""
 
 
@@ -38,18 +38,18 @@ def verify_trail(
 ) -> None:
     """Check the audit chain, the stored replies, the promises and the queue. Changes nothing.
 
-    The command may run while the service runs. Exit code 0: all of it is unchanged; 1: something
+    The command may run while the service runs. Exit code 0: everything is unchanged; 1: something
     has changed, or there is no ledger to read; 2: wrong usage.
 
     Lines cut off at the end, and a chain rewritten as a whole, show only by comparison with a head that
-    was stored elsewhere. `GET /v1/audit` returns it, and the placer logs it
+    was stored elsewhere. `GET /v1/audit` returns the head, and the placer logs it
     at its start, once a day and at its end.
 
     Examples:
 
-      fleetcast audit verify --state var
+       fleetcast audit verify --state var
 
-      fleetcast audit verify --head "$(cat head-of-last-monday)"
+       fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
     from fleetcast.cli.kit.options import check_outputs, load_site_config
     from fleetcast.fleet.errors import ConfigError

@@ -41,7 +41,7 @@ def backfill(
     timeout: Annotated[str, typer.Option(help="How long the server may be silent before its answer.")] = "120s",
     ca: Annotated[Path | None, typer.Option(help="Certificates to trust instead of the system's.")] = None,
 ) -> None:
-    """Copy what a Prometheus has stored about GPUs, ports, hosts and served models into the archive.
+    """Copy the samples of GPUs, ports, hosts and served models from a Prometheus into the archive.
 
     A run that was interrupted continues where it stopped, and does not read a finished hour again. Rows
     that are already in the archive are not written twice. `fleetcast run` may be running at the same
@@ -52,9 +52,9 @@ def backfill(
 
     Examples:
 
-      fleetcast backfill http://prometheus:9090 --from 30d
+       fleetcast backfill http://prometheus:9090 --from 30d
 
-      fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
+       fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
     """
     from fleetcast.clients.prometheus import SilentServer
     from fleetcast.ingest.remote_write.backfill import BackfillRequest
@@ -91,7 +91,7 @@ def backfill(
 
 
 class WaitReportingClient:
-    """A wrapper of the Prometheus client that prints every few seconds that it still waits for an answer."""
+    """A wrapper of the Prometheus client. While it waits for an answer, it prints that every few seconds."""
 
     def __init__(self, client: "RangeClient", url: str, timeout_s: float) -> None:
         self._client = client
@@ -190,7 +190,7 @@ def parse_seconds(option: str, text: str) -> float:
 
 
 def parse_time_ms(option: str, text: str, now_ms: int) -> int:
-    """Convert a date, seconds since 1970, or a time ago to Unix milliseconds.
+    """Convert a date, seconds since 1970, or a span before now to Unix milliseconds.
 
     A date without a time zone is in UTC. Raises ConfigError that names the option.
 

@@ -41,7 +41,7 @@ LAST_MS = 2**53  # beyond any clock
 
 
 @app.command("show")
-def show(
+def show_archive(
     config: ConfigOption = None,
     state: StateOption = None,
     url: UrlOption = None,
@@ -90,7 +90,7 @@ def compact_files(
     url: UrlOption = None,
     file_rows: Annotated[int, typer.Option(help="The most rows of a file that is made.", min=1000)] = 8_000_000,
 ) -> None:
-    """Merge the files of each closed hour into one. A pipeline does this by itself for the days it runs.
+    """Merge the files of each closed hour into one. A pipeline merges the files of its own days by itself.
 
     Files to which a pipeline still writes are left alone. The command may be stopped at any time: no row is
     lost or duplicated.
@@ -295,7 +295,7 @@ def _echo_series(series: list["ArchivedSeries"], url: str) -> None:
 
 
 def plot_series(series: "ArchivedSeries") -> list[str]:
-    """Plot a series as lines of block characters. Each column is the mean of an equal part of its time span.
+    """Plot a series as lines of block characters. Each column is the mean of an equal part of the time span.
 
     The axis reaches from the smallest to the largest mean.
     """

@@ -66,7 +66,7 @@ def _print_version(asked: bool) -> None:
 
 
 @app.callback()
-def every_command(
+def define_global_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say the version and stop.")
     ] = False,

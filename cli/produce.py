@@ -1,6 +1,6 @@
 """`fleetcast produce`: writes telemetry and events to Kafka.
 
-It is for exporters that no other program reads, and for tests.
+The command is for exporters that no other program reads, and for tests.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ STATUS_S = 5.0
 
 
 @app.command("topics")
-def topics(
+def create_topics(
     brokers: Brokers = "",
     config: ConfigFile = None,
     partitions: Annotated[int, typer.Option(min=1, help="Partitions of the telemetry topic.")] = 8,
@@ -65,7 +65,7 @@ def topics(
 
 
 @app.command("telemetry")
-def telemetry(
+def produce_telemetry(
     brokers: Brokers = "",
     config: ConfigFile = None,
     target: Annotated[
@@ -112,7 +112,7 @@ def telemetry(
 
 
 @app.command("events")
-def events(
+def produce_events(
     file: Annotated[Path | None, typer.Argument(help="JSON lines, an array, or CloudEvents [stdin].")] = None,
     brokers: Brokers = "",
     config: ConfigFile = None,
@@ -147,7 +147,7 @@ def events(
 
 
 @app.command("page")
-def page(
+def produce_page(
     file: Annotated[Path, typer.Argument(help="A page of exposition text, as an exporter answers.")],
     node: Annotated[str, typer.Option(help="The node it comes from [as the page says].")] = "",
     brokers: Brokers = "",
@@ -174,7 +174,7 @@ def page(
 def _read_options(path: Path | None, brokers: str) -> "tuple[Config, KafkaOptions]":
     """Return the configuration, and the options of its first Kafka source.
 
-    Brokers on the command line have priority.
+    Brokers on the command line take priority.
     """
     from fleetcast.ingest.kafka.source import read_kafka_options
     from fleetcast.service.config import load_config
@@ -233,7 +233,7 @@ def _make_source(
 def _read_chunks(file: Path | None) -> "list[tuple[int, bytes]] | Iterator[tuple[int, bytes]]":
     """Return the chunks of a file or of stdin: (number of lines before the chunk, its bytes).
 
-    A file is one chunk. Stdin gives what has arrived so far, cut at a line's end.
+    A file is one chunk. A chunk of stdin is the data that have arrived so far, up to the end of a line.
     """
     if file is not None and str(file) != "-":
         try:

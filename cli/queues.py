@@ -29,7 +29,7 @@ MOST_WORDS = 60
 
 
 @app.command("check")
-def check(path: QueuesPath, topology: TopologyPath = None) -> None:
+def check_queue_file(path: QueuesPath, topology: TopologyPath = None) -> None:
     """Check a file of queues, as the placer does. Errors name the line, the field and the fix.
 
     Example:  fleetcast queues check queues.toml
@@ -45,7 +45,7 @@ def check(path: QueuesPath, topology: TopologyPath = None) -> None:
 
 
 @app.command("show")
-def show(
+def show_queue_tree(
     path: QueuesPath,
     topology: TopologyPath = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write it as JSON here; - is stdout.")] = None,
@@ -73,9 +73,9 @@ def show(
 
 
 def _read_checked_tree(path: Path, topology: Path | None) -> "QueueTree":
-    """Read the queue tree of a file, and check it against the topology's GPUs if there is one.
+    """Read the queue tree of a file, and check it against the topology's GPUs if a topology is given.
 
-    Raises ConfigError if the file is refused.
+    Raises ConfigError if the file is invalid.
     """
     from fleetcast.ingest.topology.load import load_topology
     from fleetcast.placement.queues.queues_file import count_installed_gpus
@@ -86,7 +86,7 @@ def _read_checked_tree(path: Path, topology: Path | None) -> "QueueTree":
 def read_tree(path: Path, capacity: "Amounts | None" = None) -> "QueueTree":
     """Read the queue tree of a file.
 
-    Raises ConfigError if it is refused or guarantees more than `capacity`.
+    Raises ConfigError if the file is invalid or guarantees more than `capacity`.
     """
     from fleetcast.fleet.errors import ConfigError, RequestError
     from fleetcast.placement.ahead.queue_trial import try_tree

@@ -31,7 +31,7 @@ Topology = Annotated[
 
 
 @app.command("slurm")
-def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
+def import_slurm_queues(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """Convert accounts, users, shares, GrpTRES and QOS of Slurm.
 
     Export them, in any number of files, in any order:
@@ -48,7 +48,7 @@ def slurm(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
 
 @app.command("kueue")
-def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
+def import_kueue_queues(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """Convert ClusterQueues, Cohorts, LocalQueues, flavors and priority classes of Kueue.
 
     The versions are v1beta1 and v1beta2. Export them with:
@@ -66,7 +66,7 @@ def kueue(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
 
 @app.command("kai")
-def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
+def import_kai_queues(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """Convert queues of the KAI Scheduler (scheduling.run.ai/v2).
 
     Export them with:
@@ -81,7 +81,7 @@ def kai(files: Files, out: Out = "-", topology: Topology = None) -> None:
 
 
 @app.command("volcano")
-def volcano(files: Files, out: Out = "-", topology: Topology = None) -> None:
+def import_volcano_queues(files: Files, out: Out = "-", topology: Topology = None) -> None:
     """Convert queues of Volcano (scheduling.volcano.sh/v1beta1) to `queues.toml`.
 
     Export them with:

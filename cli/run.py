@@ -107,7 +107,7 @@ def _limit_memory() -> None:
 def _start_launcher(config: "Config") -> "Launcher | str | None":
     """Fork the launcher of the roles, and return it. Returns None where a fork is unsafe.
 
-    In a process that the launcher forks for a role, it returns the name of that role.
+    In a process that the launcher forks for a role, this returns the name of that role.
     """
     from fleetcast.service.launcher import fork_launcher
 
@@ -120,7 +120,7 @@ def _start_launcher(config: "Config") -> "Launcher | str | None":
 def _format_process_name(role: RoleName | None, instance: int | None) -> str:
     """Return the name of a role's process, as log lines and `read_pids` show it.
 
-    It is `supervisor` without a role.
+    Without a role, the name is `supervisor`.
     """
     return role.value + ("" if instance is None else f"-{instance}") if role else "supervisor"
 
@@ -203,7 +203,7 @@ def _run_role(role: RoleName, config: "Config", instance: int) -> None:
 def _choose_state_name(role: RoleName, instance: int | None, config: "Config") -> str:
     """Return the name of a role's files in the state folder.
 
-    These are its lock, and the reason for which it ended.
+    These files are its lock, and the reason why it ended.
     """
     from fleetcast.service.exit_reason import make_api_name, make_pipeline_name
 

@@ -81,8 +81,8 @@ def parse_pins(lock: str) -> Iterator[Pin]:
 def find_licence(name: str) -> str:
     """Return the licence of a package as an SPDX expression.
 
-    Returns "BSD License" if its version is not declared, and "unknown" if the package is not installed
-    or declares none.
+    Returns "BSD License" if the package declares no version of that licence. Returns "unknown" if the package is not
+    installed or declares none.
     """
     try:
         return READ_IN_THE_FILE.get(name) or _read_declared_licence(metadata(name))
@@ -158,7 +158,7 @@ def make_folder_sbom(root: Path) -> dict[str, Any]:
     return make_document(runtime, development, project)
 
 
-def write(
+def write_sbom(
     out: Annotated[Path, typer.Option(help="Where the document goes.")] = Path("var/sbom.cdx.json"),
     root: Annotated[Path, typer.Option(help="The checkout with the lock files.")] = Path(),
 ) -> None:
@@ -170,4 +170,4 @@ def write(
 
 
 if __name__ == "__main__":
-    typer.run(write)
+    typer.run(write_sbom)

@@ -1,6 +1,6 @@
 """`fleetcast state`: checks the parts of the state, and accepts the loss of one.
 
-It also makes backups of all parts and restores them.
+The command also makes backups of all parts and restores them.
 """
 
 import sys
@@ -36,11 +36,11 @@ MEANS = {
 
 
 @app.command("show")
-def show(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
+def show_state(config: ConfigOption = None, state: StateOption = None, json_path: JsonOption = None) -> None:
     """Show each part of the state: its identity, its position, and whether it is intact.
 
-    It also shows which identity and position the other parts have recorded for it. The command only reads
-    files, and Fleetcast may run meanwhile. Exit code 0: the parts agree; 1: one is in doubt, and nothing is
+    The command also shows which identity and position the other parts have recorded for this part. The command only
+    reads files, and Fleetcast may run meanwhile. Exit code 0: the parts agree; 1: one is in doubt, and nothing is
     placed; 2: wrong usage.
 
     Example:  fleetcast state show --json -
@@ -64,7 +64,7 @@ def show(config: ConfigOption = None, state: StateOption = None, json_path: Json
 
 
 @app.command("accept")
-def accept(config: ConfigOption = None, state: StateOption = None) -> None:
+def accept_loss(config: ConfigOption = None, state: StateOption = None) -> None:
     """Continue with the present state, although a part is lost or old and cannot be restored.
 
     The state gets a new identity. The records of the other parts about the lost part no longer count, and a
@@ -101,9 +101,9 @@ def load_settings(config: Path | None, state: str | None) -> "Config":
 
 
 def renew_identity(config: "Config", parts: "StateParts", found: "list[Doubt]") -> str:
-    """Give the present state a new identity, and return it.
+    """Give the present state a new identity, and return that identity.
 
-    Writes it into the inbox, and into the ledger if no placer runs.
+    Writes the identity into the inbox, and into the ledger if no placer runs.
     """
     import getpass
     import uuid
@@ -133,7 +133,7 @@ def renew_identity(config: "Config", parts: "StateParts", found: "list[Doubt]") 
 
 
 def _write_ledger_identity(config: "Config") -> None:
-    """Write the state's identity into the ledger. If a placer runs, print that it does this itself."""
+    """Write the state's identity into the ledger. If a placer runs, print that the placer writes it."""
     from fleetcast.placement.ledger.ledger import Ledger
     from fleetcast.service.placer.state_watch import adopt_identity
     from fleetcast.service.state_folder import StateError, lock_role

@@ -49,7 +49,7 @@ def verify(
 ) -> None:
     """Check a backup: its files against the manifest, its parts, and the audit chain. Changes nothing.
 
-    Exit code 0: it is unchanged; 1: it is not, and the reasons are printed; 2: wrong usage.
+    Exit code 0: the backup is unchanged; 1: it has changed, and the reasons are printed; 2: wrong usage.
 
     Example:  fleetcast state verify /backup/monday
     """

@@ -20,12 +20,12 @@ app = typer.Typer(
 
 
 @app.callback()
-def group() -> None:
+def define_group() -> None:
     """Make `show` a subcommand. With a single command and no callback, Typer would drop its name."""
 
 
 @app.command("show")
-def show(
+def show_topology(
     path: Annotated[Path, typer.Argument(help="A file of any known format, or a folder of them.", metavar="PATH")],
     node: Annotated[str, typer.Option(help="Only this node, with its adapters.")] = "",
     limit: Annotated[int, typer.Option(help="At most this many nodes.", min=1)] = 20,
@@ -63,7 +63,7 @@ def show(
 
 
 def _print_host_count(path: Path) -> None:
-    """Print a note if a dump of NCCL contains several hosts, because they share one wiring."""
+    """Print a note if a dump of NCCL contains several hosts: they share one wiring."""
     from fleetcast.ingest.topology.host_wiring import count_hosts, is_nccl_xml
 
     text = path.read_text(encoding="utf-8")

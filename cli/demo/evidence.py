@@ -1,7 +1,7 @@
 """Comparison of a flagged node's reasons with an injected fault, by the fault's kind and part.
 
-All functions are pure. The service's answers name no rule. So the rule of a reason is found by its
-feature and by the template of its sentence.
+All functions are pure. The service's answers do not name rules. So the module finds the rule of a reason by the
+feature and by the template of the sentence.
 """
 
 import re
@@ -49,7 +49,7 @@ class FlagReason:
         return bool(self.rule) and BY_NAME[self.rule].action not in UNFLAGGED
 
     def shows_fault(self, fault: Mapping[str, Any]) -> bool:
-        """Return whether this reason is about the fault's kind, and about its part or its whole node.
+        """Return whether this reason fits the fault: its kind, and its part or its whole node.
 
         fault: a row of the simulator's truth.
         """

@@ -31,9 +31,9 @@ ASKED = "demo-1"
 
 
 class DemoRun:
-    """The monitor of a demo. It polls the API as any client would, and reports the results.
+    """The monitor of a demo, which polls the API as any client would.
 
-    It compares the service's answers with the simulator's own file of true faults.
+    It reports how the service's answers compare with the simulator's own file of true faults.
     """
 
     def __init__(self, options: DemoOptions, folder: Path, screen: DemoScreen, stop: asyncio.Event) -> None:
@@ -158,7 +158,7 @@ class DemoRun:
     async def _place_on_idle_node(self, session: Any) -> None:
         """Queue a request for one GPU once all recorded jobs run, because one node then has room for it.
 
-        Repeating it changes nothing.
+        Another call changes nothing.
         """
         jobs = (await _get_json(session, "/v1/jobs") or {"rows": []})["rows"]
         if sum(row["state"] == "running" for row in jobs) < self._read_simulation_status()["jobs"]["running"]:
@@ -168,9 +168,9 @@ class DemoRun:
                 self.screen.print_sentence((await response.json()).get("detail", f"status {response.status}"))
 
     async def _simulate_day(self) -> dict[str, Any] | None:
-        """Simulate a day with and without risk in a separate process, and return its result.
+        """Simulate a day with and without risk in a separate process, and return the result.
 
-        Returns None if it was interrupted.
+        Returns None if the simulation was interrupted.
         """
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "fleetcast.cli.main", "simulate", "day", "--seed", str(self.options.seed)),

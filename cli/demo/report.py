@@ -40,7 +40,7 @@ class FlagSpan:
     def find_first_evidence(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
         """Return the time and the sentence of the earliest evidence of a fault's own kind and part.
 
-        Returns None if there is none. fault: a row of the simulator's truth.
+        Returns None without such evidence. fault: a row of the simulator's truth.
         """
         rows = [(since_ms, each.sentence) for since_ms, each in self.seen.values() if each.shows_fault(fault)]
         return min(rows, default=None)
@@ -76,7 +76,7 @@ class FlagHistory:
     def record_restart(self, as_of_ms: int) -> None:
         """Record that the pipeline restarted.
 
-        If a node is flagged before the restart and again soon after it, it counts as flagged without a break.
+        A node that is flagged before the restart and again soon after it counts as flagged without a break.
         """
         self._restarted_ms = as_of_ms
 
@@ -94,10 +94,10 @@ class FlagHistory:
             self.flags[node][-1].add_evidence(evidence, now_ms)
 
     def find_detection(self, fault: Mapping[str, Any]) -> tuple[int, str] | None:
-        """Return the time of the first flag with a fault's own kind and part, and the sentence of its evidence.
+        """Return when a fault was first flagged by its own kind and part, and the sentence of that evidence.
 
         A flag shortly after the fault's end counts too, because windows still contain the fault. Returns
-        None if there is none.
+        None if there is no such flag.
         """
         start_ms = fault["start_ms"]
         last_ms = (fault.get("end_ms") or start_ms) + LINGER_MS
@@ -145,7 +145,10 @@ def is_flagged(row: Mapping[str, Any]) -> bool:
 
 
 def judge_faults(truth: Sequence[Mapping[str, Any]], watch: FlagHistory, now_ms: int) -> list[dict[str, Any]]:
-    """Return a row for each fault that has begun: whether it was visible, and when and why it was detected."""
+    """Return a row for each fault that has begun.
+
+    The row says whether the fault was visible, and when and why it was detected.
+    """
     rows = []
     for fault in sorted(truth, key=lambda fault: int(fault["start_ms"])):
         if fault.get("benign") or fault["start_ms"] > now_ms:

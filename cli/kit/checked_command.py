@@ -27,7 +27,7 @@ class CheckedCommand(TyperCommand):
     """A command whose options are checked before its function runs."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments. If an error names only the option, its value is added to the message."""
+        """Parse the arguments. Adds the value to the message of an error that names only the option."""
         before = list(args)
         try:
             return list(super().parse_args(ctx, args))
@@ -72,7 +72,7 @@ def use_checked_commands(app: typer.Typer) -> None:
 def _list_given_values(command: TyperCommand, ctx: Any) -> Iterator[tuple[str, Any]]:
     """Yield (option or argument, value) for each value on the command line.
 
-    An option is named as it is typed, and an argument by its metavar.
+    An option has the name that the user typed. An argument has its metavar.
     """
     for param in command.params:
         source = ctx.get_parameter_source(param.name)
@@ -117,7 +117,7 @@ def _describe_problem(value: Any) -> str:
 
 
 def _add_option_names(message: str, given: list[tuple[str, Any]]) -> str:
-    """Return the message with the options in front of it whose values it contains.
+    """Return the message, preceded by the names of the options whose values it contains.
 
     A message that already names an option is returned unchanged.
     """

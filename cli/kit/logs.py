@@ -59,7 +59,7 @@ class LineFormatter(logging.Formatter):
 
 
 def configure_logging(form: Format | None = None, level: LogLevel | None = None, role: str = "fleetcast") -> None:
-    """Send logs to stderr. Options that are not given come from the environment.
+    """Send logs to stderr. If a setting is None, it comes from the environment.
 
     Raises ConfigError if the environment has an unknown value.
     """
@@ -89,7 +89,7 @@ def _log_crash(kind: type[BaseException], error: BaseException, trace: Traceback
 
 
 def report_error(error: FleetcastError) -> None:
-    """Print the error with which the command ends on stderr. With JSON logs, log it instead."""
+    """Print on stderr the error that ends the command. With JSON logs, log the error instead."""
     if os.environ.get(FORMAT_VARIABLE) == Format.JSON:
         logging.getLogger("fleetcast").error("%s", error)
     else:

@@ -49,7 +49,7 @@ ForecasterOption = Annotated[
 
 
 def _check_moment(text: str) -> str:
-    """Return the text if it is a date and time. Raises BadParameter, before anything is loaded."""
+    """Return the text if it is a date and time. Raises BadParameter otherwise, before any data is loaded."""
     from fleetcast.simulator.days.traces import parse_time_ms
 
     try:
@@ -70,7 +70,7 @@ Say = Callable[[str], None]
 
 
 def check_outputs(json: Path | None, **files: Path | None) -> None:
-    """Check, before any work, that each output file can be written. Raises ConfigError.
+    """Check that each output file can be written, before any work begins. Raises ConfigError if one cannot.
 
     json: may be -, which is stdout.
     """
@@ -87,7 +87,7 @@ def check_outputs(json: Path | None, **files: Path | None) -> None:
 
 
 def check_folder(option: str, folder: Path) -> None:
-    """Check that a data folder exists and can be read. Raises ConfigError."""
+    """Check that a data folder exists and can be read. Raises ConfigError if it cannot."""
     if not folder.is_dir():
         what = "is a file, not a folder" if folder.exists() else "no such folder"
         raise ConfigError(f"{option} {folder}: {what}; `fleetcast data list` shows data folders")
@@ -110,7 +110,7 @@ def write_json(path: Path | None, body: dict[str, Any]) -> None:
 
 
 def write_html(path: Path | None, page: Callable[[], str]) -> None:
-    """Write the page to a file. Without a path, the page is not rendered."""
+    """Write the page to a file. Without a path, the page is not even rendered."""
     if path is not None:
         path.write_text(page(), encoding="utf-8")
         echo(f"wrote {path}", err=True)
@@ -119,8 +119,8 @@ def write_html(path: Path | None, page: Callable[[], str]) -> None:
 def load_site_config(config: Path | None, state: str | None) -> "Config":
     """Return the site's configuration.
 
-    It is that of --config. Without the option, it is the one that `fleetcast run` saved in its state folder.
-    If neither exists, it is the defaults.
+    It comes from the file of --config. Without this option, it comes from the file that `fleetcast run` saved in the
+    state folder. If neither file exists, the defaults apply.
     """
     from fleetcast.service.config import Config, load_config, override_config
 
@@ -135,7 +135,7 @@ def choose_training_inputs(
 ) -> "TrainingInputs":
     """Return the training data that the options name.
 
-    Without --data and --archive, it is the archive of this site.
+    Without --data and --archive, the data come from the archive of this site.
     """
     from fleetcast.training.sites.histories import TrainingInputs, parse_moment_ms
 
@@ -155,7 +155,7 @@ def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
 
 
 def load_own_forecasters(paths: list[str] | None, task: str, command: str) -> "list[OwnForecaster]":
-    """Return the forecasters at these import paths, each after `check_forecaster`.
+    """Load the forecasters at these import paths, and check each with `check_forecaster`.
 
     Raises ConfigError if a path cannot be used, or if the task is not demand and there are any paths.
     """
@@ -186,13 +186,13 @@ def _check_contract(one: "OwnForecaster") -> None:
 
 
 def count_fleet_gpus(config: "Config") -> int:
-    """Count the GPUs of the topology file. Returns 0 without one."""
+    """Count the GPUs of the topology file. Returns 0 if there is no such file."""
     topology = load_site_topology(config)
     return 0 if topology is None else int(topology.gpus.sum())
 
 
 def load_site_topology(config: "Config") -> "Topology | None":
-    """Load the topology file of the configuration. Returns None if it names none."""
+    """Load the topology file of the configuration. Returns None if the configuration names no file."""
     if not config.fleet.topology:
         return None
     from fleetcast.ingest.topology.load import load_topology

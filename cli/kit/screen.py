@@ -11,7 +11,7 @@ from fleetcast.fleet.printable import escape_unprintable
 def echo(line: str = "", *, err: bool = False) -> None:
     """Print one line to stdout, or to stderr if `err`.
 
-    Line breaks and control characters in it are shown as escapes.
+    Line breaks and control characters in the line are shown as escapes.
     """
     typer.echo(escape_unprintable(line), err=err)  # noqa: TID251
 
@@ -19,6 +19,6 @@ def echo(line: str = "", *, err: bool = False) -> None:
 def echo_text(text: str, *, err: bool = False, nl: bool = True) -> None:
     """Print a text of several lines to stdout, or to stderr if `err`.
 
-    Its line breaks and tabs stay. Other control characters are escaped.
+    Line breaks and tabs stay. Other control characters are escaped.
     """
     typer.echo(escape_unprintable(text, keep="\n\t"), err=err, nl=nl)  # noqa: TID251

@@ -48,18 +48,18 @@ def backtest(
     config: ConfigOption = None,
     state: StateOption = None,
 ) -> None:
-    """Back-test forecasts: fit before each window, evaluate on it, and compare with baselines.
+    """Back-test forecasts: fit before each window, evaluate on the window, and compare with baselines.
 
     The baselines are those of `evaluate`. Windows are independent pieces of work. With --dask they go
     to the workers of a scheduler, with the same results.
 
     Examples:
 
-      fleetcast backtest demand
+       fleetcast backtest demand
 
-      fleetcast backtest duration --data ~/data --set jobs/ricc --windows 5 --html backtest.html
+       fleetcast backtest duration --data ~/data --set jobs/ricc --windows 5 --html backtest.html
 
-      fleetcast backtest demand --dask tcp://127.0.0.1:8786
+       fleetcast backtest demand --dask tcp://127.0.0.1:8786
     """
     from fleetcast.training.fits.backtest import backtest as run
     from fleetcast.training.fits.backtest import make_demand_windows, make_duration_windows

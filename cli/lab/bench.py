@@ -81,7 +81,7 @@ def list_benchmarks() -> list[str]:
 
 
 def find_benchmark_modules() -> dict[str, str]:
-    """Return the name of each benchmark -> its full module name. The name is the last part of that."""
+    """Return the name of each benchmark -> its full module name. The name is the last part of the module name."""
     package = importlib.import_module("fleetcast.benchmarks")
     found = pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     names = [info.name for info in found if not info.ispkg and not info.name.startswith(TOOLS)]

@@ -39,7 +39,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class CurveOutputs:
-    """The files that an evaluation of a curve writes. None: do not write that file."""
+    """The files that the evaluation of a curve writes. A file that is None is not written."""
 
     json: Path | None
     results: Path | None

@@ -21,7 +21,7 @@ app = typer.Typer(
 
 
 def find_data_folder() -> Path:
-    """Return FLEETCAST_DATA, or else the folder `shared/data` next to the project."""
+    """Return the folder FLEETCAST_DATA, or else the folder `shared/data` next to the project."""
     named = os.environ.get("FLEETCAST_DATA")
     return Path(named) if named else Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -73,7 +73,7 @@ def _echo_files(data: Path, name: str) -> None:
 
 
 @app.command("split")
-def split(
+def split_data_set(
     name: Annotated[str, typer.Argument(help="A set of `fleetcast data list`, e.g. jobs/venus or ricc.")],
     out: Annotated[Path, typer.Option(help="Folder that gets train/NAME and test/NAME.")],
     at: Annotated[

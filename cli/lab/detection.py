@@ -39,7 +39,7 @@ FAIL, SLOW = RISK_KINDS.index("fail"), RISK_KINDS.index("slow")
 
 @dataclass(slots=True)
 class _Trial:
-    """One trial: a gang of two nodes, of which the first has the fault. Times are in ms of fleet time."""
+    """One trial: a gang of two nodes. The first node has the fault. Times are in ms of fleet time."""
 
     kind: str
     job: str
@@ -73,7 +73,7 @@ class _Trial:
 def measure_detection(seed: int, copies: int = COPIES) -> DetectionTable:
     """Return the effects and the detection of every kind of fault, measured with one seed.
 
-    It takes some seconds of CPU. The result is cached for the process.
+    The measurement takes some seconds of CPU. The process caches the result.
     """
     bench = _TrialFleet(seed, copies)
     for number in range(WARM_UP_ROUNDS + WATCH_ROUNDS):

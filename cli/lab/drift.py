@@ -1,4 +1,4 @@
-"""`fleetcast drift`: compares recent features and errors with those of the data a model was fitted on."""
+"""`fleetcast drift`: compares recent features and errors with those of the data that a model was fitted on."""
 
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -51,15 +51,15 @@ def drift(
 ) -> None:
     """Show the features that moved since the model was fitted (PSI, KS), and its recent errors.
 
-    It also shows whether the model should be fitted again. Recent errors are those of the service that
+    The command also shows whether the model should be fitted again. Recent errors are those of the service that
     runs on the same state folder. `fleetcast train KIND --if-drift` acts on the same conditions.
     Features that moved are only reported.
 
     Examples:
 
-      fleetcast drift demand
+       fleetcast drift demand
 
-      fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
+       fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
     """
     from fleetcast.models.versions.registry import Registry
     from fleetcast.training.fits.drift_report import measure_demand_drift, measure_duration_drift, render_drift_page
@@ -84,7 +84,7 @@ def drift(
 def measure_recent_drift(kind: str, registry: "Registry", config: "Config") -> "Drift | None":
     """Compare the serving version's recent errors with its card. Returns None if no version serves.
 
-    The errors are those on the service's board. Without them, only the version's age counts.
+    The errors come from the service's board. Without errors, only the version's age counts.
     """
     from fleetcast.models.versions.drift import RecentAccuracy, judge_drift
     from fleetcast.service.board.board import BoardReader

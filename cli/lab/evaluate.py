@@ -100,24 +100,24 @@ def evaluate(
     """Compare forecasts with fair baselines.
 
     `fleetcast data split` makes a pair of folders. Forecasts begin after the end of the train folder.
-    History at an origin is both folders up to it. Demand is fitted again before each of several windows, on
+    A forecast may use all earlier data of both folders. Demand is fitted again before each of several windows, on
     all data before the window and on none within it.
 
     Examples:
 
-      fleetcast data split demand/venus --at 2020-08-11 --out split
+       fleetcast data split demand/venus --at 2020-08-11 --out split
 
-      fleetcast evaluate demand --train split/train --test split/test --json demand.json --html demand.html
+       fleetcast evaluate demand --train split/train --test split/test --json demand.json --html demand.html
 
-      fleetcast evaluate straggler --test var/judged --drop default --drop ib
+       fleetcast evaluate straggler --test var/judged --drop default --drop ib
 
-      fleetcast evaluate queue --train split/train --test split/test --capacity 8192
+       fleetcast evaluate queue --train split/train --test split/test --capacity 8192
 
-      fleetcast evaluate risk --faults faults.csv --nodes 400
+       fleetcast evaluate risk --faults faults.csv --nodes 400
 
-      fleetcast evaluate risk --year --nodes 400 --seed 1
+       fleetcast evaluate risk --year --nodes 400 --seed 1
 
-      fleetcast evaluate straggler --curve magnitude --seed 6 --plot curve.svg
+       fleetcast evaluate straggler --curve magnitude --seed 6 --plot curve.svg
     """
     from fleetcast.cli.lab.curves import CurveOutputs, evaluate_curve
     from fleetcast.fleet.errors import ConfigError
@@ -142,7 +142,7 @@ def evaluate(
 
 @dataclass(frozen=True)
 class _Outputs:
-    """The files that an evaluation writes. None: do not write that file."""
+    """The files that an evaluation writes. A file that is None is not written."""
 
     json: Path | None
     html: Path | None

@@ -16,7 +16,7 @@ Array = NDArray[np.float64]
 
 
 class FirstAnswerTally:
-    """The first answer to each waiting request, and when the request started. Times are Unix ms."""
+    """The first answer to each waiting request, and when the request started. Times are in Unix ms."""
 
     def __init__(self) -> None:
         self._asked: dict[str, tuple[int, Times | None, float | None]] = {}  # when, issued, average wait in ms then
@@ -43,7 +43,7 @@ class FirstAnswerTally:
     def make_summary(self) -> dict[str, Any]:
         """Return the share of first answers with a start time, and mean pinball losses in minutes over LEVELS.
 
-        The losses are those of requests that started and had both an answer and an average.
+        The losses cover requests that started and had both an answer and a mean of the last waits.
         """
         given = [issued is not None for _, issued, _ in self._asked.values()]
         rows = [

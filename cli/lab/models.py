@@ -62,7 +62,7 @@ def list_versions(
 
 
 @app.command("show")
-def show(
+def show_version(
     kind: KindArgument,
     version: Annotated[
         str, typer.Argument(help="Which one [the one that serves, else the newest].", metavar="[VERSION]")
@@ -93,7 +93,7 @@ def show(
 
 
 @app.command("promote")
-def promote(
+def promote_version(
     kind: KindArgument,
     version: VersionArgument,
     force: Annotated[bool, typer.Option("--force", help="In spite of the gate; it is recorded.")] = False,
@@ -104,13 +104,13 @@ def promote(
 ) -> None:
     """Make a version serve.
 
-    A version that lost to its baseline, was never evaluated or is damaged is refused.
+    The command refuses a version that lost to its baseline, was never evaluated or is damaged.
 
     Examples:
 
-      fleetcast models promote demand 0003
+       fleetcast models promote demand 0003
 
-      fleetcast models promote demand 0004 --force
+       fleetcast models promote demand 0004 --force
     """
     registry = _open_registry(config, state, folder)
     before = registry.current_version(_check_kind(kind))
@@ -125,14 +125,14 @@ def promote(
 
 
 @app.command("rollback")
-def rollback(
+def roll_back_version(
     kind: KindArgument,
     config: ConfigOption = None,
     state: StateOption = None,
     folder: FolderOption = None,
     json_path: JsonOption = None,
 ) -> None:
-    """Serve the version again that served before the current one. Damaged versions are skipped.
+    """Replace the version that serves by the one that served before it. Damaged versions are skipped.
 
     If no version served before, the model that ships with the program serves again.
 
@@ -151,7 +151,7 @@ def rollback(
 
 
 @app.command("shadow")
-def shadow(
+def choose_shadow_version(
     kind: Annotated[str, typer.Argument(help="demand or risk.", metavar="KIND")],
     version: Annotated[str, typer.Argument(help="A version, newest or off.", metavar="VERSION|newest|off")],
     config: ConfigOption = None,
@@ -161,13 +161,13 @@ def shadow(
 ) -> None:
     """Choose the shadow version: it is scored next to the version that serves, and never serves itself.
 
-    A running pipeline applies the choice. Without one, the shadow is the newest version that does not serve.
+    A running pipeline applies the choice. Without a choice, the shadow is the newest version that does not serve.
 
     Examples:
 
-      fleetcast models shadow demand 0002
+       fleetcast models shadow demand 0002
 
-      fleetcast models shadow demand off
+       fleetcast models shadow demand off
     """
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import SHADOWED
@@ -182,7 +182,7 @@ def shadow(
 
 
 @app.command("prune")
-def prune(
+def prune_versions(
     kind: Annotated[
         str, typer.Argument(help="Only this kind: demand, duration, risk or interference.", metavar="[KIND]")
     ] = "",
@@ -234,7 +234,7 @@ def _check_kind(kind: str) -> str:
 
 
 def _choose_version(registry: "Registry", kind: str) -> str:
-    """Return the version that serves. If none does, print that, and return the newest one.
+    """Return the version that serves. If none serves, print that, and return the newest version.
 
     Raises UnknownEntity if there is no version.
     """

@@ -1,6 +1,6 @@
 """`fleetcast play`: simulates a trace of jobs under our plan, and under other scheduling methods.
 
-The others are published methods, and oracles that know the run times.
+The other methods are published ones, and oracles that know the run times.
 """
 
 import sys
@@ -55,16 +55,16 @@ def play(
 ) -> None:
     """Simulate jobs under the plan that serves, with its queues, and under other scheduling methods.
 
-    The others are peers and oracles, which know more than a plan can. All methods run all jobs on the same
+    The other methods are peers, and oracles, which know more than a plan can. All methods run all jobs on the same
     machine. A plan knows a run time only once the job has ended. `seconds` are CPU time.
 
     Examples:
 
-      fleetcast play jobs.csv --nodes 133
+       fleetcast play jobs.csv --nodes 133
 
-      fleetcast play jobs.csv --nodes 133 --queues queues.toml --policy ours --policy one_queue --html play.html
+       fleetcast play jobs.csv --nodes 133 --queues queues.toml --policy ours --policy one_queue --html play.html
 
-      fleetcast play jobs.csv --capacity 8192 --json -
+       fleetcast play jobs.csv --capacity 8192 --json -
     """
     from fleetcast.fleet.errors import FleetcastError
     from fleetcast.training.judges.played import make_scene, play_method
@@ -98,7 +98,7 @@ def play(
 
 
 def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:
-    """Return (nodes, GPUs of each node), or (0, all GPUs) if only their number is given.
+    """Return (nodes, GPUs of each node), or (0, all GPUs) if only the number of all GPUs is given.
 
     Raises ConfigError if both options are given, or neither.
     """
@@ -126,7 +126,7 @@ def _read_trace(path: Path) -> "tuple[HistoryJobs, Counter[str]]":
 def _read_queue_tree(path: Path, gpus: int) -> "QueueTree":
     """Read the queue tree of a file for a machine of `gpus` GPUs.
 
-    Raises ConfigError if the file is refused.
+    Raises ConfigError if the file is invalid.
     """
     from fleetcast.cli.queues import read_tree
     from fleetcast.placement.queues.tree import ANY
@@ -135,7 +135,7 @@ def _read_queue_tree(path: Path, gpus: int) -> "QueueTree":
 
 
 def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
-    """Return the scheduling methods to simulate, all of them if none is named.
+    """Return the scheduling methods to simulate. If none is named, return all of them.
 
     Raises ConfigError for a method that is unknown, or that this scene cannot run.
     """
@@ -152,7 +152,7 @@ def _choose_methods(scene: "PlayScene", wanted: list[str] | None) -> list[str]:
 def _show_progress(method: str, scene: "PlayScene") -> "Iterator[Tick]":
     """Yield a function that draws a progress bar on stderr: the share of the trace's time that has passed.
 
-    It draws nothing if stderr is no terminal.
+    The function draws nothing if stderr is no terminal.
     """
     first_s, last_s = scene.trace.submit_s[0], scene.trace.submit_s[-1]
     drawn_s = [0.0]

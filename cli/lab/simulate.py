@@ -26,7 +26,7 @@ app = typer.Typer(
 
 
 @app.command("day")
-def day(
+def simulate_day(
     seed: Annotated[int, typer.Option(help="First seed; the same seed gives the same numbers.", min=0)] = 1,
     seeds: Annotated[int, typer.Option(help="How many days to simulate.", min=2)] = 16,
     at: AtOption = "2020-05-12T20:25",
@@ -45,7 +45,7 @@ def day(
 
 
 @app.command("starts")
-def starts(
+def simulate_starts(
     seed: Annotated[int, typer.Option(help="First seed of the job generator.", min=0)] = 1,
     seeds: Annotated[int, typer.Option(help="How many fleets to simulate.", min=1)] = 5,
     hours: Annotated[float, typer.Option(help="Of fleet time, each.", min=0.1, max=10_000)] = 3.0,
@@ -86,7 +86,7 @@ def starts(
 
 
 @app.command("cluster")
-def cluster(
+def simulate_cluster(
     out: Annotated[Path, typer.Option(help="Run folder: topology, targets, truth, story, status.")],
     api: Annotated[
         str, typer.Option(help="Where the product's API listens; its token: FLEETCAST_TOKEN.")
@@ -146,7 +146,7 @@ def cluster(
 
 
 @app.command("faults")
-def faults(
+def write_fault_run(
     out: Annotated[Path | None, typer.Option(help="Data folder: writes faults/simulated/NAME-SEED in it.")] = None,
     config: Annotated[Path | None, typer.Option(help="A TOML file of everything that is drawn [the defaults].")] = None,
     seed: Annotated[int | None, typer.Option(help="Instead of the file's.", min=0)] = None,
@@ -157,13 +157,13 @@ def faults(
 ) -> None:
     """Write telemetry, job events and the truth of a fleet with faults and benign look-alikes.
 
-    `fleetcast evaluate` reads them.
+    `fleetcast evaluate` reads these files.
 
     Examples:
 
-      fleetcast simulate faults --print-config > faults.toml
+       fleetcast simulate faults --print-config > faults.toml
 
-      fleetcast simulate faults --config faults.toml --out var/data --seed 7
+       fleetcast simulate faults --config faults.toml --out var/data --seed 7
     """
     from msgspec.structs import replace
 
@@ -180,7 +180,7 @@ def faults(
 
 
 @app.command("steps")
-def steps(
+def convert_step_times(
     out: Annotated[Path, typer.Option(help="Data folder: writes telemetry/rendered/NAME in it.")],
     seed: Annotated[int, typer.Option(help="Seed of patterns and noise.", min=0)] = 1,
     series: Annotated[int, typer.Option(help="Runs of Megatron at most, over the range of step times.", min=1)] = 24,
@@ -200,7 +200,7 @@ def steps(
 
 
 @app.command("compare")
-def compare(
+def compare_telemetry(
     seed: Annotated[int, typer.Option(help="Seed of the simulated side.", min=0)] = 1,
 ) -> None:
     """Compare healthy simulated telemetry with recorded H100 runs.
@@ -224,7 +224,7 @@ def compare(
 def measure_day_worth(seed: int, data: Path, at: str, seeds: int) -> dict[str, Any]:
     """Measure detection on a small fleet, then simulate a day for every seed, with and without risk.
 
-    Returns the GPU-hours lost in each case.
+    Returns the GPU-hours that are lost in both cases.
     """
     from fleetcast.cli.lab.detection import measure_detection
     from fleetcast.fleet.topology import Topology
@@ -286,7 +286,7 @@ def _write_faults(file: "FaultFile", out: Path, recorded: bool) -> None:
 
 
 async def _run_in_parallel(main: Awaitable[None], other: Awaitable[None]) -> None:
-    """Run `main` to its end, with `other` in parallel. When one of them ends, cancel the other."""
+    """Run `main` and `other` in parallel. When one of them ends, cancel the other."""
     import asyncio
 
     work, beside = asyncio.ensure_future(main), asyncio.ensure_future(other)

@@ -1,6 +1,6 @@
 """`fleetcast train`: fits models on a site's history or on data sets.
 
-It also fits, on the simulator, the coefficients that ship with the program.
+The command also fits, on the simulator, the coefficients that ship with the program.
 """
 
 import shlex
@@ -172,7 +172,7 @@ def _print_trained(kind: str, trained: "TrainingOutcome") -> None:
 
 
 @app.command("risk")
-def risk(
+def fit_node_risk(
     context: typer.Context,
     archive: Annotated[
         str | None, typer.Option("--archive", help="Fit on what a site has archived: a folder or URL, or `own`.")
@@ -245,7 +245,7 @@ def _train_site_risk(
 
 
 @app.command("interference")
-def interference(
+def fit_interference(
     context: typer.Context,
     archive: Annotated[
         str, typer.Option("--archive", help="What a site has archived: a folder or URL, or `own`: the configuration's.")
@@ -279,7 +279,7 @@ def interference(
 
 
 @app.command("history")
-def history(
+def fit_fault_history(
     faults: Annotated[Path, typer.Option(help="Parquet or CSV of faults: node, start_day, end_day, level if known.")],
     nodes: Annotated[int, typer.Option(min=1, help="Nodes of the fleet, those that never failed included.")],
     until_day: Annotated[int | None, typer.Option(help="Fit on what was known by this day [the last].")] = None,
@@ -310,7 +310,7 @@ def _write_fit(out: Path, fit: "RiskFit | HistoryFit") -> None:
 def simulate_rows(seed: int, hours: float, nodes: int, horizon_s: float) -> "RiskRows":
     """Simulate a fleet with jobs and faults for some hours, and return the training rows of this run.
 
-    The rows are computed from the fleet's exporter pages, as the service would.
+    As in the service, the rows are computed from the fleet's exporter pages.
     """
     from fleetcast.cli.lab.watch import SimulatedJobs
     from fleetcast.training.replay.dataset import PageObserver

@@ -1,4 +1,4 @@
-"""SimulatedJobs: a simulated fleet whose jobs start and end. It gives training data for node risk."""
+"""SimulatedJobs: a simulated fleet whose jobs start and end. It yields training data for node risk."""
 
 from collections.abc import Iterator
 from typing import Literal, cast
@@ -22,9 +22,9 @@ STEP_GPUS = 8  # jobs from this size on report steps
 
 
 def make_frequent_fault_settings() -> FaultSettings:
-    """Return settings with faults more frequent and shorter than real ones, and with benign decoys.
+    """Return settings with faults that are more frequent and shorter than real ones, and with benign decoys.
 
-    With these, a run of a few hours has many faults.
+    With these settings, a run of a few hours has many faults.
     """
     return FaultSettings(
         rates=dict.fromkeys(FAULT_KINDS, 400.0),  # per 1,000 node-days and kind
@@ -38,7 +38,7 @@ def make_frequent_fault_settings() -> FaultSettings:
 class SimulatedJobs:
     """A simulated fleet with jobs that start and end.
 
-    A job starts if there is room, runs for a lognormal time, and dies if a fault kills it.
+    A job starts if there is room, runs for a lognormal time, and fails if a fault kills it.
     """
 
     def __init__(self, seed: int, nodes: int, settings: FaultSettings | None = None) -> None:
