@@ -3,7 +3,7 @@
     burst             all targets at once, as in a burst of the scraper
     one at a time     each page is awaited before the next request
 
-The value is the CPU time of this process a page: the request, the answer and its body, without
+The value is the CPU time of this process per page: the request, the answer and its body, without
 decoding. The exporters are a process of their own behind one port. Both clients reuse their
 connections, in the event loop of the service. They run in PAIRS alternating pairs, and each value
 is the median.
@@ -48,7 +48,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 async def _measure_cases(urls: Sequence[str]) -> dict[str, list[tuple[float, float]]]:
-    """Return case → pairs of CPU microseconds a page, for our client and for aiohttp."""
+    """Return case → pairs of CPU microseconds per page, for our client and for aiohttp."""
     client = PageClient(TIMEOUT_S, KEEPALIVE_S)
     async with open_session(TIMEOUT_S, KEEPALIVE_S) as session:
 
@@ -74,7 +74,7 @@ async def _measure_cases(urls: Sequence[str]) -> dict[str, list[tuple[float, flo
 
 
 async def _measure_cpu_us(way: Fetch, urls: Sequence[str], *, at_once: bool) -> float:
-    """Return the CPU microseconds of this process a page."""
+    """Return the CPU microseconds of this process per page."""
     began = time.process_time()
     pages: list[bytes] = []
     for _ in range(ROUNDS):

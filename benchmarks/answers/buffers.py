@@ -7,9 +7,9 @@ cold start is a node that is wanted in a bin for which it is not ready. The fore
 are two demands. One is a simulated pool of served models. The other is demand/earth below FLEETCAST_DATA
 (GPUs that run and wait, of all its clusters).
 
-    cold starts           cold starts of the forecast buffer; the peer has no buffer
-    cold starts, as dear  the same; the peer is the largest static buffer with no more idle node-hours
-    idle, as good         idle node-hours; the peer is the smallest static buffer with no more cold starts
+    cold starts           cold starts of the forecast buffer. The peer has no buffer
+    cold starts, as dear  the same. The peer is the largest static buffer that has at most as many idle node-hours
+    idle, as good         idle node-hours. The peer is the smallest static buffer with at most as many cold starts
 """
 
 import os
@@ -39,7 +39,7 @@ Array = NDArray[np.float64]
 class BufferResult(NamedTuple):
     """The result of a simulated run.
 
-    cold: the number of cold starts, which are nodes that were wanted before they were ready. idle_h: idle
+    cold: the number of cold starts: nodes that were wanted before they were ready. idle_h: idle
     node-hours.
     """
 
@@ -76,7 +76,7 @@ def _compare_buffers(name: str, wanted: Array, days: int) -> Iterator[dict[str, 
 def simulate_buffer(wanted: Array, days: int, buffer: Callable[[int], int]) -> BufferResult:
     """Simulate the last `days` of a demand with a buffer. wanted: (bin,) GPUs.
 
-    buffer: returns, at the end of a bin, how many machines to have ready beyond those wanted.
+    buffer: a function that returns, at the end of a bin, how many spare machines should be ready.
     """
     nodes = np.ceil(wanted / NODE_GPUS).astype(int)
     first = len(wanted) - days * DAY
@@ -134,7 +134,7 @@ def make_demands() -> Iterator[tuple[str, Array]]:
 def make_synthetic_demand(days: int, seed: int) -> Array:
     """Return (bin,) GPUs wanted by simulated served models.
 
-    It has a daily wave, quiet weekends, more load from nine o'clock on, and bursts.
+    The demand has a daily wave, quiet weekends, more load from nine o'clock on, and bursts.
     """
     rng = np.random.default_rng(seed)
     hour = np.arange(days * DAY) * BIN_H

@@ -59,7 +59,7 @@ def _make_node(index: int) -> NodeSpec:
 
 
 class BestFit:
-    """The peer: filters every node, scores it by its free GPUs, and takes the best, in a Python loop."""
+    """The peer, a Python loop that filters all nodes, scores them by their free GPUs, and chooses the best one."""
 
     def __init__(self, view: ClusterView) -> None:
         columns = (view.free.sum(axis=1), view.state, view.p_fail, view.p_slow, view.topology.domain[Level.RACK])
@@ -67,9 +67,9 @@ class BestFit:
         self._names = view.topology.names
 
     def place_gang(self, members: int, gpus: int, *, in_one_rack: bool = False) -> list[str]:
-        """Return the names of the best nodes for a gang, one node for each member. Empty if it does not fit.
+        """Return the names of the best nodes for a gang, one node for each member.
 
-        gpus: the GPUs of each member.
+        The list is empty if the gang does not fit. gpus: the GPUs of each member.
         """
         in_service = int(NodeState.IN_SERVICE)
         scored: list[tuple[int, float, int]] = []

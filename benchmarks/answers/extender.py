@@ -88,7 +88,7 @@ def _run_at_rate(server: ServerProcess, draw: "FilterRequests") -> LoadResult:
 class FilterRequests:
     """A source of requests about `count` node names, for pods of different sizes.
 
-    scored: the answers must have scores that differ from the neutral one.
+    scored: whether some scores in the answers must differ from the neutral one.
     """
 
     def __init__(self, verb: str, names: Sequence[str], count: int, *, scored: bool = True) -> None:
@@ -126,7 +126,7 @@ class FilterRequests:
 def _encode_question(names: list[str], gpus: int) -> bytes:
     """Return a request as kube-scheduler sends it with nodeCacheCapable.
 
-    The pod has only fields that are read.
+    The pod has only the fields that the server reads.
     """
     resources = {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
     container = {"name": "c", "image": "i", "resources": {"limits": resources, "requests": resources}}

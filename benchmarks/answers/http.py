@@ -67,9 +67,9 @@ def _read_latest_board(folder: Path) -> Board:
 
 
 class NodeRequests:
-    """A source of requests for nodes drawn uniformly.
+    """A source of requests for nodes that are drawn uniformly.
 
-    `boards`: the boards from which checked answers came.
+    `boards`: the boards from which the checked answers came.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -100,7 +100,7 @@ def _measure_closed_loop(
 ) -> tuple[list[float], tuple[float, list[float]]]:
     """Measure a closed loop. Returns the requests/s of each run, and the server's CPU time.
 
-    The CPU time is the seconds of the fastest run, and the microseconds a request of each run.
+    The CPU time is a pair: the seconds of the fastest run, and the microseconds per request of each run.
     """
     rates, cpu_s, each_us = [], [], []
     for _ in range(REPEATS):

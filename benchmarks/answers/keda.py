@@ -5,8 +5,8 @@ one connection, `new` a new one for each call. The value is the 99th percentile 
 
 `cold starts` and `replica hours` simulate days of a served model by the minute, with the autoscaler's rule
 (benchmarks/kit/autoscale.py). Each minute the pipeline makes its forecast from the data until then, and
-the adapter for KEDA reads it. One peer is the reactive trigger alone. The other also has a lower target,
-so that it costs as many replica hours. `lacking`: the share of requests above the capacity of warm
+the adapter for KEDA reads it. One peer is the reactive trigger alone. The other peer also has a lower target,
+so that both cost the same number of replica hours. `lacking`: the share of requests above the capacity of warm
 replicas. The trace `ramp` is drawn from a seed. The trace `week` is serving/servegen, if present.
 """
 
@@ -187,7 +187,7 @@ def _make_records(
 def make_served_forecasts(rates: Rates, first: int) -> dict[float, Rates]:
     """Return quantile -> (minute,) requests/s that KEDA receives at each minute's end, NaN if unknown.
 
-    The minutes begin at `first`. Each forecast is for COLD_S later.
+    The minutes begin at `first`. Each forecast is for the time COLD_S later.
     """
     requests, forecaster = RequestSeries(), DemandForecaster([SparseForecaster()], [SparseForecaster()])
     served: dict[float, list[float]] = {quantile: [] for quantile in QUANTILES}

@@ -1,9 +1,9 @@
 """The mean wait of the service's plan, relative to a clairvoyant plan, on small scenes.
 
-It needs the extra `optimum`. A scene has 12 jobs of one to eight whole nodes on 8 nodes. They
+The benchmark needs the extra `optimum`. A scene has 12 jobs of one to eight whole nodes on 8 nodes. They
 arrive within 40 minutes, and their limits are 1.2 to 5 times their run times. The solver CP-SAT makes the
 clairvoyant plan on the same nodes. It knows every arrival and run time, stops no running job, and starts
-from the best of our plans. `proven` counts the scenes whose plan is proven optimal. In the others,
+from the best of our plans. `proven` counts the scenes whose plan is proven optimal. In the other scenes,
 CP-SAT's best plan replaces the optimum.
 """
 

@@ -1,8 +1,7 @@
 """Placements over HTTP: each is decided, written into the ledger and fsynced before the answer.
 
-A real placer gets requests for one GPU from one client and from eight. The ledger must contain all
-that were answered. The peer is the same placer with dry runs, which write nothing. `cpu_s` is the
-placer's CPU time.
+A real placer gets requests for one GPU from one client and from eight. The ledger must contain all answered
+requests. The peer is the same placer with dry runs, which write nothing. `cpu_s` is the placer's CPU time.
 """
 
 import sqlite3

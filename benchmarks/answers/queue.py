@@ -3,7 +3,7 @@
 `pass`: one pass over 10,000 requests. The first needs more than is free, and requests of many shapes wait
 behind it. `pass with queues`: the same with six teams that have a guarantee each. One queue of each team
 is shared among its users. Both values are for repeated passes over the same requests, as in a placer.
-`placing beside it`: the p99 of requests for one GPU, of which 20 a second are due. Meanwhile, a real
+`placing beside it`: the p99 of requests for one GPU, at 20 requests a second. Meanwhile, a real
 placer runs pass after pass over 1,000 requests. The peer is the same placer with an empty queue.
 """
 
@@ -86,9 +86,9 @@ def _make_request(number: int) -> PlacementRequest:
 
 
 def make_queue_tree(view: ClusterView) -> QueueTree:
-    """Make queues for teams with a guarantee of a fortieth of the fleet each.
+    """Make queues for teams. Each team has a guarantee of a fortieth of the fleet.
 
-    Each team has two queues. One of them is shared among its users.
+    A team has two queues. One of them is shared among its users.
     """
     each = len(view) * GPUS_PER_NODE // 40
     teams = "".join(
@@ -133,7 +133,7 @@ def _check_placed(head: bytes, body: bytes) -> None:
 def _fill_queue(port: int, nodes: int) -> None:
     """Fill the queue with requests for whole nodes.
 
-    The first request needs all nodes of the fleet. No node is free for the requests behind it.
+    The first request needs all nodes of the fleet, so no node is free for the requests behind it.
     """
     gangs = [nodes, *(1 + number % SHAPES for number in range(QUEUED - 1))]
     bodies = [

@@ -1,7 +1,7 @@
 """Requests for node risk over HTTP: the ranking of all nodes, and the risk of a gang of most of them.
 
 One api process serves the board of a fleet at work. During the requests the board changes every
-second. `p99` is the latency of single requests, one after the other. `cpu_s` is the server's CPU time a
+second. `p99` is the latency of single requests, one after the other. `cpu_s` is the server's CPU time per
 request. The size includes the bytes of an answer.
 """
 

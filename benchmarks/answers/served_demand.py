@@ -3,8 +3,8 @@
 A quarter of the pools have two classes, half have two user groups. All have arriving, running, queued and
 wanted GPUs over 28 days in bins of ten minutes. The groups have demand a third of the time.
 
-`refresh`: the CPU seconds of what a pipeline does every minute in a thread. Here the gates still learn the
-history, which is the most work. Answers are for random pools from a real api process, in an open loop,
+`refresh`: the CPU seconds of the work that a pipeline does every minute in a thread. Here the gates still learn
+the history, which is the most work. Answers are for random pools from a real api process, in an open loop,
 while the board is replaced twice a second. `body`: the CPU time to make an answer's body from a board that
 was not read yet. `dump`: the longest pause of the event loop while a thread copies the gates for a
 snapshot. The peer of `dump` copies them in the loop.
@@ -86,7 +86,7 @@ def make_histories(pools: int) -> list[Histories]:
 def draw_on_off_demand(series: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Draw a demand that is on or off: (series, bin) float64, 0 or 1.
 
-    A value lasts eight hours on average. A third of the values are 1.
+    It keeps a value for eight hours on average. A third of the values are 1.
     """
     turns = np.cumsum(rng.random((series, BINS)) < 1 / 48, axis=1)
     return np.asarray(turns % 3 == 0, np.float64)
@@ -112,7 +112,7 @@ def _measure_dump(forecaster: DemandForecaster, size: dict[str, int]) -> dict[st
 
 
 def _measure_bodies(sections: Sequence[Section], pools: int, size: dict[str, int]) -> dict[str, Any]:
-    """Measure the 99th percentile of the time to make an answer's body, with a new board for each."""
+    """Measure the 99th percentile of the time to make an answer's body. Each body is made from a new board."""
     query = {"class": "all", "group": "all", "target": "running", "horizon_s": None}
     with TemporaryDirectory() as name:
         writer, cache = BoardWriter(Path(name)), BoardCache(Path(name), hold_s=0.0)

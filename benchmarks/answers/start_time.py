@@ -1,8 +1,8 @@
 """The speed of start-time estimates for 1,000 busy nodes of 8 GPUs, with 10,000 waiting requests.
 
-`estimate`: p99 of estimating one request on sampled futures of the fleet (paths). It includes the
-estimates without each of the request's constraints. `refresh`: the time to sample the paths again, which
-the service does in the background. `answer`: p99 of `POST /v1/jobs/estimate` with a real api and placer,
+`estimate`: p99 of estimating one request on sampled futures of the fleet (paths). The time includes further
+estimates that leave out one of the request's constraints each. `refresh`: the time to sample the paths again,
+which the service does in the background. `answer`: p99 of `POST /v1/jobs/estimate` with a real api and placer,
 in an open loop, counted from when each request was due. The `cpu_s` of `answer` is the placer's CPU time.
 """
 
@@ -66,7 +66,7 @@ def run(sizes: Sequence[int] = SIZES) -> Iterator[dict[str, Any]]:
 
 
 def make_busy_view(nodes: int) -> ClusterView:
-    """Make a view of a full fleet, in which a job of its own holds every node."""
+    """Make a view of a full fleet, in which each node is held by its own job."""
     view = make_synthetic_view(nodes)
     holders = np.repeat(np.arange(nodes, dtype=np.int32)[:, None], view.free.shape[1], axis=1)
     jobs = tuple(f"job{row}" for row in range(nodes))

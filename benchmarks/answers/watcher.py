@@ -1,9 +1,9 @@
-"""Trimaran's request for the load of every node, which it sends twice a minute.
+"""Trimaran's request for the load of every node, which Trimaran sends twice a minute.
 
 `body`: making the answer for a new board. The peer builds the same body from dictionaries with
 `json`. Over HTTP one client sends requests to a real api process in a closed loop, and the board
 changes every second. So the slowest answers include making the body for a new board. `cpu_s` is the
-server's CPU time a request.
+server's CPU time per request.
 """
 
 import json

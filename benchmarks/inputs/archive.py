@@ -1,7 +1,7 @@
 """The archive: writing samples into window store and files, and the bytes of a sample on disk.
 
-`alone`: columns of scrapes become sorted, compressed files. `decode, ring, archive`: the CPU time of all
-that a pipeline does with a sample, fsyncs included. `compact`: the CPU time to merge the parts of each
+`alone`: columns of scrapes become sorted, compressed files. `decode, ring, archive`: the CPU time of
+everything that a pipeline does with a sample, fsyncs included. `compact`: the CPU time to merge the parts of each
 hour into one file. `bytes a sample`: the size of recorded H100 values in the files of hours, in our
 units, with one scrape for each reading. `bytes a sample, parts`: the same in the parts of the hours.
 
@@ -68,7 +68,7 @@ COLUMNS = {
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Yield three records for each fleet size in GPUs, then those of the recorded values."""
+    """Yield three records for each fleet size in GPUs, then the records of the recorded values."""
     for gpus in sizes:
         yield _measure_archive_alone(gpus)
         yield _measure_decode_and_archive(max(1, gpus // GPUS))

@@ -79,7 +79,7 @@ def make_round_pages(
 ) -> dict[str, bytes]:
     """Make the pages of one scrape round. Returns node → page.
 
-    At most VARIANTS pages have numbers of their own, and the other nodes repeat them. Drawing all numbers
+    At most VARIANTS pages have their own numbers, and the other nodes repeat these pages. Drawing all numbers
     would take longer than the measurement.
     """
     variants = [make_page(NODE, rng, gpus, value) for _ in range(min(nodes, VARIANTS))]
@@ -147,7 +147,7 @@ def _make_write_round(
 ) -> Callable[[], int]:
     """Return a function that decodes, merges and writes a round.
 
-    Every sample is newer than those before it.
+    The samples of each round are newer than those of the round before.
     """
     turn = iter(range(10**9))
 

@@ -1,8 +1,8 @@
 """Events into the inbox over HTTP: decoded, checked for duplicates, and fsynced before the answer.
 
-`batch`: 100 events a request, as a collector sends them. `single`: one, as a training loop does.
+`batch`: 100 events per request, as a collector sends them. `single`: one event, as a training loop sends it.
 The disk must contain as many records as were acknowledged. The peer writes the same events into
-SQLite (WAL, synchronous=FULL), one transaction a request, without HTTP. `cpu_s` is the server's CPU
+SQLite (WAL, synchronous=FULL), one transaction per request, without HTTP. `cpu_s` is the server's CPU
 time. The size of a fleet does not matter here.
 """
 

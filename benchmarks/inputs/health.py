@@ -90,7 +90,7 @@ def _make_kernel_body(number: int, every: int = 1) -> bytes:
 def _ingest_bodies(folder: Path, bodies: Sequence[bytes], read: Read) -> int:
     """Send all bodies through decoding, the inbox and the tables.
 
-    Returns how many events the tables then have.
+    Returns the number of events in the tables at the end.
     """
     return asyncio.run(_ingest_into_tables(folder, bodies, read))
 

@@ -54,7 +54,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class FleetProcess:
-    """A whole Fleetcast under its supervisor, with default periods unless `sections` change them."""
+    """A whole Fleetcast under its supervisor. Its periods are the defaults unless `sections` changes them."""
 
     def __init__(self, folder: Path, **sections: dict[str, Any]) -> None:
         self.state = folder / "state"
@@ -106,7 +106,7 @@ class FleetProcess:
             time.sleep(0.1)
 
     def sum_cpu_s(self, *, everything: bool = False) -> float:
-        """Return the CPU seconds of the roles that ingest samples, or of all processes (`everything`)."""
+        """Return the CPU seconds of the roles that ingest samples. With `everything`, return those of all processes."""
         rows = (line.split() for line in (self.state / "pids").read_text(encoding="utf-8").splitlines())
         return sum(read_cpu_s(int(pid)) for role, pid in rows if everything or role.partition("-")[0] in ROLES)
 
@@ -196,7 +196,7 @@ def _send_rounds(senders: Sequence[WriteConnection], requests: WriteRequests, fi
 
 
 def _wait_for_samples(fleet: FleetProcess, samples: int) -> None:
-    """Wait until the pipeline has counted this many samples, and has archived all that it has."""
+    """Wait until the pipeline has counted this many samples, and has archived all its samples."""
     deadline = time.monotonic() + WARM_UP_S
     while time.monotonic() < deadline:
         counters = fleet.fetch_ingestion() or {}

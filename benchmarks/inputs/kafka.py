@@ -62,7 +62,7 @@ Encode = Callable[[ColumnarRecord], bytes]
 
 
 def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
-    """Measure decoding at each size in GPUs, and the broker's cases at the largest."""
+    """Measure decoding at each size in GPUs, and the cases with a broker at the largest size."""
     for gpus in sizes:
         yield from _measure_decoding(max(1, gpus // GPUS))
     with _start_broker() as brokers:
@@ -109,7 +109,7 @@ def _measure_decoding(nodes: int) -> Iterator[dict[str, Any]]:
 
 
 def _make_arrow_peer(records: Sequence[ColumnarRecord]) -> Peer:
-    """Return a peer that reads the same records in Arrow's stream format, in Arrow's long form."""
+    """Return a peer that reads the same records from Arrow's stream format, in long form."""
     import pyarrow as pa
 
     streams = []
@@ -207,7 +207,7 @@ def _write_records(writer: KafkaWriter, topic: str, nodes: range, time_ms: int, 
 
 
 def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, Any]]:
-    """Yield two records of reading from a broker: one into samples, and one into the window store, too."""
+    """Yield two records of reading from a broker: into samples, and also into the window store."""
     topic = _Topic.create(brokers)
     moments = max(1, min(4, 20_000 // nodes))
     count = topic.fill(nodes, moments)
@@ -257,7 +257,7 @@ async def _measure_polling(topic: _Topic, records: int) -> float:
 def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
     """Measure how long a reader needs to catch up after a stop.
 
-    First, all records of the time of the stop are written at once. Then another process writes at the
+    First, all records that a fleet writes during the stop are written at once. Then another process writes at the
     fleet's usual rate.
     """
     topic = _Topic.create(brokers)
@@ -277,7 +277,7 @@ def _measure_catch_up(brokers: list[str], nodes: int) -> dict[str, Any]:
 
 
 async def _read_until_caught_up(topic: _Topic) -> int:
-    """Read records into the rings until the lag is zero. Returns how many records were read."""
+    """Read records into the rings until the lag is zero. Returns the number of records."""
     source = topic.make_source()
     store = WindowStore(source.decoder._columnar.entities)
     while True:

@@ -67,8 +67,8 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 class FloodAnswers:
     """The numbers of answers by status: to the flood, to events of a known job, and to placements.
 
-    oldest_s: the greatest age of a board in seconds. peak_mib: role -> its peak memory. used: how much of each
-    bound on names is used.
+    oldest_s: the greatest age of a board in seconds. peak_mib: role -> its peak memory. used: bound on names -> how
+    much of it is used.
     """
 
     answers: Counter[int] = field(default_factory=Counter)
@@ -80,7 +80,7 @@ class FloodAnswers:
 
 
 def send_flood(fleet: "_RunningFleet", size: int) -> FloodAnswers:
-    """Send the flood, and observe the fleet during it and for WATCHED_S after it."""
+    """Send the flood of names, and observe the fleet until WATCHED_S after the flood."""
     seen, over = FloodAnswers(), threading.Event()
     watch = threading.Thread(target=_observe_fleet, args=(fleet, seen, over))
     watch.start()
@@ -171,7 +171,7 @@ class _RunningFleet:
             return 0, {}
 
     def wait_for_bound_use(self, since_ms: int) -> Any:
-        """Wait for a board made after `since_ms`, and return how much of each bound on names is used then."""
+        """Wait for a board made after `since_ms`, and return how much of each bound on names is used on it."""
         deadline = time.monotonic() + PATIENCE_S
         while (answer := self.send_request("GET", "/v1/ingestion")[1])["as_of_ms"] <= since_ms + BEHIND_MS:
             assert time.monotonic() < deadline, f"no board was made within {PATIENCE_S:.0f} s"
@@ -187,7 +187,7 @@ class _RunningFleet:
         return time.time() - answer["as_of_ms"] / 1000 if status == 200 else 0.0
 
     def read_peak_mib(self) -> dict[str, int]:
-        """Return role -> the peak of its resident memory in MiB."""
+        """Return role -> its peak resident memory in MiB."""
         return {
             role: _read_status_field(pid, "VmHWM") // 1024 for role, pid in self._read_pids().items() if role in ROLES
         }
@@ -204,7 +204,7 @@ class _RunningFleet:
 
 
 def _read_status_field(pid: int, name: str) -> int:
-    """Return a number from /proc/PID/status, in KiB if it is memory. 0 if the field is missing."""
+    """Return a number from /proc/PID/status, in KiB if it is memory. Returns 0 if the field is missing."""
     for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1])

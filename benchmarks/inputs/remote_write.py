@@ -93,7 +93,7 @@ class InboxPipeline:
         self._store = WindowStore(entities)
 
     def write_to_ring(self, samples: int) -> float:
-        """Write `samples` samples from the inbox into the ring. Returns the CPU seconds that this took."""
+        """Write `samples` samples from the inbox into the ring, and return the CPU seconds for this work."""
         began = time.process_time()
         asyncio.run(self._write_samples(samples))
         return time.process_time() - began

@@ -39,7 +39,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 
 class ScrapedFleet:
-    """A fleet that is scraped every 15 s, and whose values all change each time."""
+    """A fleet that is scraped every 15 s. All its values change each time."""
 
     def __init__(self, gpus: int) -> None:
         self.gpus = gpus
@@ -52,7 +52,7 @@ class ScrapedFleet:
             self._values[kind] = low + np.random.default_rng(1).random(shape) * (high - low) * 0.9
 
     def make_batch(self, kind: EntityKind) -> SampleBatch:
-        """Make one scrape of all entities of a kind: all metrics of an entity, then those of the next entity."""
+        """Make one scrape of all entities of a kind, entity by entity, with all metrics of each."""
         values = self._values[kind]
         values *= 1.0001
         entities, metrics = values.shape
@@ -65,7 +65,7 @@ class ScrapedFleet:
         )
 
     def write_scrape(self) -> int:
-        """Write a scrape of the whole fleet. Returns how many samples were applied."""
+        """Write a scrape of the whole fleet. Returns the number of applied samples."""
         self.now_ms += INTERVAL_MS
         return sum(self.store.write(self.make_batch(kind), self.now_ms).applied for kind in self._values)
 
@@ -114,7 +114,7 @@ def _measure_cases(fleet: ScrapedFleet) -> Iterator[dict[str, Any]]:
 
 
 def _make_later_batches(fleet: ScrapedFleet, count: int) -> list[SampleBatch]:
-    """Make `count` later scrapes of the GPUs, the last one first. Each is 15 s later than the one before."""
+    """Make `count` later scrapes of the GPUs, 15 s apart, the last one first."""
     start = fleet.now_ms
     batches = []
     for _ in range(count):
@@ -153,7 +153,7 @@ def _make_deque_writer(fleet: ScrapedFleet) -> Any:
 def _make_pandas_features(fleet: ScrapedFleet) -> Any:
     """Return a function that computes the same features with pandas.
 
-    These are means and standard deviations over 2 and 30 minutes of the same metrics, from one frame
+    The features are means and standard deviations over 2 and 30 minutes of the same metrics, from one frame
     for each metric.
     """
     ring = fleet.store.ring(EntityKind.GPU)

@@ -1,9 +1,9 @@
 """A simulated served model under Kubernetes' autoscaler, with rates by the minute and cold starts.
 
 The rule is that of HorizontalPodAutoscaler v2 with its defaults. Each metric wants ceil(value / target)
-replicas. It wants no change if its value per replica is within a tenth of the target. The largest wish
-counts. In 15 s the autoscaler adds at most as many replicas as there are, or 4 if that is more. It removes
-replicas only down to the largest wish of the last 300 s.
+replicas. It wants no change if its value per replica is within a tenth of the target. The largest number
+counts. In 15 s the autoscaler at most doubles the replicas, or adds 4 if that is more. It removes replicas only
+down to the largest number that it wanted within the last 300 s.
 """
 
 import math
@@ -33,7 +33,7 @@ Rates = NDArray[np.float64]
 class AutoscaleResult(NamedTuple):
     """The result of a simulation.
 
-    cold_s: the seconds in which the load was above the capacity of warm replicas. short: the share of
+    cold_s: for how many seconds the load was above the capacity of warm replicas. short: the share of
     requests above that capacity.
     """
 
@@ -44,9 +44,9 @@ class AutoscaleResult(NamedTuple):
 
 @dataclass(slots=True)
 class ReplicaSet:
-    """The replicas of a model, each as the time in seconds at which it is warm.
+    """The replicas of a model. Each is stored as the time in seconds at which it is warm.
 
-    The last one to start is removed first.
+    The replica that started last is removed first.
     """
 
     warm_at: list[float] = field(default_factory=list)
@@ -56,7 +56,7 @@ class ReplicaSet:
         return sum(at <= now_s for at in self.warm_at)
 
     def evaluate(self, now_s: float, values: Sequence[float], target: float) -> None:
-        """Run one evaluation of the autoscaler. values: one for each metric, NaN if it has none."""
+        """Run one evaluation of the autoscaler. values: one for each metric, NaN if the metric has no value."""
         now = max(1, len(self.warm_at))
         wishes = [compute_wish(value, target, now) for value in values if math.isfinite(value)]
         wanted = max([*wishes, 1])
@@ -105,9 +105,9 @@ def simulate_autoscaler(
 
 
 def match_replica_hours(rates: Rates, per_replica: float, replica_hours: float) -> AutoscaleResult:
-    """Simulate the reactive rule with the headroom at which it uses as many replica hours.
+    """Simulate the reactive rule with the headroom at which it uses `replica_hours`.
 
-    This shows what the same cost achieves without a forecast.
+    The result shows what the same cost achieves without a forecast.
     """
     low, high = 1.0, 2.0
     for _ in range(HALVINGS):
@@ -147,7 +147,7 @@ def draw_request_counts(means: Rates, rng: np.random.Generator) -> Rates:
 
 
 def read_served_week(seed: int) -> Rates | None:
-    """Return (minute,) requests/s of all clients of one model over a week. None if the data are missing.
+    """Return (minute,) requests/s of all clients of one model over a week, or None if the data are missing.
 
     The data are means of ten minutes. Between the middles of two bins the rate is interpolated
     linearly.

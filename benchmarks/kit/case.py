@@ -78,7 +78,7 @@ def make_record(
 ) -> dict[str, Any]:
     """Return the record of a case that measured itself. values: one for each run.
 
-    cpu_s: the CPU time of the measured work in the best run. peer: its name and value.
+    cpu_s: the CPU time of the measured work in the best run. peer: the peer's name and value.
     """
     value = max(values) if _is_rate(unit) else min(values)
     return {
@@ -150,7 +150,7 @@ def fits_memory(gpus: int, bytes_per_gpu: int) -> bool:
 def read_available_bytes(meminfo: Path = Path("/proc/meminfo"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory that programs can allocate without swapping, including file caches.
 
-    The limit of a container's cgroup counts, too.
+    The memory limit of a container's cgroup caps the result.
     """
     try:
         found = re.search(r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="utf-8"), re.MULTILINE)

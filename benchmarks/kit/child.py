@@ -30,7 +30,7 @@ class ChildProcess:
         self.pid = self._process.pid
 
     def check_running(self, unless: str = "") -> None:
-        """Raise AssertionError if the program has ended, or if `unless` says what is late."""
+        """Raise AssertionError if the program has ended, or if `unless` names something that is late."""
         code = self._process.poll()
         self._failed = self._failed or code is not None or bool(unless)
         tail = self.read_tail()

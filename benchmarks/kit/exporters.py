@@ -40,7 +40,7 @@ def draw_healthy_value(field: int, rng: np.random.Generator) -> str:
 
 
 class ExporterFarm:
-    """A running process that acts as the exporters of many nodes. Its pages are prepared, and repeat.
+    """A running process that acts as the exporters of many nodes. Its pages are made in advance and repeat.
 
     `write_groups` writes the target list that both Fleetcast and Prometheus read.
     """

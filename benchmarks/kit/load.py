@@ -1,7 +1,7 @@
 """A load generator for HTTP: keep-alive connections without pipelining, on uvloop, on one core.
 
-In a closed loop, a connection sends its next request once it has the answer. This measures answers a
-second. In an open loop, requests are due at fixed times, and latency counts from then. So a server that
+In a closed loop, a connection sends its next request once it has the answer. This measures answers per
+second. In an open loop, requests are due at fixed times, and latency counts from these times. So a server that
 stalls is charged for all requests that were due in the meantime.
 """
 
@@ -134,7 +134,7 @@ async def _open_connection(port: int, load: LoadResult) -> "_LoadConnection":
 
 
 class _LoadConnection(asyncio.Protocol):
-    """A connection with at most one open request."""
+    """A connection that sends one request at a time."""
 
     def __init__(self, load: LoadResult) -> None:
         self.load = load

@@ -22,7 +22,7 @@ START_S = 60.0
 def find_prometheus() -> str | None:
     """Return the path of a Prometheus program, or None if there is none.
 
-    Among those that our tests built, it is the newest one.
+    If our tests built several of them, the newest one is returned.
     """
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fleetcast"
     built = [str(path) for path in sorted(cache.glob("prometheus-*/bin/prometheus"), reverse=True)]

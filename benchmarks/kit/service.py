@@ -46,14 +46,14 @@ def pin_to_cores(wanted: set[int]) -> Iterator[None]:
 
 
 def pin_beside_server() -> contextlib.AbstractContextManager[None]:
-    """Pin this process, which generates the load, to the second core. The first one is the server's."""
+    """Pin this process, which generates the load, to the second core. The server has the first core."""
     return pin_to_cores(set(list_cores()[1:2] or list_cores()))
 
 
 def choose_board_cores() -> set[int]:
     """Return the cores for a pipeline that ticks.
 
-    With three cores, they are neither the server's nor the load generator's. With two cores the pipeline
+    With three cores, the pipeline does not share a core with the server or the load generator. With two cores it
     shares the server's core. If the generator had to wait for its core, it would attribute that delay to the
     server.
     """
@@ -69,7 +69,7 @@ def read_cpu_s(pid: int) -> float:
 def find_free_port() -> int:
     """Return an unused loopback port below the ephemeral range.
 
-    So no outgoing connection can occupy the port before the server binds it.
+    An outgoing connection cannot occupy such a port before the server binds it.
     """
     for port in random.sample(PORTS, 50):
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -79,9 +79,9 @@ def find_free_port() -> int:
 
 
 def write_topology(folder: Path, gpus: int) -> Path:
-    """Write `topology.toml` for a fleet of this size: nodes n00000, n00001, … in racks of 16.
+    """Write `topology.toml` for a fleet of this size, and return its path.
 
-    Returns its path.
+    The nodes are n00000, n00001, … in racks of 16.
     """
     last = max(1, gpus // GPUS_PER_NODE) - 1
     racks = [
@@ -139,7 +139,7 @@ class ServerProcess:
 
 
 class BoardProcess:
-    """A process with a pipeline of `gpus` GPUs, which publishes a new board every second, or ticks."""
+    """A process with a pipeline of `gpus` GPUs. The pipeline publishes a new board every second, or ticks."""
 
     def __init__(self, folder: Path, gpus: int) -> None:
         context = multiprocessing.get_context("spawn")

@@ -56,7 +56,7 @@ class WriteRequests:
         self._rng = rng
 
     def make_round(self, time_ms: int) -> list[bytes]:
-        """Return the compressed bodies of one round at `time_ms`, with values of a few digits."""
+        """Return the compressed bodies of one round at `time_ms`. Values have only a few digits."""
         time = np.array([(time_ms >> 7 * at & 0x7F) | (0x80 if at < 5 else 0) for at in range(6)], np.uint8)
         bodies = []
         for template, places, most in zip(self._templates, self._samples, self._most, strict=True):

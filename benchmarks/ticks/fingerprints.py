@@ -1,6 +1,6 @@
 """The time that the service needs to fingerprint every running job once.
 
-It measures `fleetcast.service.pipeline.jobs.fingerprints`, with half an hour of readings in the
+The benchmark measures `fleetcast.service.pipeline.jobs.fingerprints`, with half an hour of readings in the
 rings. A quarter of the jobs report checkpoints, an eighth swings with a period that telemetry can
 show, and the others work steadily. One job in ten spans two nodes.
 """
@@ -34,7 +34,7 @@ READINGS = ("sm_active", "tensor_active", "gpu_util", "power_w", "fb_used_bytes"
 
 
 class WallClock(ManualClock):
-    """A clock that is set by hand, and runs as fast as wall time."""
+    """A clock that is set manually, and runs as fast as wall time."""
 
     def wall_s(self, fleet_s: float) -> float:
         return fleet_s
@@ -67,7 +67,7 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 def _run_round(
     prints: Fingerprints, state: FleetState, jobs: int, clock: ManualClock, waits_ms: list[float]
 ) -> tuple[int, float]:
-    """Return the number of passes until each job was fingerprinted, and their CPU seconds.
+    """Run passes until each job is fingerprinted. Returns the number of passes, and their CPU seconds.
 
     waits_ms: receives the longest wait of the event loop in each pass.
     """
@@ -98,7 +98,7 @@ async def _measure_pass_wait(prints: Fingerprints, state: FleetState) -> float:
 
 
 def make_full_fleet(gpus: int) -> tuple[FleetState, int]:
-    """Make the state of a full fleet. Returns it, and the number of running jobs."""
+    """Make the state of a full fleet. Returns the state, and the number of running jobs."""
     nodes = gpus // GPUS_PER_NODE
     entities = Entities()
     for node in range(nodes):

@@ -108,7 +108,7 @@ def _run_measured_fleet(gpus: int, ports: int, line: Any) -> None:
 
 
 class MeasuredFleet:
-    """A pipeline with a decoder for each node. Pages are made when they are scraped, as an exporter does."""
+    """A pipeline with a decoder for each node. Each page is made at its scrape, as an exporter makes it."""
 
     def __init__(self, nodes: int, ports: int, folder: Path) -> None:
         self.nodes = nodes

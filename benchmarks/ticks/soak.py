@@ -1,8 +1,8 @@
 """A simulated day in the real pipeline, as fast as possible: memory and tick time by the hour.
 
-Every 15 s of fleet time all GPUs and nodes are scraped. Every minute brings a tick and a step of
-each running job. Gangs queue, run for half an hour to hours and end. Some fail. Snapshots are five
-minutes apart, forecasts ten. Pages have a dozen metrics a GPU, but rings have room for all metrics
+Every 15 s of fleet time all GPUs and nodes are scraped. Every minute there is a tick, and each running job
+makes a step. Gangs queue, run for half an hour to hours and end. Some fail. Snapshots are five
+minutes apart, forecasts ten. Pages have a dozen metrics per GPU, but rings have room for all metrics
 anyway.
 """
 
@@ -166,9 +166,9 @@ class SoakSite:
 
 
 class JobMill:
-    """A source of gangs that are submitted, wait for nodes, step every minute and end.
+    """A source of gangs that are submitted, wait for nodes, make a step every minute and end.
 
-    A tenth of them fail.
+    A tenth of the gangs fail.
     """
 
     def __init__(self, nodes: int) -> None:

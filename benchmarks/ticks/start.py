@@ -1,8 +1,8 @@
 """The time from the start of a pipeline to its first board, with a fleet's snapshot on disk.
 
-The process is a real one, with a configuration file and a topology file. The snapshot is what a busy site
-leaves behind: full rings, a file for each of the last minutes, running jobs with their steps, and weeks
-of ended jobs. A first start does not count, so that every module is compiled, as after an installation.
+The process is a real one, with a configuration file and a topology file. The snapshot is that of a busy site:
+full rings, a file for each of the last minutes, running jobs with their steps, and weeks of ended jobs. A first
+start does not count. It only compiles every module, as an installation does.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ def save_earlier_state(fleet: BusyFleet) -> None:
 def measure_first_board(folder: Path, now_ms: int, gpus: int, jobs: int) -> tuple[float, float]:
     """Return the wall and CPU seconds from the start of a process to its first board.
 
-    Asserts that the board knows the running jobs.
+    Asserts that the board has the running jobs.
     """
     config = _write_config(folder, now_ms, gpus)
     reader = BoardReader(folder / "board")

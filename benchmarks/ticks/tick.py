@@ -173,18 +173,18 @@ def make_gang_events(nodes: int, now_ms: int) -> Iterator[JobEvent]:
         node, number = node + width, number + 1
 
 
-def make_job_per_node(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+def make_node_job_events(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield the events of a job on all GPUs of each node."""
     return _make_single_member_events(nodes, now_ms, [tuple(range(GPUS_PER_NODE))])
 
 
-def make_job_per_gpu(nodes: int, now_ms: int) -> Iterator[JobEvent]:
+def make_gpu_job_events(nodes: int, now_ms: int) -> Iterator[JobEvent]:
     """Yield the events of a job on each GPU."""
     return _make_single_member_events(nodes, now_ms, [(gpu,) for gpu in range(GPUS_PER_NODE)])
 
 
 def _make_single_member_events(nodes: int, now_ms: int, places: Sequence[tuple[int, ...]]) -> Iterator[JobEvent]:
-    """Yield the events of jobs with one member. places: the GPUs of each of a node's jobs."""
+    """Yield the events of jobs with one member. places: for each job of a node, the GPUs that it holds."""
     began_ms = now_ms - 900_000
     for node in range(nodes):
         for number, gpus in enumerate(places):
@@ -198,6 +198,6 @@ SILENT = "extract, score, publish; 40 % of the nodes silent"
 CASES: dict[str, Callable[[int, int], Iterator[JobEvent]]] = {
     "extract, score, publish": make_gang_events,
     SILENT: make_gang_events,
-    "extract, score, publish; a job on each node": make_job_per_node,
-    "extract, score, publish; a job on each GPU": make_job_per_gpu,
+    "extract, score, publish; a job on each node": make_node_job_events,
+    "extract, score, publish; a job on each GPU": make_gpu_job_events,
 }

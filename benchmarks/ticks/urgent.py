@@ -110,7 +110,7 @@ class FleetFeed(Source):
 class Exporters:
     """HTTP exporters of nodes `u000`, `u001`, …
 
-    `code`: the XID that all of them show, 0 for none. `shown`: node → when its page first showed an XID, in
+    `code`: the XID that all exporters show, 0 for none. `shown`: node → when its page first showed an XID, in
     monotonic seconds.
     """
 

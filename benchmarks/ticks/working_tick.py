@@ -314,8 +314,7 @@ class WorkingJob:
 def make_placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
     """Yield the placement of each job: gangs on whole nodes, then pairs of jobs on the last nodes.
 
-    The jobs of a pair share GPUs of one node, or each of them has half of the GPUs of the same two
-    nodes.
+    The jobs of a pair share GPUs of one node, or each job has half of the GPUs of the same two nodes.
     """
     rng = np.random.default_rng(2)
     alone = nodes - max(2, round(SHARED * nodes)) // 2 * 2
@@ -338,7 +337,7 @@ def make_placements(nodes: int) -> Iterator[tuple[RankPlacement, ...]]:
 def make_faults(nodes: int) -> Iterator[NodeEvent]:
     """Yield the health events of every tenth node: a fault that has ended.
 
-    It still raises the node's hazard.
+    Such a fault still raises the node's hazard.
     """
     for node in range(0, nodes, round(1 / FAULTY)):
         began_ms = T0 - 86_400_000 - node * 60_000 % (5 * 86_400_000)
