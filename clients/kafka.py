@@ -272,7 +272,7 @@ class KafkaWriter:
         return self._producer
 
     def list_topics(self) -> frozenset[str]:
-        """Return the topics that exist."""
+        """Return the names of all topics."""
         try:
             admin = KafkaAdminClient(**_make_client_settings(self._access))
             try:

@@ -48,7 +48,7 @@ class AbsentError(Exception):
 class Collection:
     """A Kubernetes collection to list and watch.
 
-    `decode` turns an object's JSON into the part to store. It runs in the thread that reads. others: paths
+    `decode` turns an object's JSON into the part to store. It runs in the reading thread. others: paths
     of other API versions, tried in order if the server does not have the collection.
     """
 
@@ -75,7 +75,7 @@ class Listing:
 class Changes:
     """Changes from a watch: (ADDED | MODIFIED | DELETED, object).
 
-    After all of them, the collection has the version `version`.
+    The collection has the version `version` after the last of these changes.
     """
 
     name: str
@@ -323,9 +323,9 @@ def _decode_change(line: bytes) -> tuple[_WatchEvent, str]:
 
 
 class Follower:
-    """A reader that lists and watches collections for one event loop, in a daemon thread for each.
+    """A reader that lists and watches collections for one event loop. Each collection has a daemon thread.
 
-    Once its queue is full, further changes wait at the server.
+    Once the queue of messages is full, further changes wait at the server.
     """
 
     def __init__(self, server: Server, what: Sequence[Collection], versions: Mapping[str, str]) -> None:
@@ -347,7 +347,7 @@ class Follower:
     async def wait_for_messages(self, most_s: float | None = None) -> list[Message]:
         """Return the messages that have arrived. Waits for the first one, at most `most_s` seconds.
 
-        The list is empty after that time. Raises the error that ended a thread.
+        The list is empty if none arrives in this time. Raises the error that ended a thread.
         """
         if not await wait_for_event(self._some, most_s):
             return []

@@ -5,7 +5,7 @@
     rest      GET of http://host:6820 or unix:/run/slurmrestd.sock; the token from SLURM_JWT
     folder    queue.json, nodes.json, accounting.json (or .txt), as a cron job on a login node leaves them
 
-SLURM_TIME_FORMAT makes times in text Unix seconds, so zones do not matter.
+With SLURM_TIME_FORMAT, text output has times in Unix seconds, so time zones do not matter.
 
 **Users' texts and Slurm's facts come in separate tables.** A job's name can contain line breaks and
 whole rows of other jobs. So text comes from two calls. One has only columns that Slurm alone
@@ -62,7 +62,7 @@ class SlurmClient(Protocol):
     """A client of Slurm. Methods raise SourceError while Slurm does not answer."""
 
     async def read_queue(self) -> bytes:
-        """Return all jobs that slurmctld knows: those that wait, run, or ended lately."""
+        """Return all jobs that slurmctld knows: those that wait, run, or ended recently."""
 
     async def read_nodes(self) -> bytes: ...
 

@@ -107,7 +107,7 @@ class SlurmRestAccount:
 class SlurmRestControl:
     """A client of one slurmrestd.
 
-    It can neither requeue held jobs nor release them: use the commands for that.
+    It can neither requeue held jobs nor release them. Slurm's commands can do both.
     """
 
     def __init__(self, account: SlurmRestAccount, timeout_s: float = 3.0) -> None:

@@ -19,7 +19,7 @@ WEEK_S = 7 * 86_400
 
 
 class LastWeek:
-    """A forecast that repeats the value of one week before. Its errors in the past give the bands."""
+    """A forecast that repeats the last known value of the same time of the week. Its past errors give the quantiles."""
 
     name = "last_week"
 

@@ -117,9 +117,9 @@ class _WatchedAttempt:
         return company.share == self.share and company.other == self.company
 
     def find_alone_s(self, share: str) -> float | None:
-        """Return the attempt's step time in seconds while it shared only wider hardware than `share`, or none.
+        """Return the attempt's step time in seconds without sharing hardware as tight as `share`, or None if unknown.
 
-        If several such times are known, the one with the widest shared hardware counts. Returns None if there is none.
+        If several such times are known, returns the one with the widest shared hardware.
         """
         level = max((level for level in self.paces if level > LEVELS[share]), default=None)
         return None if level is None else self.paces[level]
@@ -176,7 +176,7 @@ class CoRuns(Stateful):
 
     @property
     def active_co_runs(self) -> dict[tuple[Attempt, Attempt], CoRun]:
-        """(attempt, partner) → their newest co-run, for those that still run together."""
+        """(attempt, partner) → their newest co-run, for pairs that still run together."""
         pairs = ((key, row.company) for key, row in self._watched.items() if row.company is not None)
         return {pair: self._found[pair] for pair in pairs if pair in self._found}
 
@@ -190,7 +190,7 @@ class CoRuns(Stateful):
 
     @property
     def step_times_alone(self) -> Mapping[int, tuple[float, ...]]:
-        """Key of a job or kind → its step time alone in seconds, and the share of communication in it.
+        """Key of a job or kind → its step time alone in seconds, and the share of it spent on communication.
 
         A job whose steps do not state their communication has no entry.
         """
@@ -349,7 +349,7 @@ def _start_watch(
 ) -> _WatchedAttempt:
     """Return the new state of an attempt whose partner, shared hardware or keys have changed.
 
-    It begins at `joined_ms` if the two have started to share recently, and otherwise now.
+    The state begins at `joined_ms` if the two have started to share recently, and otherwise now.
     """
     if last is not None and last.keys != keys:
         last = None

@@ -22,7 +22,7 @@ OTHERS_PLACE = 8  # of `Contribution.others` in its row
 class DemandScope(NamedTuple):
     """The scope of a demand series. A field is EVERYTHING if the demand is not divided by it.
 
-    It is divided by queue, or by pool of machines, never by both.
+    Demand is divided by queue, or by pool of machines, never by both.
     """
 
     queue: str = EVERYTHING
@@ -39,7 +39,7 @@ class DemandScope(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of the scope, which has its own limit on the number of scopes: queue, class, group or pool."""
+        """The kind of the scope: queue, class, group or pool. Each kind has its own limit on the number of scopes."""
         if self.pool != EVERYTHING:
             return "pool"
         return "group" if self.group != EVERYTHING else "class" if self.class_ != EVERYTHING else "queue"
@@ -75,7 +75,7 @@ class Contribution:
 
     @classmethod
     def from_row(cls, row: Sequence[Any]) -> "Contribution":
-        """Restore a contribution from a row of `to_row` after JSON. Rows of older versions are shorter."""
+        """Restore a contribution from the JSON form of a row of `to_row`. Rows of older versions are shorter."""
         head, tail = row[:OTHERS_PLACE], row[OTHERS_PLACE:]
         defaults: list[Any] = [(), 1, (), (), False]
         others, jobs, weights, allowed, names_quota = [*tail, *defaults[len(tail) :]]
@@ -85,7 +85,7 @@ class Contribution:
 
     @property
     def waits_for_quota(self) -> bool:
-        """Return whether the attempt waits for a quota, so that more machines would not start it."""
+        """Return whether the attempt waits for a quota. More machines would not start it."""
         return self.names_quota and self.started_ms is None and self.ended_ms is None and self.submitted_ms is not None
 
     def split_by_pool(self) -> Iterator[tuple[DemandScope, "Contribution"]]:
@@ -157,7 +157,7 @@ def find_changed_edges(old: Contribution, new: Contribution) -> Iterator[tuple[i
 def make_contribution(attempt: JobAttempt, inventory: PoolInventory | None = None) -> Contribution | None:
     """Return the demand that an attempt adds to the series.
 
-    Returns None if it needs no GPUs, or if its arrival is not known yet. inventory: the pools of
+    Returns None if the attempt needs no GPUs, or if its arrival is not known yet. inventory: the pools of
     machines.
     """
     milli, stated = min(count_wanted_milli(attempt), MOST), attempt.submission

@@ -115,7 +115,7 @@ class DemandSeries(Stateful):
     def count_requests(self, requests: Iterable[JobAttempt], promised: Mapping[Key, int], now_ms: int) -> None:
         """Count each open request of the placer's ledger once.
 
-        requests: those that wait, and those whose GPUs are promised although no event has reported their start or
+        requests: the waiting requests, and those whose GPUs are promised although no event has reported their start or
         end. promised: attempt → when its GPUs were promised, in Unix ms.
         """
         found = {(row.job, row.attempt): make_contribution(row, self.inventory) for row in requests}
@@ -224,7 +224,7 @@ class DemandSeries(Stateful):
         return self._known.values()
 
     def _add_change(self, change: Contribution, sign: int, scopes: Iterable[DemandScope]) -> None:
-        """Add a change to those of the scopes that have bins. sign: 1 to add it, -1 to undo it."""
+        """Add a change to the scopes that have bins. sign: 1 to add it, -1 to undo it."""
         admitted = list(scopes)
         self._add_edges(((sign, edge) for edge in change.list_edges()), admitted)
         for scope in admitted:
@@ -262,7 +262,7 @@ class DemandSeries(Stateful):
         return (*sorted(scope.queue for scope in self.list_scopes("queue")), EVERYTHING)
 
     def list_pools(self) -> tuple[str, ...]:
-        """Return the pools of the inventory and those that have demand, sorted."""
+        """Return the pools of the inventory and all other pools with demand, sorted."""
         found = {scope.pool for scope in self.list_scopes("pool")}
         return tuple(sorted(found | {pool for pool in self.inventory.models if DemandScope(pool=pool) in self}))
 
@@ -292,7 +292,7 @@ class DemandSeries(Stateful):
         """Return (bin,) float64: a target's values in one scope, oldest first.
 
         The values are NaN before the first event of any queue, and for an unknown scope. bin_s: 60 or 600.
-        Levels are those at a bin's end, and the last bin contains `now_ms`. Arrivals are sums, and the last
+        A level is the value at its bin's end, and the last bin contains `now_ms`. Arrivals are sums, and the last
         bin is the last complete one. GPUs may have a fraction, since parts of GPUs add up.
         """
         if group == OTHER:
@@ -389,9 +389,9 @@ class DemandSeries(Stateful):
         self.shown.move_to_newest(key, self._known)
 
     def restore_attempt(self, attempt: JobAttempt) -> None:
-        """Restore the contribution of an attempt that `drop_attempt` dropped, because it changes again.
+        """Restore the contribution of an attempt that `drop_attempt` dropped, because the attempt changes again.
 
-        A group that was added after the attempt had arrived does not count it.
+        A group that was added after the attempt had arrived does not count this attempt.
         """
         added = self.shown.make_contribution(attempt, self.inventory)
         if added is not None:

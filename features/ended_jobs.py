@@ -1,4 +1,7 @@
-"""EndedJobs: the attempts that ended within the last hour, for answers and outcomes."""
+"""EndedJobs: the attempts that ended within the last hour.
+
+The API still answers for them, and the outcomes of their forecasts are recorded.
+"""
 
 from collections.abc import Iterable
 from itertools import islice

@@ -73,8 +73,7 @@ class _CheckpointEdges:
 def find_episodes(edges: Sequence[CheckpointEdges]) -> list[Episode]:
     """Return the checkpoints in order of their beginnings.
 
-    If the last end events of a checkpoint are missing, it ends at its last known one. This is decided once
-    the next checkpoint begins.
+    A checkpoint may lack its last end events. Once the next checkpoint begins, it ends at its last known end event.
     """
     gangs: list[_CheckpointEdges] = []
     for edge in sorted(edges, key=lambda row: row.time_ms):

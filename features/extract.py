@@ -67,7 +67,7 @@ NODE_FEATURES = _list_feature_names(EntityKind.NODE)
 class Frames:
     """The features that the models receive at one time, one frame for each kind.
 
-    The rows of a frame are those of the kind's table in `Entities`.
+    A frame has the same rows as the kind's table in `Entities`.
     """
 
     gpu: FeatureFrame
@@ -159,7 +159,7 @@ class _FrameBuilder:
 
 
 def _find_last_ms(ring: Ring) -> NDArray[np.int64]:
-    """Return (entity,) the time of its newest sample in Unix ms, -1 if it has none."""
+    """Return (entity,) the time of each entity's newest sample in Unix ms, -1 if it has none."""
     last: NDArray[np.int64] = ring.time_ms[:, : ring.size].max(axis=0, initial=-1)
     return last
 
@@ -172,9 +172,9 @@ def _exclude_downtime(gaps: list[tuple[int, int]], last: NDArray[np.int64]) -> N
 
 
 def _compute_frozen_s(ring: Ring, last: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return (entity,) for how many seconds samples have arrived without any value changing.
+    """Return (entity,) seconds in which samples have arrived but no value has changed.
 
-    It is NaN for entities without samples.
+    The result is NaN for entities without samples.
     """
     changed = ring.changed_ms[:, : ring.size].max(axis=0, initial=0)
     return np.where(last < 0, np.nan, (last - changed) / 1000)

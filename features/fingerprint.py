@@ -50,7 +50,7 @@ def compute_shape(activity: Array, tensor: Array, exchange: Array, host: Array, 
 
 
 def estimate_class_odds(shape: Shape) -> dict[str, float]:
-    """Return class → its probability, for each of CLASSES. They add up to 1.
+    """Return class → its probability, for each of CLASSES. The probabilities add up to 1.
 
     Training keeps the SMs busy, mostly with tensor work, exchanges gradients and is periodic. Inference is
     bound by memory, with little tensor work and no period. We set the weights on eight recorded runs, which

@@ -14,7 +14,7 @@ Run = tuple[int, str, int, float]  # ended_ms, job, attempt, run_s
 
 
 class FinishedRuns:
-    """The newest MAX_RUNS finished runs of each GPU count, and of all, in order of their ends.
+    """The newest MAX_RUNS finished runs of each GPU count, and of all counts together, in order of their ends.
 
     Failed runs are left out, because they ended early.
     """

@@ -94,7 +94,7 @@ class JobRows:
 def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
     """Return (gpu,) the sorted rows of the GPUs that an attempt holds.
 
-    If the attempt does not name the GPUs of a node, it counts as holding all of them.
+    If the attempt does not name its GPUs on a node, it counts as holding all of the node's GPUs.
     """
     table = entities[EntityKind.GPU]
     rows = []

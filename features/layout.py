@@ -89,23 +89,23 @@ class Layout:
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The names of the rows of the fine ring, in order."""
+        """The row names of the fine ring, in order."""
         return tuple(name for name, row in zip(self.metrics, self.value, strict=True) if row >= 0)
 
     @property
     def days(self) -> tuple[str, ...]:
-        """The names of the rows of the ring of ten-minute means, in order."""
+        """The row names of the ring of ten-minute means, in order."""
         return tuple(name for name, row in zip(self.metrics, self.day, strict=True) if row >= 0)
 
     @property
     def events(self) -> tuple[str, ...]:
-        """The names of the rows of the ring of event counts, in order."""
+        """The row names of the ring of event counts, in order."""
         names = tuple(name for name, row in zip(self.metrics, self.event, strict=True) if row >= 0)
         return (*names, GAPS) if self.gaps >= 0 else names
 
     @property
     def counters(self) -> tuple[str, ...]:
-        """The names of the rows of the table of rates, in order."""
+        """The row names of the table of rates, in order."""
         return tuple(name for name, row in zip(self.metrics, self.counter, strict=True) if row >= 0)
 
 

@@ -33,7 +33,7 @@ class OpenDemand(Stateful):
     def apply_promise(self, key: Key, change: Contribution | None) -> Contribution | None:
         """Return an attempt's contribution with its promise applied. change: the contribution by its events.
 
-        If no event reports its start, it runs since its GPUs were promised.
+        If no event reports the attempt's start, it counts as running since its GPUs were promised.
         """
         self._requested.discard(key)
         self._left.pop(key, None)

@@ -126,7 +126,7 @@ class _OpenRecord:
 
 
 class PastRuns(Stateful):
-    """The run times of past jobs by KEYS, and the features of a job that follow from them.
+    """The run times of past jobs by KEYS, and the features that they give to a new job.
 
     A repeated event counts once, by (job, attempt). The order of events does not matter. Only one task may
     change it.
@@ -375,7 +375,7 @@ def _find_row_with_runs(pasts: Sequence[RunPast | None], rows: Sequence[int]) ->
 
 
 def _make_keys(job: JobShape) -> tuple[tuple[Any, ...] | None, ...]:
-    """Return the job's key for each of KEYS, or None where the job does not state enough."""
+    """Return the job's key for each of KEYS, or None for a key that needs facts the job does not state."""
     user, kin, gpus = job.user, job.group_or_queue, job.gpus
     return (
         (0, user) if user else None,

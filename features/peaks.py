@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 def find_peaks(curve: NDArray[np.float64], height: float, prominence: float) -> NDArray[np.intp]:
     """Return (peak,) the positions of local maxima with at least this height and prominence, in order.
 
-    The position of a plateau is its middle, rounded down. A peak's prominence is its height above the
-    higher of two lows: the lowest values on either side up to the next higher value, or to the end of
-    the curve.
+    The position of a plateau is its middle, rounded down. On each side of a peak, its low is the lowest value
+    before the next higher value or the end of the curve. The peak's prominence is its height above the higher of
+    the two lows.
     """
     tops = _find_tops(curve)
     tops = tops[curve[tops] >= height]

@@ -214,9 +214,9 @@ def _find_usual_cycle(rows: Array, period: float) -> float:
 
 
 def _find_rises(row: Array, low: float, high: float) -> Array:
-    """Return (rise,) when a channel crosses the middle on its way from below `low` to above `high`.
+    """Return (rise,) the times, in samples, at which a channel rises through the middle.
 
-    Times are in samples.
+    A rise goes from below `low` to above `high`.
     """
     side = np.where(row > high, 1, np.where(row < low, -1, 0))
     at = np.flatnonzero(side)
@@ -228,7 +228,7 @@ def _find_rises(row: Array, low: float, high: float) -> Array:
 
 
 def _refine_period(curve: Array, lag: int) -> float:
-    """Return the period in samples, refined from its multiples as long as they are hills."""
+    """Return the period in samples, refined from its multiples, up to the first multiple that is not a hill."""
     period = _find_vertex(curve, lag)
     for many in range(2, MOST_MULTIPLES + 1):
         if period * (many - 1) >= FAR * FINE:

@@ -3,7 +3,7 @@
 Training jobs pause for their checkpoints, for example. An autocorrelation needs a series that swings most of
 the time. Here each excursion counts as one pulse, and the times between pulses are compared. If the series
 ends within a pulse, one edge of it is known: beginnings are compared with beginnings and ends with ends.
-A rhythm is reported only if as many pulses at random times would rarely be as evenly spaced.
+A rhythm is reported only if pulses at random times would rarely be so evenly spaced.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ CANDIDATES = 8
 class Pulses:
     """The pulses of one series: its excursions from the usual level. Times are in samples.
 
-    centers: (pulse,) of pulses with both edges. begins, ends: (pulse,) edges within the series.
+    centers: (pulse,) the middles of pulses with both edges. begins, ends: (pulse,) edges within the series.
     longest: the length of the longest pulse. blurred: the error of an interval between two pulses, in samples.
     """
 
@@ -47,7 +47,7 @@ class Pulses:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """The rhythm of pulses. Without one, `period` is None and `reason` says why. Times are in samples."""
+    """The rhythm of pulses. Times are in samples. If there is no rhythm, `period` is None and `reason` says why."""
 
     period: float | None
     reason: str = ""
@@ -204,7 +204,7 @@ def _find_longest_chain(centers: Array, period: float) -> tuple[NDArray[np.intp]
 
 
 def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: float) -> float:
-    """Return the probability that as many pulses at random times are as evenly spaced, or 1 if too few fit.
+    """Return the probability that pulses at random times fit a period as well as these. It is 1 if too few fit.
 
     pulses: the number of all pulses. on: (fitting,) times of the pulses that fit. turns: (fitting,) the
     number of each one's period. blurred: the error of these times in samples.
@@ -220,7 +220,7 @@ def _compute_chance(pulses: int, on: Array, turns: NDArray[np.int64], blurred: f
 
 
 def _explain_missing_rhythm(most: int, short: bool, is_even: bool, span_s: float, interval_s: float) -> str:
-    """Return the reason in words why there is no rhythm.
+    """Return a sentence that says why there is no rhythm.
 
     most: the most pulses of any channel, -1 if no channel has any. short: whether a channel was left out
     because its pulses are shorter than two samples. is_even: whether the pulses of a channel are evenly

@@ -44,7 +44,7 @@ class _ModelRings:
 
 
 class RequestSeries:
-    """The requests/s of the first MOST_MODELS served models. Each needs 30 kB.
+    """The requests/s of the first MOST_MODELS served models. Each model needs 30 kB.
 
     If a minute is recorded twice, the last record counts. Only one task may change it.
     """

@@ -102,7 +102,7 @@ class Ring:
 
     @property
     def end_slot(self) -> int:
-        """The number of the last slot of all windows: the slot that contains the latest time of `advance`."""
+        """The number of the last slot of all windows. It contains the latest time passed to `advance`."""
         return self.closed + OPEN_SLOTS
 
     def advance(self, now_ms: int, newest_ms: int | None = None) -> None:
@@ -242,7 +242,7 @@ class Ring:
     ) -> NDArray[np.float32]:
         """Store rates and exact increments, and return (n,) float32 the values for the fine ring.
 
-        The value of a gauge is unchanged, and that of a counter is its rate per second.
+        The value of a gauge is unchanged. The value of a counter is its rate per second.
         """
         stored = value.astype(np.float32)
         layout = self.layout
@@ -349,7 +349,7 @@ class Ring:
     def find_newest_values(self, metric: int) -> NDArray[np.float64] | NDArray[np.float32]:
         """Return (entity,) the newest value of a gauge, or the newest rate per second of a counter.
 
-        It is a view, not a copy.
+        The result is a view, not a copy.
         """
         counter = self.layout.counter[metric]
         return self.raw[metric, : self.size] if counter < 0 else self.rate[counter, : self.size]
@@ -405,7 +405,7 @@ class Ring:
         return days
 
     def _compute_current_means(self, metric: int) -> tuple[NDArray[np.intp], NDArray[np.float64], NDArray[np.int64]]:
-        """Return the entities with an unfinished bucket, its mean so far, and its age in buckets."""
+        """Return the entities with an unfinished bucket, the mean of each bucket so far, and its age in buckets."""
         row = self.layout.day[metric]
         count = self.bucket_count[row, : self.size]
         age = self.newest_bucket - self.time_ms[metric, : self.size] // BUCKET_MS

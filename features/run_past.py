@@ -136,7 +136,7 @@ class RunPast:
         return (*ended, math.log1p(self.count), self.failed, since, *among)
 
     def _compute_ended_features(self) -> tuple[float, ...]:
-        """Return the first of PAST_NAMES: those that change only when a run ends. There must be a run."""
+        """Return the first features of PAST_NAMES, which change only when a run ends. There must be a run."""
         runs, short, long = self.runs, self._short, self._sorted
         s, n = len(short) - 1, len(long) - 1
         last = runs[-1]

@@ -39,7 +39,7 @@ class OccupiedSizes(Stateful):
     def find_outdated_attempts(self, shown: Mapping[Key, int], known: Mapping[Key, Contribution]) -> list[Key]:
         """Return the running attempts whose GPUs agree with their events again.
 
-        shown: attempt → thousandths of GPUs by occupancy, where that differs from the events. known: the attempts
+        shown: attempt → thousandths of GPUs by occupancy, where this size differs from the events. known: the attempts
         that may still change.
         """
         gone = (self._milli.keys() & known.keys()) - shown.keys()

@@ -138,7 +138,7 @@ class WindowStore:
     def move_times_back(self, now_ms: int, by_ms: int) -> bool:
         """Move all times back by `by_ms` because the clock was set back. Return whether they moved.
 
-        Nothing moves if no sample is ahead of the clock, because the senders then use another clock.
+        If no sample is ahead of the clock, the senders use another clock, and nothing moves.
         """
         newest_ms = max((int(ring.time_ms.max(initial=-1)) for ring in self.rings.values()), default=-1)
         if newest_ms <= now_ms:

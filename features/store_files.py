@@ -65,7 +65,7 @@ class SaveStart:
     def list_unsaved(self, ring: Ring) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the numbers of the slots and of the buckets up to now that are not on disk.
 
-        The newest slot is always among them, so that no saved time lacks its slot.
+        The newest slot is always included, so that no saved time lacks its slot.
         """
         slot = max(min(self.slot, ring.touched_slot), ring.head - ring.span.slots + 1, ring.first_slot)
         bucket = max(min(self.bucket, ring.touched_bucket), ring.newest_bucket - BUCKETS + 1, ring.first_bucket)
@@ -83,7 +83,7 @@ def begin_save(ring: Ring, *, everything: bool) -> SaveStart:
 
 
 def _compute_slice_length(ring: Ring, since: SaveStart) -> int:
-    """Return how many entities fit into a slice of about SLICE_BYTES. At least 16."""
+    """Return how many entities fit into a slice of about SLICE_BYTES. The result is at least 16."""
     slots, buckets = since.list_unsaved(ring)
     layout = ring.layout
     of_slots = len(slots) * 4 * (len(layout.values) + len(layout.events)) + len(buckets) * 4 * len(layout.days)
@@ -249,8 +249,8 @@ def _fill_slots(ring: Ring, about: dict[str, Any], slots: Arrays) -> None:
 def _find_slot_ranges(numbers: NDArray[np.int64], newest: int, length: int) -> Iterator[tuple[slice, slice]]:
     """Yield pairs of slices for runs of consecutive slots: their places in the ring, and in the file.
 
-    numbers: (slot,) in the file. newest: the ring's newest slot. length: the ring's. Slots that are too
-    old for the ring are left out.
+    numbers: (slot,) the slot numbers in the file. newest: the ring's newest slot. length: the ring's length. Slots
+    that are too old for the ring are left out.
 
     >>> list(_find_slot_ranges(np.arange(96, 104), 103, 5))
     [(slice(4, 5, None), slice(3, 4, None)), (slice(0, 4, None), slice(4, 8, None))]

@@ -305,7 +305,7 @@ def _is_reported(attempt: JobAttempt | None) -> bool:
 
 
 def _find_reported_jobs(jobs: JobTable) -> dict[str, list[str]]:
-    """Return node → the jobs that run there according to real events."""
+    """Return node → the jobs that run on it according to real events."""
     found: dict[str, list[str]] = defaultdict(list)
     for attempt in jobs.list_running():
         for node in attempt.hosts if attempt.source == "events" else ():

@@ -1,8 +1,8 @@
 """Sequence numbers of job events. An event's kind decides its number. The reporter does not matter.
 
-So a start that two sources report is one event. An end has two numbers: a record that explains it (an
-epilog's comment) has the greater one, which wins in any order. A training loop that reports itself
-(`fleetcast-client`) counts from `RANK << 32`, with a block for each rank.
+So a start that two sources report is one event. An end has two numbers. A record that explains the end, such
+as an epilog's comment, has the greater number, so it wins in any order of arrival. A training loop that reports
+itself (`fleetcast-client`) counts from `RANK << 32`, with a block for each rank.
 """
 
 from typing import Final

@@ -293,7 +293,7 @@ class MachineNames:
         return len(hosts) < 2
 
     def _remove_gpus(self, node: str) -> None:
-        """Remove the GPUs of a name after both machines that shared it got other names."""
+        """Remove the GPUs of a name after both machines with this name got other names."""
         self._unproven.pop(node, None)
         if not self._slots.get(node):
             self._entities.remove_node_devices(node)

@@ -85,7 +85,7 @@ def _expand_entry(entry: str) -> Iterator[str]:
 
 
 def _expand_numbers(span: str, entry: str) -> Iterator[str]:
-    """Yield the numbers of a range such as 001-019, padded with zeros to the width of the first."""
+    """Yield the numbers of a range such as 001-019, padded with zeros to the width of the first number."""
     match = _SPAN.fullmatch(span)
     if match is None:
         raise ConfigError(f"node range {_quote(entry)}: {_quote(span)} is neither a number nor first-last")

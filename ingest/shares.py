@@ -85,7 +85,7 @@ class OwnNodeFilter:
         self._own = np.zeros(0, bool)  # (node,)
 
     def find_own_nodes(self) -> NDArray[np.bool_]:
-        """Return (node,) whether each node of the table belongs to the share."""
+        """Return (node,) bool, true for nodes of the share."""
         names = self._entities[EntityKind.NODE].names
         more = [self._share.owns(name) for name in names[len(self._own) :]]
         if more:

@@ -121,14 +121,16 @@ class Source(ABC):
         return {}
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Return node → the facts that a scheduler reports: GPUs, model, domains. Nodes that left are omitted."""
+        """Return node → the facts that a scheduler reports: GPUs, model, domains.
+
+        Nodes that left the cluster are omitted.
+        """
         return {}
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
         """Return job → node → number of GPUs held there, for jobs that have not started as a whole.
 
-        Scheduled parts of a job hold GPUs while their images are pulled or while they crash in a loop. They also hold
-        them while other parts are missing.
+        The scheduled parts of such a job hold GPUs while they pull images, crash in a loop, or wait for other parts.
         """
         return {}
 

@@ -59,7 +59,7 @@ BYTES_AN_EVENT = 600  # about; with its strings
 class ArchiveLimits:
     """The limits of an archive's memory, file size and age.
 
-    `buffer_bytes`: the most bytes that may wait in memory. A flush is due from a quarter of it on.
+    `buffer_bytes`: the most bytes that may wait in memory. A flush is due once a quarter of these wait.
     `file_rows`: the most rows of a compacted file. `keep_days`: the age at which days are deleted, 0 for never.
     """
 
@@ -261,9 +261,9 @@ class Archive:
             self.counts.rows += len(part)
 
     def _find_stored_rows(self, rows: ArchiveRows, hour_ms: int, names: Sequence[FileName]) -> NDArray[np.bool_]:
-        """Return (n,) whether an existing file holds the series and time of each row.
+        """Return (n,) bool, true for rows whose series and time are in one of these files.
 
-        The names of such files are synced first, so that the rows are certain to be on disk.
+        The names of files with such rows are synced first, so that the rows are certain to be on disk.
         """
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
         wanted = make_sort_keys(rows, hour_ms)
@@ -330,7 +330,7 @@ class _Blocks:
         )
 
     def split_by_block(self, rows: ArchiveRows) -> Iterator[tuple[str, ArchiveRows]]:
-        """Yield the rows of each block, in their order."""
+        """Yield (block name, rows) for each block. The rows stay in order."""
         if not self._names:
             yield from [(UNPLACED, rows)] if len(rows) else []
             return
@@ -389,7 +389,7 @@ def _split_by_hour(
 
 
 def _choose_part_name(keys: tuple[Dataset, str, str], hour_ms: int, number: int, there: Sequence[FileName]) -> FileName:
-    """Return a name for a part whose number is above the numbers of all existing files.
+    """Return a name for a part, with a number above the numbers of all existing files.
 
     So no compacted file supersedes the part, even if the clock was set back.
     """

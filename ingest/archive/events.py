@@ -60,7 +60,7 @@ class KnownEvents:
         return new
 
     def _find_stored_events(self, times_ms: Sequence[int]) -> set[Identity]:
-        """Return the identities of stored events from the first to the last of these times, in Unix ms."""
+        """Return the identities of the stored events between the first and the last of `times_ms`."""
         return read_identities(self._files, ArchiveSpan(min(times_ms), max(times_ms) + 1)) if times_ms else set()
 
     def _read_recent_identities(self) -> tuple[int, set[Identity]]:
@@ -76,7 +76,7 @@ class KnownEvents:
 def read_identities(files: ArchiveFiles, span: ArchiveSpan) -> set[Identity]:
     """Return the identities of the archived events of a span. Raises OSError.
 
-    The files that hold them are certain to be on disk when it returns.
+    When the function returns, the files that hold these events are certain to be on disk.
     """
     import pyarrow.parquet as pq
 

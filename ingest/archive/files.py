@@ -212,7 +212,7 @@ class ArchiveFiles:
                 files.sync_folder(folder, AREA)
 
     def replace_superseded_files(self, ready: FileName) -> None:
-        """Delete the files that a `.ready` file supersedes, then give it its final name.
+        """Delete the files that a `.ready` file supersedes, then give the `.ready` file its final name.
 
         Repeating it changes nothing.
         """

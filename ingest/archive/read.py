@@ -109,7 +109,7 @@ def read_samples(
 
 
 def read_events(files: ArchiveFiles, span: ArchiveSpan) -> tuple[list[JobEvent | NodeEvent], list[RecordError]]:
-    """Return the job and node events of a span by time, and an error for each that cannot be read."""
+    """Return the job and node events of a span, ordered by time, and an error for each unreadable event."""
     import pyarrow.parquet as pq
 
     def read(file: IO[bytes]) -> list[tuple[int, str]]:

@@ -5,7 +5,7 @@
     Event or RdzvEvent: a rendezvous        phase init, with the rank if the record states one
     a cycle of NVRx's cycle file            started, and its active nodes as a resize (standby nodes only hold GPUs)
 
-An attempt is torchelastic's restarts + 1, or NVRx's attempt + 1, unless the request names it.
+The number of an attempt is torchelastic's restarts + 1, or NVRx's attempt + 1, unless the request states it.
 """
 
 import re

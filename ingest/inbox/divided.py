@@ -1,8 +1,8 @@
 """The inbox of one of several pipelines: samples of its own nodes, and events for the first pipeline.
 
 Every pipeline reads all segments and records its snapshot's position in `read.<k>`. A segment is deleted
-once all pipelines have passed it. When the number of pipelines changes, each begins where the slowest was,
-because repeats change nothing.
+once all pipelines have passed it. When the number of pipelines changes, each pipeline begins at the lowest of
+all positions. Records may then be read again, which changes nothing.
 """
 
 import logging
@@ -105,7 +105,7 @@ class DividedInbox(Source):
 
 
 def find_lowest_positions(positions: Iterable[Mapping[str, Any]]) -> dict[str, int]:
-    """Return the lowest position of each writer that occurs in all `positions`.
+    """Return, for each writer that is in all of `positions`, its lowest position.
 
     >>> positions = [{"api-000000000002.seg": 16}, {"api-000000000001.seg": 99, "api.1-000000000001.seg": 16}]
     >>> find_lowest_positions(positions)

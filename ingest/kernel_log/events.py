@@ -132,7 +132,7 @@ class KernelReader:
 
 
 def make_node_event(finding: KernelFinding, node: str, time_ms: int) -> NodeEvent:
-    """Convert a finding into an event of a node at a time."""
+    """Convert a finding into a node event with this node and time."""
     what = f"{finding.type}|{finding.code}|{finding.check}|{finding.severity}|{finding.device}"
     return NodeEvent(
         node=node,

@@ -49,7 +49,7 @@ class AskedGpus(NamedTuple):
 
 
 class NodeGpus(NamedTuple):
-    """How the node of a pod divides its GPUs.
+    """The way in which a pod's node divides its GPUs.
 
     shares: how many jobs may share one GPU. memory_gib: the memory of one GPU, 0 if unknown.
     """

@@ -39,8 +39,8 @@ _MEMORY = re.compile(r"cuda out of memory|outofmemoryerror|hip out of memory", r
 class Ending(msgspec.Struct, frozen=True, array_like=True):
     """The end of a pod or job.
 
-    It finished if `category` says so. Otherwise it was preempted if `by` names the cause, and failed if
-    not.
+    The pod or job finished if `category` is "finished". Otherwise it was preempted if `by` names the cause, and it
+    failed if `by` is empty.
     """
 
     time_ms: int
@@ -70,9 +70,9 @@ def make_disruption_ending(disruption: Condition, at_ms: int) -> Ending:
 
 
 def _find_ended_container(pod: Pod) -> Terminated | None:
-    """Return the end of the container that failed first, else of one that succeeded, or None.
+    """Return the end of the container that failed first. If none failed, return the end of one that succeeded.
 
-    Earlier runs of restarted containers count only if no current run failed.
+    Returns None if no container has ended. Earlier runs of restarted containers count only if no current run failed.
     """
     statuses = pod.status.container_statuses or ()
     now = [status.state.terminated for status in statuses if status.state.terminated]

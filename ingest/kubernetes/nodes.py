@@ -153,7 +153,7 @@ class NodeConverter:
     def _update_spec(self, node: Node, state: KnownNode) -> None:
         """Update the spec of a node from its labels and capacity.
 
-        If they cannot be read, adds an error to `faults` and does not change the spec.
+        If these cannot be read, adds an error to `faults` and does not change the spec.
         """
         name, labels = node.metadata.name, node.metadata.labels or {}
         capacity = {key: str(value) for key, value in (node.status.capacity or {}).items()}
@@ -239,7 +239,7 @@ class NodeConverter:
         yield self._make_event(node.metadata.name, kind, since, ready.text or kind)
 
     def _make_withheld_events(self, node: Node, state: KnownNode, now_ms: int) -> Iterator[NodeEvent]:
-        """Yield an event for each reason to withhold the node that began, changed or ended.
+        """Yield an event for each reason to withhold the node, if the reason has begun, changed or ended.
 
         These events have a source name of their own. A lost node is not also withheld as not responding.
         """
@@ -315,7 +315,7 @@ def _list_node_addresses(node: Node) -> Iterator[str]:
 def _find_transition(row: Condition, node: Node, now_ms: int) -> tuple[int, int]:
     """Return the number and the time, in Unix ms, of a condition's last transition.
 
-    If the condition states no time, they are the object's version and now.
+    If the condition states no time, returns the number of the object's version, and the present time.
     """
     at_ms = convert_to_ms(row.last_transition_time)
     if at_ms is None:

@@ -107,7 +107,7 @@ def _find_object_behind_owner(meta: Meta) -> JobOwner | None:
 def is_placeholder_pod(pod: Pod) -> bool:
     """Return whether a pod only reserves a GPU for other pods.
 
-    Those other pods hold parts of the GPU, and count instead of it.
+    The other pods hold parts of the GPU, and count instead of the placeholder.
     """
     return pod.metadata.namespace in STAND_INS
 

@@ -275,8 +275,8 @@ class KubernetesSource(Source):
     def apply_messages(self, messages: Sequence[Message]) -> Batch:
         """Apply the messages, and return the events that follow from them.
 
-        Until every collection has answered, it only collects them. It never awaits, so a position always covers
-        whole messages.
+        Until every collection has answered, the messages are only stored. The method never awaits, so a position always
+        covers whole messages.
         """
         if self._early is not None:
             self._early += messages

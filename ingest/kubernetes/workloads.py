@@ -154,7 +154,7 @@ class _Part:
 class WorkloadReader:
     """A converter of Kubernetes objects into workloads and members.
 
-    `priorities`: the values of priority classes by name. The caller may add to it. `claims`: device
+    `priorities`: name of a priority class → its value. The caller may add to this table. `claims`: device
     claims. `node_gpus`: a function that returns how a node divides its GPUs.
     """
 

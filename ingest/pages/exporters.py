@@ -32,7 +32,7 @@ RESOLVERS: tuple[type[Resolver], ...] = (DcgmResolver, HostResolver, ServingReso
 
 @dataclass(frozen=True, slots=True)
 class LabelFacts:
-    """The facts that follow from the labels of a line alone.
+    """The facts that follow from a line's labels alone.
 
     labels: in the spelling that resolvers expect. holder: the job that holds the GPU, or None. host: the pod and
     namespace of another scheduler's node, or None. divided: whether the line describes a MIG instance. stated:

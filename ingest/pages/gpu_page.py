@@ -137,7 +137,7 @@ def _read_lines(
 
 
 def _parse_labels(line: bytes, key: bytes, text: bytes) -> Mapping[str, str]:
-    """Return the labels of a line. Raises LookupError if its prefix is not the key and a blank."""
+    """Return the labels of a line. Raises LookupError if the line does not begin with `key` and a blank."""
     parsed = parse_line(line)
     if not 0 < len(text) <= MAX_PART_BYTES or parsed.prefix != key + b" ":
         raise LookupError(text)

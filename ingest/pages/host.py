@@ -25,7 +25,7 @@ _POWER_METER = re.compile(r".*power_meter.*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How to read a metric: its row, the fold of its lines, and the label that must match, if any."""
+    """The way to read a metric: its row, the fold of its lines, and the label that must match, if any."""
 
     metric: int
     fold: Fold = Fold.WHOLE

@@ -121,7 +121,7 @@ def _count_devices(devices: Iterable[tuple[int, EntityKind, int]]) -> dict[int, 
 def _collect_labels(devices: Iterable[tuple[int, EntityKind, int]], series: Sequence[Series]) -> ObservedJobLabels:
     """Return the job labels of the GPUs on a page. The caller sets the time of each page.
 
-    devices: (node, kind of series, device). series: those of the page and those that it repeats, or none if no
+    devices: (node, kind of series, device). series: the series of the page, including repeated ones, or none if no
     series has a label.
     """
     gpus = dict.fromkeys(device for _, kind, device in devices if kind is EntityKind.GPU)

@@ -174,7 +174,7 @@ class PageShape:
 
 
 def _view_windows(text: bytes | bytearray) -> NDArray[np.void]:
-    """Return (len(text) - WINDOW + 1,) windows as a view: one that begins at each byte."""
+    """Return (len(text) - WINDOW + 1,) windows as a view. One window begins at each byte."""
     return np.ndarray((len(text) - WINDOW + 1,), _TEXT, text, strides=(1,))
 
 
@@ -190,7 +190,7 @@ _JSON_NUMBERS = msgspec.json.Decoder(list[float])
 def _decode_numbers(page: bytes, begin: NDArray[np.intp], end: NDArray[np.intp]) -> NDArray[np.float64] | None:
     """Return (n,) float64, the numbers at these places of a page.
 
-    Returns None if one is invalid or has a timestamp after it. The numbers are decoded as JSON, which is three
+    Returns None if a number is invalid or a timestamp follows it. The numbers are decoded as JSON, which is three
     times as fast as `float`.
     """
     if not len(begin):

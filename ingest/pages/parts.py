@@ -1,8 +1,8 @@
 """Samples made of several lines: one for each CPU, drive, interface, or reason why requests ended.
 
 A sum or mean needs all parts of one time. On a page they come together (`Folding`). In remote write each
-part arrives alone: `PartSums` holds the parts of a time back until a later time begins. It passes them on
-if there are at least as many parts as before.
+part arrives alone: `PartSums` holds the parts of a time back until a later time begins. It then returns their
+sum or mean if there are at least as many parts as before.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ class Folding:
 class CounterRates:
     """A converter of counter totals into growth per second since the previous time.
 
-    A counter that has restarted has no rate at its first time.
+    A counter has no rate at its first time, nor at the first time after a restart.
     """
 
     def __init__(self) -> None:
@@ -127,7 +127,7 @@ class PartSums:
         self.dropped = 0  # moments with fewer parts than the one before, and what was beyond `max_rows`
 
     def add_parts(self, rows: PartRows) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Add parts, and return the samples that are now complete, by time, as (identity, time_ms, value)."""
+        """Add parts. Return the samples that are now complete, ordered by time, as (identity, time_ms, value)."""
         rows = PartRows.concat(self._pending, rows)
         if not len(rows):
             return rows.identity, rows.time_ms, rows.value
@@ -155,10 +155,10 @@ class PartSums:
     def _find_complete_moments(
         self, identity: NDArray[np.int64], counts: NDArray[np.intp], closed: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Return (sample,) whether each sample is closed and complete.
+        """Return (sample,) bool, true for samples that are closed and complete.
 
-        A sample is complete if it has at least as many parts as the series' previous sample. closed: (sample,) whether
-        a later sample of its series has begun.
+        A sample is complete if it has at least as many parts as the series' previous sample. closed: (sample,) bool,
+        true if a later sample of its series has begun.
         """
         whole = np.zeros(len(identity), np.bool_)
         for row in np.flatnonzero(closed).tolist():

@@ -110,8 +110,8 @@ class _Connection(asyncio.BufferedProtocol):
     async def send_request(self, url: str, request: bytes, max_body_bytes: int) -> _Answer:
         """Send a request and return its answer. Raises FetchError or _UnusualAnswer.
 
-        An exception, also a cancellation, closes the connection. There is one exception to this rule: a complete answer
-        with a status other than 200 raises FetchError and leaves the connection open.
+        An error or a cancellation closes the connection, except in one case. After a complete answer with a status
+        other than 200, the method raises FetchError and leaves the connection open.
         """
         if self._has_spoken_unasked:
             raise _UnusualAnswer("bytes before the request")

@@ -25,7 +25,7 @@ class Resolver(ABC):
     @classmethod
     @abstractmethod
     def claims(cls, name: str) -> bool:
-        """Return whether a metric of this name belongs to this exporter. It need not be one that is read."""
+        """Return whether a metric of this name belongs to this exporter, read or not."""
 
     @classmethod
     def reads(cls, name: str) -> bool:

@@ -343,7 +343,7 @@ class Scraper(Source):
         return redact_secrets(f"{what}: {type(error).__name__}: {error}")
 
     def _add_node_samples(self, target: ScrapeTarget, batch: Batch, up: bool, duration_s: float, why: str) -> Batch:
-        """Record whether the target is up, and return the batch with samples of the scrape itself."""
+        """Record whether the target is up. Return the batch with added samples about the scrape itself."""
         if up is not target.up and (not up or target.up is False):
             logger.warning("%s is %s", target.spec.url, "up again" if up else f"down, trying on: {why}")
         target.up, target.fault = up, why

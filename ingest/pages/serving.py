@@ -211,7 +211,7 @@ def _find_reading(name: str, labels: Mapping[str, str]) -> _Reading | SkipRule |
 def _find_bucket_reading(le: str, unit_ms: float) -> _Reading | SkipRule:
     """Return how to read a histogram bucket, or a SkipRule if the catalogue lacks its edge.
 
-    le: the label with the edge. unit_ms: milliseconds of its unit. Raises RecordError `bad_label`.
+    le: the label with the edge. unit_ms: the unit of the edge in ms. Raises RecordError `bad_label`.
     """
     try:
         row = _EDGES.get(round(float(le) * unit_ms, 6))

@@ -70,7 +70,7 @@ class _WatchedFiles:
 class TargetList:
     """The targets of a configuration. The constructor raises ConfigError if an entry is bad.
 
-    The caller must poll the URLs of HTTP service discoveries, and pass on their answers.
+    The caller must poll the URLs of HTTP service discoveries, and call `replace_targets` with their answers.
     """
 
     def __init__(self, entries: Sequence[str]) -> None:

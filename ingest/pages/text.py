@@ -1,10 +1,10 @@
 """A decoder of exposition text with a cache for each target: it parses the labels of a series once.
 
 The decoder caches the shape of the last page (`page_shape`) and the columns of its samples. So a page of this shape
-costs only some numpy calls. Any other page is read line by line, for example after a GPU vanished or if a line is
-broken, unless it is the first of its target (`gpu_page`). The decoder then looks every prefix up in a dict, parses new
-ones, counts bad ones, and learns the new shape. It then frees the dict, which is four times as large. Refused lines are
-part of the shape (`refusals`).
+costs only some numpy calls. The first page of a target has a reader of its own (`gpu_page`). Any other page is read
+line by line, for example after a GPU vanished or if a line is broken. The decoder then looks every prefix up in a
+dict, parses new ones, counts bad ones, and learns the new shape. It then frees the dict, which is four times as
+large. Refused lines are part of the shape (`refusals`).
 """
 
 from collections import Counter
@@ -139,7 +139,7 @@ class PageDecoder:
         return self._decode_lines(page, arrival_ms, open_metrics or is_open_metrics(page))
 
     def _read_reordered_page(self, page: bytes, shape: PageShape) -> NDArray[np.float64] | None:
-        """Return (n,) the wanted values of a page that has the shape's lines in another order.
+        """Return (n,) float64, the wanted values of a page that has the shape's lines in another order.
 
         Returns None if the page has other lines.
         """
@@ -254,7 +254,7 @@ class PageDecoder:
     def _resolve_new_line(self, name: str, labels: Mapping[str, str], key: bytes | None, page: PageState) -> Known:
         """Resolve a line that is not in the cache, and cache the result.
 
-        key: the key in the cache, or None if later lines cannot be found by it.
+        key: the key for the cache, or None if the key cannot find later lines.
         """
         found: Known
         cached: Known
@@ -311,7 +311,7 @@ class PageDecoder:
     def _drop_partial_sums(self, page: PageState) -> None:
         """Remove sums that lack a part because the part's line is broken.
 
-        They would look like counters that fell.
+        Such sums would look like counters that fell.
         """
         identities = [(one.kind, one.metric, one.entity) if one.fold else None for one in page.series]
         parts = Counter(identity for identity in identities if identity is not None)

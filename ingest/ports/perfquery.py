@@ -46,7 +46,7 @@ _ERROR = re.compile(r"\[(\w{1,40}) == (\d{1,20})(?: \([^)\]]{1,20}\))?\]")
 
 @dataclass(slots=True)
 class PortText:
-    """The counters and names of one port in a text. A name that the text lacks is None or empty."""
+    """The counters and names of one port in a text. A name is None or empty if the text does not have it."""
 
     port: int
     lid: int | None = None
@@ -157,7 +157,7 @@ class PerfquerySource(PortSource):
         return {**self._make_health(len(self._files) + len(self._commands)), "noted": dict(self.noted)}
 
     async def _run_command(self, entry: _Entry) -> str:
-        """Run one command and add its output. Returns the reason why it failed, or ""."""
+        """Run one command and add its output. Returns the reason why the command failed, or ""."""
         try:
             process = await asyncio.create_subprocess_exec(
                 *shlex.split(entry.what), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE

@@ -64,7 +64,7 @@ class PortRows:
     def count_unused(self, *names: str) -> None:
         """Count the names of counters that no metric uses.
 
-        A known name counts as skipped by its rule, and any other name as unread.
+        A name that a rule skips counts as skipped, and any other name as unread.
         """
         others = tuple(name for name in names if _KNOWN.fullmatch(name) is None)
         ignored = {SkipRule.NOT_USED: len(names) - len(others)} if len(others) < len(names) else {}

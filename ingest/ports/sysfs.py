@@ -173,7 +173,7 @@ def _read_number(path: Path, rows: PortRows) -> float | None:
 
 
 def parse_leading_number(text: bytes) -> float | None:
-    """Return the first word of a sysfs file as a number. None for "N/A". Raises RecordError("bad_value").
+    """Return the first word of a sysfs file as a number, or None for "N/A". Raises RecordError("bad_value").
 
     >>> [parse_leading_number(text) for text in (b"4: ACTIVE", b"2.5 Gb/sec (1X SDR)", b"N/A (no PMA)")]
     [4.0, 2.5, None]

@@ -47,7 +47,7 @@ class BackfillRequest:
 
     @property
     def key(self) -> str:
-        """The key of the progress that a later run may continue. It does not depend on the span."""
+        """The key under which progress is stored, so that a later run can continue. It does not depend on the span."""
         return hashlib.sha256(repr((self.url, self.match, self.step_ms)).encode()).hexdigest()[:16]
 
     def list_windows(self) -> list[Window]:
@@ -84,7 +84,7 @@ class Progress:
         return any(first <= window[0] and window[1] <= end for first, end in self._done)
 
     def mark_done(self, window: Window) -> None:
-        """Record a window as done, and return once this is on disk."""
+        """Record a window as done, and return once the record is on disk."""
         self._done = merge_windows([*self._done, window])
         self._path.parent.mkdir(parents=True, exist_ok=True)
         files.replace_file(self._path, [msgspec.json.encode({**self._rows, self._key: self._done})], "progress")

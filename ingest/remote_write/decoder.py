@@ -270,7 +270,7 @@ class WriteDecoder:
     ) -> tuple[ObservedJobLabels, ...]:
         """Return the job labels of a request's GPUs, one set for each sample time.
 
-        Before any label has arrived, only GPUs that are new are included.
+        Until the first label arrives, only new GPUs are included.
         """
         is_labelled = (columns["kind"] == GPU) | columns["divided"]
         columns, time_ms = columns[is_labelled], time_ms[is_labelled]

@@ -42,9 +42,9 @@ class _Form:
 
     @classmethod
     def parse(cls, pattern: str) -> "_Form":
-        """Parse a pattern: two hex digits match this byte, and '..' matches any byte.
+        """Parse a pattern. Two hex digits match exactly this byte, and '..' matches any byte.
 
-        '+.' is a byte of a varint before its last, '-.' its last.
+        '-.' matches the last byte of a varint, and '+.' any byte before the last.
         """
         words = pattern.split()
         mask = bytes({"..": 0, "+.": 0x80, "-.": 0x80}.get(word, 0xFF) for word in words)
@@ -52,7 +52,7 @@ class _Form:
         return cls(struct.unpack("<3Q", mask), struct.unpack("<3Q", want))
 
     def fits(self, text: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Return (s,) whether each row of (s, 3) words matches the pattern."""
+        """Return (s,) bool, true for rows of (s, 3) words that match the pattern."""
         answer = np.ones(len(text), np.bool_)
         for word, (mask, want) in enumerate(zip(self.mask, self.want, strict=True)):
             if mask:
@@ -273,7 +273,7 @@ def _read_sample(data: bytes, begin: int, end: int) -> tuple[int, float]:
 
 
 class _Samples:
-    """The samples of all series: those in a common form as columns, the others by series."""
+    """The samples of all series. Samples in a common form are stored as columns, all others by series."""
 
     def __init__(self, spans: _Spans, sample: NDArray[np.bool_], zero: NDArray[np.bool_], text: NDArray[np.uint8]):
         """Decode the samples in a common form.
@@ -335,7 +335,7 @@ def _read_label_message(spans: _Spans, exact: bool) -> WriteRequest:
 
 
 def _ends_in_sample(byte: NDArray[np.uint8], at: NDArray[np.intp]) -> NDArray[np.bool_]:
-    """Return (s,) whether the bytes before index `at` (s,) look like another sample.
+    """Return (s,) bool, true where the bytes before index `at` (s,) look like another sample.
 
     A series with two samples is read field by field.
     """
@@ -372,7 +372,7 @@ def _read_symbol_message(spans: _Spans, symbols: list[bytes]) -> WriteRequest:
 def _read_references(
     spans: _Spans, fast: NDArray[np.bool_], length: NDArray[np.intp], slow: dict[int, _SlowSeries]
 ) -> tuple[NDArray[np.uint32], NDArray[np.intp], NDArray[np.intp]]:
-    """Return all references to symbols, and (s,) where those of each series begin and end.
+    """Return all references to symbols, and (s,) the begin and (s,) the end of each series' references.
 
     fast: (s,) whether a series has the common form. length: (s,) bytes of its references.
     """

@@ -63,7 +63,7 @@ def make_checksums(events: Iterable[JobEvent]) -> IssuedJob | None:
 def resequence_corrections(
     events: Iterable[JobEvent], before: IssuedJob | None, now: IssuedJob | None, now_ms: int
 ) -> Iterator[JobEvent]:
-    """Yield the events. An event that corrects an earlier one of the same attempt gets a later sequence.
+    """Yield the events. If an event corrects an earlier one of the same attempt, it gets a later sequence.
 
     before, now: the checksums of the previous and the present record.
     """

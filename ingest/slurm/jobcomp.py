@@ -8,8 +8,8 @@
 
 A job's name can hold line breaks and keys of other records. `env -0` ends each variable with a NUL, which
 no value can hold. If only lines or blanks divide a record, it is refused if a key occurs twice. An
-array's task or a part of a heterogeneous job is also refused if it has variables of free text. Nothing
-would show whether the id belongs to such a text.
+array's task or a part of a heterogeneous job is also refused if it has variables of free text, because its
+id might be a part of such a text.
 
 A requeued job completes as PENDING. Records omit restarts: `Attempts` distinguishes attempts by their
 time of submission.
@@ -241,9 +241,10 @@ def _normalise_completed_job(job: SlurmJob) -> SlurmJob:
 
 
 def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
-    """Parse the environment of a prolog or epilog of slurmctld. Its job starts or ends now.
+    """Parse the environment of a prolog or epilog of slurmctld. The job of a prolog starts now.
 
-    The environment names neither GPUs nor why a job ended. Raises RecordError `bad_context`.
+    The job of an epilog ends now. The environment names neither GPUs nor why a job ended. Raises RecordError
+    `bad_context`.
     """
     context = row.get("SLURM_SCRIPT_CONTEXT", "").strip()
     starts = context.startswith("prolog")
@@ -267,7 +268,7 @@ def _parse_hook_environment(row: Mapping[str, str], now_ms: int) -> SlurmJob:
 class Attempts:
     """The attempts of jobs by their time of submission.
 
-    Beyond its limits it drops the job that was not used for the longest time, and a job's oldest attempts.
+    Once it is full, it drops the least recently used job. A job with too many attempts loses its oldest ones.
     """
 
     def __init__(self, most: int = MAX_JOBS) -> None:

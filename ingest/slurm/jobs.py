@@ -348,9 +348,9 @@ def format_job_id(number: int | str, array: tuple[int, int | None], het: tuple[i
 def split_array(job: SlurmJob, array: int, waiting: WaitingTasks) -> list[SlurmJob]:
     """Return one record for each waiting task of an array, and one for all further tasks.
 
-    Slurm stores the waiting tasks as one record. If no task can be read, the result is the array itself as one
-    record that is marked as cut. If all tasks have started, each has its own record. A record without nodes then
-    represents no task.
+    Slurm stores the waiting tasks as one record. If no task can be read, the array itself is returned as one record
+    that is marked as cut. If all tasks have started, each has a record of its own. The array's record, which has no
+    nodes, then counts no task.
     """
     if not waiting.named:
         tasks = 1 if waiting.is_cut or job.nodes else 0

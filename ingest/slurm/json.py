@@ -129,7 +129,7 @@ def _decode_or_refuse(decode: Callable[[bytes], Parsed], raw: bytes) -> Parsed:
 
 
 def parse_number(value: Number, most: float = MAX_NUMBER) -> int | None:
-    """Return a whole number of either form, or None if it is not set, infinite, or outside 0..most."""
+    """Return a whole number in the older or newer form. Returns None if it is not set, infinite, or outside 0..most."""
     found = (value.number if value.set and not value.infinite else None) if isinstance(value, Amount) else value
     if isinstance(found, str):
         return int(found) if found.isdecimal() and found.isascii() and len(found) < 16 else None

@@ -85,7 +85,7 @@ def _escape_backslashes(text: str) -> str:
 
 
 def _read_constant_as_none(constant: str) -> None:
-    """Return None for NaN and infinities, which are not JSON, so that they count as unknown."""
+    """Return None for NaN and infinities, so that they count as unknown. JSON does not allow them."""
 
 
 def _refuse_constant(constant: str) -> None:

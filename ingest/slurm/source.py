@@ -128,8 +128,8 @@ class PollState:
     """The state of the source between polls. The position omits `gone` and the last two fields.
 
     live: job that waits or runs → its attempt. nodes: node → its conditions, if it has any. gone: missing job →
-    (attempt, since when it is missing in Unix ms). prints: checksums of the facts issued about live jobs. numbers:
-    Slurm number → the jobs that had it. queued, accounted: the identities of the events of the last polls.
+    (attempt, time since which it is missing in Unix ms). prints: checksums of the facts issued about live jobs.
+    numbers: Slurm number → the jobs that had it. queued, accounted: the identities of the events of the last polls.
     """
 
     since_ms: int = 0
@@ -359,7 +359,7 @@ class SlurmSource(Source):
 def _check_answer(read: ReadRecords[Parsed], what: str) -> ReadRecords[Parsed]:
     """Return the answer unchanged. Raises SourceError if it has bad records and no good one.
 
-    Such an answer counts as no answer, so it ends no job.
+    Such an answer is ignored, so it ends no job.
     """
     if read.bad and not read.rows:
         raise SourceError(f"{what} cannot be read: {read.bad[0]}", retry_after_s=10.0)

@@ -151,7 +151,7 @@ def _find_first_value(row: Row, *names: str) -> str:
 
 
 def _make_jobs(row: Row, zone: tzinfo | None) -> list[SlurmJob]:
-    """Return the job of a line, or nothing for a step.
+    """Return the job of a line, or no job if the line is a step.
 
     A waiting array in one line gives a job for each task.
     """

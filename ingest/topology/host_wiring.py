@@ -194,7 +194,7 @@ def _list_buses(top: _Bus) -> list[_Bus]:
 
 
 def _pair_adapters(top: _Bus, index: dict[int, int], near: dict[int, tuple[int, ...]]) -> None:
-    """Assign to each adapter the GPUs below its lowest bridge that has any. Adds the result to `near`.
+    """Assign to each adapter the GPUs below its lowest bridge that has GPUs. Adds the result to `near`.
 
     If the bridge has as many adapters as GPUs, each adapter gets one GPU, in order.
     """

@@ -1,7 +1,7 @@
 """A loader of topology files: our TOML, topology.conf, node labels, ibnetdiscover, NetQ, host wiring.
 
-A fact that a format omits stays unknown, except the NVLink domain. By default each node is its own domain,
-as eight GPUs on one board are.
+A fact that a format omits stays unknown, with one exception. By default each node is an NVLink domain of its own,
+as is usual for eight GPUs on one board.
 """
 
 import json
@@ -65,8 +65,8 @@ class _Racks(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def load_topology(path: Path) -> Topology:
     """Load a file of any known format, or a folder of such files, and merge nodes of the same name.
 
-    Host wiring applies to the nodes, pool or GPU model that its file's name states (H100.xml), otherwise to all
-    other nodes. Raises ConfigError that names the file and the fault.
+    A file of host wiring applies to the nodes, pool or GPU model in its file name (H100.xml). Without such a name, it
+    applies to all other nodes. Raises ConfigError that names the file and the fault.
     """
     nodes: dict[str, NodeSpec] = {}
     wirings: dict[str, tuple[Device, ...]] = {}

@@ -81,7 +81,7 @@ class DemandAhead:
     """
 
     def __init__(self, series: Series, asked: Asked, now_s: Callable[[], float] = time.monotonic) -> None:
-        """Create the object without a request. `start` begins to poll. Raises ValueError."""
+        """Create the object without a request. `start` begins the polling. Raises ValueError."""
         self._series, self._asked, self._now_s = series.check(), asked.check(), now_s
         self._stopped = threading.Event()
         self._issued_ms: int | None = None
@@ -169,7 +169,7 @@ def interpolate_forecast(row: Mapping[str, Any], quantile: float, horizon_s: flo
 def _interpolate(places: Sequence[float], values: Sequence[float | None], at: float) -> float | None:
     """Return the value at `at`, interpolated linearly between the two nearest places.
 
-    At a place, return exactly its value. Returns None if a value is None.
+    If `at` is one of the places, returns exactly its value. Returns None if a value is None.
     """
     after = bisect.bisect_left(places, at)
     if places[after] == at:

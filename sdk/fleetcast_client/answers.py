@@ -107,7 +107,7 @@ _Class = TypedDict("_Class", {"class": str}, total=False)
 class DemandSeries(_Class, total=False):
     """One series of demand and its forecast.
 
-    `values`: one list for each quantile, one number for each horizon. `models`: the model of each horizon.
+    `values`: one list for each quantile, with one number for each horizon. `models`: the model of each horizon.
     """
 
     queue: str
@@ -200,7 +200,7 @@ class FittedModel(TypedDict, total=False):
 class ShadowModel(TypedDict, total=False):
     """A model version that is scored and never serves.
 
-    Losses are relative to those of persistence. Below 1 is better.
+    Losses are relative to the loss of persistence. A loss below 1 is better than persistence.
     """
 
     kind: str
@@ -311,7 +311,7 @@ class Estimate(TypedDict, total=False):
 class QueueRow(TypedDict, total=False):
     """One waiting request.
 
-    `start_ms`: p10, p50 and p90, None while unknown. `why`: a sentence that says why it waits.
+    `start_ms`: p10, p50 and p90, None while unknown. `why`: a sentence that says why the request waits.
     `ignored`: as in the decision.
     """
 
@@ -441,7 +441,7 @@ class Charges(TypedDict, total=False):
 
 
 class Rank(TypedDict, total=False):
-    """The place of one gang member. gpu_share: thousandths of its one GPU, absent if it has whole GPUs."""
+    """The place of one gang member. gpu_share: thousandths of its one GPU, absent if the member has whole GPUs."""
 
     rank: int
     node: str

@@ -194,7 +194,7 @@ class Client:
         """Send events of jobs and nodes. Retries while the service does not answer.
 
         Repeated events change nothing, so a retry is safe. Raises ApiError with status 422 if every event
-        was refused. Its `rejected` lists the reasons.
+        was refused. The error's `rejected` lists the reasons.
         """
         return cast(Taken, self._send_with_retries("POST", "/v1/events", [dict(event) for event in events]))
 

@@ -39,7 +39,7 @@ def identity_of(
     rank: int | None = None,
     now_s: float | None = None,
 ) -> Identity | None:
-    """Return the identity from the arguments, or from the environment. None if neither names a job.
+    """Return the identity from the arguments, or from the environment. Returns None if neither names a job.
 
     job      FLEETCAST_JOB, SLURM_ARRAY_JOB_ID and SLURM_ARRAY_TASK_ID, SLURM_HET_JOB_ID and SLURM_HET_JOB_OFFSET,
              SLURM_JOB_ID, TORCHELASTIC_RUN_ID

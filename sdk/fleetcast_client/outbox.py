@@ -187,7 +187,7 @@ def _clear_after_fork() -> None:
 
 
 def _close_all_outboxes() -> None:
-    """Close all outboxes at the same time, so that many of them take no longer than one."""
+    """Close all outboxes at the same time, so that closing many is as quick as closing one."""
     threads = [threading.Thread(target=outbox.close, daemon=True) for outbox in list(_opened)]
     for thread in threads:
         thread.start()

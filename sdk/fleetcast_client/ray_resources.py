@@ -47,7 +47,7 @@ class BundleWish:
     def update_request(self, value: float | None) -> None:
         """Request the bundles for a forecast, or withdraw the request if the forecast is None.
 
-        If there is nothing to withdraw, it sends no request, because other programs may have sent one.
+        If there is nothing to withdraw, the method sends no request, because other programs may have sent one.
         """
         wanted = 0 if value is None else min(self._most, math.ceil(max(value, 0.0) / self._per_bundle))
         if wanted or self._held != 0:

@@ -24,10 +24,10 @@ class ForecastPolicy:
     """An autoscaling policy: replicas for the larger of the current load and the forecast load.
 
     Serve's own rule judges the current load. Serve calls the policy in its controller's only loop, so
-    the policy never waits and never raises. Without a fresh forecast, or with invalid arguments, it
+    the policy never waits and never raises. Without a fresh forecast, or with invalid arguments, the policy
     follows Serve's own rule, and the controller's log says why.
 
-    per_replica: how much of the series one replica serves, in requests/s or GPUs. The other arguments
+    per_replica: the requests/s or GPUs of the series that one replica serves. The other arguments
     are those of `Series` and `Asked`.
     """
 

@@ -101,7 +101,7 @@ class Reporter:
     def phase(self, name: str) -> Phase:
         """Report the beginning of a phase.
 
-        The phases are init, loading, warmup, steady, evaluation, checkpoint and cooldown. After `with
+        The phases are init, loading, warmup, steady, evaluation, checkpoint and cooldown. At the end of a block `with
         report.phase("evaluation"):`, the previous phase is reported again.
         """
         before, self._phase = self._phase, name
