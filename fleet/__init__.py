@@ -1,1 +1,1 @@
-"""The vocabulary of a cluster: metrics, entities, topology, jobs, requests. Data types only, no I/O."""
+"""The vocabulary of a cluster (metrics, entities, topology, jobs, requests), and tools for files, clocks and texts."""

@@ -19,8 +19,8 @@ TOGETHER_MS = 1000
 class CheckpointEdges:
     """The beginnings or ends of a checkpoint within one second.
 
-    time_ms: the time of the first beginning, or of the last end. bytes: the sum over all, None if none
-    is stated.
+    time_ms: the time of the first beginning, or of the last end. bytes: the sum of the stated sizes. None if no
+    event states a size.
     """
 
     edge: Literal["begin", "end"]

@@ -1,4 +1,4 @@
-"""Clocks: every class that needs the time has a `Clock`.
+"""Clocks. Each class that needs the time receives a `Clock`.
 
 *Fleet time* (periods, ages, deadlines, timestamps) is the time of the observed cluster. *Wall time*
 (socket timeouts) is the machine's. They differ only in a simulated fleet, whose processes share a
@@ -17,7 +17,7 @@ class Clock(Protocol):
         """Return the fleet time in Unix milliseconds."""
 
     def steady_ms(self) -> int:
-        """Return fleet milliseconds since a fixed moment. They run evenly even if the clock is set."""
+        """Return fleet milliseconds since a fixed moment. Setting the clock does not change them."""
 
     def wall_s(self, fleet_s: float) -> float:
         """Return how many wall seconds `fleet_s` fleet seconds take."""
@@ -133,9 +133,9 @@ class ClockWatch:
         return by_ms
 
     def _measure_lead(self) -> tuple[int, int]:
-        """Return how far the clock is ahead of the steady clock, and the uncertainty of that, both in ms.
+        """Return the lead of the clock over the steady clock, and the uncertainty of this lead, both in ms.
 
-        The measurement is uncertain because the system may delay a thread.
+        The lead is uncertain because the system may delay the thread between two readings.
         """
         best = 0, 2**62
         for _ in range(self.TRIES):

@@ -1,4 +1,4 @@
-"""The bits of `clock_event_reasons`: why a GPU's clock is reduced. DCGM defines all but one."""
+"""The bits of `clock_event_reasons`, which say why a GPU's clock is reduced. DCGM defines all but one of them."""
 
 IDLE = 0x1
 POWER_CAP = 0x4  # normal under load

@@ -125,7 +125,7 @@ def explain_json_error(error: Exception) -> str:
 
 
 def explain_decode_error(error: Exception, decode: Any, data: bytes | msgspec.Raw) -> str:
-    """Explain why `decode` refused JSON bytes: the first fault, or why they are not valid JSON."""
+    """Explain why `decode` refused JSON bytes: their first fault, or the reason why they are not valid JSON."""
     if not isinstance(error, msgspec.ValidationError):
         return explain_json_error(error)
     try:

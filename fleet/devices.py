@@ -1,6 +1,6 @@
-"""The GPUs of nodes by device name.
+"""A table of GPUs by the device names that other sources use.
 
-Kernel logs know PCI addresses. Health checkers also know the UUIDs of boards.
+Kernel logs name a GPU by its PCI address. Health checkers also use the UUID of its board.
 """
 
 import re

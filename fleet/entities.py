@@ -76,9 +76,9 @@ class EntityTable:
         self.alias_changes += bool(changed)
 
     def record_pod_alias(self, pod: str, namespace: str, node: str) -> None:
-        """Record that a pod is another scheduler's node and runs on this node, according to labels.
+        """Record that a pod, which another scheduler treats as a node, runs on this node according to labels.
 
-        If a pod of another namespace has the same name, the name is ambiguous and then stands for no node.
+        If pods of two namespaces have the same name, the name is ambiguous and stands for no node.
         """
         known = self._pods.get(pod)
         place = (namespace, node) if known is None or known[0] == namespace else ("", pod)
@@ -88,7 +88,7 @@ class EntityTable:
             self.alias_changes += 1
 
     def resolve_name(self, name: str) -> str:
-        """Return the fleet's name of a machine: what its alias stands for, or `name` itself."""
+        """Return the fleet's name of a machine. `name` may be this name or an alias."""
         if name in self._aliases:
             return self._aliases[name]
         return self._pods[name][1] if name in self._pods else name
@@ -104,7 +104,7 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def find_ignoring_case(self, name: str) -> str | None:
-        """Return the only node whose name is the same apart from capitals and a dot at the end, or None.
+        """Return the only node whose name differs at most in capitals and a final dot, or None.
 
         Host names ignore capitals.
 
@@ -116,7 +116,7 @@ class EntityTable:
         return None if row < 0 else self.names[row]
 
     def add(self, name: str, node: int = -1) -> int:
-        """Return the row of `name`, and append the name if it is new. node: the row of its owner, -1 for none."""
+        """Return the row of `name`. Appends the name if it is new. node: the row of its owner, -1 for none."""
         row = self._rows.get(name)
         if row is not None:
             if node >= 0 and self._node[row] < 0 and self.kind is not EntityKind.NODE:
@@ -166,7 +166,7 @@ class DeviceRoom:
         self.count_existing(kind, name)
 
     def count_existing(self, kind: EntityKind, name: str) -> None:
-        """Count a device that is registered already, whether there is room or not."""
+        """Count a device that is already registered, even if there is no room for it."""
         node = name.partition("/")[0]
         if self._is_beyond_limits(kind, name):
             self.used[kind] += 1
@@ -235,16 +235,16 @@ class Entities:
         return self._tables[kind]
 
     def node(self, name: str) -> int:
-        """Return the node's row, and append the node if it is unknown.
+        """Return the node's row. Appends the node if it is unknown.
 
         An unknown node stays unplaced until a topology names it.
         """
         return self._tables[EntityKind.NODE].add(name)
 
     def add_to_node(self, kind: EntityKind, node: str, *parts: object) -> int:
-        """Return the row of a node's entity, and append it if it is new.
+        """Return the row of a node's entity. Appends the entity if it is new.
 
-        Raises RecordError unknown_gpus if there is no room for it. parts: the rest of its name.
+        Raises RecordError unknown_gpus if there is no room for it. parts: the parts of its name after the node.
 
         >>> Entities().add_to_node(EntityKind.GPU, "n001", 3)
         0
@@ -289,7 +289,7 @@ class Entities:
 
     @classmethod
     def load(cls, names: Mapping[str, Iterable[str]]) -> "Entities":
-        """Restore the result of `dump`. Rows come back in the same order."""
+        """Restore the result of `dump`. Each entity gets its old row."""
         entities = cls()
         for name in names.get(EntityKind.NODE.value, ()):
             entities.node(name)

@@ -1,4 +1,4 @@
-"""The wait for an event for a limited time, without losing a cancellation."""
+"""A function that waits for an event for a limited time without losing a cancellation."""
 
 import asyncio
 

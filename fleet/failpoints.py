@@ -1,8 +1,8 @@
-"""Failpoints: named places in the writers where a test may end the process or fail the disk.
+"""Failpoints: named places in the writers where a test may end the process or make the disk fail.
 
-A test may also tear a write there. Each of the OPERATIONS has two: `AREA.before_OPERATION` and
-`AREA.after_OPERATION` (`POINTS` lists all). They are off, and cost one look-up, unless
-`FLEETCAST_FAILPOINTS` is set when the process starts:
+A test may also tear a write at a failpoint. Each operation in OPERATIONS has two failpoints,
+`AREA.before_OPERATION` and `AREA.after_OPERATION` (`POINTS` lists all). Failpoints are off, and cost one
+look-up each, unless `FLEETCAST_FAILPOINTS` is set when the process starts:
 
     FLEETCAST_FAILPOINTS="inbox.after_write:3=kill"     the third time a process reaches it, it kills itself
     FLEETCAST_FAILPOINTS="board.before_rename=error"    the first time, OSError "No space left on device"
@@ -51,7 +51,7 @@ Hook = Callable[[str], float]  # point → which share of the bytes of a write r
 
 
 def call_hook(point: str) -> float:
-    """Call the hook for a point. Return KEEP_ALL, or the share of a torn write that should reach the disk.
+    """Call the hook for a failpoint. Return KEEP_ALL, or the share of a torn write that should reach the disk.
 
     The hook may raise an error or end the process.
     """
@@ -64,12 +64,12 @@ def kill_process() -> None:
 
 
 def end_after_torn_write() -> None:
-    """End the process after a torn write, by the function that `set_hook` received."""
+    """End the process after a torn write, with the function that was given to `set_hook`."""
     _end()
 
 
 def set_hook(hook: Hook | None, end: Callable[[], None] = kill_process) -> None:
-    """Set the hook that is called at every point. None removes it.
+    """Set the hook that is called at every failpoint. None removes it.
 
     `end`: the function that ends the process after a torn write.
     """

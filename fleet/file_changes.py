@@ -1,8 +1,8 @@
-"""Changes of files: a task wakes up when any process on this machine writes them.
+"""Notification of file changes: a task wakes up when any process on this machine writes the files.
 
-Linux reports changes by inotify. The writer does nothing for it, so no writer can die between a
-write and its wake-up. A reader reads everything, then waits. A change in between ends the wait at
-once.
+Linux reports changes by inotify. The writer need not notify anyone, so a writer that dies after a write
+cannot prevent the wake-up. A reader reads everything, then waits. A change between the two ends the wait
+at once.
 
 The reader also polls every `REST_S`, because a network file system does not report writes of another
 machine. If inotify cannot be used at all, it polls every `poll_s`.
@@ -40,7 +40,7 @@ APPEARS = CREATE | MOVED_TO  # a path that is not there yet, in the folder above
 
 
 class FileChanges:
-    """A waiter for changes of some paths, for one task in one event loop at a time."""
+    """A waiter for changes of some paths. One task in one event loop may use it at a time."""
 
     def __init__(self, paths: Mapping[Path, int], poll_s: float) -> None:
         """Prepare to wait for changes.
@@ -97,9 +97,9 @@ class FileChanges:
                 self._close_descriptor()
 
     def _watch_paths(self) -> bool:
-        """Watch the files that are at the paths now. Return whether any is new.
+        """Watch the files that are at the paths now. Return whether any of them is new.
 
-        A new file may have changed already.
+        A new file may already have changed.
         """
         if not self._reports or self._is_closed:
             return False
@@ -189,7 +189,7 @@ def _load_library() -> ctypes.CDLL:
 
 @cache
 def _log_watch_failure(named: str, advice: str, poll_s: float) -> None:
-    """Log that paths cannot be watched, once in a process, although each stream of events tries again."""
+    """Log that paths cannot be watched. Each process logs this only once, although every stream of events retries."""
     logger.warning("cannot watch %s: %s; looking every %.3g s instead", named, advice, poll_s)
 
 

@@ -2,8 +2,8 @@
 
 If a path has an attribute `disk`, that object performs the operations. Otherwise the operating system
 does. So tests run the service on a disk in memory that tears writes, fills up and loses unsynced data.
-Other operations are the path's own methods. `area` names the writer for `fleetcast.fleet.failpoints`.
-Functions raise OSError unless they say otherwise.
+All other operations are methods of the path itself. `area` names the writer for
+`fleetcast.fleet.failpoints`. Functions raise OSError unless they say otherwise.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ class OpenFile(Protocol):
     """A file open for writing, as a disk provides it."""
 
     def write(self, data: Data) -> int:
-        """Write at least one byte, and return how many were written. Raises OSError if none can be."""
+        """Write at least one byte, and return the number of bytes written. Raises OSError if no byte can be written."""
 
     def write_at(self, data: Data, offset: int) -> int: ...
 
@@ -106,7 +106,7 @@ class File:
         return written
 
     def write_at(self, data: Data, offset: int) -> None:
-        """Overwrite existing content at an offset in bytes. Not for a file that is appended to."""
+        """Overwrite existing content at an offset in bytes. Must not be used for an append-only file."""
         file = self._require_open()
         failpoints.call_hook(f"{self._area}.before_write")
         written = file.write_at(data, offset)
@@ -115,7 +115,7 @@ class File:
         failpoints.call_hook(f"{self._area}.after_write")
 
     def sync(self) -> None:
-        """Write the content to disk, and return once it is there. The file's name may need `sync_folder`."""
+        """Write the content to disk, and return once it is there. The name of the file may also need `sync_folder`."""
         failpoints.call_hook(f"{self._area}.before_sync")
         self._require_open().sync()
         failpoints.call_hook(f"{self._area}.after_sync")
@@ -133,7 +133,7 @@ class File:
 
 
 def create_file(path: Path, area: str) -> File:
-    """Create an empty file for writing, in place of an existing file."""
+    """Create an empty file for writing. Replaces an existing file."""
     return File(_find_disk(path).create(path, append=False), area)
 
 
@@ -167,14 +167,14 @@ def replace_file(path: Path, parts: Iterable[Data], area: str, *, sync: bool = T
 
 
 def rename(path: Path, to: Path, area: str) -> None:
-    """Rename a file or folder, in place of an existing file of that name."""
+    """Rename a file or folder. Replaces an existing file of the new name."""
     failpoints.call_hook(f"{area}.before_rename")
     _find_disk(path).rename(path, to)
     failpoints.call_hook(f"{area}.after_rename")
 
 
 def link(path: Path, to: Path, area: str) -> None:
-    """Give a file a second name, in place of an existing file. If links are impossible, copy it."""
+    """Give a file a second name. Replaces an existing file of that name. If links are impossible, copies the file."""
     failpoints.call_hook(f"{area}.before_link")
     to.unlink(missing_ok=True)
     _find_disk(path).link(path, to)
@@ -227,7 +227,7 @@ def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
     """Lock a file until the caller calls the returned function, or the process ends.
 
     by_process: repeated calls of this process share the lock. Otherwise each call is a separate holder.
-    Raises BlockingIOError while another holder has the lock.
+    Raises BlockingIOError if another holder has the lock.
     """
     return _find_disk(path).lock(path, by_process)
 
@@ -253,7 +253,7 @@ def connect_to_read(path: Path) -> sqlite3.Connection:
 
 
 def is_on_local_disk(path: Path) -> bool:
-    """Return whether a path belongs to the operating system, which can then report its changes."""
+    """Return whether a path belongs to the operating system, which can report changes of the path."""
     return _find_disk(path) is MACHINE
 
 

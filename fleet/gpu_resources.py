@@ -1,6 +1,6 @@
-"""Names of Kubernetes resources that stand for GPUs of every vendor.
+"""Names of Kubernetes resources that stand for GPUs, for every vendor.
 
-The Kubernetes source and the adapters use them.
+The Kubernetes source and the adapters use this module.
 """
 
 import re
@@ -68,7 +68,7 @@ def is_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> boo
 
 @lru_cache(4096)
 def parse_board_name(name: str) -> NamedBoard | None:
-    """Return the board in a resource's name: one that a virtual machine gets whole, or a vGPU of it.
+    """Return the board that a resource's name stands for: a whole board or a vGPU for a virtual machine.
 
     The size of a vGPU is that of its memory, or of its MIG instance. Returns None for a resource of another
     name.
@@ -93,7 +93,7 @@ def parse_board_name(name: str) -> NamedBoard | None:
 
 @lru_cache(4096)
 def is_unsupported_gpu_resource(name: str, patterns: tuple[str, ...] = GPU_RESOURCES) -> bool:
-    """Return whether a resource seems to count GPUs or other accelerators in a form that we cannot read.
+    """Return whether a resource seems to count accelerators in a form that Fleetcast cannot read.
 
     >>> names = ("vendor.example/vgpu-2g", "huawei.com/Ascend910", "nvidia.com/gpu")
     >>> [is_unsupported_gpu_resource(name) for name in names]

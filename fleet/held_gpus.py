@@ -1,7 +1,7 @@
-"""The GPUs of each node that an attempt holds, whole or in part, for occupancy, charges and gauges.
+"""The GPUs that an attempt holds on each node, whole or in part, for occupancy, charges and gauges.
 
-A rank states its GPUs, and its share if it does not hold whole ones. If the events of a start omit these,
-the submission states them: the share, or the number of GPUs of a member on a node.
+A rank states its GPUs, and its share if it does not hold whole ones. If the start events omit both, the
+submission states them: the share, or the number of GPUs of a member on a node.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ NO_COUNTS: Mapping[str, int] = {}
 
 
 def find_submitted_share(attempt: JobAttempt) -> int:
-    """Return the submission's share of each GPU in thousandths, or a whole GPU if it states none."""
+    """Return the share of each GPU that the submission states, in thousandths. It is a whole GPU by default."""
     return (attempt.submission.gpu_share if attempt.submission else None) or WHOLE_GPU
 
 
@@ -28,10 +28,11 @@ def has_gpu_parts(attempt: JobAttempt) -> bool:
 
 
 def count_unnamed_gpus(attempt: JobAttempt, node: str, node_gpus: Mapping[str, int] = NO_COUNTS) -> int:
-    """Return the number of GPUs that a member holds on a node if no event names their indices.
+    """Return the number of GPUs that an attempt holds on a node if no event names their indices.
 
-    Without a submission it holds the whole node, which has ``node_gpus[node]`` GPUs. If only its
-    training loop reports, nothing is known about its GPUs, and it counts as holding one.
+    A submission states the number. Without a submission, the attempt holds the whole node, which has
+    ``node_gpus[node]`` GPUs. If only the training loop reports the attempt, nothing is known about its GPUs. It
+    then counts as holding one.
     """
     if attempt.submission is not None:
         return attempt.submission.gpus_per_node
@@ -42,8 +43,8 @@ def count_held_milli(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUN
     """Return node → thousandths of GPUs that the attempt holds there.
 
     ``node_gpus``: as for `count_unnamed_gpus`.
-    An attempt never counts as holding more than the node has, whatever its events state. So the charges add up
-    with the occupancy.
+    An attempt never counts as holding more than the node has, whatever its events state. So the charges always
+    agree with the occupancy.
     """
     whole, found = find_submitted_share(attempt), dict[str, int]()
     for rank in attempt.ranks:

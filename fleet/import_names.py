@@ -8,7 +8,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def suggest_import_path(path: str) -> str:
-    """Suggest the full import path for a path of Fleetcast that lacks `fleetcast.`. Return "" for other paths.
+    """Suggest the full import path for a path of Fleetcast without `fleetcast.`. Returns "" for other paths.
 
     path: `package.module:name`. The module may have moved within its package.
     """
@@ -21,7 +21,7 @@ def suggest_import_path(path: str) -> str:
 def find_full_module_names(module: str) -> tuple[str, ...]:
     """Return the full names of the Fleetcast modules that a name without `fleetcast.` may mean.
 
-    Returns none if the user has a package of that name, such as `models`. Imports nothing, because the
+    Returns an empty tuple if the user has a package of that name, such as `models`. Imports nothing, because the
     user's package may run any code.
     """
     parts = module.split(".")

@@ -1,9 +1,9 @@
-"""The steps of one attempt, in bounded memory whatever the size of its gang.
+"""The steps of one attempt. They take bounded memory, whatever the size of the gang.
 
-    steps       the newest MAX_STEPS by time: the job's own record of a step, else that of its slowest rank
-    rank_steps  step -> rank -> event, of the newest MAX_RANK_STEPS steps that ranks reported
+    steps       the newest MAX_STEPS by time: the job's own record of a step, or else that of its slowest rank
+    rank_steps  step -> rank -> event, for the newest MAX_RANK_STEPS steps that ranks reported
 
-The order of arrival does not matter while the records of one step arrive within NEAR records and
+The order of arrival does not matter if the records of one step arrive within NEAR records and
 MAX_RANK_STEPS steps of each other. A step that is repeated after a rollback is a new step.
 """
 
@@ -20,7 +20,7 @@ NEAR = 16  # records of one step lie as near as this; one farther away is of an 
 
 @dataclass(slots=True)
 class GangStep:
-    """One step as its ranks reported it. ended_ms: when the last rank ended it."""
+    """One step as reported by its ranks. ended_ms: when the last rank ended it."""
 
     ended_ms: int
     ranks: dict[int, Step] = field(default_factory=dict)
@@ -33,7 +33,7 @@ RankSteps = dict[int, GangStep]
 
 
 def compute_own_work_s(step: Step) -> float:
-    """Return the seconds of a rank's own work, without communication if it reports its parts."""
+    """Return the seconds of a step without communication. If the step states no parts, return its whole duration."""
     parts = step.parts
     return step.duration_s if parts is None else parts.compute + parts.data + parts.other
 

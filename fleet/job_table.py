@@ -1,7 +1,7 @@
 """The table of all attempts of all jobs, by job and attempt.
 
-Jobs that ended a while ago rest as packed bytes until an event wakes them, which saves memory and lets
-snapshots skip them.
+Jobs that ended a while ago are stored as packed bytes until an event concerns them. This saves memory, and
+snapshots can skip them. Such jobs are called *resting*.
 """
 
 import zlib
@@ -39,7 +39,7 @@ class JobTable:
         self.position = 0
 
     def __iter__(self) -> Iterator[JobAttempt]:
-        """Yield every attempt. Those of jobs at rest are copies."""
+        """Yield every attempt. The attempts of resting jobs are copies."""
         yield from self.attempts.values()
         for packed in self.resting.values():
             yield from _unpack_attempts(packed)
@@ -109,7 +109,7 @@ class JobTable:
         return [row for rows in done.values() for row in rows]
 
     def unpack_job(self, job: str) -> list[JobAttempt]:
-        """Unpack a resting job and return its attempts, or none for other jobs."""
+        """Unpack a resting job and return its attempts. Returns an empty list for other jobs."""
         packed = self.resting.pop(job, None)
         attempts = [] if packed is None else _unpack_attempts(packed)
         for attempt in attempts:
@@ -137,7 +137,7 @@ class JobTable:
             del self._live_of[attempt.job]
 
     def _end_earlier_attempts(self, attempt: JobAttempt) -> None:
-        """End the earlier attempts of a job whose attempt has started, whether or not they have an end event."""
+        """End the earlier attempts of a job whose attempt has started, even if no event reported their ends."""
         started = self._started.setdefault(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)
         if at == len(started) or started[at] != attempt.attempt:
@@ -152,7 +152,7 @@ class JobTable:
     def find_previous_attempt(self, attempt: JobAttempt) -> JobAttempt | None:
         """Return the last attempt of the same job that started before this one, or None.
 
-        The start of this attempt has ended it.
+        That attempt ended when this one started.
         """
         started = self._started.get(attempt.job, [])
         at = bisect_right(started, attempt.attempt - 1)

@@ -1,4 +1,4 @@
-"""An attempt of a job: an idempotent fold of its events that does not depend on their order.
+"""The attempt of a job, made from its events. Neither their order nor repeated events change the result.
 
 The event with the highest `sequence` decides each field.
 """
@@ -113,12 +113,12 @@ class JobAttempt:
 
     @property
     def has_unseen_start(self) -> bool:
-        """True if its start was not observed, so that its run time is unknown."""
+        """True if no source observed the start. The run time is then unknown."""
         return self.submission is not None and self.submission.labels.items() >= UNSEEN_START.items()
 
     @property
     def is_shown(self) -> bool:
-        """True if enough is known to list the attempt: it was submitted, runs, or is over."""
+        """True if enough is known to list the attempt: it was submitted, is running, or is over."""
         return self.submission is not None or self.started_ms is not None or self.over_ms is not None
 
     @property
@@ -253,7 +253,7 @@ class JobAttempt:
 
     @property
     def _has_reported_end(self) -> bool:
-        """Return whether an event reported the end. Otherwise silence or labels implied it."""
+        """Return whether an event reported the end. If not, silence or labels implied it."""
         return self.written.get("end", -1) >= 0
 
     def _decide_end(self) -> None:
@@ -302,7 +302,7 @@ FIELDS = tuple(row.name for row in fields(JobAttempt))
 
 
 class AttemptCopy(JobAttempt):
-    """A copy of an attempt at one moment. It never changes, so it computes each property once."""
+    """A copy of an attempt at one moment. It never changes, so each property is computed only once."""
 
     @cached_property
     def state(self) -> str:

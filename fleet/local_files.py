@@ -32,7 +32,7 @@ class LocalFiles:
         return open(path, "rb")
 
     def mv(self, path: str, to: str) -> None:
-        """Rename a file. Replaces a file that is there."""
+        """Rename a file. Replaces an existing file of the new name."""
         os.replace(path, to)
 
     def rm_file(self, path: str) -> None:

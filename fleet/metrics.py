@@ -1,11 +1,11 @@
 """The closed catalogue of metrics: name, unit, gauge or counter, entity kind, DCGM field id.
 
 Exporters rename DCGM fields between versions, so the id identifies them. Other vendors' exporters fill
-the same rows by name. Ratios are 0..1, memory is in bytes and times in seconds, all converted once in
-`ingest/`. A counter is stored as a rate per second. Counters of `events` also store their raw increments
-in windows.
+the same rows by name. Ratios are 0..1, memory is in bytes, and times are in seconds. `ingest/` converts
+all values to these units. A counter is stored as a rate per second. Counters of `events` also store their
+raw increments in windows.
 
-A gauge has limits that no working hardware reaches. So a number beyond them is in another unit or is no
+A gauge has limits that no working hardware reaches. So a number beyond the limits is in another unit, or is no
 measurement.
 """
 

@@ -9,7 +9,7 @@ _PROFILE = re.compile(r"(?:\d+c\.)?(\d)g\.(\d+)gb(?:[.+][a-z.+]+)?")
 
 @dataclass(frozen=True, slots=True)
 class MigProfile:
-    """The size of a MIG instance. slices: compute slices, 1 to SLICES. memory_gib: as in its name."""
+    """The size of a MIG instance. slices: compute slices, 1 to SLICES. memory_gib: the size in the profile's name."""
 
     slices: int
     memory_gib: int

@@ -1,9 +1,9 @@
 """The rule for names of nodes, which applies to every input.
 
 A name becomes a word of Slurm's commands, a line of files, a label, a part of a URL and a part of
-other names. So only characters of real names are allowed: host names (RFC 1123), Slurm's and
-Kubernetes' names, full domain names, addresses with a port (`10.0.0.1:9400`) and IPv6
-(`2001:db8::1`, `fe80::1%eth0`).
+other names. So only characters that occur in real names are allowed: host names (RFC 1123), names in Slurm
+and Kubernetes, full domain names, addresses with a port (`10.0.0.1:9400`) and IPv6 (`2001:db8::1`,
+`fe80::1%eth0`).
 """
 
 import re
@@ -31,7 +31,7 @@ def is_node_name(text: str) -> bool:
 def _is_well_formed(text: str) -> bool:
     """Return whether a name has the form of a node name.
 
-    Events repeat the names of nodes, so most answers come from the cache.
+    The answers are cached, because events repeat the names of nodes.
     """
     return _NODE.fullmatch(text) is not None
 

@@ -1,4 +1,4 @@
-"""The state of nodes: an idempotent fold of node events that does not depend on their order."""
+"""The state of nodes, made from node events. Neither their order nor repeated events change the result."""
 
 from bisect import insort
 from collections import Counter
@@ -19,7 +19,7 @@ Order = tuple[int, str, int]
 
 
 class NodeState(IntEnum):
-    """The state of a node by its events. The numbers are those of the board's section `node.state`."""
+    """The state of a node according to events. The numbers are those of the board's section `node.state`."""
 
     IN_SERVICE = 0
     DRAINED = 1
@@ -85,7 +85,7 @@ class NodeTable:
         self.position = 0
 
     def has_room(self, event: NodeEvent) -> bool:
-        """Return whether the event's source is known on its node, or the node has room for another source."""
+        """Return whether the node already has a record of the event's source, or has room for another source."""
         return (event.node, event.source) in self._seen or self._sources[event.node] < MAX_SOURCES_PER_NODE
 
     def apply(self, event: NodeEvent) -> NodeRecord | None:

@@ -2,7 +2,7 @@
 
 Between two ticks of a large fleet, few jobs change their places, while all of them report steps.
 `RunningPlaces` is the same object as long as the places and submissions of the running attempts do
-not change. So readers may cache results that they compute from it under its identity.
+not change. So readers may cache results by the identity of this object.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,8 @@ class RunningPlaces:
 
 
 def _find_origin(row: JobAttempt) -> str:
-    """Return the origin of the facts of an attempt without a submission, which decides its number of GPUs.
+    """Return the origin of an attempt's facts if it has no submission. Otherwise return "".
 
-    Returns "" for an attempt with a submission.
+    Without a submission, the number of GPUs of an attempt depends on this origin.
     """
     return row.source if row.submission is None else ""

@@ -1,7 +1,7 @@
-r"""The escape for untrusted text that a terminal, a log or another system shows.
+r"""An escape for untrusted text that a terminal, a log or another system shows.
 
 A line break in such text would forge a second line. A control sequence would move the cursor,
-change the colours or write into the clipboard of an operator's terminal. A mark of direction would
+change the colours or write into the clipboard of an operator's terminal. A direction mark would
 show words in another order.
 """
 

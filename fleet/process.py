@@ -26,7 +26,7 @@ def make_child_environment() -> dict[str, str]:
 
 
 def watch_parent() -> None:
-    """End this process when its parent ends: first by SIGTERM, after GRACE_S by SIGKILL.
+    """End this process when its parent ends, with SIGTERM and, after GRACE_S, with SIGKILL.
 
     This works only in a child that was started with `make_child_environment`.
     """
@@ -39,7 +39,10 @@ def watch_parent() -> None:
 
 
 def report_ready() -> None:
-    """Report to the supervisor that this process is ready. Do nothing without one, or if repeated."""
+    """Report to the supervisor that this process is ready.
+
+    Does nothing if there is no supervisor, or if it was called before.
+    """
     number = os.environ.pop(READY_VARIABLE, "")
     if number.isdecimal():
         with contextlib.suppress(OSError):  # the supervisor is gone, and this process ends soon

@@ -38,7 +38,7 @@ class TopologyConstraint(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The place of one gang member: a node, with the indices of its GPUs there.
+    """The place of one gang member: a node, and the indices of its GPUs on the node.
 
     gpu_share: thousandths of its one GPU. Absent if the member has whole GPUs.
     """
@@ -50,7 +50,7 @@ class RankPlacement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def milli(self) -> int:
-        """The part of each of its GPUs that the member holds, in thousandths."""
+        """The part that the member holds of each of its GPUs, in thousandths."""
         return self.gpu_share or WHOLE_GPU
 
 
@@ -111,7 +111,7 @@ class PlacementRequest(
 
     @property
     def milli(self) -> int:
-        """The part of each of its GPUs that a member gets, in thousandths."""
+        """The part that a member gets of each of its GPUs, in thousandths."""
         return self.gpu_share or WHOLE_GPU
 
     @property
@@ -237,7 +237,7 @@ def list_ignored_facts(request: PlacementRequest, used: Collection[str] = ()) ->
     """Return the JSON keys of stated facts that no decision uses yet, sorted.
 
     `used`: keys that the answer did use. A default value does not count as stated, even if it is written
-    out, because the ledger treats both requests as the same.
+    out. This is because the ledger treats both requests as the same.
     """
     return tuple(name for name in FACTS_WITHOUT_EFFECT if name not in used and _is_stated(request, name))
 

@@ -59,7 +59,10 @@ class SampleBatch:
 
     @classmethod
     def concat(cls, batches: Sequence["SampleBatch"]) -> "SampleBatch":
-        """Concatenate batches of the same kind, in order. Raises ValueError if kinds differ or none is given."""
+        """Concatenate batches of the same kind, in order.
+
+        Raises ValueError if the kinds differ or there is no batch.
+        """
         kinds = {batch.kind for batch in batches}
         if len(kinds) != 1:
             raise ValueError(f"cannot concatenate batches of kinds {sorted(kinds)}")
@@ -73,7 +76,7 @@ class SampleBatch:
 
     @classmethod
     def merge_by_kind(cls, batches: Iterable["SampleBatch"]) -> list["SampleBatch"]:
-        """Join the samples into one batch for each kind, in order, so that a store writes few large batches."""
+        """Merge the samples into one batch for each kind, in order. A store can then write few large batches."""
         found: dict[str, list[SampleBatch]] = {}
         for batch in batches:
             found.setdefault(batch.kind, []).append(batch)

@@ -7,9 +7,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class SeenSequences:
-    """The sequences that have arrived, as sorted disjoint runs [first, last].
+    """The sequence numbers that have arrived, as sorted disjoint runs [first, last].
 
-    It has a single run if no number in between is missing.
+    If no number in between is missing, there is a single run.
     """
 
     runs: list[list[int]] = field(default_factory=list)
@@ -56,7 +56,7 @@ class SeenSequences:
 def add_newest_event(newest: list[Any], event: Any, most: int) -> None:
     """Insert an event into `newest`, which is sorted by sequence and has at most `most` events.
 
-    The newest stay, whatever the order of arrival.
+    Whatever the order of arrival, the events with the highest sequences stay.
     """
     insort(newest, event, key=lambda row: row.sequence)
     if len(newest) > most:

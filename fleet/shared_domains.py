@@ -1,6 +1,6 @@
 """Hazards that the nodes of a gang share: heat from earlier jobs, cooling, power, switches.
 
-Forecasts and placements use them.
+Forecasts and placements use this module.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ SPREADS = 0.1  # of a member's own hazard above the usual, what its domain has i
 def compute_shared_hazard(level: str, excess: Array, duration_s: float) -> Array:
     """Return (domain,) the hazard that domains with two or more members add to a gang.
 
-    excess: (domain,) hazard of the worst member beyond the usual one.
+    excess: (domain,) the amount by which the hazard of the worst member exceeds the usual hazard.
 
     >>> compute_shared_hazard("rack", np.array([0.0, 0.5]), 86_400).tolist()
     [0.0002, 0.0502]

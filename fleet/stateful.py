@@ -1,4 +1,4 @@
-"""The interface of state that snapshots save and that is shifted when the clock is set.
+"""The interface for state that snapshots save, and whose times are shifted when the clock is set.
 
 `service/pipeline/stateful.py` lists all such state.
 """
@@ -24,5 +24,5 @@ class Stateful(Protocol):
         """
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift observed times after the clock was set by `by_ms`. Times that events state do not change."""
+        """Shift observed times after the clock was set by `by_ms`. Times stated in events do not change."""
         return

@@ -14,9 +14,9 @@ TELLING = ("submission", "queued", "started", "end")  # groups of fields that sa
 
 
 def find_fact_origin(written: Mapping[str, int], submission: Submitted | None) -> Teller:
-    """Return the origin of an attempt's facts, by the sequences of the events that set them.
+    """Return the origin of an attempt's facts, from the sequences of the events that set them.
 
-    Sequences of labels, and of ends by silence, are below 0. Steps set none of these facts.
+    Facts from labels, and ends by silence, have sequences below 0. Steps set no facts.
 
     >>> [find_fact_origin(fact, None) for fact in ({"started": 3}, {"started": -9}, {"phase": 5, "end": -9})]
     ['events', 'labels', 'sdk']
@@ -32,7 +32,7 @@ def find_fact_origin(written: Mapping[str, int], submission: Submitted | None) -
 
 
 def update_rank_place(ranks: tuple[RankPlacement, ...], event: Phase | Step) -> tuple[RankPlacement, ...]:
-    """Return the ranks, in order, with the place that one rank reports for itself."""
+    """Return the ranks in order, with the place of one rank updated to the one that its event reports."""
     mine = RankPlacement(event.rank or 0, event.node, event.gpus)
     if not event.node or mine in ranks:
         return ranks

@@ -1,4 +1,4 @@
-"""A decoder of TOML files. Its errors name the line, the key, the value and what was probably meant.
+"""A decoder of TOML files. Its errors name the line, the key, the value and the likely correction.
 
 The parser gives no line numbers, so this module finds them in the text.
 """
@@ -64,7 +64,7 @@ def parse_key_path(key: str) -> Path:
 
 
 def find_key_lines(text: str) -> dict[Path, int]:
-    r"""Return the path of each table and key → its line, counted from 1.
+    r"""Return (path of a table or key) → its line, counted from 1.
 
     The path of the n-th table of a list contains n, counted from 0.
 
@@ -89,7 +89,7 @@ def find_key_lines(text: str) -> dict[Path, int]:
 
 
 def _insert_table_indices(names: Path, counts: dict[Path, int]) -> Path:
-    """Insert the index of its latest table after each name of a list of tables.
+    """Return the path with an index after each name of a list of tables: that of the list's latest table.
 
     The last name gets no index.
     """

@@ -1,4 +1,4 @@
-"""A reader of TOML from people and other programs. A scan limits the parser's cost before it runs.
+"""A reader of TOML from people and other programs. Before parsing, a scan limits the cost of the parser.
 
 The parser of the standard library needs quadratic time for a long dotted key, and returns integers
 of any length. `read_toml` takes time proportional to the length of each text that it accepts. Its

@@ -132,7 +132,10 @@ class Topology:
         )
 
     def find_devices(self, row: int) -> tuple[Device, ...]:
-        """Return the network adapters of a node: those that its own wiring lists, with facts from the fabric."""
+        """Return the network adapters of a node that its own wiring or the fabric states.
+
+        If both state an adapter, the facts about it are merged.
+        """
         node = self.nodes[row]
         keys = (node.name, node.pool, node.gpu_model, "")
         inside = next((self.hosts[key] for key in keys if key in self.hosts), ())
@@ -148,10 +151,10 @@ class Topology:
         return Topology.build(nodes, placed=placed, generation=self.generation + 1, hosts=self.hosts)
 
     def update_gpu_counts(self, counts: Mapping[str, int], model: Mapping[str, str] | None = None) -> "Topology":
-        """Return the next generation of this topology, with the boards that exporters count.
+        """Return the next generation of this topology, with the number of boards that exporters count on each node.
 
-        model: node → GPU model, for nodes whose model is unknown. Fewer boards than stated replace the
-        stated number, since the missing boards cannot be given out. More boards do not. A count of 0 means
+        model: node → GPU model, for nodes whose model is unknown. A count below the stated number replaces it,
+        because missing boards cannot be given out. A count above the stated number is ignored. A count of 0 means
         that all boards of a node are elsewhere now.
         """
         nodes = [
@@ -162,9 +165,9 @@ class Topology:
 
 
 def _apply_board_count(node: NodeSpec, boards: int | None, model: str) -> NodeSpec:
-    """Return a node's spec with the number of boards that an exporter counted, None if none did.
+    """Return a node's spec with the number of boards that an exporter counted.
 
-    model: the GPU model that telemetry shows, used if the spec has none.
+    boards: None if no exporter counted. model: the GPU model in telemetry, used if the spec has none.
     """
     gpus = node.gpus if boards is None else min(node.gpus or boards, boards)
     missing = gpus < node.gpus and not node.counts_resources

@@ -59,7 +59,7 @@ def _pluralise(kind: inspect.Type, toml: bool) -> str:
 
 
 def list_choices(kind: inspect.Type) -> list[str]:
-    """Return the values of an enumeration or literal type, or none for another type."""
+    """Return the values of an enumeration or literal type. Returns an empty list for another type."""
     match kind:
         case inspect.LiteralType(values=values):
             return [str(value) for value in values]

@@ -1,7 +1,7 @@
-"""The kind of resource that an attempt waits for: machines, or a quota. A scheduler's reason decides.
+"""The kind of resource that an attempt waits for: machines or a quota. The scheduler's reason decides.
 
-A job that waits for a quota would not start if machines became free. It starts once its own queue,
-account or user holds less. Reasons that this file does not name mean waiting for machines.
+A job that waits for a quota would not start even if machines became free. It starts once its own queue,
+account or user holds less. A reason that this file does not name means waiting for machines.
 """
 
 import re

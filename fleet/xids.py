@@ -1,8 +1,8 @@
 """XID codes: their meaning for a node, and NVIDIA's advice.
 
-Sources: NVIDIA's XID catalogue (the first action of each code), its decode of NVLink codes,
-published fleet studies. The catalogue's actions are for one GPU. HARD and SOFT decide when a node
-leaves service.
+Sources: NVIDIA's XID catalogue (the first action of each code), its decoding of NVLink codes, and
+published fleet studies. The catalogue's actions are for one GPU. The tables HARD and SOFT decide when a
+node leaves service.
 """
 
 from typing import Final
