@@ -1,4 +1,4 @@
-"""Build the API reference: signatures and docstrings of what plugins and clients may use, read without importing."""
+"""Build the API reference: signatures and docstrings for users of plugins and clients. Nothing is imported."""
 
 import ast
 from collections.abc import Iterator
@@ -18,29 +18,29 @@ PUBLIC = {  # file → for whom
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def reference(root: Path) -> str:
+def build_reference(root: Path) -> str:
     """Return the page as Markdown."""
     parts = ["# API reference", "", "Made of the docstrings. [What is stable](stability.md) says what a change needs."]
     for name, title in PUBLIC.items():
         module = name.removeprefix("sdk/").removesuffix(".py").replace("/", ".")
         tree = ast.parse((root / name).read_text(encoding="utf-8"))
-        parts += ["", f"## {title}", "", f"`{module}`", "", *_text(tree)]
+        parts += ["", f"## {title}", "", f"`{module}`", "", *_format_docstring(tree)]
         for node in tree.body:
             if isinstance(node, ast.ClassDef | Function) and not node.name.startswith("_"):
-                parts += _entry(node)
+                parts += _format_entry(node)
     return "\n".join(parts) + "\n"
 
 
-def _entry(node: ast.ClassDef | Function) -> Iterator[str]:
+def _format_entry(node: ast.ClassDef | Function) -> Iterator[str]:
     """Yield the lines of a class with its public methods, or of a function."""
-    yield from ("", f"### {node.name}", "", "```python", _signature(node), "```", "", *_text(node))
+    yield from ("", f"### {node.name}", "", "```python", _format_signature(node), "```", "", *_format_docstring(node))
     if isinstance(node, ast.ClassDef):
         for inner in node.body:
             if isinstance(inner, Function) and not inner.name.startswith("_"):
-                yield from ("", "```python", _signature(inner), "```", "", *_text(inner))
+                yield from ("", "```python", _format_signature(inner), "```", "", *_format_docstring(inner))
 
 
-def _signature(node: ast.ClassDef | Function) -> str:
+def _format_signature(node: ast.ClassDef | Function) -> str:
     """Return the decorators and the head of a definition, with the public fields and members of a class."""
     decorators = [f"@{ast.unparse(item)}" for item in node.decorator_list]
     if isinstance(node, ast.ClassDef):
@@ -58,7 +58,7 @@ def _is_public(item: ast.stmt) -> bool:
     return bool(targets) and not ast.unparse(targets[0]).startswith("_")
 
 
-def _text(node: ast.Module | ast.ClassDef | Function) -> list[str]:
+def _format_docstring(node: ast.Module | ast.ClassDef | Function) -> list[str]:
     """Return a docstring as a block of text that keeps its lines."""
     text = ast.get_docstring(node)
     return ["```text", text.replace("```", "'''"), "```"] if text else []

@@ -1,7 +1,8 @@
-"""MkDocs hook: adds documents from outside `docs/` to the site, and makes relative links fit.
+"""A MkDocs hook that adds documents from outside `docs/` to the site, and adapts relative links.
 
 A link to a document of the site leads to its page. A link to any other file of the project becomes plain text.
-The theme would load the worker of its search from another host when a page is opened from a folder; ours is local.
+If a reader opens a page from a folder, the theme would load a script for its search from another host. The
+site has its own copy of this script.
 """
 
 import re
@@ -37,13 +38,13 @@ _LINK = re.compile(r"(?<!`)(!?)\[([^\]\n]+)\]\(([^)\s]+)\)")
 def on_files(files: Any, config: Any) -> Any:
     for source, page in ADDED.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
-    reference = runpy.run_path(str(ROOT / "docs/reference.py"))["reference"]
-    files.append(File.generated(config, "reference.md", content=reference(ROOT)))
+    build_reference = runpy.run_path(str(ROOT / "docs/reference.py"))["build_reference"]
+    files.append(File.generated(config, "reference.md", content=build_reference(ROOT)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    return rewritten(markdown, page.file.src_uri)
+    return rewrite_links(markdown, page.file.src_uri)
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
@@ -54,17 +55,17 @@ def on_post_template(output_content: str, **_: Any) -> str:
     return output_content.replace(REMOTE_WORKER, LOCAL_WORKER)
 
 
-def rewritten(markdown: str, page: str) -> str:
-    """Return the text of a page of the site with links that fit there.
+def rewrite_links(markdown: str, page: str) -> str:
+    """Return the text of a page with its links changed for the site.
 
-    >>> rewritten("[Guide](docs/api.md#jobs), [code](cli/main.py), [site](https://a.example)", "index.md")
+    >>> rewrite_links("[Guide](docs/api.md#jobs), [code](cli/main.py), [site](https://a.example)", "index.md")
     '[Guide](api.md#jobs), code, [site](https://a.example)'
-    >>> rewritten("[Results](../../training/RESULTS.md)", "sources/kafka.md")
+    >>> rewrite_links("[Results](../../training/RESULTS.md)", "sources/kafka.md")
     '[Results](../results-forecasts.md)'
     """
     source = _SOURCES.get(page, f"docs/{page}")
 
-    def fit(match: re.Match[str]) -> str:
+    def rewrite_link(match: re.Match[str]) -> str:
         mark, text, link = match.groups()
         path, hash_, anchor = link.partition("#")
         if "://" in link or not path:
@@ -75,4 +76,4 @@ def rewritten(markdown: str, page: str) -> str:
             return text
         return f"{mark}[{text}]({relpath(placed, page.rpartition('/')[0] or '.')}{hash_}{anchor})"
 
-    return _LINK.sub(fit, markdown)
+    return _LINK.sub(rewrite_link, markdown)

@@ -99,7 +99,7 @@ def find_gpu_rows(attempt: JobAttempt, entities: Entities) -> NDArray[np.intp]:
     table = entities[EntityKind.GPU]
     rows = []
     for rank in attempt.ranks:
-        rows += [table.row(f"{rank.node}/{gpu}") for gpu in rank.gpus]
+        rows += [table.find_row(f"{rank.node}/{gpu}") for gpu in rank.gpus]
     found = [row for row in rows if row is not None]
     whole = _list_whole_nodes(attempt)
     return np.unique(np.concatenate([np.array(found, np.intp), _find_rows_on_nodes(entities, EntityKind.GPU, whole)]))
@@ -177,7 +177,7 @@ def _list_whole_nodes(attempt: JobAttempt) -> list[str]:
 
 
 def _find_rows_on_nodes(entities: Entities, kind: EntityKind, nodes: Sequence[str]) -> NDArray[np.intp]:
-    known = [row for name in nodes if (row := entities[EntityKind.NODE].row(name)) is not None]
+    known = [row for name in nodes if (row := entities[EntityKind.NODE].find_row(name)) is not None]
     return np.flatnonzero(np.isin(entities[kind].node, known))
 
 

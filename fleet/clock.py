@@ -19,7 +19,7 @@ class Clock(Protocol):
     def steady_ms(self) -> int:
         """Return fleet milliseconds since a fixed moment. Setting the clock does not change them."""
 
-    def wall_s(self, fleet_s: float) -> float:
+    def convert_to_wall_s(self, fleet_s: float) -> float:
         """Return how many wall seconds `fleet_s` fleet seconds take."""
 
     async def sleep(self, fleet_s: float) -> None:
@@ -35,7 +35,7 @@ class SystemClock:
     def steady_ms(self) -> int:
         return time.monotonic_ns() // 1_000_000
 
-    def wall_s(self, fleet_s: float) -> float:
+    def convert_to_wall_s(self, fleet_s: float) -> float:
         return fleet_s
 
     async def sleep(self, fleet_s: float) -> None:
@@ -48,7 +48,7 @@ class ScaledClock:
 
     Fleet time was `epoch_ms` when the machine's clock was `wall_ms`.
 
-    >>> ScaledClock(epoch_ms=1_000_000, wall_ms=0, speed=15.0).wall_s(30.0)
+    >>> ScaledClock(epoch_ms=1_000_000, wall_ms=0, speed=15.0).convert_to_wall_s(30.0)
     2.0
     """
 
@@ -62,7 +62,7 @@ class ScaledClock:
     def steady_ms(self) -> int:
         return int(time.monotonic_ns() / 1e6 * self.speed)
 
-    def wall_s(self, fleet_s: float) -> float:
+    def convert_to_wall_s(self, fleet_s: float) -> float:
         return fleet_s / self.speed
 
     async def sleep(self, fleet_s: float) -> None:
@@ -86,7 +86,7 @@ class ManualClock:
     def steady_ms(self) -> int:
         return self.passed_ms
 
-    def wall_s(self, fleet_s: float) -> float:
+    def convert_to_wall_s(self, fleet_s: float) -> float:
         return 0.0
 
     async def sleep(self, fleet_s: float) -> None:

@@ -65,7 +65,7 @@ class EntityTable:
         self.moves += bool(self._node[row] >= 0)
         self._node[row] = -1
 
-    def row(self, name: str) -> int | None:
+    def find_row(self, name: str) -> int | None:
         return self._rows.get(name)
 
     def replace_aliases(self, aliases: Mapping[str, str]) -> None:
@@ -234,7 +234,7 @@ class Entities:
     def __getitem__(self, kind: EntityKind) -> EntityTable:
         return self._tables[kind]
 
-    def node(self, name: str) -> int:
+    def find_or_add_node(self, name: str) -> int:
         """Return the node's row. Appends the node if it is unknown.
 
         An unknown node stays unplaced until a topology names it.
@@ -253,7 +253,7 @@ class Entities:
         table = self._tables[kind]
         if self.room is not None and name not in table:
             self.room.count_new(kind, name)
-        return table.add(name, self.node(node))
+        return table.add(name, self.find_or_add_node(node))
 
     def record_trait(self, name: str, trait: str) -> None:
         """Record the model of a GPU or the link layer of a port."""
@@ -263,13 +263,13 @@ class Entities:
 
     def remove_from_node(self, kind: EntityKind, name: str) -> None:
         """Remove a device from its node, if it is known, because it is elsewhere now."""
-        row = self._tables[kind].row(name)
+        row = self._tables[kind].find_row(name)
         if row is not None:
             self._tables[kind].remove_from_node(row)
 
     def remove_node_devices(self, node: str) -> None:
         """Remove all devices from a node, because its machine now has another name."""
-        at = self._tables[EntityKind.NODE].row(node)
+        at = self._tables[EntityKind.NODE].find_row(node)
         for kind in NODE_OWNED if at is not None else ():
             for row in np.flatnonzero(self._tables[kind].node == at).tolist():
                 self._tables[kind].remove_from_node(row)
@@ -292,13 +292,13 @@ class Entities:
         """Restore the result of `dump`. Each entity gets its old row."""
         entities = cls()
         for name in names.get(EntityKind.NODE.value, ()):
-            entities.node(name)
+            entities.find_or_add_node(name)
         for kind in EntityKind:
             if kind is EntityKind.NODE:
                 continue
             for name in names.get(kind.value, ()):
                 owner = name.split("/", 1)[0] if kind in NODE_OWNED else None
-                entities[kind].add(name, entities.node(owner) if owner else -1)
+                entities[kind].add(name, entities.find_or_add_node(owner) if owner else -1)
         for text in names.get(DISOWNED, ()):
             kind_name, _, name = text.partition(":")
             entities.remove_from_node(EntityKind(kind_name), name)

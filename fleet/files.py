@@ -57,9 +57,9 @@ class Disk(Protocol):
 
     def sync_folder(self, folder: Path) -> None: ...
 
-    def listing(self, folder: Path) -> list[str]: ...
+    def list_names(self, folder: Path) -> list[str]: ...
 
-    def mapped(self, path: Path) -> mmap.mmap | bytes: ...
+    def map_file(self, path: Path) -> mmap.mmap | bytes: ...
 
     def lock(self, path: Path, by_process: bool) -> Callable[[], None]: ...
 
@@ -71,7 +71,7 @@ class Disk(Protocol):
 
     def connect_to_read(self, path: Path) -> sqlite3.Connection: ...
 
-    def filesystem(self) -> Any: ...
+    def get_filesystem(self) -> Any: ...
 
 
 class File:
@@ -202,7 +202,7 @@ def make_folder(folder: Path, area: str) -> None:
 def list_names(folder: Path) -> list[str]:
     """Return the names in a folder, in any order, or an empty list if the folder does not exist."""
     try:
-        return _find_disk(folder).listing(folder)
+        return _find_disk(folder).list_names(folder)
     except FileNotFoundError:
         return []
 
@@ -220,7 +220,7 @@ def map_file(path: Path) -> mmap.mmap | bytes:
 
     Raises ValueError if the file is empty.
     """
-    return _find_disk(path).mapped(path)
+    return _find_disk(path).map_file(path)
 
 
 def lock(path: Path, *, by_process: bool = False) -> Callable[[], None]:
@@ -262,7 +262,7 @@ def get_filesystem(path: Path) -> Any:
 
     It is for listings, reads and removals, not for durable writes.
     """
-    return _find_disk(path).filesystem()
+    return _find_disk(path).get_filesystem()
 
 
 class _Descriptor:
@@ -310,10 +310,10 @@ class _Machine:
         finally:
             os.close(handle)
 
-    def listing(self, folder: Path) -> list[str]:
+    def list_names(self, folder: Path) -> list[str]:
         return os.listdir(folder)
 
-    def mapped(self, path: Path) -> mmap.mmap | bytes:
+    def map_file(self, path: Path) -> mmap.mmap | bytes:
         with open(path, "rb") as file:
             return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -353,7 +353,7 @@ class _Machine:
             db.text_factory = bytes.decode
         return db
 
-    def filesystem(self) -> LocalFiles:
+    def get_filesystem(self) -> LocalFiles:
         return LocalFiles()
 
 

@@ -311,7 +311,7 @@ def _yield_noisy_boards(weather: Weather) -> Iterator[Weather]:
             sequence=number,
             as_of_ms=now_ms,
             now_ms=now_ms,
-            nodes=dataclasses.replace(nodes, risk=noisy, level=bands.step(nodes.rows, noisy[0])),
+            nodes=dataclasses.replace(nodes, risk=noisy, level=bands.update(nodes.rows, noisy[0])),
             demand=weather.demand and {key: _scale_demand(row, now_ms, by) for key, row in weather.demand.items()},
             jobs=weather.jobs and {name: _scale_job(job, by) for name, job in weather.jobs.items()},
             starts=weather.starts

@@ -108,7 +108,7 @@ def find_or_register_node(stated: str, entities: Entities, *, is_listed: bool = 
     is invalid, or `unknown_nodes` if there are too many nodes.
 
     >>> fleet = Entities()
-    >>> _ = fleet.node("n1")
+    >>> _ = fleet.find_or_add_node("n1")
     >>> find_or_register_node("n1.cluster.example", fleet)
     'n1'
     """
@@ -124,7 +124,7 @@ def find_or_register_node(stated: str, entities: Entities, *, is_listed: bool = 
         return stated
     if len(nodes) >= entities.most_nodes:
         raise RecordError("unknown_nodes", f"{len(nodes):,} nodes are known, the limit; not added: {stated[:80]!r}")
-    entities.node(stated)
+    entities.find_or_add_node(stated)
     return stated
 
 

@@ -1,1 +1,1 @@
-"""Adapters to other schedulers, one file for each. They only translate."""
+"""Adapters to other schedulers, one file for each. Adapters only translate."""

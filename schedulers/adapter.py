@@ -19,14 +19,14 @@ Seen = Mapping[str, Mapping[str, str]]  # key → field → value: what the othe
 
 
 class NotKnown(FleetcastError):
-    """The error for weather that lacks data which the answer needs. The caller gets the stale answer."""
+    """The error for an answer that needs data which the weather lacks. The caller then gets the stale answer."""
 
 
 class Verb(NamedTuple):
     """A kind of question that other systems ask.
 
-    `answer` may raise NotKnown, or RequestError for a question of another shape. `stale` returns the
-    neutral answer without fresh weather, or None if an immediate error is better for the caller.
+    `answer` may raise NotKnown, or RequestError for a question of the wrong form. `stale` returns the
+    neutral answer for the time without fresh weather. It is None if an immediate error is better for the caller.
     """
 
     answer: Callable[[Weather, bytes], bytes]
@@ -37,7 +37,8 @@ class Write(NamedTuple):
     """A wish to change one field of the other system. value: None withdraws our value.
 
     `seen` is the field's value when the wish was made. A port writes nothing if the field now has another
-    value. When a limit is reached, withdrawals go first, then the wishes whose omission costs most.
+    value. If a limit allows only some writes, withdrawals come first. Then come the wishes whose omission costs
+    most.
     """
 
     key: str
@@ -74,8 +75,8 @@ class Adapter(Protocol):
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterable[Write]:
         """Return the changes that the adapter wants in the other system.
 
-        Without weather, it withdraws everything that it wrote. If only the part of the weather that it needs is
-        None, it withdraws restrictions.
+        Without weather, it withdraws everything that it wrote. If the weather lacks only the part that it needs, it
+        withdraws restrictions.
         """
 
 
@@ -97,12 +98,12 @@ class Port(Protocol):
 class Door(NamedTuple):
     """A writer that is ready for use, made from the options of a configured adapter.
 
-    needs_starts: whether it reads `Weather.starts`, for which the host polls the placer. batch: the most
-    writes that its port accepts at once. news: set if the other system waits for writes. It returns a number
-    that changes whenever that system requests something. The host polls such a door as soon as the number
-    changes, even if there is no fresh board. follow_news: called once with a function. The port then calls
-    that function at each change of `news`, in the host's event loop. Without it, the host reads the number
-    20 times a second.
+    needs_starts: whether it reads `Weather.starts`, for which the host polls the placer. batch: the largest
+    number of writes that its port accepts at once. news: set if the other system waits for writes. This function
+    returns a number that changes whenever that system requests something. The host polls such a door as soon as
+    the number changes, even if there is no fresh board. follow_news: called once with a function. The port then
+    calls that function at each change of `news`, in the host's event loop. Without follow_news, the host reads
+    the number 20 times a second.
     """
 
     adapter: Adapter

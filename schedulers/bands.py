@@ -18,8 +18,9 @@ Levels = NDArray[np.int8]  # rows of LEVELS
 class BandRule:
     """The rule that assigns nodes to risk bands by their score.
 
-    A score enters a band at `elevated` or `high`. It leaves the band downwards only below `leave_ratio` times
-    that value. At most `max_share` of a pool's nodes are high at once, but at least one may be.
+    A node enters a band when its score reaches `elevated` or `high`. It leaves the band downwards only below
+    `leave_ratio` times that value. At most `max_share` of a pool's nodes are high at once, but one node always
+    may be.
     """
 
     elevated: float = 0.05
@@ -34,9 +35,9 @@ class Bands:
     `held`: node → band from an earlier process.
 
     >>> bands = Bands(BandRule(elevated=0.1, high=0.5))
-    >>> bands.step({"a": 0, "b": 1}, np.array([0.6, 0.01])).tolist()
+    >>> bands.update({"a": 0, "b": 1}, np.array([0.6, 0.01])).tolist()
     [2, 0]
-    >>> bands.step({"a": 0, "b": 1}, np.array([0.4, 0.01])).tolist()  # 0.4 is above 0.5 * 0.7: stays high
+    >>> bands.update({"a": 0, "b": 1}, np.array([0.4, 0.01])).tolist()  # 0.4 is above 0.5 * 0.7: stays high
     [2, 0]
     """
 
@@ -52,7 +53,7 @@ class Bands:
         """Node → band, for the nodes whose band is not low."""
         return {name: LEVELS[self._levels[row]] for name, row in self._rows.items() if self._levels[row]}
 
-    def step(
+    def update(
         self, rows: Mapping[str, int], scores: NDArray[np.float64], pool: NDArray[np.integer] | None = None
     ) -> Levels:
         """Return (n,) the bands for the newest scores, as rows of LEVELS. A NaN score changes nothing.
@@ -87,9 +88,9 @@ def compute_next_levels(held: Levels, scores: NDArray[np.float64], rule: BandRul
 def limit_high_share(
     levels: Levels, held: Levels, scores: NDArray[np.float64], pool: NDArray[np.integer], share: float
 ) -> Levels:
-    """Return (n,) the levels after the limit that at most `share` of each pool may be high.
+    """Return (n,) the levels after limiting the nodes that are high to `share` of each pool.
 
-    Nodes that were high before stay high first, then the riskiest. The others become elevated.
+    Nodes that were high before stay high first, then the riskiest ones. All others become elevated.
 
     >>> four = np.zeros(4, np.int64)
     >>> level, before, risk = np.array([2, 2, 2, 0]), np.array([2, 0, 0, 0]), np.array([0.4, 0.5, 0.9, 0.0])

@@ -7,8 +7,8 @@ A buffer makes the cluster-autoscaler reserve room for a number of pods.
 The autoscaler first fits a buffer's pods into free room, and adds machines for the rest. So free
 GPUs are not subtracted here. If they were, the buffer would shrink as soon as its machines are ready.
 
-Replicas above the user's minimum are ours. They cost money, so they are removed if the forecast is
-old or missing, or if the adapter withdraws.
+The adapter sets the replicas above the user's minimum. They cost money, so it removes them if the forecast
+is old or missing, or if the adapter withdraws.
 """
 
 import math
@@ -79,7 +79,7 @@ def read_annotations(values: Mapping[str, str]) -> BufferSettings | None:
 def read_minimum(values: Mapping[str, str]) -> int:
     """Return the user's minimum of replicas, or 0 if it is unreadable.
 
-    It is also needed for a buffer that no longer opts in.
+    This function also serves buffers that no longer opt in.
 
     >>> read_minimum({"fleetcast.io/min": "2"}), read_minimum({}), read_minimum({"fleetcast.io/min": "two"})
     (2, 0, 0)
@@ -93,8 +93,8 @@ def read_minimum(values: Mapping[str, str]) -> int:
 class CapacityBuffers:
     """The adapter `buffers`, which sets the replicas of CapacityBuffers by the demand forecast.
 
-    A key is namespace/name, and its values are our annotations and REPLICAS. A buffer has the value REPLICAS
-    only while we own the field and it is above the minimum. Writing None resets the field to the minimum.
+    A key is namespace/name, and its values are our annotations and REPLICAS. REPLICAS is present only while we
+    own the field and it is above the minimum. Writing None resets the field to the minimum.
     """
 
     verbs: Mapping[str, Verb] = {}
@@ -137,8 +137,8 @@ def _compute_wanted_replicas(weather: Weather | None, values: Mapping[str, str])
 def _find_peak(row: DemandRow, ask: BufferSettings) -> float | None:
     """Return the largest forecast up to the horizon in GPUs, or None if there is none.
 
-    It uses the lowest quantile that is at least the requested one. The nearest forecast counts too,
-    because room is also needed for a burst that is about to arrive.
+    The forecast's lowest quantile that is at least the requested one is used. The nearest forecast counts too,
+    because a burst that is about to arrive also needs room.
     """
     level = next((at for at, level in enumerate(row.quantiles) if level >= ask.quantile), len(row.quantiles) - 1)
     values = row.values[level]

@@ -18,8 +18,8 @@ OLDEST_S = 600.0  # of a forecast; one is made a minute
 def find_fresh_row(weather: Weather, key: DemandKey) -> DemandRow:
     """Return the forecast of a series.
 
-    Raises UnknownEntity for an unknown series, NotKnown without a fresh forecast. If no pool has the
-    name, the queue of that name is used, because `pool` named a queue in earlier versions.
+    Raises UnknownEntity for an unknown series, and NotKnown without a fresh forecast. If no pool has the
+    name, the queue of that name is used, because earlier versions named queues in `pool`.
     """
     if weather.demand is None:
         raise NotKnown("there is no forecast of demand now")
@@ -66,7 +66,7 @@ def _compute_age_s(row: DemandRow, now_ms: int) -> float:
 def _interpolate(places: Sequence[float], values: Sequence[float], at: float) -> float:
     """Return the value at `at`, interpolated linearly between the two nearest places.
 
-    At a place, return exactly its value.
+    At a place itself, the result is exactly the value of that place.
     """
     after = bisect_left(places, at)
     if places[after] == at:
@@ -76,9 +76,9 @@ def _interpolate(places: Sequence[float], values: Sequence[float], at: float) ->
 
 
 def _list_quantile_values(row: DemandRow, place: int) -> list[float]:
-    """Return each quantile's value: now (place 0), or at the horizon with index `place - 1`.
+    """Return the value of each quantile at one place, NaN if unknown.
 
-    NaN if unknown.
+    Place 0 is now. Place k is the horizon with index k - 1.
     """
     if not place:
         return [row.now] * len(row.quantiles)

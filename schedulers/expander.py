@@ -1,9 +1,9 @@
 """The cluster-autoscaler's gRPC expander: chooses the node groups that are least likely to fail.
 
-A group belongs to the pool that its template's label `fleetcast.io/pool` names, else to the pool of
-its own name. Its risk is the mean risk of the pool's nodes within a day, times the number of nodes
-to add. That is the expected number of failures. Groups of unknown risk are never removed, and neither are
-groups of a pool with a low risk. The autoscaler's next expander chooses among the groups that are left.
+The label `fleetcast.io/pool` of a group's template names the group's pool. Without the label, the group's
+own name is that of its pool. Its risk is the mean risk of the pool's nodes within a day, times the number of
+nodes to add. That is the expected number of failures. Groups of unknown risk are never removed, and neither
+are groups of a pool with a low risk. The autoscaler's next expander chooses among the remaining groups.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,7 +47,7 @@ _decode = msgspec.json.Decoder(ExpanderQuestion).decode
 class ExpanderAdapter:
     """The adapter `expander`, which returns the node groups that are least likely to fail.
 
-    It returns at least one of the options, in their order. Without fresh weather, it returns all.
+    It returns at least one of the options, in their order. Without fresh weather, it returns all options.
     """
 
     fields: frozenset[str] = frozenset()
@@ -80,7 +80,7 @@ def compute_pool_risks(outlook: Outlook) -> dict[str, float]:
 
 
 def choose_best_options(options: Sequence[GroupOption], pools: Mapping[str, float]) -> list[str]:
-    """Return the ids of the options with the least risk, a low risk, or an unknown risk.
+    """Return the ids of the options whose risk is the least, low, or unknown.
 
     pools: pool → risk of a node.
     """

@@ -2,8 +2,8 @@
 
     GET …/namespaces/NAMESPACE/fleetcast_demand?labelSelector=queue=serve,target=request_rate,horizon_s=600
 
-A stale forecast is an error. An autoscaler then keeps its replicas, and reports that the metric is
-missing.
+If the forecast is stale, the answer is an error. An autoscaler then keeps its replicas, and reports that the
+metric is missing.
 """
 
 import math
@@ -127,7 +127,7 @@ def _parse_number(labels: Mapping[str, str], name: str) -> float:
 def make_api_resource_list() -> dict[str, Any]:
     """Return the APIResourceList, for discovery.
 
-    Its only verb is `get`, so that no client lists, watches or deletes here.
+    Its only verb is `get`. So no client tries to list, watch or delete the metrics.
     """
     resource = {
         "name": METRIC,

@@ -45,9 +45,9 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class ScalerQuestion(msgspec.Struct, rename="camel"):
-    """The body of every question of KEDA: which scaled object, and with which settings.
+    """The body of every question of KEDA: the scaled object and its settings.
 
-    metric_name: the name in the ScalerSpec that was answered before, or "".
+    metric_name: the name from an earlier ScalerSpec, or "".
     """
 
     metadata: dict[str, str] = {}
@@ -75,8 +75,7 @@ _decode = msgspec.json.Decoder(ScalerQuestion).decode
 class KedaAdapter:
     """The adapter `keda`, which answers KEDA's external scaler with a demand forecast.
 
-    The answer about the metric's specification needs no weather. All others raise NotKnown without a
-    forecast.
+    The metric's specification needs no weather. All other answers raise NotKnown without a forecast.
     """
 
     fields: frozenset[str] = frozenset()

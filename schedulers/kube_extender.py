@@ -1,9 +1,9 @@
 """kube-scheduler's HTTP extender (k8s.io/kube-scheduler/extender/v1): filter, prioritize, preempt.
 
-Keys may come in any case, as in Go. With `nodeCacheCapable: true`, requests and answers name the nodes.
-Otherwise they contain whole node objects. No answer blocks scheduling for lack of data: an unknown node
-passes with the neutral score, and without fresh data nothing changes. No answer contains a node or victim
-that the request lacks.
+Keys may have any capitalisation, as in Go. With `nodeCacheCapable: true`, requests and answers name the
+nodes. Otherwise they contain whole node objects. A lack of data never blocks scheduling: an unknown node
+passes with the neutral score, and without fresh data nothing changes. An answer contains only nodes and
+victims of the request.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ Args = TypeVar("Args", bound=msgspec.Struct)
 class Pieces:
     """JSON values as an array of bytes, from which lists are assembled fast: (n, width) uint8.
 
-    Each value is padded with spaces to the length of the longest one, and ends with a comma.
+    Each value is padded with spaces to the length of the longest value, and ends with a comma.
 
     >>> Pieces([b'"a"', b"[1,2]"]).join_rows(np.array([1, 0]))
     b'[[1,2],"a"  ]'
@@ -45,7 +45,7 @@ class Pieces:
         self._bytes = np.frombuffer(text, np.uint8).reshape(len(values), width + 1)
 
     def replace_numbers(self, numbers: NDArray[np.int64], at: int) -> "Pieces":
-        """Return a copy with the numbers, each from 0 to 99, in the two bytes from index `at` on.
+        """Return a copy in which a number from 0 to 99 replaces two bytes of each value, from index `at` on.
 
         numbers: (n,) one for each value.
         """
@@ -86,7 +86,7 @@ class _RawArgs(msgspec.Struct, rename="pascal"):
         return self.nodes is not None and self.names_json == b"null"
 
     def read_names(self) -> list[str] | None:
-        """Return the node names, whether they came as strings or in whole nodes. None if there are neither."""
+        """Return the node names, which came either as strings or in whole nodes. Returns None without nodes."""
         try:
             names = _read_names.decode(self.node_names)
         except msgspec.ValidationError as error:
@@ -104,10 +104,10 @@ _read_names = msgspec.json.Decoder(list[str] | None)
 
 
 class KubeExtender:
-    """The extender's verbs, from request body to answer body.
+    """The extender's verbs. Each converts a request body into an answer body.
 
     Answers are assembled from parts that are made once for each board. Raises RequestError for a body of
-    another shape, and msgspec.DecodeError, UnicodeDecodeError or RecursionError for a body that is not JSON.
+    the wrong form, and msgspec.DecodeError, UnicodeDecodeError or RecursionError for a body that is not JSON.
     """
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class KubeExtender:
         return _encode_filter_result(self._names.join_rows(rows[~refused]), failed)
 
     def prioritize(self, body: bytes) -> bytes:
-        """Return a list of HostPriority, one for every node of the request, in that order."""
+        """Return a list of HostPriority, one for every node of the request, in the same order."""
         args = _decode_args(body)
         gpus = self.ratings.normalise_gpus(args.pod.gpus if args.pod else 0)
         rows = self._index.find_rows(args.names_json)
@@ -163,7 +163,7 @@ class KubeExtender:
     def preempt(self, body: bytes) -> bytes:
         """Return the PreemptionResult: the request's nodes and victims, without nodes that the pod cannot use.
 
-        Preempting jobs on an unusable node would not help. The victims on the other nodes do not change.
+        Preempting jobs on an unusable node would not help. The victims on all other nodes stay the same.
         """
         args = _decode_any_case(_read_preemption, body)
         unusable = self.ratings.find_unusable_nodes(args.pod.limit_s if args.pod else None).why

@@ -1,7 +1,7 @@
-"""The fields that we read of Kubernetes' pods and nodes, and the extender's bodies.
+"""The fields of Kubernetes' pods and nodes that we read, and the bodies of the extender.
 
-Pods and nodes have keys in camelCase, bodies in PascalCase. The extender's Go structs have no JSON
-tags.
+Pods and nodes have keys in camelCase, and the bodies have keys in PascalCase. The extender's Go structs have
+no JSON tags.
 """
 
 from math import ceil
@@ -90,7 +90,10 @@ class ExtenderArgs(msgspec.Struct, rename="pascal"):
 
 
 class FilterResult(msgspec.Struct, rename="pascal"):
-    """The nodes that pass, in the form in which they came, and the reason why each other node does not."""
+    """The nodes that pass, and the reason why each other node does not pass.
+
+    Nodes have the form of the question: names or whole objects.
+    """
 
     nodes: NodeList | None
     node_names: list[str] | None
@@ -123,7 +126,7 @@ class Victims(msgspec.Struct, rename="pascal"):
 
 
 class PreemptionArgs(msgspec.Struct, rename="pascal"):
-    """The question of preempt: the nodes on which room could be made for a pod, and the victims there."""
+    """The question of preempt: the nodes on which jobs could make room for a pod, and the victims there."""
 
     pod: KubePod | None = None
     node_name_to_victims: dict[str, Victims] | None = None
@@ -149,7 +152,7 @@ def _count_slices(container: KubeContainer) -> int:
 
 
 def _compute_unit_slices(resource: str) -> int:
-    """Return how many sevenths of a GPU one unit of a resource is, 0 if it is no GPU.
+    """Return the size of one unit of a resource in sevenths of a GPU, 0 if the resource is no GPU.
 
     An unknown MIG profile counts as a whole GPU.
 

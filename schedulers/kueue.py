@@ -2,10 +2,10 @@
 
 The message of the check states the forecast. The adapter writes three fields:
 
-    hold       a workload that waits for us. If it is withdrawn, the check is Ready. "Retry S" gives back the
+    hold       whether a workload waits for us. Withdrawing it makes the check Ready. "Retry S" gives back the
                quota for S seconds
     note       the message for a workload that waits for quota
-    condition  Active of the AdmissionCheck, without which Kueue admits nothing
+    condition  Active of the AdmissionCheck. Without it Kueue admits nothing
 
 Workloads are held only if a gate is configured. With a gate, a workload is held while every block of
 nodes is too risky, for at most `hold_s`.
@@ -33,7 +33,7 @@ _NO_FORECAST = "there is no forecast now"
 
 @dataclass(frozen=True, slots=True)
 class GateRule:
-    """The rule that decides how long and at which risk workloads are held back.
+    """The rule that decides at which risk workloads are held back, and for how long.
 
     `prefix`: the prefix of job names in the source `kubernetes`.
     """
@@ -57,12 +57,12 @@ class WorkloadChecks:
 
     def __init__(self, rule: GateRule = GateRule()) -> None:
         self._rule = rule
-        self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.empty(), rule.level))
+        self._rooms: tuple[Outlook | None, SafeRooms] = (None, SafeRooms(Outlook.make_empty(), rule.level))
 
     def wishes(self, weather: Weather | None, seen: Seen) -> Iterator[Write]:
         """Return the changes that the checks need.
 
-        When the adapter withdraws, a check stays Active, because its queues would stop otherwise.
+        If the adapter withdraws, a check stays Active. Otherwise Kueue would stop the queues of this check.
         """
         nodes = weather.nodes if weather else None
         for key, values in seen.items():
@@ -94,9 +94,9 @@ class WorkloadChecks:
         return self._rooms[1].find_safest_block(gpus)
 
     def _update_start_message(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
-        """Yield the write of a message with the expected start, if it differs enough from the present one.
+        """Yield the write of a message with the expected start, if it differs enough from the present message.
 
-        Yields nothing while start times are unknown, because the present message states its own times.
+        Yields nothing while start times are unknown. The present message then stays, because its times are absolute.
         """
         held = int(values.get(HELD, "0")) if self._rule.gate else 0
         if weather.starts is None and not held:

@@ -42,7 +42,7 @@ class NameIndex:
         self._steps = self._fill_table(hashes)
 
     def _fill_table(self, hashes: Hashes) -> int:
-        """Give every name a place in the table. Returns how many places a look-up must search at most."""
+        """Give every name a place in the table. Returns the largest number of places that a look-up must search."""
         left, at, steps = np.arange(len(hashes)), self._compute_first_places(hashes), 0
         while len(left):
             free = np.flatnonzero(self._table[at] == len(hashes))
@@ -90,7 +90,7 @@ class NameIndex:
         return np.take(self._rows, found)
 
     def _cut_words(self, array: bytes, starts: Rows) -> Words:
-        """Return (name, word) uint64, the bytes from each start on, including bytes after the name's end."""
+        """Return (name, word) uint64, the bytes from each start on. They include bytes after the name's end."""
         width = self._words_each * WORD
         windows = np.ndarray(len(array), f"V{width}", array + bytes(width), strides=(1,))
         return windows[starts].view(np.uint64).reshape(-1, self._words_each)

@@ -1,12 +1,12 @@
 """Marks on Kubernetes nodes: a condition, a label and, if configured, a taint and a feature for Slurm.
 
-    condition GpuFailureExpected      True in the band high, else False; the cause is its reason
+    condition GpuFailureExpected      True in the band high, else False. The cause of the risk is its reason
     label     fleetcast.io/risk       the band
     taint     fleetcast.io/risk=high  only in the band high, with the configured effect
     annotation features.slinky.slurm.net/spec   if configured: the band as a feature for slurm-operator
 
-A condition is written when its status changes, not when only its reason does, because other
-programs measure their patience from the last write.
+A condition is written when its status changes. A new reason alone is not written, because other programs
+measure time from the last write.
 """
 
 from collections.abc import Iterator, Mapping

@@ -7,8 +7,8 @@
     6..10   low
 
 The risk bands have hysteresis, so noise at the edge of a band changes no rating. Within a band the score
-rises with the share of the node's GPUs that would be in use. So small pods fill up partly used nodes, and
-pods without GPUs go to full ones.
+rises with the share of the node's GPUs that would be in use. So small pods fill up partly used nodes. Pods
+without GPUs go to full nodes.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ FLOOR, SPAN = np.array([6, 2, 0]), np.array([4, 2, 1])  # by band: low, elevated
 class Refusals:
     """The nodes that cannot be used.
 
-    why: node → reason, also for nodes without a row. mask: (n,) True for each row that cannot be used.
+    why: node → reason, including nodes without a row. mask: (n,) True for each row that cannot be used.
     """
 
     why: Mapping[str, str]
@@ -40,7 +40,7 @@ class Ratings:
     """The ratings of nodes for the newest outlook. There are none before the first outlook."""
 
     def __init__(self) -> None:
-        self.outlook = Outlook.empty()
+        self.outlook = Outlook.make_empty()
         self.names: tuple[str, ...] = ()
         self._refusals: dict[int, Refusals] = {}
         self._scores: dict[int, NDArray[np.int64]] = {}
@@ -54,7 +54,7 @@ class Ratings:
     def find_unusable_nodes(self, limit_s: float | None = None) -> Refusals:
         """Return the nodes that a pod which runs for `limit_s` cannot use. Callers must not change the result.
 
-        limit_s: None if unknown. Then the horizon of an hour counts.
+        limit_s: seconds. If it is None, the run time is unknown and the risk within an hour counts.
         """
         horizon = next((row for row, most_s in enumerate(RISK_HORIZONS_S) if (limit_s or 0) <= most_s), -1)
         if horizon not in self._refusals:

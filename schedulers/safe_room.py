@@ -1,4 +1,4 @@
-"""SafeRooms: the block of a fleet in which a gang would have the least risk, and that risk."""
+"""A search for the block of a fleet in which a gang would have the least risk."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -19,7 +19,7 @@ class SafeRoom(NamedTuple):
 
 
 class SafeRooms:
-    """The blocks of nodes at one level of the topology, to find the one with the least risk for a gang.
+    """The blocks of nodes at one level of the topology, among which the safest for a gang is searched.
 
     Only nodes with free GPUs count. Unknown risk counts as zero. If the topology lacks `level`, the whole
     fleet is one block.
@@ -45,7 +45,7 @@ class SafeRooms:
         self._found: dict[int, SafeRoom | None] = {}  # by GPUs
 
     def find_safest_block(self, gpus: int) -> SafeRoom | None:
-        """Return the block in which `gpus` free GPUs have the least risk. None if no block has enough."""
+        """Return the block in which `gpus` free GPUs have the least risk. Returns None if no block has enough GPUs."""
         if gpus not in self._found:
             rooms = [
                 SafeRoom(name, float(risk[at]))

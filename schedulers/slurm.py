@@ -1,11 +1,11 @@
 """The adapter `slurm`: marks nodes by risk and jobs by start, and requeues jobs that a bad node slows.
 
-    drain     a node in the band high. Only a fresh low band or an operator lifts it
-    feature   risk_low, risk_elevated or risk_high, in addition to features of others
+    drain     a node in the band high. Only a fresh low band or an operator ends the drain
+    feature   risk_low, risk_elevated or risk_high, in addition to the features that others set
     extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (from Slurm 23.11 on)
     comment   the expected start of a job that waits
-    requeue   a running job, once, away from the node that slows it, after a checkpoint since the slowdown
-    hold      a job that is being requeued, until its node is excluded and never longer
+    requeue   a running job, once, away from the node that slows it. It needs a checkpoint since the slowdown
+    hold      a job that is being requeued, only until its node is excluded
 
 A drain, a comment and a requeue mark are ours if they begin with `[fleetcast]`.
 """

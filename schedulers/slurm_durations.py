@@ -1,8 +1,8 @@
 """Run times of jobs by user and name, for Slurm's job_submit plugin: p50 and p90 in minutes.
 
-They are the run-time model's forecast for the newest job of that user and name, made at its
+They come from the run-time model's forecast for the newest job of that user and name, made at its
 submission. The model prefers ended jobs of the same user and name to all others. A forecast that
-the job's limit cut short is not used.
+was cut off at the job's limit is not used.
 
     key USER NAME   field minutes   p50, p90, and the day (since 1970) on which such a job was last seen
     key ""          field until     the Unix time in seconds from which the rows are invalid
@@ -49,7 +49,7 @@ def _extend_validity(held: str | None, now_s: int) -> Iterator[Write]:
 
 
 def _find_newest_forecasts(jobs: Mapping[str, JobOutlook]) -> dict[str, tuple[int, int]]:
-    """Return "USER NAME" → (p50, p90) in minutes, from the job that started last or waits."""
+    """Return "USER NAME" → (p50, p90) in minutes, from the job that waits or was the last to start."""
     order = sorted(jobs.values(), key=lambda job: job.started_ms or math.inf)
     return {f"{job.user} {job.name}": minutes for job in order if (minutes := _read_run_minutes(job)) is not None}
 
@@ -80,7 +80,7 @@ def _write_rows(minutes: Mapping[str, tuple[int, int]], seen: Seen, today: int) 
 
 
 def _must_rewrite(held: str | None, p50: int, p90: int, today: int) -> bool:
-    """Return whether new run times differ enough from the written ones, or those are old.
+    """Return whether new run times differ enough from the written ones, or whether the written ones are old.
 
     >>> [_must_rewrite("60 90 100", *new) for new in ((60, 90, 101), (70, 100, 101), (80, 90, 101), (60, 90, 107))]
     [False, False, True, True]

@@ -55,7 +55,7 @@ class TopologyLabels:
 def make_label_value(name: str) -> str:
     """Return a name as a valid value of a label.
 
-    An invalid name is changed, and gets its checksum, so that two names stay different.
+    An invalid name is changed, and its checksum is appended. So two different names stay different.
 
     >>> make_label_value("rack-7"), make_label_value("row 3/rack 7")
     ('rack-7', 'row-3-rack-7-76cbb5e5')

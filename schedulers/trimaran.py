@@ -1,12 +1,12 @@
 """Trimaran's load watcher: `GET …/watcher` returns the load of nodes.
 
-The protocol is that of scheduler-plugins (paypal/load-watcher 0.2). Trimaran uses an answer until
-the next good one, without limit, and gives a missing node the worst score. So every answer contains
-each requested node once, and without a forecast all of them have the same load.
+The protocol is that of scheduler-plugins (paypal/load-watcher 0.2). Trimaran uses an answer until it gets
+the next good one, however late, and gives a missing node the worst score. So every answer contains
+each requested node once. Without a forecast all nodes have the same load.
 
 The series CPU is the load of the node's GPUs, or of its CPUs if its GPUs report none. Memory is the
 load of host memory, if known. AVG is the median over the next minutes, and STD the standard
-deviation that matches the p90. Both are in percent.
+deviation that matches the p90. All values are in percent.
 """
 
 import math
@@ -74,7 +74,7 @@ class WatcherMetrics(msgspec.Struct):
 class TrimaranAdapter:
     """The adapter `trimaran`, which answers Trimaran's load watcher with the load of nodes.
 
-    The question lists all nodes, one a line. The answer is made once for each board.
+    The question lists all nodes, one on each line. The answer is made once for each board.
     """
 
     fields: frozenset[str] = frozenset()
@@ -101,7 +101,7 @@ def _make_metrics(type: str) -> list[WatcherMetric]:
 
 
 def _make_node_template(*types: str) -> bytes:
-    """Return a node's JSON with a `%.1f` for each number. Filling it in is faster than encoding each node."""
+    """Return a node's JSON with a `%.1f` for each number. Filling the template is faster than encoding each node."""
     metrics = [metric for type in types for metric in _make_metrics(type)]
     return _encode(WatchedNode(metrics)).replace(b"0.0", b"%.1f")
 

@@ -6,8 +6,8 @@ fields that we need.
 prioritize    a score from 0 to 100 for every node of the request: ten times that of kube-scheduler's extender
 enqueueable   reject a gang that no set of our nodes could ever hold, and abstain otherwise
 
-enqueueable never permits a job, because a permit would overrule the plugins of later tiers. It does not
-hold a job back for lack of room either, because the job could then not preempt others.
+enqueueable never permits a job, because a permit would overrule the plugins of later tiers. It also never
+holds a job back for lack of room, because the job could then not preempt others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -88,9 +88,9 @@ _read_enqueueable = msgspec.json.Decoder(EnqueueableArgs)
 
 
 class VolcanoAdapter:
-    """The adapter `volcano`, which rates nodes and rejects gangs that can never fit, for Volcano.
+    """The adapter `volcano`, which rates nodes for Volcano and rejects gangs that can never fit.
 
-    Raises RequestError for bodies of another shape.
+    Raises RequestError for bodies of the wrong form.
     """
 
     fields: frozenset[str] = frozenset()

@@ -44,7 +44,7 @@ class Outlook:
     )  # by level above the node (`fleetcast.fleet.topology.Level`)
 
     @classmethod
-    def empty(cls) -> "Outlook":
+    def make_empty(cls) -> "Outlook":
         none = np.zeros(0, np.int64)
         risk = np.zeros((len(RISK_HORIZONS_S), 0))
         return cls({}, risk, none.astype(np.int8), none.astype(np.int8), none, none)
@@ -74,7 +74,7 @@ class DemandKey(NamedTuple):
 
 
 class JobOutlook(NamedTuple):
-    """A job that runs or waits. Moments are Unix ms (`_ms`), durations seconds (`_s`), None if unknown."""
+    """A job that runs or waits. Moments (`_ms`) are in Unix ms, and durations (`_s`) in seconds. None is unknown."""
 
     state: str  # queued | running
     attempt: int

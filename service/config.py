@@ -300,7 +300,7 @@ class Config(_Section, frozen=True):
 
         This is the configured value, but at least STALE_WALL_S of the machine's time.
         """
-        per_second = clock.wall_s(1.0)
+        per_second = clock.convert_to_wall_s(1.0)
         return max(self.api.stale_after_s, STALE_WALL_S / per_second if per_second else 0.0)
 
     def make_clock(self) -> Clock:

@@ -133,7 +133,7 @@ class ApiListening:
     def _make_statement(self) -> ListeningStatement:
         now_ms, steady_ms = self._clock.now_ms(), self._clock.steady_ms()
         self._since_ms += self._watch.pop_clock_step_ms()
-        gap_s = self._clock.wall_s((steady_ms - self._beat_steady_ms) / 1000)
+        gap_s = self._clock.convert_to_wall_s((steady_ms - self._beat_steady_ms) / 1000)
         self._beat_steady_ms = steady_ms
         if self._is_interrupted or gap_s > GAP_S:
             self._since_ms, self._is_interrupted = now_ms, False

@@ -126,7 +126,7 @@ class WeatherStation:
             np.fmax(by_kind[RISK_KINDS.index("fail")], by_kind[RISK_KINDS.index("slow")]).T, n, np.nan
         ).T
         pool = _resize_rows(_read_pools(board, n), n, -1)
-        level = self.bands.step(self._rows, risk[0], pool)
+        level = self.bands.update(self._rows, risk[0], pool)
         usable = board.array("gpu.usable")
         may_place = _resize_rows(find_placeable_nodes(board, placer), len(usable), False)
         return Outlook(

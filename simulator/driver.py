@@ -1,4 +1,4 @@
-"""The live driver: it acts for all owners of jobs, and uses the product over HTTP only.
+"""The live driver. It acts for all owners of jobs, and uses the product only over HTTP.
 
 First it sends the past (history, running jobs, queue). Then, in fleet time, it submits the trace's jobs
 and starts those that the engine places. It reports steps, phases and checkpoints, ends jobs, and resubmits
@@ -65,8 +65,8 @@ class Counters:
 class Driver:
     """The driver of a simulated fleet.
 
-    `arrivals`: the jobs after the start, by time of submission. `profile_of`: returns the load that a job puts
-    on its GPUs.
+    `arrivals`: the jobs after the start, by time of submission. `profile_of`: a function that returns the load of
+    a job on its GPUs.
     """
 
     fleet: JobHost

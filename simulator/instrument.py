@@ -39,7 +39,8 @@ Say = Callable[[str], None]
 class TruthRecorder:
     """A recorder that adds the affected job and its slowdown to the records of a fault plan.
 
-    find: returns (job, slowdown) by node row and GPU or port (-1: any), or None if no job runs there.
+    find: a function that returns (job, slowdown) by node row and GPU or port (-1: any). It returns None if no job
+    runs there.
     """
 
     plan: FaultPlan

@@ -41,7 +41,7 @@ class LiveJob:
     """One attempt of a live job.
 
     `remaining_s`: run time still to do. `safe_s`: run time still to do after a restart from the last checkpoint.
-    `gang`: replaces the gang of the trace, if not None.
+    `gang`: replaces the gang of the trace unless it is None.
     """
 
     job: TraceJob
@@ -66,7 +66,7 @@ class LiveJob:
     def request_id(self) -> str:
         """The id of the placement request: the job's name.
 
-        From the second attempt on, the attempt's number follows.
+        From the second attempt on, the number of the attempt is appended.
         """
         return self.name if self.attempt == 1 else f"{self.name}.{self.attempt}"
 

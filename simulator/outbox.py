@@ -22,7 +22,7 @@ TRY_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
 class ProductApi:
     """A client of the product's API under `url`.
 
-    It retries connection errors, time-outs and 5xx for ever, with growing pauses.
+    It retries forever after connection errors, time-outs and 5xx, with growing pauses.
     """
 
     def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
@@ -55,7 +55,7 @@ class ProductApi:
             return None
 
     async def get(self, path: str) -> dict[str, Any] | None:
-        """Get a JSON object with a single attempt. Returns None if the answer is no such object."""
+        """Get a JSON object, without retries. Returns None if the answer is not a JSON object."""
         answer = await self.request_once("GET", path)
         if answer is None or answer[0] != 200:
             return None

@@ -1,12 +1,14 @@
 """The simulator's process: fleet (or recorded runs), pages, driver, story and the run folder.
 
-    topology.toml   racks and nodes; the service may read it       targets.txt   exporter URLs, one a line; last
-    queues.toml     how the teams share, if there are teams; the service may read it
-    truth.jsonl     faults as they happen; not for the service     story.jsonl   turns of the story
+    topology.toml   racks and nodes; the service may read it
+    targets.txt     exporter URLs, one on each line; written last
+    queues.toml     how the teams share the fleet, if there are teams; the service may read it
+    truth.jsonl     faults as they happen; not for the service
+    story.jsonl     turns of the story
     sim.json        status, replaced every second: jobs, events, pages served, bad lines injected
 
-SIGTERM and SIGINT end it. After SIGUSR1 no further page is broken, so that both sides can count the same
-broken lines.
+SIGTERM and SIGINT end the process. After SIGUSR1 it breaks no further page, so that both sides can count the
+same broken lines.
 """
 
 import asyncio
@@ -141,7 +143,7 @@ def make_driver(
 
 
 async def _advance_forever(fleet: SimulatedFleet, options: SimulationOptions) -> None:
-    """Advance the fleet and write the truth to disk for ever, even if no pages are scraped."""
+    """Advance the fleet and write the truth to disk, forever, even if no pages are scraped."""
     while True:
         fleet.advance(options.clock.now_ms())
         append_truth(options.out / "truth.jsonl", fleet.faults.pop_changed_records())
@@ -237,7 +239,7 @@ class _PageServer:
 async def _serve_pages(source: PageSource, options: SimulationOptions) -> AsyncIterator[_PageServer]:
     """Serve exporter pages on loopback while the context is open.
 
-    It writes the targets file last, when all exporters answer.
+    The targets file is written last, when all exporters answer.
     """
     breakage = Breakage(np.random.default_rng([options.seed, 5]), 0.0)
     source.advance(options.clock.now_ms())

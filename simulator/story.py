@@ -144,7 +144,7 @@ def describe_flag(node: dict[str, Any] | None) -> str:
 
 
 def describe_culprit(stragglers: dict[str, Any] | None, *, measured: bool = False) -> str:
-    """Return the sentence that names a job's straggler, or "" if none is named.
+    """Return the sentence that names a job's straggler, or "" if no straggler is named.
 
     measured: whether to return "" until a step time has risen.
     """

@@ -1,4 +1,4 @@
-"""The demonstration's teams, and the `queues.toml` by which they share the fleet 40/40/20.
+"""The demonstration's teams, and a `queues.toml` that shares the fleet 40/40/20 among them.
 
 Language requests more than its share and borrows. Vision requests less and lends. Urgent jobs have a
 queue with a class of its own. A trace has no teams, so a checksum of a job's name assigns it to a team.

@@ -1,4 +1,4 @@
-"""The users of a simulated fleet. Their jobs arrive, step, checkpoint, die of faults and start again.
+"""The users of a simulated fleet. Their jobs arrive, make steps, write checkpoints, die of faults and restart.
 
 Each job has whole nodes.
 """
@@ -182,7 +182,7 @@ class Tenants:
     def _compute_start_chance(self) -> float:
         """Return the probability that a job is submitted within one step.
 
-        With it, nodes stay free for `gap_s` on average.
+        This probability keeps nodes free for `gap_s` on average.
         """
         return 1.0 if self.table.gap_s <= 0 else min(1.0, self.step_s / self.table.gap_s)
 
@@ -213,7 +213,7 @@ class Tenants:
     def _find_free_nodes(self, now_ms: int) -> NDArray[np.int64]:
         """Return the rows of nodes without a job that show no fault.
 
-        A node with a visible fault is avoided only after `avoid_s`.
+        A node with a visible fault is avoided only once it has shown the fault for `avoid_s`.
         """
         wrong = {
             row.node for row in self.fleet.faults.list_incidents() if not row.benign and row.visible_ms is not None

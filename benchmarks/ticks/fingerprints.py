@@ -36,7 +36,7 @@ READINGS = ("sm_active", "tensor_active", "gpu_util", "power_w", "fb_used_bytes"
 class WallClock(ManualClock):
     """A clock that is set manually, and runs as fast as wall time."""
 
-    def wall_s(self, fleet_s: float) -> float:
+    def convert_to_wall_s(self, fleet_s: float) -> float:
         return fleet_s
 
 

@@ -110,7 +110,7 @@ class SoakSite:
             for unit in range(GPUS_PER_NODE)
         ]
         self._gpu = _make_columns(EntityKind.GPU, METRICS, rows)
-        up = [entities.node(_format_node(node)) for node in range(self.nodes)]
+        up = [entities.find_or_add_node(_format_node(node)) for node in range(self.nodes)]
         self._node = _make_columns(EntityKind.NODE, ("scrape_up", "gpus_reported"), up)
         self._usual = np.tile([USUAL.get(name, 0.0) for name in METRICS], len(rows))
         self._exact = np.tile([name.startswith("pcie_") or name == "xid" for name in METRICS], len(rows))

@@ -139,7 +139,7 @@ class _TrialFleet:
         trial.hangs = trial.hangs or (began and step_s == math.inf)
         if math.isfinite(step_s) and self.fleet.get_phase(trial.job) == "steady":
             (trial.during if began else trial.before).append(step_s / trial.profile.step_s)
-        bad, innocent = (self.observer.watch.entities.node(name) for name in trial.nodes)
+        bad, innocent = (self.observer.watch.entities.find_or_add_node(name) for name in trial.nodes)
         if began and self._is_flagged(risk, bad):
             trial.flagged_ms.append(now_ms)
             trial.p_fail = max(trial.p_fail, float(risk.values[FAIL, 0, bad]))

@@ -267,7 +267,7 @@ class Archive:
         """
         span = [("time_ms", ">=", int(rows.time_ms.min())), ("time_ms", "<=", int(rows.time_ms.max()))]
         wanted = make_sort_keys(rows, hour_ms)
-        words = NameLookups(lambda kind, entity: self._entities[kind].row(entity))
+        words = NameLookups(lambda kind, entity: self._entities[kind].find_row(entity))
         found = np.zeros(len(rows), np.bool_)
         for name in names:
             with log_damaged_file(name), self.files.open(name) as file:

@@ -273,11 +273,11 @@ def make_row_lookup(entities: Entities) -> Callable[[EntityKind, str], int]:
 
     def find_or_add_row(kind: EntityKind, name: str) -> int:
         if kind is EntityKind.NODE:
-            return entities.node(name)
-        row = entities[kind].row(name)
+            return entities.find_or_add_node(name)
+        row = entities[kind].find_row(name)
         if row is not None:
             return row
-        owner = entities.node(name.split("/", 1)[0]) if kind in NODE_OWNED else -1
+        owner = entities.find_or_add_node(name.split("/", 1)[0]) if kind in NODE_OWNED else -1
         return entities[kind].add(name, owner)
 
     return find_or_add_row

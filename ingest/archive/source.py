@@ -162,7 +162,7 @@ class ArchiveSource(Source):
                 return self._entities[kind].add(name)
             stated, *parts = name.split("/")
             node = find_or_register_node(stated, self._entities)
-            return self._entities.add_to_node(kind, node, *parts) if parts else self._entities.node(node)
+            return self._entities.add_to_node(kind, node, *parts) if parts else self._entities.find_or_add_node(node)
         except RecordError as error:
             refused.append(error.with_traceback(None))
             return -1

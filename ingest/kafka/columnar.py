@@ -319,7 +319,7 @@ def _find_or_add_entity(kind: EntityKind, node: str, name: str, entities: Entiti
     if kind is EntityKind.NODE:
         if not node or name:
             raise RecordError("bad_label", f"{name[:80]!r}: a node's own columns have the one entity ''")
-        return entities.node(node)
+        return entities.find_or_add_node(node)
     if kind not in NODE_OWNED:
         if not good or not name:
             raise RecordError("bad_label", f"{kind} {name[:80]!r} is no name")

@@ -149,7 +149,7 @@ class AmdResolver(Resolver):
             EntityKind.GPU,
             reading.metric,
             gpu,
-            self.entities.node(node),
+            self.entities.find_or_add_node(node),
             gpu,
             reading.scale,
             reading.form,

@@ -237,7 +237,7 @@ class DcgmResolver(Resolver):
     def _make_place(self, labels: Mapping[str, str], target: Target) -> "_Place":
         node, index = self._locate_gpu(labels, target)
         gpu = self.entities.add_to_node(EntityKind.GPU, node, index)
-        return _Place(node, index, gpu, self.entities.node(node), labels)
+        return _Place(node, index, gpu, self.entities.find_or_add_node(node), labels)
 
     def _count_changes(self) -> int:
         """Return a number that grows whenever a line states something new about boards or names."""

@@ -89,7 +89,7 @@ class HostResolver(Resolver):
         reading = _MODES.get(labels.get("mode", "")) if name == _CPU else _READINGS.get(name)
         if reading is None or not _is_counted(reading, labels):
             return SkipRule.OTHER_PART
-        node = self.entities.node(target.register_node_name(target.node, self.entities))
+        node = self.entities.find_or_add_node(target.register_node_name(target.node, self.entities))
         part = hash_part(name, *(labels.get(label, "") for label in _PARTS)) if reading.fold else 0
         return Series(EntityKind.NODE, reading.metric, node, node, form=reading.form, fold=reading.fold, part=part)
 

@@ -170,7 +170,7 @@ class InfinibandResolver(Resolver):
             EntityKind.PORT,
             reading.metric,
             entity,
-            self.entities.node(node),
+            self.entities.find_or_add_node(node),
             entity,
             reading.scale,
             ceiling=reading.ceiling,
@@ -178,7 +178,7 @@ class InfinibandResolver(Resolver):
 
     def _find_or_add_port(self, node: str, device: str, port: int) -> int:
         table = self.entities[EntityKind.PORT]
-        row = table.row(f"{node}/{device}/{port}")
+        row = table.find_row(f"{node}/{device}/{port}")
         if row is not None:
             return row
         if self._ports.get(node, 0) >= MAX_PORTS_PER_NODE:

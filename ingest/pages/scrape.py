@@ -202,7 +202,7 @@ class Scraper(Source):
             self._taken.popleft()
 
     def _start(self) -> None:
-        interval_wall_s = self._clock.wall_s(self._options.interval_s)
+        interval_wall_s = self._clock.convert_to_wall_s(self._options.interval_s)
         self._client = PageClient(self._options.timeout_s, max(15.0, 2.5 * interval_wall_s))
         self._scrape_listed_targets(self._list.read_targets())
         self._start_task("", self._reload_targets_forever())

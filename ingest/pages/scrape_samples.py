@@ -99,7 +99,7 @@ class ScrapeSamples:
             try:
                 own = target.decoder.target
                 name = next(reversed(own.named), own.node)  # boards are named where all samples are refused, too
-                node = self._entities.node(own.register_node_name(name, self._entities))
+                node = self._entities.find_or_add_node(own.register_node_name(name, self._entities))
                 target.nodes[node] = (False, False)
             except RecordError as error:
                 self._failures[error.reason] += 1

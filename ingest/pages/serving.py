@@ -169,7 +169,7 @@ class ServingResolver(Resolver):
         engine = labels.get("engine") or labels.get("dp_rank") or "0"
         name = f"{pool}/{model}/{instance}" + ("" if engine == "0" else f"#{engine}")
         table = self.entities[EntityKind.SERVED_MODEL]
-        row = table.row(name)
+        row = table.find_row(name)
         if row is not None:
             return row
         if not model or not instance or "/" in pool + instance + engine:

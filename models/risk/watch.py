@@ -58,7 +58,7 @@ class FleetWatch:
         """Build an empty watch with the node rows of `topology`. interval_s: seconds between scrapes."""
         entities = Entities()
         for name in topology.names:
-            entities.node(name)
+            entities.find_or_add_node(name)
         return cls(WindowStore(entities, interval_s=interval_s))
 
     @property

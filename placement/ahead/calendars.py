@@ -192,8 +192,8 @@ def _search_slot_times(
     ready: (path, node, gpu) seconds from now, ascending along a node. order: the position of each GPU
     in the calendar. None if the positions are the same.
     """
-    shape = GangShape.of(request, room)
-    times = SlotTimes.of(ready, shape, rooms.find_domain_rows(shape.level), is_followed=False)
+    shape = GangShape.from_request(request, room)
+    times = SlotTimes.from_calendar(ready, shape, rooms.find_domain_rows(shape.level), is_followed=False)
     return times.find_earliest_place(shape.members, order)
 
 
@@ -219,7 +219,7 @@ class PlaceFinder:
         if times is None or times.is_outdated:
             block = self.rooms.find_domain_rows(shape.level)
             self._times.pop(key, None)
-            times = SlotTimes.of(calendar.free_s, shape, block, is_followed=True)
+            times = SlotTimes.from_calendar(calendar.free_s, shape, block, is_followed=True)
             followed_bytes = sum(one.times_s.nbytes for one in self._times.values()) + times.times_s.nbytes
             if len(self._times) >= MAX_FOLLOWED_SHAPES or followed_bytes > MAX_FOLLOWED_BYTES:
                 self._times.clear()
@@ -237,7 +237,7 @@ class PlaceFinder:
         if alike not in self._shapes:
             if len(self._shapes) >= MAX_CACHED_ROOMS:
                 self._shapes.clear()
-            shape = GangShape.of(request, self.rooms.count_members_per_node(request))
+            shape = GangShape.from_request(request, self.rooms.count_members_per_node(request))
             self._shapes[alike] = shape, (shape.level, shape.each, shape.members == 1, shape.room.tobytes())
         return self._shapes[alike]
 

@@ -163,7 +163,7 @@ class FutureSampler:
             return None
         holds = {-1 - n: self.turns.holds[job] for n, job in enumerate(jobs) if job in self.turns.holds}
         wanted = [ask.hold for _, _, ask in waiting if ask.hold is not None]
-        return QueuesAhead.of(self.turns.standing, holds, wanted)
+        return QueuesAhead.from_standing(self.turns.standing, holds, wanted)
 
     def _list_reopenings(self, waiting: Sequence[tuple[int, Any, GangAsk]]) -> list[tuple[float, int, Ints, Ints]]:
         """Return the times at which closed nodes open again.

@@ -212,7 +212,7 @@ def sample_timelines(
         starts_s[request.request_id] = place.start_s
         basis.setdefault(request.job_name, source.find_basis(run_times))
         if np.isfinite(place.start_s).any():
-            before_start[request.request_id] = GpusBeforeStart.of(place, calendar)
+            before_start[request.request_id] = GpusBeforeStart.from_calendar(place, calendar)
             finder.record_changes(record_gang_hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
@@ -321,7 +321,7 @@ class GpusBeforeStart:
     ends_s: Array
 
     @classmethod
-    def of(cls, place: Place, calendar: Calendar) -> "GpusBeforeStart":
+    def from_calendar(cls, place: Place, calendar: Calendar) -> "GpusBeforeStart":
         """Read the GPUs from the calendar. The caller records the gang in the calendar only afterwards."""
         path = int(np.argsort(place.start_s, kind="stable")[MIDDLE])
         _, n, g = calendar.free_s.shape

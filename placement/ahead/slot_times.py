@@ -46,7 +46,7 @@ class GangShape(NamedTuple):
     room: Ints
 
     @classmethod
-    def of(cls, request: PlacementRequest, room: Ints) -> "GangShape":
+    def from_request(cls, request: PlacementRequest, room: Ints) -> "GangShape":
         """Return the shape of a request.
 
         room: (n,) members that each node hosts when it is empty, as the filters allow.
@@ -78,7 +78,7 @@ class SlotTimes:
     _changes: int = 0  # of `_stale`
 
     @classmethod
-    def of(cls, free_s: Array, shape: GangShape, rows: Ints, *, is_followed: bool) -> "SlotTimes":
+    def from_calendar(cls, free_s: Array, shape: GangShape, rows: Ints, *, is_followed: bool) -> "SlotTimes":
         """Read the slot times from a calendar.
 
         free_s: (path, node, gpu) seconds from now, ascending along a node. is_followed: whether the caller

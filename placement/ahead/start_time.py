@@ -111,7 +111,7 @@ def estimate_start(
     if waiting is None or waiting not in timelines.before_start:
         start_s, hindrances = (
             place.start_s,
-            GpusBeforeStart.of(place, timelines.choose_calendar(request)).list_hindrances(),
+            GpusBeforeStart.from_calendar(place, timelines.choose_calendar(request)).list_hindrances(),
         )
     else:
         start_s, hindrances = timelines.starts_s[waiting], timelines.before_start[waiting].list_hindrances()

@@ -28,7 +28,7 @@ class Inventory:
     pools: tuple[str, ...]
 
     @classmethod
-    def of(cls, topology: Topology) -> "Inventory":
+    def from_topology(cls, topology: Topology) -> "Inventory":
         models: dict[str, int] = {"": -1}
         powers: dict[str, int] = {"": -1}
         pools: dict[str, int] = {}
@@ -176,7 +176,7 @@ class ClusterView:
         object.__setattr__(self, "free", self.milli == WHOLE)
         object.__setattr__(self, "free_gpus", count_true_per_row(self.free))
         if self.inventory is NOT_GIVEN:
-            object.__setattr__(self, "inventory", Inventory.of(self.topology))
+            object.__setattr__(self, "inventory", Inventory.from_topology(self.topology))
         if self.advice is NO_ADVICE:
             object.__setattr__(self, "advice", np.zeros(len(self.topology), np.int8))
 

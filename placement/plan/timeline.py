@@ -42,7 +42,7 @@ class RunTimeQuantiles:
     seen: Mapping[int, int] = field(default_factory=dict)  # GPU count → finished jobs
 
     @classmethod
-    def of(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
+    def from_durations(cls, durations: Mapping[str, Any]) -> "RunTimeQuantiles":
         """Make the estimates from `{"by_gpus": {"8": {"p50", "p90", "n", "levels"}}, "all": …}`.
 
         GPU counts with too few jobs get the run times of all jobs.

@@ -33,7 +33,7 @@ class SeenRuns:
             if self._new[count] > RELEARN * len(runs):
                 self._rows[count], self._new[count], learnt = _make_row(runs), 0, True
         if learnt:
-            self.times = RunTimeQuantiles.of({"by_gpus": self._rows, "all": self._rows[0]})
+            self.times = RunTimeQuantiles.from_durations({"by_gpus": self._rows, "all": self._rows[0]})
 
     def plan_run_s(self, ask: CountAsk, age_s: float) -> float:
         """Return the total run time in seconds that is planned for a job.

@@ -65,7 +65,9 @@ class QueuesAhead:
         self._allowed: dict[tuple[str, ...], float] = {}  # kind → the most that is allowed, since the last change
 
     @classmethod
-    def of(cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]) -> "QueuesAhead":
+    def from_standing(
+        cls, standing: QueueStanding, holds: Mapping[int, QueueHold], waiting: Iterable[QueueHold]
+    ) -> "QueuesAhead":
         """Return the present state of the queues, in which exactly the requests of `waiting` wait."""
         standing = standing.copy()
         standing.clear_waiting_counts()
@@ -120,7 +122,7 @@ def find_allowed_delay_s(
     events = [(end_s, 0, number) for number, (_, end_s, _) in numbered]
     events += [(start_s, 1, number) for number, (start_s, _, _) in numbered if start_s >= 0]
     holds = {number: one for number, (start_s, _, one) in numbered if start_s < 0}
-    queues, coming = QueuesAhead.of(standing, holds, ()), {number: one for number, (_, _, one) in numbered}
+    queues, coming = QueuesAhead.from_standing(standing, holds, ()), {number: one for number, (_, _, one) in numbered}
     if queues.allows(hold):
         return 0.0
     for now_s, together in groupby(sorted(events), key=lambda event: event[0]):

@@ -1,7 +1,7 @@
-"""Correction of a draft until it obeys the rules of `queues.toml`, so that the file is never refused.
+"""Corrections that make a draft obey the rules of `queues.toml`, so that the file is never refused.
 
-Each change gets a note in the draft. Other schedulers accept trees in which children are guaranteed more
-than their parent has, or more than its limit.
+Each change gets a remark in the draft. Other schedulers accept queue trees that break these rules. For
+example, children may be guaranteed more than their parent has, or more than its limit.
 """
 
 import math
@@ -12,7 +12,7 @@ SMALLEST = 1e6  # parts of a GPU that a lowered guarantee is rounded down to
 
 
 def correct_draft(draft: Draft) -> None:
-    """Change a draft until it obeys the rules of `queues.toml`.
+    """Correct a draft so that it obeys the rules of `queues.toml`.
 
     Guarantees are lowered to limits. A parent's guarantee is raised to the sum of its children's. Classes
     with the name of a queue are renamed.
@@ -86,7 +86,7 @@ def _raise_guarantee_to_children(draft: Draft, path: str) -> None:
 
 
 def _rename_classes(draft: Draft) -> None:
-    """Rename each class that has the name of a queue. Otherwise it would become that queue's class."""
+    """Rename each class that has the name of a queue. Otherwise the class would apply to that queue."""
     queues = {path.rpartition("/")[2] for path in draft.queues}
     for name in [name for name in draft.classes if name in queues]:
         other = f"{name}-class"

@@ -74,7 +74,7 @@ class DraftClass:
 class Draft:
     """A draft: its queues by path (parents first), its classes and its policy.
 
-    notes: remark → the queues or objects that it concerns. For example, a remark says that a setting has no
+    notes: remark → the queues or objects that it is about. A remark may say, for example, that a setting has no
     counterpart in Fleetcast.
     """
 
@@ -121,7 +121,7 @@ def is_name(text: str) -> bool:
 
 
 def make_path_part(name: str) -> str:
-    """Return a name in the form of one level of a path.
+    """Return a name in a form that can be one level of a path.
 
     >>> make_path_part("team/nlp")
     'team|nlp'

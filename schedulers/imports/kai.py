@@ -1,9 +1,9 @@
-"""Import of the KAI Scheduler's queues (scheduling.run.ai/v2), by its docs/queues and queue_types.go.
+"""Import of the KAI Scheduler's queues (scheduling.run.ai/v2). Sources: its docs/queues and queue_types.go.
 
 `quota` becomes `guaranteed`. A quota of -1 means that there is no bound. GPUs beyond quotas are shared
-by `overQuotaWeight`, and a queue of weight 0 gets none. A `limit` of -1 means no limit. A limit of 0, or
-none at all, allows no more than the quota. `lendingLimit` becomes `lend`. In KAI a higher `priority` goes
-first only beyond the quotas. Here its class goes first within them, too.
+by `overQuotaWeight`, and a queue of weight 0 gets none. A `limit` of -1 means no limit. If the limit is 0 or
+missing, the queue gets no more than its quota. `lendingLimit` becomes `lend`. In KAI a higher `priority` goes
+first only for GPUs beyond the quotas. Here its class goes first within the quotas, too.
 """
 
 from fleetcast.schedulers.imports.draft import (
@@ -27,7 +27,7 @@ USUAL_PRIORITY = 100.0
 
 
 def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
-    """Make a draft from these files (name → text). Raises ConfigError."""
+    """Make a draft from these files (name → text). Raises ConfigError if a file is wrong."""
     draft = Draft("the KAI Scheduler")
     draft.policy["half_life_h"] = LONGEST_H
     draft.add_remark(f"KAI counts past use only if configured: half_life_h is {LONGEST_H:.0f}; a week would be 168")
@@ -45,9 +45,9 @@ def draft_kai(files: dict[str, str], _spell: Spell) -> Draft:
 
 
 def read_queue_things(draft: Draft, files: dict[str, str], group: str) -> dict[str, Thing]:
-    """Return name → object, for objects of the kind Queue, and note the others.
+    """Return name → object, for objects of the kind Queue. Add a remark about each other object to the draft.
 
-    Raises ConfigError if there is none.
+    Raises ConfigError if there is no queue.
     """
     found: dict[str, Thing] = {}
     for file, text in files.items():

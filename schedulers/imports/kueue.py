@@ -59,7 +59,7 @@ class FlavorQuota:
 
 @dataclass(slots=True)
 class _KueueObjects:
-    """The objects in the files, by kind and name, and what was derived from them."""
+    """The objects in the files, by kind and name, and values that are computed from them."""
 
     things: dict[str, dict[str, Thing]] = field(default_factory=dict)
     quotas: dict[str, list[FlavorQuota]] = field(default_factory=dict)  # by path
@@ -70,7 +70,7 @@ class _KueueObjects:
 
 
 def draft_kueue(files: dict[str, str], spell: Spell) -> Draft:
-    """Make a draft from these files (name → text). Raises ConfigError."""
+    """Make a draft from these files (name → text). Raises ConfigError if a file is wrong."""
     draft, found = Draft("Kueue"), _KueueObjects()
     for file, text in files.items():
         for thing in read_things(file, text):
@@ -109,7 +109,7 @@ def _add_thing(draft: Draft, found: _KueueObjects, thing: Thing) -> None:
 
 
 def record_unread_settings(draft: Draft, thing: Thing) -> None:
-    """Add a note to the draft for each setting of an object that has no counterpart here."""
+    """Add a remark to the draft for each setting of an object that has no counterpart in Fleetcast."""
     thing.top.drop_fields("status")
     for key, value in thing.top.list_unread_fields():
         if not key.startswith("metadata."):
@@ -128,7 +128,7 @@ def _read_gpu_model(draft: Draft, flavor: Thing, spell: Spell) -> str:
 
 
 def _add_queues(draft: Draft, found: _KueueObjects, models: dict[str, str]) -> None:
-    """Add the Cohorts, also those that are only mentioned, and then the ClusterQueues."""
+    """Add the Cohorts, including those that are only mentioned, and then the ClusterQueues."""
     parents, lines = {}, {}
     for name, thing in found.get_things("Cohort").items():
         parents[name] = thing.spec.pop_text("parentName") or thing.spec.pop_text("parent")
@@ -211,7 +211,7 @@ def is_gpu(resource: str) -> bool:
 
 
 def _set_queue_policy(draft: Draft, found: _KueueObjects, path: str, thing: Thing) -> None:
-    """Import the order and the stop policy of a ClusterQueue. Usual values need no note."""
+    """Import the order and the stop policy of a ClusterQueue. Usual values get no remark."""
     spec = thing.spec
     if spec.pop_text("queueingStrategy") == "StrictFIFO":
         draft.add_remark("StrictFIFO: a job that does not fit lets others of its queue pass here", path)
@@ -266,9 +266,9 @@ def _filter_quotas(quotas: list[FlavorQuota], resource: str) -> list[FlavorQuota
 
 
 def _add_local_queues(draft: Draft, found: _KueueObjects) -> None:
-    """Add the LocalQueues of a ClusterQueue as queues, if they share it by their past use.
+    """Add the LocalQueues of a ClusterQueue as queues, if past use decides how they share it.
 
-    Otherwise they are only names of their ClusterQueue.
+    Otherwise a LocalQueue is only another name of its ClusterQueue.
     """
     paths = {
         draft.queues[path].says.removeprefix("ClusterQueue "): path

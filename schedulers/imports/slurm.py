@@ -1,9 +1,9 @@
 """Import of Slurm's accounts, users and QOS as queues.
 
 Fair Tree (slurm.schedmd.com/fair_tree.html) ranks the siblings of each level, accounts and users alike,
-by their shares divided by decayed use. The queue order here ranks them by use divided by weight, which is
-the same. An account with the share `parent` is removed from its level, and its children count as its
-parent's (sacctmgr(1), Fairshare).
+by their shares divided by decayed use. The queue order here ranks them by use divided by weight, which gives
+the same order. An account with the share `parent` is left out of its level. Its children count as children
+of its parent (sacctmgr(1), Fairshare).
 
 `GrpTRES` becomes a limit. `GrpTRESMins` bounds decayed use and becomes a guarantee. With a half-life h, a
 bound of M GPU-minutes equals the use of M · 60 · ln 2 / h GPUs held forever. So the queue is guaranteed
@@ -52,7 +52,10 @@ class _Account:
 
 
 def draft_slurm(files: dict[str, str], spell: Spell) -> Draft:
-    """Make a draft from these files (name → text), which their columns identify. Raises ConfigError."""
+    """Make a draft from these files (name → text). The columns of a file show what it contains.
+
+    Raises ConfigError if a file is wrong.
+    """
     found = SlurmFiles()
     for file, text in files.items():
         found.add_file(file, text)
@@ -182,7 +185,7 @@ class _QueueTreeBuilder:
         return "" if above == name else above if above in self.accounts else ""
 
     def _find_counted_account(self, name: str) -> str:
-        """Return the account that becomes a queue: this one, or the nearest above without a share `parent`.
+        """Return the account whose queue an account uses: itself, or the nearest above without a share `parent`.
 
         Returns "" for the root.
         """

@@ -21,7 +21,7 @@ _GPU = re.compile(r"gres/gpu(?::(.+))?")
 
 @dataclass(slots=True)
 class SlurmFiles:
-    """The contents of the files: rows of associations and of QOS, and settings by lower-case name."""
+    """The contents of the files: rows of associations, rows of QOS, and settings by lower-case name."""
 
     associations: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)
     qos: list[tuple[SourceLine, dict[str, str]]] = field(default_factory=list)

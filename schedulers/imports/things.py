@@ -114,7 +114,7 @@ class Fields:
         return child
 
     def drop_fields(self, *keys: str) -> None:
-        """Remove fields that need not be read, because they do not concern queues."""
+        """Remove fields that are not needed, because they do not concern queues."""
         for key in keys:
             self.held.pop(key, None)
 

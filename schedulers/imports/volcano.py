@@ -1,8 +1,8 @@
 """Import of Volcano's queues (scheduling.volcano.sh/v1beta1): volcano.sh/docs, "Queue Resource Management".
 
-`deserved` becomes `guaranteed`: a queue gets that much back from others, and lends it while it idles. A queue
-never lends its `guarantee`, so `lend` is `deserved` less `guarantee`. `capability` becomes `limit`. For a queue
-without `capability`, the limit of its parent applies.
+`deserved` becomes `guaranteed`: a queue gets this amount back from others, and lends it while it is idle. A
+queue never lends its `guarantee`, so `lend` is `deserved` less `guarantee`. `capability` becomes `limit`. For
+a queue without `capability`, the limit of its parent applies.
 """
 
 from fleetcast.schedulers.imports.draft import (
@@ -25,7 +25,7 @@ STOPPED = ("Closed", "Closing")
 
 
 def draft_volcano(files: dict[str, str], _spell: Spell) -> Draft:
-    """Make a draft from these files (name → text). Raises ConfigError."""
+    """Make a draft from these files (name → text). Raises ConfigError if a file is wrong."""
     draft = Draft("Volcano")
     draft.policy["half_life_h"] = LONGEST_H
     draft.add_remark(f"Volcano counts what is held, not the past: half_life_h is {LONGEST_H:.0f}; a week would be 168")

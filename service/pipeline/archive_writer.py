@@ -136,7 +136,7 @@ class ArchiveWriter:
 
     async def compact_archive_forever(self) -> None:
         while self.archive is not None:
-            await asyncio.sleep(max(TIDY_WALL_S, self._clock.wall_s(TIDY_S)))
+            await asyncio.sleep(max(TIDY_WALL_S, self._clock.convert_to_wall_s(TIDY_S)))
             try:
                 with self.archive.files.convert_to_os_error():
                     await self.compact_and_prune(self.archive)

@@ -126,7 +126,7 @@ class Pipeline:
             self.time.record_standstill()
             await self.tick()
             self.has_published.set()
-            await self._rest.rest_until_due(self.clock.wall_s(self.config.pipeline.tick_s))
+            await self._rest.rest_until_due(self.clock.convert_to_wall_s(self.config.pipeline.tick_s))
 
     async def tick(self) -> None:
         """Extract features, score the fleet, and publish the board once."""

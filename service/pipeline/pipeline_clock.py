@@ -70,7 +70,7 @@ class PipelineClock:
         """
         wall_s, now_ms = time.monotonic(), self.check_clock_ms()
         still_s = wall_s - self._beaten[0]
-        if still_s > max(STILL_WALL_S, self.clock.wall_s(self._step_ms / 1000)):
+        if still_s > max(STILL_WALL_S, self.clock.convert_to_wall_s(self._step_ms / 1000)):
             self._record_downtime(now_ms, now_ms - self._beaten[1], f"this process stood still for {still_s:.0f} s")
         self._beaten = wall_s, now_ms
 

@@ -350,7 +350,7 @@ class FleetState:
         for name in names:
             if len(nodes) >= self.entities.most_nodes:
                 return
-            self.entities.node(name)
+            self.entities.find_or_add_node(name)
 
     def refresh_topology(
         self,
@@ -411,7 +411,7 @@ def align_topology(topology: Topology, entities: Entities) -> Topology:
     """
     specs = dict(zip(topology.names, topology.nodes, strict=True))
     for name in topology.names:
-        entities.node(name)
+        entities.find_or_add_node(name)
     names = entities[EntityKind.NODE].names
     nodes = [specs.get(name, NodeSpec(name)) for name in names]
     placed = [name in specs for name in names]

@@ -65,7 +65,7 @@ class QueueWorker:
             while not self._stopped:
                 await self.run_due_pass()
                 is_unread = self.service.queues.file.has_changed()  # the worker reads it once it has settled
-                left_s = 0.0 if is_unread else clock.wall_s((self._next_ms - clock.now_ms()) / 1000)
+                left_s = 0.0 if is_unread else clock.convert_to_wall_s((self._next_ms - clock.now_ms()) / 1000)
                 await self._changes.wait(max(POLL_S, left_s))
 
     async def run_due_pass(self) -> None:

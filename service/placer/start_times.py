@@ -112,7 +112,7 @@ class StartTimeSampler:
         pause_s = self._at_s + self._took_s / SHARE - time.monotonic()
         if self._make_change_stamp() != self._seen:
             return pause_s
-        return max(pause_s, clock.wall_s(REFRESH_S - (clock.now_ms() - self._at_ms) / 1000))
+        return max(pause_s, clock.convert_to_wall_s(REFRESH_S - (clock.now_ms() - self._at_ms) / 1000))
 
     async def refresh(self) -> Timelines:
         """Sample the paths now. Raises StaleError if there is no board, or if the board is stale."""

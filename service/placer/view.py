@@ -59,7 +59,7 @@ class ViewDecoder:
         self._placer = placer or PlacerConfig()
         self._key: tuple[Any, ...] = ()
         self._topology = Topology.build([])
-        self._inventory = Inventory.of(self._topology)
+        self._inventory = Inventory.from_topology(self._topology)
         self._is_of_fleet: list[bool] = []
 
     def decode_board(self, board: Board) -> ObservedFleet:
@@ -70,7 +70,7 @@ class ViewDecoder:
         return ObservedFleet(
             view=self._make_view(board, meta),
             running=read_running_jobs(board, rows),
-            run_times=RunTimeQuantiles.of(board.json("durations")),
+            run_times=RunTimeQuantiles.from_durations(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
             astray=frozenset((row["job"], row["attempt"]) for row in rows if self._has_unknown_node(row)),
@@ -100,7 +100,7 @@ class ViewDecoder:
         key = (generation, board.meta("names.node")["as_of_ms"], board.meta("names.node")["nbytes"])
         if key != self._key:
             self._topology = decode_topology(board, generation)
-            self._inventory = Inventory.of(self._topology)
+            self._inventory = Inventory.from_topology(self._topology)
             self._is_of_fleet = (self._topology.placed | (self._topology.gpus > 0)).tolist()
             self._key = key
 
@@ -138,7 +138,7 @@ class ViewDecoder:
             p_fail=fail[hour],
             p_slow=slow[hour],
             risk=RiskByTime(RISK_HORIZONS_S, fail, slow, _fit_rows(heat.astype(np.float64), n, np.nan)),
-            usual_run_s=RunTimeQuantiles.of(board.json("durations")).find_median_run_s(),
+            usual_run_s=RunTimeQuantiles.from_durations(board.json("durations")).find_median_run_s(),
             reason=reason,
             holders=holders,
             jobs=board.names("names.job"),

@@ -1,1 +1,1 @@
-"""Simulations of days and weeks of jobs without telemetry, event by event."""
+"""Event-by-event simulations of days and weeks of jobs, without telemetry."""

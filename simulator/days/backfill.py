@@ -1,8 +1,8 @@
 """Simulation of a FIFO queue with EASY backfill over nodes. A month of jobs takes a second or two.
 
 The head of the queue reserves nodes. They are the nodes on which it will start, if the running jobs end
-as estimated. A later job may start now if its own estimate ends before then, or if it does not need
-those nodes. The estimate is the running p90 of *finished* jobs with the same GPU count. If a GPU count
+as estimated. A later job may start now if its own estimate ends before the head starts, or if it does not
+need those nodes. The estimate is the running p90 of *finished* jobs with the same GPU count. If a GPU count
 does not fit, no job with that count is tried again in the same pass.
 """
 
@@ -59,7 +59,7 @@ class BackfilledJob:
     def estimate_end_ms(self, now_ms: int) -> int:
         """Return when the job should end, in Unix ms.
 
-        An estimate that has passed is doubled until the end lies in the future.
+        If the estimate has passed, it is doubled until the end lies in the future.
         """
         run_ms = self.estimate_s * 1000
         while self.started_ms + run_ms <= now_ms:
@@ -138,8 +138,8 @@ Chooser = Callable[[TraceJob, NDArray[np.int64]], list[int] | None]
 class BackfillQueue:
     """The queue, the running jobs and the run times of a cluster.
 
-    `chooser`: a function that chooses the nodes of each job for which `choose_nodes` finds room, or
-    None.
+    `chooser`: a function that chooses the nodes of a job. It is called for each job for which `choose_nodes`
+    finds room. None to use the nodes of `choose_nodes`.
     """
 
     pool: GpuPool
@@ -203,7 +203,7 @@ class BackfillQueue:
         return started
 
     def _find_reservation(self, head: TraceJob, now_ms: int) -> tuple[int, NDArray[np.int64]]:
-        """Return when the head fits by the estimates, in Unix ms, and the free GPUs (node,) left then."""
+        """Return when the head should fit, in Unix ms, and the GPUs (node,) that are then left free."""
         members, each = choose_gang_shape(head.gpus, self.gpus_per_node)
         count = self.pool.count.copy()
         missing = members - int((count // each).sum())

@@ -130,7 +130,7 @@ def draw_day(
 ) -> tuple[list[DayFault], list[FalseAlarm]]:
     """Draw the faults and the false alarms of one day. rates: faults per 1000 node-days by kind.
 
-    Kinds of which the table has no measured fault are left out.
+    Kinds without a measured fault in the table are left out.
     """
     nodes = len(topology)
     faults: list[DayFault] = []

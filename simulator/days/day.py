@@ -3,7 +3,7 @@
 It measures the GPU-hours that faults cost. The model is the same for all arms, except for what the scheduler
 knows:
 
-- A fault is on one GPU of a node, or on all of it. A job that holds it works at 1 / slowdown. A job
+- A fault affects one GPU of a node, or the whole node. A job on this hardware works at 1 / slowdown. A job
   that the fault kills dies after the measured time (it stands still if the fault hangs it). It loses
   the work since its last checkpoint (every CHECKPOINT_S of work). It returns to the head of the queue,
   and needs RESTART_S to start up again. A job that is started on a GPU that is gone does not start up: it
@@ -12,8 +12,8 @@ knows:
   operator drains the node OPERATOR_S after the first job that died there. A node that is only slow is
   never drained.
 - RISK_BLIND knows free GPUs, drained and lost nodes. RISK_AWARE also knows the node's risk, from the
-  measured delay after the fault's first symptom until CLEAR_S after it ended. A slow fault shows once a
-  job runs on it. Neither arm touches a running job. In ACTING the job's owner does. Once the node is
+  measured delay after the fault's first symptom until CLEAR_S after the fault ended. A slow fault shows
+  once a job runs on it. Neither arm touches a running job. In ACTING the job's owner does. Once the node is
   flagged, a hung job is restarted elsewhere at once. A slow job is checkpointed and moved when it has
   lost as much as a restart costs (ski rental).
 - Lost GPU-hours = slowed and stalled work + work lost since a checkpoint + restarts + idle GPUs on
@@ -106,9 +106,9 @@ class Losses:
 
 @dataclass(slots=True)
 class _Work:
-    """The work of one running job: it starts up for `startup_s`, then has `remaining_s` of work.
+    """The work of one running job. The job starts up for `startup_s`, then has `remaining_s` of work.
 
-    `version`: scheduled events of an earlier version no longer apply.
+    `version`: events that were scheduled for an earlier version no longer apply.
     """
 
     row: BackfilledJob
@@ -293,7 +293,7 @@ class DaySimulation:
             self._schedule_action(now_ms + round(dies_s * 1000), partial(self._kill_job, work, fault))
 
     def _schedule_flag(self, fault: DayFault, now_ms: int) -> None:
-        """Schedule the flag of a fault's node, by the measured delay after the fault's first symptom.
+        """Schedule the flag of a fault's node: the measured delay after the fault's first symptom.
 
         Only the first call for a fault has an effect.
         """
@@ -309,7 +309,7 @@ class DaySimulation:
     def _schedule_move(self, work: _Work, fault: DayFault, now_ms: int) -> None:
         """Schedule when the owner moves this job away, if owners act in this arm.
 
-        A hung job is moved at once, and a slow one when its loss equals the cost of a restart.
+        A hung job is moved at once. A slow job is moved when its loss equals the cost of a restart.
         """
         sighting = fault.sighting
         if self._arm is not Arm.ACTING or fault not in self._flag_ms:
@@ -427,5 +427,5 @@ def _make_empty_view(topology: Topology) -> ClusterView:
         jobs=(),
         free_cpus=unknown,
         free_host_memory_gib=unknown,
-        inventory=Inventory.of(topology),
+        inventory=Inventory.from_topology(topology),
     )

@@ -19,7 +19,7 @@ from fleetcast.simulator.days.traces import WEEK_MS, JobTrace, TraceJob
 
 @dataclass(frozen=True, slots=True)
 class OngoingJob:
-    """A job that runs at the start, with its place, its start and its remaining run time if undisturbed."""
+    """A job that runs at the start, with its place, its start time and its remaining run time without disturbance."""
 
     job: TraceJob
     started_ms: int
@@ -79,7 +79,7 @@ def _make_free_pool(topology: Topology) -> GpuPool:
 def _simulate_jobs(cluster: BackfillQueue, jobs: Sequence[TraceJob], stop_ms: int) -> list[BackfilledJob]:
     """Simulate arrivals and ends in order of time, up to `stop_ms`.
 
-    Returns the jobs that ended, in that order.
+    Returns the jobs that ended, in order of their ends.
     """
     ends: list[tuple[int, str]] = []
     ended: list[BackfilledJob] = []

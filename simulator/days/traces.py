@@ -1,7 +1,8 @@
 """Job traces, real (Helios "Venus") or generated.
 
-A trace states who requested how many GPUs when, and how long each job ran. Dates move by whole weeks towards
-the present, so weekdays and hours stay. `class_` is not in the real trace: it follows from size and name.
+A trace states who requested how many GPUs when, and how long each job ran. Dates are moved by whole weeks
+towards the present, so weekdays and hours stay the same. The real trace has no `class_`. It is derived from
+size and name.
 """
 
 import zlib
@@ -33,7 +34,7 @@ _WEEKDAY = (1.05, 1.05, 1.15, 1.15, 0.95, 0.75, 0.80)
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
-    """One job of a trace. It requests `gpus` at `submit_ms` and runs for `run_s` if undisturbed."""
+    """One job of a trace. It requests `gpus` at `submit_ms`, and runs for `run_s` without disturbance."""
 
     job: str
     submit_ms: int
@@ -109,8 +110,8 @@ def load_trace(
 
     Its live part begins at `at` (ISO, UTC).
 
-    rush_h: for how many hours after the start the demand stays above the fleet's size. Venus almost always fits
-    its fleet, so generated jobs are added to it. Raises ValueError for a bad `at`.
+    rush_h: number of hours after the start during which the demand stays above the fleet's size. The Venus trace
+    almost always fits its fleet, so generated jobs are added to it. Raises ValueError for an invalid `at`.
     """
     at_ms = parse_time_ms(at)
     start_ms = shift_start_ms(at_ms, now_ms)
@@ -132,7 +133,7 @@ def parse_time_ms(text: str) -> int:
 
 
 def shift_start_ms(at_ms: int, now_ms: int) -> int:
-    """Return the latest time not after `now_ms` that lies whole weeks from `at_ms`.
+    """Return the latest time up to `now_ms` that is a whole number of weeks from `at_ms`.
 
     >>> (shift_start_ms(1000, WEEK_MS * 3 + 999) - 1000) // WEEK_MS
     2
@@ -284,7 +285,7 @@ def _add_rushes(
     capacity_gpus: int,
     rush_h: int,
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int32]]:
-    """Append generated jobs: a rush before the start, and one for each step of the `rush_h` hours after.
+    """Append generated jobs: a rush before the start, and one for each step of the `rush_h` hours after the start.
 
     Returns (submit_ms, run_s, gpus).
     """

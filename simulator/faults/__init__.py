@@ -1,1 +1,1 @@
-"""Faults and benign look-alikes: their times, their effects on the hardware, and the truth about them."""
+"""Faults and harmless look-alikes: their times, their effects on the hardware, and the truth about them."""

@@ -39,9 +39,9 @@ class PhaseDecoy(TransientShape):
 class PowerCap(TransientShape):
     """A decoy in which an operator sets a power limit on purpose.
 
-    The board draws no more, so its clocks are lower, and the clock event reasons say why. The limit is the power
-    that the job draws at `ratio` of its clock, within `least_w` and `most_w`. at: which single GPU of the node
-    has the limit, as a fraction of the node's GPUs. None means all GPUs.
+    The board cannot draw more power, so its clocks are lower, and the clock event reasons say why. The limit is
+    the power that the job draws at `ratio` of its clock, within `least_w` and `most_w`. at: selects the one GPU of
+    the node that has the limit, as a fraction of the node's GPUs. None means all GPUs.
     """
 
     ratio: float

@@ -39,7 +39,7 @@ class Sighting:
 class DetectionTable:
     """The measurements of faults and of benign decoys, by kind.
 
-    decoys: for how many seconds each decoy falsely flagged its node, 0 for never.
+    decoys: the seconds for which each decoy falsely flagged its node, 0 for never.
     """
 
     faults: Mapping[str, tuple[Sighting, ...]]
@@ -53,7 +53,7 @@ class DetectionTable:
     def summarise(self) -> dict[str, dict[str, float | None]]:
         """Return for each kind the number of measured faults, the detected share and the median delay in s.
 
-        The delay is of the detected faults, and None if there are none.
+        The median covers the detected faults. It is None if no fault was detected.
         """
         return {kind: _summarise_delays([row.delay_s for row in rows]) for kind, rows in self.faults.items()}
 

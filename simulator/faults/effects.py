@@ -58,7 +58,7 @@ class HardwareLoad:
 
 @dataclass(frozen=True, slots=True)
 class ActivityLevels:
-    """The factors by which a job's activity, traffic and step differ from usual while it changes its work."""
+    """The factors on a job's usual activity, traffic and step time while the job changes its work."""
 
     activity: float = 1.0
     traffic: float = 1.0
@@ -143,7 +143,7 @@ class FaultShape(Protocol):
     def apply(self, effects: Effects, load: HardwareLoad, node: int, unit: int, age_s: float, dt_s: float) -> bool:
         """Write the fault's effects into the cells of (node, unit).
 
-        Returns whether the work there shows the fault now.
+        Returns whether the work there shows the fault in this step.
         """
 
     def end(self, effects: Effects, node: int, unit: int) -> None:

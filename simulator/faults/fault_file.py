@@ -90,7 +90,7 @@ class RecordedTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _make_default_kinds() -> Magnitudes:
-    """Return the default kinds: decoys occur a few times in a node-day, and losses may have precursors."""
+    """Return the default kinds. Decoys occur a few times per node-day, and losses may have precursors."""
     kinds = Magnitudes()
     decoys = dict.fromkeys(DECOY_KINDS, 500.0)
     lead = dict.fromkeys(("gpu_off_bus", "node_lost"), 0.3)

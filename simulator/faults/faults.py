@@ -88,7 +88,7 @@ class Incident:
 class FaultPlan:
     """All faults of a fleet of the nodes `names` with `gpus` GPUs each.
 
-    The fleet calls `advance` with every step.
+    The fleet calls `advance` at every step.
     """
 
     def __init__(self, names: Sequence[str], gpus: int, settings: FaultSettings = QUIET, seed: int = 0) -> None:
@@ -144,7 +144,7 @@ class FaultPlan:
             self._update_visibility(incident, shows, now_ms, dt_s)
 
     def end_node_faults(self, node: str, now_ms: int) -> None:
-        """Let all faults of a node end at the next step, because it is repaired. Decoys stay."""
+        """End all faults of a node at the next step, because the node is repaired. Decoys stay."""
         row = self._row[node]
         for incident in self._incidents:
             if incident.node == row and not incident.benign:
@@ -288,8 +288,8 @@ class FaultPlan:
     def _choose_place(self, kind: str, load: HardwareLoad) -> tuple[int, int] | None:
         """Choose a random (node, unit) on a node without a fault, or return None if there is none.
 
-        A decoy always gets a unit in use. Other faults prefer one if the settings say so. A slow fault gets
-        no node whose job another slow fault already slows.
+        A decoy always gets a unit in use. Other faults prefer a unit in use if the settings say so. If one slow
+        fault already slows a job, no node of this job gets another.
         """
         free = np.ones(load.slot.shape, bool)
         for incident in self._incidents:

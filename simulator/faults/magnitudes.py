@@ -205,9 +205,10 @@ LEAST_LEFT = 0.05  # of a clock or an activity
 
 
 def scale_faults(kinds: Magnitudes, times: float) -> Magnitudes:
-    """Return the kinds with faults `times` as strong: 2 is twice as far from the neutral value.
+    """Return the kinds with faults that are `times` as strong.
 
-    Decoys do not change, because weak faults must be found among look-alikes of the usual strength.
+    With 2, each number is twice as far from its neutral value. Decoys do not change, because weak faults must be
+    found among look-alikes of the usual strength.
 
     >>> scale_faults(USUAL, 0.5).power_brake.clock
     (0.7, 0.75)

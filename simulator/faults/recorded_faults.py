@@ -1,10 +1,9 @@
 """A player of recorded H100 runs in a loop, with the faults and decoys of the simulated fleet.
 
-Faults and decoys change the recorded numbers. A job takes
-k = (1 - c)/s + c * r times as long. s is the speed of its worst member, c the communication share of a step,
-and r the slowness of its worst transfer. Activity, traffic
-and dynamic power fall by k. Temperatures follow the power with measured time constants. Jobs of recordings
-do not die. They stand still while a fault lasts.
+Faults and decoys change the recorded numbers. The steps of a job take k = (1 - c)/s + c * r times as long.
+Here s is the speed of its worst member, c the communication share of a step, and r the slowness of its worst
+transfer. Activity, traffic and dynamic power fall by k. Temperatures follow the power with measured time
+constants. Jobs of recordings do not die. They stand still while a fault lasts.
 """
 
 from dataclasses import dataclass, field
@@ -115,9 +114,9 @@ def make_settings(file: FaultFile) -> FaultSettings:
 
 
 class RecordingPlayer:
-    """A player of all runs at the same time: it applies the effects of faults to the recorded numbers.
+    """A player of all runs at the same time. It applies the effects of faults to the recorded numbers.
 
-    Nodes of one run share its job.
+    All nodes of one run belong to one job.
     """
 
     def __init__(self, runs: list[RecordedRun], file: FaultFile) -> None:
@@ -261,7 +260,7 @@ class RecordingPlayer:
     def _update_power(self, busy: Values) -> None:
         """Update the power and the clock event reasons of each GPU.
 
-        Recorded power above that of an idle context falls with the work and the clock. The reasons name the
+        Only the recorded power above that of an idle context falls with the work and the clock. The reasons name the
         cause.
         """
         effects, raw = self.effects, self._raw_gpu
@@ -282,7 +281,7 @@ class RecordingPlayer:
         self.gpu[_ENERGY] = self._raw_gpu[_ENERGY] - self._saved_mj
 
     def _update_ports(self, levels: Values, moved: Values) -> None:
-        """Increase the port counters by the recorded traffic, times the share that the job still sends.
+        """Increase the port counters by the recorded traffic, multiplied by the share that the job still sends.
 
         All members of a job send the same share. moved: (field, node, port) recorded growth in this step.
         """

@@ -11,7 +11,7 @@ import msgspec
 class FaultRecord(msgspec.Struct, frozen=True):
     """The truth about one fault or decoy.
 
-    `end_ms`: null while it lasts. `visible`: whether the work there has shown it for a while.
+    `end_ms`: null while it lasts. `visible`: whether the work there has shown the fault for some time.
     """
 
     fault_id: str

@@ -126,7 +126,7 @@ class SimulatedFleet:
     ) -> None:
         """Run a job on its GPUs from `now_ms` on.
 
-        The time may lie in the past, so that the job has already loaded.
+        The time may lie in the past, so that the job has already finished loading.
         """
         self.gangs.start(job, attempt, [(rank, self.rows[rank.node]) for rank in ranks], profile, now_ms)
 
@@ -145,7 +145,7 @@ class SimulatedFleet:
     def draw_step_time_s(self, job: str) -> float:
         """Draw the seconds that a step takes now, slowed by the job's worst member.
 
-        It is inf while the job hangs, and nan while it loads or if it does not run.
+        The result is inf while the job hangs. It is nan while the job loads, and if it does not run.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.get_phase(job) in ("init", "loading"):
@@ -156,7 +156,7 @@ class SimulatedFleet:
         return not math.isnan(self.gangs.hung_since_ms[gang.slot])
 
     def _draw_step(self, gang: RunningGang) -> tuple[float, float]:
-        """Draw the seconds of one step, and further seconds for which all ranks wait.
+        """Draw the seconds of one step, and the extra seconds for which all ranks wait.
 
         They wait for data, garbage collection or storage. The job must not hang.
         """
@@ -171,9 +171,9 @@ class SimulatedFleet:
         return step_s, 0.0
 
     def draw_member_steps(self, job: str) -> list[MemberStep]:
-        """Draw the present step of a job by rank: a slow rank computes long, and the others wait for it.
+        """Draw the present step of a job for each rank. A slow rank computes long, and the others wait for it.
 
-        Returns an empty list if the job does not step.
+        Returns an empty list if the job makes no steps.
         """
         gang = self.gangs.by_job.get(job)
         if gang is None or self.get_phase(job) in ("init", "loading") or self._is_hung(gang):
@@ -193,7 +193,7 @@ class SimulatedFleet:
         ]
 
     def split_step(self, job: str, step_s: float) -> StepParts | None:
-        """Divide a step of `step_s` seconds along its critical path. Returns None if the job does not step.
+        """Divide a step of `step_s` seconds along its critical path. Returns None if the job makes no steps.
 
         First the slowest rank computes, then all ranks communicate. The time beyond the usual length is waiting for
         data or, in a checkpoint, for storage.
@@ -268,7 +268,7 @@ class SimulatedFleet:
         return page
 
     def list_targets(self) -> Iterable[tuple[str, str]]:
-        """Return the (node, exporter) of every page."""
+        """Return the (node, exporter) pair of every page."""
         return [(name, exporter) for name in self.names for exporter in EXPORTERS]
 
     def is_answering(self, node: str, exporter: str) -> bool:
@@ -276,7 +276,7 @@ class SimulatedFleet:
         return not self.effects.page_down[self.rows[node], EXPORTERS.index(exporter)]
 
     def get_delay_s(self, node: str) -> float:
-        """Return by how many wall seconds the answers of the node's DCGM exporter are late now."""
+        """Return the present delay of answers from the node's DCGM exporter, in wall seconds."""
         return float(self.effects.page_delay_s[self.rows[node]])
 
     def _apply_faults(self, dt_s: float) -> None:

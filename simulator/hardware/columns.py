@@ -1,6 +1,6 @@
-"""A recorder of a whole fleet's scrapes as columns: the numbers of the pages without their text.
+"""A recorder of the scrapes of a whole fleet as columns: the numbers of the pages without their text.
 
-It converts them to the catalogue's metrics and units as the decoders of pages do.
+It converts numbers to the catalogue's metrics and units, as the decoders of pages do.
 `fleetcast.training.sets.fault_runs` reads the files.
 """
 

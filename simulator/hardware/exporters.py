@@ -1,7 +1,7 @@
 """A server of exporter pages over HTTP on loopback: `/{node}/dcgm/metrics` and `/{node}/node/metrics`.
 
-The server uses plain asyncio, to serve hundreds of 75 kB pages a second. It counts a line that it broke on
-purpose only once the response with that line has been sent.
+The server uses plain asyncio, to serve hundreds of 75 kB pages a second. A line that it broke on purpose is
+counted only after the response with that line has been sent.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ class PageSource(Protocol):
     time_ms: int | None
 
     def list_targets(self) -> Iterable[tuple[str, str]]:
-        """Return the (node, exporter) of every page."""
+        """Return the (node, exporter) pair of every page."""
 
     def advance(self, now_ms: int) -> None: ...
 

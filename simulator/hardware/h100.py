@@ -112,7 +112,7 @@ class RecordedFleet:
         return tuple(self.runs)
 
     def list_targets(self) -> Iterable[tuple[str, str]]:
-        """Return the (node, exporter) of every page. A run without GPU telemetry has no dcgm page."""
+        """Return the (node, exporter) pair of every page. A run without GPU telemetry has no dcgm page."""
         return [(node, "dcgm") for node in self._dcgm] + [(node, "node") for node in self._node]
 
     def advance(self, now_ms: int) -> None:

@@ -2,12 +2,12 @@
 
 All arrays are over (node, GPU), without loops.
 
-A job is as slow as its slowest member. Speed s is a member's clock ratio, divided by its load and by the
-slowness of its host. With communication share c, its step takes k = (1 - c)/min(s) + c * max(r) times as
-long. r is how much longer a transfer takes on its worst port. All members then do 1/k of their work per
-second. Power above the idle context, tensor and SM activity and traffic fall by that factor. Utilisation
-stays high because waiting ranks spin. Members are synchronous: a step moves the same bytes through each of
-them, so no member's share of the traffic shows a slow link.
+A job is as slow as its slowest member. The speed s of a member is its clock ratio, divided by its load and by
+the slowness of its host. With communication share c, a step of the job takes k = (1 - c)/min(s) + c * max(r)
+times as long. Here r is how much longer a transfer takes on a member's worst port. All members then do 1/k of
+their work per second. Power above the idle context, tensor and SM activity and traffic fall by that factor.
+Utilisation stays high because waiting ranks spin. Members are synchronous: a step moves the same bytes through
+each of them. So a slow link does not show in any member's share of the traffic.
 """
 
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ def compute_port_traffic(gangs: RunningGangs) -> NDArray[np.float64]:
 
 
 def compute_slowdowns(gangs: RunningGangs, effects: Effects) -> NDArray[np.float64]:
-    """Return (slots,) float64, the factor by which each job's worst member makes its step longer.
+    """Return (slots,) float64, the factor by which each job's worst member makes the job's steps longer.
 
     It is 1 for a healthy job.
     """

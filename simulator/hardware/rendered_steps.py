@@ -1,4 +1,4 @@
-"""A renderer of real runs' step times as GPU telemetry, with the true steps.
+"""A renderer that turns the step times of real runs into GPU telemetry, with the true steps.
 
 Each run is rendered at several sampling intervals.
 
@@ -141,7 +141,7 @@ def _read_runs(data: Path, series: int, rng: np.random.Generator) -> Iterator[Ru
 
 
 def make_pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
-    """Fill every step with the pattern. The time beyond 1.5 median steps is a stall.
+    """Fill every step with the pattern. In a step, the time beyond 1.5 median steps is a stall.
 
     durations_s: (step,).
     """
@@ -156,7 +156,7 @@ def make_pattern_stretches(durations_s: Values, pattern: str) -> Stretches:
 def read_megatron_runs(path: Path, series: int, rng: np.random.Generator) -> Iterator[Run]:
     """Yield up to `series` Megatron runs, evenly spaced by the logarithm of their step times.
 
-    They are repeated or cut to about ten minutes.
+    Each run is repeated or cut to about ten minutes.
     """
     columns = ["suite", "test_case", "platform", "step", "iteration_time_s"]
     table = _read_table(path, columns).to_pandas()
@@ -206,7 +206,7 @@ def read_bytedance_run(path: Path) -> Run:
 def _make_worker_stretches(rows: "object", total_s: float) -> Stretches:
     """Convert the operations of one worker into levels over time.
 
-    While computing and communicating overlap, computing counts. The rest is waiting.
+    Where computing and communicating overlap, only computing counts. Time without operations is waiting.
     """
     from pandas import DataFrame
 

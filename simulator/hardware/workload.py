@@ -93,7 +93,7 @@ class WorkloadProfile:
     def find_past_checkpoints(self, started_ms: int, now_ms: int, most: int) -> list[tuple[int, int]]:
         """Return (begin, end) in Unix ms of the last checkpoints that an undisturbed job finished by `now_ms`.
 
-        most: return at most so many.
+        Returns at most `most` checkpoints.
         """
         if not self.checkpoint_every_s:
             return []

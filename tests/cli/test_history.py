@@ -41,7 +41,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     entities = Entities()
     topology = Topology.build([NodeSpec(f"n{row}", 2, domains={Level.BLOCK: f"b{row}"}) for row in range(2)])
     for name in topology.names:
-        entities.node(name)
+        entities.find_or_add_node(name)
     gpus = [entities.add_to_node(EntityKind.GPU, node, index) for node in topology.names for index in range(2)]
     archive = Archive(ArchiveFiles(str(tmp_path / "archive")), entities)
     for quarter in range(2 * 96):

@@ -84,7 +84,7 @@ class Advice(IntEnum):
 """,
         encoding="utf-8",
     )
-    page = reference.reference(tmp_path)
+    page = reference.build_reference(tmp_path)
     head = "@dataclass(frozen=True)\nclass Advice(IntEnum):\n    NONE = 0\n    DRAIN = 2\n    shared: int = 3\n```"
     assert head in page
     assert "@classmethod\ndef merge(cls) -> 'Advice'" in page

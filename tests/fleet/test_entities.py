@@ -8,13 +8,13 @@ from fleetcast.fleet.samples import EntityKind
 
 def test_rows_are_given_in_order_of_first_mention_and_kept() -> None:
     entities = Entities()
-    assert [entities.node(name) for name in ("n2", "n1", "n2")] == [0, 1, 0]
+    assert [entities.find_or_add_node(name) for name in ("n2", "n1", "n2")] == [0, 1, 0]
     assert entities[EntityKind.NODE].names == ["n2", "n1"]
 
 
 def test_an_entity_of_a_node_registers_the_node() -> None:
     entities = Entities()
-    entities.node("n1")
+    entities.find_or_add_node("n1")
     gpu = entities.add_to_node(EntityKind.GPU, "n2", 3)
     port = entities.add_to_node(EntityKind.PORT, "n2", "mlx5_0", 1)
     assert entities[EntityKind.GPU].names[gpu] == "n2/3"
@@ -33,14 +33,14 @@ def test_a_table_grows_past_its_first_allocation() -> None:
 
 def test_the_owner_column_is_read_only() -> None:
     entities = Entities()
-    entities.node("n1")
+    entities.find_or_add_node("n1")
     with pytest.raises(ValueError, match="read-only"):
         entities[EntityKind.NODE].node[0] = 7
 
 
 def test_an_unknown_name_has_no_row() -> None:
     table = Entities()[EntityKind.POOL]
-    assert table.row("train") is None
+    assert table.find_row("train") is None
     assert "train" not in table
     assert table.add("train") == 0
     assert "train" in table
@@ -55,7 +55,7 @@ def test_what_was_dumped_comes_back_row_by_row(mentions: list[tuple[str, int | N
     entities = Entities()
     for node, gpu in mentions:
         if gpu is None:
-            entities.node(node)
+            entities.find_or_add_node(node)
         else:
             entities.add_to_node(EntityKind.GPU, node, gpu)
     entities[EntityKind.POOL].add("train")

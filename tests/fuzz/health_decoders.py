@@ -98,7 +98,7 @@ def _ufm(body: bytes) -> None:
 
 
 ENTITIES = Entities()
-ENTITIES.node("n1")
+ENTITIES.find_or_add_node("n1")
 HEALTH_WORDS = (
     *(
         b'"component":',

@@ -115,7 +115,7 @@ def decode_config(data: bytes) -> None:
     def read(path: Path) -> None:
         clock = load_config(path).make_clock()
         assert isinstance(clock.now_ms(), int)
-        assert clock.wall_s(60.0) >= 0
+        assert clock.convert_to_wall_s(60.0) >= 0
 
     file_of(data, "config.toml", read)
 

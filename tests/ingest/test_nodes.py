@@ -47,5 +47,5 @@ def test_capitals_and_a_dot_at_the_end_make_no_other_machine_whichever_came_firs
 def test_names_that_two_nodes_have_but_for_capitals_are_neither() -> None:
     entities = Entities()
     for name in ("n1", "N1"):
-        entities.node(name)
+        entities.find_or_add_node(name)
     assert [find_or_register_node(name, entities) for name in ("n1", "N1", "n1.")] == ["n1", "N1", "n1."]

@@ -202,7 +202,7 @@ def batch_of(told: Iterable[Told], entities: Entities) -> Batch:
     for row in told:
         if isinstance(row, Reading):
             if row.kind is EntityKind.NODE:
-                entity = entities.node(row.node)
+                entity = entities.find_or_add_node(row.node)
             else:
                 entity = entities.add_to_node(row.kind, row.node, *row.parts)
             sample = (find_metric_row(row.kind, row.metric), entity, row.time_ms, row.value)

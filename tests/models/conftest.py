@@ -99,7 +99,7 @@ class SmallFleet:
         self.now_ms = START_MS
 
     def row(self, node: str, gpu: int) -> int:
-        row = self.entities[EntityKind.GPU].row(f"{node}/{gpu}")
+        row = self.entities[EntityKind.GPU].find_row(f"{node}/{gpu}")
         assert row is not None
         return row
 

@@ -13,7 +13,7 @@ RULE = BandRule(elevated=0.1, high=0.5, leave_ratio=0.7)
 def levels_of(bands: Bands, *scores: float, pool: list[int] | None = None) -> list[str]:
     rows = {name: row for row, name in enumerate("abcdefghij"[: len(scores)])}
     pools = None if pool is None else np.array(pool)
-    return [LEVELS[level] for level in bands.step(rows, np.array(scores), pools)]
+    return [LEVELS[level] for level in bands.update(rows, np.array(scores), pools)]
 
 
 def test_a_band_is_left_only_well_below_where_it_was_entered() -> None:
@@ -30,8 +30,8 @@ def test_an_unknown_score_changes_nothing() -> None:
 
 def test_bands_follow_the_names_when_the_nodes_change() -> None:
     bands = Bands()
-    bands.step({"a": 0, "b": 1}, np.array([0.4, 0.0]))
-    assert bands.step({"new": 0, "b": 1, "a": 2}, np.array([0.25, 0.25, 0.25])).tolist() == [1, 1, 2]
+    bands.update({"a": 0, "b": 1}, np.array([0.4, 0.0]))
+    assert bands.update({"new": 0, "b": 1, "a": 2}, np.array([0.25, 0.25, 0.25])).tolist() == [1, 1, 2]
     assert bands.bands_above_low == {"new": "elevated", "b": "elevated", "a": "high"}
 
 

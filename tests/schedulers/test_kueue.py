@@ -139,7 +139,7 @@ def test_the_safest_room_is_made_of_nodes_with_free_gpus() -> None:
     assert SafeRooms(drained, "block").find_safest_block(16) == SafeRoom("b2", pytest.approx(0.8))
     whole = SafeRooms(outlook(RISKS | {"e": np.nan}), "block")  # no topology: the whole fleet is one block
     assert whole.find_safest_block(16) == SafeRoom("of no name", pytest.approx(0.1))
-    assert SafeRooms(Outlook.empty(), "block").find_safest_block(1) is None
+    assert SafeRooms(Outlook.make_empty(), "block").find_safest_block(1) is None
 
 
 def test_labels_say_where_a_node_stands() -> None:

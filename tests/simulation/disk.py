@@ -205,10 +205,10 @@ class Mount:
         elif not node.failed:
             node.durable = bytes(node.data)
 
-    def listing(self, folder: "SimPath") -> list[str]:
+    def list_names(self, folder: "SimPath") -> list[str]:
         return list(self.folder(folder).names)
 
-    def mapped(self, path: "SimPath") -> bytes:
+    def map_file(self, path: "SimPath") -> bytes:
         data = bytes(self.content(path).data)
         if not data:
             raise ValueError("cannot mmap an empty file")
@@ -262,7 +262,7 @@ class Mount:
             db.rollback()
         return SimConnection(self, db, path.keys)
 
-    def filesystem(self) -> "SimFileSystem":
+    def get_filesystem(self) -> "SimFileSystem":
         return SimFileSystem(self)
 
     # -- as paths ask

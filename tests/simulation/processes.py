@@ -54,7 +54,7 @@ class SimClock:
     def steady_ms(self) -> int:
         return self._world.steady_ms
 
-    def wall_s(self, fleet_s: float) -> float:
+    def convert_to_wall_s(self, fleet_s: float) -> float:
         return fleet_s
 
     async def sleep(self, fleet_s: float) -> None:

@@ -228,7 +228,7 @@ def _find_entity_rows(kind: EntityKind, table: pa.Table, entities: Entities) -> 
     nodes = table.column("node").combine_chunks().dictionary_encode()
     code, names = np.asarray(nodes.indices), nodes.dictionary.to_pylist()
     if kind is EntityKind.NODE:
-        rows_of_nodes: NDArray[np.int32] = np.array([entities.node(name) for name in names], np.int32)[code]
+        rows_of_nodes: NDArray[np.int32] = np.array([entities.find_or_add_node(name) for name in names], np.int32)[code]
         return rows_of_nodes
     index = table.column("index").to_numpy().astype(np.int64)
     width = int(index.max(initial=0)) + 1

@@ -184,7 +184,7 @@ def _make_too_many_problem(context: Context, names: NamesOfBody, body: EventsAns
         context.metrics.limited.labels(bound).inc(count)
         reasons.append(f"{why}: {count:,} new {'name was' if count == 1 else 'names were'} refused")
     context.metrics.events.labels("limited").inc(names.records)
-    wait_s = max(1, round(context.clock.wall_s(names.compute_retry_s())))
+    wait_s = max(1, round(context.clock.convert_to_wall_s(names.compute_retry_s())))
     detail = "; ".join(reasons) + f"; everything of all others was stored: send the whole body again after {wait_s} s"
     extra = {"limits": dict(names.refused), **structs.asdict(body)}
     return Problem(429, "too_many_names", detail, headers={"retry-after": str(wait_s)}, extra=extra)

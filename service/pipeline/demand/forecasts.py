@@ -164,7 +164,7 @@ class DemandForecasts(Capability):
             began = time.monotonic()
             await self.forecast(state)
             took_s = time.monotonic() - began
-            rest_s = self._clock.wall_s(PERIOD_S) - took_s
+            rest_s = self._clock.convert_to_wall_s(PERIOD_S) - took_s
             if self._forecaster.is_behind:
                 rest_s = min(rest_s, BEHIND_REST * took_s)
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))

@@ -126,7 +126,7 @@ class Fingerprints(Capability):
 
     @property
     def _pause_wall_s(self) -> float:
-        return max(SHORTEST_PAUSE_WALL_S, self._clock.wall_s(PERIOD_S))
+        return max(SHORTEST_PAUSE_WALL_S, self._clock.convert_to_wall_s(PERIOD_S))
 
     async def run_pass(self, state: FleetState) -> None:
         """Run one pass: evaluate jobs until the budget is spent, and encode the sections."""

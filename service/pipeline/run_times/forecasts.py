@@ -130,7 +130,7 @@ class RunForecasts(Capability):
         while True:
             began = time.monotonic()
             await self.forecast(state)
-            period_s = self._clock.wall_s(NEW_S)
+            period_s = self._clock.convert_to_wall_s(NEW_S)
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, period_s - (time.monotonic() - began)))
 
     async def forecast(self, state: FleetState) -> None:

@@ -38,7 +38,7 @@ class World:
         self.folder = folder
         self.entities = Entities()
         for node in TOPOLOGY.names:
-            self.entities.node(node)
+            self.entities.find_or_add_node(node)
         self.gpus = [self.entities.add_to_node(EntityKind.GPU, node, 0) for node in TOPOLOGY.names]
         self.files = ArchiveFiles(url or str(folder))
         self.archive = Archive(self.files, self.entities, limits=ArchiveLimits(**limits), saved_ms=saved_ms)

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     for step in range(STEPS):
         time_ms = T0 + step * 15_000 + 3_000
         power = SampleBatch.from_rows(EntityKind.GPU, [(POWER, gpu, time_ms, step + gpu / 2) for gpu in gpus])
-        up = SampleBatch.from_rows(EntityKind.NODE, [(UP, entities.node("n1"), time_ms, 1.0)])
+        up = SampleBatch.from_rows(EntityKind.NODE, [(UP, entities.find_or_add_node("n1"), time_ms, 1.0)])
         for batch in (power, up):
             archive.add(batch, np.ones(len(batch), np.bool_))
     archive.add_event(Finished(job="a", sequence=1, time_ms=T0 + 100_000))
@@ -82,7 +82,7 @@ def test_it_tells_every_step_in_order(folder: Path) -> None:
 
 def test_names_that_there_is_no_room_for_are_counted_and_the_others_are_told(folder: Path) -> None:
     entities = Entities()
-    entities.node("n1")
+    entities.find_or_add_node("n1")
     entities.set_limits({"n1": 8}, 0, 0)
     merged = Batch.merge(asyncio.run(drained(source_of(folder, entities))))
     assert {error.reason for error in merged.bad} == {"unknown_nodes"}

@@ -27,7 +27,7 @@ def alert(**fields: Any) -> dict[str, Any]:
 def source(daemon: Daemon, **options: Any) -> UfmSource:
     entities = Entities()
     for name in ("n1", "n2"):
-        entities.node(name)
+        entities.find_or_add_node(name)
     return UfmSource(entities, ManualClock(NOW_MS), {"url": daemon.url, "poll_s": 0.05, "timeout_s": 1.0, **options})
 
 

@@ -132,7 +132,7 @@ def test_a_scrape_becomes_a_record_for_each_node_and_moment() -> None:
         samples=(
             SampleBatch.from_rows(EntityKind.GPU, rows),
             SampleBatch.from_rows(
-                EntityKind.NODE, [(up, entities.node("n1"), NOW_MS + 3, 1.0)]
+                EntityKind.NODE, [(up, entities.find_or_add_node("n1"), NOW_MS + 3, 1.0)]
             ),  # one scrape with its page
         ),
         bad=(RecordError("bad_line"),),

@@ -127,7 +127,7 @@ def test_the_configured_node_wins_over_the_label() -> None:
 
 def test_a_full_host_name_finds_the_node_the_topology_calls_by_its_first_part() -> None:
     desk = Desk()
-    desk.entities.node("n001")
+    desk.entities.find_or_add_node("n001")
     assert desk.decode(f"DCGM_FI_DEV_POWER_USAGE{labels(0, 'n001.cluster.example')} 70") == {"power_w n001/0": 70.0}
     assert desk.decode(f"DCGM_FI_DEV_POWER_USAGE{labels(0, 'n002.cluster.example')} 70") == {
         "power_w n002.cluster.example/0": 70.0

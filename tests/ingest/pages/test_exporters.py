@@ -81,7 +81,7 @@ class FanResolver(Resolver):
     def __call__(self, name: str, labels: Mapping[str, str], target: Target) -> Series | None:
         if not self.reads(name):
             return None
-        node = self.entities.node(self.find_node(labels, target))
+        node = self.entities.find_or_add_node(self.find_node(labels, target))
         return Series(EntityKind.NODE, find_metric_row(EntityKind.NODE, "bmc_power_w"), node, node)
 
 

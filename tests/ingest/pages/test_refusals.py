@@ -132,7 +132,7 @@ def test_a_page_of_many_refused_lines_is_read_whole_after_a_change_of_the_fleet(
         assert len(batch) == (scrape >= 2)
         if scrape in (3, 5, 6):
             desk.decoder.target.forgets = forgets
-            desk.entities.node(f"new-{scrape}")
+            desk.entities.find_or_add_node(f"new-{scrape}")
 
 
 def test_a_board_that_another_page_names_later_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

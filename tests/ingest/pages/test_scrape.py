@@ -146,8 +146,8 @@ class SetClock:
     def steady_ms(self) -> int:
         return self.clock.steady_ms()
 
-    def wall_s(self, fleet_s: float) -> float:
-        return self.clock.wall_s(fleet_s)
+    def convert_to_wall_s(self, fleet_s: float) -> float:
+        return self.clock.convert_to_wall_s(fleet_s)
 
     async def sleep(self, fleet_s: float) -> None:
         await self.clock.sleep(fleet_s)

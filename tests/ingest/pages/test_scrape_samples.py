@@ -39,7 +39,7 @@ class Watched:
         """What the scrape says of n1."""
         self.now_ms += 15_000
         batches = self.scrapes.decode(target, page, took_s, self.now_ms)
-        row = self.entities[EntityKind.NODE].row("n1")
+        row = self.entities[EntityKind.NODE].find_row("n1")
         found = [one for batch in batches if batch.kind is EntityKind.NODE for one in self.rows(batch, row)]
         return {name: value for name, value in found if name.startswith("scrape_") or name.endswith("_reported")}
 

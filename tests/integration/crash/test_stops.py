@@ -76,7 +76,7 @@ class Fleet:
         return self.clock.now_ms() < decision["expires_ms"]
 
     def wait_until(self, time_ms: int) -> None:
-        time.sleep(max(0.0, self.clock.wall_s((time_ms - self.clock.now_ms()) / 1000)))
+        time.sleep(max(0.0, self.clock.convert_to_wall_s((time_ms - self.clock.now_ms()) / 1000)))
 
     def is_kept(self) -> None:
         """Nobody gets a GPU of it."""

@@ -27,7 +27,7 @@ def uncorrectable(fleet: SmallFleet) -> None:
 
 
 def dead_link(fleet: SmallFleet) -> None:
-    row = fleet.entities[EntityKind.PORT].row("n002/mlx5_3/1")
+    row = fleet.entities[EntityKind.PORT].find_row("n002/mlx5_3/1")
     fleet.port["state"][row] = 1.0
 
 

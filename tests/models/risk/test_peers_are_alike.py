@@ -14,7 +14,7 @@ PORT = EntityKind.PORT
 
 
 def port(fleet: SmallFleet, name: str) -> int:
-    row = fleet.entities[PORT].row(name)
+    row = fleet.entities[PORT].find_row(name)
     assert row is not None
     return row
 

@@ -21,7 +21,7 @@ def wired(fleet: SmallFleet, **more: object) -> SmallFleet:
 
 def at_speed(fleet: SmallFleet, port: str, bytes_per_s: float) -> None:
     """As if the port had never run at another speed."""
-    row = fleet.entities[EntityKind.PORT].row(port)
+    row = fleet.entities[EntityKind.PORT].find_row(port)
     for name in ("speed_bytes_per_s", "max_speed_bytes_per_s"):
         fleet.port[name][row] = bytes_per_s
 

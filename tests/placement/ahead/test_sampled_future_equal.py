@@ -208,7 +208,10 @@ def test_queues_allow_what_plain_queues_allow(drawn: Any) -> None:
     standing = QueueStanding(read_queues(TREE), {}, {"gpu": 30.0})
     holds = [QueueHold(leaf, {"gpu": gpus}) for _, leaf, gpus in drawn]
     asks = [QueueHold(leaf, {"gpu": gpus}) for leaf in ("a", "b/x/u0", "c") for gpus in (1.0, 2.0, 8.0, 20.0)]
-    queues, plain = QueuesAhead.of(standing, {}, holds), slow_play.PlainQueues.of(standing, {}, holds)
+    queues, plain = (
+        QueuesAhead.from_standing(standing, {}, holds),
+        slow_play.PlainQueues.from_standing(standing, {}, holds),
+    )
     running: list[int] = []
     for number, ((ends, _, _), hold) in enumerate(zip(drawn, holds, strict=True)):
         if ends and running:

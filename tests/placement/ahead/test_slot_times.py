@@ -95,8 +95,8 @@ def test_followed_shapes_are_limited_by_bytes(
 
 def test_one_place_reads_the_calendar_without_a_copy() -> None:
     _, calendar, request = follow_one_shape()
-    shape = slot_times.GangShape.of(request, np.full(40, 2))
-    times = slot_times.SlotTimes.of(calendar.free_s, shape, np.arange(40)[None], is_followed=False)
+    shape = slot_times.GangShape.from_request(request, np.full(40, 2))
+    times = slot_times.SlotTimes.from_calendar(calendar.free_s, shape, np.arange(40)[None], is_followed=False)
     assert np.shares_memory(times.times_s, calendar.free_s)
-    followed = slot_times.SlotTimes.of(calendar.free_s, shape, np.arange(40)[None], is_followed=True)
+    followed = slot_times.SlotTimes.from_calendar(calendar.free_s, shape, np.arange(40)[None], is_followed=True)
     assert not np.shares_memory(followed.times_s, calendar.free_s)

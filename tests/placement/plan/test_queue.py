@@ -98,7 +98,7 @@ def test_what_can_never_fit_holds_nobody_up(busy) -> None:
 
 
 def test_the_estimate_of_finished_jobs_decides_what_is_short(busy) -> None:
-    finished = RunTimeQuantiles.of({"by_gpus": {"4": {"p50": 60, "p90": 600, "n": 9}}})
+    finished = RunTimeQuantiles.from_durations({"by_gpus": {"4": {"p50": 60, "p90": 600, "n": 9}}})
     assert names(run([entry("head", 3), entry("job", each=4, queued=1)], busy, finished)) == ["job"]
     assert names(run([entry("head", 3), entry("job", each=4, queued=1)], busy)) == []
 

@@ -74,7 +74,7 @@ def readings(entities: Entities, nodes: list[str], number: int) -> Iterator[Samp
             for metric, value in values.items():
                 scale = pace * 15 * number if metric.endswith("_bytes") else 1.0
                 port.append((find_metric_row(PORT, metric), row, now_ms, value * scale))
-        row = entities.node(name)
+        row = entities.find_or_add_node(name)
         gone = late and name == "n7"
         values = {"scrape_up": 1.0, "scrape_duration_s": 0.02, "gpus_reported": GPUS - gone}
         node += [(find_metric_row(NODE, metric), row, now_ms, float(value)) for metric, value in values.items()]

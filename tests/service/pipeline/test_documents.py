@@ -53,7 +53,7 @@ def test_a_node_that_sends_by_itself_answers_while_its_gpus_are_recent() -> None
 def test_a_host_is_told_of_by_shares_and_rates_and_only_by_what_is_known() -> None:
     entities = Entities()
     for name in ("n1", "n2"):
-        entities.node(name)
+        entities.find_or_add_node(name)
     store = WindowStore(entities)
     for step in (0, 1):
         time_ms = T0 + 15_000 * step

@@ -133,7 +133,7 @@ def test_gpus_that_no_topology_states_are_bounded_and_those_of_its_nodes_are_not
 
 def test_ports_and_mig_instances_have_room_of_their_own() -> None:
     entities = Entities()
-    entities.node("n1")
+    entities.find_or_add_node("n1")
     entities.set_limits({"n1": 8}, 10, 1)
     for index in range(32):
         entities.add_to_node(EntityKind.PORT, "n1", f"mlx5_{index}", 1)

@@ -53,7 +53,7 @@ def scrape(work: Pipeline, *, silent: tuple[str, ...] = (), gpus: int = 8) -> No
         for index in range(0 if name in silent else gpus):
             row = work.state.entities.add_to_node(GPU, name, index)
             rows += [(POWER, row, now_ms, 400.0 + (now_ms // 15_000 + index) % 7), (XID, row, now_ms, 0.0)]
-        nodes.append((UP, work.state.entities.node(name), now_ms, float(name not in silent)))
+        nodes.append((UP, work.state.entities.find_or_add_node(name), now_ms, float(name not in silent)))
     work.apply_batch(Batch(samples=(SampleBatch.from_rows(GPU, rows), SampleBatch.from_rows(EntityKind.NODE, nodes))))
 
 
@@ -209,7 +209,7 @@ def test_generations_go_on_after_a_restart(tmp_path: Path) -> None:
     for _ in range(3):
         work = pipeline(tmp_path, ManualClock(NOW_MS))
         for _ in range(2):
-            work.state.entities.node(f"new{len(seen)}")
+            work.state.entities.find_or_add_node(f"new{len(seen)}")
             asyncio.run(work.tick())
             seen.append(board(work).json("meta")["generation"])
     assert seen == sorted(set(seen))
@@ -218,7 +218,7 @@ def test_generations_go_on_after_a_restart(tmp_path: Path) -> None:
 def test_generations_go_on_where_only_the_snapshot_is_left(tmp_path: Path) -> None:
     work = pipeline(tmp_path, ManualClock(NOW_MS))
     for number in range(5):
-        work.state.entities.node(f"new{number}")
+        work.state.entities.find_or_add_node(f"new{number}")
         asyncio.run(work.tick())
     asyncio.run(work.save())
     last = board(work).json("meta")["generation"]

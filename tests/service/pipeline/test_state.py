@@ -93,8 +93,8 @@ def test_a_sample_far_ahead_of_the_clock_is_a_bad_record() -> None:
 
 def test_the_topology_follows_the_order_of_rows_that_a_snapshot_fixed() -> None:
     entities = Entities()
-    entities.node("z")
-    entities.node("gone")
+    entities.find_or_add_node("z")
+    entities.find_or_add_node("gone")
     aligned = align_topology(Topology.build([NodeSpec("a", gpus=1), NodeSpec("z", gpus=2)]), entities)
     assert aligned.names == ("z", "gone", "a")
     assert aligned.placed.tolist() == [True, False, True]

@@ -22,7 +22,9 @@ UP = find_metric_row(EntityKind.NODE, "scrape_up")
 
 
 def heard(entities: Entities, *nodes: str, time_ms: int = 1) -> SampleBatch:
-    return SampleBatch.from_rows(EntityKind.NODE, [(UP, entities.node(node), time_ms, 1.0) for node in nodes])
+    return SampleBatch.from_rows(
+        EntityKind.NODE, [(UP, entities.find_or_add_node(node), time_ms, 1.0) for node in nodes]
+    )
 
 
 def power(entities: Entities, node: str) -> SampleBatch:
