@@ -150,7 +150,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if now > self._deadline:
-            self._handle_timeout(now)
+            self._end_overdue_request(now)
         unsent = self.transport.get_write_buffer_size()
         if unsent == 0 or unsent < self._unsent:
             self._unsent_since = now
@@ -159,7 +159,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.transport.abort()
         self._unsent = unsent
 
-    def _handle_timeout(self, now: float) -> None:
+    def _end_overdue_request(self, now: float) -> None:
         if self.flow.read_paused:  # it is we who do not read
             self._deadline = now + self.limits.body_timeout_s
         elif not self._in_head and self._is_idle():  # nothing came, or the rest of a body that was answered already

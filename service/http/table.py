@@ -170,7 +170,7 @@ class Endpoint:
         request, instance = Request(scope, receive), self.context.prefix + scope["path"]
         scope[LEASE] = lease = self.context.bodies.make_lease()
         try:
-            response = await self._handle_request(request, "GET" if method == "HEAD" else method)
+            response = await self._answer_request(request, "GET" if method == "HEAD" else method)
         except FleetcastError as error:
             response = self.context.make_problem(error).make_response(instance)
         except ClientDisconnect:
@@ -186,7 +186,7 @@ class Endpoint:
             response = Response(None, response.status_code, dict(response.headers))
         await response(scope, receive, send)
 
-    async def _handle_request(self, request: Request, method: str) -> Response:
+    async def _answer_request(self, request: Request, method: str) -> Response:
         row, access = self.rows.get(method), self.context.access
         if row is None:
             await access.admit_caller(request, None)

@@ -1,1 +1,1 @@
-"""The pipeline: read sources, keep the state, score each tick, publish the board."""
+"""The pipeline: it reads sources, holds the state, scores each tick, and publishes the board."""

@@ -3,11 +3,11 @@
     every snapshot     the writer takes the waiting rows at the moment when the positions are read, and
                        has written them before the snapshot is published
     in between         a flush begins when a quarter of `archive.buffer_bytes` waits
-    full               sources wait until a flush has succeeded, so nothing is lost and nothing grows
-    now and then       closed hours are compacted, and days beyond `archive.keep_days` are deleted
+    full               sources wait until a flush has succeeded, so nothing is lost and the buffer stays bounded
+    every ten minutes  closed hours are compacted, and days beyond `archive.keep_days` are deleted
 
-Flushes continue while a snapshot is written and while hours are merged, because a large fleet fills
-the buffer within seconds.
+Flushes continue while a snapshot is written and while hours are merged, because a large fleet fills the
+buffer within seconds.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class ArchiveWriter:
 
     @property
     def delays_sources(self) -> bool:
-        """True if the archive's buffer is full, or a source still waits for room in it."""
+        """True if the archive's buffer is full, or if a source still waits for room in it."""
         return self.is_full or self._held > 0
 
     async def wait_for_room(self) -> None:
@@ -85,14 +85,14 @@ class ArchiveWriter:
     def prepare_flush(self) -> Callable[[], None]:
         """Take the waiting rows, and return a function that writes them in a thread.
 
-        The caller holds the lock `still`.
+        The caller must hold the lock `still`.
         """
         if self.archive is None:
             return _do_nothing
         return self.archive.prepare_flush(self._state.topology, self._clock.now_ms())
 
     def health(self) -> ArchiveHealth | None:
-        """Return the archive's part of `/v1/ingestion`, or None if the archive is off."""
+        """Return the archive's part of `/v1/ingestion`, or None if the archive is disabled."""
         return None if self.archive is None else self.archive.health()
 
     def close(self) -> None:
@@ -100,14 +100,14 @@ class ArchiveWriter:
             self.archive.close()
 
     async def flush(self) -> None:
-        """Write the waiting rows. If this raises OSError, the rows are still waiting."""
+        """Write the waiting rows. If this raises OSError, the rows still wait."""
         async with self.still:
             await self.run_flush(self.prepare_flush())
 
     async def run_flush(self, flush: Callable[[], None]) -> None:
-        """Run a flush that `prepare_flush` returned in a thread, and wake the sources that wait for it.
+        """Run a flush from `prepare_flush` in a thread, then wake the sources that wait for room.
 
-        The caller holds the lock `still`.
+        The caller must hold the lock `still`.
         """
         try:
             await run_in_thread(flush)
@@ -146,7 +146,7 @@ class ArchiveWriter:
     async def compact_and_prune(self, archive: Archive) -> None:
         """Compact the closed hours of the last days, and delete days beyond `archive.keep_days`.
 
-        Does nothing until this pipeline owns the archive's files. Raises OSError.
+        This does nothing until the pipeline owns the archive's files. Raises OSError.
         """
         if not archive.has_claimed_name:
             return
@@ -177,4 +177,4 @@ def _describe_size(archive: Archive | None) -> str:
 
 
 def _do_nothing() -> None:
-    """Do nothing. This is the flush of a disabled archive."""
+    """Do nothing, as the flush of a disabled archive."""

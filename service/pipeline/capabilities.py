@@ -1,6 +1,6 @@
 """The list CAPABILITIES: everything that a pipeline adds to its ticks, in order.
 
-Each entry may use the Setting and the capabilities before it.
+Each entry may use the CapabilityInputs and the capabilities before it.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ C = TypeVar("C", bound=Capability)
 
 @dataclass(frozen=True, slots=True)
 class CapabilityInputs:
-    """The objects of a pipeline that its capabilities need when they are made."""
+    """The objects of a pipeline from which its capabilities are made."""
 
     config: Config
     clock: Clock
@@ -85,7 +85,7 @@ def _make_run_model(at: CapabilityInputs) -> ServedRunModel:
 class Capabilities:
     """The capabilities of one pipeline, in order.
 
-    `capabilities[DemandForecasts]` returns the capability of that class.
+    `capabilities[DemandForecasts]` returns the capability of this class.
     """
 
     def __init__(self, setting: CapabilityInputs, makes: Sequence[Make] = CAPABILITIES) -> None:
@@ -101,18 +101,18 @@ class Capabilities:
     def __iter__(self) -> Iterator[Capability]:
         return iter(self._made.values())
 
-    def sections(self, tick: Tick) -> list[Section]:
+    def make_sections(self, tick: Tick) -> list[Section]:
         """Return the board sections of all capabilities, and the section with the fleet's metrics."""
-        sections = [section for each in self for section in each.sections(tick)]
-        return [*sections, Section("metrics.fleet", self.page(tick), tick.now_ms)]
+        sections = [section for each in self for section in each.make_sections(tick)]
+        return [*sections, Section("metrics.fleet", self.make_page(tick), tick.now_ms)]
 
-    def page(self, tick: Tick) -> bytes:
-        return b"".join([each.page(tick) for each in self])
+    def make_page(self, tick: Tick) -> bytes:
+        return b"".join([each.make_page(tick) for each in self])
 
     @contextlib.asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
+    async def freeze_state(self) -> AsyncIterator[None]:
         """Keep threads from changing the capabilities' saved state while the context is open."""
         async with contextlib.AsyncExitStack() as stack:
             for each in self:
-                await stack.enter_async_context(each.still())
+                await stack.enter_async_context(each.freeze_state())
             yield

@@ -1,4 +1,4 @@
-"""The base class of capabilities: a pipeline's tasks beyond ingesting batches and scoring nodes.
+"""The base class of capabilities: a pipeline's tasks besides applying batches and scoring nodes.
 
 `fleetcast.service.pipeline.capabilities` lists them.
 """
@@ -17,14 +17,14 @@ class Capability:
     A subclass overrides the methods that it needs.
     """
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
         """Return board sections. The pipeline calls this once a tick, in the thread that scores."""
         return ()
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         """Return metrics in Prometheus' text format.
 
-        The pipeline calls this after the `sections` of all capabilities, in the same thread.
+        The pipeline calls this after `make_sections` of all capabilities, in the same thread.
         """
         return b""
 
@@ -35,6 +35,6 @@ class Capability:
         """
 
     @contextlib.asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
+    async def freeze_state(self) -> AsyncIterator[None]:
         """Keep threads from changing this capability's saved state while the context is open."""
         yield

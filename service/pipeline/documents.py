@@ -1,6 +1,6 @@
 """The conversion of scores into the JSON rows that the API serves.
 
-Numbers are rounded to their significant digits. All functions are pure.
+Numbers are rounded to significant digits. All functions are pure.
 """
 
 import math
@@ -34,9 +34,10 @@ STATES: tuple[StateName, ...] = get_args(StateName)  # stale: stopped answering;
 
 
 def describe_missing_telemetry(ingestion: Ingestion) -> str | None:
-    """Describe why there is no telemetry, or return None if there is some.
+    """Explain why there is no telemetry. Returns None if there is some.
 
-    Either no exporter can be read, or no sample ever arrived and some records have unread names.
+    There are two reasons. Either no exporter can be read, or no sample ever arrived and some records have
+    names that are not read.
     """
     up, down = (ingestion.targets.get(state, 0) for state in ("up", "down"))
     if down and not up:
@@ -51,12 +52,12 @@ def describe_missing_telemetry(ingestion: Ingestion) -> str | None:
 
 
 def round_number(value: float, digits: int = 3) -> float | None:
-    """Round a value to `digits` digits for JSON. Returns None if it is unknown."""
+    """Round a value to `digits` significant digits for JSON. Returns None if it is unknown."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
 def round_probability(value: float) -> float | None:
-    """Round a probability to three significant digits, so that a base rate of 0.0002 is not zero.
+    """Round a probability to three significant digits, so that a base rate of 0.0002 does not become zero.
 
     Returns None if it is unknown.
     """
@@ -64,7 +65,7 @@ def round_probability(value: float) -> float | None:
 
 
 def find_flagged_nodes(risk: RiskScores, n: int) -> NDArray[np.bool_]:
-    """Return (n,) bool whether each node's recommended action is more than watching it."""
+    """Return for each node whether its recommended action is more than watching it: (n,) bool."""
     mask = np.zeros(n, bool)
     rows = [row for row, action in risk.actions.items() if action.code not in UNFLAGGED]
     mask[rows] = True
@@ -72,9 +73,9 @@ def find_flagged_nodes(risk: RiskScores, n: int) -> NDArray[np.bool_]:
 
 
 def find_answering_nodes(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np.int32], n: int) -> NDArray[np.float64]:
-    """Return (n,) float64: 1 if a node's exporters answer, 0 if they do not, NaN if none ever did.
+    """Return for each node whether its exporters answer: (n,) float64.
 
-    rows: (n, g) rows of `gpu`.
+    1 means that they do, 0 that they do not, NaN that none ever did. rows: (n, g) rows of `gpu`.
     """
     up = np.full(n, np.nan)
     if len(node.values):
@@ -91,10 +92,9 @@ def find_answering_nodes(node: FeatureFrame, gpu: FeatureFrame, rows: NDArray[np
 def compute_state_codes(
     node_state: NDArray[np.int8], flags: NDArray[np.bool_], up: NDArray[np.float64]
 ) -> NDArray[np.int8]:
-    """Return (n,) int8 the index of each node's state in STATES.
+    """Return the index of each node's state in STATES: (n,) int8.
 
-    node_state: (n,) NodeState. flags: (n,) flagged nodes. up: (n,) whether exporters answer, by
-    `find_answering_nodes`.
+    node_state: (n,) NodeState. flags: (n,) flagged nodes. up: (n,) the result of `find_answering_nodes`.
     """
     found = {
         "drained": node_state == NodeState.DRAINED,
@@ -117,9 +117,9 @@ def make_risk_rows(values: NDArray[np.float64]) -> list[NodeRisk]:
 
 
 def encode_risk_rows(risk: RiskScores) -> list[Sequence[NodeRisk]]:
-    """Return the encoded risk rows of every node, as `make_risk_rows` makes them.
+    """Encode the risk rows of every node, as `make_risk_rows` makes them.
 
-    Most nodes have the same rows, so each distinct set is encoded once.
+    Most nodes have the same rows, so each distinct set of rows is encoded once.
     """
     made: dict[bytes, Sequence[NodeRisk]] = {}
     answer = []
@@ -149,7 +149,7 @@ def make_gpu_answers(
     jobs: Sequence[str],
     use: NDArray[np.int8],
 ) -> list[list[GpuAnswer]]:
-    """Return the list of GPUs of each node, as the API shows them.
+    """Return the list of GPUs of each node, in the form that the API shows.
 
     rows: (n, g) rows of `gpu`, -1 if telemetry never reported the GPU. gpus: (n,) number of GPUs.
     holder: (n, g) index into `jobs`. use: (n, g) Occupant.
@@ -198,7 +198,7 @@ MOST_SHARE = 1.05  # a little above 1 by the clocks; further above only when a C
 
 
 def make_host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | None]:
-    """Return one entry for each of n nodes: its host's readings, or None if nothing is known.
+    """Return the host readings of each of n nodes. None means that nothing is known about a host.
 
     Values have four significant digits.
     """
@@ -215,7 +215,7 @@ def make_host_answers(node: FeatureFrame | None, n: int) -> list[HostAnswer | No
 
 
 def encode_ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[StateName]) -> list[bytes]:
-    """Return the encoded row of each node in `/v1/risk/nodes`, without its probabilities.
+    """Encode the row of each node in `/v1/risk/nodes`, without its probabilities.
 
     The API adds the probabilities when it ranks the nodes.
     """
@@ -237,7 +237,7 @@ def encode_ranking_rows(risk: RiskScores, topology: Topology, states: Sequence[S
 
 
 def list_node_domains(topology: Topology, level: Level) -> list[str | None]:
-    """Return the name of each node's domain at a level, None if no source placed the node."""
+    """Return the name of each node's domain at a level. None means that no source placed the node."""
     names = topology.domain_names[level]
     return [names[index] if index >= 0 else None for index in topology.domain[level].tolist()]
 
@@ -245,9 +245,9 @@ def list_node_domains(topology: Topology, level: Level) -> list[str | None]:
 def make_job_row(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], slow: bool, issued: IssuedRunTime | None = None
 ) -> JobRow:
-    """Return one row of `/v1/jobs`.
+    """Make one row of `/v1/jobs`.
 
-    If the job has no forecast, its remaining time is that of past jobs of its size.
+    If the job has no forecast, its remaining time is the one of past jobs of its size.
     """
     left = estimate_remaining_time(attempt, now_ms, durations, issued) if attempt.state == "running" else None
     submission = attempt.submission
@@ -274,7 +274,7 @@ def make_job_row(
 def estimate_remaining_time(
     attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any], issued: IssuedRunTime | None
 ) -> RemainingTime | None:
-    """Return the remaining time of a running attempt by its forecast, else by past jobs of its size.
+    """Return the remaining time of a running attempt, from its forecast or else from past jobs of its size.
 
     Returns None if neither is known.
     """
@@ -284,7 +284,7 @@ def estimate_remaining_time(
 def make_job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) -> JobDetail:
     """Return the fields that `/v1/jobs/{id}` adds to a job's row.
 
-    They are the placement, the phase, the forecast at submission and the last events.
+    They are the placement, the phase, the forecast at submission, and the last events.
     """
     run_s = issued.quantiles if issued else None
     return JobDetail(
@@ -301,7 +301,7 @@ def make_job_detail(attempt: JobAttempt, issued: IssuedRunTime | None = None) ->
 
 
 def read_asked_resources(attempt: JobAttempt) -> Asks:
-    """Return the resources that the job's submission asks for, or empty Asks without a submission."""
+    """Return the resources that the job's submission requests. Returns empty Asks without a submission."""
     spec = attempt.submission
     if spec is None:
         return Asks()
@@ -313,10 +313,10 @@ def read_asked_resources(attempt: JobAttempt) -> Asks:
 
 
 def estimate_by_past_jobs(attempt: JobAttempt, now_ms: int, durations: Mapping[str, Any]) -> RemainingTime | None:
-    """Return p50 and p90 of the remaining seconds, by the run times of finished jobs of this size.
+    """Return p50 and p90 of the remaining seconds, from the run times of finished jobs of this size.
 
-    A job that has run longer than a quantile gets as much time again as it has run. Returns None if no
-    such job has finished, or if this one has not started.
+    If the job has run longer than a quantile, this quantile is as much time again as it has run. Returns None
+    if no such job has finished, or if this job has not started.
     """
     by_gpus = durations.get("by_gpus")
     known = (by_gpus.get(str(attempt.gpus)) if by_gpus else None) or durations.get("all")

@@ -1,7 +1,7 @@
-"""Metrics of the fleet for Prometheus, the board section `metrics.fleet`.
+"""Metrics of the fleet for Prometheus, in the board section `metrics.fleet`.
 
-They are in base units and fleet time. Totals are complete. A limited number of single entities have
-series of their own: the flagged and riskiest nodes, the largest queues, and the largest slow jobs.
+They are in base units and fleet time. Totals are complete. A limited number of entities have their own
+series: the flagged and riskiest nodes, the largest queues, and the largest slow jobs.
 `fleetcast_metrics_left_out` counts the others.
 """
 
@@ -112,7 +112,7 @@ def _add_usage_metrics(page: Page, tick: Tick, running: NDArray[np.bool_]) -> No
 
 
 def choose_shown_nodes(tick: Tick) -> NDArray[np.intp]:
-    """Return (k,) the rows of nodes with their own series: flagged ones first, then the riskiest."""
+    """Return the rows of nodes with their own series, flagged ones first, then the riskiest: (k,)."""
     worst = np.nan_to_num(tick.fleet.risk.values[:, 0, :], nan=-1.0).max(axis=0)
     return np.lexsort((-worst, ~tick.flagged))[:NODES_SHOWN]
 
@@ -163,7 +163,7 @@ def _add_node_metrics(page: Page, tick: Tick, shown: NDArray[np.intp]) -> None:
 
 
 def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[str, list[int]]:
-    """Return node → indices of the running attempts that hold GPUs there."""
+    """Return node → indices of the running attempts that hold GPUs on it."""
     found: dict[str, list[int]] = defaultdict(list)
     for number, held in enumerate(held_by_node):
         for node in held:
@@ -174,7 +174,7 @@ def _group_holders_by_node(held_by_node: Sequence[Mapping[str, int]]) -> dict[st
 def _make_flag_labels(tick: Tick, row: int, name: str) -> dict[str, str]:
     """Return the labels of a flagged node.
 
-    They name its oldest hard reason, because a change of labels would start a second alert.
+    They name the oldest hard reason of the node, because a change of labels would start a second alert.
     """
     reasons = tick.fleet.risk.reasons.get(row, ())
     hard = [reason for reason in reasons if isinstance(reason, HardReason)]
@@ -211,7 +211,7 @@ def _add_gpu_metrics(page: Page, tick: Tick, shown: NDArray[np.intp], gpus: Mapp
 
 
 def _add_queues(page: Page, tick: Tick) -> int:
-    """Add the metrics of queues, and return how many queues are summed as "other"."""
+    """Add the metrics of queues. Returns how many queues are summed as "other"."""
     loads = {"running": _compute_running_loads(tick)}
     for state, attempts in (("promised", tick.open.promised), ("queued", tick.open.waiting)):
         loads[state] = _sum_queue_loads(attempts, [count_wanted_milli(row, tick.node_gpus) for row in attempts])
@@ -292,7 +292,7 @@ def _make_quantile_rows(labels: Mapping[str, str], values: Sequence[float]) -> l
 
 
 def _add_slow_jobs(page: Page, tick: Tick) -> int:
-    """Add the slow jobs, and return how many of them have no series of their own."""
+    """Add the metrics of slow jobs. Returns how many slow jobs have no series of their own."""
     slow_jobs = {job: body for job, body in tick.fleet.stragglers.items() if body.get("slow")}
     running = [row for row in tick.events.running if row.job in slow_jobs]
     gpus = {row.job: tick.sizes.get((row.job, row.attempt), row.gpus) for row in running}

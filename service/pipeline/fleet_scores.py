@@ -1,6 +1,6 @@
 """The published scores of the whole fleet.
 
-They are risk, occupancy, jobs, the topology, and the pipeline's report on itself.
+They are risk, occupancy, jobs and the topology, and the pipeline's report on itself.
 """
 
 from dataclasses import replace
@@ -29,12 +29,12 @@ from fleetcast.service.pipeline.unknown_use import UnknownUse
 
 
 class FleetScores(Capability):
-    """The capability that publishes a tick's scores, and the topology whenever it has changed."""
+    """The capability that publishes a tick's scores. It also publishes the topology after each change."""
 
     def __init__(self) -> None:
         self._generation = -1
 
-    def sections(self, tick: Tick) -> list[Section]:
+    def make_sections(self, tick: Tick) -> list[Section]:
         found = make_score_sections(tick)
         if tick.topology.generation != self._generation:
             found += make_topology_sections(tick.topology, tick.now_ms)
@@ -43,7 +43,7 @@ class FleetScores(Capability):
         documents = {"meta": meta, "doc.ingestion": tick.ingestion, "doc.fleet": make_fleet_document(tick)}
         return [*found, *(Section(name, encode(body), tick.now_ms) for name, body in documents.items())]
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return make_fleet_page(tick) + make_site_page(tick)
 
 

@@ -1,4 +1,4 @@
-"""The state of each GPU, computed in one place for `/v1/fleet` and `/metrics`."""
+"""The state of each GPU, computed in one place for both `/v1/fleet` and `/metrics`."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,10 +9,10 @@ from fleetcast.service.pipeline.tick import Tick
 
 
 def compute_gpu_states(tick: Tick) -> dict[str, NDArray[np.bool_]]:
-    """Return state → (n, g) mask of the GPUs in it. Every GPU that exists is in exactly one state.
+    """Return state → mask of the GPUs in this state: (n, g). Every GPU that exists is in exactly one state.
 
-    A GPU that has vanished from its exporter's page is `unusable`, unless it is held by a job, promised to
-    a request or at work.
+    A GPU that has vanished from its exporter's page is `unusable`, unless a job holds it, it is promised to a
+    request, or it is busy.
     """
     use, usable = tick.gpu_use, tick.usable
     nothing = tick.gpu_exists & ~np.isin(use, (Occupant.JOB, Occupant.UNKNOWN, Occupant.PROMISE))

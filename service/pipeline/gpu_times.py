@@ -1,4 +1,4 @@
-"""GPU time of running attempts: the GPU-seconds that telemetry observed, and how many of them were busy."""
+"""The GPU time of running attempts: GPU-seconds that telemetry observed, and how many of them were busy."""
 
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
@@ -26,9 +26,9 @@ Key = tuple[str, int]
 
 
 class GpuTimes(Capability, Stateful):
-    """The GPU time of attempts that run or ended lately, summed over the ticks.
+    """The GPU time of attempts that run or ended recently, summed over the ticks.
 
-    `sections`, `dump` and `shift_times` must not run at the same time.
+    `make_sections`, `dump` and `shift_times` must not run at the same time.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class GpuTimes(Capability, Stateful):
         self._last_ms: int | None = None
         self._shown: Set[Key] = frozenset()
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
         seen = tick.occupancy.holder.copy()
         parts = tick.occupancy.parts
         seen[parts[:, 1], parts[:, 2]] = -1  # of a GPU that several share nobody can tell whose work it is
@@ -62,7 +62,7 @@ class GpuTimes(Capability, Stateful):
     ) -> None:
         """Add the GPU time since the last tick to each running attempt.
 
-        A GPU at 30 % for one second adds 0.3 GPU-seconds to USED and 1 to SEEN.
+        A GPU that is 30 % busy for one second adds 0.3 GPU-seconds to USED and 1 to SEEN.
         holder: (n, g) index into `running`, -1 if none. busy: (n, g) 0 to 1, NaN if unknown. places: the places
         of `running`. It may stay the same object only while no attempt starts, ends or moves.
         """
@@ -83,7 +83,7 @@ class GpuTimes(Capability, Stateful):
         self._gpu_s[self._rows_of_running] += np.stack([work * passed_s, gpus * passed_s], axis=1)
 
     def _find_rows(self, running: Sequence[JobAttempt]) -> NDArray[np.intp]:
-        """Return (running,) the row of each attempt. A new attempt, or one on other GPUs, starts at zero."""
+        """Return the row of each running attempt: (running,). A new or moved attempt starts at zero."""
         rows = [self._rows.setdefault((attempt.job, attempt.attempt), len(self._rows)) for attempt in running]
         fresh = len(self._rows) - len(self._placed_ms)
         self._placed_ms += [None] * fresh
@@ -96,7 +96,7 @@ class GpuTimes(Capability, Stateful):
     def _drop_unlisted_attempts(self, shown: Set[Key]) -> None:
         """Drop all attempts that are not in `shown`.
 
-        If `shown` is the same object as at the last call, nothing is done.
+        If `shown` is the same object as at the last call, do nothing.
         """
         if shown is self._shown:
             return
@@ -119,7 +119,7 @@ class GpuTimes(Capability, Stateful):
     def load(self, about: Sequence[Any], arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the result of `dump` into an empty object.
 
-        Raises msgspec.ValidationError if it is not valid.
+        Raises msgspec.ValidationError if it is invalid.
         """
         rows = msgspec.convert(about, list[tuple[str, int, int | None, float, float]])
         self._rows = {(job, attempt): row for row, (job, attempt, *_) in enumerate(rows)}
@@ -127,12 +127,12 @@ class GpuTimes(Capability, Stateful):
         self._gpu_s = np.array([gpu_s for *_, used, seen in rows for gpu_s in (used, seen)]).reshape(-1, 2)
 
     def shift_times(self, by_ms: int) -> None:
-        """Discard the time of the last tick, because the clock was set and the time since then is unknown."""
+        """Forget when the last tick was. The clock was set, so the time since then is unknown."""
         self._last_ms = None
 
 
 def round_to_two_digits(values: NDArray[np.float64]) -> list[float]:
-    """Round each value to two digits, exactly as `round` does but three times as fast.
+    """Round each value to two decimal places, as `round` does but three times as fast.
 
     >>> round_to_two_digits(np.array([2.675, 0.125, 1e17]))
     [2.67, 0.12, 1e+17]

@@ -2,8 +2,8 @@
 
     next() raises a forbidden error ── counted, logged once ── wait 1 s, 2 s, … 60 s ── make it again ── seek ── next()
 
-The new source continues at the last recorded position. Batches after that position arrive twice,
-which changes nothing.
+The new source continues at the last recorded position. Batches after this position arrive twice, which
+changes nothing.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ Makers = Callable[[Entities], Sequence[Source]]
 
 
 def guard_sources(make_all: Makers, entities: Entities) -> "list[GuardedSource]":
-    """Make all sources and return them guarded. A failed source is made again.
+    """Make all sources, and return them guarded. A source that fails later is made again.
 
     An error while they are first made is a configuration error, so this function raises it.
     """
@@ -51,9 +51,9 @@ def guard_sources(make_all: Makers, entities: Entities) -> "list[GuardedSource]"
 
 
 async def read_batches(source: "GuardedSource", room: Callable[[], Awaitable[None]]) -> AsyncIterator[Batch]:
-    """Yield all batches of a source until its end, awaiting `room` before each.
+    """Yield all batches of a source until its end. Await `room` before each batch.
 
-    While the source cannot be reached, this retries and logs each new reason once.
+    While the source is unreachable, retry, and log each new reason once.
     """
     trouble = ""
     while True:
@@ -76,14 +76,14 @@ async def read_batches(source: "GuardedSource", room: Callable[[], Awaitable[Non
 
 
 def merge_gpu_models(sources: "Sequence[GuardedSource]") -> dict[str, str]:
-    """Return node → GPU model as the sources report it."""
+    """Return node → the GPU model that the sources report."""
     return {node: model for source in sources for node, model in source.models().items()}
 
 
 def merge_source_nodes(sources: "Sequence[GuardedSource]") -> dict[str, NodeSpec]:
-    """Return node → NodeSpec as the sources report it.
+    """Return node → the NodeSpec that the sources report.
 
-    For each fact, the first source that reports it wins.
+    If several sources report a fact, the first one wins.
     """
     found: dict[str, NodeSpec] = {}
     for source in sources:
@@ -101,11 +101,11 @@ def merge_bound_gpus(sources: "Sequence[GuardedSource]") -> dict[str, Mapping[st
 
 
 async def wait_for_backlog(sources: "Sequence[GuardedSource]", held_up: Callable[[], bool]) -> None:
-    """Wait until the records on disk are folded. Otherwise GPUs of their jobs would look free at first.
+    """Wait until the records on disk are applied. Otherwise, GPUs of their jobs would look free at first.
 
-    Stops waiting if the backlog no longer shrinks, for instance because of a torn tail or fast senders.
-    While the archive delays the sources, a backlog that does not shrink is no reason to stop.
-    held_up: returns whether the archive delays them.
+    Stop waiting if the backlog no longer shrinks, for example because of a torn tail or fast senders. While
+    the archive delays the sources, continue to wait.
+    held_up: returns whether the archive delays the sources.
     """
     left, polls = _sum_backlog_bytes(sources), 0  # not seconds: a process that was stopped has read nothing meanwhile
     while left and polls < CATCH_UP_POLLS:
@@ -116,12 +116,12 @@ async def wait_for_backlog(sources: "Sequence[GuardedSource]", held_up: Callable
 
 
 def _sum_backlog_bytes(sources: "Sequence[GuardedSource]") -> int:
-    """Return the bytes on disk that the sources have not read yet."""
+    """Return how many bytes on disk the sources have not read yet."""
     return sum(source.backlog_bytes() for source in sources)
 
 
 def describe_unreadable_inbox(sources: "Sequence[GuardedSource]") -> str:
-    """Describe why the inbox is unreadable. Return "" if it is readable.
+    """Describe why the inbox is unreadable. Returns "" if it is readable.
 
     While it is unreadable, unknown jobs may run.
     """
@@ -130,13 +130,12 @@ def describe_unreadable_inbox(sources: "Sequence[GuardedSource]") -> str:
 
 
 class GuardedSource:
-    """A source whose only error is SourceError, after which the pipeline waits and retries."""
+    """A source that raises only SourceError. After this error, the pipeline waits and retries."""
 
     def __init__(self, source: Source, make: Callable[[], Source], now_s: Callable[[], float] = time.monotonic) -> None:
         """Wrap a source.
 
-        `make` makes the source again, in its state before its first `next`. `now_s` is a monotonic wall
-        clock.
+        `make` makes the source again, as it was before its first `next`. `now_s` is a monotonic wall clock.
         """
         self.name = source.name
         self.errors = 0
@@ -166,7 +165,7 @@ class GuardedSource:
     async def next(self) -> Batch:
         """Return the next batch.
 
-        Raises SourceError while the source is unreachable or broken, StopAsyncIteration at its end.
+        Raises SourceError while the source is unreachable or broken. Raises StopAsyncIteration at its end.
         """
         try:
             if self._broken:
@@ -188,13 +187,13 @@ class GuardedSource:
         return batch
 
     def describe_trouble(self) -> str:
-        """Describe what is wrong while the source is broken, and shortly afterwards. Otherwise return ""."""
+        """Describe what is wrong while the source is broken, and shortly afterwards. Returns "" otherwise."""
         if not self._broken and self._now_s() >= self._started_s + SETTLES_S:
             return ""
         return f"the source {self.name} fails ({self.last_error}), {self.errors} errors so far; it is started again"
 
     def position(self) -> dict[str, Any]:
-        """Return the source's position. While it is broken, return the position from which it will restart."""
+        """Return the source's position. While it is broken, return the position at which it will restart."""
         noted = (
             None if self._broken else self._call_source("position()", lambda: _encode_position(self._source.position()))
         )
@@ -235,13 +234,16 @@ class GuardedSource:
         return self._models
 
     def nodes(self) -> Mapping[str, NodeSpec]:
-        """Return node → NodeSpec as the source reports it. While the source fails, return its last answer."""
+        """Return node → the NodeSpec that the source reports. While the source fails, return its last answer."""
         stated = self._call_source("nodes()", lambda: _check_nodes(self._source.nodes()))
         self._nodes = self._nodes if stated is None else stated
         return self._nodes
 
     def bound(self) -> Mapping[str, Mapping[str, int]]:
-        """Return job → node → GPUs held before the start. While the source fails, return its last answer."""
+        """Return job → node → GPUs that the job holds before its start.
+
+        While the source fails, return its last answer.
+        """
         stated = self._call_source("bound()", lambda: msgspec.convert(self._source.bound(), dict[str, dict[str, int]]))
         self._bound = self._bound if stated is None else stated
         return self._bound
@@ -284,7 +286,7 @@ class GuardedSource:
     def _mark_broken(self, error: BaseException) -> SourceError:
         """Mark the source as broken, and return the SourceError to raise.
 
-        A minute without an error resets the back-off.
+        After a minute without an error, the back-off starts again at its shortest wait.
         """
         self._record_error("next()", error)
         now_s = self._now_s()
@@ -294,7 +296,7 @@ class GuardedSource:
         return SourceError(f"fails ({self.last_error})", self._back_off_s)
 
     def _record_error(self, where: str, error: BaseException) -> None:
-        """Count an error. Log the traceback if the error differs from the last one.
+        """Count an error. If it differs from the last one, log its traceback.
 
         Every client may read `last_error` at `/readyz`, so secrets are redacted.
         """
@@ -306,7 +308,7 @@ class GuardedSource:
 
 
 def _is_task_cancelled() -> bool:
-    """Return whether this task itself is being cancelled, rather than a task that the source awaits."""
+    """Return whether this task is being cancelled, and not only a task that the source awaits."""
     task = asyncio.current_task()
     return task is None or task.cancelling() > 0
 
@@ -324,13 +326,13 @@ def _encode_position(position: Any) -> bytes:
 
 
 def _check_nodes(answer: Any) -> Mapping[str, NodeSpec]:
-    """Return a source's answer if it maps names to NodeSpec. Raises TypeError otherwise."""
+    """Check that a source's answer maps names to NodeSpec, and return it. Raises TypeError if it does not."""
     if not isinstance(answer, Mapping) or not all(isinstance(spec, NodeSpec) for spec in answer.values()):
         raise TypeError(f"nodes() gave {type(answer).__name__}, expected a mapping of names to NodeSpec")
     return answer
 
 
 def _convert_health_rows(name: str, answer: Any) -> list[SourceHealth]:
-    """Convert a source's health answer to rows of the ingestion document. Raises TypeError or ValueError."""
+    """Convert a source's health answer into rows of the ingestion document. Raises TypeError or ValueError."""
     rows = [{"name": name, **row} for row in (answer if isinstance(answer, list) else [answer])]
     return list(msgspec.json.decode(msgspec.json.encode(rows)))

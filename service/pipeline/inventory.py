@@ -1,4 +1,4 @@
-"""The topology of the fleet, made from files, from schedulers, and from the GPUs that exporters count."""
+"""The topology of the fleet, made from files, schedulers, and the GPUs that exporters count."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -15,7 +15,7 @@ from fleetcast.ingest.topology.load import merge_specs
 class FleetInventory:
     """The maker of each generation of the topology.
 
-    Files win over schedulers. The number of GPUs that exporters count wins if it is larger.
+    Facts from files override facts from schedulers. If exporters count more GPUs, their number wins.
     faults: the errors for nodes that could not be registered. The caller removes them.
     """
 
@@ -35,7 +35,7 @@ class FleetInventory:
     ) -> Topology:
         """Return the next generation of the topology, or `before` if nothing has changed.
 
-        Registers nodes with GPUs that schedulers report. models: node → GPU model. gpus: node → GPUs that
+        This registers nodes with GPUs that schedulers report. models: node → GPU model. gpus: node → GPUs that
         other pipelines counted. stated: node → NodeSpec from the schedulers.
         """
         stated, gpus = stated or {}, gpus or {}
@@ -64,9 +64,10 @@ class FleetInventory:
     def _register_other_names(self) -> None:
         """Register the host names and addresses that schedulers report as aliases of their nodes.
 
-        Nodes of two sources that share a name are one machine. A topology file decides the machine's name. If
-        there is none, a scheduler whose pods run the other scheduler's nodes decides. Otherwise the first source
-        does. A name that would be an alias of two machines is an alias of neither.
+        If nodes of two sources share a name, they are one machine. A topology file decides the machine's name.
+        Without a file, one scheduler may have pods that run the nodes of the other. Then the scheduler with the
+        pods decides. Otherwise, the first source decides. A name that would be an alias of two machines becomes
+        an alias of neither.
         """
         found: dict[str, str] = {}
         claims: dict[str, tuple[str, str]] = {}  # name → the fleet's name of the node that has it, and its source
@@ -86,7 +87,7 @@ class FleetInventory:
     def _may_be_other_name(self, name: str, spec: NodeSpec) -> bool:
         """Return whether a name may be an alias of this node.
 
-        It must not be a loopback name, and no other node of the same source may have it.
+        A loopback name may not. A name that another node of the same source has may not either.
         """
         return not is_local_name(name) and (name not in self._stated or self._stated[name].source != spec.source)
 
@@ -104,10 +105,10 @@ class FleetInventory:
 
 
 def merge_node_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
-    """Merge two schedulers' facts about one machine.
+    """Merge the facts of two schedulers about one machine.
 
-    The merged node lends no GPUs. If one scheduler's nodes run in pods of the other, the first one reports
-    the jobs in these pods.
+    The merged node lends no GPUs. If pods of one scheduler run the nodes of the other, the other scheduler
+    reports the jobs in these pods.
     """
     return replace(merge_specs(one, other), lent_gpus=0)
 
@@ -115,7 +116,7 @@ def merge_node_specs(one: NodeSpec, other: NodeSpec) -> NodeSpec:
 def _merge_node_facts(name: str, file: NodeSpec | None, stated: NodeSpec | None) -> NodeSpec:
     """Merge the facts about a node from a topology file and from schedulers.
 
-    name: the fleet's name for it.
+    name: the name of the node in the fleet.
     """
     found = NodeSpec(name) if stated is None else replace(stated, name=name)
     return found if file is None else merge_specs(file, found)

@@ -3,8 +3,8 @@
     000001.jobs …   magic, crc32 and length of the rest, then msgpack rows (job, at rest, its attempts).
                     The newest row of a job wins
 
-So a save writes only the jobs of the last minute, not those of 35 days. After SEGMENTS files, or
-after a failed save, one file has every job.
+A save writes only the jobs of the last minute, not those of 35 days. After SEGMENTS files, or after a
+failed save, one file gets every job.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class _JobRow(msgspec.Struct, array_like=True):
     """One job in a file.
 
-    `attempts`: the result of `encode_job`. For a job at rest, these are the bytes that the table holds.
+    `attempts`: the result of `encode_job`. For a job at rest, these are the bytes in the job table.
     """
 
     job: str
@@ -47,7 +47,7 @@ class JobFiles:
         self._files: list[Path] = []  # of the last save; empty: the next one writes everything
 
     def prepare_save(self, jobs: JobTable, folder: Path, becomes: Path) -> Callable[[], list[str]]:
-        """Copy the changes for the next save. Return a function that writes them and returns the file names.
+        """Copy the changes for the next save. Returns a function that writes them and returns the file names.
 
         The function may run in any thread. If it raises OSError, the next save writes everything.
         `becomes`: the path to which the caller will move the folder.
@@ -79,7 +79,7 @@ class JobFiles:
 
 
 def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
-    """Write encoded rows to a file as one msgpack array, one after another, then fsync.
+    """Write encoded rows to a file as one msgpack array, then fsync the file.
 
     The header before the array reveals a torn file.
     """
@@ -98,8 +98,8 @@ def _write_rows(path: Path, rows: Iterator[bytes], count: int) -> None:
 def read_jobs(folder: Path, names: Iterable[str], jobs: JobTable, is_old: bool = False) -> None:
     """Load saved jobs into an empty table.
 
-    is_old: the attempts have the names of `old_names`. Raises ValueError for a torn file, OSError, or one of
-    msgspec's errors.
+    is_old: the attempts have the names in `old_names`. Raises ValueError for a torn file, OSError, or an
+    error of msgspec.
     """
     awake: dict[str, bytes] = {}
     for name in names:

@@ -1,7 +1,7 @@
 """Prometheus metrics of jobs: gang risk, checkpoints, load peaks, and idle jobs.
 
-The page is made once in MADE_EVERY_MS. Each tick renews the checkpoint intervals of at most RENEWED
-jobs, in turn. The worst rows of each kind have series (GANGS_SHOWN, ROWS_SHOWN).
+The page is made once in MADE_EVERY_MS. Each tick renews the checkpoint intervals of at most RENEWED jobs,
+in turn. The worst rows of each kind have series (GANGS_SHOWN, ROWS_SHOWN).
 `fleetcast_job_metrics_left_out` counts the others.
 """
 
@@ -40,8 +40,8 @@ PrintOf = Callable[[JobAttempt], Fingerprint | None]
 class CheckpointInterval(NamedTuple):
     """The interval between a job's checkpoints, compared with the best one.
 
-    ratio: the interval divided by the best one. lost: the share of the job's time that is lost by not
-    using the best one.
+    ratio: the interval divided by the best one. lost: the share of the job's time that is lost because the
+    interval is not the best one.
     """
 
     ratio: float
@@ -57,10 +57,9 @@ class JobMetrics:
         self._intervals = RenewedIntervals()
 
     def renew_page(self, tick: Tick, sections: Iterable[Section], print_of: PrintOf) -> bytes:
-        """Renew the page of job metrics if that is due, and return it.
+        """Return the page of job metrics. Renew it first if that is due.
 
-        sections: the latest sections of the fingerprints. print_of: returns the fingerprint of a job, or
-        None.
+        sections: the latest sections of the fingerprints. print_of: returns the fingerprint of a job, or None.
         """
         self._intervals.renew(tick, print_of)
         if self._made_ms is None or not 0 <= tick.now_ms - self._made_ms < MADE_EVERY_MS:
@@ -73,7 +72,7 @@ class JobMetrics:
 class RenewedIntervals:
     """The checkpoint intervals of the running jobs, renewed in turn.
 
-    `of`: attempt -> its interval compared with the best one, when it was last renewed.
+    `of`: attempt → its interval compared with the best one, from its last renewal.
     """
 
     def __init__(self) -> None:
@@ -81,7 +80,7 @@ class RenewedIntervals:
         self._turn: Iterator[JobAttempt] = iter(())
 
     def renew(self, tick: Tick, print_of: PrintOf) -> None:
-        """Renew the next RENEWED jobs whose fingerprints have a checkpoint interval and cost.
+        """Renew the next RENEWED jobs whose fingerprints have a checkpoint interval and a checkpoint cost.
 
         Each call examines at most EXAMINED jobs.
         """
@@ -97,7 +96,7 @@ class RenewedIntervals:
         self._turn = iter(tick.events.running)
 
     def _renew_interval(self, attempt: JobAttempt, tick: Tick, seen: Fingerprint | None) -> bool:
-        """Renew the interval of one attempt. Return whether a gang risk was computed.
+        """Renew the interval of one attempt. Returns whether a gang risk was computed.
 
         Without a fingerprint, the last interval stays.
         """
@@ -120,7 +119,7 @@ class RenewedIntervals:
 def make_job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[Attempt, CheckpointInterval]) -> bytes:
     """Make the page of job metrics.
 
-    documents: the decoded documents, by the names in READ. Any of them may be missing.
+    documents: the decoded documents by name (READ). Any of them may be missing.
     """
     page = Page()
     left = {
@@ -135,7 +134,7 @@ def make_job_page(tick: Tick, documents: Mapping[str, Any], intervals: Mapping[A
 
 
 def _add_gang_metrics(page: Page, tick: Tick) -> int:
-    """Add the metrics of gangs, and return how many gangs are left out."""
+    """Add the metrics of gangs. Returns how many gangs are left out."""
     gangs = [attempt for attempt in tick.events.running if len(attempt.hosts) > 1]
     shown = _sort_by_risk(gangs, tick)[:GANGS_SHOWN]
     found = [(attempt, *_find_interruption_risk(attempt, tick)) for attempt in shown]
@@ -153,7 +152,7 @@ def _add_gang_metrics(page: Page, tick: Tick) -> int:
 def _sort_by_risk(gangs: Sequence[JobAttempt], tick: Tick) -> list[JobAttempt]:
     """Sort gangs by the sum of their members' hazards within an hour, the highest first.
 
-    Of gangs with equal sums, the larger one comes first.
+    If the sums are equal, the larger gang comes first.
     """
     values = tick.fleet.risk.values
     hazard = interpolate_hazard(
@@ -192,7 +191,7 @@ def _compute_gang_risk(members: Sequence[str], tick: Tick, duration_s: float) ->
 
 
 def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, CheckpointInterval]) -> int:
-    """Add each known checkpoint interval compared with the best one, and return how many are left out."""
+    """Add each known checkpoint interval compared with the best one. Returns how many are left out."""
     known = [(attempt.job, intervals.get((attempt.job, attempt.attempt))) for attempt in tick.events.running]
     found = [(interval.lost, interval.ratio, job) for job, interval in known if interval is not None]
     shown = sorted(found, reverse=True)[:ROWS_SHOWN]
@@ -210,7 +209,7 @@ def _add_checkpoint_metrics(page: Page, tick: Tick, intervals: Mapping[Attempt, 
 
 
 def _add_idle_jobs(page: Page, uses: Rows) -> int:
-    """Add the metrics of idle jobs, and return how many jobs are left out."""
+    """Add the metrics of idle jobs. Returns how many idle jobs are left out."""
     gpus = dict.fromkeys(VERDICTS, 0)
     for row in uses:
         gpus[row["verdict"] if row["verdict"] in gpus else "unknown"] += row["gpus"]
@@ -235,7 +234,7 @@ def _add_idle_jobs(page: Page, uses: Rows) -> int:
 
 
 def _add_load_peaks(page: Page, spikes: Rows) -> int:
-    """Add the metrics of load peaks, and return how many peaks are left out.
+    """Add the metrics of load peaks. Returns how many peaks are left out.
 
     A peak without a known capacity has no ratio.
     """

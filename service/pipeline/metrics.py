@@ -22,8 +22,7 @@ from fleetcast.service.pipeline.tick import Tick
 class PipelineMetrics:
     """The times of ticks, the rates, and the lag of a pipeline.
 
-    The lag is the wall-clock time from a batch's arrival until a board with that batch is published, in
-    ms.
+    The lag is the wall-clock time from a batch's arrival until a board with this batch is published, in ms.
     """
 
     def __init__(self) -> None:
@@ -39,7 +38,7 @@ class PipelineMetrics:
     def pop_arrivals(self) -> list[float]:
         """Return the arrival times of batches since the last call, and clear them.
 
-        The tick that folds these batches passes them to `record_tick`.
+        The tick that includes these batches passes the times to `record_tick`.
         """
         arrived, self._arrived = self._arrived, []
         return arrived
@@ -78,7 +77,7 @@ class PipelineMetrics:
 
 
 class Rates:
-    """The rates of samples and events per fleet second, over about the last minute."""
+    """The rates of samples and events in each fleet second, over about the last minute."""
 
     def __init__(self) -> None:
         self._points: deque[tuple[int, int, int]] = deque()
@@ -99,14 +98,14 @@ class Rates:
 
 
 class PipelinePage(Capability):
-    """The metrics page of the pipeline's process: CPU and memory, its backlog in the inbox, and its disk."""
+    """The metrics page of the pipeline process: CPU, memory, inbox backlog, and disk."""
 
     def __init__(self, folder: Path, sources: Sequence[GuardedSource]) -> None:
         self._folder, self._sources = folder, sources
         self._registry = CollectorRegistry()
         ProcessCollector(namespace="fleetcast_pipeline", registry=self._registry)
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         page = Page()
         backlog_bytes = sum(source.backlog_bytes() for source in self._sources if source.name == InboxSource.name)
         page.add_number(
@@ -123,7 +122,7 @@ class PipelinePage(Capability):
     def _find_newest_snapshot_s(self) -> float | None:
         """Return when the newest snapshot was finished, in Unix seconds, or None without a snapshot.
 
-        A thread may write and delete snapshots at the same time.
+        A thread may write and delete snapshots meanwhile.
         """
         times = []
         for path in (self._folder / "snapshot").glob("[0-9]*/state.arrays"):
@@ -141,9 +140,9 @@ def compute_percentiles(values: Sequence[float] | deque[float]) -> Quantiles:
 
 
 def _sum_target_counts(rows: Sequence[Mapping[str, object]], key: str) -> int:
-    """Return the sum of one count of targets over all rows. key: the name of the count.
+    """Return the sum of a count of targets over all rows. key: the name of the count.
 
-    A source that is a plugin may put anything there, so values that are not numbers are skipped.
+    A plugin may put any value there, so values that are not numbers are skipped.
     """
     counts = [row.get(key) for row in rows]
     return sum(int(count) for count in counts if isinstance(count, int | float))

@@ -1,4 +1,4 @@
-"""The comparison of the serving models' recent accuracy with their cards.
+"""The comparison of the recent accuracy of models in use with their model cards.
 
 It reports which models should be fitted again (`fleetcast train demand --if-drift`).
 """
@@ -31,9 +31,10 @@ BANDED = ("demand", "duration")
 
 
 class ModelMonitor:
-    """A monitor of the serving models' drift.
+    """A monitor of the drift of the models in use.
 
-    It polls the registry at each review, and reads a card when another version serves.
+    It polls the registry at each review. When another version comes into use, it reads the card of this
+    version.
     """
 
     def __init__(self, registry: Registry, limits: DriftLimits) -> None:
@@ -57,11 +58,11 @@ class ModelMonitor:
         risk_shadow: ShadowModel | None = None,
         loaded: Mapping[str, str] | None = None,
     ) -> FittedModels:
-        """Return the answer of `GET /v1/models`: a row for each kind of model with a serving version.
+        """Return the answer of `GET /v1/models`: a row for each kind of model with a version in use.
 
-        demand: rows of `/v1/demand`. runs, risk: recent outcomes of run times and of risk. loaded: kind ->
-        the model that really forecasts, such as `demand-0003`. It differs from the registry's version if
-        that one is damaged.
+        demand: rows of `/v1/demand`. runs, risk: recent outcomes of run times and of risk. loaded: kind → the
+        model that really forecasts, such as `demand-0003`. It differs from the registry's version if that
+        version is damaged.
         """
         recent = {
             "demand": merge_records(row.record for row in demand),
@@ -93,7 +94,7 @@ class ModelMonitor:
 
 
 class ServingModels(Capability):
-    """The capability that publishes the serving versions, with the outcomes of their own forecasts."""
+    """The capability that publishes the model versions in use, with the outcomes of their own forecasts."""
 
     def __init__(
         self,
@@ -106,7 +107,7 @@ class ServingModels(Capability):
         self._monitor = ModelMonitor.from_config(config)
         self._demand, self._runs, self._watch, self._sharing = demand, runs, watch, sharing
 
-    def sections(self, tick: Tick) -> list[Section]:
+    def make_sections(self, tick: Tick) -> list[Section]:
         demand, runs, memory = self._demand, self._runs, self._watch.memory
         loaded = {"demand": demand.version, "duration": runs.model.name, "risk": tick.fleet.risk.model}
         loaded |= {"interference": self._sharing.version}
@@ -114,7 +115,7 @@ class ServingModels(Capability):
         found = self._monitor.review(demand.rows, tick.now_ms, demand.shadow, runs.recent, *risk, loaded)
         return [Section("doc.models", encode(found), tick.now_ms)]
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return self._monitor.page
 
 

@@ -17,13 +17,13 @@ SECTION = "node.load"  # (level, load, n) float32 of fleetcast.models.node_load
 class NodeLoads(Capability):
     """The capability that forecasts each node's load. It has no state between ticks."""
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
         gpus = GpuUse.from_frame(tick.frames.gpu, tick.gpu_rows, compute_held_s(tick))
         return (Section(SECTION, compute_node_loads(gpus, tick.frames.node), tick.now_ms),)
 
 
 def compute_held_s(tick: Tick) -> NDArray[np.float64]:
-    """Return (n, g) float64, for how many seconds each GPU's holder has held it. NaN if the GPU is free.
+    """Return for how many seconds each GPU's holder has held it: (n, g) float64, NaN if the GPU is free.
 
     Work without a known job counts as infinitely old. A promised GPU counts as held from now on.
     """

@@ -1,4 +1,4 @@
-"""The timeline of each node. It stores only changes, so that hours of many nodes take little space.
+"""The timeline of each node. It stores only changes, so hours of many nodes take little space.
 
     scores    the probabilities of faults, each time one of them changes noticeably
     signals   a period in which the same reason holds, with its values
@@ -6,8 +6,8 @@
     states    a state (ok, degraded, drained, …), from its begin to its end
     stays     an attempt of a job, from its start to its end
 
-Node events are in the node table. Each list is bounded. Older scores and values are thinned out,
-and in the other lists the oldest entries are dropped.
+Node events are in the node table. Each list is bounded. Older scores and values are thinned out. In the
+other lists, the oldest entries are dropped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,10 +44,10 @@ Item = TypeVar("Item")
 
 
 class Spell(msgspec.Struct, gc=False):
-    """A period in which the same reason held for a node's risk.
+    """A period in which the same reason for a node's risk held.
 
-    points: [Unix ms, value] where the value changed. share: the reason's part of the node's hazard, 0 to 1,
-    when the value last changed.
+    points: [Unix ms, value] where the value changed. share: the reason's part of the node's hazard, from 0
+    to 1, at the last change of the value.
     """
 
     feature: str
@@ -65,7 +65,7 @@ class Spell(msgspec.Struct, gc=False):
 class PastSpan(msgspec.Struct, gc=False):
     """A period in which a node had the same recommended action or the same state.
 
-    `code` names the action or state. `sentence` gives the reason of an action, and is empty for a state.
+    `code` names the action or state. `sentence` gives the reason for an action. It is empty for a state.
     """
 
     code: str
@@ -77,7 +77,7 @@ class PastSpan(msgspec.Struct, gc=False):
 class Stay(msgspec.Struct, gc=False):
     """The time that an attempt of a job spent on a node.
 
-    gpus: how many GPUs it held there, None if no event named them.
+    gpus: the number of GPUs that it held there, or None if no event named them.
     """
 
     job: str
@@ -91,8 +91,8 @@ class Stay(msgspec.Struct, gc=False):
 class NodePast(msgspec.Struct):
     """The timeline of one node.
 
-    steps: [Unix ms, probability at each of HORIZONS_S]. It is the probability of the likeliest kind of
-    risk, None if unknown.
+    steps: [Unix ms, probability at each of HORIZONS_S]. The probability is the one of the most likely kind
+    of risk, or None if unknown.
     """
 
     began_ms: int
@@ -104,7 +104,7 @@ class NodePast(msgspec.Struct):
 
 
 class PublishedTimeline(NodePast):
-    """The timeline of one node as the board publishes it, with the node's events."""
+    """The timeline of one node in the form that the board publishes, with the node's events."""
 
     node: str = ""
     events: Sequence[NodeEvent] = ()
@@ -117,7 +117,7 @@ Placed = tuple[tuple[RankPlacement, ...], tuple[str, ...]]
 class NodePasts(Capability, Stateful):
     """The timelines of all nodes of a fleet.
 
-    `sections`, `dump` and `shift_times` must not run at the same time.
+    `make_sections`, `dump` and `shift_times` must not run at the same time.
     """
 
     def __init__(self) -> None:
@@ -134,13 +134,13 @@ class NodePasts(Capability, Stateful):
         self._names: tuple[str, ...] = ()
 
     def dump(self) -> Dump:
-        """Return all timelines packed as one array, because copying so many objects would take longer."""
+        """Pack all timelines into one array, because copying so many objects would take longer."""
         return None, {"pasts": np.frombuffer(msgspec.msgpack.encode(self.of), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the result of `dump` into an empty object.
 
-        Raises msgspec.MsgspecError if it is not valid.
+        Raises msgspec.MsgspecError if it is invalid.
         """
         self.of = msgspec.msgpack.decode(arrays["pasts"].tobytes(), type=dict[str, NodePast])
         for name, past in self.of.items():
@@ -154,7 +154,7 @@ class NodePasts(Capability, Stateful):
     def record_gap(self, since_ms: int) -> None:
         """Record that nothing was observed from `since_ms` until the next tick.
 
-        The caller calls this after `load`.
+        Call this after `load`.
         """
         for past in self.of.values():
             _begin_span(past.states, "unknown", "", since_ms)
@@ -162,9 +162,9 @@ class NodePasts(Capability, Stateful):
             _append_and_thin(past.steps, (since_ms, nothing), MOST_STEPS)
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift the times of all scores by `by_ms`, after the clock was set.
+        """Shift the times of all scores by `by_ms` after the clock was set.
 
-        The times of signals, actions and states in progress shift too. Everything else stays.
+        The times of signals, actions and states in progress shift, too. Everything else stays.
         """
         for past in self.of.values():
             past.began_ms += by_ms
@@ -178,8 +178,8 @@ class NodePasts(Capability, Stateful):
                     spell.points = [(time_ms + by_ms, value) for time_ms, value in spell.points]
         self._pieces = {}
 
-    def sections(self, tick: Tick) -> list[Section]:
-        """Add a tick to the timelines. Return their sections, or an empty list if no timeline changed."""
+    def make_sections(self, tick: Tick) -> list[Section]:
+        """Add a tick to the timelines, and return their sections. Returns [] if no timeline changed."""
         changed = self._observe_tick(tick)
         names = tick.topology.names
         missing = [name for name in names if name not in self._pieces]
@@ -199,7 +199,7 @@ class NodePasts(Capability, Stateful):
         return encode(PublishedTimeline(**fields, node=name, events=record.events if record else ()))
 
     def _observe_tick(self, tick: Tick) -> set[str]:
-        """Add a tick to all timelines, and return the names of the nodes whose timelines changed."""
+        """Add a tick to all timelines. Returns the names of the nodes whose timelines changed."""
         for name in tick.topology.names:
             if name not in self.of:
                 self.of[name] = NodePast(tick.now_ms)
@@ -266,7 +266,7 @@ class NodePasts(Capability, Stateful):
     def _update_stays(self, tick: Tick, ended: Mapping[Attempt, JobAttempt]) -> set[str]:
         """Begin and end the stays of attempts that started, moved or ended since the last tick.
 
-        Return the names of the nodes whose timelines changed.
+        Returns the names of the nodes whose timelines changed.
         """
         changed: set[str] = set()
         running = {(row.job, row.attempt): row for row in tick.events.running}
@@ -284,9 +284,9 @@ class NodePasts(Capability, Stateful):
         return changed
 
     def _begin_attempt_stays(self, attempt: JobAttempt, now_ms: int) -> set[str]:
-        """Begin stays on the nodes where an attempt runs now, and end those on nodes that it left.
+        """Begin stays on the nodes where an attempt runs now, and end its stays on nodes that it left.
 
-        Return the names of these nodes.
+        Returns the names of these nodes.
         """
         key, gpus = (attempt.job, attempt.attempt), _count_attempt_gpus(attempt)
         before = self._on.get(key, set())
@@ -299,7 +299,7 @@ class NodePasts(Capability, Stateful):
         return new | gone
 
     def _add_past_stays(self, attempt: JobAttempt) -> set[str]:
-        """Add the stays of an ended attempt to the nodes that have no record of it, and return their names."""
+        """Add the stays of an ended attempt to the nodes that have no record of it. Returns the names of the nodes."""
         key, began_ms, over_ms = (attempt.job, attempt.attempt), attempt.started_ms, attempt.over_ms
         if began_ms is None or over_ms is None:
             return set()
@@ -325,14 +325,14 @@ class NodePasts(Capability, Stateful):
 
 
 def _append_stay(stays: list[Stay], stay: Stay) -> None:
-    """Append a stay. Beyond MOST_STAYS, drop the oldest ended stay, or else the oldest."""
+    """Append a stay. Beyond MOST_STAYS, drop the oldest ended stay, or else the oldest stay."""
     stays.append(stay)
     if len(stays) > MOST_STAYS:
         stays.remove(min(stays, key=lambda row: (row.ended_ms is None, row.began_ms)))
 
 
 def _count_attempt_gpus(attempt: JobAttempt) -> dict[str, int | None]:
-    """Return node -> number of GPUs that an attempt holds there, None if no event named them."""
+    """Return node → the number of GPUs that an attempt holds there, or None if no event named them."""
     if not attempt.ranks:
         return dict.fromkeys(attempt.nodes)
     counts: dict[str, int | None] = {}
@@ -342,7 +342,7 @@ def _count_attempt_gpus(attempt: JobAttempt) -> dict[str, int | None]:
 
 
 def _update_signals(signals: list[Spell], reasons: Sequence[Reason], now_ms: int) -> bool:
-    """Update the signals to the current reasons. Return whether anything changed."""
+    """Update the signals to the current reasons. Returns whether anything changed."""
     latest = {(spell.feature, spell.entity): spell for spell in signals}
     given = {(reason.feature, reason.entity): reason for reason in reversed(reasons)}  # the first of two is the firmer
     changed = False
@@ -367,16 +367,16 @@ def _update_signals(signals: list[Spell], reasons: Sequence[Reason], now_ms: int
 
 
 def _is_new_signal(spell: Spell, reason: Reason) -> bool:
-    """Return whether a reason of the same metric begins a new signal.
+    """Return whether a reason with the same metric begins a new signal.
 
-    It does if it has another code, or if it is hard and the old one was not.
+    It does if its code is another one, or if it is hard and the old reason was not.
     """
     is_code = reason.unit == "code" and spell.points[-1][1] != reason.value
     return is_code or (isinstance(reason, HardReason) and not spell.fault)
 
 
 def _begin_spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
-    """Begin a spell for a reason. after_ms: the end of the spell that it replaces, None if it replaces none."""
+    """Begin a spell for a reason. after_ms: the end of the spell that it replaces, or None if there is none."""
     began_ms = max(min(reason.since_ms or now_ms, now_ms), after_ms or 0)
     said = (reason.feature, reason.entity, reason.unit, reason.sentence, reason.usual, reason.share)
     return Spell(*said, isinstance(reason, HardReason), began_ms, None, [(now_ms, reason.value)])
@@ -385,7 +385,7 @@ def _begin_spell(reason: Reason, now_ms: int, after_ms: int | None) -> Spell:
 def _continue_spell(spell: Spell, reason: Reason, now_ms: int) -> bool:
     """Continue a spell with the reason's present values.
 
-    Return whether the spell had ended before, or its value changed noticeably.
+    Returns whether the spell had ended before, or its value changed noticeably.
     """
     was_over, last = spell.ended_ms is not None, spell.points[-1][1]
     spell.ended_ms = None
@@ -398,7 +398,7 @@ def _continue_spell(spell: Spell, reason: Reason, now_ms: int) -> bool:
 
 
 def _begin_span(spans: list[PastSpan], code: str, sentence: str, now_ms: int) -> bool:
-    """End the last span and begin another, if the code differs. Return whether anything changed.
+    """If the code differs, end the last span and begin another. Returns whether anything changed.
 
     The code for "no action" ends the last span and begins none.
     """

@@ -1,7 +1,7 @@
 """The occupancy of GPUs as arrays. It is observed from job events, never assumed from decisions.
 
-If the events are lost, and the snapshots with them, the occupancy comes from the last board.
-Without that board, nothing may be placed.
+If the events and the snapshots are lost, the occupancy comes from the last board. If the board is also
+missing, nothing may be placed.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -35,11 +35,10 @@ class Occupancy:
 
     holder: (n, g) int32 index into `jobs` of the attempt that holds a GPU, -1 if free.
     parts: (k, 4) int32 job, node, GPU, thousandths, for GPUs that jobs hold only in part. The first
-    such job is the GPU's holder.
-    sizes: index into `jobs` → GPUs held. It lists the attempts that hold another number of GPUs than
-    their events state. This happens if the events name no GPUs, GPUs that the node lacks, one GPU for
-    several members, or GPUs that a later attempt names. Every count of such an attempt's GPUs uses this
-    number.
+    such job is the holder of the GPU.
+    sizes: index into `jobs` → GPUs held, for attempts that hold another number of GPUs than their events
+    state. This happens if the events name no GPUs, GPUs that the node lacks, one GPU for several members, or
+    GPUs that a later attempt names. Every count of such an attempt's GPUs uses this number.
     guessed_on: rows of the nodes on which telemetry decided which GPUs an attempt holds.
     displaced: indices into `jobs` of the attempts that hold fewer GPUs than they state, because other
     attempts hold their GPUs.
@@ -63,15 +62,14 @@ def compute_occupancy(
     at_work: NDArray[np.bool_] | None = None,
     given: Mapping[tuple[str, int], Sequence[RankPlacement]] = NOTHING_GIVEN,
 ) -> Occupancy:
-    """Assign the GPUs of the topology to the running attempts. `index`: node name -> row.
+    """Assign the GPUs of the topology to the running attempts. `index`: node name → row.
 
-    Some attempts name nodes but no GPUs, or GPUs that the node lacks, because launchers number GPUs in
-    their own way. They get GPUs that no attempt names, first those that telemetry shows `at_work`, (n,
-    g) bool. `_count_unnamed_gpus` decides how many. A part of a GPU shares the fullest GPU that has
-    room for it.
+    Some attempts name nodes but no GPUs, or GPUs that the node lacks, because launchers number GPUs in their
+    own way. They get GPUs that no attempt names, first those that telemetry shows `at_work`, (n, g) bool.
+    `_count_unnamed_gpus` decides how many. A part of a GPU shares the fullest GPU that has room for it.
 
-    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold
-    those GPUs.
+    `given`: the GPUs that our placer gave to attempts that name wrong GPUs or none. These attempts hold the
+    given GPUs.
     """
     stated = _collect_stated_gpus(running, topology, index, given)
     folded = _Holders(running, topology, stated)
@@ -98,8 +96,8 @@ class _StatedGpus:
 
     named: (row, GPU, number) of whole GPUs. The last attempt that names a GPU holds it.
     parts: (number, row, GPU, thousandths).
-    unnamed: (number, row, thousandths, GPUs), GPUs whose indices are guessed after all named GPUs are
-    assigned. If GPUs is 0, their number is guessed, too.
+    unnamed: (number, row, thousandths, GPUs), GPUs without indices. Their indices are guessed after all named
+    GPUs are assigned. If GPUs is 0, their number is guessed, too.
     """
 
     named: list[tuple[int, int, int]] = field(default_factory=list)
@@ -134,7 +132,7 @@ def _collect_stated_gpus(
 def _sum_host_use(
     running: Sequence[JobAttempt], topology: Topology, index: Mapping[str, int]
 ) -> tuple[dict[int, list[str]], NDArray[np.float64], NDArray[np.float64]]:
-    """Return row → jobs on that node, and (n,) CPUs and (n,) GiB of host memory that they use there."""
+    """Return row → jobs on this node, and the CPUs and the GiB of host memory that they use: (n,) each."""
     jobs: dict[int, list[str]] = {}
     cpus, memory_gib = np.zeros(len(topology)), np.zeros(len(topology))
     for attempt in running:
@@ -148,7 +146,7 @@ def _sum_host_use(
 
 
 class _Holders:
-    """The holders of GPUs while they are assigned: first the stated GPUs, then guesses for the others."""
+    """The holders of GPUs while they are assigned. Stated GPUs come first, then guesses for the others."""
 
     def __init__(self, running: Sequence[JobAttempt], topology: Topology, stated: _StatedGpus) -> None:
         self.running, self.names, self.counts = running, topology.names, topology.gpus.tolist()
@@ -164,9 +162,9 @@ class _Holders:
             self._record_part(*part)
 
     def guess_shared_gpus(self, number: int, row: int, milli: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Assign to an attempt parts of a node's GPUs that have room for them.
+        """Assign parts of a node's GPUs to an attempt. The GPUs must have room for these parts.
 
-        milli: the part in thousandths of a GPU. works: (g,) bool, whether each GPU is at work.
+        milli: the part in thousandths of a GPU. works: (g,) bool, each GPU is busy.
         """
         for _ in range(gpus or count_unnamed_gpus(self.running[number], self.names[row])):
             gpu = _find_gpu_with_room(self.holder[row], self.used.get(row, {}), milli, self.counts[row], works)
@@ -176,7 +174,7 @@ class _Holders:
                 self.displaced.add(number)
 
     def guess_whole_gpus(self, number: int, row: int, gpus: int, works: NDArray[np.bool_]) -> None:
-        """Assign free GPUs of a node to an attempt. works: (g,) bool, whether each GPU is at work."""
+        """Assign free GPUs of a node to an attempt. works: (g,) bool, each GPU is busy."""
         free = _sort_free_gpus(self.holder[row], self.counts[row], works)
         wanted = gpus or _count_unnamed_gpus(self.running[number], works[free])
         self.holder[row, free[:wanted]] = number
@@ -193,7 +191,7 @@ class _Holders:
 
 
 class OccupancyCache:
-    """A cache of the last occupancy, valid while none of its inputs has changed."""
+    """A cache of the last occupancy. It stays valid until one of its inputs changes."""
 
     def __init__(self) -> None:
         self._found: Occupancy | None = None
@@ -201,9 +199,9 @@ class OccupancyCache:
         self._works = np.zeros((0, 0), bool)  # (k, g) of the nodes in `guessed_on`
 
     def find_freed_gpus(self, running: Container[str]) -> NDArray[np.bool_] | None:
-        """Return (n, g) bool, the GPUs that were held at the last tick by jobs that no longer run.
+        """Return the GPUs that were held at the last tick by jobs that no longer run: (n, g) bool.
 
-        Returns None if all those jobs still run.
+        Returns None if all these jobs still run.
         """
         jobs = self._found.jobs if self._found is not None else ()
         over = [number for number, job in enumerate(jobs) if job not in running]
@@ -218,9 +216,9 @@ class OccupancyCache:
         at_work: NDArray[np.bool_],
         given: Mapping[tuple[str, int], Sequence[RankPlacement]],
     ) -> Occupancy:
-        """Return the result of the function `compute_occupancy`, from the cache if no argument has changed.
+        """Return the result of `compute_occupancy`, from the cache if no argument has changed.
 
-        placements: those of `running`.
+        placements: the placements of `running`.
         """
         found, of = self._found, self._of
         if (
@@ -239,7 +237,7 @@ class OccupancyCache:
 def count_milli_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology: Topology) -> list[dict[str, int]]:
     """Return, for each running attempt, node → thousandths of GPUs that it holds there.
 
-    For nodes with a known number of GPUs, these come from the occupancy, so that jobs add up to the GPUs in
+    For nodes with a known number of GPUs, they come from the occupancy, so that jobs add up to the GPUs in
     use. For other nodes, they come from the attempt's events.
     """
     counts = dict(zip(topology.names, topology.gpus.tolist(), strict=True))
@@ -261,16 +259,16 @@ def count_milli_by_node(seen: Occupancy, running: Sequence[JobAttempt], topology
 def _choose_ranks(
     attempt: JobAttempt, given: Mapping[tuple[str, int], Sequence[RankPlacement]]
 ) -> Sequence[RankPlacement]:
-    """Return the ranks that our placer gave an attempt, if it runs on exactly those nodes.
+    """Return the ranks that our placer gave an attempt, if it runs on exactly their nodes.
 
-    Otherwise return the ranks that its events name.
+    Otherwise, return the ranks that its events name.
     """
     ranks = given.get((attempt.job, attempt.attempt), ())
     return ranks if ranks and {rank.node for rank in ranks} == set(attempt.hosts) else attempt.ranks
 
 
 def names_wrong_gpus(attempt: JobAttempt, node_gpus: Mapping[str, int]) -> bool:
-    """Return whether an attempt's events leave GPUs unnamed, or name GPUs that a node of the fleet lacks."""
+    """Return whether an attempt's events name no GPUs, or name GPUs that a node of the fleet lacks."""
     return not attempt.ranks or any(
         not rank.gpus or max(rank.gpus) >= node_gpus.get(rank.node, MAX_COUNT) for rank in attempt.ranks
     )
@@ -282,7 +280,7 @@ def _find_size_changes(
     """Return number → GPUs held, for attempts that hold another number of GPUs than their events state.
 
     sharing: numbers of attempts that hold parts of GPUs. These attempts are left out, and so are attempts on
-    nodes without a known number of GPUs. The events decide how many GPUs they hold.
+    nodes whose number of GPUs is unknown. For both, the number in the events counts.
     """
     counts = np.bincount(holder[holder >= 0], minlength=len(running)).tolist()
     known = {node.name for node in topology.nodes if node.gpus}
@@ -300,7 +298,7 @@ def _find_size_changes(
 def _find_gpu_with_room(
     holder: NDArray[np.int32], used: Mapping[int, int], milli: int, gpus: int, works: NDArray[np.bool_]
 ) -> int:
-    """Return the fullest shared GPU of a node that has room for a part, else a free GPU, else -1."""
+    """Return the fullest shared GPU of a node that has room for a part. Without one, return a free GPU, or -1."""
     with_room = [gpu for gpu, total in used.items() if total + milli <= WHOLE_GPU]
     if with_room:
         return max(with_room, key=lambda gpu: (used[gpu], -gpu))
@@ -309,7 +307,7 @@ def _find_gpu_with_room(
 
 
 def _sort_free_gpus(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_]) -> NDArray[np.intp]:
-    """Return the indices of the free GPUs of a node, those at work first."""
+    """Return the indices of the free GPUs of a node, the busy ones first."""
     free = np.flatnonzero(row[:gpus] < 0)
     return free[np.argsort(~works[free], kind="stable")]
 
@@ -317,7 +315,7 @@ def _sort_free_gpus(row: NDArray[np.int32], gpus: int, works: NDArray[np.bool_])
 def _count_unnamed_gpus(attempt: JobAttempt, works: NDArray[np.bool_]) -> int:
     """Return how many GPUs of a node to assign to an attempt whose events name none.
 
-    works: (GPU,) bool, whether each GPU of the node that no attempt names is at work.
+    works: (GPU,) bool, each GPU that no attempt names is busy.
     """
     if attempt.source == "sdk":  # it says nothing of how many
         return max(1, int(np.count_nonzero(works)))
@@ -328,9 +326,9 @@ decode_running = msgspec.json.Decoder(list[RunningJobRow]).decode
 
 
 def read_running_attempts(board: Board) -> list[JobAttempt] | None:
-    """Return the attempts that ran when a board was made, or None if the board does not list them.
+    """Return the attempts that ran when a board was made. Returns None if the board does not list them.
 
-    They have sequence 0, so that any event is newer.
+    They have sequence 0, so any event is newer.
     """
     try:
         if not board.json("meta").get("occupancy_known", True):
@@ -354,7 +352,7 @@ def read_running_attempts(board: Board) -> list[JobAttempt] | None:
 
 
 def read_gpu_parts(board: Board) -> NDArray[np.int32]:
-    """Return (k, 4) int32 as `Occupancy.parts`. It is empty on a board of an older version."""
+    """Return the parts of GPUs, as `Occupancy.parts`: (k, 4) int32. Empty on a board of an older version."""
     return board.array("gpu.parts") if "gpu.parts" in board else np.zeros((0, 4), np.int32)
 
 

@@ -1,6 +1,6 @@
-"""The names in snapshots of version 3 and on boards of that time, next to the present names.
+"""The names in snapshots of version 3 and on boards of that time, with the present names.
 
-A snapshot of version 3 is loaded under the present names, and the next save writes those.
+A snapshot of version 3 is loaded under the present names. The next save writes the present names.
 """
 
 import zlib
@@ -23,7 +23,7 @@ SECTIONS: Final = {"local.newest_sample_ms": "local.heard_ms"}  # section of a b
 
 
 def rename_fields(part: str, dump: Dump) -> Dump:
-    """Return a part's dump of version 3 under the present names."""
+    """Return a part's dump of version 3 with the present names."""
     about, arrays = dump
     for path, name in FIELDS.get(part, {}).items():
         owner, _, old = path.rpartition("/")
@@ -33,7 +33,7 @@ def rename_fields(part: str, dump: Dump) -> Dump:
 
 
 def rename_attempts(encoded: bytes, resting: bool) -> bytes:
-    """Return the encoded attempts of a job of version 3 under the present names.
+    """Return the encoded attempts of a job of version 3 with the present names.
 
     Attempts at rest are compressed.
     """

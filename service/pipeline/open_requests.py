@@ -1,8 +1,8 @@
-"""The open requests of the placer's ledger, as attempts that join those of job events.
+"""The open requests in the placer's ledger, as attempts that join those of job events.
 
 Each waiting job counts once. If its request is in our own queue, the request represents it, even if
-events say that it waits. A job with promised GPUs does not wait. Once events say that the job runs or
-has ended, its request no longer counts.
+events say that it waits. A job with promised GPUs does not wait. Once events say that the job runs or has
+ended, its request no longer counts.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,9 +27,9 @@ Key = tuple[str, int]  # job, attempt
 class OpenView:
     """The waiting and promised requests, each once.
 
-    waiting: attempts in order of arrival, those with requests first. promised: attempts with the ranks that
-    they were promised. requests: the requests of these attempts, in the same order. requested: all attempts
-    that have an open request.
+    waiting: attempts in order of arrival, those with requests first. promised: attempts with their promised
+    ranks. requests: the requests of the promised attempts, in the same order. requested: all attempts with
+    an open request.
     """
 
     waiting: Sequence[JobAttempt]
@@ -56,10 +56,10 @@ class OpenView:
 def drop_held_promises(
     requests: Sequence[OpenRequest], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> Sequence[OpenRequest]:
-    """Return the requests without the promised GPUs that a job already holds.
+    """Return the requests without promised GPUs that a job already holds.
 
-    Another job may have started on a promised GPU, and each GPU must count once. Parts of GPUs stay,
-    because jobs share them. held: (n, g) bool, whether a job holds the GPU. rows: node name → row.
+    Another job may have started on a promised GPU, and each GPU must count once. Parts of GPUs stay, because
+    jobs share these GPUs. held: (n, g) bool, a job holds the GPU. rows: node name → row.
     """
     if not any(request.is_promised for request in requests):
         return requests
@@ -69,7 +69,7 @@ def drop_held_promises(
 def _drop_held_gpus(
     ranks: tuple[RankPlacement, ...], held: NDArray[np.bool_], rows: Mapping[str, int]
 ) -> tuple[RankPlacement, ...]:
-    """Return the ranks without the GPUs that jobs hold, and without ranks that have no GPU left.
+    """Return the ranks without GPUs that jobs hold, and without ranks that then have no GPU.
 
     If no rank has a GPU left, return all ranks without GPUs.
     """
@@ -83,9 +83,9 @@ def _drop_held_gpus(
 
 
 def make_attempt_of_request(row: OpenRequest, stated: JobAttempt | None) -> JobAttempt:
-    """Return a request as an attempt.
+    """Convert a request into an attempt.
 
-    The wait begins with the request. If events state an earlier submission, it begins then.
+    The wait begins with the request, or with an earlier submission in the job's events.
     """
     request = row.request
     since_ms = row.since_ms if stated is None or stated.submitted_ms is None else min(row.since_ms, stated.submitted_ms)

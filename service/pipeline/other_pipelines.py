@@ -1,10 +1,10 @@
-"""The reader of the other pipelines' boards. It joins their evidence to that of the first pipeline.
+"""The reader of the other pipelines' boards. It joins their evidence to the evidence of the first pipeline.
 
     pipeline-1/board/board ── at its ticks ──> evidence and readings of its nodes, joined by names into the fleet's
     pipeline-1/board/urgent ── at once ──────> its hard signals, on the fleet's board within a tenth of a second
 
-If a pipeline is down, its last report remains in use and its age grows. After `stale_after_s` its nodes
-are stale.
+If a pipeline is down, its last report remains in use and grows older. After `stale_after_s`, its nodes are
+stale.
 """
 
 import asyncio
@@ -50,9 +50,9 @@ SUMMED = ("samples_per_s", "events_per_s", "bad_total", "samples_total", "late_t
 
 @dataclass(slots=True)
 class OtherPipeline:
-    """One other pipeline, with its last report.
+    """One other pipeline with its last report.
 
-    urgent: its hard signals that its own report does not cover yet.
+    urgent: its hard signals that this report does not cover yet.
     """
 
     instance: int
@@ -64,7 +64,7 @@ class OtherPipeline:
     _observed: list[HardSignal] = field(default_factory=list)  # hard signals as of the last poll
 
     def poll(self) -> list[HardSignal]:
-        """Read the board if it was replaced, and return the hard signals that are new since the last poll."""
+        """Read the board if it was replaced. Returns the hard signals that are new since the last poll."""
         board = self.reader.latest()
         if board is None or board is self._board:
             return []
@@ -91,7 +91,10 @@ class OtherPipeline:
 
 
 def _read_hard_signals(board: Board) -> list[HardSignal]:
-    """Return the hard signals on a board. Raises the errors of decoding."""
+    """Return the hard signals on a board, or [] without their section.
+
+    Raises msgspec's errors if the section cannot be decoded.
+    """
     try:
         raw = board.raw("doc.urgent")
     except KeyError:
@@ -102,7 +105,7 @@ def _read_hard_signals(board: Board) -> list[HardSignal]:
 def _check_report(report: Report) -> None:
     """Check that the columns of a report have matching shapes. Raises ValueError if they do not.
 
-    Otherwise a tick could fail halfway through a report.
+    Without this check, a tick could fail halfway through a report.
     """
     local = report.local
     nodes = len(local.nodes)
@@ -129,14 +132,14 @@ def _check_report(report: Report) -> None:
 
 
 class OtherPipelines(Capability):
-    """All pipelines except the first. There are none if the service runs only one."""
+    """All pipelines except the first one. There are none if the service runs only one pipeline."""
 
     def __init__(
         self, config: Config, clock: Clock, publish: Callable[[Sequence[HardSignal]], None], wake: asyncio.Event
     ) -> None:
         """Prepare to read the boards of the other pipelines.
 
-        publish: publishes hard signals at once. wake: an event that is set when reports cover published
+        publish: publishes hard signals at once. wake: an event that is set when reports cover the published
         signals.
         """
         self._publish, self._wake = publish, wake
@@ -164,7 +167,7 @@ class OtherPipelines(Capability):
     def poll(self) -> bool:
         """Publish the hard signals that are new since the last poll.
 
-        Return whether a pipeline's report now covers all of its signals that were urgent before.
+        Returns whether a report now covers all signals of its pipeline that were urgent before.
         """
         waiting = [other for other in self.each if other.urgent]
         if rows := [row for other in self.each for row in other.poll()]:
@@ -172,7 +175,7 @@ class OtherPipelines(Capability):
         return any(not other.urgent for other in waiting)
 
     def republish_unscored_signals(self) -> None:
-        """Publish again the hard signals that no report covers yet, because a new board lacks them."""
+        """Publish again the hard signals that no report covers yet. A new board lacks them."""
         if rows := [row for other in self.each for row in other.urgent]:
             self._publish(rows)
 
@@ -183,7 +186,7 @@ class OtherPipelines(Capability):
             yield from (name for name, is_known in zip(report.local.nodes, known, strict=True) if is_known)
 
     def count_gpus(self) -> dict[str, int]:
-        """Return node -> number of GPUs that the other pipelines have observed there."""
+        """Return node → the number of its GPUs that the other pipelines have observed."""
         counts: dict[str, int] = {}
         for other in self.each:
             for node, count in other.gpus.items():
@@ -191,16 +194,16 @@ class OtherPipelines(Capability):
         return counts
 
     def list_label_holds(self) -> Iterator[LabelHold]:
-        """Yield the holders of GPUs that labels name, as the other pipelines report them."""
+        """Yield the holders of GPUs that exporters' labels name, as the other pipelines report them."""
         return (hold for report in self.iterate_reports() for hold in report.about.labelled)
 
     def merge_gpu_models(self) -> dict[str, str]:
         return {node: model for report in self.iterate_reports() for node, model in report.about.models.items()}
 
     def join_readings(self, inputs: TickInputs, local: LocalEvidence) -> tuple[TickInputs, list[LocalEvidence]]:
-        """Join the readings of all pipelines by rows of the fleet's topology.
+        """Join the readings of all pipelines, by the rows of the fleet's topology.
 
-        Also return the evidence of each pipeline.
+        Returns the joined inputs, and the evidence of each pipeline.
         """
         reports = [self._update_ages(report, inputs.now_ms) for report in self.iterate_reports()]
         if not reports:
@@ -230,7 +233,7 @@ class OtherPipelines(Capability):
         return replace(report, gpu=gpu, node=node)
 
     def merge_ingestion(self, own: Ingestion) -> Ingestion:
-        """Add the other pipelines' counts to the first pipeline's ingestion document, and return it."""
+        """Add the counts of the other pipelines to the first pipeline's ingestion document, and return it."""
         for report in self.iterate_reports():
             other = report.about.ingestion
             if other is None:
@@ -250,8 +253,8 @@ class OtherPipelines(Capability):
             own.newest_sample_ms = max((time_ms for time_ms in newest if time_ms), default=None)
         return own
 
-    def page(self, tick: Tick) -> bytes:
-        """Return the metrics of the reports' ages, one series for each other pipeline."""
+    def make_page(self, tick: Tick) -> bytes:
+        """Return the metrics of the reports' ages, with one series for each other pipeline."""
         if not self.each:
             return b""
         page = Page()
@@ -265,7 +268,7 @@ def _compute_age_s(report: Report | None, now_ms: int) -> float | None:
 
 
 def _merge_archive_health(first: ArchiveHealth, second: ArchiveHealth) -> ArchiveHealth:
-    """Merge the archive health of two pipelines. Counts are summed, and the worse state wins."""
+    """Merge the archive health of two pipelines. Counts are added, and the worse state wins."""
     summed = {name: getattr(first, name) + getattr(second, name) for name in ARCHIVE_COUNTS}
     return replace(first, **summed, full=first.full or second.full, failing=first.failing or second.failing)
 
@@ -277,9 +280,9 @@ def _sum_counts(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str
 def _merge_gpu_readings(
     inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]
 ) -> tuple[FeatureFrame, NDArray[np.int32]]:
-    """Return the readings of all pipelines' GPUs, and (n, g) the row of each node's GPUs in them.
+    """Return the readings of all pipelines' GPUs, and the row of each node's GPUs in these readings: (n, g).
 
-    If several pipelines report a GPU, the youngest reading wins.
+    If several pipelines report a GPU, the newest reading wins.
     """
     values, nodes = [select_shown_readings(inputs.frames.gpu)], [inputs.frames.gpu.node]
     at, offset = inputs.gpu_rows.copy(), len(inputs.frames.gpu.values)
@@ -302,7 +305,7 @@ def _merge_gpu_readings(
 
 
 def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mapping[str, int]) -> FeatureFrame:
-    """Return the readings of all nodes by rows of the topology. The youngest reading of each node wins."""
+    """Return the readings of all nodes, by rows of the topology. The newest reading of each node wins."""
     values = np.full((len(rows), len(SHOWN[NODE])), np.nan, np.float32)
     own = select_shown_readings(inputs.frames.node)[: len(rows)]
     values[: len(own)] = own
@@ -315,7 +318,7 @@ def _merge_node_readings(inputs: TickInputs, reports: list[Report], rows: Mappin
 
 
 def _find_topology_rows(report: Report, rows: Mapping[str, int]) -> NDArray[np.int32]:
-    """Return (reported node,) int32 row in the topology, or -1 for a node that is not in it."""
+    """Return the topology row of each reported node: (reported node,) int32, -1 if the topology lacks the node."""
     return np.array([rows.get(name, -1) for name in report.local.nodes], np.int32)
 
 

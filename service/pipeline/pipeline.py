@@ -103,7 +103,7 @@ class Pipeline:
             await asyncio.sleep(0)
 
     def apply_batch(self, batch: Batch) -> None:
-        """Apply one batch. Wake the tick if the batch has a hard signal or a node's first samples."""
+        """Apply one batch. Wake the tick if the batch has a hard signal or the first samples of a node."""
         now_ms = self.time.check_clock_ms()
         if not self.share.is_first:  # the first pipeline folds the events
             batch = replace(batch, events=(), node_events=())
@@ -145,14 +145,14 @@ class Pipeline:
         self.metrics.record_tick((time.perf_counter() - began) * 1000, arrived)
 
     def _score(self, inputs: TickInputs) -> list[Section]:
-        """Run the slow part of a tick in a thread. Meanwhile, the loop publishes hard signals that arrive."""
+        """Run the slow part of a tick in a thread. Meanwhile, the event loop publishes new hard signals."""
         local = self._scorer.compute_local_evidence(inputs)
         if self.others is None:
             return make_report_sections(local, inputs, self.share)
-        return self.capabilities.sections(self._scorer.score_tick(inputs, local, self.others))
+        return self.capabilities.make_sections(self._scorer.score_tick(inputs, local, self.others))
 
     def _publish(self, sections: Sequence[Section], inputs: TickInputs) -> None:
-        """Publish the board, in a thread. Only the board of the first pipeline has a standing."""
+        """Publish the board in a thread. Only the board of the first pipeline has a standing."""
         standing = None
         if self.state_monitor is not None:
             newest = max(self.snapshot.whole, default=0)
@@ -166,9 +166,9 @@ class Pipeline:
                 await self.save()
 
     async def save(self) -> None:
-        """Save a snapshot, once the archive has everything that the positions cover. Raises OSError."""
+        """Save a snapshot after the archive has everything that the positions cover. Raises OSError."""
         async with self._saving:
-            async with self.capabilities.still(), self.archive_writer.still:  # flushes go on until forecasts are done
+            async with self.capabilities.freeze_state(), self.archive_writer.still:  # flushes go on until then
                 async with self._memory_free:
                     self.time.shift_part_times()
                     self.state.pack_old_jobs(self.clock.now_ms(), self.config.pipeline.history_days)

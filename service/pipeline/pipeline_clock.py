@@ -1,7 +1,7 @@
 """The clock of a pipeline. It adapts the state when the clock is set, or when the pipeline did not run.
 
-set back            rings and signals move with the clock, so they keep their ages and new samples are newer
-set ahead           that much silence does not count, because nothing could have been received
+set back            samples and signals move with the clock, so they keep their ages and new samples are newer
+set ahead           silence of this length does not count, because nothing could have been received
 stood still         the same, because this process was stopped, or its machine suspended
 started again       the same, from the snapshot on, for sources that cannot go back
 """
@@ -19,7 +19,7 @@ BEAT_WALL_S, STILL_WALL_S = 1.0, 10.0
 
 
 class PipelineClock:
-    """The clock of a pipeline, which adapts the state when the clock is set.
+    """The clock of a pipeline. It adapts the state when the clock is set.
 
     The pipeline reads it before every write.
 
@@ -29,8 +29,8 @@ class PipelineClock:
     def __init__(self, clock: Clock, saved: SavedState, step_ms: int, changed: asyncio.Event) -> None:
         """Follow a clock.
 
-        `step_ms`: smaller clock steps are ignored. If it is at most a scrape interval, an ignored step
-        delays a series by at most one sample.
+        `step_ms`: smaller clock steps are ignored. If it is at most a scrape interval, an ignored step delays a
+        series by at most one sample.
         """
         self.clock = clock
         self._saved = saved
@@ -44,17 +44,17 @@ class PipelineClock:
         """Return the time in Unix ms. If the clock was set since the last call, adapt the state first."""
         now_ms, by_ms = self.clock.now_ms(), self._watch.pop_clock_step_ms()
         if by_ms <= -self._step_ms:
-            self._handle_clock_set_back(now_ms, -by_ms)
+            self._shift_state_back(now_ms, -by_ms)
         elif by_ms >= self._step_ms:
             self._record_downtime(now_ms, by_ms, f"the clock was set ahead by {by_ms / 1000:.0f} s")
         return now_ms
 
     def adapt_after_restore(self, *, misses: bool) -> None:
-        """Adapt the state after a snapshot is restored. `misses`: whether some sources cannot go back."""
+        """Adapt the state after a snapshot was restored. `misses`: some sources cannot go back."""
         saved, now_ms = self._saved, self.clock.now_ms()
         newest_ms = max(saved.saved_ms, saved.state.counts.newest_sample_ms)
         if saved.saved_ms > now_ms + self._step_ms or newest_ms > now_ms + saved.state.store.span.future_ms:
-            self._handle_clock_set_back(now_ms, newest_ms - now_ms)
+            self._shift_state_back(now_ms, newest_ms - now_ms)
         elif saved.saved_ms and misses:
             saved.state.store.record_downtime(now_ms, max(0, now_ms - saved.saved_ms))
 
@@ -66,7 +66,7 @@ class PipelineClock:
     def record_standstill(self) -> None:
         """Record downtime if this process stood still since the last call.
 
-        The pipeline calls this about every second, and before anything is judged.
+        The pipeline calls this about every second, and before it evaluates silence.
         """
         wall_s, now_ms = time.monotonic(), self.check_clock_ms()
         still_s = wall_s - self._beaten[0]
@@ -75,12 +75,15 @@ class PipelineClock:
         self._beaten = wall_s, now_ms
 
     def shift_part_times(self) -> None:
-        """Shift the times of the stateful parts with the clock. The caller ensures that no thread writes them."""
+        """Shift the times of the stateful parts after the clock was set.
+
+        The caller ensures that no thread writes the parts.
+        """
         if self._owed_ms:
             self._saved.parts.shift_times(self._owed_ms)
             self._owed_ms = 0
 
-    def _handle_clock_set_back(self, now_ms: int, by_ms: int) -> None:
+    def _shift_state_back(self, now_ms: int, by_ms: int) -> None:
         saved = self._saved
         if saved.state.store.move_times_back(now_ms, by_ms):
             self._owed_ms -= by_ms

@@ -41,13 +41,13 @@ AnyJobRow = TypeVar("AnyJobRow", JobRow, RunningJobRow)
 
 
 def find_highest_gpu_temperature(tick: Tick) -> NDArray[np.float32]:
-    """Return (n,) float32 the temperature of each node's hottest GPU, NaN if unknown."""
+    """Return the temperature of each node's hottest GPU: (n,) float32, NaN if unknown."""
     hottest: NDArray[np.float64] = np.fmax.reduce(tick.read_gpu_feature("gpu_temp_c"), axis=1, initial=np.nan)
     return hottest.astype(np.float32)
 
 
 def make_topology_sections(topology: Topology, as_of_ms: int) -> list[Section]:
-    """Return the sections that change only with a new topology generation."""
+    """Return the sections that change only with a new generation of the topology."""
     models = sorted({node.gpu_model for node in topology.nodes if node.gpu_model})
     pools = sorted({node.pool for node in topology.nodes})
     codes = {name: code for code, name in enumerate(models)}
@@ -128,7 +128,7 @@ def make_score_sections(tick: Tick) -> list[Section]:
 def make_pieces_sections(name: str, parts: Sequence[bytes]) -> dict[str, NDArray[Any] | bytes]:
     """Return two sections: the joined JSON pieces as `name`, and their offsets as `name.offsets`.
 
-    With the (n + 1,) int64 offsets, a reader reads one piece without the others.
+    The offsets are (n + 1,) int64. With them, a reader can read one piece without the others.
     """
     offsets = np.zeros(len(parts) + 1, np.int64)
     np.cumsum([len(part) for part in parts], out=offsets[1:])
@@ -136,7 +136,7 @@ def make_pieces_sections(name: str, parts: Sequence[bytes]) -> dict[str, NDArray
 
 
 def encode_node_answers(tick: Tick) -> list[bytes]:
-    """Return the encoded body of `GET /v1/nodes/{node}` for each node."""
+    """Encode the body of `GET /v1/nodes/{node}` for each node."""
     parts = []
     occupancy, topology, score = tick.occupancy, tick.topology, tick.fleet.risk
     gpus = documents.make_gpu_answers(
@@ -178,7 +178,7 @@ def _compute_free_host_resources(tick: Tick) -> tuple[NDArray[np.float32], NDArr
 
 
 def _index_actions(tick: Tick) -> NDArray[np.int8]:
-    """Return (n,) int8 the index of each node's action in ACTIONS."""
+    """Return the index of each node's action in ACTIONS: (n,) int8."""
     codes = np.zeros(len(tick.topology), np.int8)
     for row, action in tick.fleet.risk.actions.items():
         codes[row] = ACTIONS.index(action.code)
@@ -199,12 +199,12 @@ def _make_known_attempts(tick: Tick) -> KnownAttempts:
 
 
 def _list_attempt_names(attempts: Sequence[JobAttempt]) -> list[str]:
-    """Return a name "ATTEMPT JOB" for each attempt. The api knows the attempts by these names."""
+    """Return a name "ATTEMPT JOB" for each attempt. The api recognises attempts by these names."""
     return [f"{row.attempt} {row.job}" for row in attempts]
 
 
 def _encode_running_rows(tick: Tick) -> list[msgspec.Raw]:
-    """Return the encoded row of each running attempt.
+    """Encode the row of each running attempt.
 
     A row is encoded again only if the attempt or the GPUs that it holds have changed.
     """
@@ -242,16 +242,16 @@ def _make_running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRo
 
 
 def _make_ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
-    """Return the row of an ended attempt.
+    """Make the row of an ended attempt.
 
-    The occupancy lacks such attempts, so the GPUs that it held come from its events.
+    The occupancy lacks ended attempts, so the GPUs that it held come from its events.
     """
     running = structs.asdict(_make_running_row(attempt, count_held_milli(attempt, node_gpus)))
     return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
 def make_queued_job(attempt: JobAttempt) -> QueuedJob:
-    """Return a waiting job as a placement request, with the time since which it is eligible."""
+    """Convert a waiting job into a placement request, with the time since which it is eligible."""
     asks = {**structs.asdict(documents.read_asked_resources(attempt)), "request_id": attempt.job}
     request = QueuedRequest(
         **asks,
@@ -264,7 +264,7 @@ def make_queued_job(attempt: JobAttempt) -> QueuedJob:
 
 
 def _compute_remaining_s(tick: Tick) -> NDArray[np.float32]:
-    """Return (running, LEVELS) float32 remaining seconds of each running attempt, NaN without a forecast."""
+    """Return the remaining seconds of each running attempt: (running, LEVELS) float32, NaN without a forecast."""
     running, run_times = tick.events.running, tick.run_times
     found = np.full((len(running), len(LEVELS)), np.nan, np.float32)
     issued = [run_times.get((row.job, row.attempt)) for row in running] if run_times else []
@@ -278,7 +278,7 @@ def _compute_remaining_s(tick: Tick) -> NDArray[np.float32]:
 
 
 def make_job_rows(tick: Tick) -> list[JobRow]:
-    """Return the rows of running, promised, queued, blocked and recently ended attempts, in that order."""
+    """Make the rows of running, promised, queued, blocked and recently ended attempts, in that order."""
     lately = tick.events.ended[-100:]
     slow = {job for job, score in tick.fleet.stragglers.items() if score.get("slow")}
     attempts = (*tick.events.running, *tick.open.promised, *tick.open.waiting, *tick.blocked, *lately)
@@ -297,9 +297,9 @@ def make_job_rows(tick: Tick) -> list[JobRow]:
 
 
 def _set_gpu_counts(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
-    """Replace the number of GPUs in rows where the occupancy states another number than the events.
+    """Replace the number of GPUs in each row for which the occupancy and the events differ.
 
-    Returns the rows.
+    The number of the occupancy wins. Returns the rows.
     """
     for row in rows:
         row.gpus = tick.sizes.get((row.job, row.attempt), row.gpus)
@@ -309,7 +309,7 @@ def _set_gpu_counts(tick: Tick, rows: list[AnyJobRow]) -> list[AnyJobRow]:
 def encode_job_details(tick: Tick) -> dict[str, msgspec.Raw]:
     """Return job → the encoded fields that `/v1/jobs/{id}` adds to the row of its latest attempt.
 
-    They are the placement, the phase and the last events.
+    They are the placement, the phase, and the last events.
     """
     events = tick.events
     rows = (*events.ended[-100:], *tick.open.requested, *events.blocked, *events.queued, *events.running)

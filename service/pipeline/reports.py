@@ -1,4 +1,4 @@
-"""One pipeline's evidence as board sections, and the reader of these sections in the first pipeline.
+"""One pipeline's evidence as board sections, and the first pipeline's reader of these sections.
 
 Rows are matched by name.
 """
@@ -37,9 +37,9 @@ SHOWN: dict[EntityKind, tuple[str, ...]] = {  # features that answers and metric
 
 
 class PipelineFacts(msgspec.Struct):
-    """The board section `doc.local`: facts about the pipeline rather than about its nodes.
+    """The board section `doc.local`: facts about the pipeline itself, not about its nodes.
 
-    models: node -> GPU model.
+    models: node → GPU model.
     """
 
     instance: int
@@ -53,10 +53,9 @@ class PipelineFacts(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The report of one other pipeline, as its board has it.
+    """The report of one other pipeline, read from its board.
 
-    gpu, node: (entity, SHOWN) readings. GPU rows are as in `local.gpu`, and node rows are the
-    pipeline's own.
+    gpu, node: (entity, SHOWN) readings. GPU rows are as in `local.gpu`, and node rows are the pipeline's own.
     """
 
     about: PipelineFacts
@@ -67,13 +66,13 @@ class Report:
 
 
 def select_shown_readings(frame: FeatureFrame) -> NDArray[np.float32]:
-    """Return (entity, SHOWN) float32, the readings of a frame that a report includes."""
+    """Return the readings of a frame that a report includes: (entity, SHOWN) float32."""
     columns = [frame.column(name) for name in SHOWN[frame.kind]]
     return np.stack(columns, axis=1) if columns else np.zeros((len(frame.values), 0), np.float32)
 
 
 def make_report_sections(local: LocalEvidence, inputs: TickInputs, share: Share) -> list[Section]:
-    """Return the board sections with everything that the first pipeline needs from this one."""
+    """Return the board sections with everything that the first pipeline needs from this pipeline."""
     own = dict(inputs.gpu_models), inputs.ingestion, list(inputs.served), inputs.mig, list(inputs.labelled)
     about = PipelineFacts(share.instance, share.instances, *own)
     data: dict[str, NDArray[Any] | bytes] = {
@@ -102,8 +101,8 @@ def make_report_sections(local: LocalEvidence, inputs: TickInputs, share: Share)
 def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
     """Read the report of another pipeline from its board.
 
-    Raises KeyError, ValueError or msgspec.MsgspecError for a board of another version. before: the
-    previous report, whose names are reused if they are equal.
+    before: the previous report. Its names are reused if they are equal. Raises KeyError, ValueError or
+    msgspec.MsgspecError for a board of another version.
     """
     names = _NamesReader(board, before.names if before else {})
     rows = _find_rule_rows(names("names.rule"))
@@ -127,13 +126,13 @@ def read_pipeline_report(board: Board, before: Report | None = None) -> Report:
 
 
 def _read_newest_sample_times(board: Board) -> NDArray[np.int64]:
-    """Return `local.newest_sample_ms` of a board, under its old name if the pipeline is of the version before."""
+    """Return `local.newest_sample_ms` of a board. A pipeline of the previous version has an old name for it."""
     section = "local.newest_sample_ms"
     return board.array(section if section in board else SECTIONS[section])
 
 
 class _NamesReader:
-    """A reader of the sections of names. Equal bytes give the same tuple as last time."""
+    """A reader of the sections of names. For equal bytes, it returns the same tuple as last time."""
 
     def __init__(self, board: Board, known: Mapping[str, tuple[str, ...]]) -> None:
         self._board = board
@@ -149,7 +148,7 @@ class _NamesReader:
 
 
 def _find_rule_rows(names: Sequence[str]) -> NDArray[np.int16]:
-    """Return (rule,) int16 our row of each rule of the other pipeline, -1 if we have no rule of that name."""
+    """Return our row of each rule of the other pipeline: (rule,) int16, -1 if we lack the rule."""
     return np.array([ROW.get(name, -1) for name in names], np.int16)
 
 
@@ -176,7 +175,7 @@ def _read_gang_columns(kind: str, board: Board, names: _NamesReader) -> GangColu
 
 
 def _read_frame(kind: EntityKind, board: Board, names: _NamesReader) -> NDArray[np.float32]:
-    """Return (entity, SHOWN) readings, NaN for a feature that the other pipeline lacks."""
+    """Return readings: (entity, SHOWN), NaN for a feature that the other pipeline lacks."""
     there = names(f"frame.{kind}.names")
     values = board.array(f"frame.{kind}")
     columns = [

@@ -1,6 +1,6 @@
 """The start of a pipeline from its snapshot, the sources' positions and the last board.
 
-It also checks that the parts of the state belong together.
+It also checks that the parts of the state agree.
 """
 
 import logging
@@ -103,7 +103,7 @@ class StateMonitor:
         self._saved.occupancy_known = True
 
     def check_parts(self, inbox: dict[str, int], board: int, snapshot: int, now_ms: int) -> Standing:
-        """Compare the parts of the state, and return the standing of a board that has folded `inbox`.
+        """Compare the parts of the state, and return the standing of a board that includes `inbox`.
 
         `board`, `snapshot`: the numbers of the last board and of the last snapshot. Only one thread may call this
         at a time.
@@ -120,7 +120,7 @@ class StateMonitor:
         return Standing(inbox, self.identity, self.seen, self._board_lost, self._saved.lost)
 
     def _adopt_identity(self, file: StateFile | None, now_ms: int) -> None:
-        """Adopt an identity that an operator has accepted since the start, or that the placer has made."""
+        """Adopt an identity that an operator accepted after the start, or that the placer made."""
         if file is None or file.identity == self.identity:
             return
         accepted = file.accepted is not None and file.accepted.time_ms >= self._began_ms
@@ -149,8 +149,7 @@ class StateMonitor:
 def _is_snapshot_accepted(file: StateFile, saved: SavedState, views: Sequence[PartView]) -> bool:
     """Return whether an operator has accepted the restored snapshot.
 
-    If there is no snapshot, return whether the operator accepted its absence, and none was written
-    since.
+    Without a snapshot, the operator must have accepted its absence, and none may have been written since.
     """
     if file.accepted is None or saved.identity == file.identity:
         return False
@@ -164,7 +163,7 @@ def _is_snapshot_accepted(file: StateFile, saved: SavedState, views: Sequence[Pa
 class RestoredPipeline:
     """The restored parts of a pipeline.
 
-    state_monitor, board: only in the first pipeline, which folds the events. board: the last one, None
+    state_monitor, board: only in the first pipeline, which applies the events. board: the last board, or None
     if there is none.
     """
 
@@ -182,9 +181,9 @@ def restore_pipeline(
     make_sources: Callable[[Entities], Sequence[Source]],
     share: Share,
 ) -> RestoredPipeline:
-    """Restore a pipeline's state from its snapshot and, in the first pipeline, from the last board.
+    """Restore a pipeline's state from its snapshot. The first pipeline also uses the last board.
 
-    The sources are made after the snapshot's entities are known, and continue from its positions.
+    The sources are made once the snapshot's entities are known. They continue at its positions.
     """
     snapshot = Snapshot(config.get_pipeline_folder(share.instance) / "snapshot")
     saved = snapshot.restore(config, topology, clock.now_ms())
@@ -206,7 +205,7 @@ def _continue_from_board(
 ) -> None:
     """Continue the numbering of topology generations from the last board.
 
-    If the events are lost, also restore the attempts that ran on that board.
+    If the events are lost, also restore the attempts that ran on this board.
     """
     state = saved.state
     shown = board.json("meta")["generation"] if board is not None and "meta" in board else 0

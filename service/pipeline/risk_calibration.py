@@ -1,6 +1,6 @@
 """The calibration record of node risk (fleetcast.models.risk.record).
 
-Each tick publishes it. The hazard of nodes with past faults is fitted again when due.
+Each tick publishes it. When due, the hazard of nodes with past faults is fitted again.
 """
 
 import asyncio
@@ -26,19 +26,19 @@ CHECK_INTERVAL_S = 3600.0  # of fleet time
 
 
 class RiskCalibration(Capability):
-    """The capability that publishes the calibration record, and fits the hazard of past faults when due."""
+    """The capability that publishes the calibration record. When due, it fits the hazard of past faults again."""
 
     def __init__(self, memory: RiskState, free: asyncio.Lock, clock: Clock) -> None:
-        """Start without a record. free: the lock that is held while the state of the risk rules is used."""
+        """Start without a record. free: the lock to hold while the state of the risk rules is used."""
         self._memory, self._free, self._clock = memory, free, clock
         self._rows: Sequence[Calibration] = ()
 
-    def sections(self, tick: Tick) -> list[Section]:
+    def make_sections(self, tick: Tick) -> list[Section]:
         document = make_calibration_document(self._memory)
         self._rows = document.rows
         return [Section("doc.risk_calibration", encode(document), tick.now_ms)]
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return make_calibration_page(self._rows, get_fault_rate_multiple(self._memory))
 
     async def work(self, state: FleetState) -> None:
@@ -48,7 +48,7 @@ class RiskCalibration(Capability):
 
 
 def make_calibration_document(memory: RiskState) -> CalibrationRecord:
-    """Return `doc.risk_calibration`: a row for each horizon, and notes on the hazard's fit."""
+    """Make the section `doc.risk_calibration`: a row for each horizon, and facts about the hazard's fit."""
     faults = memory.faults
     times = get_fault_rate_multiple(memory)
     notes = (faults.fit or faults.prior).notes
@@ -58,17 +58,17 @@ def make_calibration_document(memory: RiskState) -> CalibrationRecord:
 
 
 def get_fault_rate_multiple(memory: RiskState) -> float | None:
-    """Return the site's fault rate as a multiple of the published one.
+    """Return the site's fault rate as a multiple of the published rate.
 
-    Returns None if the site's own fit replaces that rate.
+    Returns None if the site's own fit replaces the published rate.
     """
     return memory.rate.times if memory.faults.fit is None else None
 
 
 def make_calibration_page(rows: Sequence[Calibration], times: float | None = None) -> bytes:
-    """Make the metrics page of the record. A horizon without a matured forecast has only the count.
+    """Make the metrics page of the record. A horizon without a matured forecast has only a count.
 
-    times: the site's fault rate as a multiple of the published one.
+    times: the site's fault rate as a multiple of the published rate.
     """
     page = Page()
 
@@ -85,7 +85,7 @@ def make_calibration_page(rows: Sequence[Calibration], times: float | None = Non
 
 
 async def refit_if_due(memory: RiskState, free: asyncio.Lock, names: Sequence[str], now_ms: int) -> bool:
-    """Fit the hazard of past faults if that is due, and return whether it was fitted."""
+    """Fit the hazard of past faults again if that is due. Returns whether it was fitted."""
     async with free:
         if not memory.faults.is_fit_due(now_ms):
             return False

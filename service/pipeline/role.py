@@ -1,4 +1,4 @@
-"""The pipeline as a process. It opens its sources, and saves a last snapshot on SIGTERM."""
+"""The pipeline process. It opens its sources, and saves a last snapshot on SIGTERM."""
 
 import asyncio
 import contextlib
@@ -49,9 +49,9 @@ BUILT_IN = {  # `pipeline.sources.use` -> a class made with (entities, clock, op
 
 
 def open_sources(config: Config, clock: Clock, entities: Entities, share: Share = WHOLE) -> list[Source]:
-    """Open the inbox, the scraper if there are targets, and the sources that the configuration names.
+    """Open the inbox, the scraper if there are targets, and the sources in the configuration.
 
-    If there are several pipelines, each gets a share of the inbox, of the targets and of the sources whose
+    If there are several pipelines, each gets a share of the inbox, of the targets, and of the sources whose
     class sets `divides`. The first pipeline gets all other sources.
     """
     sources: list[Source] = [
@@ -73,7 +73,7 @@ def open_sources(config: Config, clock: Clock, entities: Entities, share: Share 
 
 
 def _open_source(row: PluginConfig, clock: Clock, entities: Entities, share: Share) -> Iterator[Source]:
-    """Yield the source of a configuration row, or nothing if another pipeline runs it."""
+    """Yield the source of a configuration entry. Yield nothing if another pipeline runs it."""
     found = load_plugin(f"pipeline.sources.use (built in: {', '.join(BUILT_IN)})", BUILT_IN.get(row.use, row.use))
     kind = check_source_class(found, f"pipeline.sources.use = {row.use!r}") if isinstance(found, type) else found
     if getattr(kind, "divides", False) and share.instances > 1:
@@ -99,8 +99,8 @@ def _make_source(use: str, kind: Any, entities: Entities, clock: Clock, options:
 def _check_names(sources: Sequence[Source]) -> None:
     """Check that the names of the sources differ. Raises ConfigError if two are equal.
 
-    A snapshot stores positions by name. With equal names, a source could continue at another one's
-    position.
+    A snapshot stores positions by name. With equal names, a source could continue at the position of another
+    one.
     """
     for name, count in Counter([ARCHIVE, *(source.name for source in sources)]).items():
         if count > 1:
@@ -119,9 +119,9 @@ def _make_write_decoder(config: Config, entities: Entities) -> WriteDecoder:
 
 
 def raise_open_file_limit() -> None:
-    """Raise the process's limit of open files from the system's soft limit, often 1,024.
+    """Raise the process's limit of open files above the system's soft limit, often 1,024.
 
-    A large fleet has thousands of followed logs and connections to targets.
+    In a large fleet, the process follows thousands of logs and connects to thousands of targets.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, OPEN_FILES)
@@ -132,8 +132,8 @@ def raise_open_file_limit() -> None:
 def reduce_garbage_collection() -> None:
     """Freeze all present objects, and make garbage collection rare.
 
-    Few of a tick's many objects are garbage. By default, collections took a sixth of a tick at 10,000 GPUs.
-    They also took most of the time in which a save copies tables.
+    A tick makes many objects, and few of them are garbage. By default, collections took a sixth of a tick at
+    10,000 GPUs. They also took most of the time in which a save copies tables.
     """
     gc.collect()
     gc.freeze()

@@ -1,7 +1,7 @@
 """The load of served models, summed over their instances.
 
-Rates and histograms are added up. The use of the KV cache is a mean, shown with that of the fullest
-instance.
+Rates and histograms are added up. The use of the KV cache is a mean. The value of the fullest instance
+is shown with it.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class ServedInstances(Capability):
     def __init__(self) -> None:
         self._document = ServedModels(0, [])
 
-    def sections(self, tick: Tick) -> list[Section]:
+    def make_sections(self, tick: Tick) -> list[Section]:
         self._document = make_served_document(tick.served, tick.now_ms)
         return [Section("doc.served_models", encode(self._document), tick.now_ms)]
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return make_served_page(self._document)
 
 
@@ -79,7 +79,7 @@ def _sum_reported(instances: Sequence[ServedInstance], name: str) -> float | Non
 
 
 def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
-    """Compute the mean and quantiles of the window's times to first token, in seconds.
+    """Compute the mean and quantiles of the time to first token within the window, in seconds.
 
     Only histogram edges that all instances have are used.
     """
@@ -99,7 +99,7 @@ def compute_ttft(instances: Sequence[ServedInstance]) -> TimeToFirstToken:
 def interpolate_quantile(edges: Sequence[float], counts: Sequence[float], rank: float) -> float | None:
     """Return the value at which a cumulative histogram reaches `rank`.
 
-    Returns None beyond its last edge, and if there are no requests. counts: requests up to each edge.
+    Returns None without requests, or beyond the last edge. counts: requests up to each edge.
 
     >>> interpolate_quantile([0.1, 1.0], [10.0, 20.0], 15.0), interpolate_quantile([0.1, 1.0], [10.0, 20.0], 30.0)
     (0.55, None)

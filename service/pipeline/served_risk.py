@@ -1,4 +1,4 @@
-"""The site's own fits of the risk model: the serving version, and the challenger that is scored with it."""
+"""The site's own fits of the risk model: the version in use, and the challenger that is scored with it."""
 
 import logging
 from collections.abc import Callable
@@ -20,9 +20,9 @@ DAY = RISK_HORIZONS_S.index(86_400)
 
 
 class ServedRisk:
-    """The loader that sets `watch.site` and `watch.shadow` to the versions of the registry.
+    """The loader that sets `watch.site` and `watch.shadow` to versions of the registry.
 
-    Without a usable version, the shipped fit serves.
+    If no version is usable, the shipped fit is used.
     """
 
     def __init__(self, registry: Registry, watch: FleetWatch) -> None:
@@ -32,7 +32,7 @@ class ServedRisk:
         self._challenger: str | None = None
 
     def refresh(self) -> None:
-        """Load the versions that were promoted, rolled back or chosen as challenger since the last call.
+        """Load versions that were promoted, rolled back or chosen as challenger since the last call.
 
         Each call reads two small files.
         """
@@ -54,7 +54,7 @@ class ServedRisk:
         return wanted
 
     def _serve_version(self, version: str | None) -> None:
-        """Serve a version. If it is damaged, serve the intact version before it."""
+        """Use a version. If it is damaged, use the intact version before it."""
         folder = None if version is None else self._registry.find_serving_folder(KIND)
         self._watch.site = None if folder is None else SiteRisk(SiteFit.load(folder), f"{KIND}-{folder.name}")
         self.trouble = ""
@@ -72,13 +72,13 @@ class ServedRisk:
 
 
 def summarise_recent_risk(memory: RiskState) -> RecentAccuracy:
-    """Return the recent outcomes of one-day risk: its Brier score divided by that of the base rate."""
+    """Return the recent accuracy of one-day risk: its Brier score divided by the one of the base rate."""
     loss, n = _compute_loss(memory.record)
     return RecentAccuracy(None, loss, n)
 
 
 def make_risk_shadow(memory: RiskState, challenger: SiteRisk | None) -> ShadowModel | None:
-    """Return the challenger's record and that of the serving version, or None without a challenger."""
+    """Return the records of the challenger and of the version in use. Returns None without a challenger."""
     if challenger is None or memory.shadow.model != challenger.name:
         return None
     loss, n = _compute_loss(memory.shadow)

@@ -1,7 +1,7 @@
-"""Metrics by which a site is judged.
+"""Metrics by which operators judge a site.
 
-They are waits by queue and class, use by pool and GPU model, and failures by category. The number
-of series is limited. Smaller queues, pools and models beyond the limit are summed as `other`.
+They are waits by queue and class, use by pool and GPU model, and failures by category. The number of
+series is limited. Smaller queues, pools and models beyond the limit are summed as `other`.
 """
 
 from collections import Counter, defaultdict
@@ -31,7 +31,7 @@ def make_site_page(tick: Tick) -> bytes:
 
 
 def find_largest(sizes: Mapping[K, float], shown: int) -> set[K]:
-    """Return the `shown` keys with the largest sizes. Of equal sizes, the first by name comes first."""
+    """Return the `shown` keys with the largest sizes. If sizes are equal, the first name comes first."""
     return set(sorted(sizes, key=lambda key: (-sizes[key], str(key)))[:shown])
 
 

@@ -1,14 +1,14 @@
-"""Snapshots of the state on disk: rings, jobs, nodes, the stateful parts, and the sources' positions.
+"""Snapshots of the state on disk: samples, jobs, nodes, the stateful parts, and the sources' positions.
 
     snapshot/<n>/   store/ (fleetcast.features.store_files)   jobs/ (fleetcast.service.pipeline.job_files)
                     NAME.arrays of each part (fleetcast.service.pipeline.stateful)
                     state.arrays: the header, nodes, and other small parts
 
-A snapshot is written under a temporary name and renamed when complete, so a crash leaves the older
-ones intact. Positions and tables belong to one moment. The rings are copied in slices after it,
-which is safe because a repeated record changes nothing. The last two snapshots stay, with the inbox
-from the older one's position on. If the newest cannot be read, the other one leads to the same
-state.
+A snapshot is written under a temporary name and renamed when complete, so a crash leaves the older ones
+intact. Positions and tables belong to one moment. The ring buffers of samples are copied in slices
+afterwards. This is safe, because a repeated record changes nothing. The last two snapshots stay. The
+inbox stays from the position of the older one on. If the newest snapshot is unreadable, the other one
+leads to the same state.
 """
 
 import logging
@@ -59,7 +59,7 @@ class OtherVersionError(ValueError):
 class SavedState(SnapshotHeader):
     """All state that outlives a process.
 
-    number: the number of the snapshot from which it was restored, 0 for none.
+    number: the number of the snapshot that it was restored from, or 0 for none.
     """
 
     state: FleetState
@@ -68,7 +68,7 @@ class SavedState(SnapshotHeader):
 
 
 class Snapshot:
-    """The snapshots of one pipeline in one folder. `kinds`: the kinds of parts that they hold."""
+    """The snapshots of one pipeline in one folder. `kinds`: the kinds of parts in a snapshot."""
 
     def __init__(self, folder: Path, kinds: Sequence[PartKind] = STATEFUL) -> None:
         self.folder = folder
@@ -78,11 +78,11 @@ class Snapshot:
         files.make_folder(folder, AREA)
 
     def list_numbers(self) -> list[int]:
-        """Return the numbers of the snapshots on disk, complete or not, oldest first."""
+        """Return the numbers of the snapshots on disk, complete or not, the oldest first."""
         return sorted(int(path.name) for path in self.folder.iterdir() if path.name.isascii() and path.name.isdigit())
 
     def restore(self, config: Config, topology: Topology, now_ms: int) -> SavedState:
-        """Restore the newest readable snapshot. Return its state, or an empty state if there is none."""
+        """Restore the newest readable snapshot, and return its state. Without one, return an empty state."""
         for number in reversed(self.list_numbers()):
             try:
                 saved = self._load(self.folder / str(number), config, topology)
@@ -120,9 +120,9 @@ class Snapshot:
     def save(self, saved: SavedState, forecaster: Dump | None = None) -> Coroutine[None, None, Positions | None]:
         """Copy the tables at once, and return a coroutine that writes them. The coroutine raises OSError.
 
-        The state may change while the coroutine runs. It returns the positions up to which a source may
-        delete records. They are those of the older of two snapshots, or None before there are two.
-        forecaster: a dump of the DemandForecaster that a thread made, if the forecaster has not changed
+        The state may change while the coroutine runs. The coroutine returns the positions up to which a source
+        may delete records. They are the positions of the older of two snapshots, or None before there are two.
+        forecaster: a dump of the DemandForecaster that a thread has made. The forecaster must not have changed
         since.
         """
         number = max([0, *self.list_numbers()]) + 1
@@ -143,7 +143,7 @@ class Snapshot:
     def _iterate_steps(self, saved: SavedState, dumps: dict[str, Dump], folder: Path) -> Iterator[Work]:
         """Yield the steps of a save as functions.
 
-        Fetching the next step copies data. Calling it writes that data, in any thread.
+        Fetching the next step copies data. Calling the step writes the data, in any thread.
         """
         beside = folder.with_name(f".{folder.name}.tmp")
         yield self._prepare_tables(saved, dumps, beside, folder)
@@ -184,7 +184,7 @@ _Nodes = list[tuple[NodeRecord, dict[str, SeenSequences]]]
 
 
 def _publish_snapshot(beside: Path, folder: Path) -> None:
-    """Sync the temporary folders to disk, and rename them to a snapshot."""
+    """Sync the temporary folder to disk, and rename it to a snapshot."""
     for path in (beside / "store", beside / "jobs", beside):
         files.sync_folder(path, AREA)
     files.rename(beside, folder, AREA)
@@ -192,10 +192,7 @@ def _publish_snapshot(beside: Path, folder: Path) -> None:
 
 
 def _load_store(folder: Path, config: Config) -> WindowStore:
-    """Load the saved store. After a change of the scrape interval, return an empty one.
-
-    The empty store has the same entities.
-    """
+    """Load the saved store. If the scrape interval has changed, return an empty store with the same entities."""
     interval_s, future_limit_s = config.scrape.interval_s, config.pipeline.future_limit_s
     try:
         return WindowStore.load(folder, interval_s=interval_s, future_limit_s=future_limit_s)

@@ -1,9 +1,9 @@
-"""FleetState: all state of a pipeline, and the one function that changes it.
+"""The state of a pipeline, and the one function that changes it.
 
     Batch ── apply ──> rings (WindowStore), jobs (JobFold), nodes (NodeTable), topology
 
-`apply` ignores older samples and repeated events, so a replay that overlaps a snapshot ends in the same
-state.
+`FleetState.apply` ignores older samples and repeated events. So a replay that overlaps a snapshot ends in
+the same state.
 """
 
 import logging
@@ -67,9 +67,9 @@ class Counts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EventView(FoldedEvents):
-    """The state of jobs and nodes, with all events up to `position`.
+    """The state of jobs and nodes after all events up to `position`.
 
-    It consists of copies, which do not change when more events arrive.
+    It consists of copies. They do not change when more events arrive.
     """
 
     queued: Sequence[JobAttempt]  # wait for resources
@@ -79,7 +79,7 @@ class EventView(FoldedEvents):
 
 
 class FleetState:
-    """The state of one pipeline. One task owns it, and no other task writes to it."""
+    """The state of one pipeline. Only the task that owns it may write to it."""
 
     def __init__(
         self, entities: Entities, store: WindowStore, topology: Topology, limits: LimitsConfig | None = None
@@ -109,7 +109,7 @@ class FleetState:
         self._gpu_rows: tuple[tuple[int, int], NDArray[np.int32]] = ((-1, -1), np.zeros((0, 1), np.int32))
 
     def apply(self, batch: Batch, now_ms: int) -> list[NodeEvent]:
-        """Apply a batch, and return its new node events, hard signals among them."""
+        """Apply a batch. Returns its new node events, which may be hard signals."""
         counts = self.counts
         for samples in batch.samples:
             written = self.store.write(samples, now_ms)
@@ -161,7 +161,7 @@ class FleetState:
         return self._apply_node_events(batch.node_events)
 
     def _has_room(self, event: JobEvent, is_acknowledged: bool) -> bool:
-        """Return whether there is room for the event's job. There always is for an acknowledged event.
+        """Return whether there is room for the event's job. An acknowledged event always has room.
 
         The api acknowledges only events within its own limits.
         """
@@ -170,7 +170,7 @@ class FleetState:
     def _is_placed(self, event: JobEvent) -> bool:
         """Return whether the placer has placed the event's attempt.
 
-        Only the first event of an attempt and its start are checked. For other events the result is False.
+        Only the first event of an attempt and its start are checked. For other events, the result is False.
         """
         attempt = self.jobs.attempts.get((event.job, event.attempt))
         if self.promises is None or (attempt is not None and (attempt.is_exempt or not isinstance(event, Started))):
@@ -178,9 +178,9 @@ class FleetState:
         return self.promises.admits(event.job, event.attempt)
 
     def apply_label_jobs(self, others: Iterable[LabelHold], now_ms: int) -> None:
-        """Apply events for the jobs that GPU labels name, and fail attempts that have been silent for long.
+        """Apply events for the jobs that GPU labels name, and fail attempts that have long been silent.
 
-        others: the holders of GPUs that the labels of other pipelines name.
+        others: the holders of GPUs in labels that other pipelines read.
         """
         holds = [*self.labelled.list_current_holds(now_ms), *others]
         events = [*self.label_jobs.make_events(holds, self.jobs, now_ms), *self._fail_silent_attempts(now_ms)]
@@ -188,10 +188,10 @@ class FleetState:
             self.apply(Batch(events=tuple(events)), now_ms)
 
     def _fail_silent_attempts(self, now_ms: int) -> list[Failed]:
-        """Return ends of attempts that only their own steps reported and that have been silent for long.
+        """Return ends for long silent attempts of which only their own training loop reported steps.
 
-        A later step revives the attempt. Only silence while this process runs counts. These ends have
-        sequences below 0, so that every reported end overrides them.
+        A later step revives such an attempt. Only silence while this process runs counts. These ends have
+        sequence numbers below 0, so every reported end overrides them.
         """
         if self._listens_ms is None:
             self._listens_ms = now_ms
@@ -216,7 +216,7 @@ class FleetState:
         ]
 
     def _apply_node_events(self, events: Sequence[NodeEvent]) -> list[NodeEvent]:
-        """Apply node events under the fleet's names of the nodes, and return the new ones."""
+        """Apply node events under the fleet's names of their nodes, and return the new events."""
         fresh = []
         for stated in events:
             try:
@@ -245,7 +245,7 @@ class FleetState:
         return event if gpu is None else msgspec.structs.replace(event, gpu=gpu)
 
     def _add_gpus_to_events(self) -> None:
-        """Add GPUs to earlier node events whose devices exporters have named since."""
+        """Add GPUs to earlier node events, if exporters have named the events' devices since."""
         devices = self.entities.devices
         if devices.learnt == self._devices_learnt:
             return
@@ -257,7 +257,7 @@ class FleetState:
                 self._node_copies.pop(name, None)
 
     def copy_events(self, now_ms: int) -> EventView:
-        """Return copies of jobs and nodes for a thread to use while more events arrive."""
+        """Copy jobs and nodes, so that a thread can use them while more events arrive."""
         copies: dict[tuple[str, int], JobAttempt] = {}
 
         def copy_attempts(attempts: Iterable[JobAttempt]) -> list[JobAttempt]:
@@ -299,7 +299,7 @@ class FleetState:
             logger.warning("forgot %d jobs at rest before their time: the limit is %d", forgotten, MOST_RESTING)
 
     def count_used_limits(self) -> dict[str, dict[str, int]]:
-        """Return limit -> how much of it is in use (`used`), and its maximum (`most`)."""
+        """Return limit → how much of it is in use (`used`), and its maximum (`most`)."""
         unknown = len(self.entities[EntityKind.NODE]) - self._named - len(self.entities.listed)
         return {
             "live_jobs": {"used": self.jobs.live, "most": self.limits.live_jobs},
@@ -319,7 +319,7 @@ class FleetState:
             counts.bad_examples[error.reason] = error.detail[:200]
 
     def _apply_fleet_names(self, event: JobEvent) -> JobEvent:
-        """Return the event with the fleet's names of its nodes, because a launcher may spell them differently."""
+        """Return the event with the fleet's names of its nodes. A launcher may spell them in another way."""
         match event:
             case Started() | Resized():
                 named = {*event.nodes, *(rank.node for rank in event.ranks)}
@@ -358,7 +358,7 @@ class FleetState:
         gpus: Mapping[str, int] | None = None,
         stated: Mapping[str, NodeSpec] | None = None,
     ) -> None:
-        """Register the nodes that telemetry and schedulers report. See `FleetInventory.refresh`."""
+        """Register the nodes that telemetry and schedulers report, as `FleetInventory.refresh` does."""
         self.topology = self._inventory.refresh(self.topology, models, gpus, stated)
         for error in self._inventory.faults:
             self._count_bad_record(error)
@@ -370,7 +370,7 @@ class FleetState:
                 self._copies.pop((attempt.job, attempt.attempt), None)
 
     def find_gpu_rows(self) -> NDArray[np.int32]:
-        """Return (n, g) int32 the row in Entities[GPU] of each node's GPUs.
+        """Return the row of each node's GPUs in Entities[GPU]: (n, g) int32.
 
         A row is -1 if no exporter has reported the GPU yet.
         """
@@ -389,9 +389,9 @@ class FleetState:
 
 
 def _make_end_order_error(attempt: JobAttempt) -> RecordError:
-    """Return the error for an attempt that ended before it started.
+    """Make the error for an attempt that ended before it started.
 
-    The end counts, but nothing is learnt from its run time.
+    The end counts, but no forecast learns from its run time.
     """
     seconds = ((attempt.started_ms or 0) - (attempt.ended_ms or 0)) / 1000
     where = f"job {attempt.job[:80]!r}, attempt {attempt.attempt}"

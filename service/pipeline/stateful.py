@@ -1,4 +1,4 @@
-"""The list STATEFUL: the parts of a pipeline's state other than samples, jobs and nodes.
+"""The list STATEFUL: the parts of a pipeline's state besides samples, jobs and nodes.
 
 A snapshot has a file `NAME.arrays` for each part.
 """
@@ -42,8 +42,8 @@ S = TypeVar("S", bound=Stateful)
 class PartKind:
     """A kind of stateful part: its name, and how to make an empty one.
 
-    starts_empty: if the file of this part is damaged, the part starts empty. For any other part, a
-    damaged file makes the whole snapshot unusable.
+    starts_empty: if the file of this part is damaged, the part starts empty. For any other part, a damaged
+    file makes the whole snapshot unusable.
     """
 
     name: str  # of its file
@@ -69,7 +69,7 @@ STATEFUL: tuple[PartKind, ...] = (
 
 
 class Parts:
-    """The stateful parts of one pipeline. `parts[CoRuns]` returns the part of that class."""
+    """The stateful parts of one pipeline. `parts[CoRuns]` returns the part of this class."""
 
     def __init__(self, kinds: Sequence[PartKind], config: Config, state: FleetState) -> None:
         self._kinds = {kind.name: kind for kind in kinds}
@@ -85,14 +85,14 @@ class Parts:
     def dump(self, early: Mapping[type[Any], Dump]) -> dict[str, Dump]:
         """Return part name → its dump.
 
-        early: dumps of parts that were made before, if the parts have not changed since.
+        early: dumps that were made before. Their parts must not have changed since.
         """
         return {name: early.get(type(part)) or part.dump() for name, part in self._made.items()}
 
     def load(self, folder: Path, is_old: bool = False) -> None:
-        """Load the files that `write_parts` wrote into new parts. Raises one of UNREADABLE.
+        """Load files of `write_parts` into new parts. Raises one of UNREADABLE.
 
-        is_old: the files have the names of `old_names`.
+        is_old: the files have the names in `old_names`.
         """
         for name, part in self._made.items():
             try:
@@ -126,7 +126,7 @@ def _read_old_dump(folder: Path, name: str) -> Dump:
 
 
 def _convert_numpy_number(value: Any) -> Any:
-    """Convert a NumPy number to a Python number. Raises TypeError for other values."""
+    """Convert a NumPy number into a Python number. Raises TypeError for other values."""
     if isinstance(value, np.generic):
         return value.item()
     raise TypeError(f"a snapshot cannot hold {type(value).__name__}")

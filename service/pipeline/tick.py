@@ -46,9 +46,9 @@ RECENT_MS = 3_600_000
 
 
 def find_whole_job(job: str, jobs: Container[str]) -> str:
-    """Return the job in `jobs` that has this name, or whose name is a prefix of it.
+    """Return the job in `jobs` with this name, or the job whose name is a prefix of this name.
 
-    Returns "" if there is none. `ml/set-workers` is a part of `ml/set`.
+    Returns "" if there is none. For example, `ml/set-workers` is a part of `ml/set`.
 
     >>> find_whole_job("ml/set-workers", {"ml/set"}), find_whole_job("ml/settle", {"ml/set"})
     ('ml/set', '')
@@ -59,7 +59,7 @@ def find_whole_job(job: str, jobs: Container[str]) -> str:
 
 @dataclass(frozen=True)
 class TickInputs:
-    """All inputs of a tick at one moment. A thread may use them, because none changes except `entities`.
+    """All inputs of a tick at one moment. A thread may use them, because only `entities` changes.
 
     `entities` only grows.
     """
@@ -105,19 +105,19 @@ class Tick(TickInputs):
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Node name -> row."""
+        """Node name → row."""
         names = self.topology.names
         return self.memory.get_or_make("rows", (self.topology,), lambda: {name: row for row, name in enumerate(names)})
 
     @cached_property
     def node_gpus(self) -> dict[str, int]:
-        """Node name -> number of its GPUs."""
+        """Node name → number of its GPUs."""
         names, gpus = self.topology.names, self.topology.gpus
         return self.memory.get_or_make("gpus", (self.topology,), lambda: dict(zip(names, gpus.tolist(), strict=True)))
 
     @cached_property
     def node_state(self) -> NDArray[np.int8]:
-        """(n,) int8 NodeState of each node by its node events."""
+        """The NodeState of each node by its node events: (n,) int8."""
         state = np.full(len(self.topology), NodeState.IN_SERVICE, np.int8)
         for name, record in self.events.nodes.items():
             if name in self.rows:
@@ -126,23 +126,23 @@ class Tick(TickInputs):
 
     @cached_property
     def usual_risk(self) -> NDArray[np.float64]:
-        """(kind, horizon) fault probabilities of an ordinary node of this fleet, at least the published ones."""
+        """The fault probabilities of an ordinary node of this fleet: (kind, horizon), at least the published ones."""
         return np.maximum(compute_published_risk(), compute_usual_risk(self.fleet.risk.values))
 
     @cached_property
     def flagged(self) -> NDArray[np.bool_]:
-        """(n,) bool, nodes whose recommended action is more than watching."""
+        """The nodes whose recommended action is more than watching: (n,) bool."""
         return documents.find_flagged_nodes(self.fleet.risk, len(self.topology))
 
     @cached_property
     def state_codes(self) -> NDArray[np.int8]:
-        """(n,) int8 index of each node's state in `documents.STATES`."""
+        """The index of each node's state in `documents.STATES`: (n,) int8."""
         up = documents.find_answering_nodes(self.frames.node, self.frames.gpu, self.gpu_rows, len(self.topology))
         return documents.compute_state_codes(self.node_state, self.flagged, up)
 
     @cached_property
     def hearing(self) -> NDArray[np.int8]:
-        """(n,) int8 Hearing of each node: how current its GPU telemetry is."""
+        """The Hearing of each node, which says how current its GPU telemetry is: (n,) int8."""
         age_s = np.nan_to_num(self.read_gpu_feature("age_s"), nan=np.inf)
         youngest_s = np.where(self.gpu_exists, age_s, np.inf).min(axis=1, initial=np.inf)
         has_reported = np.isfinite(youngest_s)
@@ -158,12 +158,12 @@ class Tick(TickInputs):
 
     @cached_property
     def is_placeable(self) -> NDArray[np.bool_]:
-        """(n,) bool, whether anything may be placed on the node."""
+        """The nodes on which jobs may be placed: (n,) bool."""
         return mask_placeable_nodes(self.node_state, None if self.places_unheard else self.hearing)
 
     @cached_property
     def states(self) -> list[StateName]:
-        """(n,) the state of each node as answers name it."""
+        """The state of each node, in the words of the API: (n,)."""
         return [documents.STATES[code] for code in self.state_codes.tolist()]
 
     @cached_property
@@ -201,30 +201,30 @@ class Tick(TickInputs):
 
     @cached_property
     def held_by_node(self) -> list[dict[str, int]]:
-        """One mapping for each running attempt: node → thousandths of GPUs that it holds there."""
+        """For each running attempt, node → thousandths of GPUs that it holds there."""
         of = self.occupancy, self.topology
         return self.memory.get_or_make("held", of, lambda: count_milli_by_node(of[0], self.events.running, of[1]))
 
     @cached_property
     def held(self) -> NDArray[np.bool_]:
-        """(n, g) bool, whether a job holds the GPU."""
+        """The GPUs that a job holds: (n, g) bool."""
         return self.occupancy.holder >= 0
 
     @cached_property
     def unknown_use(self) -> NDArray[np.bool_]:
-        """(n, g) bool, whether the GPU is in use without a known job.
+        """The GPUs in use without a known job: (n, g) bool.
 
-        Telemetry shows the GPU at work, or its node lends it to another scheduler, or pods hold it before
-        their job starts.
+        Telemetry shows the GPU busy, or its node lends it to another scheduler, or pods hold it before their job
+        starts.
         """
         found = self.use.update_verdicts(self.topology.names, self.frames.gpu, self.gpu_rows, self.held, self.now_ms)
         return (found & self.gpu_exists) | self._choose_lent_gpus(found)
 
     def _choose_lent_gpus(self, at_work: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """Return (n, g) bool, whether each GPU is lent or bound.
+        """Choose the GPUs that are lent or bound: (n, g) bool.
 
         A lent GPU belongs to another scheduler. A bound GPU is held by pods of a job that has not started. The
-        node's facts state only how many there are. GPUs at work are chosen first, then others without a job.
+        node's facts state only how many there are. Busy GPUs are chosen first, then others without a job.
         """
         lent, counts = np.zeros_like(at_work), self.topology.lent_gpus + self.bound_gpus
         for row in np.flatnonzero(counts).tolist():
@@ -235,10 +235,10 @@ class Tick(TickInputs):
 
     @cached_property
     def bound_gpus(self) -> NDArray[np.int64]:
-        """(n,) int64, the number of GPUs on each node that parts of a job hold before the job starts.
+        """The number of GPUs on each node that parts of a job hold before the job starts: (n,) int64.
 
-        GPUs that the job already holds are not counted. It may hold some by a promise, by its own steps, or
-        because exporters' labels name the job after one of its parts.
+        GPUs that the job already holds do not count. It may hold some by a promise, by its own steps, or because
+        exporters' labels name the job after one of its parts.
         """
         found = np.zeros(len(self.topology), np.int64)
         if not self.bound:
@@ -257,7 +257,7 @@ class Tick(TickInputs):
 
     @property
     def are_jobs_known(self) -> bool:
-        """Return whether every source of jobs has answered once. Before that, GPUs at work may belong to jobs."""
+        """Return whether every source of jobs has answered once. Before that, busy GPUs may belong to jobs."""
         return all(stated.until_ms > 0 for stated in self.listening.values())
 
     @cached_property
@@ -267,7 +267,7 @@ class Tick(TickInputs):
 
     @cached_property
     def recent_starts(self) -> list[tuple[JobAttempt, float]]:
-        """The attempts that started within the last hour, with the seconds that they had waited."""
+        """The attempts that started within the last hour, each with the seconds that it had waited."""
         return [
             (row, max(0.0, (row.started_ms - row.eligible_ms) / 1000))
             for row in (*self.events.running, *self.events.ended)
@@ -276,7 +276,7 @@ class Tick(TickInputs):
 
     @property
     def queued_gpus(self) -> int:
-        """The number of GPUs that waiting jobs ask for, each job once. Parts of GPUs add up."""
+        """The number of GPUs that waiting jobs request, each job once. Parts of GPUs add up."""
         return ceil(sum(map(count_wanted_milli, self.open.waiting)) / WHOLE_GPU)
 
     @cached_property
@@ -287,7 +287,7 @@ class Tick(TickInputs):
 
     @cached_property
     def promise(self) -> NDArray[np.int32]:
-        """(n, g) int32 index in `open.requests` of the request that the GPU is promised to, or NO_HOLDER."""
+        """The request that each GPU is promised to: (n, g) int32 index in `open.requests`, or NO_HOLDER."""
         found, width = np.full(self.gpu_rows.shape, NO_HOLDER, np.int32), self.gpu_rows.shape[1]
         for number, request in enumerate(self.open.requests):
             for rank in request.ranks:
@@ -302,23 +302,23 @@ class Tick(TickInputs):
 
     @cached_property
     def gpu_use(self) -> NDArray[np.int8]:
-        """(n, g) int8 Occupant of each GPU."""
+        """The Occupant of each GPU: (n, g) int8."""
         use = classify_gpu_use(self.occupancy.holder, self.promise, self.unknown_use, self.withheld_nodes.use)
         return np.where(self.gpu_exists, use, np.int8(Occupant.NOTHING))
 
     @cached_property
     def gpu_exists(self) -> NDArray[np.bool_]:
-        """(n, g) bool, whether the node has that GPU."""
+        """The GPUs that exist: (n, g) bool."""
         return np.arange(self.gpu_rows.shape[1])[None, :] < self.topology.gpus[:, None]
 
     @cached_property
     def usable(self) -> NDArray[np.bool_]:
-        """(n, g) bool, whether the GPU exists and has not vanished from its exporter's page."""
+        """The GPUs that exist and have not vanished from their exporters' pages: (n, g) bool."""
         silent = np.nan_to_num(self.read_gpu_feature("silent_s")) > SILENT_INTERVALS * self.interval_s
         return self.gpu_exists & ~silent
 
     def read_gpu_feature(self, feature: str, nodes: "slice | NDArray[np.intp]" = slice(None)) -> NDArray[np.float64]:
-        """Return (nodes, g) float64, the last fresh value of a feature of each GPU, NaN if unknown.
+        """Return the last fresh value of a feature of each GPU: (nodes, g) float64, NaN if unknown.
 
         Raises KeyError if there is no such feature.
         """

@@ -1,4 +1,4 @@
-"""The collector of a tick's inputs. It runs in the event loop, without awaiting in between."""
+"""The collector of a tick's inputs. It runs in the event loop, without an await."""
 
 from collections.abc import Mapping, Sequence
 
@@ -35,7 +35,7 @@ WARM_S = 1800
 class InputCollector:
     """The collector of a tick's inputs.
 
-    others: the other pipelines, None except in the first pipeline.
+    others: the other pipelines. It is None except in the first pipeline.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class InputCollector:
     def apply_label_jobs(self, now_ms: int) -> None:
         """Apply events for the jobs that GPU labels name, and fail silent attempts.
 
-        Only the first pipeline folds events, so the others do nothing here.
+        Only the first pipeline applies events. The others do nothing here.
         """
         if self._others is not None:
             self._saved.state.apply_label_jobs(self._others.list_label_holds(), now_ms)

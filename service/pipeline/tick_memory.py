@@ -1,4 +1,4 @@
-"""The cache of a tick: results of the previous tick, with the objects that they were made from."""
+"""The cache of a tick: results of the previous tick, with the objects from which they were made."""
 
 from collections.abc import Callable, Iterable, Mapping
 from operator import is_
@@ -14,7 +14,7 @@ NOTHING_BESIDE: Mapping[tuple[str, int], object] = {}
 class AttemptRows(Generic[T]):
     """A cache of one row for each attempt. A row is made again only if the attempt has changed.
 
-    The attempts of a tick are copies that never change. An unchanged attempt is the same object as in
+    The attempts of a tick are copies that never change. An attempt without changes is the same object as in
     the last tick.
     """
 
@@ -33,7 +33,7 @@ class AttemptRows(Generic[T]):
     ) -> list[T]:
         """Return the rows of these attempts, in order.
 
-        of: other objects that all rows depend on. beside: attempt → another object on which its row depends.
+        of: other objects on which all rows depend. beside: attempt → another object on which its row depends.
         """
         attempts, is_valid = tuple(attempts), _are_same(self._of, of)
         others = tuple([beside.get((row.job, row.attempt)) for row in attempts]) if beside else (None,) * len(attempts)
@@ -53,9 +53,9 @@ def _are_same(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
 
 
 class TickCache:
-    """A cache of results that depend only on a few objects, not on the time.
+    """A cache of results that depend on a few objects, but not on the time.
 
-    Such objects are the topology and the placements.
+    Examples of such objects are the topology and the placements.
     """
 
     def __init__(self) -> None:
@@ -64,10 +64,10 @@ class TickCache:
         self._made: dict[str, tuple[tuple[object, ...], object]] = {}
 
     def get_or_make(self, name: str, of: tuple[object, ...], make: Callable[[], T]) -> T:
-        """Return the result of `make`, which is called only if an object in `of` differs from the last call's.
+        """Return the result of `make`. It is called only if an object in `of` has changed since the last call.
 
-        name: identifies the result, and only one caller uses it. The caller changes neither the result nor
-        the objects.
+        name: identifies the result. Only one caller uses it. The caller changes neither the result nor the
+        objects.
         """
         before = self._made.get(name)
         if before is None or not _are_same(before[0], of):
@@ -75,5 +75,5 @@ class TickCache:
         return cast(T, before[1])
 
     def get_row_cache(self, name: str) -> AttemptRows[Any]:
-        """Return the row cache of one caller, which `name` identifies."""
+        """Return the row cache of one caller. `name` identifies the caller."""
         return self._rows.setdefault(name, AttemptRows())

@@ -1,9 +1,8 @@
 """The pipeline's rest between ticks, and the events that end it.
 
-A hard signal wakes the tick at once. So do the first samples of a node, so that a new node has its
-score within seconds. A fleet that starts to send shows new nodes for minutes, and the tick must not
-run all that time. So nodes that appear soon after a tick wait until the tick has rested for a
-while.
+A hard signal wakes the tick at once. So do the first samples of a node, so that a new node has its score
+within seconds. While a fleet starts to send, new nodes appear for minutes. The tick must not run all that
+time. So nodes that appear soon after a tick wait until the tick has rested for a while.
 """
 
 import asyncio
@@ -21,7 +20,7 @@ NEW_NODES_REST = 4  # times as long as a tick took: so long new nodes do not wak
 
 
 class TickRest:
-    """The rest between two ticks, which ends early when the event `wake` is set."""
+    """The rest between two ticks. It ends early when the event `wake` is set."""
 
     def __init__(self, entities: Entities, wake: asyncio.Event) -> None:
         self._entities, self._wake = entities, wake
@@ -31,7 +30,7 @@ class TickRest:
         self._began = time.monotonic()
 
     def record_samples(self, batches: Sequence[SampleBatch]) -> None:
-        """Record which nodes have sent samples. Wake the tick for a new node, unless the rest has just begun."""
+        """Record which nodes have sent samples. A new node wakes the tick, unless the rest has just begun."""
         nodes = len(self._entities[EntityKind.NODE])
         if len(self._has_reported) < nodes:
             self._has_reported = np.concatenate(
@@ -49,7 +48,7 @@ class TickRest:
             self._wake.set()
 
     def begin_tick(self) -> None:
-        """Begin a tick, which covers all nodes so far. Nodes that appear from now on wait for the next one."""
+        """Begin a tick, which covers all nodes so far. Nodes that appear from now on wait for the next tick."""
         self._wake.clear()  # before the tick: what arrives while it scores is for the next one, at once
         self._waits = self._may_wake = False
         self._began = time.monotonic()

@@ -1,12 +1,12 @@
-"""The search for GPUs that are at work although no job holds them, by their exporters' readings.
+"""The search for GPUs that are busy although no job holds them, in their exporters' readings.
 
     at work   something runs on the GPU, memory is in use, or it takes more power than an idle GPU with a context open
-    verdict   it changes when the readings of a minute, and at least two of them, disagree. The first reading of a
-              GPU decides at once, because a GPU that is at work when we begin to listen was so before
-    held      a job event wins at once, and after the job's end a new minute begins. Stale readings decide nothing
+    verdict   it changes when the readings of a minute, and at least two of them, contradict it. The first reading of a
+              GPU decides at once, because a GPU that is busy when we begin to listen was busy before
+    held      a job event decides at once, and after the job's end a new minute begins. Stale readings decide nothing
 
-A GPU counts as at work lately until the readings of a whole minute show it idle. So a job holds its
-GPUs through its pauses.
+A GPU counts as busy lately until the readings of a whole minute show it idle. So a job holds its GPUs
+through its pauses.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 
 def classify_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
-    """Return (n, g) int8: 1 if a GPU is at work, 0 if it is not, -1 without a fresh reading.
+    """Return for each GPU whether it is at work: (n, g) int8, 1 for yes, 0 for no, -1 without a fresh reading.
 
     rows: (n, g) rows of `frame`.
     """
@@ -43,14 +43,14 @@ def classify_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.in
 
 
 def _find_last_reading_ms(frame: FeatureFrame, rows: NDArray[np.int32], now_ms: int) -> NDArray[np.int64]:
-    """Return (n, g) int64 the time of each GPU's last reading, in Unix ms."""
+    """Return the time of each GPU's last reading in Unix ms: (n, g) int64."""
     age_ms = np.nan_to_num(frame.column("age_s").astype(np.float64)) * 1000
     found: NDArray[np.int64] = now_ms - _arrange_by_node(age_ms.astype(np.int64), rows, 0)
     return found
 
 
 def _arrange_by_node(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -> NDArray[Any]:
-    """Return (n, g) the values of a column by row, `fill` if a GPU has no row."""
+    """Return the values of a column by node and GPU: (n, g), `fill` if a GPU has no row."""
     has_row = (rows >= 0) & (rows < len(column))
     if not len(column):
         return np.full(rows.shape, fill, column.dtype)
@@ -58,7 +58,7 @@ def _arrange_by_node(column: NDArray[Any], rows: NDArray[np.int32], fill: int) -
 
 
 class UnknownUse(Stateful):
-    """The verdicts on the use of all GPUs, by rows of the node table, which only grows."""
+    """The verdicts on the use of all GPUs. Their rows are those of the node table, which only grows."""
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
@@ -76,10 +76,10 @@ class UnknownUse(Stateful):
         now_ms: int,
         given_back: Mask | None = None,
     ) -> Mask:
-        """Return (n, g) bool, whether each GPU was at work lately.
+        """Return the GPUs that were at work lately: (n, g) bool.
 
-        names: (n,) nodes. rows: (n, g) rows of `frame`. given_back: (n, g) GPUs of jobs that have ended.
-        Their past work says nothing about the next job.
+        names: (n,) nodes. rows: (n, g) rows of `frame`. given_back: (n, g) GPUs of jobs that have ended. Their
+        past work says nothing about the next job.
         """
         self._make_room(names, rows.shape)
         works, read_ms, lately, idle_ms = (
@@ -103,9 +103,9 @@ class UnknownUse(Stateful):
     def update_verdicts(
         self, names: Sequence[str], frame: FeatureFrame, rows: NDArray[np.int32], held: Mask, now_ms: int
     ) -> Mask:
-        """Update the verdicts, and return (n, g) bool, whether each GPU is in unknown use at a tick.
+        """Update the verdicts, and return the GPUs in unknown use: (n, g) bool.
 
-        names: (n,) nodes. rows: (n, g) rows of `frame`. held: (n, g) whether a job holds the GPU.
+        names: (n,) nodes. rows: (n, g) rows of `frame`. held: (n, g) bool, a job holds the GPU.
         """
         self._make_room(names, rows.shape)
         works = classify_work(frame, rows)
@@ -125,7 +125,7 @@ class UnknownUse(Stateful):
         return found
 
     def _make_room(self, names: Sequence[str], shape: tuple[int, ...]) -> None:
-        """Make room for new nodes and GPUs, and fill in the verdicts restored from a snapshot."""
+        """Make room for new nodes and GPUs, and fill in verdicts from a snapshot."""
         if self._verdict.shape != shape:
             for name, fill in (("_verdict", NEVER), ("_other_ms", -1), ("_lately", 0), ("_idle_ms", -1)):
                 old = getattr(self, name)

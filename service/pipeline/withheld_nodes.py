@@ -1,7 +1,7 @@
 """The nodes that a maintenance window or a reservation withholds now.
 
-Schedulers and the served file of queues name them. A node that is drained, lost or withheld for
-another reason is out of service, and does not count here.
+Schedulers and the queue file name them. A node that is drained, lost or withheld for another reason is
+out of service, and does not count here.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,8 +23,8 @@ BY_STATE = {NodeState.MAINTENANCE: Occupant.WINDOW, NodeState.RESERVED: Occupant
 class WithheldNodes:
     """The nodes that a maintenance window or a reservation withholds.
 
-    use: (n,) int8 WINDOW, RESERVATION or NOTHING for each node. words: node → why it gets no other
-    work, in words. `words` also has the reasons of nodes that are out of service.
+    use: (n,) int8 WINDOW, RESERVATION or NOTHING for each node. words: node → why it gets no other work.
+    `words` also has the reasons of nodes that are out of service.
     """
 
     use: NDArray[np.int8]

@@ -5,9 +5,9 @@ They are made about once a minute, in a thread that works on copied series.
     ticks ── watch ──> facts about served models and GPUs ──────────────┐ recorded in the loop
     events ── fold ──> DemandSeries ── read in slices ──────────────────┴─> histories ── thread ──> rows, fans, sections
 
-The demand model is made once in ten minutes, when a new bin begins. While gates still have past
-demand to learn from, forecasts run more often, for at most a third of the time. Until the first
-forecast, the board shows the forecast of the previous process.
+The demand model is made once in ten minutes, when a new bin begins. While gates still have past demand to
+learn from, forecasts run more often, for at most a third of the time. Until the first forecast, the board
+shows the last forecast of the previous process.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ MAX_UNREAD_TICKS = 60  # ticks between two forecasts, with room to spare
 class TickStamp:
     """The facts of one tick from which the demand series learn.
 
-    unknown_use: number of GPUs in use without a known job, None until every source of jobs has answered
+    unknown_use: number of GPUs in use without a known job, or None until every source of jobs has answered
     once. held_milli: attempt → thousandths of GPUs that it holds, if its events state another amount.
     displaced: running attempts that hold fewer GPUs than they state.
     """
@@ -94,13 +94,13 @@ class DemandForecasts(Capability):
         """Make the forecasts of a pipeline.
 
         board: the last board of the previous process.
-        caught_up: set once all events from before the start are folded.
+        caught_up: an event that is set once all events from before the start are applied.
         """
         self.free = asyncio.Lock()
         self.latest = copy_demand_sections(board) if board and clock.now_ms() - board.as_of_ms < AGAIN_MS else []
         self.rows: list[DemandRow] = []  # of `/v1/demand`
         self.metrics = b""
-        self.dumped: tuple[Any, Any] | None = None  # the forecaster's state, as of `still`
+        self.dumped: tuple[Any, Any] | None = None  # the forecaster's state, as of `freeze_state`
         self._forecaster = forecaster
         self._caught_up = caught_up
         self._clock = clock
@@ -116,10 +116,10 @@ class DemandForecasts(Capability):
 
     @property
     def version(self) -> str:
-        """The version of the trees that forecast, such as `demand-0003`. Empty if no trees forecast."""
+        """The version of the trees that forecast, such as `demand-0003`. Empty if no trees are used."""
         return self._trees.version if self._trees is not None else ""
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
         unknown = count_unattributed_by_pool(tick) if tick.are_jobs_known else None
         in_use = None if unknown is None else sum(unknown.values())
         promised = {row.attempt: row.since_ms for row in tick.open.requests}
@@ -138,11 +138,11 @@ class DemandForecasts(Capability):
         )
         return self.latest
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return self.metrics
 
     @contextlib.asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
+    async def freeze_state(self) -> AsyncIterator[None]:
         """Dump the forecaster in a thread, because its state is large.
 
         The forecaster does not change while the context is open.
@@ -152,9 +152,9 @@ class DemandForecasts(Capability):
             yield
 
     async def work(self, state: FleetState) -> None:
-        """Forecast about once a minute, after the inbox backlog is folded.
+        """Forecast about once a minute, after the inbox backlog is applied.
 
-        Without the backlog, a forecast would be scored against an incomplete outcome, and it is scored only once.
+        A forecast from before that would be scored against an incomplete outcome, and it is scored only once.
         """
         if self._caught_up is not None:
             await self._caught_up.wait()
@@ -170,10 +170,10 @@ class DemandForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, rest_s))
 
     async def _wait_for_past_events(self, state: FleetState) -> None:
-        """Wait once for a fleet's past events if they are still arriving, for at most a minute.
+        """Wait once, for at most a minute, if a fleet's past events are still arriving.
 
-        With half of the events, the levels of demand would be wrong. The past is complete once no more old
-        events arrive and the newest event is not old.
+        With half of the events, the levels of demand would be wrong. The past is complete once no more old events
+        arrive and the newest event is recent.
         """
         counts = state.counts
         if self._has_forecast or counts.past_events <= self._on_disk:
@@ -248,8 +248,8 @@ class DemandForecasts(Capability):
 def is_request_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
     """Return whether a request of an earlier tick is still open.
 
-    It is open if no event says that its job runs or has ended. An end before the request belongs to an earlier
-    run of the same name.
+    It is open if no event says that its job runs or has ended. An end from before the request belongs to an
+    earlier run with the same name.
     """
     if by_events is None or request.submitted_ms is None:
         return True
@@ -258,7 +258,7 @@ def is_request_open(request: JobAttempt, by_events: JobAttempt | None) -> bool:
 
 
 def count_running_gpus(histories: Sequence[Histories]) -> dict[Key, RunningGpus]:
-    """Return (queue, class) -> GPUs in use, for whole queues and for their classes."""
+    """Return (queue, class) → GPUs in use, for whole queues and for their classes."""
     (running,) = (one for one in histories if one.target == "running")
     return {
         (key.queue, key.class_): RunningGpus(minutes, ten_minute)
@@ -272,8 +272,8 @@ def add_gpu_bounds(
 ) -> None:
     """Add the number of usable GPUs to each row that counts GPUs.
 
-    Rows of queued demand also get the number of GPUs that wait for a quota, except the rows of unlisted
-    queues and groups. quota: scope -> GPUs that wait for a quota.
+    Rows of queued demand also get the number of GPUs that wait for a quota. Rows of unlisted queues and
+    groups do not. quota: scope → GPUs that wait for a quota.
     """
     capacity = {
         key: gpus if math.isfinite(gpus) else None
@@ -291,7 +291,7 @@ def add_gpu_bounds(
 
 
 def count_unattributed_by_pool(tick: Tick) -> Counter[str]:
-    """Return pool of machines -> number of GPUs at work that no job holds."""
+    """Return pool of machines → number of busy GPUs that no job holds."""
     at_work = np.count_nonzero(tick.gpu_use == Occupant.UNKNOWN, axis=1)
     counts = np.maximum(at_work - tick.bound_gpus, 0).tolist()  # jobs whose pods are bound count by what they ask for
     found: Counter[str] = Counter()
@@ -302,10 +302,10 @@ def count_unattributed_by_pool(tick: Tick) -> Counter[str]:
 
 
 def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
-    """Count the held GPUs whose memory and activity are known, by (queue, class).
+    """Count, by (queue, class), the held GPUs whose memory and activity are known.
 
-    Returns (queue, class) → the number of these GPUs, how many of them have their memory loaded, and how
-    many are active.
+    Returns (queue, class) → the number of these GPUs, how many of them have their memory loaded, and how many
+    are active.
     """
     used, free = _read_feature(tick, "fb_used_bytes"), _read_feature(tick, "fb_free_bytes")
     total = _read_feature(tick, "fb_total_bytes")
@@ -326,7 +326,7 @@ def observe_held_gpus(tick: Tick) -> dict[Key, ObservedGpus]:
 
 
 def _read_feature(tick: Tick, feature: str) -> NDArray[np.float64]:
-    """Return (n, g) float64, the last fresh value of a feature of each GPU, NaN if unknown."""
+    """Return the last fresh value of a feature of each GPU: (n, g) float64, NaN if unknown."""
     if feature not in tick.frames.gpu.names:
         return np.full(tick.gpu_rows.shape, np.nan)
     return tick.read_gpu_feature(feature)

@@ -41,7 +41,7 @@ def list_series_keys(demand: DemandSeries) -> tuple[SeriesKey, ...]:
 async def read_histories(demand: DemandSeries, now_ms: int) -> list[Histories]:
     """Read one history for each target, in the order of `forecaster.TARGETS`.
 
-    The series are read in slices, so that events can be folded in between.
+    The series are read in slices, so that events can be applied between two slices.
     """
     keys = list_series_keys(demand)
     listed = {SeriesKey(*scope) for kind in ("queue", "class", "group") for scope in demand.list_scopes(kind)}
@@ -82,7 +82,7 @@ def _make_histories(
 
 
 def _fill_other_demand(table: Array, keys: Sequence[SeriesKey]) -> None:
-    """Fill in the rows of unlisted demand: beyond the listed queues, and beyond each queue's groups.
+    """Fill in the rows of unlisted demand: beyond the listed queues, and beyond the groups of each queue.
 
     table: (series, bin).
     """
@@ -99,7 +99,7 @@ def _fill_other_demand(table: Array, keys: Sequence[SeriesKey]) -> None:
 
 
 def _compute_rest(table: Array, whole: int, parts: Sequence[int]) -> Array:
-    """Return (bin,) the demand of a series beyond its listed parts, at least 0.
+    """Return the demand of a series beyond its listed parts, at least 0: (bin,).
 
     table: (series, bin). whole: row of the series. parts: rows of its parts.
     """
@@ -107,12 +107,12 @@ def _compute_rest(table: Array, whole: int, parts: Sequence[int]) -> Array:
 
 
 def round_to_thousandths(gpus: Array) -> Array:
-    """Round sums of GPUs to thousandths, which removes the rounding errors of partial GPUs."""
+    """Round sums of GPUs to thousandths. This removes the rounding errors of partial GPUs."""
     return np.round(gpus, 3)
 
 
 def sum_last_ten_minutes(minutes: Array) -> Array:
-    """Return (series, bin) the sums over the ten minutes that end with each bin.
+    """Return the sum over the ten minutes that end with each bin: (series, bin).
 
     A bin is NaN if its minute is unknown.
     """
@@ -122,10 +122,10 @@ def sum_last_ten_minutes(minutes: Array) -> Array:
 
 
 def count_usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
-    """Return (series,) the number of GPUs that each series may use, NaN if no inventory states it.
+    """Return the number of GPUs that each series may use: (series,), NaN if no inventory states it.
 
-    A pool may use the GPUs of its nodes. A queue may use the GPUs of the pools in which its jobs may
-    run. If one of its jobs may run anywhere, these are all pools.
+    A pool may use the GPUs of its nodes. A queue may use the GPUs of the pools in which its jobs may run. If
+    one of its jobs may run anywhere, it may use all pools.
     """
     gpus, total = demand.inventory.gpus, sum(demand.inventory.gpus.values())
     allowed = find_allowed_pools(demand.list_contributions())
@@ -136,7 +136,7 @@ def count_usable_gpus(demand: DemandSeries, keys: Sequence[SeriesKey]) -> Array:
 
 
 def read_request_rates(requests: RequestSeries, now_ms: int) -> Histories:
-    """Return the requests per second of all queues together, of each queue, and of each of its models.
+    """Return the requests per second of all queues together, of each queue, and of each model in a queue.
 
     A serving pool counts as a queue.
     """

@@ -1,7 +1,7 @@
 """The metrics of demand: the largest queues, pools and groups, the busiest served models, and the trees.
 
-`fleetcast_demand_pools_left_out` counts the pools without series of their own, and
-`fleetcast_demand_groups_left_out` the groups.
+`fleetcast_demand_pools_left_out` counts the pools without their own series, and
+`fleetcast_demand_groups_left_out` counts such groups.
 """
 
 import math
@@ -25,7 +25,7 @@ NamedRow = tuple[dict[str, str], DemandRow]  # labels, row
 
 
 def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
-    """Make the page of whole queues and pools. demand: rows of `/v1/demand`."""
+    """Make the metrics page of whole queues and pools. demand: rows of `/v1/demand`."""
     page = Page()
     demand = [row for row in demand if row.class_ == row.group == "all"]
     size: dict[tuple[str, str], float] = defaultdict(float)
@@ -49,7 +49,7 @@ def make_demand_page(demand: Sequence[DemandRow]) -> bytes:
 
 
 def _add_forecasts(page: Page, rows: Sequence[NamedRow]) -> None:
-    """Add the demand now, its forecasts, and how good the forecasts were."""
+    """Add the present demand, its forecasts, and the accuracy of the forecasts."""
     page.add_gauge(
         "demand_now_gpus",
         "GPUs by queue, and by pool of machines: running, queued, wanted (both), and arriving within ten minutes.",
@@ -122,7 +122,7 @@ def _find_largest_pools(size: Mapping[tuple[str, str], float]) -> list[tuple[str
 def make_parts_page(rows: Rows) -> bytes:
     """Make the metrics page of user groups and served models. rows: the rows of `/v1/demand`.
 
-    The label `pool` of a served model is that of its exporter, as in the metrics of served models.
+    The label `pool` of a served model is the pool of its exporter, as in the metrics of served models.
     """
     page = Page()
     groups = [row for row in rows if row.target == "wanted" and row.group != "all" and row.queue != "all"]
@@ -168,7 +168,7 @@ def _make_forecast_rows(
 
 
 def make_trees_page(trees: ServedTrees | None) -> bytes:
-    """Make the metrics of the demand trees: the version in use, and whether the promoted version fails."""
+    """Make the metrics page of the demand trees: the version in use, and whether the promoted version fails."""
     page = Page()
     if trees is not None:
         rows = [({"model": trees.version}, 1)] if trees.version else []

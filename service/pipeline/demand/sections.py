@@ -1,6 +1,6 @@
 """The board sections of demand, encoded once for each forecast.
 
-The sections include keys and offsets, so that a reader decodes only the rows that it needs.
+The sections include keys and offsets, so a reader decodes only the rows that it needs.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -55,7 +55,7 @@ def make_demand_sections(
 def copy_demand_sections(board: Board) -> list[Section]:
     """Return the demand sections of an older board, with their original times.
 
-    Returns an empty list if the board lacks one of them, or was written before demand had pools.
+    Returns [] if the board lacks one of them, or was written before demand had pools.
     """
     if not all(name in board for name in SECTIONS):
         return []
@@ -72,7 +72,7 @@ def copy_demand_sections(board: Board) -> list[Section]:
 def _join_parts(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes, NDArray[np.int64]]:
     """Join parts with commas between `head` and `tail`.
 
-    Also return (part, 2) int64, the begin and end offset of each part.
+    Returns the text, and the begin and end offset of each part: (part, 2) int64.
     """
     sizes = np.array([len(part) for part in parts], np.int64)
     begins = len(head) + np.concatenate([[0], np.cumsum(sizes + 1)[:-1]]) if len(parts) else sizes
@@ -83,8 +83,8 @@ def _join_parts(head: bytes, parts: Sequence[bytes], tail: bytes) -> tuple[bytes
 class DemandKeys:
     """The keys of all demand rows, with indexes.
 
-    rows: the key (queue, class, group, target, pool) of each row. by_queue: queue → its rows. groups,
-    pools: all names.
+    rows: the key (queue, class, group, target, pool) of each row. by_queue: queue → its rows. groups, pools:
+    all names of groups and pools.
     """
 
     rows: list[Key]
@@ -93,7 +93,7 @@ class DemandKeys:
     pools: frozenset[str]
 
     def find_matching_rows(self, wanted: Mapping[str, str]) -> list[int]:
-        """Return the indices of the rows that have all the wanted values. wanted: name in KEYS → value."""
+        """Return the indices of the rows with all the wanted values. wanted: name in KEYS → value."""
         values = [(KEYS.index(name), value) for name, value in wanted.items()]
         among: Iterable[int] = self.by_queue.get(wanted["queue"], ()) if "queue" in wanted else range(len(self.rows))
         return [row for row in among if all(self.rows[row][at] == value for at, value in values)]
@@ -117,7 +117,7 @@ def _decode_keys(encoded: bytes) -> DemandKeys:
 
 
 def _complete_key(key: Sequence[str]) -> Key:
-    """Return a row's key with its pool. A key of an older version has none, and gets the pool "all"."""
+    """Return a row's key with its pool. A key of an older version has no pool, and gets the pool "all"."""
     queue, class_, group, target, pool = (*key, "all")[: len(KEYS)]
     return queue, class_, group, target, pool
 
@@ -130,7 +130,7 @@ def read_demand_rows(board: Board, at: Iterable[int]) -> list[msgspec.Raw]:
 def read_demand_record(board: Board, name: str) -> dict[str, msgspec.Raw] | None:
     """Return the record of a series for `/v1/demand/record`, or None if the series has none.
 
-    name: the series as `format_series_name` writes it.
+    name: the name of the series from `format_series_name`.
     """
     names = msgspec.json.decode(board.raw("demand_record.keys"), type=list[str])
     if name not in names:

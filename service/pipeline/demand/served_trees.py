@@ -1,6 +1,6 @@
-"""The demand trees that serve: the registry's current version.
+"""The demand trees in use: the registry's current version.
 
-While no version is usable, `trouble` says why, and the other forecasters serve.
+If no version is usable, `trouble` says why, and the other forecasters are used.
 """
 
 import logging
@@ -46,7 +46,7 @@ class ServedTrees:
         self._withheld: frozenset[str] = frozenset()
 
     def refresh(self) -> bool:
-        """Load the version that should serve, and return whether the trees that forecast have changed.
+        """Load the version that should be used. Returns whether the trees in use have changed.
 
         This blocks on files.
         """
@@ -69,11 +69,11 @@ class ServedTrees:
         return self._spoke != spoke
 
     def _read_wanted_version(self) -> str | None:
-        """Return the name of the version that should serve. Raises ModelError if the registry cannot be read."""
+        """Return the name of the version that should be used. Raises ModelError if the registry is unreadable."""
         return self._registry.current_version(KIND)
 
     def _load_version(self, version: str) -> None:
-        """Load the current version's trees. If OSError is raised, `refresh` tries again.
+        """Load the trees of the current version. After OSError, `refresh` tries again.
 
         A damaged version is not tried again.
         """
@@ -93,10 +93,10 @@ class ServedTrees:
         logger.info("demand: the trees of %s forecast%s", self.version, but)
 
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
-        """Return (quantile, step, origin, series) forecasts.
+        """Return the forecasts: (quantile, step, origin, series).
 
-        They are NaN for small series, and for targets that the version forecast worse than its rivals in its
-        back-test. They are also NaN for origins within its training data, and while no model is loaded.
+        They are NaN in four cases: for small series, for targets that the version forecast worse than its rivals
+        in its back-test, for origins within its training data, and while no model is loaded.
         """
         found = np.full((len(QUANTILES), len(steps), len(origins), len(panel.names)), np.nan)
         ends = panel.first_ms + (origins + 1) * panel.bin_s * 1000
@@ -121,9 +121,9 @@ class ServedTrees:
 
 
 def load_trees(folder: Path) -> tuple[Forecaster, int]:
-    """Load the model from a version's folder, and return it with the end of its training data in Unix ms.
+    """Load the model from a version's folder. Returns it with the end of its training data in Unix ms.
 
-    Imports LightGBM. Raises ModelError.
+    This imports LightGBM. Raises ModelError.
     """
     from fleetcast.models.demand.trees import DemandTrees
 
@@ -156,7 +156,7 @@ def make_shadow_model(
 ) -> ShadowModel | None:
     """Return the shadow's record over all targets, or None if there is no shadow.
 
-    losses: target -> forecaster -> (mean loss relative to persistence's, number of losses).
+    losses: target → forecaster → (mean loss relative to persistence, number of losses).
     """
     if not shadow.version:
         return None

@@ -1,4 +1,4 @@
-"""The promoted version of past co-runs, which a pipeline uses in addition to its own co-runs.
+"""The promoted version of past co-runs. A pipeline uses it in addition to its own co-runs.
 
 `fleetcast train interference` makes such versions.
 """
@@ -19,7 +19,7 @@ CHECK_INTERVAL_MS = 10_000
 
 
 class ServedCoRuns:
-    """The past co-runs of the version that serves. They are empty if no version serves."""
+    """The past co-runs of the version in use. They are empty if no version is in use."""
 
     def __init__(self, registry: Registry | None) -> None:
         self.version = ""  # as interference-0002; empty when none serves
@@ -31,9 +31,9 @@ class ServedCoRuns:
         self._trouble = ""
 
     def refresh(self, now_ms: int) -> bool:
-        """Load the version that was promoted or rolled back to. Return whether the version changed.
+        """Load the version that was promoted or rolled back to. Returns whether the version changed.
 
-        Polls the registry at most once in CHECK_INTERVAL_MS.
+        This polls the registry at most once in CHECK_INTERVAL_MS.
         """
         if self._registry is None or 0 <= now_ms - self._looked_ms < CHECK_INTERVAL_MS:
             return False

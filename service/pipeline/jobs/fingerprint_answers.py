@@ -1,6 +1,6 @@
 """The answers of `/v1/jobs/{id}/fingerprint` and `/v1/utilisation`. All functions are pure.
 
-Facts that a job reports itself come before facts from its telemetry.
+Facts that a job reports itself override facts from its telemetry.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ NO_LABEL = f"the job has no label {FLOPS_LABEL}"
 
 @dataclass(frozen=True, slots=True)
 class IdleSpan:
-    """A span of time in which a job did nothing, in Unix ms.
+    """A period in which a job did nothing, in Unix ms.
 
     `until_ms`: the end of the job's last readings.
     """
@@ -47,7 +47,7 @@ class IdleSpan:
 class JobCopy:
     """A copy of one job's data for the thread that makes fingerprints.
 
-    trouble: why its readings could not be copied. idle, past: results of the previous evaluation.
+    trouble: why the job's readings could not be copied. idle, past: results of the previous evaluation.
     """
 
     attempt: JobAttempt
@@ -60,12 +60,12 @@ class JobCopy:
 
     @property
     def whole_window(self) -> JobWindow | None:
-        """The window if it covers the whole job, otherwise None."""
+        """The window if it covers the whole job, or else None."""
         return self.window if self.window is not None and self.window.is_representative else None
 
     @property
     def idle_before_s(self) -> float:
-        """The seconds for which the job was idle before the window, or 0 if part of that time is unknown."""
+        """The seconds for which the job was idle before the window, or 0 if part of this time is unknown."""
         window, idle = self.whole_window, self.idle
         if window is None or idle is None or idle.until_ms < window.first_ms:
             return 0.0
@@ -84,7 +84,7 @@ class JobCopy:
 
 @dataclass(frozen=True, slots=True)
 class Pauses:
-    """The checkpoints of a job so far, and when its next checkpoint and evaluation are due."""
+    """The past checkpoints of a job, and when its next checkpoint and evaluation are due."""
 
     begins: list[int]  # Unix ms
     lasts: list[float]  # seconds, of whole checkpoints
@@ -100,7 +100,7 @@ class Pauses:
 def find_reported_pauses(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int] = ()) -> Pauses:
     """Return the job's past checkpoints and its next pauses, as the job reported them.
 
-    seen_ms: pauses that telemetry shows, used for a job that reports none.
+    seen_ms: the pauses that telemetry shows. They count if the job reports none.
     """
     reported = find_episodes(attempt.checkpoints)
     begins = [one.begin_ms for one in reported] or list(seen_ms)
@@ -117,8 +117,8 @@ def find_reported_pauses(attempt: JobAttempt, now_ms: int, seen_ms: Sequence[int
 class SeenPauses:
     """The regular pauses of a job that telemetry shows.
 
-    every_s: seconds between pauses, None without a rhythm. Then `reason` says why. begins_ms: when each
-    pause began. Empty if the pauses last too long to be checkpoints.
+    every_s: seconds between pauses, or None without a rhythm. If None, `reason` says why. begins_ms: when
+    each pause began. Empty if the pauses are too long to be checkpoints.
     """
 
     every_s: float | None
@@ -143,7 +143,7 @@ def find_pause_rhythm(past: JobPast | None, interval_s: float) -> SeenPauses:
 
 
 def make_fingerprint(seen: JobCopy) -> Fingerprint:
-    """Make the fingerprint of one job, the response body of `/v1/jobs/{id}/fingerprint`."""
+    """Make the fingerprint of one job, which is the body of `/v1/jobs/{id}/fingerprint`."""
     attempt, window, now_ms = seen.attempt, seen.whole_window, seen.now_ms
     found = _find_period(window, seen.past) if window else Period(None, seen.coverage_gap)
     rhythm = find_pause_rhythm(seen.past, window.interval_s) if window else SeenPauses(None, reason=seen.coverage_gap)
@@ -188,8 +188,8 @@ def make_fingerprint(seen: JobCopy) -> Fingerprint:
 def _choose_period_s(window: JobWindow, found: Period, pauses: Pauses) -> float | None:
     """Return the period of the job's readings in seconds, or None if it is unknown.
 
-    It is the period that the readings show. Otherwise it is the interval of the checkpoints, if that is
-    long enough to show in the readings.
+    It is the period that the readings show. If they show none, it is the interval of the checkpoints, but
+    only if this interval is long enough to show in the readings.
     """
     if found.period_s is not None:
         return found.period_s
@@ -234,7 +234,7 @@ def make_use_row(seen: JobCopy) -> UseRow:
 
 
 def find_idle_time(seen: JobCopy, idle_s: float | None) -> IdleSpan | None:
-    """Return the idle time from which the next evaluation continues, or None if the job is not idle.
+    """Return the idle time with which the next evaluation continues, or None if the job is not idle.
 
     idle_s: the idle seconds that this evaluation found.
     """
@@ -246,9 +246,9 @@ def find_idle_time(seen: JobCopy, idle_s: float | None) -> IdleSpan | None:
 def _find_checkpoint_cost(
     attempt: JobAttempt, lasts: list[float]
 ) -> tuple[float | None, Literal["measured", "told"] | None]:
-    """Return the cost of a checkpoint in seconds, and where it comes from.
+    """Return the cost of a checkpoint in seconds, and its source.
 
-    It is the median duration of the job's checkpoints, or else what its submission states. Returns
+    It is the median duration of the job's checkpoints, or else the cost that its submission states. Returns
     (None, None) if neither is known.
     """
     cost_s = attempt.submission.checkpoint_cost_s if attempt.submission else None
@@ -265,14 +265,14 @@ def _parse_number(text: str) -> float:
 
 
 def _compute_step_period(attempt: JobAttempt) -> float | None:
-    """Return the median duration of the latest steps in seconds, or None if it is not above zero."""
+    """Return the median duration of the latest steps in seconds, or None if it is not positive."""
     steps = attempt.steps[-STEPS:]
     median_s = float(np.median([step.duration_s for step in steps])) if steps else 0.0
     return median_s if median_s > 0 else None
 
 
 def _find_period(window: JobWindow, past: JobPast | None) -> Period:
-    """Find the period in the last half hour, or else in the job's longer past.
+    """Find the period of the readings in the last half hour, or else in the job's longer past.
 
     A long period shows only over hours of readings.
     """
@@ -285,7 +285,7 @@ def _find_period(window: JobWindow, past: JobPast | None) -> Period:
 
 
 def _stack_channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
-    """Return (channel, slot) series in which a period may show, and (channel,) whether each is averaged.
+    """Return the series in which a period may show: (channel, slot). Also return (channel,) whether each is averaged.
 
     Each value of an averaged channel is the mean over its slot.
     """
@@ -299,7 +299,7 @@ def _stack_channels(window: JobWindow) -> tuple[Array, NDArray[np.bool_]]:
 
 
 def _compute_exchange_rate(window: JobWindow) -> Array:
-    """Return (slot,) bytes/s that one GPU sends over NVLink and its share of the node's ports."""
+    """Return the bytes/s that one GPU sends over NVLink and its share of the node's ports: (slot,)."""
     nvlink, ports = window.mean("nvlink_tx_bytes_per_s"), window.sent / max(window.gpus, 1)
     known = np.isfinite(nvlink) | np.isfinite(ports)
     return np.where(known, np.nan_to_num(nvlink) + np.nan_to_num(ports), np.nan)
@@ -327,7 +327,7 @@ def _compute_class_odds(window: JobWindow, period: Period) -> dict[str, float] |
 def _find_phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | None, int | None]:
     """Return the phase that the job reports, or else the phase that its readings show.
 
-    The second value is when the phase began in Unix ms, None if unknown.
+    The second value is when the phase began in Unix ms, or None if unknown.
     """
     if attempt.phase:
         return attempt.phase, attempt.phase_since_ms
@@ -350,9 +350,9 @@ def _find_phase(attempt: JobAttempt, window: JobWindow | None) -> tuple[str | No
 
 
 def _predict_phase_end(phase: str | None, since_ms: int | None, pauses: Pauses, now_ms: int) -> TimeQuantiles | None:
-    """Return when the phase ends, as quantiles in Unix ms, or None if that is unknown.
+    """Predict when the phase ends, as quantiles in Unix ms. Returns None if that is unknown.
 
-    A checkpoint is expected to last as long as earlier ones. Steady work ends at the next pause.
+    A checkpoint should last as long as earlier ones. Steady work ends at the next pause.
     """
     if phase == "checkpoint" and since_ms is not None and pauses.lasts:
         ends = since_ms + np.quantile(pauses.lasts, LEVELS) * 1000

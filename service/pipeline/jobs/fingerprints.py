@@ -1,14 +1,13 @@
-"""The fingerprints of running jobs, made in a pipeline with a share of a core.
+"""The fingerprints of running jobs. A pipeline makes them with a share of one CPU core.
 
-New jobs and those that were evaluated longest ago come first.
+New jobs and the jobs with the oldest evaluations come first.
 
     loop: copy the rings of some jobs ──> thread: periods, phases, use ──> again, until the budget of the pass is spent
 
-A pass takes BUDGET_SHARE of the time until the next one, or one slice of jobs if that takes longer.
-Slices of new and of known jobs alternate, so that many short jobs do not delay the others. Load
-peaks are summed every SPIKES_S, or sooner once there are many more jobs. If the arithmetic fails on
-a job's numbers, its fingerprint is unknown and states the reason. The other jobs are evaluated as
-usual.
+A pass uses BUDGET_SHARE of the time until the next one, or one slice of jobs if this takes longer. Slices
+of new and of known jobs alternate, so that many short jobs do not delay the others. Load peaks are summed
+every SPIKES_S, or sooner once there are many more jobs. If the arithmetic fails on a job's numbers, its
+fingerprint is unknown and states the reason. The other jobs are evaluated as usual.
 """
 
 import asyncio
@@ -63,7 +62,7 @@ Attempt = tuple[str, int]
 class JobAnswers:
     """The answers about one job.
 
-    idle, past: the results that depend on more than the window of one evaluation. A restart loses both.
+    idle, past: results that depend on more than the window of one evaluation. A restart loses both.
     """
 
     fingerprint: Fingerprint
@@ -74,7 +73,7 @@ class JobAnswers:
 
 
 class _NodeLookups:
-    """The lookup tables of a topology by node name: rows, GPU models and GPU counts."""
+    """Lookup tables of a topology by node name: rows, GPU models and GPU counts."""
 
     def __init__(self, topology: Topology) -> None:
         self.topology = topology
@@ -87,8 +86,8 @@ class _NodeLookups:
 class Fingerprints(Capability):
     """The capability that makes the fingerprints of the running jobs.
 
-    `latest`: board sections about the jobs evaluated so far. `answers`: attempt → its answers, in order of
-    evaluation, the oldest first.
+    `latest`: board sections about the jobs evaluated so far. `answers`: attempt → its answers, in the order
+    of evaluation, the oldest first.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -104,17 +103,17 @@ class Fingerprints(Capability):
         self._spiked = (-1, 0)  # when, and over how many jobs
         self.latest = self._encode_sections(clock.now_ms(), 0)
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
         self._sizes = tick.sizes
         return self.latest
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return self._metrics.renew_page(tick, self.latest, self._find_fingerprint)
 
     def _find_fingerprint(self, attempt: JobAttempt) -> Fingerprint | None:
         """Return the fingerprint of an attempt, or None if it has none.
 
-        A thread may be changing the answers, so this looks the attempt up by key and does not iterate.
+        A thread may change the answers meanwhile. So this looks up one key instead of iterating.
         """
         found = self.answers.get((attempt.job, attempt.attempt))
         return None if found is None else found.fingerprint
@@ -151,16 +150,16 @@ class Fingerprints(Capability):
             state.counts.bad[ODD] += 1
 
     def _drop_ended_jobs(self, running: Mapping[Attempt, JobAttempt]) -> None:
-        """Drop the jobs that no longer run."""
+        """Drop the answers of jobs that no longer run."""
         self.answers = {key: row for key, row in self.answers.items() if key in running}
         self._odd = {key: why for key, why in self._odd.items() if key in running}
         self._rows = {key: row for key, row in self._rows.items() if key in running}
 
     def _iterate_due_slices(self, running: Mapping[Attempt, JobAttempt], now_ms: int) -> Iterator[list[JobAttempt]]:
-        """Yield slices of new jobs and of jobs evaluated longest ago, in turn.
+        """Yield slices of new jobs and of jobs with the oldest evaluations, in turn.
 
-        The next pass continues with the other kind. Jobs that were evaluated less than REFRESH_S ago are
-        left out.
+        The next pass continues with the other kind. Jobs that were evaluated less than REFRESH_S ago are left
+        out.
         """
         refresh_ms = REFRESH_S * 1000
         looked = [(key, answers.use.looked_ms) for key, answers in self.answers.items()]
@@ -176,7 +175,7 @@ class Fingerprints(Capability):
             yield due
 
     async def _copy_job(self, state: FleetState, row: JobAttempt, places: _NodeLookups, now_ms: int) -> JobCopy:
-        """Copy a job's data for the thread. This runs in the event loop, which changes the data."""
+        """Copy a job's data for the thread. This runs in the event loop, because the loop changes the data."""
         model = places.models.get(row.hosts[0], "") if row.hosts else ""
         window, trouble = None, ""
         try:
@@ -190,7 +189,7 @@ class Fingerprints(Capability):
     def _find_job_rows(self, state: FleetState, row: JobAttempt, places: _NodeLookups) -> JobRows:
         """Return the rows of the job's readings, from a cache.
 
-        The cache is renewed if its GPUs, ports, nodes or ranks have changed.
+        They are computed again if the job's GPUs, ports, nodes or ranks have changed.
         """
         tables = state.store.entities
         sizes = (len(tables[EntityKind.GPU]), len(tables[EntityKind.PORT]))
@@ -201,7 +200,7 @@ class Fingerprints(Capability):
         return known[1]
 
     def _compute_answers(self, seen: Sequence[JobCopy], places: _NodeLookups) -> float:
-        """Compute the answers for copied jobs in a thread, and return the CPU seconds that this took."""
+        """Compute the answers for copied jobs in a thread. Returns the CPU seconds that this took."""
         began = time.thread_time()
         for one in seen:
             key = one.attempt.job, one.attempt.attempt
@@ -236,7 +235,7 @@ class Fingerprints(Capability):
 
 
 def _split_into_slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]:
-    """Yield slices of at most SLICE_JOBS jobs and SLICE_GPUS GPUs, but of at least one job."""
+    """Yield slices of at most SLICE_JOBS jobs and SLICE_GPUS GPUs, but at least one job."""
     due: list[JobAttempt] = []
     gpus = 0
     for row in rows:
@@ -250,9 +249,9 @@ def _split_into_slices(rows: Iterable[JobAttempt]) -> Iterator[list[JobAttempt]]
 
 
 def _make_answers(seen: JobCopy, shares: Mapping[Domain, float]) -> JobAnswers:
-    """Return the answers about a job. Raises ODD_ERRORS if the arithmetic fails on its numbers.
+    """Make the answers about a job. Raises ODD_ERRORS if the arithmetic fails on its numbers.
 
-    shares: domain -> share of the job's nodes that lie in it.
+    shares: domain → share of the job's nodes in this domain.
     """
     past = extend_past(seen.past, seen.whole_window) if seen.whole_window else seen.past
     load = make_job_load(seen.attempt, seen.whole_window, shares, seen.now_ms)
@@ -261,9 +260,9 @@ def _make_answers(seen: JobCopy, shares: Mapping[Domain, float]) -> JobAnswers:
 
 
 def _make_unknown_answers(seen: JobCopy, shares: Mapping[Domain, float], why: str) -> JobAnswers:
-    """Return answers that use only a job's submission and nodes, because its numbers are implausible.
+    """Make answers from a job's submission and nodes alone, because its numbers are implausible.
 
-    shares: domain -> share of the job's nodes that lie in it. why: the reason that its fingerprint states.
+    shares: domain → share of the job's nodes in this domain. why: the reason that its fingerprint states.
     """
     row = seen.attempt
     bare = JobAttempt(row.job, row.attempt, submission=row.submission, ranks=row.ranks, nodes=row.nodes)

@@ -1,14 +1,14 @@
-"""Facts about jobs that share hardware, from the pipeline to the API.
+"""Facts about jobs that share hardware. The pipeline publishes them for the API.
 
     share.job       (k,) uint64 hashes of job names, sorted    share.job.keys    (k, 2) uint64: the job and its kind
     share.load      (k,) uint64 keys, sorted                   share.load.alone  (k, ALONE) NaN unknown
-    doc.interference    gpu|mig|pcie|nic|rail -> co-runs and the residuals learnt from them
-    doc.co_runs         job -> the co-run that it is in now, and whether it is slower there than its bound
+    doc.interference    gpu|mig|pcie|nic|rail → co-runs and the residuals learnt from them
+    doc.co_runs         job → the co-run that it is in now, and whether it is slower there than its bound
 
-A rule predicts the speed of jobs that share a GPU. MIG slices lose nothing. On a link, the
-prediction depends on how often two periodic jobs meet. Observed co-runs correct these predictions
-(fleetcast.models.jobs.interference). Learning has cubic cost. A few co-runs are learnt at once, and many
-each half minute.
+A rule predicts the speed of jobs that share a GPU. MIG slices lose nothing. On a link, the prediction
+depends on how often the sending phases of two periodic jobs coincide. Observed co-runs correct these
+predictions (fleetcast.models.jobs.interference). Learning has cubic cost. A few co-runs are learnt at
+once, and many each half minute.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class LearntCoRuns(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class CoRunTables:
-    """The tables about shared hardware on a board, as listed in the module's docstring."""
+    """The tables on a board about shared hardware. The module's docstring lists them."""
 
     jobs: NDArray[np.uint64]
     job_keys: NDArray[np.uint64]
@@ -83,7 +83,7 @@ class CoRunTables:
 
     @classmethod
     def from_board(cls, board: Board) -> "CoRunTables":
-        """Read the tables from a board. Raises KeyError while the pipeline has not published them."""
+        """Read the tables from a board. Raises KeyError before the pipeline publishes them."""
         return cls(*(board.array(name) for name in (*JOBS, *ALONE_OF)))
 
     def find_job_keys(self, job: str) -> Keys | None:
@@ -91,7 +91,7 @@ class CoRunTables:
         return None if at < 0 else (int(self.job_keys[at, 0]), int(self.job_keys[at, 1]))
 
     def find_party(self, keys: Keys | None) -> "Party":
-        """Return one side of a co-run, with the loads of the job itself, or of its kind if they are unknown.
+        """Return one side of a co-run. Its loads are those of the job, or of its kind if the job's are unknown.
 
         If `keys` is None, nothing is known about the job.
         """
@@ -102,7 +102,7 @@ class CoRunTables:
 
 
 class Party(msgspec.Struct):
-    """One of two jobs that share hardware: its keys, and its behaviour when it runs alone."""
+    """One of two jobs that share hardware: its keys, and how it behaves when it runs alone."""
 
     keys: Keys
     load: Sequence[float] = UNKNOWN
@@ -116,8 +116,8 @@ class Party(msgspec.Struct):
 class Speeds(msgspec.Struct):
     """The predicted speeds of two jobs a and b that share hardware.
 
-    known: for each job, whether anything is known. fit: how well the jobs fit together on a link. It is None
-    on other hardware, and if the traffic of a job is unknown.
+    known: for each job, whether anything is known about it. fit: how well the jobs fit together on a link. It
+    is None on other hardware, or if the traffic of a job is unknown.
     """
 
     found: Prediction
@@ -126,7 +126,7 @@ class Speeds(msgspec.Struct):
 
 
 class ActiveCoRun(msgspec.Struct):
-    """A co-run in progress: its speed relative to running alone, and the lower bound of that speed.
+    """A co-run in progress: the job's speed relative to running alone, and the lower bound of this speed.
 
     lower_90: the speed that nine in ten such co-runs exceed.
     """
@@ -147,8 +147,8 @@ class InterferenceLearner(Capability):
     def __init__(self, co_runs: CoRuns, registry: Registry | None = None) -> None:
         """Start with the pipeline's own co-runs.
 
-        registry: the registry with versions of past co-runs, used in addition to `co_runs`. None if there
-        is none.
+        registry: the registry with versions of past co-runs, which are used in addition to `co_runs`. None if
+        there is no registry.
         """
         self.co_runs = co_runs
         self._served = ServedCoRuns(registry)
@@ -159,8 +159,8 @@ class InterferenceLearner(Capability):
         self._topology: Topology | None = None
         self._wiring, self._waiting_keys = Wiring(), KeyTable()
 
-    def sections(self, tick: Tick) -> list[Section]:
-        """Observe a tick's co-runs, and return the sections about them and about isolation."""
+    def make_sections(self, tick: Tick) -> list[Section]:
+        """Observe a tick's co-runs. Returns the sections about them and about isolation."""
         if tick.topology is not self._topology:
             self._topology, self._wiring = tick.topology, Wiring(tick.topology)
         running, waiting = tick.events.running, tick.open.waiting
@@ -183,11 +183,11 @@ class InterferenceLearner(Capability):
 
     @property
     def version(self) -> str:
-        """The version of past co-runs in use, such as interference-0002. Empty if no version serves."""
+        """The version of past co-runs in use, such as interference-0002. Empty if no version is in use."""
         return self._served.version
 
     def list_active_co_runs(self) -> dict[str, ActiveCoRun]:
-        """Return job -> the co-run that the job is in now."""
+        """Return job → the co-run that the job is in now."""
         rows = {}
         for pair, row in self.co_runs.active_co_runs.items():
             bound = self._bounds.get(pair, math.nan)
@@ -216,10 +216,10 @@ class InterferenceLearner(Capability):
 
 
 def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return a cause and a sentence if a job's co-run explains why the job is slow, otherwise {}.
+    """Return a cause and a sentence if a job's co-run explains why the job is slow. Returns {} otherwise.
 
-    A co-run explains a slow job only if it is slower than its bound, and if no other cause is known. score:
-    the job's straggler score. going: the job's current co-run, None if it has none.
+    A co-run explains this only if it is slower than its bound and no other cause is known. score: the job's
+    straggler score. going: the job's present co-run, or None if it has none.
     """
     unexplained = score["slow"] and score["culprit"]["kind"] == "nobody" and score["cause"] in EXPLAINED
     if not unexplained or going is None or not going["slower"]:
@@ -232,14 +232,14 @@ def explain_by_co_run(score: Mapping[str, Any], going: Mapping[str, Any] | None)
 
 
 def _collect_alone_values(co_runs: CoRuns) -> dict[int, tuple[float, ...]]:
-    """Return key -> the values named in ALONE, as the pipeline's own co-runs know them."""
+    """Return key → the values named in ALONE, from the pipeline's own co-runs."""
     unknown = (math.nan,) * 2
     found = {key: (*load, *co_runs.step_times_alone.get(key, unknown)) for key, load in co_runs.loads_alone.items()}
     return found | {key: (*UNKNOWN, *turns) for key, turns in co_runs.step_times_alone.items() if key not in found}
 
 
 def _make_table(rows: Mapping[int, Sequence[float]], width: int, kind: Any) -> tuple[NDArray[np.uint64], NDArray[Any]]:
-    """Return (k,) uint64 sorted keys, and (k, width) the values of each key."""
+    """Return the sorted keys, (k,) uint64, and the values of each key, (k, width)."""
     keys = np.fromiter(rows, np.uint64, len(rows))
     values = np.array(list(rows.values()), kind).reshape(len(rows), width)
     order = np.argsort(keys)
@@ -265,9 +265,9 @@ _cached_name_key = lru_cache(65_536)(hash_job_name)  # of the fleet's jobs, neve
 
 
 def compute_attempt_loads(tick: Tick) -> Array:
-    """Return (running, LOADS) mean loads over the GPUs that each attempt holds.
+    """Return the mean loads over the GPUs that each attempt holds: (running, LOADS).
 
-    The loads are those of the last two minutes, or of now.
+    The loads are those of the last two minutes, or else the present ones.
     """
     gpu = tick.frames.gpu
     seen = tick.held & (tick.gpu_rows >= 0) & (tick.gpu_rows < len(gpu.values))
@@ -276,7 +276,7 @@ def compute_attempt_loads(tick: Tick) -> Array:
 
 
 def _find_silent_gpus(gpus: Collection[str], tick: Tick) -> set[str]:
-    """Return the GPUs among `gpus` about which telemetry reports nothing now.
+    """Return the GPUs among `gpus` without telemetry now.
 
     Their last known state is still used.
     """
@@ -320,7 +320,7 @@ def _convert_nan_to_none(value: float) -> float | None:
 def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
     """Make one side of a co-run from the loads that were observed while the job ran alone.
 
-    alone: rows of ALONE, first that of the job itself, then that of its kind. Either may be missing.
+    alone: rows of ALONE, first the row of the job itself, then the row of its kind. Either may be missing.
     """
     load = next((row[: len(LOADS)] for row in alone if math.isfinite(row[0])), UNKNOWN)
     turns = next((row[len(LOADS) :] for row in alone if math.isfinite(row[len(LOADS)])), None)
@@ -328,7 +328,7 @@ def _make_party(keys: Keys, alone: Sequence[Sequence[float]]) -> Party:
 
 
 def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
-    """Return the residuals learnt from co-runs, as a board publishes them."""
+    """Return the residuals learnt from co-runs, as on a board."""
     if taught is None:
         return fit_residuals(Pairs.from_rows([]), np.zeros(0))
     rows = [([math.nan if value is None else value for value in load] for load in row[:2]) for row in taught.pairs]
@@ -340,16 +340,16 @@ def decode_residuals(taught: LearntCoRuns | None) -> Residuals:
 
 
 def predict_prior_speeds(pairs: Pairs, parties: Sequence[tuple[Party, Party]], shares: Sequence[str]) -> Array:
-    """Return (n,) the predicted speed of each job next to its partner, without learning from co-runs. NaN if unknown.
+    """Predict the speed of each job next to its partner without learning from co-runs: (n,), NaN if unknown.
 
-    parties: the two sides of each of `pairs`. shares: what the two share.
+    parties: the two sides of each of `pairs`. shares: the hardware that the two share.
     """
     rows = zip(compute_gpu_prior(pairs), parties, shares, strict=True)
     return np.array([prior if share == "gpu" else _predict_off_gpu(*sides, share) for prior, sides, share in rows])
 
 
 def _predict_off_gpu(a: Party, b: Party, share: str) -> float:
-    """Return the predicted speed of a next to b on MIG slices or a link. NaN if unknown."""
+    """Predict the speed of a next to b on MIG slices or a link. Returns NaN if it is unknown."""
     if share == "mig":
         return 1.0 if a.is_known or b.is_known else math.nan
     if a.turns is None or b.turns is None:
@@ -363,7 +363,7 @@ _meets = lru_cache(4096)(compute_overlap)
 def predict_party_speeds(a: Party, b: Party, share: str, residuals: Residuals, more: Sequence[Party] = ()) -> Speeds:
     """Predict the speeds of two jobs that share hardware.
 
-    more: other jobs on the same link, which also count for how well the jobs fit together.
+    more: other jobs on the same link. How well the jobs fit together depends on them, too.
     """
     pairs = Pairs.from_rows([(a.load, b.load, a.keys, b.keys), (b.load, a.load, b.keys, a.keys)])
     found = predict_speeds(pairs, predict_prior_speeds(pairs, [(a, b), (b, a)], [share, share]), residuals)

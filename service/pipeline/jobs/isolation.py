@@ -1,11 +1,11 @@
-"""Checks whether the isolation that a scheduler relies on is in force, by telemetry and job events.
+"""Checks of the isolation that a scheduler relies on, by telemetry and job events.
 
     gpu.isolation    (n, g, OBSERVED) float32, NaN unknown      node.network  (n,) bytes/s in and out, NaN unknown
     doc.isolation    mig {gpu: {instance: GiB}}   holders {gpu: [job]}   somewhere {node: [job]}, on GPUs unnamed
 
-If a field cannot be observed, its `ok` is null and `reason` names the metric that would show it.
-The whole answer is then null too, unless another field is false. For a limit, only the use is
-observed. True means that the use lies below the limit, not that anything enforces the limit.
+If a field cannot be observed, its `ok` is null and `reason` names the metric that would show it. The
+whole answer is then null, too, unless another field is false. For a limit, only the use is observed. True
+means that the use is below the limit, not that the limit is enforced.
 """
 
 import math
@@ -63,7 +63,7 @@ MEMORY_ONLY = "by the memory of its instances: telemetry does not report their s
 class IsolationExpectation(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     """The isolation of one GPU that a scheduler relies on. A field that is None is not checked.
 
-    mig_profile: such as `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: a list of
+    mig_profile: for example `1g.10gb`. jobs: the only jobs that may hold the GPU. cpu_pinning: a list of
     CPUs.
     """
 
@@ -91,7 +91,7 @@ class IsolationReport(msgspec.Struct):
 class ObservedGpu(msgspec.Struct):
     """The observations of one GPU. Readings are NaN if unknown.
 
-    somewhere: jobs on its node for which no event names the GPUs.
+    somewhere: jobs on the GPU's node for which no event names the GPUs.
     """
 
     readings: dict[str, float]
@@ -102,7 +102,7 @@ class ObservedGpu(msgspec.Struct):
 
     @property
     def is_reported(self) -> bool:
-        """Return whether telemetry or a job reported this GPU. If not, it cannot be known to be empty."""
+        """Return whether telemetry or a job reported this GPU. If not, it may be in use without our knowledge."""
         return bool(self.holders) or self.has_telemetry
 
     @property
@@ -112,7 +112,7 @@ class ObservedGpu(msgspec.Struct):
 
 
 def make_isolation_sections(tick: Tick) -> list[Section]:
-    """Return the board sections with the readings of every GPU, and with its jobs and MIG instances."""
+    """Return the board sections with the readings, the jobs and the MIG instances of every GPU."""
     running = tick.events.running
     network = np.full(len(tick.topology), np.nan, np.float32)
     if len(tick.frames.node.values):
@@ -132,12 +132,12 @@ def make_isolation_sections(tick: Tick) -> list[Section]:
 
 
 def stack_gpu_readings(tick: Tick) -> NDArray[np.float32]:
-    """Return (n, g, OBSERVED) float32 readings of a tick, NaN if unknown."""
+    """Return the readings of every GPU at a tick: (n, g, OBSERVED) float32, NaN if unknown."""
     return np.stack([tick.read_gpu_feature(name) for name in OBSERVED], axis=-1).astype(np.float32)
 
 
 def group_jobs_by_gpu(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
-    """Return GPU -> the jobs that hold it, if events name their GPUs."""
+    """Return GPU → the jobs that hold it, for jobs whose events name their GPUs."""
     found: dict[str, list[str]] = {}
     for attempt in running:
         for rank in attempt.ranks:
@@ -149,7 +149,7 @@ def group_jobs_by_gpu(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
 
 
 def _find_unnamed_gpu_jobs(running: Sequence[JobAttempt]) -> dict[str, list[str]]:
-    """Return node -> the jobs that run there on GPUs that no event names."""
+    """Return node → the jobs that run there on GPUs that no event names."""
     found: dict[str, list[str]] = {}
     for attempt in running:
         named = {rank.node for rank in attempt.ranks if rank.gpus}
@@ -160,7 +160,7 @@ def _find_unnamed_gpu_jobs(running: Sequence[JobAttempt]) -> dict[str, list[str]
 
 
 def check_isolation(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms: int) -> list[IsolationCheck]:
-    """Check each field that the scheduler expects. Return one row a field, in the order of the fields."""
+    """Check each field that the scheduler expects. Returns one row for each field, in the order of the fields."""
     found = []
     for field, wanted in msgspec.structs.asdict(expected).items():
         if wanted is not None:
@@ -170,9 +170,9 @@ def check_isolation(expected: IsolationExpectation, sight: ObservedGpu, as_of_ms
 
 
 def _explain_result(field: str, ok: bool | None, sight: ObservedGpu) -> str | None:
-    """Return why a field is unknown, or the limits of the evidence for a confirmed field.
+    """Explain why a field is unknown, or what limits the evidence for a confirmed field.
 
-    Returns None if the answer needs no explanation.
+    Returns None if there is nothing to explain.
     """
     if ok is None and field == "jobs" and sight.somewhere:
         return f"no event names the GPUs of {', '.join(sight.somewhere[:3])} on this node; {TELLS[field]} would show it"
@@ -184,7 +184,7 @@ def _explain_result(field: str, ok: bool | None, sight: ObservedGpu) -> str | No
 
 
 def combine_checks(rows: Sequence[IsolationCheck]) -> bool | None:
-    """Return False if a field is violated, else None if a field cannot be observed, else True."""
+    """Return False if a field is violated. Otherwise, return None if a field cannot be observed, or else True."""
     answers = [row.ok for row in rows]
     return False if False in answers else None if None in answers else True
 
@@ -220,8 +220,8 @@ def _check_field(field: str, wanted: Any, sight: ObservedGpu) -> tuple[Any, bool
 def _check_jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | None]:
     """Return the holders of the GPU, and whether they are as expected.
 
-    A job on unnamed GPUs of the node leaves the answer open (None), unless the known holders already
-    contradict it.
+    If a job holds unnamed GPUs of the node, the second value is None, unless the known holders already
+    contradict the expectation.
     """
     held, asked, may = set(sight.holders), set(wanted), set(sight.somewhere)
     if not held <= asked or not asked - held <= may:
@@ -230,7 +230,7 @@ def _check_jobs(wanted: Sequence[str], sight: ObservedGpu) -> tuple[Any, bool | 
 
 
 def parse_profile_gib(profile: str) -> float | None:
-    """Return the memory in GiB that a MIG profile names, or None if it names none.
+    """Return the memory in GiB in the name of a MIG profile, or None if the name states none.
 
     >>> parse_profile_gib("1g.10gb"), parse_profile_gib("MIG 1c.3g.40gb+me"), parse_profile_gib("half")
     (10.0, 40.0, None)
@@ -240,9 +240,9 @@ def parse_profile_gib(profile: str) -> float | None:
 
 
 def _check_profile(wanted: str, mig: Mapping[str, float | None]) -> tuple[Any, bool | None]:
-    """Return the instances' sizes as text, and whether one of them has the memory of the profile.
+    """Return the sizes of the instances as text, and whether one of them has the memory of the profile.
 
-    Telemetry shows the memory of instances, not their slices.
+    Telemetry shows the memory of instances, but not their slices.
     """
     gib = parse_profile_gib(wanted)
     if not mig:

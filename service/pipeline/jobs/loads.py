@@ -28,7 +28,7 @@ Array = NDArray[np.float64]
 
 
 def compute_domain_shares(attempt: JobAttempt, topology: Topology, rows: Mapping[str, int]) -> dict[Domain, float]:
-    """Return domain -> the share of an attempt's nodes that lie in it. rows: node name -> row."""
+    """Return domain → share of the attempt's nodes in this domain. rows: node name → row."""
     found: dict[Domain, float] = {}
     hosts = [rows[host] for host in attempt.hosts if host in rows]
     for row in hosts:
@@ -50,10 +50,10 @@ def _list_domains(topology: Topology, row: int) -> list[Domain]:
 def make_job_load(
     attempt: JobAttempt, window: JobWindow | None, shares: Mapping[Domain, float], now_ms: int
 ) -> JobLoad:
-    """Return the load of one attempt: its readings and its next checkpoint.
+    """Make the load of one attempt from its readings and its next checkpoint.
 
-    The readings are those of the last RECENT_S seconds, shifted to their present level. window: the
-    readings of the whole job.
+    The readings are those of the last RECENT_S seconds, shifted to their present level. window: the readings
+    of the whole job.
     """
     readings = {}
     if window is not None:
@@ -66,7 +66,7 @@ def make_job_load(
 
 
 def _predict_burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
-    """Predict the burst of writes of the job's next checkpoint, by all ranks together.
+    """Predict the burst of writes by all ranks at the job's next checkpoint.
 
     Returns None if its time, its duration or its bytes are unknown.
     """
@@ -82,7 +82,7 @@ def _predict_burst(attempt: JobAttempt, now_ms: int) -> Burst | None:
 
 
 def sum_rail_capacity(topology: Topology) -> dict[Domain, float]:
-    """Return rail group -> bytes/s that its network adapters can send together.
+    """Return rail group → bytes/s that its network adapters can send together.
 
     A group is left out if the speed of one of its adapters is unknown.
     """
@@ -100,9 +100,9 @@ def sum_rail_capacity(topology: Topology) -> dict[Domain, float]:
 
 
 def compute_metric_series(window: JobWindow) -> dict[str, Array]:
-    """Return metric in METRICS → (slot,) values of the whole job.
+    """Return metric in METRICS → its values for the whole job: (slot,).
 
-    Power and NVLink are the mean of the GPUs that reported, times the number of GPUs that the job
+    Power and NVLink traffic are means over the GPUs that reported, times the number of GPUs that the job
     holds.
     """
     means = {name: window.mean(name) * window.gpus for name in METRICS[:2]}
@@ -110,9 +110,9 @@ def compute_metric_series(window: JobWindow) -> dict[str, Array]:
 
 
 def forecast_readings(window: JobWindow, period_s: float | None) -> list[ExpectedReading]:
-    """Forecast the value of each metric at each horizon, not its peak until then.
+    """Forecast the value of each metric at each horizon. It is not the peak until then.
 
-    period_s: None if the job has no period. Then its level is expected to stay.
+    period_s: the period of the job, or None. Without a period, the forecast is the present level.
     """
     rows = []
     for metric, values in compute_metric_series(window).items():

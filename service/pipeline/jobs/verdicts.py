@@ -1,4 +1,4 @@
-"""The last verdicts on what slowed each job. They outlive the job."""
+"""The last verdicts on what slowed each job. They stay after the job has ended."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -23,8 +23,8 @@ Verdict = dict[str, Any]  # body of `/jobs/{id}/stragglers` with `attempt` and `
 class Verdicts(Capability, Stateful):
     """The last verdict on each job.
 
-    Verdicts on ended jobs stay for an hour, and those on slow jobs for a month. Beyond MAX_REMEMBERED
-    ended jobs, those that were not slow are dropped first, then the oldest. `sections`, `dump` and
+    Verdicts on ended jobs stay for an hour, and verdicts on slow jobs for a month. Beyond MAX_REMEMBERED
+    ended jobs, verdicts on jobs that were not slow are dropped first, then the oldest. `make_sections`, `dump` and
     `shift_times` must not run at the same time.
     """
 
@@ -33,8 +33,8 @@ class Verdicts(Capability, Stateful):
         self._ended: dict[str, Verdict] = {}  # in the order of their ends
         self._shown: bytes | None = None
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
-        """Record the verdicts of a tick. Return the section if it has changed, else an empty tuple."""
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
+        """Record the verdicts of a tick. Returns the section if it has changed, and () otherwise."""
         before, attempts = self._live, {attempt.job: attempt.attempt for attempt in tick.events.running}
         verdicts = {job: body for job, body in tick.fleet.stragglers.items() if job in attempts}
         self._live = {
@@ -54,7 +54,7 @@ class Verdicts(Capability, Stateful):
         return (Section(SECTION, self._shown, tick.now_ms),)
 
     def _drop_old_verdicts(self, now_ms: int) -> bool:
-        """Drop old verdicts, and those beyond MAX_REMEMBERED. Return whether any was dropped."""
+        """Drop old verdicts, and verdicts beyond MAX_REMEMBERED. Returns whether any was dropped."""
         young = {job: row for job, row in self._ended.items() if row["judged_ms"] >= now_ms - _choose_retention_ms(row)}
         too_many = max(0, len(young) - MAX_REMEMBERED)
         going = set(islice(sorted(young, key=lambda job: bool(young[job].get("slow"))), too_many))
@@ -63,20 +63,20 @@ class Verdicts(Capability, Stateful):
         return dropped
 
     def dump(self) -> Dump:
-        """Return all verdicts, packed as one array."""
+        """Pack all verdicts into one array."""
         return None, {"verdicts": np.frombuffer(msgspec.msgpack.encode([self._live, self._ended]), np.uint8)}
 
     def load(self, about: None, arrays: Mapping[str, NDArray[Any]]) -> None:
         """Restore the result of `dump` into an empty object.
 
-        Raises msgspec.MsgspecError if it is not valid.
+        Raises msgspec.MsgspecError if it is invalid.
         """
         self._live, self._ended = msgspec.msgpack.decode(
             arrays["verdicts"].tobytes(), type=tuple[dict[str, Verdict], dict[str, Verdict]]
         )
 
     def shift_times(self, by_ms: int) -> None:
-        """Shift the times of verdicts on running jobs after the clock was set. Those on ended jobs stay."""
+        """Shift the times of verdicts on running jobs after the clock was set. Verdicts on ended jobs stay."""
         for row in self._live.values():
             row["judged_ms"] += by_ms
 

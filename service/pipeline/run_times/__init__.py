@@ -1,1 +1,1 @@
-"""Run times in the pipeline: forecasts, their hit rate, and the serving model."""
+"""Run times in the pipeline: forecasts, their accuracy, and the model in use."""

@@ -1,9 +1,9 @@
-"""Run-time forecasts: for new jobs within seconds, and every minute for the time left to running jobs.
+"""Run-time forecasts: of new jobs within seconds, and of the remaining time of running jobs every minute.
 
     loop      features of new attempts, in slices          thread    predict all rows at once           loop   publish
 
-As in training, a run time is forecast from the facts known at submission, and the time left from
-the facts known at that moment.
+A run time is forecast from the facts known at submission, as in training. The remaining time is forecast
+from the facts known at present.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ Made = TypeVar("Made")
 class UnforecastAttempt:
     """An attempt without a run-time forecast, with the features that a forecast needs.
 
-    closed: its run, if it has already ended.
+    closed: the attempt's run, if it has already ended.
     """
 
     key: Attempt
@@ -81,7 +81,7 @@ class ForecastInputs:
 
     new: attempts that get a forecast of their run time. due, kinds: a shape for each job kind to forecast,
     and the features of each shape. aging, old: running attempts whose remaining time is forecast, and the
-    features of each attempt.
+    features of each of these attempts.
     """
 
     new: Sequence[UnforecastAttempt]
@@ -115,14 +115,14 @@ class RunForecasts(Capability):
     def issued(self) -> Mapping[Attempt, IssuedRunTime]:
         return self.record.issued
 
-    def sections(self, tick: Tick) -> Sequence[Section]:
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
         return [*self.latest, *make_peak_sections(self._peaks, tick)]
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         return self.metrics
 
     @contextlib.asynccontextmanager
-    async def still(self) -> AsyncIterator[None]:
+    async def freeze_state(self) -> AsyncIterator[None]:
         async with self.free:
             yield
 
@@ -134,22 +134,22 @@ class RunForecasts(Capability):
             await asyncio.sleep(max(SHORTEST_PAUSE_WALL_S, period_s - (time.monotonic() - began)))
 
     async def forecast(self, state: FleetState) -> None:
-        """Forecast new attempts and, once a minute, the time left to all running attempts."""
+        """Forecast new attempts and, once a minute, the remaining time of all running attempts."""
         async with self.free:
             now_ms, record = self._clock.now_ms(), self.record
             live = {_get_attempt_key(row): row for row in (*state.jobs.list_running(), *state.jobs.list_queued())}
             closed, retained = state.runs.pop_closed_runs(), self._find_retained_forecasts(state, live, now_ms)
             taken = {key: state.runs.pop_features(*key) for key in live if key not in retained}
-            new = await _process_in_slices(
+            new = await _map_in_slices(
                 [*taken], lambda key: self._make_forecast_inputs(state, live[key], taken[key], now_ms)
             )
-            over = await _process_in_slices(closed, lambda run: self._score_ended_run(run, now_ms))
+            over = await _map_in_slices(closed, lambda run: self._score_ended_run(run, now_ms))
             new += [row for row in over if row is not None]
             self._polled_ms = now_ms
             due = record.pop_due_kinds(MOST_DUE)
-            kinds = await _process_in_slices(due, lambda row: state.runs.compute_features(row[1], now_ms))
+            kinds = await _map_in_slices(due, lambda row: state.runs.compute_features(row[1], now_ms))
             aging = self._choose_running_attempts(live, retained, now_ms)
-            old = await _process_in_slices(aging, lambda row: _find_features(state, row, now_ms))
+            old = await _map_in_slices(aging, lambda row: _find_features(state, row, now_ms))
             inputs = ForecastInputs(
                 new, [shape for _, shape in due], kinds, aging, old, state.demand.compute_duration_quantiles()
             )
@@ -186,7 +186,7 @@ class RunForecasts(Capability):
     ) -> UnforecastAttempt:
         """Make the inputs for a forecast of a waiting or running attempt.
 
-        features: those at its submission, None if unknown.
+        features: the features at the attempt's submission, or None if unknown.
         """
         shape = make_job_shape(row)
         self.record.mark_kinds_due(shape)
@@ -195,17 +195,17 @@ class RunForecasts(Capability):
         return UnforecastAttempt(_get_attempt_key(row), shape, features, self._is_in_time(shape))
 
     def _is_in_time(self, shape: JobShape) -> bool:
-        """Return whether the job was submitted since the last poll. Only forecasts of such jobs are scored.
+        """Return whether the job was submitted after the last poll. Only forecasts of such jobs are scored.
 
-        For older jobs, features could contain later events, and short runs would be missed.
+        The features of older jobs could contain later events. Short runs of such jobs would be missed.
         """
         return shape.submitted_ms >= self._polled_ms - LATE_S * 1000
 
     def _score_ended_run(self, run: ClosedRun, now_ms: int) -> UnforecastAttempt | None:
         """Score the forecast of an ended run.
 
-        A run without a forecast cannot be scored. Returns its inputs, from which a forecast can be made
-        afterwards, unless it ended long ago. Otherwise returns None.
+        A run without a forecast cannot be scored. For such a run, returns the inputs for a late forecast, unless
+        it ended long ago. Otherwise, returns None.
         """
         key = (run.job, run.attempt)
         self.record.mark_kinds_due(run.shape, is_over=True)
@@ -222,7 +222,7 @@ class RunForecasts(Capability):
     def _choose_running_attempts(
         self, live: Rows, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
     ) -> list[JobAttempt]:
-        """Return the running attempts to forecast: all of them once a minute, else those without a forecast."""
+        """Choose the running attempts to forecast: all of them once a minute, else those without a forecast."""
         is_all = now_ms - self._all_ms >= PERIOD_S * 1000
         if is_all:
             self._all_ms = now_ms
@@ -235,10 +235,10 @@ class RunForecasts(Capability):
     def _issue_forecasts(
         self, inputs: ForecastInputs, retained: Mapping[Attempt, IssuedRunTime], now_ms: int
     ) -> tuple[Array, dict[Attempt, IssuedRunTime]]:
-        """Issue the forecasts of one pass. Runs in a thread.
+        """Issue the forecasts of one pass. This runs in a thread.
 
-        Returns (kind, LEVELS) float32 run times of kinds in seconds, not capped by limits, and all issued
-        forecasts.
+        Returns the run times of kinds in seconds, not capped by limits: (kind, LEVELS) float32. Also returns all
+        issued forecasts.
         """
         self.model.refresh()
         new, features = inputs.new, _stack_features([*(row.features for row in inputs.new), *inputs.kinds])
@@ -267,7 +267,7 @@ class RunForecasts(Capability):
         return run_s[len(new) :], issued | update_remaining_times(issued, keys, left_s, now_ms)
 
     def _predict_remaining_s(self, features: Array, elapsed_s: Floats, issued_s: Floats, ended_s: Floats) -> Array:
-        """Return (attempt, LEVELS) float32 seconds from now, at most the time left to the limit.
+        """Predict the remaining seconds, at most those until the limit: (attempt, LEVELS) float32.
 
         issued_s, ended_s: seconds of the whole run, by the issued forecast and by finished jobs.
         """
@@ -282,9 +282,9 @@ class RunForecasts(Capability):
 
 
 def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[float]:
-    """Return (LEVELS,) run times of finished jobs of this size in seconds, NaN if there are none.
+    """Return the run times of finished jobs of this size in seconds: (LEVELS,), NaN if there are none.
 
-    If few jobs of this size have finished, return those of all jobs.
+    If few jobs of this size have finished, return the run times of all finished jobs.
     """
     own, everybody = ended["by_gpus"].get(str(gpus)), ended["all"]
     row = own if own is not None and own["n"] >= FEWEST_ENDED else everybody
@@ -292,10 +292,10 @@ def _find_finished_run_times(ended: Mapping[str, Any], gpus: int) -> Sequence[fl
 
 
 def correct_young_runs(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> Floats:
-    """Return (attempt, LEVELS) seconds left, corrected for runs younger than YOUNG_S.
+    """Return the remaining seconds, corrected for runs younger than YOUNG_S: (attempt, LEVELS).
 
-    Models are not fitted on such runs. The younger a run, the more its forecast at submission (`issued_s`)
-    counts.
+    Models are not fitted on such young runs. The younger a run, the higher the weight of its forecast at
+    submission (`issued_s`).
     """
     rows = np.flatnonzero((elapsed_s < YOUNG_S) & np.isfinite(issued_s).all(axis=1))
     if not len(rows):
@@ -309,13 +309,13 @@ def correct_young_runs(left_s: Floats, issued_s: Floats, elapsed_s: Floats) -> F
 
 
 def _find_features(state: FleetState, row: JobAttempt, now_ms: int) -> Array:
-    """Return (feature,) the features of a waiting or running attempt, even without its submission."""
+    """Return the features of a waiting or running attempt, even without its submission: (feature,)."""
     found = state.runs.compute_open_job_features(*_get_attempt_key(row), now_ms)
     return state.runs.compute_features(make_job_shape(row), now_ms) if found is None else found
 
 
-async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
-    """Return the results of `make` for all rows. Between slices of rows, the event loop folds events."""
+async def _map_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> list[Made]:
+    """Return the results of `make` for all rows. Between two slices of rows, the event loop applies events."""
     made = []
     for at, row in enumerate(rows):
         made.append(make(row))
@@ -325,7 +325,7 @@ async def _process_in_slices(rows: Sequence[T], make: Callable[[T], Made]) -> li
 
 
 def _stack_features(rows: Sequence[Array]) -> Array:
-    """Stack rows of features into (row, feature) float32."""
+    """Stack rows of features: (row, feature) float32."""
     return np.array(rows, np.float32).reshape(len(rows), len(FEATURES))
 
 

@@ -1,6 +1,6 @@
-"""The run-time model that serves.
+"""The run-time model in use.
 
-It is the registry's version, or the quantiles of similar jobs if that version is unusable.
+It is the registry's version. If this version is unusable, it is the quantiles of similar jobs.
 """
 
 import logging
@@ -33,7 +33,7 @@ Features = NDArray[np.float32]
 class RunModel(Protocol):
     """A model of run times.
 
-    features: (job, feature). The results are (job, level), and no value is below that of a lower level.
+    features: (job, feature). The results are (job, level), and no value is below the value of a lower level.
     `predict_log_run` returns log seconds, which no limit caps.
     """
 
@@ -58,7 +58,7 @@ class ServedRunModel:
         self._version: str | None = None
 
     def refresh(self) -> bool:
-        """Load the version that should serve, and return whether it has changed.
+        """Load the version that should be used. Returns whether it has changed.
 
         This blocks on files.
         """
@@ -90,23 +90,23 @@ class ServedRunModel:
             logger.info("run times: %s serves", self.name)
 
     def predict_log_run(self, features: Features) -> Array:
-        """Return (job, LEVELS) logarithms of run times in seconds, NaN if nothing is known.
+        """Predict logarithms of run times in seconds: (job, LEVELS), NaN if nothing is known.
 
         No limit caps them.
         """
         return self._ask_model(lambda model: model.predict_log_run(features), features, len(LEVELS), SHORTEST_LOG)
 
     def predict_remaining_s(self, features: Features, elapsed_s: Array, levels: tuple[float, ...]) -> Array:
-        """Return (job, level) seconds left for jobs that have run for `elapsed_s`, NaN if nothing is known."""
+        """Predict the remaining seconds of jobs that have run for `elapsed_s`: (job, level), NaN if unknown."""
         return self._ask_model(
             lambda model: model.predict_remaining_s(features, elapsed_s, levels), features, len(levels), 0.0
         )
 
     def _ask_model(self, ask: "_ModelQuestion", features: Features, levels: int, least: float) -> Array:
-        """Return (job, level) the model's answer if it is plausible.
+        """Return the model's answer if it is plausible: (job, level).
 
-        If it is missing or implausible, the baseline answers from now on. levels: number of levels. least:
-        the smallest plausible value.
+        If it is missing or implausible, the baseline answers from now on. levels: number of levels. least: the
+        smallest plausible value.
         """
         jobs = len(features)
         if not jobs:
@@ -135,7 +135,7 @@ class ServedRunModel:
 
 
 def _make_non_decreasing(answer: Array) -> Array:
-    """Return (job, level) values, each at least as high as those at lower levels."""
+    """Raise each value to at least the values at lower levels: (job, level)."""
     sorted_up: Array = np.maximum.accumulate(answer, axis=1)
     return sorted_up
 

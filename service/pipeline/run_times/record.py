@@ -1,4 +1,4 @@
-"""The record of run-time forecasts by attempt and by job kind, with their hit rate."""
+"""The record of run-time forecasts by attempt and by job kind, with their accuracy."""
 
 import math
 from collections import deque
@@ -35,7 +35,7 @@ Array = NDArray[np.float32]
 
 
 class IssuedRunTime(msgspec.Struct, frozen=True, kw_only=True):
-    """The run-time forecast of one attempt, made at its submission. It is replaced, never changed."""
+    """The run-time forecast of one attempt, made at its submission. It is replaced, but never changed."""
 
     run_s: Array  # (LEVELS,) seconds, not capped by limit_s, NaN unknown
     similar_s: Array  # the same by similar jobs alone
@@ -82,9 +82,9 @@ def issue_run_time(
 class Outcome(NamedTuple):
     """The outcome of one run-time forecast.
 
-    below_p50, below_p90, below_p99: whether the run lasted no longer than that bound. in_80: whether it
-    lay within the 80 % band. loss, similar_loss: mean pinball loss of log seconds over LEVELS.
-    similar_loss is None if there were no similar jobs.
+    below_p50, below_p90, below_p99: the run lasted no longer than this bound. in_80: it lay within the 80 %
+    band. loss, similar_loss: mean pinball loss of log seconds over LEVELS. similar_loss is None if there were
+    no similar jobs.
     """
 
     model: str
@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
 class RunTimeRecord(Stateful):
     """The record of run-time forecasts. Only one thread writes it at a time.
 
-    `issued` is replaced as a whole, so that another thread may continue to read the old one.
+    `issued` is replaced as a whole, so another thread may continue to read the old one.
     """
 
     def __init__(self) -> None:
@@ -119,9 +119,9 @@ class RunTimeRecord(Stateful):
         return dict(zip(SCORED, shares, strict=False))
 
     def summarise_recent(self) -> RecentAccuracy:
-        """Return the recent outcomes of the model in use.
+        """Summarise the recent outcomes of the model in use.
 
-        They are the coverage of the 80 % band, the loss relative to that of similar jobs, and the number of
+        They are the coverage of the 80 % band, the loss relative to the one of similar jobs, and the number of
         runs.
         """
         rows = [row for row in self.outcomes if row.model == self.model]
@@ -134,13 +134,13 @@ class RunTimeRecord(Stateful):
         )
 
     def use_model(self, model: str) -> None:
-        """Set the model in use. A new model starts without learnt errors, and all kinds become due."""
+        """Set the model in use. After a change of the model, learnt errors are dropped and all kinds become due."""
         if model != self.model:
             self.model, self.tracker = model, RunTracker()
             self._due = dict.fromkeys(self._shapes)
 
     def record_outcome(self, issued: IssuedRunTime, shape: JobShape, run_s: float, ended_ms: int) -> None:
-        """Record whether an ended run lay within its bounds, and adapt later forecasts a little to it."""
+        """Record whether an ended run was within its bounds, and adapt later forecasts a little to it."""
         if issued.quantiles is None or not issued.in_time:
             return
         limit_s = issued.limit_s or np.inf
@@ -175,7 +175,7 @@ class RunTimeRecord(Stateful):
                     one_table.pop(oldest, None)
 
     def pop_due_kinds(self, most: int) -> list[tuple[int, JobShape]]:
-        """Return at most `most` kinds that are due, longest waiting first. They are no longer due afterwards."""
+        """Return at most `most` kinds that are due, longest waiting first. They are then no longer due."""
         keys = [key for key, _ in zip(self._due, range(most), strict=False)]
         for key in keys:
             del self._due[key]
@@ -188,7 +188,7 @@ class RunTimeRecord(Stateful):
     def make_table(self) -> tuple[NDArray[np.uint64], Array, NDArray[np.uint32]]:
         """Return the known kinds as columns, sorted by key.
 
-        They are (k,) uint64 keys, (k, LEVELS) run times in seconds, and (k,) uint32 numbers of ended runs.
+        The columns are (k,) uint64 keys, (k, LEVELS) run times in seconds, and (k,) uint32 numbers of ended runs.
         """
         known = sorted(key for key, row in self._run_s.items() if np.isfinite(row).all())
         values = np.array([self._run_s[key] for key in known], np.float32).reshape(-1, len(LEVELS))
@@ -256,10 +256,10 @@ def _compute_loss(issued: NDArray[np.float64], log_run: float) -> float:
 
 
 def _drop_unshared_fields(shape: JobShape, kind: Kind, before: JobShape | None) -> JobShape:
-    """Return the newest job of a kind, without the fields in which the kind's jobs differ.
+    """Return the newest job of a kind, without the fields in which jobs of this kind differ.
 
     before: the previous shape of the kind. The limits of several users differ widely, so the kind has a
-    typical limit: their geometric mean, in which the newest weighs most.
+    typical limit. This is their geometric mean, in which the newest limit has the highest weight.
     """
     match kind:
         case "user, name and GPUs" | "user and name":

@@ -28,10 +28,10 @@ class Census(Capability):
         self.worked_on: FleetState | None = None
         self.was_cancelled = False
 
-    def sections(self, tick: Tick) -> list[Section]:
+    def make_sections(self, tick: Tick) -> list[Section]:
         return [Section("doc.census", str(len(tick.topology)).encode(), tick.now_ms)]
 
-    def page(self, tick: Tick) -> bytes:
+    def make_page(self, tick: Tick) -> bytes:
         page = Page()
         page.add_number("census_nodes", "Nodes.", len(tick.topology))
         return page.encode()

@@ -262,17 +262,17 @@ def test_readings_are_told_in_base_units(tmp_path: Path) -> None:
 
 def test_the_time_of_the_newest_snapshot_is_told(tmp_path: Path) -> None:
     page, at = PipelinePage(tmp_path, []), make_tick()
-    assert of(series(page.page(at)), "snapshot_timestamp_seconds") == {}
+    assert of(series(page.make_page(at)), "snapshot_timestamp_seconds") == {}
     for number, time_s in ((9, 100), (10, 200)):
         state = tmp_path / "snapshot" / str(number) / "state.arrays"
         state.parent.mkdir(parents=True)
         state.touch()
         os.utime(state, (time_s, time_s))
-    assert of(series(page.page(at)), "snapshot_timestamp_seconds") == {(): 200}
+    assert of(series(page.make_page(at)), "snapshot_timestamp_seconds") == {(): 200}
 
 
 def test_promtool_finds_no_fault_with_the_names(tmp_path: Path) -> None:
-    page = make_fleet_page(make_tick()) + make_demand_page(demand()) + PipelinePage(tmp_path, []).page(make_tick())
+    page = make_fleet_page(make_tick()) + make_demand_page(demand()) + PipelinePage(tmp_path, []).make_page(make_tick())
     done = subprocess.run([needed("promtool"), "check", "metrics"], input=page, capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
 

@@ -72,7 +72,7 @@ def test_whoever_asks_finds_the_load_of_a_node_by_its_name(tmp_path: Path) -> No
     config = Config(state=str(tmp_path))
     made = tick(attempt("a", "n1", (0, 1), 600.0))
     names = Section("names.node", "\n".join([*NODES, "n3"]).encode(), NOW_MS)
-    BoardWriter(config.board).publish([names, *NodeLoads().sections(made)], NOW_MS)
+    BoardWriter(config.board).publish([names, *NodeLoads().make_sections(made)], NOW_MS)
     station = WeatherStation(config, ManualClock(NOW_MS), Bands(make_band_rule(config.adapters, shared=False)))
     weather = station.make_weather(BoardReader(config.board).latest())
     assert weather is not None
@@ -94,7 +94,7 @@ def test_a_board_without_loads_has_none(tmp_path: Path) -> None:
 
 def test_a_fleet_of_which_nothing_was_heard_is_unknown() -> None:
     made = tick_of(NOW_MS, Topology.build([NodeSpec("n1", GPUS)]), tick().fleet)
-    (section,) = NodeLoads().sections(made)
+    (section,) = NodeLoads().make_sections(made)
     assert section.name == SECTION
     assert np.isnan(np.asarray(section.data)).all()
     assert np.isnan(

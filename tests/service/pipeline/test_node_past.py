@@ -61,7 +61,7 @@ def attempt(job: str = "a", nodes: tuple[str, ...] = ("n1",)) -> JobAttempt:
 
 def shown(pasts: NodePasts, at: Tick, node: int = 0) -> PublishedTimeline | None:
     """What a tick publishes of a node; None where it publishes nothing."""
-    sections = {section.name: section.data for section in pasts.sections(at)}
+    sections = {section.name: section.data for section in pasts.make_sections(at)}
     if not sections:
         return None
     blob, offsets = sections[SECTION], sections[f"{SECTION}.offsets"]
@@ -79,7 +79,7 @@ def again(pasts: NodePasts) -> NodePasts:
 def test_what_is_known_moves_with_a_clock_that_is_set_back() -> None:
     pasts, by_ms = NodePasts(), -3_600_000
     for at, value in enumerate((None, 990.0, 600.0)):
-        pasts.sections(tick(at, value=value, p=0.01 + 0.2 * at))
+        pasts.make_sections(tick(at, value=value, p=0.01 + 0.2 * at))
     before = again(pasts).of["n1"]
     pasts.shift_times(by_ms)
     after = pasts.of["n1"]
@@ -104,7 +104,7 @@ def test_a_tick_that_changes_nothing_publishes_nothing() -> None:
 def test_scores_are_steps_where_a_probability_moved() -> None:
     pasts = NodePasts()
     for at, p in enumerate((0.01, 0.011, 0.3, 0.31, 0.0)):
-        pasts.sections(tick(at, p))
+        pasts.make_sections(tick(at, p))
     steps = pasts.of["n1"].steps
     assert [(time_ms - NOW_MS, p[0]) for time_ms, p in steps] == [(0, 0.01), (20_000, 0.3), (40_000, 0.01)]
     assert len(pasts.of["n2"].steps) == 1
@@ -113,14 +113,14 @@ def test_scores_are_steps_where_a_probability_moved() -> None:
 def test_of_a_node_of_which_nothing_is_known_the_step_says_so() -> None:
     pasts, blind = NodePasts(), tick(0)
     blind.fleet.risk.values[:, :, 0] = np.nan
-    pasts.sections(blind)
+    pasts.make_sections(blind)
     assert pasts.of["n1"].steps == [(NOW_MS, [None, None])]
 
 
 def test_a_signal_is_a_spell_with_its_values_and_the_action_goes_with_it() -> None:
     pasts = NodePasts()
     for at, value in enumerate((None, 990.0, 995.0, 600.0, None)):
-        pasts.sections(tick(at, value=value))
+        pasts.make_sections(tick(at, value=value))
     [spell] = pasts.of["n1"].signals
     assert (spell.began_ms, spell.ended_ms) == (NOW_MS, NOW_MS + 40_000)
     assert [(time_ms - NOW_MS, value) for time_ms, value in spell.points] == [(10_000, 990.0), (30_000, 600.0)]
@@ -133,7 +133,7 @@ def test_an_age_that_only_grows_is_told_as_often_as_it_doubles() -> None:
     for at in range(64):
         now = tick(at)
         now.fleet.risk.reasons[0] = (Reason("silent_s", "n1/3", 10.0 * (at + 1), None, "s", 0.9, NOW_MS, "vanished"),)
-        published += bool(pasts.sections(now))
+        published += bool(pasts.make_sections(now))
     [spell] = pasts.of["n1"].signals
     values = [value for _, value in spell.points]
     assert values[0] == 10.0
@@ -144,15 +144,15 @@ def test_an_age_that_only_grows_is_told_as_often_as_it_doubles() -> None:
 def test_a_signal_that_flaps_is_one_spell() -> None:
     pasts = NodePasts()
     for at in range(9):
-        pasts.sections(tick(at, value=990.0 if at % 2 else None))
+        pasts.make_sections(tick(at, value=990.0 if at % 2 else None))
     assert len(pasts.of["n1"].signals) == 1
 
 
 def test_jobs_stay_from_their_start_to_their_end() -> None:
     pasts, row = NodePasts(), attempt(nodes=("n1", "n2"))
-    pasts.sections(tick(0, running=(row,)))
+    pasts.make_sections(tick(0, running=(row,)))
     row.fold(Finished(job="a", sequence=2, time_ms=NOW_MS + 7000))
-    pasts.sections(tick(1, ended=(row,)))
+    pasts.make_sections(tick(1, ended=(row,)))
     for name in NODES:
         [stay] = pasts.of[name].stays
         assert (stay.job, stay.gpus, stay.outcome) == ("a", 2, "finished")
@@ -163,15 +163,15 @@ def test_a_job_that_came_and_went_between_two_ticks_was_there_once() -> None:
     pasts, row = NodePasts(), attempt()
     row.fold(Finished(job="a", sequence=2, time_ms=NOW_MS + 3000))
     for at in (0, 1):
-        pasts.sections(tick(at, ended=(row,)))
+        pasts.make_sections(tick(at, ended=(row,)))
     assert [(stay.began_ms, stay.ended_ms) for stay in pasts.of["n1"].stays] == [(NOW_MS - 5000, NOW_MS + 3000)]
 
 
 def test_a_job_that_is_resized_leaves_one_node_and_comes_to_another() -> None:
     pasts, row = NodePasts(), attempt(nodes=("n1",))
-    pasts.sections(tick(0, running=(row,)))
+    pasts.make_sections(tick(0, running=(row,)))
     row.fold(Resized(job="a", sequence=2, time_ms=NOW_MS, ranks=(RankPlacement(0, "n2", (0,)),)))
-    pasts.sections(tick(1, running=(row,)))
+    pasts.make_sections(tick(1, running=(row,)))
     assert [(stay.outcome, stay.ended_ms) for stay in pasts.of["n1"].stays] == [("moved", NOW_MS + TICK_MS)]
     assert [(stay.outcome, stay.ended_ms) for stay in pasts.of["n2"].stays] == [("", None)]
 
@@ -179,12 +179,12 @@ def test_a_job_that_is_resized_leaves_one_node_and_comes_to_another() -> None:
 def test_a_restart_goes_on_where_it_was() -> None:
     straight, row = NodePasts(), attempt()
     for at in range(3):
-        straight.sections(tick(at, p=0.4, value=990.0, running=(row,)))
+        straight.make_sections(tick(at, p=0.4, value=990.0, running=(row,)))
     stopped = again(straight)
     assert stopped.of == straight.of
     for at in (3, 4):
         for pasts in (straight, stopped):
-            pasts.sections(tick(at, p=0.01))
+            pasts.make_sections(tick(at, p=0.01))
     one, other = straight.of["n1"], stopped.of["n1"]
     assert (one.signals, one.actions, one.stays) == (other.signals, other.actions, other.stays)
     assert all(row.ended_ms is not None for row in (*other.signals, *other.stays))
@@ -197,10 +197,10 @@ def test_of_the_time_in_which_nobody_looked_nothing_is_known() -> None:
         return replace(world, events=replace(world.events, nodes=nodes))
 
     before = NodePasts()
-    before.sections(drained(0))
+    before.make_sections(drained(0))
     pasts, down_ms, up_ms = again(before), NOW_MS + TICK_MS, NOW_MS + 60 * TICK_MS
     pasts.record_gap(down_ms)
-    pasts.sections(drained(60))
+    pasts.make_sections(drained(60))
     past = pasts.of["n1"]
     assert [(row.code, row.began_ms, row.ended_ms) for row in past.states] == [
         ("drained", NOW_MS, down_ms),
@@ -215,7 +215,7 @@ def test_what_is_kept_of_a_node_is_bounded() -> None:
     for at in range(400):
         now = tick(at * 7, p=0.9 if at % 2 else 0.1, value=100.0 + 40 * at, running=(attempt(f"j{at}"),))
         now.fleet.risk.reasons[0] += (Reason("xid", f"n1/{at}", 79.0, None, "code", 0.1, NOW_MS, "XID 79"),)
-        pasts.sections(now)
+        pasts.make_sections(now)
     past = pasts.of["n1"]
     assert len(past.steps) <= MOST_STEPS
     assert past.steps[0][0] == NOW_MS  # sparser with age, and as long as before
@@ -228,7 +228,7 @@ def test_what_is_kept_of_a_node_is_bounded() -> None:
 def test_a_long_job_stays_however_many_come_and_go_beside_it() -> None:
     pasts, long = NodePasts(), attempt("long")
     for at in range(2 * MOST_STAYS):
-        pasts.sections(tick(at, running=(long, attempt(f"j{at}"))))
+        pasts.make_sections(tick(at, running=(long, attempt(f"j{at}"))))
     stays = pasts.of["n1"].stays
     assert len(stays) == MOST_STAYS
     assert [stay.job for stay in stays if stay.ended_ms is None] == ["long", f"j{2 * MOST_STAYS - 1}"]
@@ -237,8 +237,8 @@ def test_a_long_job_stays_however_many_come_and_go_beside_it() -> None:
 def test_what_was_over_a_week_ago_is_forgotten() -> None:
     pasts = NodePasts()
     for at, value in enumerate((990.0, None)):
-        pasts.sections(tick(at, value=value))
-    pasts.sections(replace(tick(2, p=0.5), now_ms=NOW_MS + RETENTION_MS + 60_000))
+        pasts.make_sections(tick(at, value=value))
+    pasts.make_sections(replace(tick(2, p=0.5), now_ms=NOW_MS + RETENTION_MS + 60_000))
     assert pasts.of["n1"].signals == []
 
 
@@ -257,6 +257,6 @@ def test_a_stay_begins_after_an_error_though_no_attempt_moved(monkeypatch: pytes
     with monkeypatch.context() as broken:
         broken.setattr(pasts, "_begin_attempt_stays", fail)
         with pytest.raises(ValueError, match="a bug"):
-            pasts.sections(first)
-    pasts.sections(replace(first, now_ms=NOW_MS + TICK_MS))
+            pasts.make_sections(first)
+    pasts.make_sections(replace(first, now_ms=NOW_MS + TICK_MS))
     assert [stay.job for stay in pasts.of["n1"].stays] == ["a"]

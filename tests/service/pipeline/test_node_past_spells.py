@@ -24,7 +24,7 @@ def spells(*ticks: Sequence[Signal]) -> list[Spell]:
     for at, given in enumerate(ticks):
         now = tick(at)
         now.fleet.risk.reasons[0] = reasons(*given)
-        pasts.sections(now)
+        pasts.make_sections(now)
     return pasts.of["n1"].signals
 
 

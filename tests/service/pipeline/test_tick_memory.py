@@ -152,7 +152,7 @@ def test_capabilities_publish_the_same_whether_placements_are_remembered_or_not(
     ]
     for remembering, other in played(ticks):
         for capability, same in pairs:
-            assert plain(capability.sections(remembering)) == plain(same.sections(other))
+            assert plain(capability.make_sections(remembering)) == plain(same.make_sections(other))
         for saved, expected in ((co_runs, same_co_runs), *pairs[1:]):
             assert repr(saved.dump()) == repr(expected.dump())
 

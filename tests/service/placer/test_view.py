@@ -21,7 +21,7 @@ def test_the_view_has_the_advice_of_the_forecasts() -> None:
     actions = {row: Action(code, code) for row, code in enumerate(ACTIONS)}
     fleet = ScoredFleet(RiskScores(risk, {}, actions, risk[0, 0] > 2, "rules"), {})
     tick = tick_of(NOW_MS, Topology.build([NodeSpec(f"n{row}", GPUS, "H100") for row in range(n)]), fleet)
-    board = Board(encode_board(FleetScores().sections(tick), 1, NOW_MS))
+    board = Board(encode_board(FleetScores().make_sections(tick), 1, NOW_MS))
     advice = dict(zip(ACTIONS, ViewDecoder().decode_board(board).view.advice.tolist(), strict=True))
     assert advice == {
         "none": Advice.NONE,

@@ -43,7 +43,7 @@ def tick(
 
 def shown(made: Verdicts, at: Tick) -> dict[str, Any] | None:
     """What is published, None where nothing changed."""
-    for section in made.sections(at):
+    for section in made.make_sections(at):
         return json.loads(bytes(section.data))  # type: ignore[no-any-return]
     return None
 
@@ -59,8 +59,8 @@ def test_the_last_verdict_is_kept_when_the_job_ends() -> None:
 
 def test_a_restart_between_verdict_and_end_loses_nothing() -> None:
     made = Verdicts()
-    made.sections(tick(0, {"a": verdict(), "b": verdict()}, job("a"), job("b", 2)))
-    made.sections(tick(10, {"b": verdict()}, job("b", 2)))
+    made.make_sections(tick(0, {"a": verdict(), "b": verdict()}, job("a"), job("b", 2)))
+    made.make_sections(tick(10, {"b": verdict()}, job("b", 2)))
     again = Verdicts()
     again.load(None, made.dump()[1])
     told = shown(again, tick(99, {}))
@@ -73,14 +73,14 @@ def test_a_restart_between_verdict_and_end_loses_nothing() -> None:
 
 def test_verdicts_are_bounded_in_time_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
     made = Verdicts()
-    made.sections(tick(0, {"slow": verdict(), "fine": verdict(slow=False)}, job("slow"), job("fine")))
+    made.make_sections(tick(0, {"slow": verdict(), "fine": verdict(slow=False)}, job("slow"), job("fine")))
     assert set(shown(made, tick(1, {})) or {}) == {"slow", "fine"}
     assert set(shown(made, tick(ENDED_RETENTION_MS / 1000 + 1, {})) or {}) == {"slow"}
     assert shown(made, tick(SLOW_RETENTION_MS / 1000 + 1, {})) == {}
     monkeypatch.setattr(verdicts, "MAX_REMEMBERED", 3)
     for number in range(6):
         name = f"j{number}"
-        made.sections(tick(number, {name: verdict()}, job(name)))
+        made.make_sections(tick(number, {name: verdict()}, job(name)))
     assert set(shown(made, tick(7, {})) or {}) == {"j3", "j4", "j5"}
 
 
@@ -88,12 +88,12 @@ def test_where_there_are_too_many_those_that_were_not_slow_go_first(monkeypatch:
     monkeypatch.setattr(verdicts, "MAX_REMEMBERED", 2)
     made = Verdicts()
     for at, slow in enumerate((True, False, True, False)):
-        made.sections(tick(at, {f"j{at}": verdict(slow)}, job(f"j{at}")))
+        made.make_sections(tick(at, {f"j{at}": verdict(slow)}, job(f"j{at}")))
     assert set(shown(made, tick(5, {})) or {}) == {"j0", "j2"}
 
 
 def test_a_job_that_no_step_tells_of_for_a_while_keeps_its_verdict() -> None:
     made = Verdicts()
-    made.sections(tick(0, {"a": verdict()}, job("a")))
-    made.sections(tick(10, {}, job("a")))
+    made.make_sections(tick(0, {"a": verdict()}, job("a")))
+    made.make_sections(tick(10, {}, job("a")))
     assert shown(made, tick(20, {})) == {"a": verdict(attempt=1, judged_ms=NOW_MS)}
