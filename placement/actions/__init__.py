@@ -1,1 +1,1 @@
-"""Actions on running jobs: what they are, their life, and the limits on how many are sent."""
+"""Actions on running jobs: their kinds, their life, and the limits on how many are sent."""

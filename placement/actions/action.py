@@ -1,6 +1,6 @@
-"""An action on a running job: what is done to it, for whom, why, and what it costs.
+"""An action on a running job: its kind, the request that it serves, its reason and its cost.
 
-The id of an action depends on its kind, job, attempt, ranks and payer, and not on the pass that proposes
+The id of an action depends on its kind, job, attempt, ranks and payer, but not on the pass that proposes
 it. So a pass that repeats a proposal proposes nothing new.
 """
 
@@ -31,7 +31,7 @@ STOPPING = frozenset({ActionKind.SHRINK, ActionKind.PREEMPT, ActionKind.MOVE, Ac
 
 
 class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The cost of an action in GPU-seconds, by term. Only `gain` may be negative: it is what the action saves."""
+    """The cost of an action in GPU-seconds, by term. Only `gain`, the saving by the action, may be negative."""
 
     lost: float = 0.0  # work since the last whole checkpoint
     restart: float = 0.0
@@ -46,19 +46,19 @@ class ActionCost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return sum(amount for _, amount in self.list_terms())
 
     def list_terms(self) -> Iterator[tuple[str, float]]:
-        """Yield (term, GPU-seconds), also for terms that are zero."""
+        """Yield (term, GPU-seconds) for every term, including terms that are zero."""
         yield from ((name, getattr(self, name)) for name in self.__struct_fields__)
 
 
 class ActionReason(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Why an action is proposed: a code and its numbers. `describe_action` makes the sentence."""
+    """The reason why an action is proposed: a code and its numbers. `describe_action` makes the sentence."""
 
     code: str
     numbers: dict[str, float] = {}
 
 
 class RejectedSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A set of jobs that the search found and did not choose. code: why not, such as "dearer"."""
+    """A set of jobs that the search found but did not choose. code: the reason, such as "dearer"."""
 
     jobs: tuple[str, ...]
     gpus: float
@@ -69,9 +69,9 @@ class RejectedSet(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An action on a running job, as it is proposed.
 
-    queue: the leaf that the job is charged to. gpus: how many it frees, or adds to the job. ranks: the ranks
-    that it concerns, where they hold GPUs now. places: where ranks go to, if they go anywhere. payer: the
-    request that gets what the action frees, until `by_ms` (Unix ms). "" means that there is none.
+    queue: the leaf that the job is charged to. gpus: the number of GPUs that the action frees, or adds to the job.
+    ranks: the affected ranks, at their present places. places: the new places of ranks that move. payer: the
+    request that gets the freed GPUs until `by_ms` (Unix ms), or "" without such a request.
     """
 
     kind: ActionKind
@@ -90,13 +90,13 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     rejected: tuple[RejectedSet, ...] = ()
 
     def compute_wish(self) -> str:
-        """Return the hash of what is wished: kind, job, attempt, ranks, places and payer."""
+        """Return the hash of the wish: kind, job, attempt, ranks, places and payer."""
         parts = (self.kind, self.job, self.attempt, self.ranks, self.places, self.payer)
         return hashlib.sha256(msgspec.json.encode(parts)).hexdigest()[:DIGITS]
 
 
 def make_action_id(wish: str, number: int) -> str:
-    """Return the id of the `number`th action, from 1, with this wish.
+    """Return the id of an action. number: 1 for the first action with this wish, 2 for the second, and so on.
 
     >>> make_action_id("0f", 2)
     '0f-2'
@@ -105,7 +105,7 @@ def make_action_id(wish: str, number: int) -> str:
 
 
 def check_action(action: JobAction) -> None:
-    """Check an action before it is stored. Raises RequestError for an amount that no action can have."""
+    """Check an action before it is stored. Raises RequestError for an impossible amount."""
     for name, amount in action.cost.list_terms():
         if not math.isfinite(amount) or (amount < 0 and name != "gain"):
             raise RequestError(f"cost.{name} = {amount}: must be finite and not negative", f"cost.{name}")

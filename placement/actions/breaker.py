@@ -1,8 +1,8 @@
 """The circuit breaker: how many GPUs actions may take from running jobs within an hour.
 
-It counts actions that are sent. The first action beyond a limit is not sent and opens the breaker. Then
-nothing is sent until a person resets it. A reset also forgets what was counted, so the limits hold in
-every hour without a reset.
+It counts the actions that are sent. The first action beyond a limit is not sent, and opens the breaker. From
+then on nothing is sent until a person resets the breaker. A reset also drops the counts. So the limits hold
+in every hour without a reset.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """The largest shares of capacity that may be taken within an hour: of one queue, and of the fleet."""
+    """The largest shares of the capacity that actions may take within an hour: of one queue, and of the fleet."""
 
     queue_share: float = 0.10
     fleet_share: float = 0.05
@@ -27,7 +27,7 @@ class BreakerLimits:
 
 @dataclass(frozen=True, slots=True)
 class BreakerCapacity:
-    """The GPUs of the fleet, and of queues by leaf. A queue without an entry has the fleet's."""
+    """The GPUs of the fleet, and of queues by leaf. The fleet's number applies to a queue without an entry."""
 
     fleet_gpus: float
     queue_gpus: Mapping[str, float]
@@ -45,7 +45,7 @@ class TakenGpus(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CircuitBreaker(msgspec.Struct, frozen=True):
-    """The state of the circuit breaker. why: why it is open, or "" while it is closed."""
+    """The state of the circuit breaker. why: the reason why it is open, "" while it is closed."""
 
     taken: tuple[TakenGpus, ...] = ()
     opened_ms: int | None = None
@@ -56,7 +56,7 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         return self.opened_ms is not None
 
     def explain_excess(self, action: JobAction, now_ms: int, capacity: BreakerCapacity, limits: BreakerLimits) -> str:
-        """Return why sending this action would exceed a limit. Returns "" if it would not."""
+        """Return the limit that sending this action would exceed, in words. Returns "" if there is none."""
         if action.kind not in STOPPING:
             return ""
         taken = [row for row in self.taken if row.until_ms + WINDOW_MS > now_ms]
@@ -71,7 +71,7 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         return ""
 
     def count(self, action: JobAction, now_ms: int) -> "CircuitBreaker":
-        """Return the breaker after it has counted an action that is sent."""
+        """Return a copy of the breaker that also counts an action that is sent."""
         if action.kind not in STOPPING:
             return self
         until_ms = (now_ms // BUCKET_MS + 1) * BUCKET_MS
@@ -84,6 +84,6 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, opened_ms=now_ms, why=why)
 
     def shift(self, by_ms: int) -> "CircuitBreaker":
-        """Return the breaker after the clock was set by `by_ms`. An hour stays an hour."""
+        """Return a copy of the breaker with all times shifted, after the clock was set by `by_ms`."""
         taken = tuple(TakenGpus(row.until_ms + by_ms, row.queue, row.gpus) for row in self.taken)
         return msgspec.structs.replace(self, taken=taken)

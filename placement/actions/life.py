@@ -1,11 +1,12 @@
-"""The life of an action: its states, and which follows which.
+"""The life of an action: its states, and the possible changes between them.
 
     proposed ─→ sent ─→ accepted ─→ seen
         │         ├────────┴─────────→ seen | refused | expired
         ├→ withdrawn
         └→ expired              refused | expired ─→ late: it happened all the same
 
-`proposed` is written before anything is published. `sent` means that the executor may carry it out.
+The ledger stores `proposed` before anything is published. `sent` means that the executor may carry out the
+action.
 """
 
 from dataclasses import dataclass, replace
@@ -39,11 +40,11 @@ FOLLOWED_BY = {
 
 
 class IllegalTransition(ConflictError):
-    """An error about an action that cannot enter a state from the state that it has."""
+    """The error for an action that cannot change from its present state to another one."""
 
 
 class LifeStep(msgspec.Struct, frozen=True):
-    """A state that an action entered, and when, in Unix ms."""
+    """A state that an action entered, and the time in Unix ms."""
 
     state: ActionState
     time_ms: int
@@ -53,8 +54,8 @@ class LifeStep(msgspec.Struct, frozen=True):
 class ActionRecord:
     """A stored action with its life.
 
-    why: the reason of its last state, in words. It is "" if that state needs none. changed: the number of the
-    audit line about its last state, which grows with each change.
+    why: the reason for its last state, in words. It is "" if that state needs no reason. changed: the number of
+    the audit line about its last state. This number grows with each change.
     """
 
     action_id: str
@@ -80,9 +81,9 @@ class ActionRecord:
         return next((step.time_ms for step in self.life if step.state is state), None)
 
     def enter(self, state: ActionState, now_ms: int, why: str = "") -> "ActionRecord":
-        """Return the record in a state. The state that it has already changes nothing.
+        """Return the record after the action enters a state. Nothing changes if it already has this state.
 
-        Raises IllegalTransition if the state cannot follow the one that it has.
+        Raises IllegalTransition if the state cannot follow the present one.
         """
         if self.state is state:
             return self
@@ -95,6 +96,6 @@ class ActionRecord:
 def may_return(last: ActionRecord) -> bool:
     """Return whether a wish may be proposed again after its last action has ended.
 
-    It may not if the executor refused that action or let it expire. Another set of jobs is due then.
+    It may not if the executor refused that action or let it expire. Another set of jobs must then be proposed.
     """
     return not (last.was_sent and last.state is not ActionState.SEEN)

@@ -1,4 +1,4 @@
-"""The sentences about actions, made when somebody reads them."""
+"""The sentences about actions. They are made only when a caller asks for them."""
 
 from fleetcast.placement.actions.action import ActionKind, JobAction
 from fleetcast.placement.actions.life import ActionRecord
@@ -22,9 +22,9 @@ REASONS = {
 
 
 def describe_action(action: JobAction) -> str:
-    """Return what an action does, for whom and why, as one sentence.
+    """Return one sentence that says what an action does, for whom and why.
 
-    A reason that has no words here is stated as its code.
+    If a reason has no words here, its code is stated.
     """
     to = f" for request {action.payer}" if action.payer else ""
     numbers = ", ".join(f"{name} {amount:g}" for name, amount in sorted(action.reason.numbers.items()))

@@ -1,6 +1,6 @@
-"""The ledger's actions: a table of its file, in which each change has a line in the audit trail.
+"""The ledger's actions: a table in its file. Each change of an action has a line in the audit trail.
 
-A change of an action is on disk, with its audit line, before the placer publishes it.
+A change of an action and its audit line are on disk before the placer publishes it.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,8 +45,8 @@ class _OpenActions:
 class ActionTable:
     """The actions of one open ledger file. A job has at most one open action.
 
-    `append_line`: appends a line to the audit trail, as `Ledger.record_audit_line` does. `get_position`: returns
-    the number of the trail's newest line.
+    `append_line`: a function that appends a line to the audit trail, as `Ledger.record_audit_line` does.
+    `get_position`: a function that returns the number of the trail's newest line.
     """
 
     def __init__(self, ledger: LedgerFile, append_line: Callable[..., None], get_position: Callable[[], int]) -> None:
@@ -110,16 +110,16 @@ class ActionTable:
         return counts
 
     def insert(self, action: JobAction, now_ms: int, caller: str) -> ActionRecord:
-        """Write a new action as proposed, and return it. The caller has checked that it may be proposed."""
+        """Write a new action as proposed, and return it. The caller must check first that it may be proposed."""
         last = self.find_last_of_wish(wish := action.compute_wish())
         number = 1 if last is None else int(last.action_id.rpartition("-")[2]) + 1
         life = (LifeStep(ActionState.PROPOSED, now_ms),)
         return self._write(ActionRecord(make_action_id(wish, number), action, life), now_ms, caller)
 
     def enter(self, record: ActionRecord, state: ActionState, now_ms: int, caller: str, why: str = "") -> ActionRecord:
-        """Write that an action enters a state, and return it. Nothing is written if it has that state.
+        """Write that an action enters a state, and return it. Nothing is written if it already has this state.
 
-        Raises IllegalTransition if the state cannot follow the one that it has.
+        Raises IllegalTransition if the state cannot follow the present one.
         """
         entered = record.enter(state, now_ms, why)
         return entered if entered is record else self._write(entered, now_ms, caller)

@@ -1,8 +1,8 @@
 """Bodies of requests that were stored while `preemptible = false` was the default.
 
-Such a body leaves it out. A client that sends the same request again, with the `false` written out, gets the
-stored reply. The ledger knows these bodies by their audit lines. The lines up to the fact `SAID_AFTER` are from
-that time.
+Such a body does not state the field. A client may send the same request again with `preemptible = false`
+written out. It then gets the stored reply. The ledger recognises these bodies by their audit lines. The lines
+up to the fact `SAID_AFTER` are from that time.
 """
 
 import msgspec
@@ -15,5 +15,5 @@ FIND_OLD_LINE = "SELECT 1 FROM audit WHERE audit_id <= ? AND request_id = ? LIMI
 
 
 def leaves_out_default(body: bytes, request: PlacementRequest) -> bool:
-    """Return whether a body is that of a request with `preemptible = false`, except that it leaves this out."""
+    """Return whether a body is that of a request with `preemptible = false`, but does not state this field."""
     return request.preemptible is False and body == encode(msgspec.structs.replace(request, preemptible=None))

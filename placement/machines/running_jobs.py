@@ -1,4 +1,4 @@
-"""The running jobs of a view as columns: what each holds, what its queue and owner are, what stopping it costs.
+"""The running jobs of a view as columns: what each holds, its queue and owner, and the cost of stopping it.
 
 Row k describes job k of `ClusterView.jobs`. So an index in `ClusterView.holders` is also a row of this table.
 """
@@ -23,7 +23,7 @@ Integers = NDArray[np.int64]
 class RunningJobs:
     """Columns over the j running jobs of a view, in the order of `ClusterView.jobs`.
 
-    A GPU-second or another cost that is unknown is NaN, a time that is unknown is -1. No code changes the arrays.
+    NaN is an unknown amount or cost, and -1 an unknown time. The arrays never change.
     """
 
     names: tuple[str, ...]  # (j,) job names
@@ -55,11 +55,11 @@ class RunningJobs:
 
     @cached_property
     def row(self) -> dict[str, int]:
-        """Job name → row. If two attempts of a job run, it is the row of the later one."""
+        """Job name → row. If two attempts of a job run, this is the row of the later attempt."""
         return {name: row for row, name in enumerate(self.names)}
 
     def select_rows(self, rows: NDArray[Any]) -> "RunningJobs":
-        """Return the table with these rows only. rows: (k,) indices, or (j,) bool."""
+        """Return a table with only these rows. rows: (k,) indices, or (j,) bool."""
         chosen = np.arange(len(self))[rows].tolist()
         return self._map_columns(lambda name, values: values[rows], lambda name, values: [values[at] for at in chosen])
 
@@ -75,7 +75,10 @@ class RunningJobs:
         array: Callable[[str, NDArray[Any]], NDArray[Any]],
         words: Callable[[str, tuple[str, ...]], Iterable[str]],
     ) -> "RunningJobs":
-        """Return the table after a change of each column: `array` changes numbers, `words` changes text."""
+        """Return the table with each column changed.
+
+        `array` changes columns of numbers, and `words` changes columns of text.
+        """
         changed: dict[str, Any] = {}
         for name, values in ((column.name, getattr(self, column.name)) for column in fields(self)):
             changed[name] = tuple(words(name, values)) if isinstance(values, tuple) else array(name, values)

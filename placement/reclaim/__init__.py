@@ -1,1 +1,1 @@
-"""The search for running jobs to stop, so that a request that is owed GPUs gets them."""
+"""The search for running jobs to stop, so that a request gets the GPUs that its queue is entitled to."""

@@ -1,4 +1,7 @@
-"""The choice of jobs to stop in one domain: nodes by price, and a job that is paid for once is free elsewhere."""
+"""The choice of jobs to stop in one domain.
+
+Nodes are chosen by price. Once a job is chosen, all its other GPUs are free of charge.
+"""
 
 import numpy as np
 
@@ -12,12 +15,12 @@ BATCH = 16  # of what is missing, the part that is chosen together where jobs sp
 def choose_victims(
     prices: NodePrices, live: Floats, spread: Floats, needed: int, by_members: bool = False
 ) -> tuple[Mask, Ints] | None:
-    """Return (j,) the jobs that have stopped once `needed` members fit, and (rows,) members on each node.
+    """Return (j,) whether each job is stopped so that `needed` members fit, and (rows,) members on each node.
 
     live: (j,) the cost of each job. It is 0 for jobs that are stopped already, above 0 for others, and inf for
     jobs that may not be stopped. spread: (p,) the thousandths of GPUs over which a job's cost is spread while
-    nodes are compared, but no more than are still needed. Prices are counted again after each job that frees
-    GPUs on several nodes. Returns None if fewer members fit.
+    nodes are compared. At most the thousandths that are still needed count. Prices are computed again after each
+    chosen job with GPUs on several nodes. Returns None if fewer members fit.
     """
     live, chosen = live.copy(), np.zeros(len(prices.rows), np.int64)
     step = needed if needed > ROUNDS else 1
@@ -43,9 +46,9 @@ def choose_victims(
 
 
 def _find_cheapest(members: Floats, count: int) -> tuple[Ints, Ints]:
-    """Return the rows and the columns of the lowest finite prices, in ascending order, at most `count`.
+    """Return the rows and the columns of at most `count` lowest finite prices, in ascending order.
 
-    The first of equals comes first.
+    Among equal prices the first comes first.
     """
     flat = members.ravel()
     edge = np.partition(flat, count - 1)[count - 1] if count < len(flat) else np.inf
@@ -58,7 +61,8 @@ def _find_cheapest(members: Floats, count: int) -> tuple[Ints, Ints]:
 def _count_alone(prices: NodePrices, live: Floats, gpu: Ints) -> int:
     """Return how many members can be chosen before the prices of other nodes change.
 
-    The first of them whose jobs hold GPUs on several nodes is included. gpu: (members, each), -1 for none.
+    A member changes them if it frees GPUs of a job on several nodes. The count includes the first such member.
+    gpu: (members, each), -1 for none.
     """
     spans = np.zeros(int(prices.gpu.max(initial=0)) + 2, bool)
     spans[prices.gpu[(prices.spans & (live > 0))[prices.job]]] = True

@@ -16,7 +16,7 @@ Floats = NDArray[np.float64]
 
 
 class LostBasis(IntEnum):
-    """The evidence for the work that a stopped job would lose."""
+    """The evidence for the amount of work that a stopped job would lose."""
 
     CHECKPOINT = 0  # since its last whole checkpoint
     START = 1  # since its start: no checkpoint is known
@@ -28,9 +28,9 @@ class LostBasis(IntEnum):
 class StoppableJobs:
     """The j running jobs that may be stopped, as columns (j,).
 
-    gpus: GPUs held, parts of GPUs included. checkpoint_ms: time of the last whole checkpoint. checkpoint_cost_s:
+    gpus: held GPUs, including parts of GPUs. checkpoint_ms: time of the last whole checkpoint. checkpoint_cost_s:
     seconds that the job stands still for one checkpoint. failures_s: mean seconds between failures of the
-    job. restart_s: seconds from its next start to its first new step. wait_s: seconds by which the stop
+    job. restart_s: seconds from the job's next start to its first new step. wait_s: seconds by which the stop
     lengthens its waits. on_demand: bool, whether the executor can make a checkpoint before it stops the job.
     """
 
@@ -70,9 +70,9 @@ class StopCosts:
 def compute_stop_costs(jobs: StoppableJobs, now_ms: float) -> StopCosts:
     """Return the cost of stopping each job at `now_ms`.
 
-    Without a known checkpoint the lost work reaches back to the start. If the cost of a checkpoint and the
-    time between failures are known, it is at most Young's interval √(2 · cost · time between failures),
-    because a job that writes checkpoints writes them about that often.
+    Without a known checkpoint the lost work reaches back to the start. This span has a limit if the cost of a
+    checkpoint and the time between failures are known. The limit is Young's interval
+    √(2 · cost · time between failures), because a job that writes checkpoints writes them about that often.
     """
     since_start_s = _compute_age_s(jobs.started_ms, now_ms)
     since_checkpoint_s = np.minimum(_compute_age_s(jobs.checkpoint_ms, now_ms), since_start_s)

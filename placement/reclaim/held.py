@@ -1,4 +1,4 @@
-"""The parts of GPUs that running jobs hold, sorted by job, in an order that depends on names alone."""
+"""The parts of GPUs that running jobs hold, sorted by the names of the jobs."""
 
 from dataclasses import dataclass
 
@@ -37,7 +37,7 @@ class JobParts:
 
     @classmethod
     def of(cls, view: ClusterView) -> "JobParts":
-        """Return the parts of a view. Searches on the same occupancy share them."""
+        """Return the parts of a view. Views with the same occupancy share one result."""
 
         def make() -> JobParts:
             return cls._make(view)
@@ -74,12 +74,15 @@ class JobParts:
         )
 
     def list_parts(self, jobs: Ints) -> Ints:
-        """Return the indices of the parts of some jobs, job by job."""
+        """Return the indices of the parts of some jobs, one job after another."""
         first, count = self.first[jobs], self.first[jobs + 1] - self.first[jobs]
         begins = np.cumsum(count) - count
         return np.asarray(np.arange(int(count.sum())) + np.repeat(first - begins, count))
 
     def spread_over_parts(self, amounts: Floats) -> Floats:
-        """Return (p,) the amounts (j,) of jobs, in proportion to the GPUs of each part. Unknown is 0."""
+        """Return (p,) the amounts (j,) of jobs, split over their parts in proportion to the GPUs.
+
+        An unknown amount counts as 0.
+        """
         each = np.nan_to_num(amounts, nan=0.0) / np.maximum(self.total, 1)
         return np.asarray(each[self.job] * self.milli)

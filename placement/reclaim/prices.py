@@ -1,8 +1,8 @@
-"""The prices of the places for a gang's members: what it costs to stop the jobs that hold them.
+"""The prices of places for a gang's members: the cost of stopping the jobs that hold these places.
 
-A *slot* is one GPU of a member that needs whole ones, or one of the parts of a GPU that a member fits
-into. If each job's cost is shared over all that it holds, no set of victims is cheaper than the slots that
-it frees. So these prices make a lower bound.
+A *slot* is one whole GPU, or a part of a GPU that has the size of a member. If each job's cost is spread over
+all GPUs that it holds, no set of victims is cheaper than the slots that it frees. So these prices give a lower
+bound.
 """
 
 import numpy as np
@@ -19,7 +19,7 @@ class NodePrices:
     """The parts of GPUs that jobs hold on some nodes, and the prices of the slots there.
 
     job, milli, gpu: (p,) the held parts. gpu: index into the flat (rows, g). room: (rows,) members that fit
-    once all jobs that may be stopped have. spans: (j,) whether a job holds GPUs on several of the nodes.
+    once all stoppable jobs have stopped. spans: (j,) whether a job holds GPUs on several of the nodes.
     """
 
     def __init__(self, request: PlacementRequest, parts: JobParts, rows: Ints, room: Ints, g: int) -> None:
@@ -45,7 +45,7 @@ class NodePrices:
         return np.asarray(np.bincount(self._on_node, self.milli, len(self.job))[self._on_node])
 
     def sum_by_rows(self) -> Floats:
-        """Return (p,) the thousandths of GPUs that the job of each part holds on these nodes."""
+        """Return (p,) the thousandths of GPUs that the job of each part holds on all of these nodes together."""
         return np.asarray(np.bincount(self.job, self.milli, len(self.total))[self.job])
 
     def price_slots(self, cost: Floats, spread: Floats) -> Floats:
@@ -69,7 +69,7 @@ class NodePrices:
     def bound_slots(self, cost: Floats) -> Floats:
         """Return (rows, g * slots) lower bounds of the prices of slots.
 
-        Each thousandth of a shared GPU costs no less than the cheapest there.
+        On a shared GPU, each thousandth is priced like the cheapest one.
         """
         fleet = self.total[self.job]
         if self._share == WHOLE:
@@ -83,14 +83,17 @@ class NodePrices:
         return np.asarray(found.reshape(len(self.rows), -1))
 
     def _count_parts(self, held: Mask) -> Ints:
-        """Return (rows * g,) the slots that are free if jobs hold only some of the parts, (p,) bool."""
+        """Return (rows * g,) the number of slots that would be free if jobs held only the parts `held`.
+
+        held: (p,) bool.
+        """
         in_use = np.bincount(self.gpu[held], self.milli[held], len(self._usable)).astype(np.int64)
         return np.asarray(np.maximum(self._usable - in_use, 0) // self._share)
 
     def price_members(self, slots: Floats) -> tuple[Floats, Ints]:
-        """Return the price of each further member of a node, ascending, and the order of the node's slots.
+        """Return (rows, members) the price of each further member of a node, and (rows, slots) the order of its slots.
 
-        Both are (rows, members) and (rows, slots). Members beyond the room of a node have the price inf.
+        Both are in ascending order of price. Members beyond the room of a node have the price inf.
         """
         most = slots.shape[1] // self.each
         order = np.argsort(slots, axis=1, kind="stable")
@@ -100,9 +103,9 @@ class NodePrices:
         return members, order
 
     def share_by_members(self, members: Floats, order: Ints, cost: Floats, needed: int) -> Floats:
-        """Return (rows, members) prices in which all members that need the stop of a job share its cost evenly.
+        """Return (rows, members) prices in which the members that need the stop of a job share its cost evenly.
 
-        At most `needed` of them pay. members, order: from `price_members`, for whole GPUs. cost: (j,).
+        At most `needed` members share it. members, order: the result of `price_members`, for whole GPUs. cost: (j,).
         """
         rows, most = members.shape
         g = order.shape[1]
@@ -122,7 +125,8 @@ class NodePrices:
 def bound_domains(members: Floats, domain: Ints, domains: int, needed: int) -> Floats:
     """Return (domains,) the sum of the `needed` lowest prices of members in each domain.
 
-    It is inf where fewer can be had. members: (rows, m) prices. domain: (rows,) of each node, 0 or more.
+    The sum is inf for a domain with fewer members. members: (rows, m) prices. domain: (rows,) the domain of each
+    node, 0 or more.
 
     >>> bound_domains(np.array([[1.0, 2.0], [5.0, np.inf], [3.0, 4.0]]), np.array([0, 0, 1]), 2, 3).tolist()
     [8.0, inf]

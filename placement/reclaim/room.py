@@ -48,7 +48,7 @@ class GangDomains:
         return cls(topology.domain[level].astype(np.int64), topology.domain_names[level])
 
     def sum_by_domain(self, room: Ints) -> Ints:
-        """Return (domains,) the sums of numbers of nodes (n,)."""
+        """Return (domains,) the sum of a number per node (n,) over the nodes of each domain."""
         return np.bincount(self.domain + 1, room, len(self.names) + 1)[1:].astype(np.int64)
 
 
@@ -56,7 +56,7 @@ class VacatedRoom:
     """The members that fit on each node once some jobs have stopped.
 
     candidates: (n,) bool, the nodes that count. stopped: (j,) bool, by the numbers of `parts`. room: (n,)
-    members that fit. domain_room: (domains,) their sums. A change costs what changes.
+    members that fit. domain_room: (domains,) the sums of `room`. Only the nodes that change are counted again.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class VacatedRoom:
         self._count_all()
 
     def keep_candidates(self, candidates: Mask) -> None:
-        """Count room on these nodes only, (n,) bool."""
+        """Count room only on these nodes. candidates: (n,) bool."""
         self.candidates = candidates
         self._count_all()
 
@@ -91,14 +91,14 @@ class VacatedRoom:
         self.domain_room = self.domains.sum_by_domain(self.room)
 
     def stop_only(self, stopped: Mask) -> None:
-        """Stop exactly these jobs, (j,) bool. All others run again."""
+        """Stop exactly the jobs `stopped`, (j,) bool. All other jobs run again."""
         changed = np.flatnonzero(stopped != self.stopped)
         self._commit(changed, *self._try_change(changed))
 
     def _try_change(self, jobs: Ints) -> tuple[Ints, Ints, Floats, Ints]:
-        """Return the nodes on which jobs begin or cease to run, with what is held, given back and fits there.
+        """Return the affected nodes if these jobs are switched: running ones stop, and stopped ones run again.
 
-        Jobs that run are stopped, and stopped ones run again.
+        Also returns, for these nodes, the held thousandths, the CPUs and memory given back, and the members that fit.
         """
         parts = self.parts
         at = parts.list_parts(jobs)
@@ -122,7 +122,7 @@ class VacatedRoom:
         self._held[rows], self._given_back[:, rows], self.room[rows] = held, back, room
 
     def _sum_with(self, rows: Ints, room: Ints) -> Ints:
-        """Return (domains,) the members that fit if some nodes have another room."""
+        """Return (domains,) the members that fit if the nodes `rows` have the new room `room`."""
         domain = self.domains.domain[rows]
         known = domain >= 0
         change = np.bincount(domain[known], (room - self.room[rows])[known], len(self.domain_room))
@@ -149,7 +149,7 @@ class VacatedRoom:
     def restore_spare_jobs(self, dearest_first: Ints, members: int) -> None:
         """Let stopped jobs run again as long as one domain still has room for the gang.
 
-        dearest_first: numbers of the stopped jobs, in the order in which they are tried.
+        dearest_first: numbers of the stopped jobs, in the order in which they are restored.
         """
         for job in dearest_first[self._mask_possibly_spare(dearest_first, members)]:
             change = self._try_change(job[None])
@@ -157,9 +157,9 @@ class VacatedRoom:
                 self._commit(job[None], *change)
 
     def _mask_possibly_spare(self, jobs: Ints, members: int) -> Mask:
-        """Return (jobs,) whether the gang might fit without the stop of each job alone.
+        """Return (jobs,) whether the gang might still fit if only this one of the jobs were restored.
 
-        Each job that is restored uses room. So a job that is needed now is needed later, too.
+        Each restored job uses room. So a job that is needed now is also needed later.
         """
         fits = np.flatnonzero(self.domain_room >= members)
         if len(fits) != 1 or self.request.milli < WHOLE:
@@ -181,12 +181,12 @@ class VacatedRoom:
         return found
 
     def make_filter_view(self) -> ClusterView:
-        """Return a view for filters: it has what the stopped jobs free, and still lists all jobs."""
+        """Return a view for filters. It has the resources that the stopped jobs free, and still lists all jobs."""
         milli = np.maximum(self._usable - self._held, 0).astype(np.int16)
         return self._give_back_host(replace(self.view, milli=milli))
 
     def make_view(self) -> ClusterView:
-        """Return the view without the stopped jobs, as it is once they have released all that they hold."""
+        """Return the view without the stopped jobs, once they have released everything that they hold."""
         names = {self.parts.names[job] for job in np.flatnonzero(self.stopped).tolist()}
         return self._give_back_host(remove_jobs(self.view, names))
 

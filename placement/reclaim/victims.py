@@ -1,11 +1,11 @@
-"""The search for victims: the running jobs whose stop costs least and lets a whole gang in.
+"""The search for victims: the running jobs whose stop costs least and makes room for a whole gang.
 
-1. With all jobs gone that may be stopped, the usual filters say which nodes could host members.
-2. Slots' prices give a lower bound for each domain of the required level.
-3. In the domains of the lowest bounds, nodes are chosen by price.
-4. Jobs that turn out not to be needed run on, the dearest first. So every victim is needed.
-5. The request is decided on the view without the victims, like any placement: it gets the right shape, or
-   nobody is stopped.
+1. The usual filters find the nodes that could host members if all stoppable jobs were gone.
+2. The prices of slots give a lower bound for each domain of the required level.
+3. In the domains with the lowest bounds, nodes are chosen by price.
+4. Jobs that turn out not to be needed are restored, the dearest first. So every victim is needed.
+5. The request is decided on the view without the victims, like any placement. If it is refused, no job is
+   stopped.
 """
 
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ NoVictimsCode = Literal["no_gpus", "no_room", "refused", "unfair", "quota"]
 
 @dataclass(frozen=True, slots=True)
 class VictimSet:
-    """Jobs whose stop lets a gang into one domain. jobs: sorted by name. domain: "" for anywhere."""
+    """Jobs whose stop makes room for a gang in one domain. jobs: sorted by name. domain: "" for anywhere."""
 
     domain: str
     jobs: tuple[str, ...]
@@ -48,8 +48,9 @@ class VictimSet:
 class ChosenVictims:
     """The jobs to stop for one request, and its placement once they have stopped.
 
-    chosen: the cheapest set found. costs_gpu_s: of each job of it. bound_gpu_s: no set in any domain costs
-    less. lost: dearer sets. view: the cluster without the victims. No jobs: the request fits now.
+    chosen: the cheapest set found. It has no jobs if the request fits now. costs_gpu_s: the cost of each job of
+    this set. bound_gpu_s: no set in any domain costs less. lost: dearer sets. view: the cluster without the
+    victims.
     """
 
     chosen: VictimSet
@@ -81,11 +82,11 @@ def find_victims(
     options: Options,
     host: HostAmounts | None = None,
 ) -> ChosenVictims | NoVictims:
-    """Return the cheapest set of jobs whose stop lets the smallest gang of a request in.
+    """Return the cheapest set of jobs whose stop makes room for the smallest gang of a request.
 
-    cost_gpu_s: (j,) the cost of stopping each job of the view in GPU-seconds. It is inf, or NaN, for jobs that
-    may not be stopped. host: what the jobs hold beside GPUs. The answer depends neither on the order of the
-    view's jobs nor on anything but the inputs.
+    cost_gpu_s: (j,) the cost of stopping each job of the view in GPU-seconds. It is inf or NaN for jobs that
+    may not be stopped. host: CPUs and host memory that the jobs hold. The result depends only on the arguments,
+    and not on the order of the view's jobs.
     """
     if not request.gpus_per_node:
         return NoVictims("no_gpus")
@@ -105,7 +106,7 @@ class _FoundSet:
 
 
 class VictimSearch:
-    """One search. `room` is the room with the jobs stopped that are tried at the moment."""
+    """The search for one request. `room` is the room without the jobs whose stop is being tried."""
 
     def __init__(
         self,
@@ -143,7 +144,7 @@ class VictimSearch:
         return NoVictims("refused", 0, self.needed)
 
     def _list_sets(self) -> tuple[list[_FoundSet], float]:
-        """Return the different sets that were found, the cheapest first, and the lower bound of all sets."""
+        """Return the different sets that were found, the cheapest first, and a lower bound on the cost of any set."""
         rows = np.flatnonzero((self.most_room > 0) & (self.domains.domain >= 0))
         prices = self._price_nodes(rows)
         members, _ = prices.price_members(prices.bound_slots(self.cost))
@@ -168,7 +169,7 @@ class VictimSearch:
         return NodePrices(self.request, self.parts, rows, self.most_room[rows], self.view.milli.shape[1])
 
     def _try_domain(self, prices: NodePrices, bound: float) -> Iterator[_FoundSet]:
-        """Yield sets of victims for one domain, one for each way to share a job's cost over its nodes."""
+        """Yield sets of victims for one domain, one for each way to spread a job's cost over its nodes."""
         over_rows, over_node = prices.sum_by_rows(), prices.sum_by_node()
         for spread, by_members in ((over_rows, True), (over_node, False)):
             found = choose_victims(prices, self.live, spread, self.needed, by_members)
@@ -180,7 +181,7 @@ class VictimSearch:
                 return
 
     def _exchange(self, prices: NodePrices, best: Mask) -> Iterator[_FoundSet]:
-        """Yield cheaper and cheaper sets, in which one job has joined or left and others make up for it."""
+        """Yield cheaper and cheaper sets. In each, one job has joined or left, and others are adjusted."""
         tries = min(MOST_EXCHANGES, EXCHANGES // len(prices.rows), 3 * EXCHANGES // len(self.view))
         for _ in range(PASSES):
             before = best
@@ -192,7 +193,7 @@ class VictimSearch:
                 return
 
     def _list_joining(self, prices: NodePrices, best: Mask, tries: int) -> list[int]:
-        """Return the jobs on these nodes that are not in a set, the cheapest by GPU first."""
+        """Return the jobs on these nodes that are not in the set `best`, the cheapest per GPU first."""
         each = np.where(best, np.inf, self.cost / np.maximum(self.parts.total, 1))
         each[np.bincount(prices.job, minlength=len(best)) == 0] = np.inf
         joins = np.argsort(each, kind="stable")[:tries]
@@ -200,7 +201,7 @@ class VictimSearch:
         return found
 
     def _let_join(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
-        """Yield cheaper sets: one more job joins, and victims leave that are not needed any more."""
+        """Yield cheaper sets, in which one more job joins and the victims that it makes needless leave."""
         for job in self._list_joining(prices, best, tries):
             more = best.copy()
             more[job] = True
@@ -209,7 +210,7 @@ class VictimSearch:
                 yield (best := self.room.stopped)
 
     def _begin_with(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
-        """Yield cheaper sets: one more job is stopped first, and all others are chosen anew."""
+        """Yield cheaper sets, in which one more job is stopped first and all others are chosen again."""
         spread = prices.sum_by_rows()
         for job in self._list_joining(prices, best, tries):
             live = self.live.copy()
@@ -221,7 +222,7 @@ class VictimSearch:
                 yield (best := self.room.stopped)
 
     def _let_leave(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
-        """Yield cheaper sets: one victim leaves, the dearest first, and the cheapest others take its place."""
+        """Yield cheaper sets, in which one victim is replaced by the cheapest others. The dearest is tried first."""
         victims, spread = np.flatnonzero(best), prices.sum_by_node()
         for job in victims[np.argsort(-self.cost[victims], kind="stable")][:tries].tolist():
             live = np.where(best, 0.0, self.live)
@@ -238,8 +239,8 @@ class VictimSearch:
     def _trim(self, victims: Mask, members: Ints, rows: Ints, stays: int = -1) -> None:
         """Stop these jobs, and restore those that are not needed.
 
-        members: the gang's members on the nodes of `rows`. Where CPUs or memory are missing there, all jobs
-        that may be stopped on these nodes join before the unneeded ones leave.
+        members: the gang's members on the nodes of `rows`. If CPUs or memory are missing on such a node, first all
+        stoppable jobs on it are stopped. Then the unneeded ones are restored.
         """
         self.room.stop_only(victims)
         if self.room.domain_room.max() < self.needed:

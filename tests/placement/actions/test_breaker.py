@@ -7,8 +7,8 @@ from fleetcast.placement.actions.action import STOPPING, ActionKind
 from fleetcast.placement.actions.breaker import (
     BUCKET_MS,
     WINDOW_MS,
-    BreakerLimits,
     BreakerCapacity,
+    BreakerLimits,
     CircuitBreaker,
 )
 from tests.fuzz.bounds import examples

@@ -10,7 +10,7 @@ from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
 from fleetcast.placement.machines.slots import HeldParts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.reclaim.room import HostAmounts
-from fleetcast.placement.reclaim.victims import NoVictims, ChosenVictims, find_victims
+from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims, find_victims
 from tests.fuzz.bounds import examples
 from tests.placement.reclaim.scenes import OPTIONS, Scene, make_view, scenes
 
