@@ -206,6 +206,7 @@ class PlaceFinder:
     """
 
     rooms: RoomCache
+    slot_times: type[SlotTimes] = SlotTimes
     _shapes: dict[FitKey, tuple[GangShape, ShapeKey]] = field(default_factory=dict)
     _times: dict[ShapeKey, SlotTimes] = field(default_factory=dict)
 
@@ -219,7 +220,7 @@ class PlaceFinder:
         if times is None or times.is_outdated:
             block = self.rooms.find_domain_rows(shape.level)
             self._times.pop(key, None)
-            times = SlotTimes.from_calendar(calendar.free_s, shape, block, is_followed=True)
+            times = self.slot_times.from_calendar(calendar.free_s, shape, block, is_followed=True)
             followed_bytes = sum(one.times_s.nbytes for one in self._times.values()) + times.times_s.nbytes
             if len(self._times) >= MAX_FOLLOWED_SHAPES or followed_bytes > MAX_FOLLOWED_BYTES:
                 self._times.clear()

@@ -101,6 +101,7 @@ class FutureSampler:
     turns: QueueTurns
     arrivals: ArrivalForecast | None = None
     is_settled: bool = False  # whoever may start now has started
+    fleet_type: type[Fleet] = Fleet
     _slots: list[Slot] = field(default_factory=list)
     _found: dict[tuple[object, ...], int] = field(default_factory=dict)
     _slot_by_ask: dict[AskKey, int | None] = field(default_factory=dict)  # None: the empty fleet has no room
@@ -125,7 +126,7 @@ class FutureSampler:
         )
         found, until_s = np.full((len(self.queue), paths), np.nan, np.float32), np.zeros(paths, np.float32)
         free = np.where(self.view.usable, self.view.milli, 0).sum(axis=1, dtype=np.int64)
-        fleet = Fleet(free, ready_s, self._slots)
+        fleet = self.fleet_type(free, ready_s, self._slots)
         for path in range(paths):
             left_s = [(float(self.left_s[job][path]), -1 - n, *gang) for n, (job, gang) in enumerate(gangs.items())]
             ends = [end for end in left_s if np.isfinite(end[0])]  # a job of unknown run time never ends

@@ -26,10 +26,10 @@ from fleetcast.placement.ahead.calendars import (
     RoomCache,
     StartRestrictions,
     find_earliest_start,
-    record_gang_hold,
 )
 from fleetcast.placement.ahead.futures import ArrivalForecast, FutureSampler
 from fleetcast.placement.ahead.run_draws import PATHS, RunTimeSample, RunTimeSource
+from fleetcast.placement.ahead.searches import load_searches
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
@@ -197,7 +197,8 @@ def sample_timelines(
     entries = [entry for entry in line if entry.request.request_id not in starts_s]
     requests = [entry.request for entry in entries]
     waits = {one.job_name: one.request_id for one in (*begun, *requests)}
-    levels, finder = turns.make_sort_keys(entries).levels, PlaceFinder(rooms)
+    levels, searches = turns.make_sort_keys(entries).levels, load_searches()
+    finder = PlaceFinder(rooms, searches.slot_times)
     chosen = choose_saved_entries(levels, _compute_calendar_limit(calendar))
     sources = [_make_run_time_source(one, run_quantiles) for one in requests]
     runs_s = draw.draw_run_times(sources)
@@ -213,14 +214,15 @@ def sample_timelines(
         basis.setdefault(request.job_name, source.find_basis(run_times))
         if np.isfinite(place.start_s).any():
             before_start[request.request_id] = GpusBeforeStart.from_calendar(place, calendar)
-            finder.record_changes(record_gang_hold(calendar, place, run_s, len(jobs)))
+            finder.record_changes(searches.record_gang_hold(calendar, place, run_s, len(jobs)))
             holders[request.request_id], ends_s[len(jobs)] = len(jobs), place.start_s + run_s
             jobs.append(request.job_name)
     del finder  # its times are as large as calendars
     planned_s = compute_planned_ends(estimate_releases(now.view, now.running, run_times, now_ms), now_ms)
     first = entries[:PLAYED], [rooms.count_members_per_node(one) for one in requests[:PLAYED]], runs_s
+    is_settled = _has_tried_every_entry(now)
     drawn = FutureSampler(
-        now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, _has_tried_every_entry(now)
+        now.view, left_s, planned_s, *first, run_times, now_ms, turns, arrivals, is_settled, searches.fleet
     )
     _use_played_starts(drawn, starts_s, holders, ends_s)
     gpus = {one.request_id: count_gpus(one) for one in (*begun, *requests)}

@@ -140,7 +140,7 @@ class SlotTimes:
         """
         paths, domains, size = self.times_s.shape
         if size < members or not size:
-            return _make_empty_place(paths)
+            return make_empty_place(paths)
         path, best, mine, start_s = np.arange(paths), np.zeros(paths, np.int64), self.times_s[:, 0], None
         if domains > 1:
             last_s = self._compute_last_starts(members)
@@ -175,14 +175,18 @@ class SlotTimes:
 
 
 def _find_last_free_slots(times_s: Array, start_s: Array, members: int) -> Ints:
-    """Return (path, member) the indices of the slots that a gang takes.
+    """Return (path, member) the indices of the slots that a gang takes. All are 0 where it never starts.
 
-    Among the slots that are free by `start_s`, these are the ones that become free last. times_s: (path, k).
+    Among the slots that are free by `start_s`, these are the ones that become free last. Among equal times
+    the first slot comes first. times_s: (path, k).
     """
-    free = np.flatnonzero(times_s <= start_s[:, None])  # few of many
-    key = np.full(times_s.shape, NEVER_S)
-    key.put(free, -times_s.take(free))
-    return np.argpartition(key, members - 1, axis=1)[:, :members]
+    starts = np.isfinite(start_s)
+    free = np.flatnonzero(times_s <= np.where(starts, start_s, -NEVER_S)[:, None])  # few of many
+    path, slot = np.divmod(free, times_s.shape[1])
+    slot = slot[np.lexsort((-times_s.take(free), path))]
+    chosen = np.zeros((len(times_s), members), np.int64)
+    chosen[starts] = slot[path.searchsorted(np.flatnonzero(starts))[:, None] + np.arange(members)]
+    return chosen
 
 
 def _compute_slot_times(free_s: Array, each: int, slots: int, room: Ints) -> Array:
@@ -196,7 +200,7 @@ def _compute_slot_times(free_s: Array, each: int, slots: int, room: Ints) -> Arr
     return np.where(np.arange(slots) < room[..., None], times_s, NEVER_S)
 
 
-def _make_empty_place(paths: int) -> Place:
+def make_empty_place(paths: int) -> Place:
     """Return a place without members, for a gang that fits on no path.
 
     A list of the members of a huge gang would only cost memory.

@@ -54,8 +54,12 @@ class Slot:
 
     @cached_property
     def rows(self) -> Ints:
-        """(domain, most nodes of a domain) the node rows, ascending. A smaller domain is padded with n."""
-        assert self.domain is not None
+        """(domain, most nodes of a domain) the node rows, ascending. A smaller domain is padded with n.
+
+        Without domains, all nodes are in one row.
+        """
+        if self.domain is None:
+            return np.arange(len(self.most))[None]
         known = np.flatnonzero(self.domain >= 0)
         known = known[np.argsort(self.domain[known], kind="stable")]
         counts = np.bincount(self.domain[known], minlength=self.domain_count)

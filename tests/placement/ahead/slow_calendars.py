@@ -8,7 +8,8 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.ahead.calendars import SHORTEST_GAP_S, Array, Calendar, RoomCache
-from fleetcast.placement.ahead.slot_times import Place, _make_empty_place
+from fleetcast.placement.ahead.searches import ARRAY_PROGRAMS, load_searches
+from fleetcast.placement.ahead.slot_times import Place, SlotTimes, make_empty_place
 from fleetcast.placement.machines.fit import get_widest_level
 
 
@@ -26,7 +27,7 @@ def earliest(
     slots = _slots(ready, np.minimum(room, 1) if request.spread else room, each)
     paths, n, s = slots.shape
     if not n * s:
-        return _make_empty_place(paths)
+        return make_empty_place(paths)
     if level is None or level is Level.NODE:
         among = slots.reshape(paths, 1, n * s)
         rows = np.arange(n)[None, :]
@@ -34,13 +35,13 @@ def earliest(
         rows = rooms.find_domain_rows(level)
         among = np.where(rows[None, :, :, None] >= 0, slots[:, rows], np.inf).reshape(paths, len(rows), -1)
     if among.shape[2] < members:
-        return _make_empty_place(paths)
+        return make_empty_place(paths)
     last = among.min(axis=2) if members == 1 else np.partition(among, members - 1, axis=2)[:, :, members - 1]
     best = last.argmin(axis=1)
     start_s = last[np.arange(paths), best]
     mine = among[np.arange(paths), best]
     key = np.where(mine <= start_s[:, None], -mine, np.inf)  # of what is free by then, what is free last
-    chosen = key.argmin(axis=1)[:, None] if members == 1 else np.argpartition(key, members - 1, axis=1)[:, :members]
+    chosen = np.where(np.isfinite(start_s)[:, None], key.argsort(axis=1, kind="stable")[:, :members], 0)
     nodes = rows[best[:, None] if len(rows) > 1 else 0, chosen // s]
     gpus = (chosen % s)[:, :, None] * each + np.arange(each)
     if order is not None:
@@ -49,11 +50,15 @@ def earliest(
     return Place(start_s.astype(np.float32), nodes.astype(np.int32), gpus)
 
 
+ALL_SEARCHES = tuple(dict.fromkeys((ARRAY_PROGRAMS, load_searches())))  # the same ones without numba
+
+
 @dataclass(slots=True)
 class PlainFinder:
     """A finder of places that looks at the whole calendar for each gang."""
 
     rooms: RoomCache
+    slot_times: type[SlotTimes] = SlotTimes
 
     def find_place(self, request: PlacementRequest, calendar: Calendar) -> Place:
         return earliest(request, calendar.free_s, None, self.rooms.count_members_per_node(request), self.rooms)

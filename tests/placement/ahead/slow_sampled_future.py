@@ -14,8 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.placement.ahead.sampled_future import MOST_EVENTS, Arrival
+from fleetcast.placement.ahead.searches import Searches
+from fleetcast.placement.ahead.slot_times import SlotTimes
 from fleetcast.placement.machines.gang_room import Floats, GangAsk, Ints, Slot
 from fleetcast.placement.queues.queues_ahead import QueueHold, QueuesAhead
+from tests.placement.ahead.slow_calendars import hold
 
 
 @dataclass(slots=True)
@@ -127,6 +130,9 @@ def _first_domain(slot: Slot, order: Ints, members: int) -> Ints:
             if had[domain] >= members:
                 return np.asarray(order[slot.domain[order] == domain])
     return order
+
+
+PLAIN_SEARCHES = Searches(Fleet, SlotTimes, hold)  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)

@@ -1,4 +1,7 @@
-"""Futures and calendars are as they are defined (`slow_play`, `slow_calendars`): equal answers, to the bit."""
+"""Futures and calendars are as they are defined (`slow_play`, `slow_calendars`): equal answers, to the bit.
+
+The array programs and, where numba is installed, the compiled loops are both compared with the plain ones.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,7 +20,7 @@ from fleetcast.placement.ahead.futures import ArrivalForecast
 from fleetcast.placement.ahead.paths import Hindrance, Timelines, sample_timelines
 from fleetcast.placement.ahead.run_draws import PATHS, SHARED, RunTimeSample, RunTimeSource
 from fleetcast.placement.ahead.start_time import compute_start_times
-from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
+from fleetcast.placement.machines.gang_room import GangAsk, Slot
 from fleetcast.placement.plan.timeline import NORMAL, RunTimeQuantiles
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold, QueuesAhead
 from fleetcast.placement.queues.queues_file import read_queues
@@ -25,6 +28,7 @@ from fleetcast.placement.queues.standing import QueueStanding
 from tests.fuzz.bounds import examples
 from tests.placement.ahead import slow_calendars
 from tests.placement.ahead import slow_sampled_future as slow_play
+from tests.placement.ahead.slow_calendars import ALL_SEARCHES
 from tests.placement.plan.test_plan import NOW_MS, OPTIONS, TREE, free, queued, scene, turns_of
 
 COMING = ArrivalForecast(
@@ -55,20 +59,27 @@ def list_all_hindrances(sampled: Timelines) -> dict[str, tuple[Hindrance, ...]]:
 
 
 def assert_equal(sampled: Callable[[], Timelines], backfilled: int = paths.BACKFILLED) -> None:
-    """Sample with the fast code and with the plain one, and compare all answers.
+    """Sample with each kind of fast code and with the plain one, and compare all answers.
 
     backfilled: entries of the queue that may start in gaps. The finder of places serves later ones.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(paths, "BACKFILLED", backfilled)
-        fast = sampled()
+        answers = []
+        for searches in ALL_SEARCHES:
+            patch.setattr(paths, "load_searches", lambda chosen=searches: chosen)
+            answers.append(sampled())
+        patch.setattr(paths, "load_searches", lambda: slow_play.PLAIN_SEARCHES)
         patch.setattr(paths, "PlaceFinder", slow_calendars.PlainFinder)
-        patch.setattr(futures, "Fleet", slow_play.Fleet)
         patch.setattr(futures, "Future", slow_play.Future)
         patch.setattr(futures, "QueuesAhead", slow_play.PlainQueues)
         patch.setattr(calendars, "_search_slot_times", slow_calendars.earliest)
-        patch.setattr(paths, "record_gang_hold", slow_calendars.hold)
         slow = sampled()
+    for fast in answers:
+        assert_same_answers(fast, slow)
+
+
+def assert_same_answers(fast: Timelines, slow: Timelines) -> None:
     assert fast.starts_s.keys() == slow.starts_s.keys()
     for name, start_s in slow.starts_s.items():
         assert fast.starts_s[name].tobytes() == start_s.tobytes(), name
@@ -155,7 +166,8 @@ def test_room_and_places_are_those_of_the_plain_fleet(data: Any) -> None:
         slots.append(Slot(each, most, domain if within else None))
     first = gpus * 1000 - 1000 * np.minimum(gpus, column(st.integers(0, 8)))
     ready_s = HOUR_S * column(st.integers(0, 5))
-    fleet, plain = Fleet(first, ready_s, slots).copy(), slow_play.Fleet(first, ready_s, slots).copy()
+    searches = data.draw(st.sampled_from(ALL_SEARCHES), "searches")
+    fleet, plain = searches.fleet(first, ready_s, slots).copy(), slow_play.Fleet(first, ready_s, slots).copy()
     for _ in range(data.draw(st.integers(1, 6), "changes")):
         nodes = np.unique(data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=6)))
         more = np.minimum(1000 * gpus[nodes], 1000 * data.draw(st.integers(0, 8))) - fleet.free[nodes]

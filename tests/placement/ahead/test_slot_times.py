@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.ahead import calendars, slot_times
-from fleetcast.placement.ahead.calendars import Calendar, PlaceFinder, RoomCache, record_gang_hold
+from fleetcast.placement.ahead.calendars import Calendar, PlaceFinder, RoomCache
+from fleetcast.placement.ahead.searches import Searches
 from tests.fuzz.bounds import examples
 from tests.placement.ahead import slow_calendars
 from tests.placement.conftest import build
@@ -34,16 +35,28 @@ def empty_calendar(rng: np.random.Generator, nodes: int) -> Calendar:
 
 @examples(150)
 @given(
-    racks, counts, st.lists(gangs, min_size=1, max_size=30), st.integers(0, 99), st.sampled_from([1, 32]), st.booleans()
+    racks,
+    counts,
+    st.lists(gangs, min_size=1, max_size=30),
+    st.integers(0, 99),
+    st.sampled_from([1, 32]),
+    st.booleans(),
+    st.sampled_from(slow_calendars.ALL_SEARCHES),
 )
 def test_places_are_those_of_a_reading_of_the_whole_calendar(
-    sizes: list[int], unplaced: int, drawn: list[Any], seed: int, shapes: int, is_never_outdated: bool
+    sizes: list[int],
+    unplaced: int,
+    drawn: list[Any],
+    seed: int,
+    shapes: int,
+    is_never_outdated: bool,
+    searches: Searches,
 ) -> None:
     """Equal times are frequent, so that every choice among equals counts. Some nodes have no domain."""
     rng = np.random.default_rng(seed)
     view = build({f"r{rack}": [8] * size for rack, size in enumerate(sizes)}, unplaced=[8] * unplaced)
     rooms, calendar = RoomCache(view, OPTIONS), empty_calendar(rng, len(view))
-    finder = PlaceFinder(rooms)
+    finder = PlaceFinder(rooms, searches.slot_times)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calendars, "MAX_FOLLOWED_SHAPES", shapes)
         patch.setattr(slot_times, "MOST_STALE_SHARE", np.inf if is_never_outdated else 0.25)
@@ -56,9 +69,8 @@ def test_places_are_those_of_a_reading_of_the_whole_calendar(
             )
             for column in ("start_s", "nodes", "gpus"):
                 assert getattr(place, column).tolist() == getattr(plain, column).tolist(), (number, column)
-            finder.record_changes(
-                record_gang_hold(calendar, place, 600 * rng.integers(1, 5, PATHS).astype(np.float32), number)
-            )
+            run_s = 600 * rng.integers(1, 5, PATHS).astype(np.float32)
+            finder.record_changes(searches.record_gang_hold(calendar, place, run_s, number))
 
 
 def follow_one_shape(nodes: int = 40) -> tuple[PlaceFinder, Calendar, PlacementRequest]:
