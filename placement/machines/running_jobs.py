@@ -29,6 +29,7 @@ class RunningJobs:
     names: tuple[str, ...]  # (j,) job names
     attempt: Integers  # (j,)
     leaf: tuple[str, ...]  # (j,) leaf queue that the job is charged to; without a tree, the queue that it names
+    user: tuple[str, ...]  # (j,) "" unknown
     job_class: tuple[str, ...]  # (j,) training, fine_tuning, inference, batch or interactive
     priority: Integers  # (j,) as its events or its request state it, without the priority of its class
     preemptible: NDArray[np.int8]  # (j,) -1 not said, 0 its owner forbids a stop, 1 its owner allows it
@@ -112,6 +113,7 @@ def make_running_jobs(
     names: Iterable[str],
     *,
     leaf: Iterable[str] = (),
+    user: Iterable[str] = (),
     job_class: Iterable[str] = (),
     remaining_s: ArrayLike = np.nan,
     **columns: ArrayLike,
@@ -135,6 +137,7 @@ def make_running_jobs(
     return RunningJobs(
         names=rows,
         leaf=tuple(leaf) or ("",) * j,
+        user=tuple(user) or ("",) * j,
         job_class=tuple(job_class) or ("training",) * j,
         remaining_s=_fill_column(remaining_s, (j, len(RUN_LEVELS)), np.float64),
         **filled,

@@ -106,7 +106,9 @@ class RunningJobRow(msgspec.Struct):
     events. It is empty on boards of earlier versions. placed_ms: since when it runs on these GPUs.
     checkpoint_ms: when its last checkpoint was complete. old_checkpoint_ms: the same on a board of the
     version before. Its value moves to `checkpoint_ms` at once. displaced: other jobs hold some of its GPUs,
-    so the report of its end is late.
+    so the report of its end is late. members: number of members that run, 0 if unknown. gang: of an elastic
+    gang only. gpus_per_member, cpus, host_memory_gib: of each member. checkpoint_cost_s: seconds that a
+    checkpoint takes, measured or stated. Boards of earlier versions lack the fields from `priority` on.
     """
 
     job: str
@@ -121,6 +123,14 @@ class RunningJobRow(msgspec.Struct):
     checkpoint_ms: int | None = None
     held: dict[str, int] = {}
     displaced: bool = False
+    priority: int = 0
+    preemptible: bool | None = None
+    members: int = 0
+    gang: Gang | None = None
+    gpus_per_member: int = 0
+    cpus: float | None = None
+    host_memory_gib: float | None = None
+    checkpoint_cost_s: float | None = None
     old_checkpoint_ms: int | msgspec.UnsetType | None = msgspec.field(default=msgspec.UNSET, name="kept_ms")
 
     def __post_init__(self) -> None:

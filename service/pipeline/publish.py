@@ -3,7 +3,7 @@
 `make_topology_sections` and `make_score_sections` list the sections that readers may rely on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar, cast
 
 import msgspec
@@ -12,7 +12,6 @@ from msgspec import structs
 from numpy.typing import NDArray
 
 from fleetcast.features.run_past import LEVELS
-from fleetcast.fleet.held_gpus import NO_COUNTS, count_held_milli
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, Topology
 from fleetcast.models.risk.rules import ACTIONS
@@ -21,7 +20,6 @@ from fleetcast.models.run_times.remaining import condition_on_survival
 from fleetcast.service import listening
 from fleetcast.service.answers.fleet import FleetAnswer, FleetGpu, FleetNode, GpuCounts
 from fleetcast.service.answers.jobs import (
-    EndedJobRow,
     JobRow,
     KnownAttempts,
     QueuedJob,
@@ -34,6 +32,7 @@ from fleetcast.service.board.gpu_use import Occupant
 from fleetcast.service.pipeline import documents
 from fleetcast.service.pipeline.documents import make_host_answers
 from fleetcast.service.pipeline.gpu_states import compute_gpu_states
+from fleetcast.service.pipeline.running_rows import make_ended_row, make_running_row
 from fleetcast.service.pipeline.tick import Tick
 
 encode = msgspec.json.Encoder().encode
@@ -112,7 +111,7 @@ def make_score_sections(tick: Tick) -> list[Section]:
         "durations": encode(events.durations),
         "jobs.running": encode(_encode_running_rows(tick)),
         "jobs.running.left_s": _compute_remaining_s(tick),
-        "jobs.ended": encode([_make_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
+        "jobs.ended": encode([make_ended_row(attempt, tick.node_gpus) for attempt in events.ended]),
         "jobs.queued": encode(
             [make_queued_job(attempt) for attempt in events.queued if attempt.submission is not None]
         ),
@@ -215,39 +214,11 @@ def _encode_running_rows(tick: Tick) -> list[msgspec.Raw]:
 
     def render_row(attempt: JobAttempt) -> msgspec.Raw:
         key = attempt.job, attempt.attempt
-        row = structs.replace(_make_running_row(attempt, held[key]), displaced=key in tick.displaced)
+        row = structs.replace(make_running_row(attempt, held[key]), displaced=key in tick.displaced)
         return msgspec.Raw(encode(_set_gpu_counts(tick, [row])[0]))
 
     rows: list[msgspec.Raw] = tick.memory.get_row_cache("running").get_rows(tick.events.running, render_row, (held,))
     return rows
-
-
-def _make_running_row(attempt: JobAttempt, held: dict[str, int]) -> RunningJobRow:
-    submission = attempt.submission
-    limit_s, user = (submission.limit_s, submission.user) if submission else (None, "")
-    ends_ms = [edge.time_ms for edge in attempt.checkpoints if edge.edge == "end"]
-    return RunningJobRow(
-        job=attempt.job,
-        attempt=attempt.attempt,
-        gpus=attempt.gpus,
-        started_ms=attempt.started_ms,
-        queue=attempt.queue,
-        limit_s=limit_s,
-        user=user,
-        class_=attempt.class_,
-        placed_ms=attempt.placed_ms,
-        checkpoint_ms=ends_ms[-1] if ends_ms else None,
-        held=held,
-    )
-
-
-def _make_ended_row(attempt: JobAttempt, node_gpus: Mapping[str, int] = NO_COUNTS) -> EndedJobRow:
-    """Make the row of an ended attempt.
-
-    The occupancy lacks ended attempts, so the GPUs that it held come from its events.
-    """
-    running = structs.asdict(_make_running_row(attempt, count_held_milli(attempt, node_gpus)))
-    return EndedJobRow(**running, ended_ms=attempt.over_ms or 0, outcome=attempt.outcome)
 
 
 def make_queued_job(attempt: JobAttempt) -> QueuedJob:

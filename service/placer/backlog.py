@@ -14,13 +14,13 @@ from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry
 from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.service.answers.placements import QueueRow
-from fleetcast.service.placer.charging import find_charged_leaf
 from fleetcast.service.placer.decision_writer import DecisionWriter
 from fleetcast.service.placer.failures import PASS, Failures
 from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
+from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.view import ObservedFleet, merge_waiting_jobs
 
 StartTimes = Mapping[str, tuple[int, int, int]]  # request_id → start_ms at p10, p50, p90

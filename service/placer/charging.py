@@ -16,10 +16,11 @@ from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.charged import sum_held_gpus
 from fleetcast.placement.queues.charges import Charge, HeldGpus
-from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
+from fleetcast.placement.queues.tree import QueueTree
 from fleetcast.service.answers.jobs import EndedJobRow, GpuTimeRow, RunningJobRow
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
+from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.view import ObservedFleet
 
 UNSEEN = "unseen"  # the outcome of what runs no more though nobody told of its end
@@ -286,10 +287,3 @@ def _count_gpus_by_holder(row: RunningJobRow, view: ClusterView) -> tuple[HeldGp
         if sum(gpus for _, _, gpus in found) == row.gpus:
             return sum_held_gpus(found)
     return sum_held_gpus([("", "", float(row.gpus))])
-
-
-def find_charged_leaf(request: PlacementRequest, tree: QueueTree | None) -> str:
-    """Return the leaf queue that a request is charged to. Without a tree, return the queue that it names."""
-    if tree is not None:
-        return tree.find_known_leaf(request)
-    return request.queue or DEFAULT_QUEUE

@@ -23,8 +23,8 @@ from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.placements import Queue, QueueRow
 from fleetcast.service.answers.queues import QueuesAnswer, WhyStep, WhyWaiting
 from fleetcast.service.http.access import get_admitted_caller
-from fleetcast.service.placer.charging import find_charged_leaf
 from fleetcast.service.placer.own_numbers import find_ledger_number, find_own_numbers
+from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.why_waiting import NAMED
 

@@ -10,6 +10,7 @@ from fleetcast.fleet.clock import Clock, ClockWatch
 from fleetcast.fleet.errors import ConflictError, StaleError
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger.ledger import Intent, Ledger
+from fleetcast.placement.queues.tree import QueueTree
 from fleetcast.service.board.age import describe_staleness
 from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.board.expiry import IntentExpiry
@@ -17,6 +18,7 @@ from fleetcast.service.config import Config
 from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.queues import ServedQueues
+from fleetcast.service.placer.running_jobs import PlacedRequests
 from fleetcast.service.placer.state_watch import StateWatch
 from fleetcast.service.placer.view import ObservedFleet, ViewDecoder, add_intents, find_finished_intents
 
@@ -50,6 +52,8 @@ class PromisedView:
         self._observed: tuple[Board, ObservedFleet] | None = None
         self._observing = False  # a thread is decoding a board
         self._view: _View | None = None
+        self._requests = PlacedRequests(ledger)
+        self._completed: _CompletedFleet | None = None
         self.on_board: Callable[[], None] = lambda: None
 
     @property
@@ -120,6 +124,7 @@ class PromisedView:
             self.ledger.finish_intents(find_finished_intents(promises, base, expired), now_ms)
             self.metrics.set_paused_promises(self._expiry.paused)
             self.queues.apply_board(board, base)
+        base = self._complete_jobs(base)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
         return self._view.observed
@@ -151,6 +156,15 @@ class PromisedView:
     def _find_postponement_ms(self, request_id: str) -> int:
         by_ms = self._postponed_ms[request_id]
         return max(0, by_ms) if request_id in self._inherited else by_ms
+
+    def _complete_jobs(self, base: ObservedFleet) -> ObservedFleet:
+        """Return the fleet of a board with its running jobs completed by the ledger and the queue tree."""
+        tree, last = self.queues.tree, self._completed
+        if last is None or last.base is not base or last.tree is not tree:
+            jobs = self._requests.complete_jobs(base.jobs, tree)
+            last = self._completed = _CompletedFleet(base, tree, replace(base, jobs=jobs))
+            self._view = None
+        return last.observed
 
     def _add_promises(self, base: ObservedFleet) -> "_View":
         """Return the view with all promises that are now in the ledger.
@@ -202,4 +216,13 @@ class _View:
 
     version: int
     promised: frozenset[str]
+    observed: ObservedFleet
+
+
+@dataclass(frozen=True, slots=True)
+class _CompletedFleet:
+    """The fleet of a board with completed jobs, and what it was made from: the board's fleet and the queue tree."""
+
+    base: ObservedFleet
+    tree: QueueTree | None
     observed: ObservedFleet

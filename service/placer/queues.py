@@ -17,8 +17,9 @@ from fleetcast.placement.queues.standing import explain_never_fits
 from fleetcast.placement.queues.tree import QueueTree
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
-from fleetcast.service.placer.charging import ChargeWriter, find_charged_leaf
+from fleetcast.service.placer.charging import ChargeWriter
 from fleetcast.service.placer.queue_file import QueueFile, QueueFileContents
+from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.view import ObservedFleet
 
 

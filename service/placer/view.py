@@ -1,6 +1,7 @@
 """The placer's view of the fleet: a board, plus promised GPUs whose jobs have not been seen running."""
 
 import logging
+import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,15 +17,17 @@ from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.placement.ledger.ledger import Intent, IntentState, QueueEntry
+from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.slots import HeldParts, convert_to_milli, subtract_held_parts
 from fleetcast.placement.machines.view import Advice, ClusterView, Inventory, RiskByTime
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.timeline import RUN_LEVELS, Hold, RunningJob, RunTimeQuantiles, add_placements
+from fleetcast.placement.plan.timeline import Hold, RunningJob, RunTimeQuantiles, add_placements
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.free import find_unattributed_gpus, find_windowed_nodes, read_hearing
 from fleetcast.service.board.urgent import AWAY, find_struck_nodes, forbids_placement
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.pipeline.occupancy import read_gpu_parts
+from fleetcast.service.placer.running_jobs import read_running_table
 
 RISK_HORIZON_S = 3600
 logger = logging.getLogger(__name__)
@@ -36,11 +39,13 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 class ObservedFleet:
     """The decoded contents of a board: the fleet according to job events.
 
-    seen: running attempts. astray: running attempts whose events name no node, or a node outside the
-    fleet. The occupancy lacks astray attempts.
+    jobs: the running jobs of the board, without promises, in the order of the view's first jobs. seen: running
+    attempts. astray: running attempts whose events name no node, or a node outside the fleet. The occupancy
+    lacks astray attempts.
     """
 
     view: ClusterView
+    jobs: RunningJobs
     running: dict[str, RunningJob]
     run_times: RunTimeQuantiles
     seen: frozenset[tuple[str, int]]
@@ -67,9 +72,11 @@ class ViewDecoder:
         meta = board.json("meta")
         self._refresh_topology(board, int(meta["generation"]))
         occupancy, rows = board.json("occupancy"), board.json("jobs.running")
+        jobs = read_running_table(board)
         return ObservedFleet(
             view=self._make_view(board, meta),
-            running=read_running_jobs(board, rows),
+            jobs=jobs,
+            running=list_running_jobs(jobs, board.as_of_ms),
             run_times=RunTimeQuantiles.from_durations(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
@@ -166,24 +173,20 @@ def _decode_parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
     return HeldParts(job[known], (row * shape[1] + gpu)[known], milli[known])
 
 
-def read_running_jobs(board: Board, rows: Sequence[Mapping[str, Any]]) -> dict[str, RunningJob]:
-    """Return job → its RunningJob. If the board forecasts the remaining time of the job, include it."""
-    try:
-        left_s = board.array("jobs.running.left_s")
-    except KeyError:
-        left_s = np.zeros((0, len(RUN_LEVELS)), np.float32)
-    is_known = (
-        np.isfinite(left_s).all(axis=1) & (left_s[:, -1] > 0) if left_s.shape[1] == len(RUN_LEVELS) else np.zeros(0)
-    )
-    return {
-        row["job"]: RunningJob(
-            row["started_ms"] or board.as_of_ms,
-            row["gpus"],
-            row.get("limit_s"),
-            tuple(left_s[at].tolist()) if at < len(is_known) and is_known[at] else None,
-        )
-        for at, row in enumerate(rows)
-    }
+def list_running_jobs(jobs: RunningJobs, as_of_ms: int) -> dict[str, RunningJob]:
+    """Return job → its RunningJob. A job without a row on the board is left out."""
+    forecast = np.isfinite(jobs.remaining_s).min(axis=1, initial=True)
+    found = {}
+    for row, name in enumerate(jobs.names):
+        started_ms, gpus, limit_s = int(jobs.started_ms[row]), int(jobs.gpus[row]), float(jobs.limit_s[row])
+        if gpus or started_ms > 0:
+            found[name] = RunningJob(
+                started_ms if started_ms > 0 else as_of_ms,
+                gpus,
+                None if math.isnan(limit_s) else limit_s,
+                tuple(jobs.remaining_s[row].tolist()) if forecast[row] else None,
+            )
+    return found
 
 
 def read_waiting_jobs(board: Board, known: Collection[str]) -> list[WaitingEntry]:

@@ -15,7 +15,7 @@ from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.service.answers.jobs import RunningJobRow
-from fleetcast.service.pipeline.publish import _make_ended_row, _make_running_row
+from fleetcast.service.pipeline.running_rows import make_ended_row, make_running_row
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import NOW_MS, HandBoard
 
@@ -35,8 +35,8 @@ class ToldBoard(HandBoard):
 
     def _row(self, row: JobAttempt) -> RunningJobRow:
         if row.job in self.displaced:
-            return msgspec.structs.replace(_make_running_row(row, {"n01": 0}), gpus=0, displaced=True)
-        return _make_running_row(row, count_held_milli(row, NODE_GPUS))
+            return msgspec.structs.replace(make_running_row(row, {"n01": 0}), gpus=0, displaced=True)
+        return make_running_row(row, count_held_milli(row, NODE_GPUS))
 
     def sections(self) -> dict[str, Any]:
         running = [row for row in self.table if row.state == "running"]
@@ -50,7 +50,7 @@ class ToldBoard(HandBoard):
         encode = msgspec.json.encode
         return super().sections() | {
             "jobs.running": encode([self._row(row) for row in running]),
-            "jobs.ended": encode([_make_ended_row(row, NODE_GPUS) for row in ended]),
+            "jobs.ended": encode([make_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
         }
