@@ -1,4 +1,4 @@
-"""Labels on Kubernetes nodes with their place in our topology, as levels for a Kueue `Topology`."""
+"""Labels that state the place of Kubernetes nodes in our topology. A Kueue `Topology` uses them as levels."""
 
 import re
 import zlib

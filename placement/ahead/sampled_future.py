@@ -190,7 +190,7 @@ class Future:
         return ready, full
 
     def _find_first_full_ask(self, full: list[FullGroup], before: tuple[float, float]) -> GangAsk | None:
-        """Return the first ask in the order that its queue allows although the fleet has no room for it.
+        """Return the first ask that its queue allows to start, but that the fleet has no room for.
 
         before: the search ends at this place in the order. full: a heap of the groups without room, which this
         call advances. Returns None if there is no such ask.

@@ -56,7 +56,7 @@ class StartEstimate(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Relaxation:
-    """A constraint, and the same request without it."""
+    """A constraint of a request, and the request without this constraint."""
 
     constraint: str
     request: PlacementRequest
@@ -152,9 +152,10 @@ def _explain_no_start(request: PlacementRequest, timelines: Timelines) -> str:
 
 
 def choose_start_basis(start_ms: Quantiles, timelines: Timelines, now_ms: int) -> StartBasis:
-    """Return the basis of a start time: "room" if there is room now, else "runs" or "limit".
+    """Return the basis of a start time: "room", "runs" or "limit".
 
-    "limit" means that the run time of a job is known by its time limit alone.
+    "room" means that there is room now. "limit" means that the run time of a job is known by its time limit
+    alone. Otherwise the basis is "runs".
     """
     if start_ms["p90"] - now_ms < 1000 * WORTH_S:
         return "room"

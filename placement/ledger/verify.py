@@ -270,9 +270,9 @@ def _check_charges(db: sqlite3.Connection, verdict: LedgerVerdict) -> None:
 
 
 def _check_actions(db: sqlite3.Connection, verdict: LedgerVerdict, proposed: int) -> None:
-    """Check that each action is unchanged and is as its newest audit line states.
+    """Check that each action is unchanged and agrees with its newest audit line.
 
-    proposed: how many actions the trail speaks of.
+    proposed: the number of actions that the trail mentions.
     """
     rows = db.execute(
         "SELECT actions.*, audit.action, audit.request_id, audit.decision_id FROM actions "

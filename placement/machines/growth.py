@@ -3,8 +3,8 @@
 Above its minimum, a gang uses only nodes without the advice to avoid or drain them. It grows only
 while its expected progress grows: size × probability that none of its nodes interrupts it. In each
 domain of the widest allowed level, nodes join in order of the risk that one member on them brings.
-The size is that of the best first nodes over all domains. If no domain can hold the gang without
-advised nodes, the gang stays at its minimum. It then competes for all candidates, as a gang of
+The gang gets the size with the most expected progress over all domains. If no domain can hold the gang
+without advised nodes, the gang stays at its minimum. It then competes for all candidates, as a gang of
 fixed size does.
 
 The risk that racks and power domains add is left to the scores. It is a tenth of the risk of their

@@ -118,10 +118,10 @@ def make_running_jobs(
     remaining_s: ArrayLike = np.nan,
     **columns: ArrayLike,
 ) -> RunningJobs:
-    """Make a table of running jobs. A column that is left out holds the value for unknown in all rows.
+    """Make a table of running jobs. A column that is left out has the value for unknown in all rows.
 
     A column of numbers has one value for each job, or one value for all of them. Raises TypeError if the table
-    has no column of such a name.
+    has no column of that name.
 
     >>> jobs = make_running_jobs(["a", "b"], gpus=[8, 4], limit_s=3600.0)
     >>> jobs.gpus.tolist(), jobs.limit_s.tolist(), jobs.preemptible.tolist()

@@ -225,7 +225,7 @@ class NodeScores:
     def domain_by_level(self) -> dict[str, tuple[NDArray[np.int32], int, int]]:
         """Level → (c,) the domain number of each candidate, and the lowest and highest number of all nodes.
 
-        Levels of which no domain is known are left out.
+        Levels without any known domain are left out.
         """
         domain, found = self._view.topology.domain, {}
         levels = {"rack": domain[Level.RACK], "power": self._view.inventory.power, "rail": domain[Level.RAIL_GROUP]}

@@ -43,10 +43,10 @@ class FitKey:
 class QueueAsk:
     """The part of a request that remains without ids and times. Equal asks are one object.
 
-    gpus: GPUs of the desired gang. wished: thousandths of GPUs that it takes. milli: thousandths that
-    the smallest gang takes. model: the one model that it needs, else `gpu`. wide, narrow: its fit keys
-    without and with plugins. in_line: the ask without the fields that only the order of queues reads.
-    None if this ask itself has none of them.
+    gpus: GPUs of the desired gang. wished: thousandths of GPUs that the desired gang takes. milli: thousandths
+    that the smallest gang takes. model: the one model that it needs, or `gpu` without such a model. wide, narrow:
+    its fit keys without and with plugins. in_line: the ask without the fields that only the order of queues
+    reads. None if this ask itself has none of these fields.
     """
 
     gpus: int

@@ -73,8 +73,8 @@ class QueueNode:
 
     guaranteed: GPUs that the queue's own requests get first. A parent's guarantee is at least the sum of its
     children's. limit, borrow: a resource that is missing here is unlimited. lend: if a resource is
-    missing here, all of it is lent while it is idle. preemptible: which of its running jobs may be stopped,
-    of those whose owners have not said. "borrowed" means those beyond its guarantee.
+    missing here, all of it is lent while it is idle. preemptible: the running jobs that may be stopped if their
+    owners do not say. "borrowed" means the jobs beyond the queue's guarantee.
     """
 
     name: str

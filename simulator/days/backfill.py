@@ -32,8 +32,8 @@ class RunTimeSamples:
     def estimate_p90_s(self, gpus: int) -> float:
         """Return the p90 run time in seconds of jobs with this GPU count.
 
-        If fewer than five of them have finished, return the p90 of all jobs. If fewer than five jobs have finished in
-        all, return an hour.
+        If fewer than five of them have finished, return the p90 of all jobs. If fewer than five jobs of any GPU count
+        have finished, return an hour.
         """
         for key in (gpus, 0):
             runs = self.by_gpus.get(key, [])

@@ -378,7 +378,7 @@ class DaySimulation:
     def _add_idle_losses(self, now_ms: int) -> None:
         """Add the GPU-hours of idle GPUs on avoided or drained nodes to the losses.
 
-        At most as many GPUs count as the queued jobs want.
+        If more GPUs are idle there than the queued jobs want, only the wanted number counts.
         """
         risk = np.fmax(self._view.p_fail, self._view.p_slow)
         out = (self._view.state != NodeState.IN_SERVICE) | (risk > 0)

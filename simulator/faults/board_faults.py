@@ -121,7 +121,8 @@ class PcieDowngrade(ResetShape):
 class EccStorm(ResetShape):
     """A fault with corrected errors in bursts.
 
-    At age `dbe_s` an uncorrected error occurs with its XIDs, and kills the job. None: it never occurs.
+    At age `dbe_s` an uncorrected error occurs with its XIDs, and kills the job. If `dbe_s` is None, this error
+    never occurs.
     """
 
     sbe_per_s: float

@@ -33,7 +33,7 @@ class Bump:
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """The death of the job on this GPU in this step. `gpu` is -1 for every job of the node."""
+    """The death of a job in this step. `gpu`: a GPU that the job holds, -1 for every job of the node."""
 
     node: int
     gpu: int
