@@ -61,7 +61,7 @@ class AdapterHost:
                 door.follow_news(self.changes.wake)
         if self._starts is not None:
             self._starts.on_change = self.changes.wake
-        self._withdraw_after_s = max(limits.withdraw_after_s, config.stale_after_s(clock))
+        self._withdraw_after_s = max(limits.withdraw_after_s, config.compute_stale_after_s(clock))
         self._steps = {writer.status.name: _StepRunner(self.changes.wake, poll_s) for writer in self.writers}
 
     async def wait_for_change(self) -> None:

@@ -295,7 +295,7 @@ class Config(_Section, frozen=True):
     def ledger(self) -> Path:
         return self.folder / "ledger.sqlite"
 
-    def stale_after_s(self, clock: Clock) -> float:
+    def compute_stale_after_s(self, clock: Clock) -> float:
         """Return the age at which a board becomes stale, in seconds of fleet time.
 
         This is the configured value, but at least STALE_WALL_S of the machine's time.

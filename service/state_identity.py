@@ -109,7 +109,7 @@ class StateParts(msgspec.Struct, frozen=True):
     def find_identity(self) -> str:
         """Return the identity that most parts have, or "" if none has one yet.
 
-        If several identities are equally frequent, return the one of the first part.
+        If several identities are equally frequent, return the first part's identity.
         """
         counts = Counter(part.identity for part in self.list_named_parts().values() if part.identity)
         return counts.most_common(1)[0][0] if counts else ""

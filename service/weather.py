@@ -59,7 +59,9 @@ class WeatherStation:
 
         starts: the start times of the placer's queue, by request or job.
         """
-        if board is None or describe_staleness(self.compute_age_s(board), self._config.stale_after_s(self._clock)):
+        if board is None or describe_staleness(
+            self.compute_age_s(board), self._config.compute_stale_after_s(self._clock)
+        ):
             return None
         if board is not self._board or starts is not self._starts or self._weather is None:
             self._weather = Weather(
@@ -87,7 +89,7 @@ class WeatherStation:
         if "demand.keys" not in board:
             return None
         age_s = (self._clock.now_ms() - board.meta("demand.keys")["as_of_ms"]) / 1000
-        is_old = age_s > DEMAND_FRESH_S + self._config.stale_after_s(self._clock)
+        is_old = age_s > DEMAND_FRESH_S + self._config.compute_stale_after_s(self._clock)
         return None if is_old else LazyRows(lambda: DemandRows(board))
 
     def _read_outlook(self, board: Board) -> Outlook | None:

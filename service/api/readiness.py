@@ -68,7 +68,7 @@ def _check_board(context: Context) -> ReadinessCheck:
             f"no board was published yet: the pipeline is starting or down{_describe_pipeline_ends(context)}",
         )
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000
-    if why := describe_staleness(age_s, context.config.stale_after_s(context.clock)):
+    if why := describe_staleness(age_s, context.config.compute_stale_after_s(context.clock)):
         return ReadinessCheck("board", False, why + _describe_pipeline_ends(context))
     return ReadinessCheck("board", True, f"the board is {max(0.0, age_s):.0f} s old")
 

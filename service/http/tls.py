@@ -50,7 +50,7 @@ class TlsKeys(Protocol):
 
 
 class Tls:
-    """The TLS context of a listener. Changed files replace it.
+    """The TLS context of a listener. It is made again when its files change.
 
     Raises ConfigError if the files are unusable at the start. If changed files are unusable later, the
     present context stays. must_show: the handshake refuses clients without a certificate of `client_ca`.

@@ -1,6 +1,6 @@
 """The conversion of scores into the JSON rows that the API serves.
 
-Numbers are rounded to significant digits. All functions are pure.
+Numbers are rounded. All functions are pure.
 """
 
 import math
@@ -52,7 +52,7 @@ def describe_missing_telemetry(ingestion: Ingestion) -> str | None:
 
 
 def round_number(value: float, digits: int = 3) -> float | None:
-    """Round a value to `digits` significant digits for JSON. Returns None if it is unknown."""
+    """Round a value to `digits` decimal places for JSON. Returns None if it is unknown."""
     return None if value is None or not math.isfinite(value) else round(float(value), digits)
 
 
@@ -247,7 +247,7 @@ def make_job_row(
 ) -> JobRow:
     """Make one row of `/v1/jobs`.
 
-    If the job has no forecast, its remaining time is the one of past jobs of its size.
+    If the job has no forecast, its remaining time comes from past jobs of its size.
     """
     left = estimate_remaining_time(attempt, now_ms, durations, issued) if attempt.state == "running" else None
     submission = attempt.submission

@@ -83,7 +83,10 @@ class GpuTimes(Capability, Stateful):
         self._gpu_s[self._rows_of_running] += np.stack([work * passed_s, gpus * passed_s], axis=1)
 
     def _find_rows(self, running: Sequence[JobAttempt]) -> NDArray[np.intp]:
-        """Return the row of each running attempt: (running,). A new or moved attempt starts at zero."""
+        """Return the row of each running attempt: (running,).
+
+        A new attempt, or one that has moved to other GPUs, starts with no GPU time.
+        """
         rows = [self._rows.setdefault((attempt.job, attempt.attempt), len(self._rows)) for attempt in running]
         fresh = len(self._rows) - len(self._placed_ms)
         self._placed_ms += [None] * fresh

@@ -91,8 +91,8 @@ class Stay(msgspec.Struct, gc=False):
 class NodePast(msgspec.Struct):
     """The timeline of one node.
 
-    steps: [Unix ms, probability at each of HORIZONS_S]. The probability is the one of the most likely kind
-    of risk, or None if unknown.
+    steps: [Unix ms, probability at each of HORIZONS_S]. The probability belongs to the most likely kind of
+    risk. It is None if unknown.
     """
 
     began_ms: int

@@ -143,7 +143,7 @@ class OtherPipelines(Capability):
         signals.
         """
         self._publish, self._wake = publish, wake
-        self.stale_after_ms = round(config.stale_after_s(clock) * 1000)
+        self.stale_after_ms = round(config.compute_stale_after_s(clock) * 1000)
         self.each = [
             OtherPipeline(instance, BoardReader(config.get_pipeline_folder(instance) / "board"))
             for instance in range(1, config.pipeline.instances)

@@ -1,6 +1,6 @@
 """The pipeline: sources → decode → write; tick: extract → predict → publish.
 
-Everything that writes state runs in one event loop with no await in between, so there are no locks:
+All code that writes state runs in one event loop without an await in between, so it needs no locks:
 
     pump (one task a source)   next batch ─ apply ─ (a hard signal is published at once, and wakes the tick, as do the
                                first samples of a node)
@@ -9,9 +9,9 @@ Everything that writes state runs in one event loop with no await in between, so
     snapshot (every snapshot_s) positions first, then state, so that an overlapping replay changes nothing
     archive                    ingested rows are in files before a snapshot covers them (archive_writer.py)
 
-If there are several pipelines, each ingests a share of the nodes (fleetcast.ingest.shares). The
-first pipeline folds the events, joins the boards of the others (`reports.py`, `other_pipelines.py`)
-with its own evidence, and scores the fleet.
+If there are several pipelines, each ingests a share of the nodes (fleetcast.ingest.shares). The first
+pipeline applies the events and scores the fleet. For this, it joins the boards of the others
+(`reports.py`, `other_pipelines.py`) with its own evidence.
 """
 
 import asyncio

@@ -72,7 +72,7 @@ class ServedRisk:
 
 
 def summarise_recent_risk(memory: RiskState) -> RecentAccuracy:
-    """Return the recent accuracy of one-day risk: its Brier score divided by the one of the base rate."""
+    """Return the recent accuracy of one-day risk: its Brier score divided by the base rate's Brier score."""
     loss, n = _compute_loss(memory.record)
     return RecentAccuracy(None, loss, n)
 

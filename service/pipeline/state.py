@@ -188,7 +188,7 @@ class FleetState:
             self.apply(Batch(events=tuple(events)), now_ms)
 
     def _fail_silent_attempts(self, now_ms: int) -> list[Failed]:
-        """Return ends for long silent attempts of which only their own training loop reported steps.
+        """Return an end for each attempt that only its own training loop reported and that has long been silent.
 
         A later step revives such an attempt. Only silence while this process runs counts. These ends have
         sequence numbers below 0, so every reported end overrides them.

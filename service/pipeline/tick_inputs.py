@@ -134,7 +134,7 @@ class InputCollector:
             occupancy_unknown=unknown,
             models={"risk": "", "demand": "gate", "straggler": "peers"},
             warming=Warming(round(have_s), WARM_S) if have_s < WARM_S else None,
-            stale_after_s=self._config.stale_after_s(self._config.make_clock()),
+            stale_after_s=self._config.compute_stale_after_s(self._config.make_clock()),
         )
 
     def _make_ingestion(self, now_ms: int) -> Ingestion:

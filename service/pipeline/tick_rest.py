@@ -68,7 +68,7 @@ class TickRest:
             self._wake.set()
 
     async def _wait_for_wake(self, after_s: float) -> None:
-        """Wait until the tick is woken, or until `after_s` seconds after it began."""
+        """Wait until the tick is woken, or until `after_s` seconds after the last tick began."""
         rest_s = self._began + after_s - time.monotonic()
         if rest_s > 0:
             await wait_for_event(self._wake, rest_s)

@@ -28,7 +28,7 @@ Mask = NDArray[np.bool_]
 
 
 def classify_work(frame: FeatureFrame, rows: NDArray[np.int32]) -> NDArray[np.int8]:
-    """Return for each GPU whether it is at work: (n, g) int8, 1 for yes, 0 for no, -1 without a fresh reading.
+    """Return for each GPU whether it is busy: (n, g) int8, 1 for yes, 0 for no, -1 without a fresh reading.
 
     rows: (n, g) rows of `frame`.
     """
@@ -76,7 +76,7 @@ class UnknownUse(Stateful):
         now_ms: int,
         given_back: Mask | None = None,
     ) -> Mask:
-        """Return the GPUs that were at work lately: (n, g) bool.
+        """Return the GPUs that were busy lately: (n, g) bool.
 
         names: (n,) nodes. rows: (n, g) rows of `frame`. given_back: (n, g) GPUs of jobs that have ended. Their
         past work says nothing about the next job.

@@ -34,7 +34,7 @@ class ChargedClock:
         self._queued_ms: dict[str, int] = {}  # request that waits → by how much the clock was set meanwhile
 
     def apply_clock_step(self) -> None:
-        """Move open charges and credits if the system clock was set. The change is on disk on return."""
+        """Move open charges and credits if the system clock was set. The change is on disk when this returns."""
         by_ms = self._watch.pop_clock_step_ms()
         if not by_ms:
             return
@@ -91,7 +91,7 @@ class ChargedClock:
         return max(since_ms + min(max(0, run_ms), passed_ms + self._tick_ms), charge.held_ms)
 
     def compute_unseen_end_ms(self, row: EndedJobRow) -> int:
-        """Return when a run ended that also began after the last board, in Unix ms.
+        """Return the end of a run that began and ended after the last board, in Unix ms.
 
         If the clock was set ahead since that board, the step is subtracted. Otherwise it would lengthen the run.
         """

@@ -220,7 +220,7 @@ class QueueMetrics:
             self.queue_share.labels(row.queue).set(row.share)
 
     def set_charges(self, day: Mapping[str, ChargeSum]) -> None:
-        """Set the last day's showback by queue."""
+        """Set the metrics of the last day's charges, by queue."""
         self.charged.clear()
         self.charged_money.clear()
         for name in sorted(day, key=lambda name: (-day[name].granted, name))[:QUEUES_SHOWN]:

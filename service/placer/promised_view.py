@@ -116,7 +116,7 @@ class PromisedView:
         board, base = self._observed
         age_s = (now_ms - board.as_of_ms) / 1000
         self.metrics.view_age_s.set(age_s)
-        if why := describe_staleness(age_s, self.config.stale_after_s(self.clock)) or base.unknown:
+        if why := describe_staleness(age_s, self.config.compute_stale_after_s(self.clock)) or base.unknown:
             raise StaleError(why)
         promises = self.list_promises()
         if not self.watch.doubts:

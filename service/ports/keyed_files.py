@@ -19,7 +19,7 @@ class KeyedFilePort:
         return await asyncio.to_thread(self._write, batch)
 
     async def close(self) -> None:
-        """Release nothing: no file stays open."""
+        """Do nothing, because no file stays open."""
 
     def _read(self) -> Seen:
         raise NotImplementedError

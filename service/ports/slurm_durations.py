@@ -105,7 +105,7 @@ class DurationsPort(KeyedFilePort):
 
 
 def _count_line_bytes(key: str, value: str | None) -> int:
-    """Return the bytes of a line, or 0 if there is none."""
+    """Return the size of a line in bytes, or 0 if there is none."""
     return 0 if value is None else len(f"{value} {key}\n".encode())
 
 

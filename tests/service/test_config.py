@@ -117,8 +117,8 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_board_is_not_stale_within_fifteen_seconds_of_the_machine() -> None:
-    assert Config().stale_after_s(SystemClock()) == 60.0
-    assert Config().stale_after_s(ScaledClock(0, 0, 15.0)) == 225.0
+    assert Config().compute_stale_after_s(SystemClock()) == 60.0
+    assert Config().compute_stale_after_s(ScaledClock(0, 0, 15.0)) == 225.0
 
 
 def test_fitted_models_lie_in_the_state_folder_unless_told_otherwise(tmp_path: Path) -> None:

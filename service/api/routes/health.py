@@ -56,7 +56,7 @@ async def answer_metrics(request: Request, context: Context, query: Query) -> Re
 
 def _make_pipeline_page(context: Context) -> str:
     board = context.cache.latest()
-    stale_after_s = context.config.stale_after_s(context.clock)
+    stale_after_s = context.config.compute_stale_after_s(context.clock)
     if board is None:
         return format_pipeline_page({}, None, None, stale_after_s)
     age_s = (context.clock.now_ms() - board.as_of_ms) / 1000

@@ -64,7 +64,7 @@ def decode_write_request(body: bytes, version: Version) -> WriteRequest:
 
 
 def _parse_version(content_type: str) -> Version:
-    """Return the protocol version that a content type names. Raises problem 415."""
+    """Return the protocol version that a content type names. Raises problem 415 if it names no known version."""
     kind, *parameters = (part.strip().lower() for part in content_type.split(";"))
     named = {key.strip(): value.strip().strip('"') for key, _, value in (part.partition("=") for part in parameters)}
     version = MESSAGES.get(named.get("proto", ""))

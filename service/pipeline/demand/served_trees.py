@@ -73,7 +73,7 @@ class ServedTrees:
         return self._registry.current_version(KIND)
 
     def _load_version(self, version: str) -> None:
-        """Load the trees of the current version. After OSError, `refresh` tries again.
+        """Load the trees of the current version. Raises OSError, after which `refresh` tries again.
 
         A damaged version is not tried again.
         """

@@ -121,7 +121,7 @@ class RunTimeRecord(Stateful):
     def summarise_recent(self) -> RecentAccuracy:
         """Summarise the recent outcomes of the model in use.
 
-        They are the coverage of the 80 % band, the loss relative to the one of similar jobs, and the number of
+        They are the coverage of the 80 % band, the loss divided by the loss of similar jobs, and the number of
         runs.
         """
         rows = [row for row in self.outcomes if row.model == self.model]
