@@ -35,7 +35,7 @@ RUNNING: "list[asyncio.Future[None]]" = []
 @pytest.fixture(autouse=True)
 def changes_alone_wake(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_changes, "REST_S", LONG_S)
-    monkeypatch.setattr(ManualClock, "wall_s", lambda self, fleet_s: LONG_S)
+    monkeypatch.setattr(ManualClock, "convert_to_wall_s", lambda self, fleet_s: LONG_S)
 
 
 @contextlib.asynccontextmanager
