@@ -11,7 +11,20 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from fleetcast.cli import adapters, audit, backfill, check, history, produce, queues, run, state, state_backup, topology
+from fleetcast.cli import (
+    actions,
+    adapters,
+    audit,
+    backfill,
+    check,
+    history,
+    produce,
+    queues,
+    run,
+    state,
+    state_backup,
+    topology,
+)
 from fleetcast.cli.demo import demo
 from fleetcast.cli.kit import logs
 from fleetcast.cli.kit.checked_command import use_checked_commands
@@ -39,6 +52,7 @@ app.command("demo")(demo.demo)
 app.command("backfill")(backfill.backfill)
 app.command("bench")(bench.bench)
 app.command("check-config")(check.check_config_file)
+app.add_typer(actions.app, name="actions")
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")

@@ -89,6 +89,29 @@ def accept_loss(config: ConfigOption = None, state: StateOption = None) -> None:
     echo(f"the state is {identity} from now on; the ledger's audit says so")
 
 
+@app.command("downgrade")
+def downgrade(config: ConfigOption = None, state: StateOption = None) -> None:
+    """Make the ledger one that the previous version of Fleetcast reads. Stop Fleetcast before.
+
+    Everything stays except the record of actions, which lies in a copy next to the ledger. The command refuses
+    while an action is open. A later start of this version migrates the ledger again.
+
+    Example:  fleetcast state downgrade
+    """
+    import getpass
+
+    from fleetcast.placement.ledger.ledger import Ledger
+    from fleetcast.placement.ledger.migrate import DOWNGRADED
+    from fleetcast.service.state_folder import lock_role
+
+    settings = load_settings(config, state)
+    if not settings.ledger.is_file():
+        raise ConfigError(f"{settings.ledger}: there is no ledger")
+    with lock_role(settings, "placer", patience_s=0.0):
+        Ledger(settings.ledger).downgrade(settings.make_clock().now_ms(), getpass.getuser())
+    echo(f"{settings.ledger} has version {DOWNGRADED} now")
+
+
 def load_settings(config: Path | None, state: str | None) -> "Config":
     """Return the configuration. Raises ConfigError if its state folder does not exist.
 

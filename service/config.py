@@ -200,7 +200,8 @@ class PlacerConfig(_Section, frozen=True):
     `intent_expires_s`: if the job of a placement does not start, its GPUs become free after this time.
     `outage_pause_s`: the longest delay of this expiry while a source that reports starts is unreachable.
     `unknown_use`: avoid or ignore GPUs that are busy although no job holds them. `unheard`: avoid or ignore
-    hosts without GPU telemetry, at a site with exporters.
+    hosts without GPU telemetry, at a site with exporters. `taken_queue_share`, `taken_fleet_share`: the largest
+    share of a queue's and of the fleet's GPUs that actions may take from running jobs within an hour.
     """
 
     port: int = 8081
@@ -210,6 +211,8 @@ class PlacerConfig(_Section, frozen=True):
     max_risk: float = 0.5
     unknown_use: str = "avoid"
     unheard: str = "avoid"
+    taken_queue_share: float = 0.10
+    taken_fleet_share: float = 0.05
     queues: str = ""  # the file of queues; empty: one line
     expect_head: str = ""  # a head of the audit that the ledger must contain, LINE:HASH; empty: any ledger serves
     filters: tuple[str, ...] = ()  # import paths of further filter functions
@@ -351,6 +354,9 @@ def check_config(config: Config) -> None:
     check_ranges(config)
     if not 0 < config.placer.max_risk <= 1:
         raise ConfigError(f"placer.max_risk = {config.placer.max_risk}: must lie in (0, 1]")
+    for key in ("taken_queue_share", "taken_fleet_share"):
+        if not 0 < getattr(config.placer, key) <= 1:
+            raise ConfigError(f"placer.{key} = {getattr(config.placer, key)}: must lie in (0, 1]")
     if config.placer.expect_head and ChainHead.parse(config.placer.expect_head) is None:
         raise ConfigError(
             f"placer.expect_head = {config.placer.expect_head!r}: must be LINE:HASH, a number and 64 hexadecimal "

@@ -22,7 +22,10 @@ DROPPED = "actions_dropped"  # the audit's word for a file that went back to ver
 INSERT = "INSERT INTO actions VALUES (?,?,?,?,?,?,?,?,?,?)"
 UPDATE = "UPDATE actions SET state = ?, life = ?, why = ?, changed = ?, checksum = ? WHERE action_id = ?"
 LAST_OF_WISH = "SELECT * FROM actions WHERE wish = ? ORDER BY rowid DESC LIMIT 1"
-OPEN_ROWS = "SELECT * FROM actions WHERE state IN ('proposed', 'sent', 'accepted') ORDER BY changed"
+OPEN_ONES = "open"
+OPEN_STATES = "state IN ('proposed', 'sent', 'accepted')"
+OPEN_ROWS = f"SELECT * FROM actions WHERE {OPEN_STATES} ORDER BY changed"
+AT_OR_BELOW = "queue = ? OR queue > ? AND queue < ?"
 _decode_action = msgspec.json.Decoder(JobAction).decode
 _decode_life = msgspec.json.Decoder(tuple[LifeStep, ...]).decode
 
@@ -92,14 +95,34 @@ class ActionTable:
         rows = self._ledger.read_rows(LAST_OF_WISH, [wish])
         return self._decode_row(rows[0]) if rows else None
 
-    def read_after(self, changed: int, limit: int, **equal: str) -> list[ActionRecord]:
+    def read_after(
+        self,
+        changed: int,
+        limit: int,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        job: str | None = None,
+        own: Sequence[str] = (),
+    ) -> list[ActionRecord]:
         """Return up to `limit` actions that changed after an audit line, in the order of their changes.
 
-        equal: column → the value that it must have.
+        state: a state, or OPEN_ONES for all open states. queue: this queue and those below it. own: only queues
+        that are at or below one of these.
         """
-        where = "".join(f" AND {column} = ?" for column in equal)
-        query = f"SELECT * FROM actions WHERE changed > ?{where} ORDER BY changed LIMIT ?"
-        return [self._decode_row(row) for row in self._ledger.read_rows(query, [changed, *equal.values(), limit])]
+        where, values = ["changed > ?"], list[str | int]([changed])
+        if state == OPEN_ONES:
+            where = [*where, OPEN_STATES]
+        elif state is not None:
+            where, values = [*where, "state = ?"], [*values, state]
+        if job is not None:
+            where, values = [*where, "job = ?"], [*values, job]
+        for names in ((queue,) if queue is not None else (), own):
+            if names:
+                where.append(f"({' OR '.join([AT_OR_BELOW] * len(names))})")
+                values += [value for name in names for value in (name, f"{name}/", f"{name}0")]  # 0 follows /
+        query = f"SELECT * FROM actions WHERE {' AND '.join(where)} ORDER BY changed LIMIT ?"
+        return [self._decode_row(row) for row in self._ledger.read_rows(query, [*values, limit])]
 
     def count_by_kind_and_state(self) -> dict[tuple[str, str], int]:
         """Return (kind, state) → number of open actions."""

@@ -9,6 +9,51 @@ from __future__ import annotations
 from typing import Any, TypedDict
 
 
+class ActionRow(TypedDict):
+    """An action on a running job.
+
+    `kind`: place, shrink, grow, preempt, move or replace. `state`: proposed, sent, accepted, seen, refused,
+    expired, withdrawn or late. `ranks`: the ranks that it concerns. `places`: where they go to. `grace_s`: how
+    long the job may take to write a checkpoint. It expires at `by_ms`.
+    """
+
+    action_id: str
+    kind: str
+    state: str
+    job: str
+    attempt: int
+    queue: str
+    gpus: float
+    ranks: list[Rank]
+    places: list[Rank]
+    payer: str
+    executor: str
+    by_ms: int
+    grace_s: float
+    cost_gpu_s: float
+    sentence: str
+    why: str
+    changed: int
+
+
+class ActionSwitches(TypedDict):
+    """Whether actions are sent. `paused_ms` and `opened_ms` (the circuit breaker): None while they are."""
+
+    paused_ms: int | None
+    paused_by: str
+    opened_ms: int | None
+    why: str
+
+
+class ActionList(TypedDict):
+    """A page of actions. `cursor`: the value of `after` for the next page."""
+
+    as_of_ms: int
+    rows: list[ActionRow]
+    cursor: int
+    switches: ActionSwitches
+
+
 class Probability(TypedDict):
     """The probability of one `kind` (fail, drain, slow) within a horizon."""
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 from urllib.parse import quote, urlencode
 
 from fleetcast_client.answers import (
+    ActionList,
     Charges,
     Decision,
     Demand,
@@ -163,6 +164,22 @@ class Client:
     def why(self, request_id: str) -> WhyWaiting:
         """Return why a request waits. Raises NotFound."""
         return cast(WhyWaiting, self._get(f"/v1/queue/{_quote_path_part(request_id)}/why"))
+
+    def actions(
+        self,
+        *,
+        state: str | None = None,
+        queue: str | None = None,
+        job: str | None = None,
+        after: int = 0,
+        limit: int | None = None,
+    ) -> ActionList:
+        """Return actions on running jobs that changed after a cursor, in the order of their changes.
+
+        state: one state, or "open" for proposed, sent and accepted.
+        """
+        query = {"state": state, "queue": queue, "job": job, "after": after, "limit": limit}
+        return cast(ActionList, self._get("/v1/actions", query))
 
     def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:
         """Return the GPU-seconds granted, used, lost and waited for, by queue, user, class or pool.

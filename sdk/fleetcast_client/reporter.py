@@ -11,6 +11,8 @@ from types import TracebackType
 from typing import Any
 from urllib.request import OpenerDirector
 
+from fleetcast_client.actions import ActionPoller
+from fleetcast_client.answers import ActionRow
 from fleetcast_client.identity import Identity, identity_of
 from fleetcast_client.outbox import Counts, Outbox
 from fleetcast_client.transport import check_url, make_opener, send_request
@@ -20,6 +22,7 @@ logger = logging.getLogger("fleetcast_client")
 PHASES = ("init", "loading", "warmup", "steady", "evaluation", "checkpoint", "cooldown")
 PLACED = frozenset({"phase", "step"})  # they say where this rank runs
 PLACE_EVERY = 64  # not each of them does
+POLL_S = 5.0  # between two polls of actions
 PARTS = ("compute", "communication", "data", "other")
 
 
@@ -47,7 +50,8 @@ class Reporter:
         verify: bool = True,
     ) -> None:
         self.identity: Identity | None = identity_of(os.environ, job, attempt, rank)
-        self._outbox = _make_outbox(url, token, most_waiting, every_s, ca, verify)
+        through = _make_connection(url, token, ca, verify)
+        self._outbox = None if through is None else _make_outbox(through, most_waiting, every_s)
         self.enabled = self.identity is not None and self._outbox is not None
         if not self.enabled:
             why = "no job is known (FLEETCAST_JOB)" if self.identity is None else "no URL is known (FLEETCAST_URL)"
@@ -56,6 +60,7 @@ class Reporter:
         self._place: dict[str, Any] = {"node": about.node} if about.node else {}
         if about.gpus:
             self._place["gpus"] = about.gpus
+        self._actions = None if through is None else ActionPoller(*through, about.job, about.attempt, POLL_S)
         self._placed = 0
         self._job: dict[str, Any] = {"job": about.job, "attempt": about.attempt}
         self.rank = about.rank
@@ -123,6 +128,25 @@ class Reporter:
         if self.rank == 0:
             self.tell("finished", {})
 
+    def pending_actions(self) -> list[ActionRow]:
+        """Return the actions on this job that wait for a reply, such as a stop at the next checkpoint.
+
+        The first call starts a thread that polls them every five seconds, so no call waits. Call it from rank 0,
+        and broadcast the result. The token needs the scope `read` in addition to `events`.
+        """
+        return self._actions.list_pending() if self.enabled and self._actions is not None else []
+
+    def accept(self, action: ActionRow) -> bool:
+        """Reply that the job carries an action out. Returns whether the reply counts.
+
+        It does not if the action has ended or the service does not answer. Waits for the service.
+        """
+        return self._actions is not None and self._actions.reply(action, "accept", "")
+
+    def refuse(self, action: ActionRow, why: str) -> bool:
+        """Reply that the job does not carry an action out. Returns whether the reply counts, as `accept` does."""
+        return self._actions is not None and self._actions.reply(action, "refuse", why)
+
     def counts(self) -> Counts:
         """Return how many events were sent, are waiting, were dropped and were refused."""
         return self._outbox.counts() if self._outbox is not None else Counts()
@@ -141,6 +165,8 @@ class Reporter:
         """
         if self._outbox is not None:
             self._outbox.close(limit_s)
+        if self._actions is not None:
+            self._actions.close()
         self.enabled = False
 
     def __enter__(self) -> Reporter:
@@ -283,25 +309,28 @@ class Checkpoint:
         self._reporter.tell("checkpoint", fields)
 
 
-def _make_outbox(
-    url: str | None,
-    token: str | None,
-    most: int,
-    every_s: float,
-    ca: str | os.PathLike[str] | None,
-    verify: bool,
-) -> Outbox | None:
-    """Make the outbox for events, or return None without a valid URL and authorities."""
+_Connection = tuple[OpenerDirector, str, str]  # the opener of requests, the service's URL, and the token
+
+
+def _make_connection(
+    url: str | None, token: str | None, ca: str | os.PathLike[str] | None, verify: bool
+) -> _Connection | None:
+    """Return the connection to the service, or None without a valid URL and authorities."""
     stated = url or os.environ.get("FLEETCAST_URL", "")
     if not stated:
         return None
     try:
-        events, through = f"{check_url(stated)}/v1/events", make_opener(ca, verify)
+        base, through = check_url(stated), make_opener(ca, verify)
     except ValueError as error:
         logger.warning("%s", error)
         return None
-    secret = os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
-    send = functools.partial(_post_report, through, events, secret)
+    return through, base, os.environ.get("FLEETCAST_TOKEN", "") if token is None else token
+
+
+def _make_outbox(connection: _Connection, most: int, every_s: float) -> Outbox:
+    """Make the outbox for events."""
+    through, base, secret = connection
+    send = functools.partial(_post_report, through, f"{base}/v1/events", secret)
     return Outbox(send, most=max(1, most), every_s=max(0.01, every_s))
 
 

@@ -24,6 +24,16 @@ from fleetcast.service.http.problems import Problem, answer_starlette_error
 from fleetcast.service.http.request_body import read_raw_body
 from fleetcast.service.http.table import JSON, Handler, Param, Query, Row, encode, make_routes
 from fleetcast.service.placer.context import PlacerContext, identify_caller
+from fleetcast.service.placer.http_actions import (
+    FILTERS,
+    accept_action,
+    answer_action,
+    list_actions,
+    pause_actions,
+    refuse_action,
+    reset_breaker,
+    resume_actions,
+)
 from fleetcast.service.placer.http_queues import (
     CHARGE_PARAMS,
     DRY_RUN,
@@ -44,7 +54,7 @@ BY_QUEUE = {
     ("GET", path)
     for path in (
         *("/placements", "/placements/{request_id:path}", "/queues", "/queue/{request_id:path}/why", "/charges"),
-        *("/queue", "/audit"),
+        *("/queue", "/audit", "/actions", "/actions/{action_id}"),
     )
 }
 """Routes that answer a caller of some queues with what is theirs."""
@@ -123,6 +133,7 @@ async def answer_health(request: Request, context: PlacerContext, query: Query) 
 
 async def answer_metrics(request: Request, context: PlacerContext, query: Query) -> Response:
     context.metrics.intents.set(len(context.service.ledger.list_active_intents()))
+    context.service.actions.update_metrics(context.service.clock.now_ms())
     with contextlib.suppress(StaleError):
         view, shown = context.service.view.observe_fleet().view, context.metrics.queues
         shown.set_fragments(measure_fragmentation(view, context.service.make_options()))
@@ -151,6 +162,13 @@ ROWS = (
     _make_row("POST", "/queue", enqueue, Scope.PLACE),
     _make_row("GET", "/queue", answer_queue, Scope.READ),
     _make_row("DELETE", "/queue/{request_id:path}", withdraw, Scope.PLACE),
+    _make_row("GET", "/actions", list_actions, Scope.READ, (_make_cursor_param(0), LIMIT, *FILTERS)),
+    _make_row("POST", "/actions/pause", pause_actions, Scope.ADMIN, ()),
+    _make_row("POST", "/actions/resume", resume_actions, Scope.ADMIN, ()),
+    _make_row("POST", "/actions/reset", reset_breaker, Scope.ADMIN, ()),
+    _make_row("GET", "/actions/{action_id}", answer_action, Scope.READ),
+    _make_row("POST", "/actions/{action_id}/accept", accept_action, Scope.EVENTS),
+    _make_row("POST", "/actions/{action_id}/refuse", refuse_action, Scope.EVENTS),
     _make_row("GET", "/fragmentation", answer_fragments, Scope.READ),
     _make_row("POST", "/estimate", estimate, Scope.READ),
     _make_row(

@@ -25,6 +25,7 @@ class PlacerMetrics:
         self._add_state()
         self.starts = StartTimeMetrics(self.registry)
         self.queues = QueueMetrics(self.registry)
+        self.actions = ActionMetrics(self.registry)
 
     def _add_requests(self) -> None:
         """Add the metrics of requests, decisions and connections."""
@@ -106,6 +107,41 @@ class PlacerMetrics:
         """Count an answered request if its status is 400 or higher."""
         if status >= 400:
             self.refused_requests.labels(str(status)).inc()
+
+
+class ActionMetrics:
+    """The metrics of actions on running jobs, and of the switches that stop them."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.open = Gauge(
+            "fleetcast_actions_open", "Open actions by kind and state.", ["kind", "state"], registry=registry
+        )
+        self.oldest_s = Gauge(
+            "fleetcast_action_oldest_seconds",
+            "Fleet time since the oldest action that is open was sent, by executor.",
+            ["executor"],
+            registry=registry,
+        )
+        self.failed = Counter(
+            "fleetcast_actions_failed",
+            "Actions that an executor refused or let expire, or that telemetry contradicted.",
+            ["executor"],
+            registry=registry,
+        )
+        self.failed.labels("agents")
+        self.paused = Gauge("fleetcast_actions_paused", "1 while a person has paused all actions.", registry=registry)
+        self.breaker = Gauge(
+            "fleetcast_actions_breaker_open", "1 while the circuit breaker of actions is open.", registry=registry
+        )
+
+    def set_open(self, counts: Mapping[tuple[str, str], int], oldest_s: Mapping[str, float]) -> None:
+        """Set the counts of open actions, and the age of the oldest of each executor."""
+        self.open.clear()
+        for key, count in counts.items():
+            self.open.labels(*key).set(count)
+        self.oldest_s.clear()
+        for executor, age_s in oldest_s.items():
+            self.oldest_s.labels(executor).set(age_s)
 
 
 class StartTimeMetrics:

@@ -21,8 +21,9 @@ from fleetcast.placement.ledger.ledger import Ledger
 BATCH = 2000  # rows read in one step of the event loop
 DECISIONS = "SELECT cursor, body FROM decisions WHERE cursor > ? ORDER BY cursor LIMIT ?"
 LINES = """
-SELECT audit_id, coalesce(decisions.body, queue.body) FROM audit
+SELECT audit_id, coalesce(decisions.body, queue.body, actions.body) FROM audit
 LEFT JOIN decisions USING (request_id) LEFT JOIN queue ON queue.request_id = audit.request_id
+LEFT JOIN actions ON actions.action_id = audit.request_id
 WHERE audit_id > ? ORDER BY audit_id LIMIT ?
 """
 

@@ -14,6 +14,8 @@ from starlette.requests import Request
 
 from fleetcast.fleet.errors import UnknownEntity
 from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.placement.actions.life import ActionRecord, ActionState
+from fleetcast.placement.ledger.actions import ACTION
 from fleetcast.placement.ledger.chain import QUEUED, ChainHead, encode
 from fleetcast.placement.ledger.ledger import CommittedDecision
 from fleetcast.placement.machines.words import format_count
@@ -62,7 +64,15 @@ class OwnQueues:
         return self.caller.may_read_queue(leaf)
 
     def may_read_request(self, request_id: str) -> bool:
-        return not self.is_bound or self.may_read(self._service.ledger.find_request_by_id(request_id))
+        """Return whether the caller may see a request, or the action with this id."""
+        if not self.is_bound:
+            return True
+        ledger = self._service.ledger
+        request = ledger.find_request_by_id(request_id)
+        if request is not None:
+            return self.may_read(request)
+        record = ledger.actions.find_action(request_id)
+        return record is not None and self.caller.may_read_queue(record.action.queue)
 
     def check_readable(self, request_id: str) -> None:
         """Check that the caller may see a request. Raises UnknownEntity if not.
@@ -120,9 +130,52 @@ class OwnQueues:
         rows = [row for row in rows if row["request_id"] and self.may_read_request(row["request_id"])]
         numbers = find_own_numbers(own, [row["audit_id"] for row in rows])
         return ChainHead(len(own)), [
-            {**row, **NO_CHAIN, "audit_id": number, "sentence": self._redact_sentence(row["action"], row["sentence"])}
+            {**row, **NO_CHAIN, "audit_id": number, **self._redact_line(row)}
             for row, number in zip(rows, numbers, strict=True)
         ]
+
+    async def read_actions_after(
+        self, count: int, limit: int, state: str | None, queue: str | None, job: str | None
+    ) -> tuple[list[ActionRecord], int]:
+        """Return actions that changed after the caller's first `count` audit lines, and the cursor of the last one.
+
+        A bound caller's numbers count only its own lines.
+        """
+        table, after, own_queues = self._service.ledger.actions, count, self.caller.queues
+        if self.is_bound:
+            after = find_ledger_number(await self._service.own_lines.find_numbers(self.may_read), count)
+        found = table.read_after(after, limit, state=state, queue=queue, job=job, own=own_queues)
+        rows = await self.redact_actions(found)
+        return rows, rows[-1].changed if rows else count
+
+    async def redact_actions(self, records: Sequence[ActionRecord]) -> list[ActionRecord]:
+        """Return actions without the names and numbers of other tenants, for a bound caller."""
+        if not self.is_bound:
+            return list(records)
+        own = await self._service.own_lines.find_numbers(self.may_read)
+        numbers = find_own_numbers(own, [record.changed for record in records])
+        return [
+            replace(self._redact_record(record), changed=number)
+            for record, number in zip(records, numbers, strict=True)
+        ]
+
+    def _redact_record(self, record: ActionRecord) -> ActionRecord:
+        action = structs.replace(record.action, rejected=())
+        if not action.payer or self.may_read_request(action.payer):
+            return replace(record, action=action)
+        reason = structs.replace(action.reason, numbers={})
+        why = "" if record.state is ActionState.WITHDRAWN else record.why
+        return replace(record, action=structs.replace(action, payer="", reason=reason), why=why)
+
+    def _redact_line(self, row: dict[str, Any]) -> dict[str, str]:
+        """Return the sentence of an audit line, and the decision id of a line about an action.
+
+        That id is a checksum of the row, which contains a number that counts all lines.
+        """
+        word: str = row["action"]
+        if not word.startswith(ACTION):
+            return {"sentence": self._redact_sentence(word, row["sentence"])}
+        return {"sentence": word.removeprefix(ACTION), "decision_id": ""}
 
     def _redact_sentence(self, what: str, sentence: str) -> str:
         """Return a sentence of the ledger. If it reveals other tenants' requests or GPUs, return a neutral one.

@@ -4,6 +4,7 @@ It contains no HTTP code.
 """
 
 import time
+from collections import defaultdict
 from typing import cast
 
 import msgspec
@@ -16,11 +17,15 @@ from fleetcast.fleet.requests import (
     check_avoided_nodes,
     check_request,
 )
+from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
 from fleetcast.placement.engine import decide
 from fleetcast.placement.ledger.ledger import IntentState, Ledger
 from fleetcast.placement.machines.options import Filter, Options, Scorer
+from fleetcast.placement.queues.queues_file import count_installed_gpus
+from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.placements import Settled
 from fleetcast.service.config import Config
+from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.backlog import RequestBacklog
 from fleetcast.service.placer.decision_writer import DecisionWriter
 from fleetcast.service.placer.failures import Failures
@@ -58,6 +63,8 @@ class PlacementService:
         self.queues = ServedQueues(config.placer.queues, ledger, clock, config.pipeline.tick_s)
         self.view = PromisedView(config, clock, ledger, self.queues, metrics)
         self.decisions = DecisionWriter(clock, ledger, self.view, self.queues)
+        limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
+        self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
         self.backlog = RequestBacklog(self.view, self.queues, self.decisions, self.make_options, failures)
         metrics.audit_position.set_function(lambda: ledger.head.audit_id)
         metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))
@@ -74,6 +81,21 @@ class PlacementService:
             filters=cast(tuple[tuple[str, Filter], ...], self.filters),
             scorers=cast(tuple[tuple[str, Scorer], ...], self.scorers),
         )
+
+    def _measure_capacity(self) -> BreakerCapacity:
+        """Return the GPUs of the fleet, and of each queue: those guaranteed to it, or those that it holds if more.
+
+        Without a board there are none, so the circuit breaker admits nothing.
+        """
+        known, tree = self.view.view_without_promises, self.queues.tree
+        queues: dict[str, float] = defaultdict(float)
+        if tree is not None:
+            for charge in self.ledger.charges.list_open_charges().values():
+                queues[charge.leaf] += charge.gpus
+            for node in tree.nodes:
+                queues[node.name] = max(queues[node.name], node.guaranteed.get(ANY, 0.0))
+        fleet = count_installed_gpus(known.view.topology.nodes).get(ANY, 0.0) if known else 0.0
+        return BreakerCapacity(fleet, queues)
 
     def place(self, request: PlacementRequest, caller: str) -> bytes:
         """Decide a request now, and store the decision. Returns the encoded reply.

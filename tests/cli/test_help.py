@@ -32,7 +32,8 @@ COMMANDS = (
     ),
     *("topology", "topology show"),
     *("models", "models list", "models show", "models promote", "models rollback", "models prune"),
-    *("state", "state show", "state accept"),
+    *("state", "state show", "state accept", "state downgrade"),
+    *("actions", "actions list", "actions show", "actions pause", "actions resume", "actions reset"),
     *("adapters", "adapters list", "adapters show", "adapters withdraw"),
     *("history", "history show", "history compact", "history prune"),
 )

@@ -97,6 +97,9 @@ PLACER = tuple(
         ),
         *(("POST", "/queue"), ("GET", "/queue"), ("DELETE", "/queue/{name}"), ("POST", "/estimate"), ("GET", "/audit")),
         *(("GET", "/queue/{name}/why"), ("GET", "/queues"), ("PUT", "/queues"), ("GET", "/charges")),
+        *(("GET", "/actions"), ("GET", "/actions/{name}"), ("POST", "/actions/{name}/accept")),
+        *(("POST", "/actions/{name}/refuse"), ("POST", "/actions/pause"), ("POST", "/actions/resume")),
+        ("POST", "/actions/reset"),
         *(("GET", "/fragmentation"), ("GET", "/metrics"), ("GET", "/healthz"), ("GET", "/nowhere")),
     )
 )

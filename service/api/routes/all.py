@@ -4,6 +4,7 @@ Add a new route to `ROWS`.
 """
 
 from fleetcast.service.api.routes import (
+    actions,
     adapters,
     checkpoint,
     demand,
@@ -37,6 +38,7 @@ ROWS: tuple[Row, ...] = (
     *gang_risk.ROWS,
     *queues.ROWS,
     *placements.ROWS,
+    *actions.ROWS,
     *adapters.ROWS,
     *doors.ROWS,
     *events.ROWS,

@@ -1,0 +1,173 @@
+"""`fleetcast actions`: lists what is done to running jobs, and stops all of it."""
+
+import json
+import os
+from typing import Annotated, Any
+
+import typer
+
+from fleetcast.cli.kit.screen import echo, echo_text
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Actions on running jobs: who is stopped, shrunk, grown or moved, for whom and why (docs/actions.md).\n\n"
+    "A service with tokens needs yours in FLEETCAST_TOKEN: scope read to list, admin to pause, resume and reset.\n\n"
+    "Example:  fleetcast actions list",
+)
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+PAGE = 1000
+UrlOption = Annotated[
+    str | None, typer.Option("--url", help=f"The service [FLEETCAST_URL, else {DEFAULT_URL}].", metavar="URL")
+]
+JsonFlag = Annotated[bool, typer.Option("--json", help="As JSON.")]
+IdArgument = Annotated[str, typer.Argument(help="Its id in `fleetcast actions list`.", metavar="ID")]
+
+
+@app.command("list")
+def list_actions(
+    url: UrlOption = None,
+    queue: Annotated[str | None, typer.Option(help="Only jobs of this queue and of queues below it.")] = None,
+    job: Annotated[str | None, typer.Option(help="Only actions on this job.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Also actions that have ended.")] = False,
+    as_json: JsonFlag = False,
+) -> None:
+    """List open actions in the order of their last changes, and whether actions are sent at all.
+
+    Example:  fleetcast actions list --queue research --all
+    """
+    chosen = {"queue": queue, "job": job, "state": None if every else "open"}
+    query = {name: value for name, value in chosen.items() if value is not None}
+    rows, switches = list[dict[str, Any]](), dict[str, Any]()
+    cursor = 0
+    while True:
+        body = _ask("GET", url, "/v1/actions", {**query, "limit": str(PAGE), "after": str(cursor)})
+        rows, switches, cursor = [*rows, *body["rows"]], body["switches"], body["cursor"]
+        if len(body["rows"]) < PAGE:
+            break
+    if as_json:
+        echo_text(json.dumps({"rows": rows, "switches": switches}, indent=2))
+        return
+    for line in _describe_switches(switches):
+        echo(line)
+    for row in rows:
+        echo(f"{row['action_id']:<28} {row['state']:<9} {row['sentence']}")
+    if not rows:
+        echo("no actions" if every else "no open actions")
+
+
+@app.command("show")
+def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False) -> None:
+    """Show an action: its cost by term, the sets of jobs that were dearer, and its life.
+
+    Example:  fleetcast actions show 5b1d0c7e9a3f4e2b8c6d7f01-1
+    """
+    from urllib.parse import quote
+
+    body = _ask("GET", url, f"/v1/actions/{quote(action_id, safe='')}")
+    if as_json:
+        echo_text(json.dumps(body, indent=2))
+        return
+    echo(f"{body['sentence']}; by {body['executor']}")
+    for name, gpu_s in body["cost"].items():
+        if gpu_s:
+            echo(f"  {name:<10} {gpu_s / 3600:10,.2f} GPU-hours")
+    echo(f"  {'total':<10} {body['cost_gpu_s'] / 3600:10,.2f} GPU-hours")
+    for other in body["rejected"]:
+        names = ", ".join(other["jobs"])
+        echo(f"not {names}: {other['code']}, {other['cost_gpu_s'] / 3600:,.2f} GPU-hours for {other['gpus']:g} GPUs")
+    for step in body["life"]:
+        echo(f"{_format_time(step['time_ms'])}  {step['state']}")
+    if body["why"]:
+        echo(f"{body['state']}: {body['why']}")
+
+
+@app.command("pause")
+def pause(url: UrlOption = None, as_json: JsonFlag = False) -> None:
+    """Send no further action, whatever it is, until `resume`. Actions that were sent are still followed.
+
+    Example:  fleetcast actions pause
+    """
+    _switch(url, "pause", as_json)
+
+
+@app.command("resume")
+def resume(url: UrlOption = None, as_json: JsonFlag = False) -> None:
+    """Send actions again after `pause`. An open circuit breaker stays open.
+
+    Example:  fleetcast actions resume
+    """
+    _switch(url, "resume", as_json)
+
+
+@app.command("reset")
+def reset(url: UrlOption = None, as_json: JsonFlag = False) -> None:
+    """Close the circuit breaker, which opened because actions would have taken too many GPUs within an hour.
+
+    First find out why: `fleetcast actions list --all`. What was counted before counts no more.
+
+    Example:  fleetcast actions reset
+    """
+    _switch(url, "reset", as_json)
+
+
+def _switch(url: str | None, verb: str, as_json: bool) -> None:
+    switches = _ask("POST", url, f"/v1/actions/{verb}")
+    if as_json:
+        echo_text(json.dumps(switches, indent=2))
+        return
+    for line in _describe_switches(switches):
+        echo(line)
+
+
+def _describe_switches(switches: dict[str, Any]) -> list[str]:
+    """Return whether actions are sent, in sentences."""
+    lines = []
+    if switches["paused_ms"] is not None:
+        by = f" by {switches['paused_by']}" if switches["paused_by"] else ""
+        lines.append(f"paused{by} since {_format_time(switches['paused_ms'])}: fleetcast actions resume")
+    if switches["opened_ms"] is not None:
+        why = f": {switches['why']}" if switches["why"] else ""
+        lines.append(f"the circuit breaker is open since {_format_time(switches['opened_ms'])}{why}")
+    return lines or ["actions are sent"]
+
+
+def _ask(method: str, url: str | None, path: str, query: dict[str, str] | None = None) -> dict[str, Any]:
+    """Send a request to the service, and return its answer.
+
+    Raises SourceError if the service does not answer, and FleetcastError for a problem that it states.
+    """
+    import asyncio
+
+    return asyncio.run(_send(method, url or os.environ.get("FLEETCAST_URL") or DEFAULT_URL, path, query))
+
+
+async def _send(method: str, base: str, path: str, query: dict[str, str] | None) -> dict[str, Any]:
+    import aiohttp
+    from yarl import URL
+
+    from fleetcast.fleet.errors import FleetcastError, SourceError
+    from fleetcast.fleet.process import make_token_headers
+
+    address = URL(base.rstrip("/") + path, encoded=True).update_query(query or {})
+    timeout = aiohttp.ClientTimeout(total=60)
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=make_token_headers()) as session,
+            session.request(method, address, allow_redirects=False) as response,
+        ):
+            status, body = response.status, await response.json(content_type=None)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise SourceError(f"{base} does not answer ({str(error) or type(error).__name__})") from None
+    if not isinstance(body, dict):
+        raise SourceError(f"{base} answered {status} and no object: is it Fleetcast?")
+    if status != 200:
+        raise FleetcastError(str(body.get("detail", f"{base} answered {status}")))
+    return body
+
+
+def _format_time(ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

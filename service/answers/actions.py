@@ -1,0 +1,83 @@
+"""Actions on running jobs: what is done to a job, for whom, at what cost, and how far it has come."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.actions.action import ActionCost, ActionKind, RejectedSet
+from fleetcast.placement.actions.life import ActionState, LifeStep
+
+
+class ActionRow(msgspec.Struct, kw_only=True):
+    """An action on a running job, in a list.
+
+    queue: the queue that the job is charged to. gpus: how many the action frees, or adds. ranks: the ranks that
+    it concerns, where they hold GPUs now. places: where ranks go to. payer: the request that gets what it frees
+    until `by_ms`. An action that has not happened by then expires. grace_s: how long the job may take to write
+    a checkpoint before it ends. why: the reason of its last state. changed: grows with each change of any
+    action.
+    """
+
+    action_id: str
+    kind: ActionKind
+    state: ActionState
+    job: str
+    attempt: int
+    queue: str
+    gpus: float
+    ranks: Sequence[RankPlacement]
+    places: Sequence[RankPlacement]
+    payer: str
+    executor: str
+    by_ms: int
+    grace_s: float
+    cost_gpu_s: float
+    sentence: str
+    why: str
+    changed: int
+
+
+class ActionDetails(ActionRow, kw_only=True):
+    """One action. cost: GPU-seconds by term. reason: the code and the numbers of `sentence`.
+
+    rejected: the sets of jobs that were found and not chosen. life: each state and when it was entered.
+    """
+
+    cost: ActionCost
+    reason: str
+    numbers: dict[str, float]
+    rejected: Sequence[RejectedSet]
+    life: Sequence[LifeStep]
+
+
+class ActionSwitches(msgspec.Struct, kw_only=True):
+    """Whether actions are sent. paused_ms and opened_ms: since when they are not, or null.
+
+    why: why the circuit breaker is open.
+    """
+
+    paused_ms: int | None = None
+    paused_by: str = ""
+    opened_ms: int | None = None
+    why: str = ""
+
+
+class ActionList(msgspec.Struct):
+    """A page of actions in the order of their last changes.
+
+    `cursor`: the value of `after` for the next page, and for what changes later.
+    """
+
+    as_of_ms: int
+    rows: Sequence[ActionRow]
+    cursor: int
+    switches: ActionSwitches
+
+
+class ActionReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A reply of an agent to an action on its job. why: the reason of a refusal."""
+
+    job: str
+    attempt: int
+    why: str = ""

@@ -1,0 +1,91 @@
+"""`fleetcast actions` against the api and a real placer."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fleetcast.cli.main import app
+from fleetcast.fleet.errors import FleetcastError, SourceError
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.service.state_folder import StateError, lock_role
+from tests.placement.actions.action_world import make_action
+from tests.service.placer_world import NOW_MS
+from tests.service.served_placer import ServedPlacer, serve_placer
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[ServedPlacer]:
+    with serve_placer(tmp_path) as found:
+        yield found
+
+
+def run(served: ServedPlacer | None, *words: object, code: int = 0) -> str:
+    url = [] if served is None else ["--url", served.url]
+    result = CliRunner().invoke(app, [*map(str, words), *url])
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def propose(served: ServedPlacer, *jobs: str) -> list[str]:
+    actions = [make_action(job, by_ms=NOW_MS + 10**7, gpus=2.0) for job in jobs]
+    return [row.action_id for row in served.world.service.actions.propose(actions, NOW_MS).opened]
+
+
+def test_actions_are_listed_and_shown(served: ServedPlacer) -> None:
+    assert run(served, "actions", "list").splitlines() == ["actions are sent", "no open actions"]
+    first, second = propose(served, "j0", "j1")
+    served.world.service.actions.withdraw(second, "the request was cancelled", NOW_MS)
+    (_, line) = run(served, "actions", "list").splitlines()
+    assert line.startswith(f"{first:<28} proposed  stops attempt 1 of j0 (2 GPUs) for request urgent: a queue gets")
+    assert len(run(served, "actions", "list", "--all").splitlines()) == 3
+    assert [row["job"] for row in json.loads(run(served, "actions", "list", "--job", "j0", "--json"))["rows"]] == ["j0"]
+    text = run(served, "actions", "show", second)
+    for part in (
+        "lost             0.33 GPU-hours",
+        "total            0.42",
+        "not other: dearer, 2.50 GPU-hours for 4 GPUs",
+    ):
+        assert part in text
+    assert text.splitlines()[-1] == "withdrawn: the request was cancelled"
+    assert json.loads(run(served, "actions", "show", second, "--json"))["state"] == "withdrawn"
+    with pytest.raises(FleetcastError, match="no action 'nothing'"):
+        run(served, "actions", "show", "nothing")
+
+
+def test_more_actions_than_a_page_are_listed(served: ServedPlacer) -> None:
+    propose(served, *(f"j{number}" for number in range(1203)))
+    assert len(json.loads(run(served, "actions", "list", "--json"))["rows"]) == 1203
+
+
+def test_actions_are_paused_and_resumed_and_the_breaker_is_reset(served: ServedPlacer) -> None:
+    assert run(served, "actions", "pause").startswith("paused by unknown since 2020-05-12 ")
+    assert run(served, "actions", "resume") == "actions are sent\n"
+    control = served.world.service.actions
+    assert len(control.send(propose(served, "j0", "j1", "j2", "j3"), NOW_MS)) == 3
+    assert "the circuit breaker is open" in run(served, "actions", "list")
+    assert json.loads(run(served, "actions", "reset", "--json"))["opened_ms"] is None
+    assert not control.switches.breaker.is_open
+
+
+def test_a_service_that_does_not_answer_is_named() -> None:
+    with pytest.raises(SourceError, match=r"http://127\.0\.0\.1:9 does not answer"):
+        run(None, "actions", "list", "--url", "http://127.0.0.1:9")
+
+
+def test_the_ledger_goes_back_to_the_previous_version(tmp_path: Path) -> None:
+    with serve_placer(tmp_path) as served:
+        propose(served, "j0")
+        with pytest.raises(FleetcastError, match="1 actions are open"):
+            run(None, "state", "downgrade", "--state", tmp_path)
+        served.world.clock.advance(10**5)
+        served.world.service.actions.expire(served.world.clock.now_ms())
+        with lock_role(served.world.config, "placer"), pytest.raises(StateError):
+            run(None, "state", "downgrade", "--state", tmp_path)
+    path = served.world.config.ledger
+    assert run(None, "state", "downgrade", "--state", tmp_path) == f"{path} has version 3 now\n"
+    Ledger(path).close()

@@ -1,0 +1,53 @@
+"""The api and a real placer, each on a loopback port, for clients of other processes and threads."""
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import uvicorn
+
+from fleetcast.service.api.app import create_app
+from fleetcast.service.config import PlacerConfig
+from tests.service.placer_world import World
+
+
+@dataclass
+class ServedPlacer:
+    url: str
+    world: World
+
+
+@contextmanager
+def serve_placer(folder: Path) -> Iterator[ServedPlacer]:
+    """Serve both over a board of sixteen nodes."""
+    world = World(folder)
+    world.board.publish()
+    world.service.view.observe_fleet()
+    with _serve(world.app) as port:
+        placer: PlacerConfig = msgspec.structs.replace(world.config.placer, port=port)
+        api = create_app(msgspec.structs.replace(world.config, placer=placer), world.clock)
+        with _serve(api) as api_port:
+            yield ServedPlacer(f"http://127.0.0.1:{api_port}", world)
+    world.close()
+
+
+@contextmanager
+def _serve(app: Any) -> Iterator[int]:
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+        thread.start()
+        while not server.started:
+            time.sleep(0.005)
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            thread.join(10)
