@@ -1,6 +1,7 @@
 """Decisions about placement requests, with their reasons. All functions are pure and deterministic."""
 
 import hashlib
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def _find_fits(
     """Return the size of the gang, and the best places for a gang of that size."""
     scores = NodeScores(request, view, options, screened)
     growth = compute_gang_size(request, view.topology, scores)
-    if not growth.keeps.all():
+    if growth.keeps is not None and not growth.keeps.all():
         scores = NodeScores(request, view, options, screened.restrict_to_rows(scores.rows[growth.keeps]))
     return growth, find_best_fits(request, view.topology, scores, growth.size)
 
@@ -187,25 +188,21 @@ def _assign_ranks(request: PlacementRequest, view: ClusterView, fit: Fit) -> tup
     Neighbouring ranks are near each other in the topology. A member takes the free GPUs with the lowest
     indices on its node. A part of a GPU takes the fullest GPU on which it fits.
     """
-    ranks: list[RankPlacement] = []
     each, milli, names = request.gpus_per_node, request.milli, view.topology.names
     order = _sort_by_topology(view, fit.rows)
-    rows = fit.rows[order]
-    free = np.nonzero(view.free[rows])[1].tolist()  # of one node after the other
-    begin = 0
-    for row, size, count in zip(rows.tolist(), fit.takes[order].tolist(), view.free_gpus[rows].tolist(), strict=True):
-        if milli < WHOLE:
-            for slot in choose_fullest_slots(view.milli[row], milli, size):
-                ranks.append(RankPlacement(len(ranks), names[row], (slot,), milli))
-            continue
-        for member in range(size):
-            first = begin + member * each
-            ranks.append(RankPlacement(len(ranks), names[row], tuple(free[first : first + each])))
-        begin += count
-    return tuple(ranks)
+    rows, takes = fit.rows[order], fit.takes[order]
+    hosts = [names[row] for row in rows.repeat(takes).tolist()]
+    if milli < WHOLE:
+        slots = [choose_fullest_slots(view.milli[row], milli, size) for row, size in zip(rows, takes, strict=True)]
+        parts = zip(hosts, chain.from_iterable(slots), strict=True)
+        return tuple([RankPlacement(rank, host, (slot,), milli) for rank, (host, slot) in enumerate(parts)])
+    free = view.free[rows]
+    taken = free & (free.cumsum(axis=1) <= (takes * each)[:, None])
+    gpus = map(tuple, taken.nonzero()[1].reshape(len(hosts), each).tolist())
+    return tuple(map(RankPlacement, range(len(hosts)), hosts, gpus))
 
 
 def _make_runner_up(view: ClusterView, fit: Fit) -> RunnerUp:
     names = view.topology.names
-    nodes = tuple([names[row] for row in np.sort(fit.rows).tolist()])
+    nodes = tuple([names[row] for row in sorted(fit.rows.tolist())])
     return RunnerUp(nodes, round(fit.score, 4), fit.points)

@@ -6,6 +6,7 @@ unknown (its CPUs, its GPU model), because a promise needs evidence.
 """
 
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,9 +58,9 @@ def screen(request: PlacementRequest, view: ClusterView, options: Options) -> Sc
         first = mask & passes
         if first.any():
             by_reason[reason] = first
-            np.logical_and(passes, ~mask, out=passes)
+            np.logical_xor(passes, first, out=passes)
 
-    for reason, rejects in (*FILTERS, *options.filters):
+    for reason, rejects in chain(FILTERS, options.filters):
         mask = rejects(request, view, options)
         if mask is not None:
             reject(reason, mask)

@@ -124,13 +124,16 @@ def find_best_fits(request: PlacementRequest, topology: Topology, scores: NodeSc
     search = GangSearch(request, topology, scores, size)
     found: list[Fit] = []
     for level in [Level.NODE] if size == 1 else list_allowed_levels(request):
+        if size > scores.bound_room(level):
+            continue
         offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
         can_lose = scores.has_score_bounds and len(found) == MOST_FITS
         if offer.most_members < size or (can_lose and search.bound_level_score(offer) < found[-1].score):
             continue
-        found += search.find_level_fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
-        found.sort(key=lambda fit: -fit.score)  # stable: the tighter level, the earlier domain wins a tie
-        found = list(_drop_duplicates(found))[:MOST_FITS]
+        fits = search.find_level_fits(offer, found[-1].score if len(found) == MOST_FITS else -np.inf)
+        if found:  # the domains of one level share no nodes
+            fits = list(_drop_duplicates(sorted([*found, *fits], key=lambda fit: -fit.score)))[:MOST_FITS]
+        found = fits  # stable: the tighter level, the earlier domain wins a tie
         if request.preferred:
             break
     return found
@@ -256,9 +259,9 @@ class GangSearch:
         """
         feasible = offer.members >= self.size
         if offer.level is Level.NODE:
-            return _find_best_nodes(self.scores, np.flatnonzero(feasible), self.size)
+            return _find_best_nodes(self.scores, feasible.nonzero()[0], self.size)
         n = int(np.count_nonzero(feasible))
-        if not self.scores.is_gang_score_independent or (n <= FEW and not np.isfinite(above)):
+        if (n <= FEW and not np.isfinite(above)) or not self.scores.is_gang_score_independent:
             return self._fill_wanted_domains(np.ones(n, bool), offer, feasible)
         bounds = self.bound_domain_scores(offer, feasible, above)
         likely = bounds >= max(above, np.partition(bounds, -AT_ONCE)[-AT_ONCE] if n > FEW else -np.inf)
@@ -330,9 +333,9 @@ def _find_best_nodes(scores: NodeScores, at: NDArray[np.int64], size: int) -> li
     at: (k,) candidates that can hold it.
     """
     parts, total = scores.compute_node_parts(size), scores.compute_node_scores(size)
-    found = at[_find_highest_scores(total[at], MOST_FITS)].tolist()
+    found, takes = at[_find_highest_scores(total[at], MOST_FITS)].tolist(), np.array([size])
     return [
-        Fit(Level.NODE, scores.rows[[node]], np.array([size]), float(total[node]), scores.compute_points(parts, node))
+        Fit(Level.NODE, scores.rows[node : node + 1], takes, float(total[node]), scores.compute_points(parts, node))
         for node in found
     ]
 

@@ -30,14 +30,14 @@ Mask = NDArray[np.bool_]
 class GangSize:
     """The size of a gang, and the candidates that it may use.
 
-    size: members, 0 if it fits nowhere. keeps: (c,) the candidates that the gang may use. If the gang
-    is smaller than it could be, `advised` and `risky` say why. advised: the advice about left-out nodes
-    that have room. risky: whether it left out other nodes whose risk costs more progress than their
-    members add.
+    size: members, 0 if an elastic gang fits nowhere. keeps: (c,) the candidates that the gang may use. None
+    means all. If the gang is smaller than it could be, `advised` and `risky` say why. advised: the advice
+    about left-out nodes that have room. risky: whether it left out other nodes whose risk costs more
+    progress than their members add.
     """
 
     size: int
-    keeps: Mask
+    keeps: Mask | None = None
     advised: frozenset[Advice] = frozenset()
     risky: bool = False
 
@@ -45,19 +45,19 @@ class GangSize:
 def compute_gang_size(request: PlacementRequest, topology: Topology, scores: NodeScores) -> GangSize:
     """Return the size that a gang gets, and the candidates that it may use, before it is placed."""
     gang, level = request.members, get_widest_level(request)
+    if gang.min == gang.desired:
+        return GangSize(gang.min)
     offer = sum_room_by_domain(level, topology, scores.rows, scores.room)
     most = compute_largest_size(gang, offer.most_members)
-    everyone = np.ones(len(scores.rows), bool)
     if most <= gang.min:
-        return GangSize(most, everyone)
+        return GangSize(most)
     healthy = scores.advice == Advice.NONE
     room = np.where(healthy, scores.room, 0)
     size, keeps = _choose_size_and_nodes(gang, offer.domain.astype(np.int64), room, -scores.survives)
-    if size <= gang.min:
-        size, keeps = gang.min, everyone
+    size = max(size, gang.min)
     out = scores.advice[~healthy & (scores.room > 0)] if size < most else np.zeros(0, np.int8)
     held = compute_largest_size(gang, sum_room_by_domain(level, topology, scores.rows, room).most_members)
-    return GangSize(size, keeps, frozenset(map(Advice, out.tolist())), risky=size < held)
+    return GangSize(size, keeps if size > gang.min else None, frozenset(map(Advice, out.tolist())), risky=size < held)
 
 
 def _choose_size_and_nodes(gang: Gang, domain: Rows, room: Rows, loss: NDArray[np.float64]) -> tuple[int, Mask]:

@@ -59,21 +59,26 @@ def compute_fragments(gpus: int) -> NDArray[np.float64]:
     return left
 
 
-def compute_node_fit(free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64]) -> NDArray[np.float64]:
+def compute_node_fit(
+    free: NDArray[np.int64], taken: NDArray[np.int64], gpus: NDArray[np.int64] | int
+) -> NDArray[np.float64]:
     """Return (k,) scores in [0, 1] for taking `taken` of the `free` GPUs of nodes with `gpus` GPUs.
 
-    free, taken, gpus: (k,). The score is higher if less usable room is broken up.
+    free, taken: (k,). gpus: (k,), or one number for all nodes. The score is higher if less usable room is
+    broken up.
     """
     if not len(free):
         return np.zeros(0)
     most, left = int(free.max()), free - taken
-    if most <= MOST_IN_TABLE and (gpus == gpus[0]).all():
-        return _make_fit_table(most, int(gpus[0]))[free * (most + 1) + left]
+    if not isinstance(gpus, int) and (gpus == gpus[0]).all():
+        gpus = int(gpus[0])
+    if most <= MOST_IN_TABLE and isinstance(gpus, int):
+        return _make_fit_table(most, gpus)[free * (most + 1) + left]
     return _compute_fit_score(compute_fragments(most), free, left, gpus)
 
 
 def _compute_fit_score(
-    broken: NDArray[np.float64], free: NDArray[np.int64], left: NDArray[np.int64], gpus: NDArray[np.int64]
+    broken: NDArray[np.float64], free: NDArray[np.int64], left: NDArray[np.int64], gpus: NDArray[np.int64] | int
 ) -> NDArray[np.float64]:
     size = np.maximum(gpus, 1)
     score: NDArray[np.float64] = 0.5 * (1 - left / size) + 0.25 + 0.25 * (broken[free] - broken[left]) / size
@@ -87,7 +92,7 @@ def _make_fit_table(most: int, gpus: int) -> NDArray[np.float64]:
     The score for `free` free GPUs of which `left` remain is at index free * (most + 1) + left.
     """
     free, left = np.divmod(np.arange((most + 1) ** 2), most + 1)
-    return _compute_fit_score(compute_fragments(most), free, left, np.full(len(free), gpus))
+    return _compute_fit_score(compute_fragments(most), free, left, gpus)
 
 
 def count_free_parts(view: ClusterView, milli: int) -> NDArray[np.int64]:
@@ -159,23 +164,47 @@ def find_domain_range(view: ClusterView, level: str, numbers: NDArray[np.int32])
     return found
 
 
+def _find_common_gpus(view: ClusterView) -> int | None:
+    """Return the GPUs of each node if all nodes have as many, otherwise None."""
+    gpus = view.topology.gpus
+
+    def compute() -> int | None:
+        return int(gpus[0]) if len(gpus) and (gpus == gpus[0]).all() else None
+
+    found: int | None = view.memo.get_or_compute("common gpus", (gpus,), compute)
+    return found
+
+
+def _count_largest_domains(view: ClusterView) -> dict[Level | None, int]:
+    """Return level → the nodes of its largest domain. Level None stands for all nodes."""
+
+    def compute() -> dict[Level | None, int]:
+        known = {level: np.bincount(domain + 1)[1:] for level, domain in view.topology.domain.items()}
+        return {level: int(count.max(initial=0)) for level, count in known.items()} | {None: len(view), Level.NODE: 1}
+
+    found: dict[Level | None, int] = view.memo.get_or_compute("largest domains", (view.topology,), compute)
+    return found
+
+
 class NodeScores:
     """The scores of the candidates of one request, as arrays over c candidate rows.
 
-    room: members that each candidate can host. most_room: the largest of these, at least 1. survives,
+    room: members that each candidate can host. most_room: the largest of these, at least 1. gpus: (c,) the
+    GPUs of each candidate, or one number if all nodes of the fleet have as many. survives,
     keeps_pace: log probabilities of not failing and of not slowing down. extra: name → scores of
     further scorers.
     """
 
     def __init__(self, request: PlacementRequest, view: ClusterView, options: Options, screened: Screen) -> None:
-        rows = np.flatnonzero(screened.passes)
+        rows = screened.passes.nonzero()[0]
         self.request = request
         self.rows = rows
         self.room = screened.room[rows]
         self.most_room = int(self.room.max(initial=1))
         self.free = screened.free_gpus[rows]
         self.growth = PotentialGrowth(request, view, options.demand, rows) if options.demand is not None else None
-        self.gpus = view.topology.gpus[rows].astype(np.int64)
+        common = _find_common_gpus(view)
+        self.gpus = view.topology.gpus[rows].astype(np.int64) if common is None else common
         self.horizon_s = estimate_run_s(request, view)
         self.survives, self.keeps_pace = (
             chances[rows] for chances in compute_log_chances(view, options, self.horizon_s)
@@ -265,7 +294,8 @@ class NodeScores:
         """
         if self.growth is not None:
             return self.growth.score_members(np.arange(len(self.rows))[at], members)
-        return compute_node_fit(self.free[at], self._count_whole_gpus(at, members), self.gpus[at])
+        gpus = self.gpus if isinstance(self.gpus, int) else self.gpus[at]
+        return compute_node_fit(self.free[at], self._count_whole_gpus(at, members), gpus)
 
     def _count_whole_gpus(self, at: Candidates, members: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return (k,) how many wholly free GPUs of the candidates `at` these members would use, at least in part."""
@@ -279,6 +309,10 @@ class NodeScores:
         if size not in self._of_nodes:
             self._of_nodes[size] = self.compute_total(self.compute_node_parts(size))
         return self._of_nodes[size]
+
+    def bound_room(self, level: Level | None) -> int:
+        """Return an upper bound of the members that any domain of this level hosts, by its number of nodes."""
+        return self.most_room * _count_largest_domains(self._view)[level]
 
     def count_fewest_nodes(self, size: int) -> int:
         """Return how many nodes `size` members need if each has as much room as the roomiest candidate."""
