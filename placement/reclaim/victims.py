@@ -66,8 +66,9 @@ class NoVictims:
     """The reason why no set of victims lets a request in, as a code with numbers.
 
     no_gpus: the request needs none. no_room: `members` of `needed` fit once all jobs that may be stopped have.
-    refused: the placement was refused on the view without the victims. unfair: each set that was found takes
-    too much from a queue. quota: the request's queue may not hold so much even then.
+    refused: the placement was refused on the view without the victims. unfair: `members` fit once all jobs
+    have stopped that may fairly be, or each set that was found is unfair to a queue. quota: the request's
+    queue may not hold so much even then.
     """
 
     code: NoVictimsCode
