@@ -124,10 +124,13 @@ def _mask(jobs: np.ndarray[Any, np.dtype[np.int64]], count: int) -> np.ndarray[A
 def solve_victims(scene: VictimScene, request: PlacementRequest, hint: Sequence[str]) -> tuple[float | None, bool]:
     """Return the cost of the cheapest set that CP-SAT finds, and whether it is optimal.
 
-    hint: the jobs of a known set. Returns None if no set lets the request in.
+    hint: the jobs of a known set. Returns None if no set lets the request in. Raises
+    AssertionError without ortools.
     """
-    from ortools.sat.python import cp_model
-
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError:
+        raise AssertionError("it needs ortools: pip install 'fleetcast[optimum]'") from None
     view, model = scene.view, cp_model.CpModel()
     each, level = request.gpus_per_node, request.required
     stops = {job: model.new_bool_var("") for job in np.flatnonzero(np.isfinite(scene.cost_gpu_s)).tolist()}

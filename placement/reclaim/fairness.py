@@ -28,6 +28,8 @@ from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims, find_v
 MOST_SEARCHES = 4  # the first one, and three in which unfair givers give less
 ROUNDING = 1e-9  # of shares and GPUs
 
+_Kind = tuple[str, tuple[tuple[str, float], ...]]
+
 
 class LeafJob(NamedTuple):
     """A running job that may be stopped. outranked: the request's class may stop it, whoever holds more."""
@@ -97,8 +99,9 @@ class FairnessVerdict:
 
     def mask_givers(self, names: Sequence[str]) -> Mask:
         """Return (j,) whether the stop of a job alone could be fair. Jobs of one leaf and size are alike."""
-        known: dict[tuple[str, tuple[tuple[str, float], ...]], bool] = {}
-        own = self._list_own_outranked()
+        known: dict[_Kind, bool] = {}
+        alone = self._stop(self._list_own_outranked())
+        alone.add_held(self.leaf, self.amounts)
         found = np.zeros(len(names), bool)
         for at, name in enumerate(names):
             hold = self.queues.holds.get(name)
@@ -107,11 +110,12 @@ class FairnessVerdict:
             if name in self.queues.outranked:
                 found[at] = True
                 continue
-            key = hold.leaf, tuple(sorted(hold.amounts.items()))
-            if key not in known:
-                alone = self._make_final([*own, self.make_job(name, 0.0)], returns=False)
-                known[key] = self._is_fair(alone, hold.leaf, hold.amounts)
-            found[at] = known[key]
+            kind = _make_kind(hold)
+            if kind not in known:
+                alone.add_held(hold.leaf, hold.amounts, -1.0)
+                known[kind] = self._is_fair(alone, hold.leaf, hold.amounts)
+                alone.add_held(hold.leaf, hold.amounts)
+            found[at] = known[kind]
         return found
 
     def _list_own_outranked(self) -> list[LeafJob]:
@@ -140,13 +144,18 @@ class FairnessVerdict:
 
         Its victims stay while they are fair together, the cheapest by GPU first.
         """
-        others = [job for job in victims if job.hold.leaf != giver or job.outranked]
         mine = [job for job in victims if job.hold.leaf == giver and not job.outranked]
+        final = self._stop([job for job in victims if job.hold.leaf != giver or job.outranked])
+        final.add_held(self.leaf, self.amounts)
         fair: list[LeafJob] = []
+        given: set[str] = set()
         for job in sorted(mine, key=lambda job: (job.cost_gpu_s / max(job.hold.amounts.get(ANY, 0.0), ROUNDING), job)):
-            given = {name for one in (*fair, job) for name in one.hold.amounts}
-            if self._is_fair(self._make_final([*others, *fair, job], returns=False), giver, given):
+            final.add_held(giver, job.hold.amounts, -1.0)
+            if self._is_fair(final, giver, given | job.hold.amounts.keys()):
                 fair.append(job)
+                given |= job.hold.amounts.keys()
+            else:
+                final.add_held(giver, job.hold.amounts)
         stay = set() if len(fair) == len(mine) else {job.name for job in fair}  # what comes back made it unfair
         holds, outranked = self.queues.holds, self.queues.outranked
         protected = [
@@ -155,31 +164,33 @@ class FairnessVerdict:
         ]
         return np.array(protected, bool)
 
-    def _make_final(self, victims: Sequence[LeafJob], returns: bool = True) -> QueueStanding:
-        """Return the standing once the victims have stopped and the request runs.
-
-        returns: whether stopped jobs start again on what is left. The queue with the least share comes first.
-        """
-        final = self.queues.standing.copy()
+    def _stop(self, victims: Sequence[LeafJob]) -> QueueStanding:
+        """Return the standing without the victims."""
+        left = self.queues.standing.copy()
         for job in victims:
-            final.add_held(job.hold.leaf, job.hold.amounts, -1.0)
+            left.add_held(job.hold.leaf, job.hold.amounts, -1.0)
+        return left
+
+    def _make_final(self, victims: Sequence[LeafJob]) -> QueueStanding:
+        """Return the standing once the request runs, and stopped jobs have started again on what is left.
+
+        Of the jobs that still fit, the queue with the least share comes first.
+        """
+        final = self._stop(victims)
         final.add_held(self.leaf, self.amounts)
-        waiting = list(victims) if returns else []
-        while waiting:
-            fits = [job for job in waiting if _has_capacity(final, job.hold)]
+        waiting: dict[_Kind, list[LeafJob]] = {}
+        for job in victims:
+            waiting.setdefault(_make_kind(job.hold), []).append(job)
+        while True:
+            fits = [jobs for jobs in waiting.values() if jobs and _has_capacity(final, jobs[0].hold)]
             if not fits:
-                break
-            back = min(fits, key=lambda job: (_list_shares(final, job.hold.leaf), job.name))
+                return final
+            back = min(fits, key=lambda jobs: (_list_shares(final, jobs[0].hold.leaf), jobs[0].name)).pop(0)
             final.add_held(back.hold.leaf, back.hold.amounts)
-            waiting.remove(back)
-        return final
 
     def is_within_quota(self, victims: Sequence[LeafJob]) -> bool:
         """Return whether the queue of the request may hold its GPUs once the victims have stopped."""
-        final = self.queues.standing.copy()
-        for job in victims:
-            final.add_held(job.hold.leaf, job.hold.amounts, -1.0)
-        return final.find_refusing_queue(self.leaf, self.amounts) is None
+        return self._stop(victims).find_refusing_queue(self.leaf, self.amounts) is None
 
     def _is_fair(self, final: QueueStanding, giver: str, resources: Iterable[str]) -> bool:
         """Return whether a leaf may give to the request's, by what both hold in the final state.
@@ -194,6 +205,11 @@ class FairnessVerdict:
         taker, top = taking[-1], giving[-1]
         within = taker.is_within_guarantee(dict.fromkeys(self.amounts, 0.0))
         return within or final.compute_share(taker) <= final.compute_share(top) + ROUNDING
+
+
+def _make_kind(hold: QueueHold) -> _Kind:
+    """Return what jobs have in common that count alike: the leaf, and the amounts."""
+    return hold.leaf, tuple(sorted(hold.amounts.items()))
 
 
 def _find_branches(standing: QueueStanding, taker: str, giver: str) -> tuple[list[QueueTotals], list[QueueTotals]]:

@@ -26,7 +26,7 @@ from fleetcast.placement.reclaim.room import GangDomains, HostAmounts, VacatedRo
 
 MOST_DOMAINS = 6
 EXCHANGES = 20_000  # divided by the nodes of a domain: how many victims are tried for an exchange
-MOST_EXCHANGES = 32
+MOST_EXCHANGES = 64
 PASSES = 2
 GOOD = 1.005  # times the lower bound: nothing is exchanged in a set that costs no more
 LEAST_PRICE = 1e-6  # GPU-seconds: a job that costs nothing is still not yet stopped
