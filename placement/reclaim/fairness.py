@@ -67,13 +67,13 @@ def find_fair_victims(
     """Return the cheapest set of victims that is fair in the final state.
 
     Jobs whose stop alone would be unfair never join. If a set takes too much from a queue, the search runs
-    again with only those of its jobs that it can fairly give, at most three times. The other arguments are
-    those of `find_victims`.
+    again without the victims that are too many, at most three times. The last time the queue gives no other
+    jobs either. The other arguments are those of `find_victims`.
     """
     verdict = FairnessVerdict(request, queues)
     cost = np.where(verdict.mask_givers(view.jobs), cost_gpu_s, np.inf)
     protects = bool((np.isfinite(cost_gpu_s) & np.isinf(cost)).any())
-    for _ in range(MOST_SEARCHES):
+    for number in range(1, MOST_SEARCHES + 1):
         found = find_victims(request, view, cost, options, host)
         if isinstance(found, NoVictims):
             return replace(found, code="unfair") if found.code == "no_room" and protects else found
@@ -81,7 +81,8 @@ def find_fair_victims(
         giver = verdict.find_unfair_giver(jobs)
         if giver is None:
             return found if verdict.is_within_quota(jobs) else NoVictims("quota")
-        cost[verdict.mask_excess(view.jobs, cost, giver, jobs)] = np.inf
+        excess = verdict.mask_excess(view.jobs, cost, giver, jobs, gives_others=number < MOST_SEARCHES - 1)
+        cost[excess] = np.inf
         protects = True
     return NoVictims("unfair")
 
@@ -139,10 +140,13 @@ class FairnessVerdict:
         unfair = [leaf for leaf in lost if not self._is_fair(final, leaf, given[leaf])]
         return min(unfair, key=lambda leaf: (-lost[leaf], leaf), default=None)
 
-    def mask_excess(self, names: Sequence[str], cost: Floats, giver: str, victims: Sequence[LeafJob]) -> Mask:
+    def mask_excess(
+        self, names: Sequence[str], cost: Floats, giver: str, victims: Sequence[LeafJob], gives_others: bool = False
+    ) -> Mask:
         """Return (j,) the jobs of a giver that may not be stopped, so that it gives no more than is fair.
 
-        Its victims stay while they are fair together, the cheapest by GPU first.
+        Its victims stay while they are fair together, the cheapest by GPU first. gives_others: whether its other
+        jobs stay as well.
         """
         mine = [job for job in victims if job.hold.leaf == giver and not job.outranked]
         final = self._stop([job for job in victims if job.hold.leaf != giver or job.outranked])
@@ -157,6 +161,8 @@ class FairnessVerdict:
             else:
                 final.add_held(giver, job.hold.amounts)
         stay = set() if len(fair) == len(mine) else {job.name for job in fair}  # what comes back made it unfair
+        if gives_others:
+            stay |= set(names) - {job.name for job in mine}
         holds, outranked = self.queues.holds, self.queues.outranked
         protected = [
             np.isfinite(gpu_s) and holds[name].leaf == giver and name not in stay and name not in outranked
