@@ -91,7 +91,7 @@ def _outranks(one: TeamJob, other: TeamJob) -> bool:
     return one.priority > other.priority and (one.queue == other.queue or one.priority == 2)
 
 
-def settle(teams: Teams, payer: TeamJob, most: int = 40) -> int:
+def run_until_stable(teams: Teams, payer: TeamJob, most: int = 40) -> int:
     """Let stopped jobs ask again, each in its turn, until nobody gets anything. Returns the number of stops.
 
     Raises AssertionError if a state comes twice.

@@ -24,11 +24,12 @@ from fleetcast.placement.reclaim.held import Floats, Ints, JobParts, Mask
 from fleetcast.placement.reclaim.prices import NodePrices, bound_domains
 from fleetcast.placement.reclaim.room import GangDomains, HostAmounts, VacatedRoom
 
-MOST_DOMAINS = 6
-EXCHANGES = 20_000  # divided by the nodes of a domain: how many victims are tried for an exchange
-MOST_EXCHANGES = 64
+MOST_DOMAINS = 12
+MOST_EXCHANGES = 64  # tried of each kind, fewer where a try costs more:
+EXCHANGES = 600_000  # divided by the members times the nodes of the domain, or by ten times the nodes of the fleet
 PASSES = 2
 GOOD = 1.005  # times the lower bound: nothing is exchanged in a set that costs no more
+PRICE_SPREAD = 0.4  # sigma of the logarithm of varied prices
 LEAST_PRICE = 1e-6  # GPU-seconds: a job that costs nothing is still not yet stopped
 CLOSE = 1e-9  # relative: sums of the same costs in another order
 
@@ -183,10 +184,11 @@ class VictimSearch:
 
     def _exchange(self, prices: NodePrices, best: Mask) -> Iterator[_FoundSet]:
         """Yield cheaper and cheaper sets. In each, one job has joined or left, and others are adjusted."""
-        tries = min(MOST_EXCHANGES, EXCHANGES // len(prices.rows), 3 * EXCHANGES // len(self.view))
+        work = max(self.needed * len(prices.rows), 10 * len(self.view))
+        tries = min(MOST_EXCHANGES, EXCHANGES // work)
         for _ in range(PASSES):
             before = best
-            for try_exchanges in (self._begin_with, self._let_join, self._let_leave):
+            for try_exchanges in (self._choose_again, self._let_join, self._let_leave):
                 for better in try_exchanges(prices, best, tries):
                     best = better
                     yield self._keep_set()
@@ -210,18 +212,6 @@ class VictimSearch:
             if self._is_cheaper_than(best):
                 yield (best := self.room.stopped)
 
-    def _begin_with(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
-        """Yield cheaper sets, in which one more job is stopped first and all others are chosen again."""
-        spread = prices.sum_by_rows()
-        for job in self._list_joining(prices, best, tries):
-            live = self.live.copy()
-            live[job] = 0.0
-            found = choose_victims(prices, live, spread, self.needed, by_members=True)
-            assert found is not None, "the domain has the room"
-            self._trim(*found, prices.rows, stays=job)
-            if self._is_cheaper_than(best):
-                yield (best := self.room.stopped)
-
     def _let_leave(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
         """Yield cheaper sets, in which one victim is replaced by the cheapest others. The dearest is tried first."""
         victims, spread = np.flatnonzero(best), prices.sum_by_node()
@@ -233,6 +223,21 @@ class VictimSearch:
                 self._trim(*found, prices.rows)
                 if self._is_cheaper_than(best):
                     yield (best := self.room.stopped)
+
+    def _choose_again(self, prices: NodePrices, best: Mask, tries: int) -> Iterator[Mask]:
+        """Yield cheaper sets, in which a random part of the victims stays and others are chosen by varied prices.
+
+        The random numbers are the same in each search.
+        """
+        rng, spread = np.random.default_rng(0), prices.sum_by_rows()
+        for _ in range(2 * tries):
+            live = self.live * rng.lognormal(0.0, PRICE_SPREAD, len(best))
+            live[best & (rng.random(len(best)) < rng.random())] = 0.0
+            found = choose_victims(prices, live, spread, self.needed, by_members=True)
+            assert found is not None, "the domain has the room"
+            self._trim(*found, prices.rows)
+            if self._is_cheaper_than(best):
+                yield (best := self.room.stopped)
 
     def _is_cheaper_than(self, other: Mask) -> bool:
         return bool(self.cost[self.room.stopped].sum() < self.cost[other].sum() * (1 - CLOSE))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from fleetcast.benchmarks.kit.queue_scenes import TeamJob, Teams, draw_teams, settle
+from fleetcast.benchmarks.kit.queue_scenes import TeamJob, Teams, draw_teams, run_until_stable
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.queues.queues_file import read_queues
 from fleetcast.placement.reclaim.fairness import find_fair_victims
@@ -38,7 +38,7 @@ def test_a_hero_beside_its_own_30_takes_what_it_is_owed_and_nobody_takes_it_back
     victims = chosen(teams.find(hero))
     assert victims.count("a0") == 1
     assert len(victims) == 4, "its own 30, and 30 of the other queue, which keeps the 40 that it is owed"
-    assert settle(teams, hero) == 4
+    assert run_until_stable(teams, hero) == 4
 
 
 @pytest.mark.parametrize(("text", "a", "b"), [(OWED, "a", "b"), (COHORTS, "x/a", "y/b"), (ALIKE, "a", "b")])
@@ -46,7 +46,7 @@ def test_a_job_of_70_is_not_stopped_for_a_hero_that_would_give_it_back(text: str
     teams = Teams(read_queues(text), 100, (*pieces(a, [30]), *pieces(b, [70])))
     hero = replace(HERO, queue=a)
     assert isinstance(teams.find(hero), NoVictims)
-    assert settle(teams, hero) == 0
+    assert run_until_stable(teams, hero) == 0
 
 
 def test_queues_without_guarantees_end_with_equal_shares_at_most() -> None:
@@ -121,6 +121,6 @@ def test_nearly_all_solvable_scenes_are_solved_fairly_and_without_loops() -> Non
         if isinstance(found, ChosenVictims):
             solved += 1
             assert {frozenset(names) for names in fair} >= {frozenset(found.chosen.jobs)}, seed
-        settle(teams, payer)
+        run_until_stable(teams, payer)
     assert solvable > 100 * EFFORT
     assert solved >= 0.995 * solvable - 1
