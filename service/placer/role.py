@@ -84,11 +84,11 @@ class QueueWorker:
         """
         fresh = await self.service.view.refresh_in_thread()
         now_ms = self.service.clock.now_ms()
-        self.service.actions.expire(now_ms)
         if not fresh and now_ms < self._next_ms:
             return
         self._next_ms = now_ms + round(self.service.config.placer.queue_period_s * 1000)
         try:
+            self.service.actions.expire(now_ms)
             placed, lost = await self._run_pass()
         except StaleError as error:
             logger.debug("the queue waits: %s", error)

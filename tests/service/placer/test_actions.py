@@ -1,5 +1,6 @@
 """Actions in the placer: proposed once, sent within bounds, answered by agents, each change audited and durable."""
 
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetcast.fleet import failpoints
 from fleetcast.fleet.clock import ManualClock
 from fleetcast.placement.actions.action import ActionKind, JobAction
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
@@ -201,6 +203,26 @@ def test_an_action_keeps_the_rest_of_its_time_when_the_clock_is_set(world: World
 
 def test_a_step_of_the_worker_expires_what_is_due(world: World) -> None:
     (action_id,) = propose(world, due(in_s=10.0))
+    world.clock.advance(10)
+    world.step()
+    assert state_of(world, action_id)[0] == "expired"
+
+
+def test_a_ledger_that_cannot_be_written_does_not_end_the_worker(world: World) -> None:
+    (action_id,) = propose(world, due(in_s=10.0))
+    world.clock.advance(10)
+
+    def fail(point: str) -> float:
+        if point == "ledger.before_commit":
+            raise sqlite3.OperationalError("database or disk is full")
+        return 1.0
+
+    failpoints.set_hook(fail)
+    try:
+        world.step()
+    finally:
+        failpoints.set_hook(None)
+    assert state_of(world, action_id)[0] == "proposed"
     world.clock.advance(10)
     world.step()
     assert state_of(world, action_id)[0] == "expired"
