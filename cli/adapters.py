@@ -83,11 +83,11 @@ def withdraw_adapter(
 
     Examples:
 
-       fleetcast adapters withdraw band_file --config config.toml
+      fleetcast adapters withdraw band_file --config config.toml
 
-       fleetcast adapters withdraw band_file --config config.toml --undo
+      fleetcast adapters withdraw band_file --config config.toml --undo
 
-       fleetcast adapters withdraw --all --config config.toml
+      fleetcast adapters withdraw --all --config config.toml
     """
     from fleetcast.service.adapter_records import AdapterRecords
 

@@ -47,9 +47,9 @@ def verify_trail(
 
     Examples:
 
-       fleetcast audit verify --state var
+      fleetcast audit verify --state var
 
-       fleetcast audit verify --head "$(cat head-of-last-monday)"
+      fleetcast audit verify --head "$(cat head-of-last-monday)"
     """
     from fleetcast.cli.kit.options import check_outputs, load_site_config
     from fleetcast.fleet.errors import ConfigError

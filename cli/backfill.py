@@ -1,4 +1,4 @@
-"""`fleetcast backfill`: copies the samples that a Prometheus has stored into the archive."""
+"""`fleetcast backfill`: copies samples from a Prometheus into the archive."""
 
 import contextlib
 import re
@@ -52,9 +52,9 @@ def backfill(
 
     Examples:
 
-       fleetcast backfill http://prometheus:9090 --from 30d
+      fleetcast backfill http://prometheus:9090 --from 30d
 
-       fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
+      fleetcast backfill http://prometheus:9090 --from 2026-11-01 --to 2026-11-08 --step 60s --match 'cluster="a"'
     """
     from fleetcast.clients.prometheus import SilentServer
     from fleetcast.ingest.remote_write.backfill import BackfillRequest

@@ -68,7 +68,7 @@ def show_archive(
     from fleetcast.ingest.archive.series import read_series
 
     files = _open_archive_files(config, state, url)
-    now_ms = _now_ms()
+    now_ms = _read_now_ms()
     first_ms = parse_time_ms("--from", from_, now_ms) if from_ else 0
     span = ArchiveSpan(first_ms, parse_time_ms("--to", to, now_ms) if to else LAST_MS, block or None)
     if metric or entity:
@@ -102,7 +102,7 @@ def compact_files(
     from fleetcast.ingest.archive.files import DATASETS
 
     files = _open_archive_files(config, state, url)
-    now_ms = _now_ms()
+    now_ms = _read_now_ms()
     writers = sorted({name.writer for dataset in DATASETS for name in files.list_files(dataset)})
     done: Counter[str] = Counter()
     for writer in writers:
@@ -151,7 +151,7 @@ def prune_days(
     from fleetcast.ingest.archive.compact import delete_days, list_old_days
 
     files = _open_archive_files(config, state, url)
-    days = list_old_days(files, _now_ms(), keep_days)
+    days = list_old_days(files, _read_now_ms(), keep_days)
     for day in days:
         echo(f"{'would delete' if dry_run else 'deleting'} {day}")
     if not dry_run:
@@ -169,7 +169,7 @@ def _open_archive_files(config: Path | None, state: str | None, url: str | None)
     return ArchiveFiles(url or load_site_config(config, state).archive_url)
 
 
-def _now_ms() -> int:
+def _read_now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 

@@ -50,7 +50,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("demo")(demo.demo)
 app.command("backfill")(backfill.backfill)
-app.command("bench")(bench.bench)
+app.command("bench")(bench.run_benchmarks)
 app.command("check-config")(check.check_config_file)
 app.add_typer(actions.app, name="actions")
 app.add_typer(adapters.app, name="adapters")
@@ -69,7 +69,7 @@ app.add_typer(models.app, name="models")
 app.command("play")(play.play)
 app.command("evaluate")(evaluate.evaluate)
 app.command("backtest")(backtest.backtest)
-app.command("drift")(drift.drift)
+app.command("drift")(drift.report_drift)
 use_checked_commands(app)
 
 

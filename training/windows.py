@@ -42,7 +42,7 @@ class RollingWindow:
 def make_rolling_windows(begin_s: float, end_s: float, count: int = 0) -> tuple[RollingWindow, ...]:
     """Split a span into `count` windows, at most one for each day.
 
-    If `count` is 0, there are as many as the span has months, weeks or days, from three to six.
+    If `count` is 0, there is a window for each month, week or day of the span, but at least three and at most six.
 
     >>> [window.begin_s / DAY_S for window in make_rolling_windows(0.0, 90 * DAY_S)]
     [0.0, 30.0, 60.0]

@@ -182,10 +182,10 @@ def _serve_peer(port: int) -> None:
         asked = json.loads(await request.body())
         return JSONResponse([{"Host": name, "Score": hash(name) % 11} for name in asked["NodeNames"]])
 
-    async def healthz(request: Request) -> JSONResponse:
+    async def get_health(request: Request) -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    routes = [Route(PATH + "prioritize", prioritize, methods=["POST"]), Route("/healthz", healthz)]
+    routes = [Route(PATH + "prioritize", prioritize, methods=["POST"]), Route("/healthz", get_health)]
     uvicorn.run(Starlette(routes=routes), host="127.0.0.1", port=port, log_level="warning", access_log=False)
 
 

@@ -147,7 +147,7 @@ def _serve_peer(folder: Path, port: int) -> None:
     known: tuple[tuple[str, ...], dict[str, int]] = (), {}
 
     @app.get("/v1/nodes/{node}")
-    async def node(node: str) -> dict[str, Any]:
+    async def get_node(node: str) -> dict[str, Any]:
         board = reader.latest()
         assert board is not None
         nonlocal known

@@ -223,7 +223,7 @@ def _measure_from_broker(brokers: list[str], nodes: int) -> Iterator[dict[str, A
 async def _measure_reading(topic: _Topic, records: int, rings: bool) -> float:
     """Read all records, and return the CPU seconds that this process used.
 
-    rings: also write the samples to a window store.
+    rings: whether to write the samples to a window store, too.
     """
     source = topic.make_source()
     store = WindowStore(source.decoder._columnar.entities)

@@ -48,10 +48,10 @@ def run(sizes: Sequence[int]) -> Iterator[dict[str, Any]]:
 
 def _measure_decoding(requests: WriteRequests, version: Version, size: dict[str, int]) -> dict[str, Any]:
     decoder = WriteDecoder(ExporterResolver(Entities()))
-    bodies = requests.make_round(_now_ms())
+    bodies = requests.make_round(_read_now_ms())
 
     def decode_once() -> int:
-        batches = [decoder.decode(body, version, _now_ms()) for body in bodies]
+        batches = [decoder.decode(body, version, _read_now_ms()) for body in bodies]
         assert not any(batch.bad for batch in batches)
         assert sum(map(len, batches)) == requests.samples
         return requests.samples
@@ -62,7 +62,7 @@ def _measure_decoding(requests: WriteRequests, version: Version, size: dict[str,
 def _measure_whole_path(
     requests: WriteRequests, version: Version, size: dict[str, int], folder: Path
 ) -> dict[str, Any]:
-    began_ms = _now_ms() - (REPEATS * ROUNDS + 1) * INTERVAL_MS
+    began_ms = _read_now_ms() - (REPEATS * ROUNDS + 1) * INTERVAL_MS
     entities = Entities()
     ring = InboxPipeline(folder / "inbox", entities)
     rates, spent_s = [], []
@@ -103,7 +103,7 @@ class InboxPipeline:
         while applied < samples:
             batch = await asyncio.wait_for(self._source.next(), 30)
             assert not batch.bad, batch.bad[0]
-            applied += sum(self._store.write(part, _now_ms()).applied for part in batch.samples)
+            applied += sum(self._store.write(part, _read_now_ms()).applied for part in batch.samples)
         assert applied == samples, f"{applied} samples of {samples}"
 
 
@@ -143,5 +143,5 @@ def _measure_prometheus(
         peer.close()
 
 
-def _now_ms() -> int:
+def _read_now_ms() -> int:
     return time.time_ns() // 1_000_000

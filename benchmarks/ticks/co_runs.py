@@ -1,6 +1,6 @@
 """The part of a tick that observes which jobs share hardware, and how their paces change.
 
-Of JOBS running jobs a tenth share GPUs with another job. Half are gangs of two nodes that share
+There are JOBS running jobs. A tenth of them share GPUs with another job. Half are gangs of two nodes that share
 adapters and rails with others. The rest have single GPUs below common PCIe switches. Each job has
 MAX_STEPS steps.
 
@@ -9,8 +9,8 @@ MAX_STEPS steps.
     change   one job in fifty ended, and as many began
     learn    the speeds are learned from the largest number of stored co-runs, all on one kind of hardware
 
-All runs use one process and one core. `python -m fleetcast.benchmarks.ticks.working_tick` measures the
-board sections made from this, and the rest of a tick.
+All runs use one process and one core. `python -m fleetcast.benchmarks.ticks.working_tick` measures the rest of a
+tick, and the board sections about co-runs.
 """
 
 from collections.abc import Iterator, Sequence

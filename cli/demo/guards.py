@@ -16,7 +16,7 @@ from fleetcast.fleet.process import TOKEN_VARIABLE, make_token_headers
 def refuse_taken_ports(port: int) -> None:
     """Raise ConfigError if another process listens on the ports that the service needs.
 
-    Otherwise the simulated fleet would send its jobs to that process.
+    Without this check, the simulated fleet would send its jobs to that process.
     """
     from fleetcast.service.config import Config, override_config
     from fleetcast.service.start_checks import check_ports_available

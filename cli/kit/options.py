@@ -163,7 +163,7 @@ def load_own_forecasters(paths: list[str] | None, task: str, command: str) -> "l
 
     found: list[OwnForecaster] = []
     for path in dict.fromkeys(paths or ()):
-        one = OwnForecaster.of(path)
+        one = OwnForecaster.from_path(path)
         if one.name in (other.name for other in found):
             raise ConfigError(f"--forecaster {path}: another one is called {one.name!r}; rename one")
         _check_contract(one)

@@ -55,11 +55,11 @@ def backtest(
 
     Examples:
 
-       fleetcast backtest demand
+      fleetcast backtest demand
 
-       fleetcast backtest duration --data ~/data --set jobs/ricc --windows 5 --html backtest.html
+      fleetcast backtest duration --data ~/data --set jobs/ricc --windows 5 --html backtest.html
 
-       fleetcast backtest demand --dask tcp://127.0.0.1:8786
+      fleetcast backtest demand --dask tcp://127.0.0.1:8786
     """
     from fleetcast.training.fits.backtest import backtest as run
     from fleetcast.training.fits.backtest import make_demand_windows, make_duration_windows

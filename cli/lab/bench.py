@@ -20,7 +20,7 @@ SIZES = (1_000, 10_000, 100_000)
 TOOLS = "fleetcast.benchmarks.kit."  # parts of benchmarks
 
 
-def bench(
+def run_benchmarks(
     names: Annotated[list[str] | None, typer.Argument(help="Benchmarks to run [all].")] = None,
     json_path: Annotated[str | None, typer.Option("--json", help="Write JSON lines here; - is stdout.")] = None,
     results: Annotated[

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 KINDS = ("demand", "duration")
 
 
-def drift(
+def report_drift(
     kind: Annotated[str, typer.Argument(help="Which model.", metavar="|".join(KINDS))],
     data: DataOption = None,
     archive: ArchiveOption = None,
@@ -57,9 +57,9 @@ def drift(
 
     Examples:
 
-       fleetcast drift demand
+      fleetcast drift demand
 
-       fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
+      fleetcast drift demand --data ~/data --set demand/venus --since 2020-08-01 --html drift.html
     """
     from fleetcast.models.versions.registry import Registry
     from fleetcast.training.fits.drift_report import measure_demand_drift, measure_duration_drift, render_drift_page
@@ -90,7 +90,7 @@ def measure_recent_drift(kind: str, registry: "Registry", config: "Config") -> "
     from fleetcast.service.board.board import BoardReader
     from fleetcast.service.pipeline.model_monitor import make_drift_limits
 
-    version = registry.current_version(kind)
+    version = registry.find_current_version(kind)
     if version is None:
         return None
     card, recent, now_ms = registry.read_version_card(kind, version), RecentAccuracy(), time.time_ns() // 1_000_000

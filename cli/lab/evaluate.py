@@ -105,19 +105,19 @@ def evaluate(
 
     Examples:
 
-       fleetcast data split demand/venus --at 2020-08-11 --out split
+      fleetcast data split demand/venus --at 2020-08-11 --out split
 
-       fleetcast evaluate demand --train split/train --test split/test --json demand.json --html demand.html
+      fleetcast evaluate demand --train split/train --test split/test --json demand.json --html demand.html
 
-       fleetcast evaluate straggler --test var/judged --drop default --drop ib
+      fleetcast evaluate straggler --test var/judged --drop default --drop ib
 
-       fleetcast evaluate queue --train split/train --test split/test --capacity 8192
+      fleetcast evaluate queue --train split/train --test split/test --capacity 8192
 
-       fleetcast evaluate risk --faults faults.csv --nodes 400
+      fleetcast evaluate risk --faults faults.csv --nodes 400
 
-       fleetcast evaluate risk --year --nodes 400 --seed 1
+      fleetcast evaluate risk --year --nodes 400 --seed 1
 
-       fleetcast evaluate straggler --curve magnitude --seed 6 --plot curve.svg
+      fleetcast evaluate straggler --curve magnitude --seed 6 --plot curve.svg
     """
     from fleetcast.cli.lab.curves import CurveOutputs, evaluate_curve
     from fleetcast.fleet.errors import ConfigError

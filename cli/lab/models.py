@@ -108,14 +108,14 @@ def promote_version(
 
     Examples:
 
-       fleetcast models promote demand 0003
+      fleetcast models promote demand 0003
 
-       fleetcast models promote demand 0004 --force
+      fleetcast models promote demand 0004 --force
     """
     registry = _open_registry(config, state, folder)
-    before = registry.current_version(_check_kind(kind))
+    before = registry.find_current_version(_check_kind(kind))
     registry.promote(kind, version, force=force)
-    now = registry.current_version(kind)
+    now = registry.find_current_version(kind)
     last = registry.list_promotions(kind)[-1:]
     forced = before != now and bool(last and last[0].forced)
     said = (
@@ -141,8 +141,8 @@ def roll_back_version(
     from fleetcast.models.versions.registry import SHIPPED
 
     registry = _open_registry(config, state, folder)
-    before = registry.current_version(_check_kind(kind))
-    now = registry.rollback(kind)
+    before = registry.find_current_version(_check_kind(kind))
+    now = registry.roll_back(kind)
     _print_or_write(
         json_path,
         {"kind": kind, "version": now, "previous": before},
@@ -165,9 +165,9 @@ def choose_shadow_version(
 
     Examples:
 
-       fleetcast models shadow demand 0002
+      fleetcast models shadow demand 0002
 
-       fleetcast models shadow demand off
+      fleetcast models shadow demand off
     """
     from fleetcast.fleet.errors import ConfigError
     from fleetcast.models.versions.registry import SHADOWED
@@ -240,7 +240,7 @@ def _choose_version(registry: "Registry", kind: str) -> str:
     """
     from fleetcast.fleet.errors import UnknownEntity
 
-    if (version := registry.current_version(kind)) is not None:
+    if (version := registry.find_current_version(kind)) is not None:
         return version
     if not (names := registry.list_names(kind)):
         raise UnknownEntity(f"no version of {kind} in {registry.root}; `fleetcast train {kind}` makes one")
@@ -251,7 +251,7 @@ def _choose_version(registry: "Registry", kind: str) -> str:
 def _make_rows(registry: "Registry", kind: str) -> list[dict[str, Any]]:
     from fleetcast.models.versions.registry import SHADOWED
 
-    current, shadow = registry.current_version(kind), registry.find_challenger(kind) if kind in SHADOWED else None
+    current, shadow = registry.find_current_version(kind), registry.find_challenger(kind) if kind in SHADOWED else None
     damages = {name: registry.find_damage(kind, name) for name in registry.list_names(kind)}
     cards = {card.version: card for card in registry.list_cards(kind)}
     forced = {row.version: row.forced for row in registry.list_promotions(kind) if row.action == "promote"}
@@ -280,7 +280,7 @@ def _make_card_document(registry: "Registry", card: "Card") -> dict[str, Any]:
     import msgspec
 
     document: dict[str, Any] = msgspec.to_builtins(card)
-    serves = registry.current_version(card.kind) == card.version
+    serves = registry.find_current_version(card.kind) == card.version
     served = [row for row in registry.list_promotions(card.kind) if card.version in (row.version, row.previous)]
     return document | {
         "serves": serves,

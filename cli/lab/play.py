@@ -60,11 +60,11 @@ def play(
 
     Examples:
 
-       fleetcast play jobs.csv --nodes 133
+      fleetcast play jobs.csv --nodes 133
 
-       fleetcast play jobs.csv --nodes 133 --queues queues.toml --policy ours --policy one_queue --html play.html
+      fleetcast play jobs.csv --nodes 133 --queues queues.toml --policy ours --policy one_queue --html play.html
 
-       fleetcast play jobs.csv --capacity 8192 --json -
+      fleetcast play jobs.csv --capacity 8192 --json -
     """
     from fleetcast.fleet.errors import FleetcastError
     from fleetcast.training.judges.played import make_scene, play_method

@@ -161,9 +161,9 @@ def write_fault_run(
 
     Examples:
 
-       fleetcast simulate faults --print-config > faults.toml
+      fleetcast simulate faults --print-config > faults.toml
 
-       fleetcast simulate faults --config faults.toml --out var/data --seed 7
+      fleetcast simulate faults --config faults.toml --out var/data --seed 7
     """
     from msgspec.structs import replace
 

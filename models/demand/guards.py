@@ -16,7 +16,7 @@ LAST_OUTCOMES = 3  # within which a spike is over
 
 
 class PageTest:
-    """Page's test (1954) of each candidate. It sums how much the candidate lost more than persistence lately."""
+    """Page's test (1954) of each candidate: the sum of its recent losses in excess of persistence's."""
 
     def __init__(self, candidates: int, tracker: QuantileTracker) -> None:
         self._tracker = tracker
@@ -64,8 +64,8 @@ class DistanceRecord:
     def is_too_far_away(self, candidates: Array) -> Mask:
         """Return (candidate, step, series) whether the candidate is too far from persistence to be trusted.
 
-        Too far means clearly farther than it was ever right. It must be that far from the last outcomes, too: near one
-        of them, it may follow a shift of the level or the end of a spike.
+        It is too far away if the distance is clearly larger than any at which it was right. It must also be that far
+        from the last outcomes: near one of them, it may follow a shift of the level or the end of a spike.
         """
         few = FEW_ORIGINS * self._tracker.overlap[:, None] / np.maximum(self._tracker.seen, 1.0)
         near = measure_distance(candidates, candidates[0, MEDIAN])

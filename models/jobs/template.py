@@ -66,7 +66,7 @@ def lock_phase(values: Array, period: float) -> PhaseLock | None:
 def predict_ahead(
     values: Array, lock: PhaseLock, samples: float, interval_s: float, levels: tuple[float, ...]
 ) -> list[float]:
-    """Predict quantiles of the reading `samples` samples after the last one, at `levels`.
+    """Predict the reading that follows `samples` samples after the last one, as quantiles at `levels`.
 
     Returns an empty list if no reading is known.
     """

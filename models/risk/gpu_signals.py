@@ -333,7 +333,7 @@ def detect_narrow_pcie(view: GpuView) -> Detection:
 def detect_low_pcie_generation(view: GpuView) -> Detection:
     """Detect a PCIe generation below the maximum or the node's other GPUs, under load.
 
-    An idle link lowers its generation, so it is no evidence.
+    The rule needs load, because an idle link lowers its generation.
     """
     gen = view["pcie_link_gen"]
     full = np.fmax(view["pcie_max_link_gen"], view.compute_peer_median(np.where(view.loaded, gen, np.nan)))

@@ -105,7 +105,7 @@ def _describe_event(event: NodeEvent) -> str:
 def was_drained_before(record: NodeRecord, time_ms: int) -> bool:
     """Return whether the node was drained at `time_ms`.
 
-    It was if the last drain or undrain event before that time is a drain.
+    The last drain or undrain event before that time decides.
     """
     drains = [event for event in record.events if event.type in ("drain", "undrain")]
     before = [event for event in drains if event.time_ms < time_ms]

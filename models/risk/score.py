@@ -155,7 +155,7 @@ def collect_fleet_evidence(moment: FleetMoment, state: RiskState) -> Evidence:
     events = make_event_signals(nodes, rows, state.faults.find_last_fault_times(), now_ms)
     known[events.node] = True
     signals = state.repairs.drop_repaired_signals(Signals.concat([signals, events]), nodes, rows, state.streaks, now_ms)
-    signals = state.witnesses.confirm_vanished(signals, names, gangs, gpu, moment.events.ended, now_ms)
+    signals = state.witnesses.confirm_vanished_gpus(signals, names, gangs, gpu, moment.events.ended, now_ms)
     lemons = Signals.from_signals(state.outcomes.make_signals(rows))
     signals = Signals.concat([signals, make_gang_signals(gangs, signals, gpu, port, state.streaks, now_ms), lemons])
     return Evidence(signals, known, gangs, gpu, port)

@@ -43,7 +43,7 @@ class Witnesses:
         self._confirmed: set[str] = set()
 
     @register_reporter("exporter_partial")
-    def confirm_vanished(
+    def confirm_vanished_gpus(
         self,
         signals: Signals,
         names: Sequence[str],

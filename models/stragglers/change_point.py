@@ -215,7 +215,7 @@ def is_still_slow(duration: Array, measure: StepReference) -> bool:
 def is_other_work(duration: Array, usual_s: float) -> bool:
     """Return whether `usual_s` was the time of other work.
 
-    It was if all stored steps take an even time far above `usual_s`.
+    This is so if all stored steps take an even time far above `usual_s`.
 
     >>> is_other_work(np.full(256, 2.0), 0.01), is_other_work(np.full(256, 2.0), 1.0)
     (True, False)

@@ -40,7 +40,7 @@ class GangStreaks:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def filter_sustained(self, found: list[Signal], now_ms: int) -> list[Signal]:
+    def filter_sustained_signals(self, found: list[Signal], now_ms: int) -> list[Signal]:
         """Record the signals found now, and return those that have lasted long enough without a pause.
 
         Intended conditions and counts of errors need not last. A returned signal is repeated for its rule's
@@ -109,7 +109,7 @@ def make_gang_signals(
     slow, dropping = find_unexported_links(gangs, gpu, port, streaks.drops, now_ms)
     dropped = {signal.entity for signal in dropping}
     links = _compare_ports(gangs, port, now_ms) + [signal for signal in slow if signal.entity not in dropped]
-    return Signals.from_signals(streaks.filter_sustained(caps + clocks + links + dropping, now_ms))
+    return Signals.from_signals(streaks.filter_sustained_signals(caps + clocks + links + dropping, now_ms))
 
 
 @register_reporter("gang_outlier")

@@ -89,7 +89,7 @@ def _is_group_even(moved: Array, groups: Groups, fewest: int) -> tuple[Mask, Mas
 
 
 def _find_dead_ports(port: GangColumns, together: Mask, by_node: Groups) -> tuple[Mask, Array]:
-    """Return (port,) whether it moves nothing although its siblings do, and (port,) the siblings' median.
+    """Return (port,) whether the port moves nothing although its siblings do, and (port,) the siblings' median.
 
     Until then, the port must have moved as much as its siblings. A gang with a link down stalls as a whole, but the
     other ports still retry.

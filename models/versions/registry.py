@@ -66,7 +66,7 @@ class Registry:
 
     # -- reading ----------------------------------------------------------------------------------------------------
 
-    def current_version(self, kind: str) -> str | None:
+    def find_current_version(self, kind: str) -> str | None:
         """Return the name of the version that serves, or None.
 
         The call reads one small file, so it is cheap enough for every tick.
@@ -97,9 +97,9 @@ class Registry:
         """Return the name of the version to run in the shadow, or None for none.
 
         The shadow is the chosen version. Without a choice, or if the chosen version serves, it is the newest version if
-        that is newer than the serving one. The shadow may be damaged. The call is as cheap as `current_version`.
+        that is newer than the serving one. The shadow may be damaged. The call is as cheap as `find_current_version`.
         """
-        chosen, serving, names = self._read_shadow_choice(kind), self.current_version(kind), self.list_names(kind)
+        chosen, serving, names = self._read_shadow_choice(kind), self.find_current_version(kind), self.list_names(kind)
         if chosen not in (NEWEST, serving):
             return None if chosen == OFF else chosen
         return names[-1] if names and (serving is None or int(names[-1]) > int(serving)) else None
@@ -188,7 +188,7 @@ class Registry:
 
     # -- adding -----------------------------------------------------------------------------------------------------
 
-    def add(
+    def add_version(
         self, kind: str, write: Callable[[Path], None], card: Card, page: Callable[[Card], str] | None = None
     ) -> str:
         """Add a version without promoting it, and return its number.
@@ -260,11 +260,11 @@ class Registry:
             sentence = objection or (card.gate.sentence if card.gate else "")
             self._record_promotion(kind, "promote", served, sentence, forced=objection is not None)
 
-    def rollback(self, kind: str) -> str:
+    def roll_back(self, kind: str) -> str:
         """Replace the serving version by the last undamaged version that served before it.
 
-        Returns its name, or SHIPPED. Before the first version, the model that ships with the program
-        served. It serves again if all earlier versions are damaged. Raises ModelError if no version serves.
+        Returns the name of that version, or SHIPPED. Before the first version, the model that ships with the program
+        served. So this model serves again if all earlier versions are damaged. Raises ModelError if no version serves.
         """
         with self._hold_lock_if_exists(kind):
             served = self._read_served(kind)
@@ -283,7 +283,7 @@ class Registry:
         """
         if version not in (OFF, NEWEST):
             version = self.find_folder(kind, version).name
-            if version == self.current_version(kind):
+            if version == self.find_current_version(kind):
                 raise ModelError(f"{kind} {version} serves: only another version can run in its shadow")
             damage = self.find_damage(kind, version)
             if damage is not None:
@@ -319,7 +319,7 @@ class Registry:
         files.replace_file(folder / name, ["".join(f"{line}\n" for line in lines).encode("ascii")], "models")
 
     def _record_promotion(self, kind: str, action: str, before: list[str], sentence: str, forced: bool = False) -> None:
-        version, previous = self.current_version(kind) or SHIPPED, before[0] if before else None
+        version, previous = self.find_current_version(kind) or SHIPPED, before[0] if before else None
         line = Promotion(self._clock.now_ms(), action, version, previous, forced, sentence)
         with (self._make_kind_path(kind) / LOG).open("ab") as file:
             file.write(msgspec.json.encode(line) + b"\n")

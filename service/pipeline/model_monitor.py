@@ -78,7 +78,7 @@ class ModelMonitor:
 
     def _read_card(self, kind: str, loaded: str | None) -> Card | None:
         try:
-            version = self._registry.current_version(kind)
+            version = self._registry.find_current_version(kind)
             if loaded is not None:
                 version = loaded.removeprefix(f"{kind}-") if loaded.startswith(f"{kind}-") else None
             if version is None:

@@ -36,7 +36,7 @@ class ServedRisk:
 
         Each call reads two small files.
         """
-        self._serving = self._load_if_changed(self._registry.current_version, self._serving, self._serve_version)
+        self._serving = self._load_if_changed(self._registry.find_current_version, self._serving, self._serve_version)
         self._challenger = self._load_if_changed(self._registry.find_challenger, self._challenger, self._load_shadow)
 
     def _load_if_changed(

@@ -31,7 +31,7 @@ GUIDE = Path(__file__).resolve().parents[2] / "docs/archive.md"
 @pytest.fixture(autouse=True)
 def _one_day(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also around midnight."""
-    monkeypatch.setattr("fleetcast.cli.history._now_ms", lambda: NOW_MS)
+    monkeypatch.setattr("fleetcast.cli.history._read_now_ms", lambda: NOW_MS)
 
 
 @pytest.fixture(scope="module")

@@ -135,7 +135,7 @@ def _training(folder: Path, service: Service, places: Words, variables: Words) -
     (folder / "jobs.txt").write_text("\n".join(["JobID|User|State|Submit|Start|End|AllocTRES|NNodes", *jobs]) + "\n")
     registry = Registry(folder / "var" / "models")
     for _ in range(4):
-        registry.add("demand", write, card(WON))
+        registry.add_version("demand", write, card(WON))
     for version in ("0001", "0002"):
         registry.promote("demand", version)
 

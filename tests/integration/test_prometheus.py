@@ -152,7 +152,7 @@ def fit_run_times(service: Service) -> None:
     model = DurationModel(seed=1, threads=1).fit(RunRows(features, at_s, at_s, at_s + rng.lognormal(7, 1, 200)), 2e6)
     registry, now_ms = Registry(service.folder / "state" / "models"), service.get("/v1/fleet")["as_of_ms"]
     card = Card(kind="duration", created_ms=now_ms, made_by="a test", seed=1, fitted_until_ms=now_ms - 60 * MINUTE_MS)
-    registry.promote("duration", registry.add("duration", model.save, card), force=True)
+    registry.promote("duration", registry.add_version("duration", model.save, card), force=True)
 
 
 def numbers(rows: Sequence[dict[str, Any]]) -> list[float]:

@@ -30,7 +30,7 @@ def saving(folder):
         time.sleep(60)
 
 card = Card(kind="demand", created_ms=0, made_by="a test", seed=0, fitted_until_ms=trees.fitted_until_ms)
-print(Registry(Path(sys.argv[1])).add("demand", saving, card))
+print(Registry(Path(sys.argv[1])).add_version("demand", saving, card))
 """
 
 

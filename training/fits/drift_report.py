@@ -52,7 +52,7 @@ class FeatureDrift:
 def measure_demand_drift(sets: Sequence[DemandSet], since_ms: int) -> list[FeatureDrift]:
     """Return, for each set and target, the drift of the features of demand at a moment.
 
-    Features before `since_ms` are compared with later ones. They are those of forecasts an hour ahead.
+    Features before `since_ms` are compared with later ones. All are features of forecasts an hour ahead.
     """
     found = []
     newest_ms = max((row.panel.end_ms(row.panel.bins - 1) for row in sets if row.panel.bins), default=0)

@@ -1,7 +1,7 @@
 """A whole training: a back-test, a fit on all data, a new version with its card, and the gate.
 
     inputs ─ windows ─ back-test ─ Verdict ┐
-      └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add ─ promote, if it won
+      └──── fit on all of it ─ model ─────┴─ Card ─ Registry.add_version ─ promote, if it won
 
 A version is complete or absent, so training may be killed at any moment and run again.
 """
@@ -107,7 +107,7 @@ def train(
     say("2 of 2: fitting on all of it")
     fit = fit_demand(sets, plan.seed, say) if plan.kind == "demand" else fit_duration(tables, plan.seed)
     card = _make_card(fit, plan, results, now_ms)
-    version = registry.add(plan.kind, fit.model.save, card, render_card)
+    version = registry.add_version(plan.kind, fit.model.save, card, render_card)
     objection = "it was not asked for (--no-promote)"
     if promote:
         try:

@@ -63,7 +63,7 @@ class SeenCoRun:
 class SiteCoRuns:
     """The co-runs of a site in order of time, and the measurements of its jobs running alone.
 
-    loads, turns: job key → loads, and step times, as known at the end of the archive.
+    loads, turns: job key → the job's loads and its step times, as known at the end of the archive.
     """
 
     seen: tuple[SeenCoRun, ...]
@@ -151,7 +151,7 @@ def train_interference(
     rule if no version serves. promote: if False, the version is only added.
     """
     on_gpu = [row for row in site.seen if row.co_run.share == "gpu"]
-    version = registry.current_version(KIND)
+    version = registry.find_current_version(KIND)
     since_ms = registry.read_version_card(KIND, version).fitted_until_ms if version else site.first_ms
     results, gate = judge_co_runs(on_gpu, version, since_ms)
     rows = [PastCoRun(one.share, one.keys, one.partner_keys, one.speed) for one in (row.co_run for row in site.seen)]
@@ -169,7 +169,7 @@ def train_interference(
         gate=gate,
         dependencies=read_package_versions(*DEPENDENCIES),
     )
-    added = registry.add(KIND, CoRunFit(tuple(rows[-MOST:]), loads, site.turns).save, card, render_card)
+    added = registry.add_version(KIND, CoRunFit(tuple(rows[-MOST:]), loads, site.turns).save, card, render_card)
     objection = "it was not asked for (--no-promote)"
     if promote:
         try:

@@ -44,7 +44,7 @@ def train_risk(
     counts = count_events(days, days.end_ms)
     say(f"1 of 2: judging on {plan.windows} windows that are not fitted on, each by a fit on what came before")
     served = _load_serving_fit(registry)
-    version = registry.current_version(KIND)
+    version = registry.find_current_version(KIND)
     since_ms = registry.read_version_card(KIND, version).fitted_until_ms if version and served else 0
     enough = counts["fail"] >= FEWEST_EVENTS
     judged = judge_windows(days, plan.windows, served, since_ms) if enough else None
@@ -64,7 +64,7 @@ def train_risk(
         gate=make_verdict(counts, judged, results, version),
         dependencies=read_package_versions(*DEPENDENCIES),
     )
-    added = registry.add(KIND, fit.save, card, render_card)
+    added = registry.add_version(KIND, fit.save, card, render_card)
     objection = "it was not asked for (--no-promote)"
     if promote:
         try:

@@ -38,7 +38,7 @@ class OwnForecaster:
     limit_s: float = LIMIT_S
 
     @classmethod
-    def of(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
+    def from_path(cls, path: str, limit_s: float = LIMIT_S) -> "OwnForecaster":
         """Load the forecaster at an import path.
 
         Raises ConfigError if there is no forecaster, or if its name is in use.
@@ -51,7 +51,7 @@ class OwnForecaster:
     def forecast(self, panel: Panel, origins: NDArray[np.intp], steps: Sequence[int]) -> Array:
         """Return (quantile, step, origin, series) the forecasts of the user's forecaster.
 
-        Raises FleetcastError if the call fails or takes too long, or if the result has another shape.
+        Raises FleetcastError if the call fails or takes too long, or if the result has a wrong shape.
         """
         what = f"{len(origins):,} origins of {len(panel.names)} series of {panel.target}"
         found = call_with_limit(

@@ -28,9 +28,8 @@ class WaitSummary(msgspec.Struct, frozen=True):
 class PlayNumbers(msgspec.Struct, frozen=True):
     """The statistics of one method's play.
 
-    utilisation: the share of all GPUs in use from the first arrival to the last. jain: the index over
-    users. jain_queues: the index over queues. Both are None if fewer than two are known. seconds,
-    pass_ms: CPU time.
+    utilisation: the share of all GPUs in use from the first arrival to the last. jain: Jain's index over
+    users. jain_queues: Jain's index over queues. An index over fewer than two is None. seconds, pass_ms: CPU time.
     """
 
     method: str

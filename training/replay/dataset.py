@@ -110,7 +110,10 @@ class PageObserver:
         return find_stragglers(evidence.gangs, evidence.signals, evidence.gpu, evidence.port, paces, now_ms)
 
     def make_risk_rows(self, faults: Sequence[LabelledFault], horizon_s: float) -> RiskRows:
-        """Return the stored rows, labelled by the faults that were active then or began within `horizon_s`."""
+        """Return the stored rows with their labels.
+
+        A row's label is whether a fault was active at its moment, or began within `horizon_s` after it.
+        """
         n = len(self.topology)
         times = np.repeat(np.array([time_ms for time_ms, _ in self._moments], np.int64), n)
         node = np.tile(np.arange(n, dtype=np.int32), len(self._moments))

@@ -60,7 +60,7 @@ class Comparison:
     def relative_gain(self) -> float:
         """How much better our number is, divided by the baseline's number. It is below 0 if ours is worse.
 
-        If the baseline's number is 0, it is the difference of the two numbers.
+        If the baseline's number is 0, the gain is the difference of the two numbers.
         """
         ours, rival = self.ours.value or 0.0, self.rival.value or 0.0
         gain = ours - rival if self.ours.metric in MORE_IS_BETTER else rival - ours

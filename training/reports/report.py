@@ -328,7 +328,7 @@ def _render_risk(results: Results) -> Iterator[str]:
 
 
 def render_all_rows(rows: Sequence[ResultRow]) -> str:
-    """Return all numbers as a table. If there are more than MOST_ROWS, the pooled ones come first."""
+    """Return all numbers as a table. If there are more than MOST_ROWS, the pooled numbers come first."""
     ordered = sorted(rows, key=lambda row: row.series != ALL)[:MOST_ROWS]
     names = ("data set", "target", "series", "horizon", "method", "model", "metric", "value", "low", "high", "outcomes")
     lines = [

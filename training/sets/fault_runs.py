@@ -165,7 +165,9 @@ class FaultRun:
         if len(groups) != 1:
             raise ConfigError(f"{self.folder}: the files of samples/ differ in row groups: {sorted(groups)}")
         for group in range(groups.pop()):
-            blocks = [_Block.of(kind, file.read_row_group(group), entities, self.without) for kind, file in files]
+            blocks = [
+                _Block.from_table(kind, file.read_row_group(group), entities, self.without) for kind, file in files
+            ]
             for time_ms in np.unique(np.concatenate([block.time_ms for block in blocks])).tolist():
                 parts = (block.make_batch(time_ms) for block in blocks)
                 yield time_ms, tuple(part for part in parts if len(part))
@@ -200,7 +202,7 @@ class _Block:
     values: NDArray[np.float64]
 
     @classmethod
-    def of(cls, kind: EntityKind, table: pa.Table, entities: Entities, without: frozenset[Metric]) -> "_Block":
+    def from_table(cls, kind: EntityKind, table: pa.Table, entities: Entities, without: frozenset[Metric]) -> "_Block":
         shown = {metric.name for metric in METRICS[kind]} - {metric.name for metric in without if metric.kind is kind}
         names = [name for name in table.column_names if name in shown]
         columns = [table.column(name).to_numpy(zero_copy_only=False).astype(np.float64) for name in names]

@@ -1,4 +1,4 @@
-"""Daily rows with the state of every node, and the events that followed, on which site risk is fitted.
+"""Daily rows with the state of every node, and the events that followed. Site risk is fitted on both.
 
     a folded fleet (RiskState, NodeTable) ── recorded once a day ──> columns, shipped probabilities ┐
     faults, drains, warnings, as events say ── begins ──────────────────────────────────────────────┴> SiteDays

@@ -70,7 +70,7 @@ class ServedTrees:
 
     def _read_wanted_version(self) -> str | None:
         """Return the name of the version that should be used. Raises ModelError if the registry is unreadable."""
-        return self._registry.current_version(KIND)
+        return self._registry.find_current_version(KIND)
 
     def _load_version(self, version: str) -> None:
         """Load the trees of the current version. Raises OSError, after which `refresh` tries again.

@@ -39,7 +39,7 @@ class ServedCoRuns:
             return False
         self._looked_ms = now_ms
         try:
-            wanted = self._registry.current_version(KIND)
+            wanted = self._registry.find_current_version(KIND)
             if wanted == self._pointer:
                 return False
             folder = None if wanted is None else self._registry.find_serving_folder(KIND)

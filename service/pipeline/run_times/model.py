@@ -63,7 +63,7 @@ class ServedRunModel:
         This blocks on files.
         """
         try:
-            version = self._registry.current_version(KIND)
+            version = self._registry.find_current_version(KIND)
         except ModelError as error:
             self._fall_back(str(error))
             self._version = UNREADABLE

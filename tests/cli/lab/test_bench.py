@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from fleetcast.cli.lab.bench import bench, find_benchmark_modules, list_benchmarks
+from fleetcast.cli.lab.bench import find_benchmark_modules, list_benchmarks, run_benchmarks
 
 
 def test_every_benchmark_module_can_run() -> None:
@@ -16,7 +16,7 @@ def test_every_benchmark_module_can_run() -> None:
 
 def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
     app = typer.Typer()
-    app.command()(bench)
+    app.command()(run_benchmarks)
     result = CliRunner().invoke(app, ["nonsense"])
     assert result.exit_code == 2
     assert "decode" in result.output
@@ -43,7 +43,7 @@ def test_a_benchmark_that_fails_is_told_and_leaves_the_lines_of_others(
 
     monkeypatch.setattr("fleetcast.cli.lab.bench._run_benchmark", run)
     app = typer.Typer()
-    app.command()(bench)
+    app.command()(run_benchmarks)
     path = tmp_path / "lines"
     result = CliRunner().invoke(app, ["store", "decode", "--json", str(path)])
     assert result.exit_code == 1

@@ -30,7 +30,7 @@ def state(tmp_path: Path) -> Path:
         card(WON), metrics=metrics, calibration=compute_calibration(metrics), dependencies={"lightgbm": "4.7.0"}
     )
     for one in (card(WON), full, card(LOST)):
-        registry.add("demand", write, one)
+        registry.add_version("demand", write, one)
     registry.promote("demand", "0001")
     registry.promote("demand", "0002")
     return tmp_path
@@ -128,12 +128,12 @@ def test_a_version_is_chosen_for_the_shadow(state: Path) -> None:
 
 
 def test_show_without_a_version_is_the_newest_where_none_serves(tmp_path: Path) -> None:
-    Registry(tmp_path / "models").add("risk", write, msgspec.structs.replace(card(LOST), kind="risk"))
+    Registry(tmp_path / "models").add_version("risk", write, msgspec.structs.replace(card(LOST), kind="risk"))
     assert "no version of risk serves; this is the newest" in invoke("show", "risk", "--state", tmp_path)
 
 
 def test_pruning_says_first_what_would_go(state: Path) -> None:
-    Registry(state / "models").add("demand", write, card(WON))
+    Registry(state / "models").add_version("demand", write, card(WON))
     assert "demand: would delete 0003" in invoke("prune", "--keep", 1, "--dry-run", "--state", state)
     assert told("prune", "demand", "--keep", 1, "--state", state)["deleted"] == {"demand": ["0003"]}
     assert Registry(state / "models").list_names("demand") == ["0001", "0002", "0004"]

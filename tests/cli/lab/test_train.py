@@ -71,7 +71,7 @@ def test_demand_on_the_site_s_own_archive_becomes_a_version_with_a_card(state: P
     model = DemandTrees.load(registry.find_folder("demand", "0001"))
     assert model.fitted_until_ms == card.fitted_until_ms
     assert "gate: " in said
-    assert (registry.current_version("demand") == "0001") == card.gate.won
+    assert (registry.find_current_version("demand") == "0001") == card.gate.won
     assert "does not serve: " in said or "demand 0001 serves" in said
 
 
@@ -84,12 +84,12 @@ def test_what_wins_serves_and_what_is_not_to_serve_does_not(data: Path, tmp_path
     (first,) = registry.list_cards("demand")
     asked = f"--data {data} --set demand/made --until 2020-04-08 --models {tmp_path} --no-promote"
     assert first.made_by == f"fleetcast train demand {asked}"
-    assert registry.current_version("demand") is None
+    assert registry.find_current_version("demand") is None
     assert registry.read_version_card("demand", "1").fitted_until_ms == pd.Timestamp("2020-04-08").value // 10**6
     said = run(*words)
     second = registry.read_version_card("demand", "2")
     assert second.gate is not None
-    assert registry.current_version("demand") == ("0002" if second.gate.won else None), said
+    assert registry.find_current_version("demand") == ("0002" if second.gate.won else None), said
 
 
 def test_if_drift_does_nothing_while_a_version_is_fine(data: Path, tmp_path: Path) -> None:

@@ -52,7 +52,7 @@ def filled(root: Path, *gates: GateVerdict | None) -> Registry:
     """A registry with one version of demand a verdict."""
     registry = Registry(root)
     for gate in gates:
-        registry.add("demand", write, card(gate))
+        registry.add_version("demand", write, card(gate))
     return registry
 
 
@@ -67,11 +67,11 @@ def test_a_version_that_is_added_has_its_files_and_a_card_and_does_not_serve(tmp
     assert msgspec.structs.replace(kept, version="", files=()) == card()
     assert (registry.find_folder("demand", "0001") / "trees" / "1h.txt").read_text() == "tree"
     assert registry.find_serving_folder("demand") is None
-    assert registry.current_version("demand") is None
+    assert registry.find_current_version("demand") is None
 
 
 def test_the_page_of_the_card_is_written_beside_it(tmp_path: Path) -> None:
-    Registry(tmp_path).add("demand", write, card(), page=lambda kept: f"page of {kept.version}")
+    Registry(tmp_path).add_version("demand", write, card(), page=lambda kept: f"page of {kept.version}")
     assert (tmp_path / "demand" / "0001" / "card.html").read_text() == "page of 0001"
 
 
@@ -79,13 +79,13 @@ def test_promotion_and_rollback_change_which_version_serves(tmp_path: Path) -> N
     registry = filled(tmp_path, WON, WON, WON)
     for version in ("0001", "0003", "2"):
         registry.promote("demand", version)
-    assert registry.current_version("demand") == "0002"
+    assert registry.find_current_version("demand") == "0002"
     assert registry.find_serving_folder("demand") == tmp_path / "demand" / "0002"
-    assert [registry.rollback("demand"), registry.rollback("demand")] == ["0003", "0001"]
-    assert registry.rollback("demand") == SHIPPED
-    assert (registry.current_version("demand"), registry.find_serving_folder("demand")) == (None, None)
+    assert [registry.roll_back("demand"), registry.roll_back("demand")] == ["0003", "0001"]
+    assert registry.roll_back("demand") == SHIPPED
+    assert (registry.find_current_version("demand"), registry.find_serving_folder("demand")) == (None, None)
     with pytest.raises(ModelError, match="none serves, what ships does"):
-        registry.rollback("demand")
+        registry.roll_back("demand")
     actions = [(row.action, row.version, row.previous) for row in registry.list_promotions("demand")]
     assert actions == [
         ("promote", "0001", None),
@@ -101,11 +101,11 @@ def test_a_first_bad_version_gives_way_to_what_shipped(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON, WON)
     registry.promote("demand", "0001")
     hurt(registry, "0001")
-    assert registry.rollback("demand") == SHIPPED
+    assert registry.roll_back("demand") == SHIPPED
     assert registry.find_serving_folder("demand") is None
     assert registry.find_challenger("demand") == "0002"
     registry.promote("demand", "0002")
-    assert registry.rollback("demand") == SHIPPED, "what shipped served before it"
+    assert registry.roll_back("demand") == SHIPPED, "what shipped served before it"
     assert filled(tmp_path, WON).list_names("demand") == ["0001", "0002", "0003"]
 
 
@@ -121,7 +121,7 @@ def test_a_version_that_lost_is_not_promoted(tmp_path: Path) -> None:
     registry.promote("demand", "0001")
     with pytest.raises(ModelError, match=r"it lost to persistence: wql 0\.012 against 0\.011 over 504 origins"):
         registry.promote("demand", "0002")
-    assert registry.current_version("demand") == "0001"
+    assert registry.find_current_version("demand") == "0001"
 
 
 def test_a_version_that_nobody_judged_is_not_promoted(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_forced_promotion_is_recorded(tmp_path: Path) -> None:
     registry = filled(tmp_path, LOST, WON)
     registry.promote("demand", "0001", force=True)
     registry.promote("demand", "0002", force=True)  # nothing to force
-    assert registry.current_version("demand") == "0002"
+    assert registry.find_current_version("demand") == "0002"
     assert [row.forced for row in registry.list_promotions("demand")] == [True, False]
     assert "it lost to persistence" in registry.list_promotions("demand")[0].sentence
 
@@ -145,7 +145,7 @@ def test_a_writer_that_fails_leaves_nothing(tmp_path: Path) -> None:
 
     registry = filled(tmp_path, WON)
     with pytest.raises(RuntimeError):
-        registry.add("demand", fail, card())
+        registry.add_version("demand", fail, card())
     assert registry.list_names("demand") == ["0001"]
     assert {path.name for path in (tmp_path / "demand").iterdir()} == {"0001", "lock"}
 
@@ -155,7 +155,7 @@ def test_a_full_disk_is_a_model_error(tmp_path: Path) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ModelError, match="No space left"):
-        Registry(tmp_path).add("demand", fail, card())
+        Registry(tmp_path).add_version("demand", fail, card())
 
 
 def test_a_killed_writer_leaves_no_version_and_the_next_one_sweeps_up(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_killed_writer_leaves_no_version_and_the_next_one_sweeps_up(tmp_path: 
         "    (folder / 'model.json').write_text('{')\n"
         "    os.kill(os.getpid(), 9)\n"
         "card = Card(kind='demand', created_ms=0, made_by='', seed=0, fitted_until_ms=0)\n"
-        "Registry(pathlib.Path(sys.argv[1])).add('demand', write, card)\n"
+        "Registry(pathlib.Path(sys.argv[1])).add_version('demand', write, card)\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     ended = subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False, env=environment)
@@ -176,7 +176,7 @@ def test_a_killed_writer_leaves_no_version_and_the_next_one_sweeps_up(tmp_path: 
     registry = Registry(tmp_path)
     assert registry.list_names("demand") == []
     assert registry.list_cards("demand") == []
-    assert registry.add("demand", write, card()) == "0001"
+    assert registry.add_version("demand", write, card()) == "0001"
     assert not list((tmp_path / "demand").glob(".new-*"))
 
 
@@ -185,15 +185,15 @@ def test_a_version_that_another_writer_is_at_is_not_swept_away(tmp_path: Path) -
 
     def slow(folder: Path) -> None:
         write(folder)
-        assert registry.add("demand", write, card()) == "0001"
+        assert registry.add_version("demand", write, card()) == "0001"
 
-    assert registry.add("demand", slow, card()) == "0002"
+    assert registry.add_version("demand", slow, card()) == "0002"
     assert [registry.find_damage("demand", name) for name in registry.list_names("demand")] == [None, None]
 
 
 def test_writers_at_once_get_versions_of_their_own(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        given = list(pool.map(lambda _: Registry(tmp_path).add("demand", write, card()), range(24)))
+        given = list(pool.map(lambda _: Registry(tmp_path).add_version("demand", write, card()), range(24)))
     assert sorted(given) == [f"{number:04d}" for number in range(1, 25)]
 
 
@@ -209,7 +209,7 @@ def test_a_damaged_version_is_passed_over_for_the_one_that_served_before(
         assert registry.find_serving_folder("demand") == tmp_path / "demand" / "0001"
     assert "demand 0003 is damaged: model.json has another sha256 than its card says" in caplog.text
     assert "0001 serves in its place" in caplog.text
-    assert registry.rollback("demand") == "0001"
+    assert registry.roll_back("demand") == "0001"
 
 
 def test_without_a_whole_version_there_is_a_model_error(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_pruning_keeps_the_newest_and_those_that_a_rollback_needs(tmp_path: Path
     registry.promote("demand", "0002")
     assert registry.prune("demand", keep=2) == ["0003", "0004"]
     assert registry.list_names("demand") == ["0001", "0002", "0005", "0006"]
-    assert registry.rollback("demand") == "0001"
+    assert registry.roll_back("demand") == "0001"
     assert Registry(tmp_path / "nowhere").prune("demand", keep=1) == []
 
 
@@ -247,7 +247,7 @@ def test_what_runs_in_the_shadow_is_the_newest_or_the_chosen_one(tmp_path: Path)
     assert registry.prune("demand", keep=1) == ["0002"]
     registry.promote("demand", "0001")  # the chosen one serves: the newest is next
     assert registry.find_challenger("demand") == "0004"
-    registry.rollback("demand")
+    registry.roll_back("demand")
     assert registry.find_challenger("demand") == "0001"
     registry.choose_shadow("demand", "off")
     assert registry.find_challenger("demand") is None
@@ -275,13 +275,13 @@ def test_what_serves_or_is_damaged_is_not_chosen_for_the_shadow(tmp_path: Path) 
 def test_a_number_is_never_given_twice(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON, WON)
     registry.prune("demand", keep=1)
-    assert registry.add("demand", write, card()) == "0003"
+    assert registry.add_version("demand", write, card()) == "0003"
 
 
 def test_unknown_kinds_and_versions_are_refused(tmp_path: Path) -> None:
     registry = filled(tmp_path, WON)
     with pytest.raises(UnknownEntity, match=r"kind '\.\./x': expected one of demand, duration"):
-        registry.add("../x", write, card())
+        registry.add_version("../x", write, card())
     with pytest.raises(UnknownEntity, match=r"no version \.\./\.\. of demand.*newest are: 0001"):
         registry.promote("demand", "../..")
     with pytest.raises(UnknownEntity, match="no version 9 of demand"):
@@ -357,18 +357,18 @@ def test_a_kill_at_any_step_leaves_nothing_or_a_whole_version(
     registry = filled(tmp_path, WON)
     registry.promote("demand", "0001")
     with monkeypatch.context() as patched, killed_after(steps, patched):
-        registry.add("demand", write, card())
+        registry.add_version("demand", write, card())
         registry.promote("demand", "0002")
     again = Registry(tmp_path)
     assert again.list_names("demand") in (["0001"], ["0001", "0002"])
     assert [again.find_damage("demand", name) for name in again.list_names("demand")] == [None] * len(
         again.list_names("demand")
     )
-    assert again.current_version("demand") in ("0001", again.list_names("demand")[-1])
+    assert again.find_current_version("demand") in ("0001", again.list_names("demand")[-1])
     assert again.find_serving_folder("demand") is not None
-    name = again.add("demand", write, card())
+    name = again.add_version("demand", write, card())
     again.promote("demand", name)
-    assert again.current_version("demand") == name
+    assert again.find_current_version("demand") == name
     assert not list((tmp_path / "demand").glob(".new-*"))
 
 
@@ -377,8 +377,8 @@ def test_those_steps_are_all_that_there_are(tmp_path: Path, monkeypatch: pytest.
     registry = filled(tmp_path, WON)
     ended = False
     with monkeypatch.context() as patched, killed_after(steps, patched):
-        registry.add("demand", write, card())
+        registry.add_version("demand", write, card())
         registry.promote("demand", "0002")
         ended = True
     assert ended == (steps == STEPS)
-    assert registry.current_version("demand") == "0002"
+    assert registry.find_current_version("demand") == "0002"

@@ -32,7 +32,7 @@ def card(days_ago: float = 1.0) -> Card:
 
 
 def version(registry: Registry, **about: Any) -> str:
-    name = registry.add("demand", lambda folder: (folder / "model.txt").write_text("x") and None, card(**about))
+    name = registry.add_version("demand", lambda folder: (folder / "model.txt").write_text("x") and None, card(**about))
     registry.promote("demand", name)
     return name
 

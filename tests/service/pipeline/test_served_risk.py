@@ -36,7 +36,7 @@ def add(registry, intercept, serve=True):
     """A version whose nodes fail with a probability of its own."""
     fit = SiteFit({"fail": {1: HorizonFit(intercept, {}), 7: HorizonFit(intercept, {})}})
     card = Card(kind="risk", created_ms=NOW_MS, made_by="a test", seed=0, fitted_until_ms=NOW_MS, gate=GATE)
-    name = registry.add("risk", fit.save, card)
+    name = registry.add_version("risk", fit.save, card)
     if serve:
         registry.promote("risk", name)
     return name
@@ -57,10 +57,10 @@ def test_a_promoted_version_scores_and_a_rollback_brings_the_one_before_back(reg
     add(registry, -3.0)
     served.refresh()
     assert score(watch).model == "risk-0002"
-    registry.rollback("risk")
+    registry.roll_back("risk")
     served.refresh()
     assert score(watch).model == "risk-0001"
-    registry.rollback("risk")
+    registry.roll_back("risk")
     served.refresh()
     assert score(watch).model.startswith("rules+logistic"), "what shipped serves again"
 

@@ -42,7 +42,7 @@ class Service:
     def promote(self, kind: str, fit: SiteFit | CoRunFit) -> str:
         gate = GateVerdict(True, "20 % below what served", "log_loss", "shipped", 0.8, 1.0, 500)
         card = Card(kind=kind, created_ms=NOW_MS, made_by="a test", seed=0, fitted_until_ms=NOW_MS, gate=gate)
-        version = self.registry.add(kind, fit.save, card)
+        version = self.registry.add_version(kind, fit.save, card)
         self.registry.promote(kind, version)
         return version
 
@@ -79,7 +79,7 @@ def test_a_promoted_risk_of_the_site_is_served_and_rolled_back(service: Service)
     body = service.ask(day)
     assert (body["model"], [row["p"] > 0.2 for row in body["rows"]]) == ("risk-0002", [True, True])
     assert service.rows()["risk"]["gate"] == "20 % below what served"
-    service.registry.rollback("risk")
+    service.registry.roll_back("risk")
     body = service.ask(day)
     assert (body["model"], [row["p"] > 0.2 for row in body["rows"]]) == ("risk-0001", [False, False])
     assert service.rows()["risk"]["version"] == "0001"
@@ -88,7 +88,7 @@ def test_a_promoted_risk_of_the_site_is_served_and_rolled_back(service: Service)
 def test_the_challenger_of_a_risk_fit_has_a_record_and_interference_has_none(service: Service) -> None:
     service.promote("risk", fails(-6.0))
     newer = service.promote("risk", fails(-1.0))
-    service.registry.rollback("risk")
+    service.registry.roll_back("risk")
     service.promote("interference", PAST)
     shadows = service.ask("/v1/models")["shadows"]
     assert [(row["kind"], row["version"]) for row in shadows] == [("risk", newer)]

@@ -34,7 +34,7 @@ def version(tmp_path: Path) -> tuple[Card, Path]:
     full = msgspec.structs.replace(
         card(LOST), metrics=make_card_metrics(demand_results(origins=1).rows), settings=settings
     )
-    name = registry.add("demand", write, full)
+    name = registry.add_version("demand", write, full)
     return registry.read_version_card("demand", name), registry.find_folder("demand", name)
 
 

@@ -62,7 +62,7 @@ def test_past_co_runs_that_help_serve_and_a_later_version_must_help_more(tmp_pat
     assert "over 60 later ones" in first.card.gate.sentence
     again = train_interference(site(rows), PLAN, registry, T0)
     assert "0 co-runs since the data of version 0001 ended, 50 needed" in again.objection
-    assert registry.current_version("interference") == "0001"
+    assert registry.find_current_version("interference") == "0001"
 
 
 def test_few_co_runs_and_co_runs_that_teach_nothing_do_not_serve():
@@ -89,7 +89,7 @@ def test_a_fit_survives_its_file(tmp_path):
 
 def version(registry, speed):
     fit = CoRunFit((PastCoRun("gpu", (11, 1), (12, 2), speed),), {11: (0.5, 0.1, 0.1)})
-    name = registry.add("interference", fit.save, train_card())
+    name = registry.add_version("interference", fit.save, train_card())
     registry.promote("interference", name, force=True)
     return name
 
@@ -107,7 +107,7 @@ def test_the_service_knows_what_was_promoted_and_forgets_it_on_a_rollback(tmp_pa
     assert (served.version, served.co_runs[0].speed, served.alone[11][0]) == ("interference-0001", 0.5, 0.5)
     version(registry, 0.7)
     assert served.refresh(40_000)
-    registry.rollback("interference")
+    registry.roll_back("interference")
     assert served.refresh(60_000)
     assert served.co_runs[0].speed == 0.5
     (registry.find_folder("interference", "0001") / "co_runs.json").write_text("{")

@@ -73,13 +73,13 @@ def test_a_version_that_wins_serves_and_its_card_says_why(year, tmp_path):
     registry = Registry(tmp_path)
     trained = train_risk(year, PLAN, registry, NOW_MS, say=lambda line: None)
     assert trained.objection == ""
-    assert registry.current_version("risk") == "0001"
+    assert registry.find_current_version("risk") == "0001"
     assert "below the shipped fit" in trained.card.gate.sentence
     assert set(SiteFit.load(registry.find_folder("risk", "0001")).kinds) == set(RISK_KINDS)
     assert {"log_loss", "auroc", "precision_top1pct"} <= {row.metric for row in trained.card.metrics}
     again = train_risk(year, PLAN, registry, NOW_MS, say=lambda line: None)
     assert "0 events since the data of the serving version 0001 ended" in again.objection
-    assert registry.current_version("risk") == "0001"
+    assert registry.find_current_version("risk") == "0001"
 
 
 def test_a_site_with_few_failures_is_kept_and_does_not_serve(quiet, tmp_path):
@@ -88,7 +88,7 @@ def test_a_site_with_few_failures_is_kept_and_does_not_serve(quiet, tmp_path):
     registry = Registry(tmp_path)
     trained = train_risk(quiet, PLAN, registry, NOW_MS, say=lambda line: None)
     assert f"{count} failures, 50 needed" in trained.objection
-    assert registry.current_version("risk") is None
+    assert registry.find_current_version("risk") is None
     assert trained.card.gate.origins == 0
     with_force = registry.promote("risk", trained.version, force=True)
     assert with_force is None

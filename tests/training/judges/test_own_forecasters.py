@@ -64,7 +64,7 @@ def small(monkeypatch):
 
 
 def asked(name, **wanted):
-    return OwnForecaster.of(f"{HERE}:{name}", **wanted).forecast(make_walks(200), np.array([150]), (1, 6))
+    return OwnForecaster.from_path(f"{HERE}:{name}", **wanted).forecast(make_walks(200), np.array([150]), (1, 6))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_one_that_never_ends_is_named_with_the_limit():
 )
 def test_a_path_or_name_that_will_not_do_is_refused(path, said):
     with pytest.raises(ConfigError, match=said):
-        OwnForecaster.of(path)
+        OwnForecaster.from_path(path)
 
 
 def invoke(*words):

@@ -108,7 +108,7 @@ def test_the_command_keeps_a_version_and_says_how_many_failures_it_needs(folder,
     assert "risk 0001 is stored, and does not serve" in result.output
     assert "1 failures, 50 needed" in result.output
     registry = Registry(tmp_path / "state" / "models")
-    assert registry.current_version("risk") is None
+    assert registry.find_current_version("risk") is None
     card = registry.read_version_card("risk", "0001")
     assert f"fleetcast train risk --archive {folder}" in card.made_by
     assert (card.gate.won, card.gate.origins) == (False, 0)

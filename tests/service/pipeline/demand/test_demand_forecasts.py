@@ -319,7 +319,7 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
     origins = np.array([panel.bins - 20, panel.bins - 1])
     assert not trees.refresh()
     assert np.isnan(trees.forecast(panel, origins, (1, 6))).all()
-    monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0007")
+    monkeypatch.setattr(Registry, "find_current_version", lambda self, kind: "0007")
     monkeypatch.setattr(Registry, "find_serving_folder", lambda self, kind: tmp_path / "0007")
     monkeypatch.setattr(
         "fleetcast.service.pipeline.demand.served_trees.load_trees", lambda folder: (model, NOW_MS - 10 * BIN_MS)
@@ -343,7 +343,7 @@ def test_trees_forecast_after_what_they_learnt_and_sick_ones_do_not(
 def test_a_version_that_cannot_be_read_is_said_and_the_others_serve(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(Registry, "current_version", lambda self, kind: "0003")
+    monkeypatch.setattr(Registry, "find_current_version", lambda self, kind: "0003")
     monkeypatch.setattr(Registry, "find_serving_folder", lambda self, kind: tmp_path)
     trees = ServedTrees(Registry(tmp_path))
     assert not trees.refresh()

@@ -40,7 +40,7 @@ def plain_models(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def add(registry: Registry, number: float) -> str:
-    return registry.add("demand", lambda folder: (folder / "n").write_text(str(number)) and None, CARD)
+    return registry.add_version("demand", lambda folder: (folder / "n").write_text(str(number)) and None, CARD)
 
 
 def said(trees: ServedTrees) -> float:
@@ -83,7 +83,7 @@ def test_a_version_does_not_serve_a_target_that_it_lost(tmp_path: Path) -> None:
     targets = (TargetVerdict("running", True, 0.8), TargetVerdict("queued", False, 2.78, "worse"))
     gate = GateVerdict(True, "won one", "wql", "persistence", 0.8, 1.0, 50, targets)
     card = msgspec.structs.replace(CARD, gate=gate)
-    registry.add("demand", lambda folder: (folder / "n").write_text("1.0") and None, card)
+    registry.add_version("demand", lambda folder: (folder / "n").write_text("1.0") and None, card)
     shadow = ShadowTrees(registry)
     assert shadow.refresh()
     queued = dataclasses.replace(PANEL, target="queued")
@@ -116,9 +116,9 @@ def test_what_the_disk_does_not_give_is_asked_for_again(tmp_path: Path, monkeypa
     registry.promote("demand", add(registry, 1.0), force=True)
     trees = ServedTrees(registry)
     assert trees.refresh()
-    for sick in ("_read_served", "current_version"):
+    for sick in ("_read_served", "find_current_version"):
         registry.promote("demand", add(registry, 2.0), force=True)
-        registry.rollback("demand")
+        registry.roll_back("demand")
         monkeypatch.setattr(trees, "_pointer", "another")
         with monkeypatch.context() as context:
             context.setattr(registry, sick, _no_disk)

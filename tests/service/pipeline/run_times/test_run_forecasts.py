@@ -323,7 +323,7 @@ class Registered(Registry):
 
     version: str | None = None
 
-    def current_version(self, kind: str) -> str | None:
+    def find_current_version(self, kind: str) -> str | None:
         return self.version
 
     def find_serving_folder(self, kind: str) -> Path | None:
@@ -417,7 +417,7 @@ def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_pa
     registry = Registry(pipeline.config.models_folder, pipeline.clock)
     card = Card(kind="duration", created_ms=NOW_MS, made_by="a test", seed=1, fitted_until_ms=NOW_MS - 3_600_000)
     model = fitted()
-    version = registry.add("duration", model.save, card)
+    version = registry.add_version("duration", model.save, card)
     registry.promote("duration", version, force=True)
     pipeline.apply_batch(batch(came("small", NOW_MS, gpus=1), came("large", NOW_MS, gpus=8), began("large", NOW_MS, 8)))
     tick(pipeline)
@@ -427,7 +427,7 @@ def test_a_fitted_model_of_the_registry_serves_and_a_damaged_one_does_not(tmp_pa
     assert large["run_s"]["p50"] == pytest.approx(7200, rel=0.4)
     assert large["remaining_s"]["p50"] > 1000
 
-    again = registry.add("duration", model.save, card)
+    again = registry.add_version("duration", model.save, card)
     registry.promote("duration", again, force=True)
     for folder in (version, again):
         (registry.find_folder("duration", folder) / "duration.json").write_text("{}")
