@@ -22,6 +22,7 @@ from fleetcast.benchmarks.kit.load import LoadRequest, LoadResult, make_post, ru
 from fleetcast.benchmarks.kit.service import ServerProcess, pin_beside_server
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import RunTimeQuantiles
@@ -70,7 +71,7 @@ def _make_pass(view: ClusterView, tree: QueueTree | None) -> Callable[[], int]:
 
     def run_pass() -> int:
         turns = TreeTurns(tree, {}, view, unknown, NOW_MS) if tree is not None else None
-        result = plan(queue, view, {}, unknown, options, turns)
+        result = plan(queue, view, NO_RUNNING_JOBS, unknown, options, turns)
         assert result.waiting[0].entry.request is head
         assert result.waiting[0].start_ms is not None
         return len(queue)

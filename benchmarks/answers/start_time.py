@@ -26,9 +26,10 @@ from fleetcast.fleet.requests import LevelName, PlacementRequest, TopologyConstr
 from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.start_time import estimate_start
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.service.board.board import BoardWriter, Section
 
 SIZES = (8_000,)
@@ -74,7 +75,8 @@ def make_busy_view(nodes: int) -> ClusterView:
 
 
 def sample_paths(view: ClusterView, queued: int) -> Timelines:
-    running = {job: RunningJob(NOW_MS - row * 60_000, GPUS_PER_NODE) for row, job in enumerate(view.jobs)}
+    started_ms = NOW_MS - 60_000 * np.arange(len(view.jobs))
+    running = make_running_jobs(view.jobs, started_ms=started_ms, gpus=GPUS_PER_NODE)
     queue = [WaitingEntry(make_request(number), NOW_MS - queued + number) for number in range(queued)]
     return sample_timelines(queue, view, running, RunTimeQuantiles({0: (1800.0, 36_000.0)}), Options(now_ms=NOW_MS))
 

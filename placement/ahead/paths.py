@@ -33,10 +33,18 @@ from fleetcast.placement.ahead.searches import load_searches
 from fleetcast.placement.ahead.slot_times import Place
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.slots import list_held_parts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, WaitingEntry, plan
-from fleetcast.placement.plan.timeline import Basis, Release, RunningJob, RunTimeQuantiles, Timeline, estimate_releases
+from fleetcast.placement.plan.timeline import (
+    Basis,
+    Release,
+    RunTimeQuantiles,
+    Timeline,
+    estimate_releases,
+    find_remaining_basis,
+)
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.placement.queues.queues_ahead import find_allowed_delay_s
 
@@ -167,7 +175,7 @@ class Timelines:
 def sample_timelines(
     queue: Sequence[WaitingEntry],
     view: ClusterView,
-    running: Mapping[str, RunningJob],
+    running: RunningJobs,
     run_times: RunTimeQuantiles,
     options: Options,
     run_quantiles: Callable[[PlacementRequest], Sequence[float] | None] = lambda request: None,
@@ -231,7 +239,7 @@ def sample_timelines(
 
 
 def _make_room_cache(
-    view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, options: Options
+    view: ClusterView, running: RunningJobs, run_times: RunTimeQuantiles, options: Options
 ) -> RoomCache:
     """Return the members that each node could host once every running job has ended."""
     ahead = Timeline(view, estimate_releases(view, running, run_times, options.now_ms))
@@ -239,14 +247,14 @@ def _make_room_cache(
 
 
 def _list_run_time_bases(
-    running: Mapping[str, RunningJob],
+    running: RunningJobs,
     left_s: Mapping[str, Array],
     begun: Mapping[PlacementRequest, RunTimeSource],
     run_times: RunTimeQuantiles,
     now_ms: int,
 ) -> dict[str, Basis]:
     """Return job → the basis of its estimated end, for jobs that run or start now."""
-    basis = {name: _find_running_job(running, name, now_ms).find_basis(run_times, now_ms) for name in left_s}
+    basis = {name: find_remaining_basis(running.find_run(name, now_ms), run_times, now_ms) for name in left_s}
     return basis | {one.job_name: source.find_basis(run_times) for one, source in begun.items()}
 
 
@@ -273,14 +281,6 @@ def _make_run_time_source(
     """Return the source of a waiting request's run time."""
     known = run_quantiles(request)
     return RunTimeSource(count_gpus(request), request.limit_s, None if known is None else tuple(known))
-
-
-def _find_running_job(running: Mapping[str, RunningJob], name: str, now_ms: int) -> RunningJob:
-    """Return the running job of that name.
-
-    A job that holds GPUs but is not in `running` counts as begun now.
-    """
-    return running.get(name) or RunningJob(now_ms, 1)
 
 
 def _has_tried_every_entry(now: Plan) -> bool:
@@ -369,7 +369,7 @@ def compute_planned_s(request: PlacementRequest, run_times: RunTimeQuantiles) ->
 
 def _make_initial_calendar(
     view: ClusterView,
-    running: Mapping[str, RunningJob],
+    running: RunningJobs,
     draw: RunTimeSample,
     now_ms: int,
     begun_s: Mapping[str, Array],
@@ -387,7 +387,7 @@ def _make_initial_calendar(
         name = view.jobs[index]
         own_s = begun_s.get(name)
         table[index] = left_s[name] = (
-            draw.draw_remaining_times(_find_running_job(running, name, now_ms), now_ms) if own_s is None else own_s
+            draw.draw_remaining_times(running.find_run(name, now_ms), now_ms) if own_s is None else own_s
         )
     free_s = np.ascontiguousarray(np.moveaxis(table[view.holders], -1, 0))
     for job, gpu in zip(view.parts.job.tolist(), view.parts.gpu.tolist(), strict=True):  # free when the last has ended

@@ -17,6 +17,7 @@ from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.ahead.paths import sample_timelines
 from fleetcast.placement.ahead.start_time import compute_start_times, estimate_start
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry
@@ -103,7 +104,7 @@ def _compute_numbers(tree: QueueTree, leaves: list[QueueNode]) -> Iterable[tuple
     run_times, options = RunTimeQuantiles({}), Options(now_ms=NOW_MS)
     turns = TreeTurns(tree, use, view, run_times, NOW_MS, banked)
     queue = [WaitingEntry(request, NOW_MS - 3_600_000) for request in _make_requests(leaves, view)]
-    paths = sample_timelines(queue, view, {}, run_times, options, turns=turns)
+    paths = sample_timelines(queue, view, NO_RUNNING_JOBS, run_times, options, turns=turns)
     for start_ms in compute_start_times(paths).values():
         yield from (("start time", float(value)) for value in start_ms)
     estimate = estimate_start(queue[0].request, paths)

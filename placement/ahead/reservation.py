@@ -18,7 +18,7 @@ from fleetcast.placement.ahead.start_time import (
 )
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import Reservation
-from fleetcast.placement.plan.timeline import Basis, RunningJob
+from fleetcast.placement.plan.timeline import Basis
 
 MOST_RELEASES = 100
 ROUNDING_S = 1.0  # shadow times are whole ms, sampled ones float32 seconds
@@ -102,7 +102,7 @@ def _find_start_basis(reservation: Reservation, timelines: Timelines) -> StartBa
 
 def _find_shadow_basis(reservation: Reservation, timelines: Timelines) -> Basis:
     """Return the basis of the planned end of the job that the head waits for."""
-    row = timelines.now.running.get(reservation.blocker) or RunningJob(timelines.now_ms, 1)
+    row = timelines.now.running.find_run(reservation.blocker, timelines.now_ms)
     return timelines.run_times.find_basis(row.gpus, row.limit_s, row.compute_age_s(timelines.now_ms))
 
 

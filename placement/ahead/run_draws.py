@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fleetcast.placement.plan.timeline import RUN_LEVELS, Basis, RunningJob, RunTimeQuantiles
+from fleetcast.placement.machines.running_jobs import RUN_LEVELS, JobRun
+from fleetcast.placement.plan.timeline import Basis, RunTimeQuantiles, find_remaining_basis
 
 PATHS = 20
 SHARED = 0.4  # of the variance of how misjudged jobs are is common to a path
@@ -71,11 +72,11 @@ class RunTimeSample:
                 runs_s[rows] = drawn.reshape(-1, PATHS)
         return runs_s
 
-    def draw_remaining_times(self, row: RunningJob, now_ms: int) -> Array:
+    def draw_remaining_times(self, row: JobRun, now_ms: int) -> Array:
         """Draw (path,) remaining seconds of a running job, inf if unknown."""
         age_s = row.compute_age_s(now_ms)
         levels = self.draw_levels(1)[0]
-        if row.find_basis(self.run_times, now_ms) == "prior":
+        if find_remaining_basis(row, self.run_times, now_ms) == "prior":
             return np.full(PATHS, np.inf, np.float32)
         if row.left_s is not None:
             return interpolate_remaining_s(row.left_s, levels).astype(np.float32)

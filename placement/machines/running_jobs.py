@@ -3,10 +3,11 @@
 Row k describes job k of `ClusterView.jobs`. So an index in `ClusterView.holders` is also a row of this table.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -17,6 +18,19 @@ NOT_SAID, PROTECTED, PREEMPTIBLE = -1, 0, 1  # values of `RunningJobs.preemptibl
 
 Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
+
+
+class JobRun(NamedTuple):
+    """The size and times of a job, for estimates of its end. left_s: quantiles of its remaining time, if known."""
+
+    started_ms: int
+    gpus: int
+    limit_s: float | None
+    left_s: tuple[float, ...] | None
+
+    def compute_age_s(self, now_ms: int) -> float:
+        """Return the seconds that the job has run, at least 0."""
+        return max(0.0, (now_ms - self.started_ms) / 1000)
 
 
 @dataclass(frozen=True)
@@ -59,6 +73,28 @@ class RunningJobs:
         """Job name → row. If two attempts of a job run, this is the row of the later attempt."""
         return {name: row for row, name in enumerate(self.names)}
 
+    @cached_property
+    def runs(self) -> dict[str, JobRun]:
+        """Job name → its run. Jobs of unknown start are left out."""
+        columns = (self.started_ms.tolist(), self.gpus.tolist(), self.limit_s.tolist(), self.remaining_s.tolist())
+        is_forecast = np.asarray(~np.isnan(self.remaining_s).any(axis=1))
+        return {
+            name: JobRun(
+                started_ms,
+                gpus,
+                None if math.isnan(limit_s) else limit_s,
+                tuple(left_s) if forecast else None,
+            )
+            for name, started_ms, gpus, limit_s, left_s, forecast in zip(
+                self.names, *columns, is_forecast.tolist(), strict=True
+            )
+            if started_ms >= 0
+        }
+
+    def find_run(self, name: str, now_ms: int, gpus: int = 1) -> JobRun:
+        """Return the run of a job. An unknown job counts as begun now, on `gpus` GPUs."""
+        return self.runs.get(name) or JobRun(now_ms, gpus, None, None)
+
     def select_rows(self, rows: NDArray[Any]) -> "RunningJobs":
         """Return a table with only these rows. rows: (k,) indices, or (j,) bool."""
         chosen = np.arange(len(self))[rows].tolist()
@@ -66,10 +102,14 @@ class RunningJobs:
 
     def append_rows(self, other: "RunningJobs") -> "RunningJobs":
         """Return this table followed by the rows of another one."""
-        return self._map_columns(
+        if not len(other):
+            return self
+        both = self._map_columns(
             lambda name, values: np.concatenate([values, getattr(other, name)]),
             lambda name, values: [*values, *getattr(other, name)],
         )
+        both.__dict__["runs"] = self.runs | other.runs  # a pass appends few rows to thousands
+        return both
 
     def _map_columns(
         self,

@@ -16,7 +16,7 @@ most `BACKFILL_TRIES` keys are tried. So the cost of a pass depends on how many 
 it has.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -27,11 +27,11 @@ from fleetcast.fleet.requests import Decision, PlacementRequest
 from fleetcast.placement.engine import decide_screened, find_claimed_gpus, fits_now, has_room_for_gang
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import explain_shortage
 from fleetcast.placement.plan.reasons import StateAfterPass, WaitCode, WaitReason
 from fleetcast.placement.plan.timeline import (
-    RunningJob,
     RunTimeQuantiles,
     Timeline,
     add_request_placement,
@@ -80,7 +80,7 @@ class Plan:
     placed: tuple[tuple[WaitingEntry, Decision], ...]
     waiting: tuple[Wait, ...]
     view: ClusterView
-    running: Mapping[str, RunningJob]
+    running: RunningJobs
     reservation: "Reservation | None" = None
 
 
@@ -125,7 +125,7 @@ ONE_LINE = OneLine(make_order_key)
 def plan(
     queue: Sequence[WaitingEntry],
     view: ClusterView,
-    running: Mapping[str, RunningJob],
+    running: RunningJobs,
     run_times: RunTimeQuantiles,
     options: Options,
     turns: QueueTurns | None = None,
@@ -137,7 +137,7 @@ def plan(
     it becomes the head (`fleetcast.placement.plan.claims`).
     """
     after = StateAfterPass(options, view, turns or ONE_LINE)
-    cycle = PassState(view, dict(running), run_times, options, turns or ONE_LINE, after, dropped)
+    cycle = PassState(view, running, run_times, options, turns or ONE_LINE, after, dropped)
     ordered = iter(cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
@@ -147,6 +147,16 @@ def plan(
         cycle.try_entry(entry)
     cycle.after.view = cycle.view
     return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
+
+
+def make_begun_jobs(begun: Sequence[tuple[PlacementRequest, int]], now_ms: int) -> RunningJobs:
+    """Return the table of the jobs that a pass has placed. begun: each request with its GPUs."""
+    return make_running_jobs(
+        (request.job_name for request, _ in begun),
+        gpus=[gpus for _, gpus in begun],
+        started_ms=now_ms,
+        limit_s=[np.nan if request.limit_s is None else request.limit_s for request, _ in begun],
+    )
 
 
 class AskInPass(msgspec.Struct, gc=False):
@@ -172,13 +182,14 @@ class PassState:
     """The state of one pass over the queue."""
 
     view: ClusterView
-    running: dict[str, RunningJob]
+    known: RunningJobs  # that ran before the pass
     run_times: RunTimeQuantiles
     options: Options
     turns: QueueTurns
     after: StateAfterPass
     dropped: str
     placed: list[tuple[WaitingEntry, Decision]] = field(default_factory=list)
+    begun: list[tuple[PlacementRequest, int]] = field(default_factory=list)  # what was placed, with its GPUs
     waiting: list[Wait] = field(default_factory=list)
     reservation: Reservation | None = None
     tries: int = 0
@@ -194,6 +205,11 @@ class PassState:
     def __post_init__(self) -> None:
         self.has_plugins = bool(self.options.filters)
         self.in_line = self.turns.standing is None and not self.has_plugins
+
+    @property
+    def running(self) -> RunningJobs:
+        """The running jobs, with those that this pass has placed."""
+        return self.known.append_rows(make_begun_jobs(self.begun, self.options.now_ms))
 
     def list_fit_keys(self, request: PlacementRequest) -> FitKeys:
         """Return the two fit keys of a request: for the built-in filters alone, and for all filters.
@@ -300,7 +316,7 @@ class PassState:
         assert decision.outcome == "placed", decision.sentence
         self.view = add_request_placement(self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
-        self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
+        self.begun.append((request, gpus))
         self.placed.append((entry, decision))
         self.turns.record_placement(entry.request, decision)
         return True

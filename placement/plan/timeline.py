@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RUN_LEVELS, JobRun, RunningJobs
 from fleetcast.placement.machines.slots import WHOLE, count_true_per_row, list_held_parts
 from fleetcast.placement.machines.view import ClusterView
 
@@ -20,7 +21,6 @@ FEWEST_JOBS = 5
 SPREAD_UNKNOWN = 1.0  # sigma of log seconds while only one number is known
 SPREAD_LEAST = 0.05
 SHORTEST_REST = 0.05  # a job past every estimate is given this share of its age more
-RUN_LEVELS = (0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99)  # of quantiles that models give
 RARE = 0.9  # a job longer than this share of its like is past what they tell
 NORMAL = NormalDist()
 Z90 = NORMAL.inv_cdf(0.9)
@@ -147,33 +147,15 @@ class RunTimeQuantiles:
         return math.log(p90) - Z90 * sigma, sigma
 
 
-@dataclass(frozen=True, slots=True)
-class RunningJob:
-    """A job that holds GPUs.
+def find_remaining_basis(run: JobRun, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
+    """Return what the estimate of a running job's remaining time is based on.
 
-    left_s: quantiles of its remaining time at `RUN_LEVELS`, if a model knows them.
+    It is "runs" if a model knows the quantiles of the remaining time. Otherwise it is the basis of
+    similar jobs' run times.
     """
-
-    started_ms: int
-    gpus: int
-    limit_s: float | None = None
-    left_s: tuple[float, ...] | None = None
-
-    def compute_age_s(self, now_ms: int) -> float:
-        """Return the seconds that the job has run, at least 0."""
-        return max(0.0, (now_ms - self.started_ms) / 1000)
-
-    def find_basis(self, run_times: RunTimeQuantiles, now_ms: int) -> Basis:
-        """Return what the estimate of the job's remaining time is based on.
-
-        It is "runs" if a model knows the quantiles of the remaining time. Otherwise it is the basis of
-        similar jobs' run times.
-        """
-        return (
-            "runs"
-            if self.left_s is not None
-            else run_times.find_basis(self.gpus, self.limit_s, self.compute_age_s(now_ms))
-        )
+    if run.left_s is not None:
+        return "runs"
+    return run_times.find_basis(run.gpus, run.limit_s, run.compute_age_s(now_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +173,7 @@ class Release:
 
 
 def estimate_releases(
-    view: ClusterView, running: Mapping[str, RunningJob], run_times: RunTimeQuantiles, now_ms: int
+    view: ClusterView, running: RunningJobs, run_times: RunTimeQuantiles, now_ms: int
 ) -> list[Release]:
     """Estimate when each job that holds GPUs ends. The job that ends soonest comes first.
 
@@ -204,9 +186,8 @@ def estimate_releases(
         own = slice(edges[index], edges[index + 1])
         gpus = parts.gpu[own]
         if len(gpus):
-            row = running.get(job) or RunningJob(now_ms, len(gpus))
-            age_s = max(0.0, (now_ms - row.started_ms) / 1000)
-            run_s = run_times.estimate_run_s(row.gpus, 0.9, age_s=age_s, limit_s=row.limit_s)
+            row = running.find_run(job, now_ms, len(gpus))
+            run_s = run_times.estimate_run_s(row.gpus, 0.9, age_s=row.compute_age_s(now_ms), limit_s=row.limit_s)
             found.append(Release(job, max(now_ms + 1000, row.started_ms + round(run_s * 1000)), gpus, parts.milli[own]))
     return sorted(found, key=lambda release: (release.end_ms, release.job))
 

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fleetcast.placement.plan.timeline import RUN_LEVELS, RunTimeQuantiles
+from fleetcast.placement.machines.running_jobs import RUN_LEVELS
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.play.capacity import CountAsk
 
 MAX_RUNS = 200  # of a GPU count

@@ -13,13 +13,13 @@ from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.charged import make_placement_charge
 from fleetcast.placement.plan.queue import ONE_LINE, Wait, WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.play.seen_runs import SeenRuns
 from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, compute_leaf_use
@@ -84,10 +84,15 @@ class PlayedCharges:
 
 @dataclass(frozen=True, slots=True)
 class JobHold:
-    """The GPUs that a running job holds."""
+    """The GPUs that a running job holds, and since when."""
 
     request: PlacementRequest
     ranks: tuple[RankPlacement, ...]
+    started_ms: int
+
+    @property
+    def gpus(self) -> int:
+        return sum(len(rank.gpus) for rank in self.ranks)
 
 
 @dataclass(slots=True)
@@ -109,7 +114,7 @@ class ServedPlan:
     holds: dict[int, JobHold] = field(default_factory=dict)
     _waiting: dict[str, WaitingEntry] = field(default_factory=dict)
     _jobs: dict[str, int] = field(default_factory=dict)  # request id → job, while it waits or runs
-    _running: dict[str, RunningJob] = field(default_factory=dict)
+    _running: RunningJobs = NO_RUNNING_JOBS
     _gone: set[str] = field(default_factory=set)
     _shapes: RecentShapes = field(default_factory=lambda: RecentShapes(MAX_SHAPES))
     _demand: ShapeDemand | None = None
@@ -133,12 +138,11 @@ class ServedPlan:
 
     def end_job(self, job: int, now_s: float, refused: bool) -> None:
         hold, now_ms = self.holds.pop(job), round(now_s * 1000)
-        mine = self._running.pop(hold.request.job_name)
         if self.played is not None:
             self.played.close_charge(job, now_ms, "expired" if refused else "finished")
         self._gone.add(hold.request.job_name)
         if not refused:
-            self.runs.record_end(mine.gpus, (now_ms - mine.started_ms) / 1000)
+            self.runs.record_end(hold.gpus, (now_ms - hold.started_ms) / 1000)
             del self._queued_ms[job]
 
     def start_jobs(self, now_s: float) -> Sequence[int] | None:
@@ -147,17 +151,20 @@ class ServedPlan:
             return None
         if self._gone:
             self.view = remove_jobs(self.view, self._gone)
+            self._running = self._running.select_rows(
+                np.array([name not in self._gone for name in self._running.names], bool)
+            )
             self._gone.clear()
         now_ms = round(now_s * 1000)
         options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
         found = plan(tuple(self._waiting.values()), self.view, self._running, self.runs.times, options, turns)
         before, self.view, self.waits = self.view, found.view, found.waiting
-        self._running = dict(found.running)
+        self._running = found.running
         started = []
         for entry, decision in found.placed:
             job = self._jobs.pop(entry.request.request_id)
             del self._waiting[entry.request.request_id]
-            self.holds[job] = JobHold(entry.request, decision.ranks)
+            self.holds[job] = JobHold(entry.request, decision.ranks, now_ms)
             if self.played is not None:
                 leaf = self.played.tree.find_request_leaf(entry.request)
                 charge = make_placement_charge(

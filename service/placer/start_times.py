@@ -231,9 +231,9 @@ class StartTimeSampler:
         """
         running = self.service.view.observe_fleet().running
         for name in [one for one in self.record.waiting if one not in paths.starts_s]:
-            row = running.get(name.removeprefix("\n"))
-            if name.startswith("\n") and row is not None:
-                self.record.record_start(name, row.started_ms)
+            row = running.row.get(name.removeprefix("\n"), -1)
+            if name.startswith("\n") and row >= 0 and running.started_ms[row] >= 0:
+                self.record.record_start(name, int(running.started_ms[row]))
             elif not self.service.ledger.is_queued(name):
                 self.record.record_withdrawal(name, self._at_ms)
 

@@ -17,11 +17,11 @@ from fleetcast.fleet.topology import DOMAIN_LEVELS, Level, NodeSpec, Topology
 from fleetcast.models.risk.rules import ACTIONS
 from fleetcast.models.risk.scores import RISK_HORIZONS_S, RISK_KINDS
 from fleetcast.placement.ledger.ledger import Intent, IntentState, QueueEntry
-from fleetcast.placement.machines.running_jobs import RunningJobs
+from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
 from fleetcast.placement.machines.slots import HeldParts, convert_to_milli, subtract_held_parts
 from fleetcast.placement.machines.view import Advice, ClusterView, Inventory, RiskByTime
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.timeline import Hold, RunningJob, RunTimeQuantiles, add_placements
+from fleetcast.placement.plan.timeline import Hold, RunTimeQuantiles, add_placements
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.free import find_unattributed_gpus, find_windowed_nodes, read_hearing
 from fleetcast.service.board.urgent import AWAY, find_struck_nodes, forbids_placement
@@ -39,14 +39,14 @@ ADVICE = np.array([ADVICE_OF.get(code, Advice.DRAIN) for code in ACTIONS], np.in
 class ObservedFleet:
     """The decoded contents of a board: the fleet according to job events.
 
-    jobs: the running jobs of the board, without promises, in the order of the view's first jobs. seen: running
-    attempts. astray: running attempts whose events name no node, or a node outside the fleet. The occupancy
-    lacks astray attempts.
+    jobs: the running jobs of the board, without promises, in the order of the view's first jobs. running: these
+    jobs and the promises, for estimates of when they end. seen: running attempts. astray: running attempts whose
+    events name no node, or a node outside the fleet. The occupancy lacks astray attempts.
     """
 
     view: ClusterView
     jobs: RunningJobs
-    running: dict[str, RunningJob]
+    running: RunningJobs
     run_times: RunTimeQuantiles
     seen: frozenset[tuple[str, int]]
     ended: frozenset[tuple[str, int]]
@@ -76,7 +76,7 @@ class ViewDecoder:
         return ObservedFleet(
             view=self._make_view(board, meta),
             jobs=jobs,
-            running=list_running_jobs(jobs, board.as_of_ms),
+            running=_fill_unknown_starts(jobs, board.as_of_ms),
             run_times=RunTimeQuantiles.from_durations(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
@@ -173,20 +173,12 @@ def _decode_parts(board: Board, shape: tuple[int, ...]) -> HeldParts:
     return HeldParts(job[known], (row * shape[1] + gpu)[known], milli[known])
 
 
-def list_running_jobs(jobs: RunningJobs, as_of_ms: int) -> dict[str, RunningJob]:
-    """Return job → its RunningJob. A job without a row on the board is left out."""
-    forecast = np.isfinite(jobs.remaining_s).min(axis=1, initial=True)
-    found = {}
-    for row, name in enumerate(jobs.names):
-        started_ms, gpus, limit_s = int(jobs.started_ms[row]), int(jobs.gpus[row]), float(jobs.limit_s[row])
-        if gpus or started_ms > 0:
-            found[name] = RunningJob(
-                started_ms if started_ms > 0 else as_of_ms,
-                gpus,
-                None if math.isnan(limit_s) else limit_s,
-                tuple(jobs.remaining_s[row].tolist()) if forecast[row] else None,
-            )
-    return found
+def _fill_unknown_starts(jobs: RunningJobs, as_of_ms: int) -> RunningJobs:
+    """Return the table in which jobs of unknown start have started at the time of the board."""
+    unknown = (jobs.started_ms < 0) & (jobs.gpus > 0)
+    filled = replace(jobs, started_ms=np.where(unknown, as_of_ms, jobs.started_ms))
+    _ = filled.runs  # computed now, in the thread that decodes
+    return filled
 
 
 def read_waiting_jobs(board: Board, known: Collection[str]) -> list[WaitingEntry]:
@@ -290,8 +282,15 @@ def add_intents(observed: ObservedFleet, intents: Sequence[Intent]) -> ObservedF
     if not intents:
         return observed
     holds = [Hold(intent.job, intent.ranks, intent.cpus, intent.host_memory_gib) for intent in intents]
-    promised = {intent.job: RunningJob(intent.created_ms, intent.gpus, intent.limit_s) for intent in intents}
-    return replace(observed, view=add_placements(observed.view, holds), running={**observed.running, **promised})
+    promised = make_running_jobs(
+        (intent.job for intent in intents),
+        attempt=[intent.attempt for intent in intents],
+        gpus=[intent.gpus for intent in intents],
+        started_ms=[intent.created_ms for intent in intents],
+        limit_s=[math.nan if intent.limit_s is None else intent.limit_s for intent in intents],
+    )
+    running = observed.running.append_rows(promised)
+    return replace(observed, view=add_placements(observed.view, holds), running=running)
 
 
 def find_finished_intents(

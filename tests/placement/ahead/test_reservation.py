@@ -8,7 +8,8 @@ from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.reservation import describe_reservation, estimate_job_releases, find_free_windows
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.queue import Plan, WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_589_310_000_000
 OPTIONS = Options(now_ms=NOW_MS)
@@ -26,10 +27,12 @@ def view(make_view):
 
 def look(view: Any, left_h: tuple[float, float]) -> tuple[Plan, Timelines]:
     """The plan goes by limits of one and two hours; the jobs are told to take `left_h` more."""
-    running = {
-        job: RunningJob(NOW_MS, 8, limit_s=hours * HOUR_S, left_s=(HOUR_S * left,) * 8)
-        for job, hours, left in zip("ab", (1, 2), left_h, strict=True)
-    }
+    running = table_of(
+        {
+            job: Run(NOW_MS, 8, limit_s=hours * HOUR_S, left_s=(HOUR_S * left,) * 8)
+            for job, hours, left in zip("ab", (1, 2), left_h, strict=True)
+        }
+    )
     planned = plan([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
     return planned, sample_timelines([HEAD], view, running, RunTimeQuantiles({}), OPTIONS)
 

@@ -17,9 +17,10 @@ from fleetcast.placement.machines.gang_room import Fleet, GangAsk, Slot
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.plan.queue import WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_589_310_000_000
 HOUR_S = 3600.0
@@ -38,7 +39,7 @@ def busy(make_view):
     holders = np.repeat(np.arange(4, dtype=np.int32), 8).reshape(4, 8)
     view = make_view({"r01": [0, 0], "r02": [0, 0]}, holders=holders, jobs=("a", "b", "c", "d"))
     hours = zip("abcd", (1, 2, 3, 4), strict=True)
-    return view, {job: RunningJob(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours}
+    return view, table_of({job: Run(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours})
 
 
 def starts(
@@ -154,7 +155,7 @@ def test_laws_of_start_times(data: Any) -> None:
     nodes = data.draw(st.integers(1, 4))
     held = data.draw(st.lists(st.integers(0, 8), min_size=nodes, max_size=nodes))
     view = build({"r01": held})
-    running = {"running": RunningJob(NOW_MS - 60_000 * data.draw(st.integers(0, 5000)), 1)}
+    running = table_of({"running": Run(NOW_MS - 60_000 * data.draw(st.integers(0, 5000)), 1)})
     asks = data.draw(st.lists(st.tuples(st.integers(1, 3), st.sampled_from((1, 2, 8)), st.integers(0, 1)), max_size=6))
     queue = [
         WaitingEntry(request(f"q{at}", gang=gang, each=each, priority=priority), NOW_MS - 100 + at)

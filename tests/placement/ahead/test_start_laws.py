@@ -18,10 +18,11 @@ from fleetcast.placement.ahead.start_time import (
     forecast_room,
     list_blockers,
 )
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.machines.slots import HeldParts
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import LeafUse
 from fleetcast.placement.queues.queues_ahead import QueueHold, find_allowed_delay_s
@@ -30,6 +31,7 @@ from fleetcast.placement.queues.standing import QueueStanding
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 from tests.placement.plan.test_plan import NOW_MS, OPTIONS, TIMES, TREE, free, queued, requests, scene, turns_of
+from tests.placement.runs import Run, table_of
 
 HOUR_S = 3600.0
 ROUNDING_S = 0.1  # start times are float32
@@ -47,18 +49,18 @@ def turns(text: str, view: ClusterView, **held: float) -> TreeTurns:
     return TreeTurns(read_queues(text), use, view, EXACT, NOW_MS, None, jobs)
 
 
-def running(**left_h: float) -> dict[str, RunningJob]:
-    return {name: RunningJob(NOW_MS, 8, left_s=(HOUR_S * hours,) * 8) for name, hours in left_h.items()}
+def running(**left_h: float) -> RunningJobs:
+    return table_of({name: Run(NOW_MS, 8, left_s=(HOUR_S * hours,) * 8) for name, hours in left_h.items()})
 
 
-def starts(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, *queue: PlacementRequest) -> dict[str, Any]:
+def starts(view: ClusterView, jobs: RunningJobs, own: TreeTurns, *queue: PlacementRequest) -> dict[str, Any]:
     """request → hours until it starts along the path in the middle."""
     entries = [WaitingEntry(entry, NOW_MS - 1000 + at) for at, entry in enumerate(queue)]
     told = sample_timelines(entries, view, jobs, EXACT, OPTIONS, lambda asked: (HOUR_S,) * 8, turns=own)
     return {name: round(float(np.median(start_s)) / HOUR_S, 2) for name, start_s in told.starts_s.items()}
 
 
-def comes(view: ClusterView, jobs: dict[str, RunningJob], own: TreeTurns, one: PlacementRequest) -> StartEstimate:
+def comes(view: ClusterView, jobs: RunningJobs, own: TreeTurns, one: PlacementRequest) -> StartEstimate:
     """What a newcomer is told in an empty queue."""
     return estimate_start(one, sample_timelines([], view, jobs, EXACT, OPTIONS, turns=own))
 
@@ -97,7 +99,9 @@ def test_room_and_starts_name_the_window_or_the_job_whose_end_they_wait_for(
 def test_a_job_that_a_coming_reservation_keeps_away_waits_for_its_end() -> None:
     view = build({"r01": [8]}, jobs=(), holders=np.full((1, 8), -1, np.int32))
     own = turns(window("reservation", "w1", "n001", from_h=0.5, to_h=3.0), view)
-    found = estimate_start(request("x", limit_s=3 * HOUR_S), sample_timelines([], view, {}, EXACT, OPTIONS, turns=own))
+    found = estimate_start(
+        request("x", limit_s=3 * HOUR_S), sample_timelines([], view, NO_RUNNING_JOBS, EXACT, OPTIONS, turns=own)
+    )
     assert hours(found) == 3
     assert found.sentence.endswith("when reservation 'w1' ends")
 
@@ -121,7 +125,7 @@ def test_a_queue_never_holds_more_than_its_limit_along_any_path(limit: int, gpus
     view = build({"r01": [8, 8, 8, 8]})
     own = turns(f"[queue.a]\nlimit = {{gpu = {limit}}}\n", view)
     entries = [WaitingEntry(request(f"q{at}", gpus=one), NOW_MS - at) for at, one in enumerate(gpus)]
-    told = sample_timelines(entries, view, {}, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
+    told = sample_timelines(entries, view, NO_RUNNING_JOBS, RunTimeQuantiles({0: (600.0, 7200.0)}), OPTIONS, turns=own)
     ends_s = told.list_running_ends() | {name: told.ends_s[holder] for name, holder in told.holders.items()}
     for path in range(len(told.starts_s["q0"])):
         spans = [(told.starts_s[f"q{at}"][path], ends_s[f"q{at}"][path], one) for at, one in enumerate(gpus)]
@@ -163,10 +167,10 @@ def test_a_node_in_maintenance_is_used_before_only_by_what_ends_before_and_after
     times = RunTimeQuantiles({})
     own = TreeTurns(read_queues(text), {}, view, times, NOW_MS)
     entries = [WaitingEntry(long, NOW_MS - 2), WaitingEntry(short, NOW_MS - 1)]
-    told = sample_timelines(entries, view, {}, times, OPTIONS, turns=own)
+    told = sample_timelines(entries, view, NO_RUNNING_JOBS, times, OPTIONS, turns=own)
     assert (told.starts_s["long"] == 3 * HOUR_S).all()
     assert (told.starts_s["short"] < HOUR_S).all()
-    alone = sample_timelines([], view, {}, times, OPTIONS, turns=own)
+    alone = sample_timelines([], view, NO_RUNNING_JOBS, times, OPTIONS, turns=own)
     assert hours(estimate_start(long, alone)) == 3.0
     assert hours(estimate_start(short, alone)) == 0.0
 
@@ -179,8 +183,8 @@ def test_reserved_nodes_are_for_the_queue_that_reserved_them(make_view, queue: s
     )
     view = make_view({"r01": [8]})
     own = turns(text, view)
-    assert starts(view, {}, own, request("one", queue)) == {"one": starts_h}
-    assert hours(comes(view, {}, own, request("comes", queue))) == starts_h
+    assert starts(view, NO_RUNNING_JOBS, own, request("one", queue)) == {"one": starts_h}
+    assert hours(comes(view, NO_RUNNING_JOBS, own, request("comes", queue))) == starts_h
 
 
 def test_parts_of_a_gpu_are_free_and_come_back_as_parts(make_view) -> None:
@@ -218,7 +222,7 @@ def test_jobs_of_other_schedulers_are_held_to_no_limit_but_to_maintenance(make_v
     window = "from = 2027-01-15T07:00:00Z\nto = 2027-01-15T10:00:00Z\n"
     text = f'[queue.a]\n[[maintenance]]\nnodes = ["n001"]\n{window}'
     view = make_view({"r01": [8, 8]})
-    found = starts(view, {}, turns(text, view), request("\nfirst", "theirs"), request("\nnext", "theirs"))
+    found = starts(view, NO_RUNNING_JOBS, turns(text, view), request("\nfirst", "theirs"), request("\nnext", "theirs"))
     assert found == {"\nfirst": 0.0, "\nnext": 1.0}
 
 
@@ -256,7 +260,9 @@ def test_a_job_that_still_runs_when_the_request_starts_is_no_blocker(make_view) 
     names = tuple(f"j{row}" for row in range(16))
     view = make_view({"r01": [0] * 16}, holders=holders, jobs=names)
     levels = tuple(HOUR_S * hours for hours in (0.5, 1.0, 2.0, 4.0, 8.0, 12.0, 18.0, 24.0))
-    futures = sample_timelines([], view, {name: RunningJob(NOW_MS, 8, left_s=levels) for name in names}, EXACT, OPTIONS)
+    futures = sample_timelines(
+        [], view, table_of({name: Run(NOW_MS, 8, left_s=levels) for name in names}), EXACT, OPTIONS
+    )
     estimate = estimate_start(request("new"), futures)
     assert estimate.start_ms is not None
     for blocker in estimate.blocked_by:

@@ -11,9 +11,11 @@ from fleetcast.placement.ahead.run_draws import PATHS, interpolate_remaining_s
 from fleetcast.placement.ahead.start_time import StartEstimate, _describe_room, compute_start_times, estimate_start
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS
 from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.timeline import Release, RunningJob, RunTimeQuantiles, Timeline
+from fleetcast.placement.plan.timeline import Release, RunTimeQuantiles, Timeline
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
 OPTIONS = Options(now_ms=NOW_MS)
@@ -32,7 +34,7 @@ def busy(make_view):
     holders = np.repeat(np.arange(4, dtype=np.int32), 8).reshape(4, 8)
     view = make_view({"r01": [0, 0], "r02": [0, 0]}, holders=holders, jobs=("a", "b", "c", "d"))
     hours = zip("abcd", (1, 2, 3, 4), strict=True)
-    return view, {job: RunningJob(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours}
+    return view, table_of({job: Run(NOW_MS, 8, left_s=(HOUR_S * left,) * 8) for job, left in hours})
 
 
 def paths(state: Any, *queue: PlacementRequest, run_s: Any = EXACT) -> Timelines:
@@ -137,7 +139,7 @@ def test_a_gang_of_a_million_never_fits_and_takes_no_memory(busy) -> None:
 
 def test_what_fits_now_starts_now(make_view) -> None:
     view = make_view({"r01": [8, 0]})
-    timeline = paths((view, {}))
+    timeline = paths((view, NO_RUNNING_JOBS))
     assert fits_now(request(), view, OPTIONS)
     estimate = estimate_start(request(), timeline)
     assert hours(estimate) == [0, 0, 0]
@@ -146,7 +148,7 @@ def test_what_fits_now_starts_now(make_view) -> None:
 
 def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
     view, _ = busy
-    running = {job: RunningJob(NOW_MS - 3_600_000 * age, 8) for age, job in enumerate("abcd", 1)}
+    running = table_of({job: Run(NOW_MS - 3_600_000 * age, 8) for age, job in enumerate("abcd", 1)})
     timeline = sample_timelines([], view, running, RunTimeQuantiles({0: (1800.0, 86_400.0)}), OPTIONS)
     for gang in (1, 2, 4):
         start = estimate_start(request(gang=gang), timeline, NOW_MS + 60_000).start_ms
@@ -156,7 +158,7 @@ def test_quantiles_do_not_cross_and_never_lie_in_the_past(busy) -> None:
 
 def test_a_job_that_outlived_its_like_is_not_about_to_end(busy) -> None:
     view, _ = busy
-    running = {job: RunningJob(NOW_MS - 40 * 3_600_000, 8) for job in "abcd"}
+    running = table_of({job: Run(NOW_MS - 40 * 3_600_000, 8) for job in "abcd"})
     timeline = sample_timelines([], view, running, RunTimeQuantiles({0: (600.0, 1200.0)}), OPTIONS)
     start = estimate_start(request(gang=4), timeline).start_ms
     assert start is not None
@@ -199,7 +201,7 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
     view = make_view({"r01": [0] * 4, "r02": [0] * 2, "r03": [0] * 3}, holders=holders, jobs=jobs)
     view = replace(view, milli=convert_to_milli(holders < 0), state=(rng.random(9) < 0.1).astype(np.int8))
     left_s = rng.integers(100, 90_000, 6).tolist()
-    running = {job: RunningJob(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)}
+    running = table_of({job: Run(NOW_MS, 1, left_s=(float(left),) * 8) for job, left in zip(jobs, left_s, strict=True)})
     held = {job: np.flatnonzero(holders.ravel() == number) for number, job in enumerate(jobs)}
     ahead = [
         Release(job, NOW_MS + left * 1000, held[job], np.full(len(held[job]), 1000))
@@ -217,7 +219,7 @@ def test_with_exact_run_times_it_starts_at_the_first_release_at_which_it_fits(ma
 
 
 def test_a_fleet_without_nodes_fits_nothing(make_view) -> None:
-    estimate = estimate_start(request(level="rack"), paths((make_view({}), {})))
+    estimate = estimate_start(request(level="rack"), paths((make_view({}), NO_RUNNING_JOBS)))
     assert estimate.start_ms is None
     assert "no node is known yet" in estimate.sentence
 

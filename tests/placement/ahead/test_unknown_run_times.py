@@ -13,9 +13,11 @@ from fleetcast.placement.ahead.paths import Timelines, sample_timelines
 from fleetcast.placement.ahead.reservation import compute_hold_probability, describe_reservation, estimate_job_releases
 from fleetcast.placement.ahead.start_time import compute_start_times, estimate_start, forecast_room
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from tests.placement.conftest import build
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_760_000_000_000
 HOUR_S = 3600.0
@@ -35,9 +37,9 @@ def busy_view(make_view):
     return make_view({"r01": [0, 0]}, holders=np.repeat(np.arange(2, dtype=np.int32), 8).reshape(2, 8), jobs=BUSY)
 
 
-def running(**limits_s: float | None) -> dict[str, RunningJob]:
+def running(**limits_s: float | None) -> RunningJobs:
     """Jobs that began ten minutes ago, by their time limits."""
-    return {job: RunningJob(NOW_MS - 600_000, 8, limits_s.get(job)) for job in BUSY}
+    return table_of({job: Run(NOW_MS - 600_000, 8, limits_s.get(job)) for job in BUSY})
 
 
 def played(view, jobs, *queue: PlacementRequest, times: RunTimeQuantiles = NOTHING) -> Timelines:
@@ -95,7 +97,7 @@ def test_what_never_fits_is_not_said_to_wait_for_run_times(busy_view) -> None:
 def test_no_sentence_says_that_work_of_unknown_jobs_never_ends(make_view) -> None:
     idle = make_view({"r01": [0, 0]}, holders=np.full((2, 8), -1, np.int32), jobs=())
     view = replace(idle, unknown_use=np.ones((2, 8), bool))
-    paths = sample_timelines([], view, {}, NOTHING, OPTIONS)
+    paths = sample_timelines([], view, NO_RUNNING_JOBS, NOTHING, OPTIONS)
     newcomer = estimate_start(request("x"), paths)
     for sentence in (newcomer.sentence, forecast_room(paths, {}, newcomer).sentence):
         assert "no job event says when the work on the GPUs ends" in sentence

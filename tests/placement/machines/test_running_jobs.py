@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RUN_LEVELS, make_running_jobs
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RUN_LEVELS, JobRun, make_running_jobs
 
 
 def test_columns_left_out_state_the_unknown() -> None:
@@ -30,3 +30,14 @@ def test_a_column_of_another_name_or_length_is_refused() -> None:
         make_running_jobs(["a"], gpu=1)
     with pytest.raises(ValueError, match="broadcast"):
         make_running_jobs(["a", "b"], gpus=[1, 2, 3])
+
+
+def test_runs_survive_an_append_and_unknown_jobs_count_as_begun_now() -> None:
+    levels = tuple(float(level) for level in range(1, 9))
+    first = make_running_jobs(["a", "b", "c"], started_ms=[5, 6, -1], gpus=[8, 4, 2], limit_s=[60.0, np.nan, np.nan])
+    both = first.append_rows(make_running_jobs(["a"], started_ms=7, gpus=1, remaining_s=levels))
+    assert both.find_run("a", 100) == JobRun(7, 1, None, levels)  # the later attempt
+    assert both.find_run("b", 100) == JobRun(6, 4, None, None)
+    assert both.find_run("c", 100, 3) == both.find_run("d", 100, 3) == JobRun(100, 3, None, None)
+    assert first.find_run("a", 100) == JobRun(5, 8, 60.0, None)
+    assert both.runs == both.select_rows(np.arange(4)).runs

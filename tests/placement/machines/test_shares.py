@@ -18,13 +18,13 @@ from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry, plan
 from fleetcast.placement.plan.timeline import (
-    RunningJob,
     RunTimeQuantiles,
     Timeline,
     add_request_placement,
     estimate_releases,
 )
 from tests.fuzz.bounds import examples
+from tests.placement.runs import Run, table_of
 
 
 def ask(name: str = "a", **changed: Any) -> PlacementRequest:
@@ -113,7 +113,7 @@ def test_any_model_of_a_list_will_do_and_other_pools_are_counted() -> None:
 def test_a_part_comes_back_when_its_job_ends(make_view) -> None:
     _, view = after(make_view({"r01": [1]}), ask("a", gpu_share=300))
     _, view = after(view, ask("b", gpu_share=300))
-    running = {"a": RunningJob(0, 1, 100.0), "b": RunningJob(0, 1, 200.0), "running": RunningJob(0, 7, 300.0)}
+    running = table_of({"a": Run(0, 1, 100.0), "b": Run(0, 1, 200.0), "running": Run(0, 7, 300.0)})
     ahead = Timeline(view, estimate_releases(view, running, RunTimeQuantiles({}), 0))
     assert [int(ahead.make_view_after(step).milli[0, 7]) for step in range(4)] == [400, 700, 1000, 1000]
     assert ahead.make_view_after(3).milli.min() == 1000
@@ -121,7 +121,7 @@ def test_a_part_comes_back_when_its_job_ends(make_view) -> None:
 
 def test_what_waits_for_a_part_starts_when_a_gpu_is_free_and_cpus_alone_start_now_or_never(make_view) -> None:
     view = make_view({"r01": [0]}, free_cpus=np.array([8.0]))
-    running, options = {"running": RunningJob(0, 8, 3600.0)}, Options(now_ms=1_000_000)
+    running, options = table_of({"running": Run(0, 8, 3600.0)}), Options(now_ms=1_000_000)
     queue = [WaitingEntry(ask("part", gpu_share=300), 0), WaitingEntry(ask("cpus", gpus_per_node=0, cpus=16), 0)]
     run_times = RunTimeQuantiles({8: (3600.0, 3600.0), 0: (60.0, 60.0)})
     paths = sample_timelines(queue, view, running, run_times, options)
@@ -168,7 +168,7 @@ def test_no_thousandth_of_a_gpu_and_no_cpu_is_given_twice(make_view, wanted, fre
         assert (given <= empty.milli).all()
         assert np.array_equal(view.milli, empty.milli - given)
         assert (view.free_cpus >= 0).all()
-    jobs = {job: RunningJob(0, 1) for job in view.jobs}
+    jobs = table_of({job: Run(0, 1) for job in view.jobs})
     ahead = estimate_releases(replace(view, usable=view.usable), jobs, RunTimeQuantiles({}), 0)
     ended = Timeline(view, ahead).make_view_after(len(ahead))
     assert ahead == [] or (ended.milli == 1000).all()

@@ -3,7 +3,7 @@
 Two requests fail alike if the built-in filters read the same of both and no filter of an operator rejected a node.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -11,10 +11,10 @@ from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.engine import decide, fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import BACKFILL_TRIES, Reservation, WaitingEntry, make_reservation
 from fleetcast.placement.plan.timeline import (
-    RunningJob,
     RunTimeQuantiles,
     Timeline,
     add_request_placement,
@@ -22,6 +22,7 @@ from fleetcast.placement.plan.timeline import (
 )
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.placement.queues.asks import IDS_AND_TIMES
+from tests.placement.runs import Run, table_of
 
 
 class RecordedReads:
@@ -49,7 +50,7 @@ class SlowPass:
     """
 
     view: ClusterView
-    running: dict[str, RunningJob]
+    running: dict[str, Run]
     run_times: RunTimeQuantiles
     options: Options
     turns: QueueTurns
@@ -109,7 +110,9 @@ class SlowPass:
             return self.backfill(entry, request, self.head)
         if self.place(entry, request, self.view):
             return ""
-        ahead = Timeline(self.view, estimate_releases(self.view, self.running, self.run_times, self.options.now_ms))
+        ahead = Timeline(
+            self.view, estimate_releases(self.view, table_of(self.running), self.run_times, self.options.now_ms)
+        )
         step = ahead.find_first_fit(request, self.options)
         if step is None:
             code, view = (
@@ -147,7 +150,7 @@ class SlowPass:
         decision = decide(request, view, self.options)
         self.view = add_request_placement(self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
-        self.running[request.job_name] = RunningJob(self.options.now_ms, gpus, request.limit_s)
+        self.running[request.job_name] = Run(self.options.now_ms, gpus, request.limit_s)
         self.placed.append((request.request_id, decision.ranks))
         self.turns.record_placement(entry.request, decision)
         return True
@@ -156,13 +159,14 @@ class SlowPass:
 def slow_plan(
     queue: Sequence[WaitingEntry],
     view: ClusterView,
-    running: Mapping[str, RunningJob],
+    running: RunningJobs,
     run_times: RunTimeQuantiles,
     options: Options,
     turns: QueueTurns,
 ) -> SlowPass:
     """One pass."""
-    mine = SlowPass(view, dict(running), run_times, options, turns)
+    runs = {name: Run(*running.find_run(name, options.now_ms)) for name in running.names}
+    mine = SlowPass(view, runs, run_times, options, turns)
     ordered = turns.sort_entries(queue)
     for at, entry in enumerate(ordered):
         mine.try_entry(entry)

@@ -6,7 +6,8 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.claims import LEAST_P, MOST_DROPS, Claims
 from fleetcast.placement.plan.queue import WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_800_000_000_000
 
@@ -44,7 +45,7 @@ def test_a_dropped_claim_keeps_nothing_for_a_pass(make_view) -> None:
     holders = np.full((2, 8), -1, np.int32)
     holders[0] = 0
     view = make_view({"r01": [0, 8]}, holders=holders, jobs=("a",))
-    running = {"a": RunningJob(NOW_MS, 8, 60.0)}
+    running = table_of({"a": Run(NOW_MS, 8, 60.0)})
     head = PlacementRequest(request_id="head", gang=2, gpus_per_node=8, priority=1)
     long = PlacementRequest(request_id="long", gpus_per_node=8, limit_s=9000.0)
     queue = [WaitingEntry(head, NOW_MS), WaitingEntry(long, NOW_MS)]

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 
 from fleetcast.fleet.requests import Gang, PlacementRequest, TopologyConstraint
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import ONE_LINE, WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.queues.queues_file import read_queues
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
 from tests.placement.plan.slow_plan import slow_plan
+from tests.placement.runs import Run, runs_of, table_of
 
 NOW_MS = 1_800_000_000_000
 OPTIONS = Options(now_ms=NOW_MS)
@@ -48,12 +50,12 @@ queued = st.lists(
 free = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=3), min_size=1, max_size=3)
 
 
-def scene(nodes: list[list[int]], drawn: list[Any]) -> tuple[list[WaitingEntry], ClusterView, dict[str, RunningJob]]:
+def scene(nodes: list[list[int]], drawn: list[Any]) -> tuple[list[WaitingEntry], ClusterView, RunningJobs]:
     racks = {f"r{at}": counts for at, counts in enumerate(nodes)}
     view = build(racks)
     holders = np.where(view.free, -1, np.arange(len(view))[:, None]).astype(np.int32)
     view = build(racks, holders=holders, jobs=tuple(f"job{row}" for row in range(len(view))))
-    running = {job: RunningJob(NOW_MS - 60_000 * at, 8, 1200.0 * (at + 1)) for at, job in enumerate(view.jobs)}
+    running = table_of({job: Run(NOW_MS - 60_000 * at, 8, 1200.0 * (at + 1)) for at, job in enumerate(view.jobs)})
     queue = [
         WaitingEntry(
             PlacementRequest(request_id=f"q{at}", queue=queue, user=f"u{at % 2}", **columns), NOW_MS - 1000 * waited
@@ -112,7 +114,7 @@ def test_the_pass_is_what_a_plain_pass_is(tree: str, nodes: list[list[int]], dra
         assert found.reservation.shadow_ms == expected.head.shadow_ms
         assert np.array_equal(found.reservation.gpus, expected.head.gpus)
     assert np.array_equal(found.view.milli, expected.view.milli)
-    assert found.running == expected.running
+    assert runs_of(found.running) == expected.running
     assert all(wait.why for wait in found.waiting)
 
 

@@ -5,8 +5,10 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.plan.queue import BACKFILL_TRIES, ONE_LINE, Plan, WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_589_310_000_000  # 19:00 UTC
 OPTIONS = Options(now_ms=NOW_MS)
@@ -28,7 +30,7 @@ def busy(make_view):
     holders = np.full((4, 8), -1, np.int32)
     holders[0], holders[1] = 0, 1
     view = make_view({"r01": [0, 0], "r02": [8, 8]}, holders=holders, jobs=("a", "b"))
-    running = {"a": RunningJob(NOW_MS, 8, limit_s=HOUR_S), "b": RunningJob(NOW_MS, 8, limit_s=2 * HOUR_S)}
+    running = table_of({"a": Run(NOW_MS, 8, limit_s=HOUR_S), "b": Run(NOW_MS, 8, limit_s=2 * HOUR_S)})
     return view, running
 
 
@@ -78,16 +80,18 @@ def test_backfill_never_delays_the_head(busy) -> None:
     _, running = busy
     queue = [entry("head", 4), *(entry(f"j{i}", each=2, queued=i + 1, limit_s=600.0 * i + 60) for i in range(12))]
     result = run(queue, busy)
-    after = plan([queue[0]], result.view, running | _started(result), RunTimeQuantiles({}), OPTIONS)
+    after = plan([queue[0]], result.view, running.append_rows(_started(result)), RunTimeQuantiles({}), OPTIONS)
     assert result.placed
     assert after.waiting[0].start_ms == result.waiting[0].start_ms
 
 
-def _started(result: Plan) -> dict[str, RunningJob]:
-    return {
-        entry.request.job_name: RunningJob(NOW_MS, entry.request.gpus_per_node, entry.request.limit_s)
-        for entry, _ in result.placed
-    }
+def _started(result: Plan) -> RunningJobs:
+    return table_of(
+        {
+            entry.request.job_name: Run(NOW_MS, entry.request.gpus_per_node, entry.request.limit_s)
+            for entry, _ in result.placed
+        }
+    )
 
 
 def test_what_can_never_fit_holds_nobody_up(busy) -> None:

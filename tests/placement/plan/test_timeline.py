@@ -3,14 +3,15 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS
 from fleetcast.placement.plan.timeline import (
     Hold,
-    RunningJob,
     RunTimeQuantiles,
     Timeline,
     add_placements,
     estimate_releases,
 )
+from tests.placement.runs import Run, table_of
 
 HOUR_MS = 3_600_000
 
@@ -49,7 +50,7 @@ def test_releases_come_soonest_first_and_free_their_gpus(make_view) -> None:
     holders = view.holders.copy()
     holders[1, :4] = 1
     view = make_view({"r01": [0, 4]}, holders=holders, jobs=("long", "short"))
-    running = {"long": RunningJob(0, 8), "short": RunningJob(0, 4, limit_s=60.0)}
+    running = table_of({"long": Run(0, 8), "short": Run(0, 4, limit_s=60.0)})
     ahead = estimate_releases(view, running, RunTimeQuantiles.from_durations({}), now_ms=30_000)
     assert (ahead[0].job, ahead[0].end_ms) == ("short", 60_000)
     timeline = Timeline(view, ahead)
@@ -59,7 +60,7 @@ def test_releases_come_soonest_first_and_free_their_gpus(make_view) -> None:
 def test_bisection_finds_the_first_release_that_makes_room(make_view) -> None:
     view = make_view({"r01": [0, 0, 0]}, holders=np.repeat(np.arange(3, dtype=np.int32), 8).reshape(3, 8))
     view = make_view({"r01": [0, 0, 0]}, holders=view.holders, jobs=("a", "b", "c"))
-    running = {name: RunningJob(0, 8, limit_s=60.0 * (index + 1)) for index, name in enumerate("abc")}
+    running = table_of({name: Run(0, 8, limit_s=60.0 * (index + 1)) for index, name in enumerate("abc")})
     timeline = Timeline(view, estimate_releases(view, running, RunTimeQuantiles.from_durations({}), 1))
     assert timeline.find_first_fit(PlacementRequest(request_id="x", gang=2, gpus_per_node=8), Options()) == 2
     assert timeline.find_first_fit(PlacementRequest(request_id="x", gang=4, gpus_per_node=8), Options()) is None
@@ -67,13 +68,13 @@ def test_bisection_finds_the_first_release_that_makes_room(make_view) -> None:
 
 def test_gpus_that_do_not_answer_are_not_released(make_view) -> None:
     view = make_view({"r01": [0]}, usable=np.zeros((1, 8), bool))
-    timeline = Timeline(view, estimate_releases(view, {}, RunTimeQuantiles.from_durations({}), 1))
+    timeline = Timeline(view, estimate_releases(view, NO_RUNNING_JOBS, RunTimeQuantiles.from_durations({}), 1))
     assert not timeline.make_view_after(1).free.any()
 
 
 def test_host_memory_comes_back_with_the_gpus(make_view) -> None:
     view = make_view({"r01": [0]}, free_cpus=np.array([28.0]), free_host_memory_gib=np.array([np.nan]))
-    timeline = Timeline(view, estimate_releases(view, {}, RunTimeQuantiles.from_durations({}), 1))
+    timeline = Timeline(view, estimate_releases(view, NO_RUNNING_JOBS, RunTimeQuantiles.from_durations({}), 1))
     assert timeline.make_view_after(1).free_cpus.tolist() == [128.0]
     assert np.isnan(timeline.make_view_after(1).free_host_memory_gib).all()
 

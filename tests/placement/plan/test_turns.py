@@ -7,11 +7,13 @@ import pytest
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS
 from fleetcast.placement.plan.queue import WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import LeafUse
 from fleetcast.placement.queues.queues_file import read_queues
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_700_000_000_000
 UNKNOWN = RunTimeQuantiles({})
@@ -57,7 +59,7 @@ def test_beside_the_head_the_least_area_goes_first_whoever_has_waited(make_view)
     tree = read_queues("[queue.a]\nmax_wait_h = 1\n")
     head, overdue = entry("head", 8, 60.0, waited_s=9000.0), entry("overdue", 2, 70.0, waited_s=8000.0)
     queue = [overdue, SMALL, entry("smaller", 2, 50.0), head]
-    running = {"job": RunningJob(NOW_MS, 5, 3600.0)}
+    running = table_of({"job": Run(NOW_MS, 5, 3600.0)})
     view = replace(view, jobs=("job",), holders=np.where(view.free, -1, 0).astype(np.int32))
 
     def turns() -> TreeTurns:
@@ -76,7 +78,7 @@ def test_a_large_request_of_a_queue_without_a_guarantee_is_the_head_until_jobs_h
     view = make_view({"r01": [2]})
     view = replace(view, jobs=("job",), holders=np.where(view.free, -1, 0).astype(np.int32))
     use = {"a": LeafUse({"gpu": 6.0}, 0.0)}
-    queue, running = [entry("large", 8, 600.0), entry("small", 1, 7200.0)], {"job": RunningJob(NOW_MS, 6, 3600.0)}
+    queue, running = [entry("large", 8, 600.0), entry("small", 1, 7200.0)], table_of({"job": Run(NOW_MS, 6, 3600.0)})
     for others, code in (("", "next"), ("[queue.b]\nguaranteed = {gpu = 1}\nlend = {gpu = 0}\n", "queue")):
         turns = TreeTurns(read_queues(f"[queue.a]\n{others}"), use, view, UNKNOWN, NOW_MS)
         found = plan(queue, view, running, UNKNOWN, Options(now_ms=NOW_MS), turns)
@@ -95,12 +97,12 @@ def test_an_overdue_head_is_passed_by_who_must_end_in_time_and_by_nobody_who_onl
     times = RunTimeQuantiles({2: (30.0, 60.0), 4: (3600.0, 3600.0)})
     queue = [entry("head", 8, 60.0, waited_s), entry("guess", 2, 7200.0), entry("sure", 2, 3000.0)]
     turns = TreeTurns(read_queues("[queue.a]\nmax_wait_h = 1\n"), {}, view, UNKNOWN, NOW_MS)
-    found = plan(queue, view, {"job": RunningJob(NOW_MS, 4, 3600.0)}, times, Options(now_ms=NOW_MS), turns)
+    found = plan(queue, view, table_of({"job": Run(NOW_MS, 4, 3600.0)}), times, Options(now_ms=NOW_MS), turns)
     assert sorted(row.request.request_id for row, _ in found.placed) == placed
 
 
 def test_the_plan_places_the_least_area_first(make_view) -> None:
     view = make_view({"r01": [2]})
     turns = TreeTurns(read_queues("[queue.a]\n"), {}, view, UNKNOWN, NOW_MS)
-    placed = plan(QUEUE, view, {}, UNKNOWN, Options(now_ms=NOW_MS), turns).placed
+    placed = plan(QUEUE, view, NO_RUNNING_JOBS, UNKNOWN, Options(now_ms=NOW_MS), turns).placed
     assert [row.request.request_id for row, _ in placed] == ["small"]

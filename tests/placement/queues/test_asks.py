@@ -14,12 +14,14 @@ from fleetcast.placement.ahead.calendars import RoomCache
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.queue import WaitingEntry, plan
-from fleetcast.placement.plan.timeline import RunningJob, RunTimeQuantiles
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.placement.queues.asks import IDS_AND_TIMES, QUEUE_FIELDS, UNREAD_BY_FILTERS, make_fit_key, make_queue_ask
 from tests.fuzz.bounds import examples
 from tests.placement.conftest import build
+from tests.placement.runs import Run, table_of
 
 NOW_MS = 1_800_000_000_000
 TIMES = RunTimeQuantiles({8: (600.0, 3600.0), 0: (60.0, 7200.0)})
@@ -144,7 +146,7 @@ def test_refusals_that_no_plugin_caused_are_shared_by_all_tenants() -> None:
         for at in range(100)
     ]
     small = WaitingEntry(PlacementRequest(request_id="small", limit_s=60.0), NOW_MS - 1000)
-    running = {"long": RunningJob(NOW_MS, 12, 7200.0)}
+    running = table_of({"long": Run(NOW_MS, 12, 7200.0)})
     found = plan([*large, small], view, running, TIMES, refuses("tenant", "red"))
     assert [entry.request.request_id for entry, _ in found.placed] == ["small"]
 
@@ -157,5 +159,5 @@ def test_a_refusal_by_a_filter_of_the_operator_is_for_requests_that_it_refuses_a
     welcome = PlacementRequest(request_id="welcome")
     queue = [WaitingEntry(refused, NOW_MS - 2000), WaitingEntry(welcome, NOW_MS - 1000)]
     view = build({"r01": [8] * 16})
-    found = plan(queue, view, {}, TIMES, refuses(name, value))
+    found = plan(queue, view, NO_RUNNING_JOBS, TIMES, refuses(name, value))
     assert "welcome" in [entry.request.request_id for entry, _ in found.placed]

@@ -13,6 +13,7 @@ import pytest
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.view import add_intents
+from tests.placement.runs import runs_of
 from tests.service.placer_world import World
 
 NODE = {"gang": 1, "gpus_per_node": 8}
@@ -164,7 +165,7 @@ def test_a_view_with_one_more_promise_is_that_of_all_promises(world: World) -> N
     assert np.array_equal(one_by_one.view.holders, at_once.view.holders)
     assert np.array_equal(one_by_one.view.free_cpus, at_once.view.free_cpus)
     assert one_by_one.view.jobs == at_once.view.jobs
-    assert one_by_one.running == at_once.running
+    assert runs_of(one_by_one.running) == runs_of(at_once.running)
 
 
 def test_a_cancelled_promise_leaves_the_view(world: World) -> None:

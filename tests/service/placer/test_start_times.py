@@ -17,7 +17,8 @@ from fleetcast.fleet.events import Submitted
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import Gang, PlacementRequest
 from fleetcast.models.demand.rows import DemandRow
-from fleetcast.placement.plan.timeline import RUN_LEVELS, RunTimeQuantiles
+from fleetcast.placement.machines.running_jobs import RUN_LEVELS
+from fleetcast.placement.plan.timeline import RunTimeQuantiles
 from fleetcast.service.board.board import BoardReader, BoardWriter, Section
 from fleetcast.service.board.kind_tables import LEVELS, RUN
 from fleetcast.service.pipeline.demand.sections import make_demand_sections
