@@ -28,7 +28,7 @@ from fleetcast.placement.queues.closed import (
 from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold
 from fleetcast.placement.queues.standing import LENDERS, QueueStanding, compute_needed_gpus
-from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, describe_window
+from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, describe_window, is_at_or_below
 
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
 
@@ -394,10 +394,6 @@ class TreeTurns:
     @property
     def version(self) -> int:
         return self.standing.version
-
-
-def is_at_or_below(leaf: str, queue: str) -> bool:
-    return leaf == queue or leaf.startswith(f"{queue}/")
 
 
 def is_reserved_for(window: Window, leaf: str) -> bool:

@@ -7,6 +7,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from graphlib import CycleError, TopologicalSorter
 from typing import Any, Literal, TypeVar
 
 import msgspec
@@ -19,7 +20,18 @@ from fleetcast.fleet.toml_lines import find_key_lines, find_nearest_line
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.fleet.topology import Level, NodeSpec
 from fleetcast.placement.queues.queue_table import NumberCheck, QueueTable, check_text, make_queue_nodes
-from fleetcast.placement.queues.tree import ANY, LeafOrder, Prices, QueueClass, QueueTree, TreePolicy, Window
+from fleetcast.placement.queues.tree import (
+    ANY,
+    LeafOrder,
+    Prices,
+    QueueClass,
+    QueueTree,
+    ReclaimMode,
+    ReclaimPolicy,
+    TreePolicy,
+    Window,
+    is_at_or_below,
+)
 
 MOST_BYTES = 4_194_304
 MOST_QUEUES = 10_000
@@ -50,6 +62,11 @@ class PolicyTable(_Table, frozen=True):
     order: LeafOrder = "shortest"
     max_wait_h: float = 24.0
     claims: int = 8
+    reclaim: ReclaimMode = "off"
+    preempt_after_s: float = 300.0
+    grace_s: float = 120.0
+    min_run_s: float = 600.0
+    stops_a_day: int = 2
     preempt_gpu_h_per_h: float | None = None
     unknown_queue: str = REFUSE
     overcommit: bool = False
@@ -188,13 +205,17 @@ def _make_policy(table: PolicyTable, refuse: FaultBuilder) -> TreePolicy:
     check("half_life_h", table.half_life_h, 0.001, 1e6, "hours")
     check("max_wait_h", table.max_wait_h, 0.001, 1e6, "hours")
     check("claims", table.claims, 0, 1000)
+    check("preempt_after_s", table.preempt_after_s, 0, 1e6, "seconds")
+    check("grace_s", table.grace_s, 0, 1e5, "seconds")
+    check("min_run_s", table.min_run_s, 0, 1e6, "seconds")
+    check("stops_a_day", table.stops_a_day, 0, 1000, "stops of one job")
     check("preempt_gpu_h_per_h", table.preempt_gpu_h_per_h, 0, 1e9, "GPU-hours an hour")
     unknown = "" if table.unknown_queue == REFUSE else table.unknown_queue
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
-    return TreePolicy(
-        *(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit),
-        may_preempt=bool(table.preempt_gpu_h_per_h),
-    )
+    most_gpu_h = math.inf if table.preempt_gpu_h_per_h is None else table.preempt_gpu_h_per_h
+    times_s = table.preempt_after_s, table.grace_s, table.min_run_s
+    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h)
+    return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit, reclaim)
 
 
 def _make_class(name: str, table: ClassTable, refuse: FaultBuilder) -> QueueClass:
@@ -214,6 +235,26 @@ def _check_names(tree: QueueTree, refuse: FaultBuilder) -> None:
             if other not in tree.classes and other not in tree.row:
                 near = suggest_key(other, [*tree.classes, *leaves])
                 raise refuse(("class", name, "preempts"), f"{other!r} is no class and no queue{near}")
+    if cycle := find_preemption_cycle(tree):
+        raise refuse(
+            ("class", cycle[0], "preempts"), f"is a cycle: {' → '.join(cycle)}; two jobs could stop each other"
+        )
+
+
+def find_preemption_cycle(tree: QueueTree) -> list[str]:
+    """Return the classes of a cycle of `preempts`, with the first class again at its end. Returns [] if there is none.
+
+    A class that preempts a queue preempts the classes of that queue and of the queues below it.
+    """
+    preempted: dict[str, list[str]] = {}
+    for name, found in tree.classes.items():
+        below = [node.class_name for node in tree.nodes for other in found.preempts if is_at_or_below(node.name, other)]
+        preempted[name] = [other for other in (*found.preempts, *below) if other in tree.classes]
+    try:
+        TopologicalSorter(preempted).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))
+    return []
 
 
 def _parse_prices(value: Any, refuse: FaultBuilder) -> Prices:

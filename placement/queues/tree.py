@@ -23,8 +23,27 @@ DEFAULT_QUEUE = "default"
 Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
 Preemptible = Literal["borrowed", "all", "none"]
+ReclaimMode = Literal["off", "advise"]
 NAMED = 3
 MOST_LEAVES = 65_536  # that are kept in mind
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimPolicy:
+    """The rules by which running jobs may be stopped for a request that waits.
+
+    mode: "off" stops nothing. "advise" plans and records what would be stopped, and stops nothing. patience_s:
+    a request waits this long for jobs that should end by themselves. grace_s: seconds for a last checkpoint.
+    min_run_s: seconds that a job runs at least. stops_a_day: how often one job may be stopped within 24 hours.
+    gpu_h_per_h: GPU-hours of lost work that stops may cost within an hour, inf for no bound.
+    """
+
+    mode: ReclaimMode = "off"
+    patience_s: float = 300.0
+    grace_s: float = 120.0
+    min_run_s: float = 600.0
+    stops_a_day: int = 2
+    gpu_h_per_h: float = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +51,7 @@ class TreePolicy:
     """The policy of all queues.
 
     `unknown_queue`: the queue for requests that name an unknown queue. If it is "", such requests are refused.
-    claims, may_preempt: reserved for a later version, in which entries other than the head can claim GPUs and
-    running jobs can be stopped.
+    claims: reserved for a later version, in which entries other than the head can claim GPUs.
     """
 
     half_life_s: float = 168 * 3600.0
@@ -42,15 +60,12 @@ class TreePolicy:
     claims: int = 8
     unknown_queue: str = ""
     overcommit: bool = False
-    may_preempt: bool = False
+    reclaim: ReclaimPolicy = ReclaimPolicy()
 
 
 @dataclass(frozen=True, slots=True)
 class QueueClass:
-    """A priority class.
-
-    `preempts` is reserved for a later version in which running jobs can be stopped.
-    """
+    """A priority class. `preempts`: the classes and queues whose jobs may be stopped for its requests."""
 
     priority: int = 0
     preempts: tuple[str, ...] = ()
@@ -198,7 +213,7 @@ class QueueTree:
         if node.children:
             below = format_some_names([self.nodes[child].name for child in node.children])
             raise RequestError(f"queue {node.name!r} has queues below it: name one of them, such as {below}", "queue")
-        if request.tenant and not _is_at_or_below(node.name, request.tenant):
+        if request.tenant and not is_at_or_below(node.name, request.tenant):
             raise RequestError(f"queue {node.name!r} is not below tenant {request.tenant!r}", "tenant")
         return node
 
@@ -206,7 +221,7 @@ class QueueTree:
     def _find_named_path(request: PlacementRequest) -> str:
         """Return the path of the queue that a request names, below its tenant."""
         name = request.queue
-        if request.tenant and not _is_at_or_below(name, request.tenant):
+        if request.tenant and not is_at_or_below(name, request.tenant):
             return f"{request.tenant}/{name}" if name != DEFAULT_QUEUE else request.tenant
         return name
 
@@ -293,16 +308,15 @@ def list_unused_settings(tree: QueueTree) -> list[str]:
     notes = []
     if tree.policy.claims != TreePolicy().claims:
         notes.append("claims has no effect: GPUs are reserved for the head alone")
-    if tree.policy.may_preempt:
-        notes.append("preempt_gpu_h_per_h has no effect: no running job is stopped yet")
     if any(node.order == "attained" for node in tree.nodes):
         notes.append("order attained is fifo: no running job is stopped yet")
-    if any(node.preemptible != "borrowed" for node in tree.nodes):
-        notes.append("preemptible has no effect: no running job is stopped yet")
-    if any(node.credits for node in tree.nodes):
-        notes.append("credits come first in the order, and protect no job: no running job is stopped yet")
-    if any(found.preempts for found in tree.classes.values()):
-        notes.append("preempts has no effect: no running job is stopped yet")
+    if tree.policy.reclaim.mode == "off":
+        idle = {
+            "preemptible": any(node.preemptible != "borrowed" for node in tree.nodes),
+            "preempt_gpu_h_per_h": tree.policy.reclaim.gpu_h_per_h < float("inf"),
+            "preempts": any(found.preempts for found in tree.classes.values()),
+        }
+        notes += [f'{key} has no effect: reclaim is "off" in [policy]' for key, is_set in idle.items() if is_set]
     return notes
 
 
@@ -320,5 +334,6 @@ def format_some_names(names: list[str]) -> str:
     return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED:,} more"
 
 
-def _is_at_or_below(name: str, above: str) -> bool:
+def is_at_or_below(name: str, above: str) -> bool:
+    """Return whether a queue is `above` or lies below it."""
     return name == above or name.startswith(f"{above}/")

@@ -15,7 +15,7 @@ def correct_draft(draft: Draft) -> None:
     """Correct a draft so that it obeys the rules of `queues.toml`.
 
     Guarantees are lowered to limits. A parent's guarantee is raised to the sum of its children's. Classes
-    with the name of a queue are renamed.
+    with the name of a queue are renamed. Two classes never preempt each other.
     """
     for path, queue in draft.queues.items():
         _correct_queue(draft, path, queue)
@@ -25,6 +25,7 @@ def correct_draft(draft: Draft) -> None:
         _raise_guarantee_to_children(draft, path)
     _rename_classes(draft)
     _drop_unknown_classes(draft)
+    _drop_preemption_cycles(draft)
 
 
 def _correct_queue(draft: Draft, path: str, queue: DraftQueue) -> None:
@@ -106,3 +107,26 @@ def _drop_unknown_classes(draft: Draft) -> None:
         if unknown:
             draft.add_remark("it may preempt what is in none of the files", f"{name} ({', '.join(unknown)})")
         found.preempts = tuple(one for one in found.preempts if one in draft.classes)
+
+
+def _drop_preemption_cycles(draft: Draft) -> None:
+    """Drop each `preempts` entry that would let two classes stop each other's jobs."""
+    wanted = {name: found.preempts for name, found in draft.classes.items()}
+    for found in draft.classes.values():
+        found.preempts = ()
+    for name, others in wanted.items():
+        for other in others:
+            if name in _list_preempted_classes(draft, other):
+                draft.add_remark("two classes cannot preempt each other: the first one read does", f"{name} ({other})")
+            else:
+                draft.classes[name].preempts += (other,)
+
+
+def _list_preempted_classes(draft: Draft, name: str) -> set[str]:
+    """Return a class, and all that it preempts directly or through others."""
+    found, rest = {name}, [name]
+    while rest:
+        new = set(draft.classes[rest.pop()].preempts) - found
+        found |= new
+        rest += new
+    return found

@@ -6,11 +6,11 @@ from typing import Any
 
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.plan.queue import WaitingEntry
-from fleetcast.placement.plan.turns import TreeTurns, is_at_or_below
+from fleetcast.placement.plan.turns import TreeTurns
 from fleetcast.placement.queues.charges import Charge, list_leaf_ancestors
 from fleetcast.placement.queues.showback import By, ChargeSum, sum_charges
 from fleetcast.placement.queues.standing import QueueStanding, QueueTotals, compute_needed_gpus
-from fleetcast.placement.queues.tree import ANY, ROOT, Prices, QueueTree, list_unused_settings
+from fleetcast.placement.queues.tree import ANY, ROOT, Prices, QueueTree, is_at_or_below, list_unused_settings
 from fleetcast.service.answers.queues import ChargeRow, Charges, QueueChange, QueuesAnswer, QueueState
 from fleetcast.service.placer.queue_week import QueueWeek
 

@@ -8,13 +8,13 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.queue import ONE_LINE
-from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, is_at_or_below
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
 from fleetcast.placement.queues.charges import LeafUse, compute_leaf_use
 from fleetcast.placement.queues.credits import Bank, compute_banks
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.queues_file import count_installed_gpus
 from fleetcast.placement.queues.standing import explain_never_fits
-from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.placement.queues.tree import QueueTree, is_at_or_below
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
 from fleetcast.service.placer.charging import ChargeWriter

@@ -62,6 +62,11 @@ policy_keys = st.fixed_dictionaries(
         "max_wait_h": hours,
         "claims": number("0", "1000"),
         "preempt_gpu_h_per_h": number("0", "1e9"),
+        "reclaim": st.sampled_from(('"off"', '"advise"')),
+        "preempt_after_s": number("0", "1e6"),
+        "grace_s": number("0", "1e5"),
+        "min_run_s": number("0", "1e6"),
+        "stops_a_day": number("0", "1000"),
         "overcommit": st.just("true"),
     },
 )

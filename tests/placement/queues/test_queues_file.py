@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from fleetcast.fleet.errors import RequestError
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Level
-from fleetcast.placement.queues.queues_file import MOST_BYTES, check_capacity, read_queues
+from fleetcast.placement.queues.queues_file import MOST_BYTES, check_capacity, find_preemption_cycle, read_queues
 from fleetcast.placement.queues.tree import QueueTree, list_unused_settings
 
 TEAMS = """
@@ -90,7 +90,7 @@ def test_a_queue_inherits_which_jobs_may_be_stopped() -> None:
         **{"a": "none", "a/b": "none", "a/c": "all"},
         "d": "borrowed",
     }
-    assert list_unused_settings(tree) == ["preemptible has no effect: no running job is stopped yet"]
+    assert list_unused_settings(tree) == ['preemptible has no effect: reclaim is "off" in [policy]']
     error = refused('[queue.a]\nweight = 2\npreemptible = "sometimes"')
     assert (error.field, str(error).partition(": ")[0]) == ("queue.a.preemptible", "line 3")
     assert "borrowed" in str(error)
@@ -113,13 +113,15 @@ def test_prices_fall_back_to_those_of_any_gpu(teams: QueueTree) -> None:
 
 
 def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
-    assert [note.partition(" ")[0] for note in list_unused_settings(teams)] == ["credits", "preempts"]
+    assert [note.partition(" ")[0] for note in list_unused_settings(teams)] == ["preempts"]
     assert list_unused_settings(read_queues("[queue.a]")) == []
     policy = '[policy]\nclaims = 3\npreempt_gpu_h_per_h = 50\norder = "attained"\n[queue.a]'
-    words = ["claims", "preempt_gpu_h_per_h", "order attained"]
+    words = ["claims", "order attained", "preempt_gpu_h_per_h"]
     assert [
         note.partition(" has ")[0].partition(" is ")[0] for note in list_unused_settings(read_queues(policy))
     ] == words
+    advised = '[policy]\nreclaim = "advise"\npreempt_gpu_h_per_h = 50\n[class.a]\npreempts = ["q"]\n[queue.q]'
+    assert list_unused_settings(read_queues(advised)) == []
 
 
 @pytest.mark.parametrize(
@@ -141,6 +143,13 @@ def test_what_has_no_effect_yet_is_told(teams: QueueTree) -> None:
         ('[queue."a//b"]', 1, 'queue."a//b"', "is no name"),
         ('[queue.a]\nclass = "best"', 2, "queue.a.class", "there is no [class.best]"),
         ('[class.x]\npreempts = ["y"]\n[queue.a]', 2, "class.x.preempts", "'y' is no class and no queue"),
+        ('[class.x]\npreempts = ["x"]\n[queue.a]', 2, "class.x.preempts", "is a cycle: x → x"),
+        ('[class.x]\npreempts = ["y"]\n[class.y]\npreempts = ["x"]\n[queue.a]', 2, "class.x.preempts", "x → y → x"),
+        ('[class.x]\npreempts = ["a"]\n[queue.a]\n[queue."a/b"]\nclass = "x"', 2, "class.x.preempts", "x → x"),
+        ('[policy]\nreclaim = "act"\n[queue.a]', 2, "policy.reclaim", "must be one of"),
+        ("[policy]\npreempt_after_s = nan\n[queue.a]", 2, "policy.preempt_after_s", "is nan"),
+        ("[policy]\npreempt_gpu_h_per_h = -1\n[queue.a]", 2, "policy.preempt_gpu_h_per_h", "is -1"),
+        ("[policy]\nstops_a_day = 1.5\n[queue.a]", 2, "policy.stops_a_day", ""),
         ("[queue.a]\ncredits = {rate = 2, cap_gpu_h = 1}", 2, "queue.a.credits", "rate is 2"),
         ("[queue.a]\ncredits = {rate = 1, cap_gpu_h = 1}", 2, "queue.a.credits", "it has none: set guaranteed"),
         ("[queue.a]\n[spares]\nepsilon = 0.1", 2, "spares", "not honoured yet"),
@@ -163,6 +172,12 @@ def test_a_bad_file_is_refused_with_line_field_and_fix(text: str, line: int, fie
     assert str(error).startswith(f"line {line}: {field}: ")
     assert why in str(error)
     assert error.field == field
+
+
+def test_classes_may_preempt_along_many_paths_without_a_cycle() -> None:
+    tree = read_queues('[class.a]\npreempts = ["b", "c"]\n[class.b]\npreempts = ["c", "q"]\n[class.c]\n[queue.q]')
+    assert tree.classes["a"].preempts == ("b", "c")
+    assert find_preemption_cycle(tree) == []
 
 
 def test_windows_are_checked() -> None:

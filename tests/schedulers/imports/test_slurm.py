@@ -160,3 +160,10 @@ def test_a_tree_that_is_too_deep_is_refused() -> None:
     chain = "".join(f"made|a{n}|{f'a{n - 1}' if n else 'root'}||1||||\n" for n in range(9))
     with pytest.raises(ConfigError, match=r"line 11: queue '.*' is 9 levels deep, at most 8"):
         imported(draft_slurm, ROOT + chain)
+
+
+def test_two_qos_never_preempt_each_other() -> None:
+    """Slurm reads such a table. The later QOS of it loses its preemption."""
+    tree, notes = imported(draft_slurm, ROOT, "a|1|b||||1|\nb|2|c||||1|\nc|3|a,c||||1|\n")
+    assert {name: found.preempts for name, found in tree.classes.items()} == {"a": ("b",), "b": ("c",), "c": ()}
+    assert named(notes, "two classes cannot") == ["c (a)", "c (c)"]
