@@ -83,7 +83,7 @@ ROOMS_MAY_IMPORT = {
         "machines": {"columns", "queues"},
         "engine": {"machines"},
         "reclaim": {"columns", "engine", "machines", "queues"},
-        "plan": {"engine", "machines", "queues"},
+        "plan": {"engine", "machines", "queues", "reclaim"},
         "ahead": {"engine", "machines", "plan", "queues"},
         "play": {"machines", "plan", "queues"},
         "actions": set(),

@@ -31,6 +31,7 @@ from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import explain_shortage
 from fleetcast.placement.plan.reasons import StateAfterPass, WaitCode, WaitReason
+from fleetcast.placement.plan.reclaiming import ReclaimInput, ReclaimProposal, propose_reclaim
 from fleetcast.placement.plan.timeline import (
     RunTimeQuantiles,
     Timeline,
@@ -74,7 +75,8 @@ class Plan:
     """The result of one pass over the queue.
 
     placed: entries in the order of their decisions. view, running: the fleet and its jobs after these
-    placements. reservation: the reservation of the head.
+    placements. reservation: the reservation of the head. proposal: which running jobs would be stopped for the
+    head, if the policy of the queues lets the pass look for them.
     """
 
     placed: tuple[tuple[WaitingEntry, Decision], ...]
@@ -82,6 +84,7 @@ class Plan:
     view: ClusterView
     running: RunningJobs
     reservation: "Reservation | None" = None
+    proposal: ReclaimProposal | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,14 +133,16 @@ def plan(
     options: Options,
     turns: QueueTurns | None = None,
     dropped: str = "",
+    reclaim: ReclaimInput | None = None,
 ) -> Plan:
     """Make one pass over the queue at `options.now_ms`.
 
     running: the jobs that hold GPUs in the view. dropped: a request that gets no reservation in this pass if
-    it becomes the head (`fleetcast.placement.plan.claims`).
+    it becomes the head (`fleetcast.placement.plan.claims`). reclaim: the facts by which the pass may propose to
+    stop jobs for the head. None if it may not.
     """
     after = StateAfterPass(options, view, turns or ONE_LINE)
-    cycle = PassState(view, running, run_times, options, turns or ONE_LINE, after, dropped)
+    cycle = PassState(view, running, run_times, options, turns or ONE_LINE, after, dropped, reclaim)
     ordered = iter(cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
@@ -146,7 +151,8 @@ def plan(
     for entry in cycle.turns.sort_behind_head(list(ordered)):
         cycle.try_entry(entry)
     cycle.after.view = cycle.view
-    return Plan(tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation)
+    found = tuple(cycle.placed), tuple(cycle.waiting), cycle.view, cycle.running, cycle.reservation
+    return Plan(*found, cycle.proposal)
 
 
 def make_begun_jobs(begun: Sequence[tuple[PlacementRequest, int]], now_ms: int) -> RunningJobs:
@@ -188,6 +194,8 @@ class PassState:
     turns: QueueTurns
     after: StateAfterPass
     dropped: str
+    reclaim: ReclaimInput | None = None
+    proposal: ReclaimProposal | None = None
     placed: list[tuple[WaitingEntry, Decision]] = field(default_factory=list)
     begun: list[tuple[PlacementRequest, int]] = field(default_factory=list)  # what was placed, with its GPUs
     waiting: list[Wait] = field(default_factory=list)
@@ -343,9 +351,17 @@ class PassState:
             self.reservation = (
                 reserved.copy_without_resources() if entry.request.request_id == self.dropped else reserved
             )
+            self._propose_reclaim(request, last.end_ms)
             self._add_wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
             return
         self._add_wait(entry, reason)
+
+    def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int) -> None:
+        """Look for running jobs to stop for the head, which should fit by itself at `shadow_ms`."""
+        standing = self.turns.standing
+        if self.reclaim is not None and standing is not None:
+            state = self.view, standing, self.turns.holds, self.reclaim
+            self.proposal = propose_reclaim(request, *state, self.options, shadow_ms)
 
     def _backfill_entry(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> bool:
         in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)

@@ -70,7 +70,9 @@ class QueueChange(msgspec.Struct):
     stranded: dict[str, int] = {}
 
 
-WhyCode = Literal["stale", "before", "limit", "lent_out", "window", "room", "kept", "untried", "gone", "ends", "start"]
+WhyCode = Literal[
+    "stale", "before", "limit", "lent_out", "window", "room", "kept", "untried", "gone", "reclaim", "ends", "start"
+]
 
 
 class WhyStep(msgspec.Struct):
@@ -82,8 +84,9 @@ class WhyStep(msgspec.Struct):
     stale: nothing is placed now. before: other requests come first. limit: the queue is at its limit.
     lent_out: the queue may borrow no more. window: a reservation or maintenance withholds nodes. room:
     a resource is short. kept: room is reserved for the first request. untried: the last pass had already
-    tried enough others. gone: the queue file no longer has the request's queue. ends: the request waits for
-    these jobs to end. start: when the request starts.
+    tried enough others. gone: the queue file no longer has the request's queue. reclaim: which running jobs would
+    be stopped for it, or why none would be. ends: the request waits for these jobs to end. start: when the
+    request starts.
     """
 
     code: WhyCode

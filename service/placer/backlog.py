@@ -20,6 +20,7 @@ from fleetcast.service.placer.promised_view import PromisedView, explain_taken_a
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
+from fleetcast.service.placer.reclaim import ReclaimAdvisor
 from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.view import ObservedFleet, merge_waiting_jobs
 
@@ -36,12 +37,14 @@ class RequestBacklog:
         decisions: DecisionWriter,
         options: Callable[[], Options],
         failures: Failures,
+        advisor: ReclaimAdvisor,
     ) -> None:
         self._view = view
         self._queues = queues
         self._decisions = decisions
         self._options = options
         self._failures = failures
+        self._advisor = advisor
         self._clock = view.clock
         self._ledger = view.ledger
         self._metrics = view.metrics
@@ -70,6 +73,7 @@ class RequestBacklog:
         self._metrics.queue_length.set(len(queue))
         if not queue:
             self.waits, self.planned, self.stalled = {}, None, ""
+            self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
                 self._view.observe_fleet()  # charges and the file of queues go on
             return None
@@ -81,7 +85,8 @@ class RequestBacklog:
         self.stalled = ""
         wanted, stranded = self._choose_entries_to_plan(queue, observed)
         dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
-        return QueuePass(wanted, observed, options, self._queues.make_turns(observed), dropped, stranded)
+        turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed)
+        return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim)
 
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed.
@@ -125,6 +130,7 @@ class RequestBacklog:
                 self._metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else add_request_placement(view, request, decision.ranks)
                 placed += 1
+            self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms)
             self._ledger.record_marks(
                 over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
             )

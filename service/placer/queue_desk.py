@@ -140,7 +140,9 @@ class QueueAdmin:
             turns = service.backlog.turns
         wait, start_ms = service.backlog.waits.get(request_id), service.backlog.find_start_ms(request_id, now_ms)
         waits = order, service.backlog.turns, wait, turns, start_ms, blockers
-        return explain_wait(request_id, *waits, service.backlog.stalled, now_ms, service.backlog.start_notes)
+        backlog = service.backlog
+        state = backlog.stalled, now_ms, backlog.start_notes, service.advisor.describe_proposal(request_id)
+        return explain_wait(request_id, *waits, *state)
 
     def answer_charges(
         self, by: By, from_ms: int | None, to_ms: int | None, own: Callable[[Iterable[Charge]], list[Charge]] = list

@@ -10,6 +10,7 @@ from fleetcast.placement.ledger.ledger import QueueEntry
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry, plan
 from fleetcast.placement.plan.reasons import StateAfterPass, WaitReason
+from fleetcast.placement.plan.reclaiming import ReclaimInput
 from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.service.placer.view import ObservedFleet
 
@@ -27,13 +28,14 @@ class QueuePass:
     turns: QueueTurns = ONE_LINE
     dropped: str = ""  # whose claim keeps nothing this time
     stranded: Sequence[tuple[QueueEntry, str]] = ()
+    reclaim: ReclaimInput | None = None
 
     def compute_plan(self) -> Plan:
         """Compute which requests are placed, and where."""
         observed = self.observed
         queue = [WaitingEntry(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times
-        return plan(queue, *state, self.options, self.turns, self.dropped)
+        return plan(queue, *state, self.options, self.turns, self.dropped, self.reclaim)
 
     def make_stranded_waits(self, planned: Plan) -> Iterator[Wait]:
         """Yield the waits of stranded entries. Their positions follow those of the plan."""

@@ -35,6 +35,7 @@ from fleetcast.service.placer.own_numbers import DECISIONS, LINES, OwnNumbers
 from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.recent_demand import RecentDemand
+from fleetcast.service.placer.reclaim import ReclaimAdvisor
 from fleetcast.service.plugins import load_functions
 
 
@@ -65,7 +66,9 @@ class PlacementService:
         self.decisions = DecisionWriter(clock, ledger, self.view, self.queues)
         limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
         self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
-        self.backlog = RequestBacklog(self.view, self.queues, self.decisions, self.make_options, failures)
+        self.advisor = ReclaimAdvisor(self.actions, self.queues)
+        placed_by = self.decisions, self.make_options, failures, self.advisor
+        self.backlog = RequestBacklog(self.view, self.queues, *placed_by)
         metrics.audit_position.set_function(lambda: ledger.head.audit_id)
         metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))
 

@@ -29,12 +29,13 @@ LACKS: dict[str, WhyCode] = {"kept": "kept", "untried": "untried", "gone": "gone
 def explain_wait(
     request_id: str, order: Sequence[WaitingEntry], ordered_by: QueueTurns, wait: Wait | None, turns: QueueTurns,
     start_ms: dict[str, int] | None, blockers: Callable[[PlacementRequest], Sequence[Blocker]], stalled: str,
-    now_ms: int, notes: StartNotes = NO_NOTES,
+    now_ms: int, notes: StartNotes = NO_NOTES, reclaim: str = "",
 ) -> WhyWaiting:  # fmt: skip
     """Make the steps that explain why a request waits. Raises UnknownEntity if it does not wait.
 
     order: all waiting entries, in the order of `ordered_by`. turns: the present queues. blockers: returns
-    the jobs that a request waits for.
+    the jobs that a request waits for. reclaim: what the last pass found about jobs to stop for it, "" if it did not
+    look.
     """
     position = next((at for at, entry in enumerate(order) if entry.request.request_id == request_id), None)
     if position is None:
@@ -54,6 +55,8 @@ def explain_wait(
         ladder += _make_before_step(mine, "before it: of higher priority, or longer there")
     if wait is not None and wait.why not in [step.sentence for step in ladder]:
         ladder.append(WhyStep(LACKS.get(wait.reason.code, "room"), wait.why))
+    if reclaim:
+        ladder.append(WhyStep("reclaim", reclaim))
     ladder += _describe_ends(blockers(request), now_ms)
     start = notes.describe_start(request_id, start_ms, now_ms)
     if start:

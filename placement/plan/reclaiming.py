@@ -1,0 +1,161 @@
+"""The jobs that a pass would stop for the head of the queue: patience first, then the cheapest victims.
+
+The head gets GPUs back that its queue is guaranteed, or that its class may take (`fleetcast.placement.reclaim`).
+Jobs that end soon by themselves are waited for. What a pass finds is a proposal: nothing is stopped here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.machines.words import format_count
+from fleetcast.placement.queues.queues_ahead import QueueHold
+from fleetcast.placement.queues.standing import QueueStanding
+from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy
+from fleetcast.placement.reclaim.cost import StopCosts, StoppableJobs, compute_stop_costs
+from fleetcast.placement.reclaim.eligibility import (
+    Eligibility,
+    compute_eligibility,
+    explain_no_victims,
+    make_taker,
+)
+from fleetcast.placement.reclaim.fairness import Queues, find_fair_victims
+from fleetcast.placement.reclaim.room import HostAmounts
+from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims
+
+ReclaimCode = Literal["found", "patience", "bound", "none"]
+NAMED = 3  # victims in a sentence
+NO_VICTIMS = {
+    "no_gpus": "the request needs no GPU",
+    "refused": "the freed GPUs would not have the required shape",
+    "quota": "its queue may hold no more",
+    "unfair": "the queues that would give hold no more than their share",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimInput:
+    """The facts by which a pass may propose to stop running jobs.
+
+    jobs: the running jobs of the board. Jobs that the pass itself places are not among them.
+    """
+
+    policy: ReclaimPolicy
+    tree: QueueTree
+    jobs: RunningJobs
+
+
+@dataclass(frozen=True, slots=True)
+class ReclaimProposal:
+    """The result of the search for jobs to stop for the head of the queue.
+
+    code: "found", or the reason why no job would be stopped. victims: None unless found. kinds: why each victim
+    may be stopped, in the order of the victims. costs: of all running jobs, by row of their table.
+    """
+
+    code: ReclaimCode
+    request: PlacementRequest
+    sentence: str
+    victims: ChosenVictims | None = None
+    kinds: tuple[Eligibility, ...] = ()
+    costs: StopCosts | None = None
+
+
+def propose_reclaim(
+    request: PlacementRequest,
+    view: ClusterView,
+    standing: QueueStanding,
+    holds: Mapping[str, QueueHold],
+    facts: ReclaimInput,
+    options: Options,
+    shadow_ms: int,
+) -> ReclaimProposal:
+    """Return which running jobs would be stopped for a request that does not fit, or why none would be.
+
+    view: the fleet, with what this pass has placed. standing, holds: the queues, and the jobs that count against
+    them. shadow_ms: when the request should fit by itself. Queues give GPUs back before a class takes any. So the
+    jobs of borrowing queues are tried first, and those that the class preempts join them only if that fails.
+    """
+    policy, now_ms = facts.policy, options.now_ms
+    if shadow_ms - now_ms <= 1000 * policy.patience_s:
+        wait_s = (shadow_ms - now_ms) / 1000
+        sentence = f"stops no job: jobs that end within {wait_s:.0f} s make room"
+        return ReclaimProposal("patience", request, sentence)
+    taker = make_taker(request, facts.tree)
+    eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms)
+    costs = compute_job_costs(facts.jobs, now_ms)
+    at = {name: row for row, name in enumerate(facts.jobs.names)}
+    rows = np.array([at.get(name, -1) for name in view.jobs], np.int64)  # -1: what this pass has placed
+    why: NoVictims | None = None
+    for tier in (Eligibility.RECLAIM, Eligibility.PREEMPT):
+        may = (eligibility > 0) & (eligibility <= tier)
+        if not (may & (eligibility == tier)).any():
+            continue
+        outranked = frozenset(
+            facts.jobs.names[row] for row in np.flatnonzero(may & (eligibility == Eligibility.PREEMPT))
+        )
+        cost = np.append(np.where(may, costs.total, np.inf), np.inf)[rows]
+        host = HostAmounts(*(np.append(held, np.nan)[rows] for held in (facts.jobs.cpus, facts.jobs.host_memory_gib)))
+        found = find_fair_victims(request, view, cost, options, Queues(standing, holds, outranked), host)
+        if isinstance(found, ChosenVictims):
+            return _judge_bounds(request, found, facts, eligibility, costs)
+        why = found
+    return ReclaimProposal("none", request, _explain_failure(why, eligibility))
+
+
+def _judge_bounds(
+    request: PlacementRequest,
+    found: ChosenVictims,
+    facts: ReclaimInput,
+    eligibility: NDArray[np.int8],
+    costs: StopCosts,
+) -> ReclaimProposal:
+    """Return the proposal to stop these victims, or the bound that forbids it."""
+    rows = tuple(facts.jobs.row[name] for name in found.chosen.jobs)
+    hours = found.chosen.cost_gpu_s / 3600
+    if hours > facts.policy.gpu_h_per_h:
+        allowed = f"preempt_gpu_h_per_h allows {facts.policy.gpu_h_per_h:g}"
+        sentence = f"stops no job: {hours:.1f} GPU-hours would be lost, and {allowed}"
+        return ReclaimProposal("bound", request, sentence)
+    names = ", ".join(found.chosen.jobs[:NAMED])
+    more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
+    sentence = (
+        f"would stop {format_count(len(rows), 'job')} for it ({names}{more}), at {hours:.1f} GPU-hours of lost work"
+    )
+    kinds = tuple(Eligibility(int(eligibility[row])) for row in rows)
+    return ReclaimProposal("found", request, sentence, found, kinds, costs)
+
+
+def _explain_failure(why: NoVictims | None, eligibility: NDArray[np.int8]) -> str:
+    """Describe why no job is stopped."""
+    if why is not None and why.code == "no_room":
+        return f"stops no job: with all that may stop gone, {why.members} of {format_count(why.needed, 'member')} fit"
+    if why is not None:
+        return f"stops no job: {NO_VICTIMS[why.code]}"
+    barred = explain_no_victims(eligibility)
+    return f"stops no job: {barred}" if barred else "stops no job: none runs"
+
+
+def compute_job_costs(jobs: RunningJobs, now_ms: int) -> StopCosts:
+    """Return the cost of stopping each running job at `now_ms`. Times of -1 are unknown."""
+    unknown = np.full(len(jobs), np.nan)
+    return compute_stop_costs(
+        StoppableJobs(
+            gpus=jobs.gpus.astype(np.float64),
+            started_ms=np.where(jobs.started_ms >= 0, jobs.started_ms, np.nan),
+            checkpoint_ms=np.where(jobs.checkpoint_ms >= 0, jobs.checkpoint_ms, np.nan),
+            checkpoint_cost_s=jobs.checkpoint_cost_s,
+            failures_s=unknown,
+            restart_s=jobs.restart_s,
+            wait_s=unknown,
+            on_demand=np.zeros(len(jobs), bool),
+        ),
+        now_ms,
+    )
