@@ -26,9 +26,9 @@ from fleetcast.placement.reclaim.eligibility import (
     explain_no_victims,
     make_taker,
 )
-from fleetcast.placement.reclaim.fairness import Queues, find_fair_victims
+from fleetcast.placement.reclaim.fairness import Queues, VictimSearcher, find_fair_victims
 from fleetcast.placement.reclaim.room import HostAmounts
-from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims
+from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims, find_victims
 
 ReclaimCode = Literal["found", "patience", "bound", "none"]
 NAMED = 3  # victims in a sentence
@@ -45,11 +45,13 @@ class ReclaimInput:
     """The facts by which a pass may propose to stop running jobs.
 
     jobs: the running jobs of the board. Jobs that the pass itself places are not among them.
+    find: the search for victims. Plays compare it with others.
     """
 
     policy: ReclaimPolicy
     tree: QueueTree
     jobs: RunningJobs
+    find: VictimSearcher = find_victims
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ def propose_reclaim(
         )
         cost = np.append(np.where(may, costs.total, np.inf), np.inf)[rows]
         host = HostAmounts(*(np.append(held, np.nan)[rows] for held in (facts.jobs.cpus, facts.jobs.host_memory_gib)))
-        found = find_fair_victims(request, view, cost, options, Queues(standing, holds, outranked), host)
+        found = find_fair_victims(request, view, cost, options, Queues(standing, holds, outranked), host, facts.find)
         if isinstance(found, ChosenVictims):
             return _judge_bounds(request, found, facts, eligibility, costs)
         why = found

@@ -9,7 +9,7 @@ holds no smaller share than the taking queue, or the taking queue stays within i
 queues are compared where their paths leave each other.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -29,6 +29,9 @@ MOST_SEARCHES = 4  # the first one, and three in which unfair givers give less
 ROUNDING = 1e-9  # of shares and GPUs
 
 _Kind = tuple[str, tuple[tuple[str, float], ...]]
+VictimSearcher = Callable[
+    [PlacementRequest, ClusterView, Floats, Options, HostAmounts | None], ChosenVictims | NoVictims
+]
 
 
 class LeafJob(NamedTuple):
@@ -63,18 +66,20 @@ def find_fair_victims(
     options: Options,
     queues: Queues,
     host: HostAmounts | None = None,
+    find: VictimSearcher = find_victims,
 ) -> ChosenVictims | NoVictims:
     """Return the cheapest set of victims that is fair in the final state.
 
     Jobs whose stop alone would be unfair never join. If a set takes too much from a queue, the search runs
     again without the victims that are too many, at most three times. The last time the queue gives no other
-    jobs either. The other arguments are those of `find_victims`.
+    jobs either. find: another search, for comparisons. The other arguments are
+    those of `find_victims`.
     """
     verdict = FairnessVerdict(request, queues)
     cost = np.where(verdict.mask_givers(view.jobs), cost_gpu_s, np.inf)
     protects = bool((np.isfinite(cost_gpu_s) & np.isinf(cost)).any())
     for number in range(1, MOST_SEARCHES + 1):
-        found = find_victims(request, view, cost, options, host)
+        found = find(request, view, cost, options, host)
         if isinstance(found, NoVictims):
             return replace(found, code="unfair") if found.code == "no_room" and protects else found
         jobs = [verdict.make_job(name, gpu_s) for name, gpu_s in zip(found.chosen.jobs, found.costs_gpu_s, strict=True)]
