@@ -39,6 +39,19 @@ MaxWaitOption = Annotated[
 RefusedOption = Annotated[
     float, typer.Option(min=0, max=0.9, help="Share of starts that are refused outside, the same in every run.")
 ]
+ReclaimOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        min=0,
+        max=1e6,
+        metavar="SECONDS",
+        help="Stop running jobs for requests within the guarantee of their queue, after so much patience; repeat it.",
+    ),
+]
+NoCheckpointsOption = Annotated[
+    float, typer.Option(min=0, max=1, help="With --reclaim: share of jobs that never write a checkpoint.")
+]
+SeedOption = Annotated[int, typer.Option(min=0, help="With --reclaim: seed of the checkpoint intervals.")]
 
 
 def play(
@@ -50,6 +63,9 @@ def play(
     policy: PolicyOption = None,
     max_wait_h: MaxWaitOption = 24.0,
     refused: RefusedOption = 0.0,
+    reclaim: ReclaimOption = None,
+    no_checkpoints: NoCheckpointsOption = 0.2,
+    seed: SeedOption = 1,
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
@@ -58,6 +74,11 @@ def play(
     The other methods are peers, and oracles, which know more than a plan can. All methods run all jobs on the same
     machine. A plan knows a run time only once the job has ended. `seconds` are CPU time.
 
+    With --reclaim, jobs of queues that borrow are stopped for requests within a guarantee. Compare `no_preemption`,
+    `youngest_first` (Kueue's order) and `by_cost` (the least lost work) at each patience. A stopped job repeats its
+    work since its last checkpoint, plus 300 s to restart, and keeps its place in the queue. Each job draws its time
+    between checkpoints: 10 min to 4 h, log-uniform.
+
     Examples:
 
       fleetcast play jobs.csv --nodes 133
@@ -65,13 +86,19 @@ def play(
       fleetcast play jobs.csv --nodes 133 --queues queues.toml --policy ours --policy one_queue --html play.html
 
       fleetcast play jobs.csv --capacity 8192 --json -
+
+      fleetcast play jobs.csv --nodes 133 --queues queues.toml --reclaim 0 --reclaim 300
     """
-    from fleetcast.fleet.errors import FleetcastError
+    from fleetcast.cli.lab.play_reclaim import play_reclaim_methods
+    from fleetcast.fleet.errors import ConfigError, FleetcastError
     from fleetcast.training.judges.played import make_scene, play_method
     from fleetcast.training.judges.played_numbers import compute_play_numbers, describe_fairness_price
+    from fleetcast.training.judges.played_reclaim import CheckpointDraw
     from fleetcast.training.reports.play_report import render_play_report
 
     check_outputs(json, html=html)
+    if reclaim and html is not None:
+        raise ConfigError("--html: the page has no plays with --reclaim; use --json")
     machine = _parse_machine_size(nodes, gpus_per_node, capacity)
     table, left_out = _read_trace(trace)
     tree = None if queues is None else _read_queue_tree(queues, machine[1] * max(1, machine[0]))
@@ -81,6 +108,14 @@ def play(
         echo(f"skipped {line}", err=True)
     if not len(scene.trace):
         raise FleetcastError(f"{trace}: no job that can be played")
+    about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
+    if reclaim:
+        draw = CheckpointDraw(seed, no_checkpoints)
+        plays = play_reclaim_methods(scene, policy, reclaim, draw, _show_progress)
+        write_json(
+            json, {**about, "queues": str(queues or ""), "reclaim": plays, "checkpoints": draw, "skipped": skipped}
+        )
+        return
     found, starts = [], {}
     for method in _choose_methods(scene, policy):
         with _show_progress(method, scene) as tick:
@@ -92,7 +127,6 @@ def play(
     price = describe_fairness_price(found)
     if price:
         echo(price)
-    about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
     write_json(json, {**about, "queues": str(queues or ""), "price": price, "methods": found, "skipped": skipped})
     write_html(html, lambda: render_play_report(scene, found, starts, skipped))
 

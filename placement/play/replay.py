@@ -1,8 +1,9 @@
 """A replay of a queue through time: a scheduler makes a pass after each arrival and each end of a job.
 
 A scheduler never sees a run time before the job's end. A refused start releases its GPUs after a
-while, and the job waits again with its old arrival. The same input gives the same starts, because
-there is no randomness and no other clock.
+while, and the job waits again with its old arrival. A scheduler with a `JobProgress` may stop running
+jobs. They wait again, too, and the replay drops the ends that they would have had. The same input
+gives the same starts, because there is no randomness and no other clock.
 """
 
 import heapq
@@ -14,10 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.placement.play.backfill import B_contra, Machine, run_backfill_pass
+from fleetcast.placement.play.progress import JobProgress
 from fleetcast.placement.play.rows import NEVER, A, RowEntry, Rows
 
 Floats = NDArray[np.float64]
 REFUSED_S = 300.0  # what the placer calls intent_expires_s
+_End = tuple[float, int, bool, int]  # when, which job, whether its start was refused, its number of stops at the start
 Refuses = Callable[[int, int], bool]  # whether the start of a job, its n-th, is refused outside
 
 
@@ -60,19 +63,24 @@ class PlayedScheduler(Protocol):
 class Replay:
     """A replay of a trace with one scheduler, and its state so far.
 
-    start_s: (job,) NaN until the job starts. passes: the number of passes that the scheduler has made.
+    progress: where the scheduler records the jobs that it stops. None if jobs always run to their end.
+    start_s: (job,) the first start, NaN until the job starts. end_s: (job,) NaN until the job ends. passes: the
+    number of passes that the scheduler has made.
     """
 
     trace: Trace
     scheduler: PlayedScheduler
     refuses: Refuses | None = None
+    progress: JobProgress | None = None
     passes: int = 0
     start_s: Floats = field(init=False)
-    _ends: list[tuple[float, int, bool]] = field(default_factory=list)  # when, who, whether its start was refused
+    end_s: Floats = field(init=False)
+    _ends: list[_End] = field(default_factory=list)
     _tries: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.start_s = np.full(len(self.trace), np.nan)
+        self.end_s = np.full(len(self.trace), np.nan)
 
     def play(self) -> Floats:
         """Play to the end of the last job. Returns (job,) start times in seconds."""
@@ -81,20 +89,38 @@ class Replay:
         return self.start_s
 
     def play_steps(self) -> Iterator[float]:
-        """Play step by step. Yields the time in seconds of each arrival or end, after the scheduler's pass."""
-        submit_s, job = self.trace.submit_s, 0
-        while job < len(submit_s) or self._ends:
-            now_s = min(submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER)
-            while self._ends and self._ends[0][0] <= now_s:
-                _, ended, refused = heapq.heappop(self._ends)
-                self.scheduler.end_job(ended, now_s, refused)
-                if refused:
-                    self.scheduler.add_waiting_job(ended, now_s)
+        """Play step by step. Yields the time in seconds of each step, after the scheduler's pass."""
+        submit_s, job, now_s = self.trace.submit_s, 0, -NEVER
+        while self._has_next_end() or job < len(submit_s):
+            asked_s = NEVER if self.progress is None else self.progress.find_next_pass_s(now_s)
+            now_s = min(
+                submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER, asked_s
+            )
+            while self._has_next_end() and self._ends[0][0] <= now_s:
+                self._end_job(*heapq.heappop(self._ends)[:3])
             while job < len(submit_s) and submit_s[job] <= now_s:
                 self.scheduler.add_waiting_job(job, now_s)
                 job += 1
             self._run_pass(now_s)
             yield now_s
+
+    def _has_next_end(self) -> bool:
+        """Return whether a job is going to end. The ends of attempts that were stopped are dropped."""
+        while self._ends and self._ends[0][3] != self._count_stops(self._ends[0][1]):
+            heapq.heappop(self._ends)
+        return bool(self._ends)
+
+    def _count_stops(self, job: int) -> int:
+        return 0 if self.progress is None else len(self.progress.list_stops(job))
+
+    def _end_job(self, now_s: float, job: int, refused: bool) -> None:
+        self.scheduler.end_job(job, now_s, refused)
+        if refused:
+            self.scheduler.add_waiting_job(job, now_s)
+            return
+        self.end_s[job] = now_s
+        if self.progress is not None:
+            self.progress.end_attempt(job, now_s)
 
     def _run_pass(self, now_s: float) -> None:
         started = self.scheduler.start_jobs(now_s)
@@ -102,11 +128,14 @@ class Replay:
         for job in started or ():
             tried = self._tries.get(job, 0)
             refused = self.refuses is not None and self.refuses(job, tried)
+            end_s = now_s + REFUSED_S
             if refused:
                 self._tries[job] = tried + 1
             else:
-                self.start_s[job] = now_s
-            heapq.heappush(self._ends, (now_s + (REFUSED_S if refused else self.trace.run_s[job]), job, refused))
+                self.start_s[job] = now_s if np.isnan(self.start_s[job]) else self.start_s[job]
+                run_s = self.trace.run_s[job]
+                end_s = now_s + run_s if self.progress is None else self.progress.begin_attempt(job, now_s)
+            heapq.heappush(self._ends, (end_s, job, refused, self._count_stops(job)))
 
 
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):

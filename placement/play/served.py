@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from fleetcast.fleet.nodes import NodeState
-from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
@@ -19,12 +19,17 @@ from fleetcast.placement.machines.slots import convert_to_milli
 from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.charged import make_placement_charge
-from fleetcast.placement.plan.queue import ONE_LINE, Wait, WaitingEntry, plan
-from fleetcast.placement.plan.turns import QueueTurns, TreeTurns
+from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry, make_begun_jobs, plan
+from fleetcast.placement.plan.reclaiming import ReclaimProposal
+from fleetcast.placement.plan.timeline import add_request_placement
+from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, sum_placed_amounts
+from fleetcast.placement.play.reclaim import PlayedReclaim
 from fleetcast.placement.play.seen_runs import SeenRuns
 from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, compute_leaf_use
 from fleetcast.placement.queues.credits import Bank, compute_banks
+from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.tree import QueueTree
+from fleetcast.placement.reclaim.victims import ChosenVictims
 
 MAX_SHAPES = 2000  # newest requests that are packed for
 SHAPES_BETWEEN_REBUILDS = 500
@@ -84,11 +89,12 @@ class PlayedCharges:
 
 @dataclass(frozen=True, slots=True)
 class JobHold:
-    """The GPUs that a running job holds, and since when."""
+    """The GPUs that a running job holds, and since when. quota: those that count against its queue."""
 
     request: PlacementRequest
     ranks: tuple[RankPlacement, ...]
     started_ms: int
+    quota: QueueHold | None = None
 
     @property
     def gpus(self) -> int:
@@ -101,6 +107,7 @@ class ServedPlan:
 
     ask: function that returns the request of a job, with a unique id. It returns None if the job can
     never be placed. forgets: whether shares count only the GPUs that are held now, as Kueue's do.
+    reclaim: stops running jobs for requests that wait. None if jobs always run to their end. It needs a tree.
     waits: the waiting entries of the last pass. holds: running job → the GPUs that it holds.
     """
 
@@ -108,6 +115,7 @@ class ServedPlan:
     ask: Callable[[int], PlacementRequest | None]
     tree: QueueTree | None = None
     forgets: bool = False
+    reclaim: PlayedReclaim | None = None
     runs: SeenRuns = field(default_factory=SeenRuns)
     played: PlayedCharges | None = field(init=False)
     waits: tuple[Wait, ...] = ()
@@ -127,6 +135,8 @@ class ServedPlan:
         request = self.ask(job)
         if request is None:
             return
+        if self.reclaim is not None and job not in self._queued_ms:
+            self.reclaim.record_arrival(job, request)
         queued_ms = self._queued_ms.setdefault(job, round(now_s * 1000))
         self._waiting[request.request_id] = WaitingEntry(request, queued_ms)
         self._jobs[request.request_id] = job
@@ -137,42 +147,100 @@ class ServedPlan:
             )
 
     def end_job(self, job: int, now_s: float, refused: bool) -> None:
-        hold, now_ms = self.holds.pop(job), round(now_s * 1000)
-        if self.played is not None:
-            self.played.close_charge(job, now_ms, "expired" if refused else "finished")
-        self._gone.add(hold.request.job_name)
+        hold, now_ms = self.holds[job], round(now_s * 1000)
+        self._release_gpus(job, now_ms, "expired" if refused else "finished")
         if not refused:
             self.runs.record_end(hold.gpus, (now_ms - hold.started_ms) / 1000)
             del self._queued_ms[job]
+            if self.reclaim is not None:
+                self.reclaim.record_end(hold.request)
 
-    def start_jobs(self, now_s: float) -> Sequence[int] | None:
-        if not self._waiting:
-            self.waits = ()
-            return None
+    def _release_gpus(self, job: int, now_ms: int, outcome: str) -> None:
+        """Release the GPUs of a job. The view follows in `_drop_gone_jobs`."""
+        hold = self.holds.pop(job)
+        if self.played is not None:
+            self.played.close_charge(job, now_ms, outcome)
+        self._gone.add(hold.request.job_name)
+
+    def _drop_gone_jobs(self) -> None:
+        """Remove the jobs that have released their GPUs from the view and from the table of running jobs."""
         if self._gone:
             self.view = remove_jobs(self.view, self._gone)
             self._running = self._running.select_rows(
                 np.array([name not in self._gone for name in self._running.names], bool)
             )
             self._gone.clear()
-        now_ms = round(now_s * 1000)
-        options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
-        found = plan(tuple(self._waiting.values()), self.view, self._running, self.runs.times, options, turns)
+
+    def start_jobs(self, now_s: float) -> Sequence[int] | None:
+        if not self._waiting:
+            self.waits = ()
+            return None
+        now_ms, started = round(now_s * 1000), []
+        found = self._run_pass(now_ms)
+        while found.proposal is not None and found.proposal.victims is not None:
+            if self._is_patient(found.proposal.request, now_s):
+                break
+            started.append(self._reclaim_gpus(found.proposal, found.proposal.victims, now_s))
+            found = self._run_pass(now_ms)
         before, self.view, self.waits = self.view, found.view, found.waiting
         self._running = found.running
-        started = []
         for entry, decision in found.placed:
-            job = self._jobs.pop(entry.request.request_id)
-            del self._waiting[entry.request.request_id]
-            self.holds[job] = JobHold(entry.request, decision.ranks, now_ms)
-            if self.played is not None:
-                leaf = self.played.tree.find_request_leaf(entry.request)
-                charge = make_placement_charge(
-                    entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms
-                )
-                self.played.opened[job] = replace(charge, started_ms=now_ms)
-            started.append(job)
+            started.append(self._record_start(entry, decision, before, now_ms))
         return started
+
+    def _run_pass(self, now_ms: int) -> Plan:
+        """Return the plan of one pass. Nothing of it has happened yet."""
+        self._drop_gone_jobs()
+        options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
+        facts = None
+        if self.reclaim is not None:
+            held = {job: (hold.request, hold.gpus, hold.started_ms) for job, hold in self.holds.items()}
+            facts = self.reclaim.make_input(held, now_ms)
+        queue = tuple(self._waiting.values())
+        return plan(queue, self.view, self._running, self.runs.times, options, turns, reclaim=facts)
+
+    def _is_patient(self, request: PlacementRequest, now_s: float) -> bool:
+        """Return whether a request must wait longer before jobs are stopped for it. If so, ask for a pass then."""
+        assert self.reclaim is not None
+        due_s = self._waiting[request.request_id].queued_ms / 1000 + self.reclaim.policy.patience_s
+        if due_s > now_s:
+            self.reclaim.progress.request_pass(due_s)
+        return due_s > now_s
+
+    def _reclaim_gpus(self, proposal: ReclaimProposal, victims: ChosenVictims, now_s: float) -> int:
+        """Stop the victims of a proposal, and start the request that they stop for. Returns its job.
+
+        What else the pass would have placed is left to the next one. So nothing is placed on what the victims free
+        before the request that they stop for.
+        """
+        assert self.reclaim is not None
+        now_ms, payer = round(now_s * 1000), self._jobs[proposal.request.request_id]
+        by_name = {hold.request.job_name: job for job, hold in self.holds.items()}
+        for job in (by_name[name] for name in victims.chosen.jobs):
+            self._release_gpus(job, now_ms, "preempted")
+            self.reclaim.progress.stop_attempt(job, now_s, payer)
+            self.add_waiting_job(job, now_s)
+        self._drop_gone_jobs()
+        free, request, ranks = self.view, proposal.request, victims.decision.ranks
+        self.view = add_request_placement(free, request, ranks)
+        begun = make_begun_jobs([(request, sum(len(rank.gpus) for rank in ranks))], now_ms)
+        self._running = self._running.append_rows(begun)
+        return self._record_start(self._waiting[request.request_id], victims.decision, free, now_ms)
+
+    def _record_start(self, entry: WaitingEntry, decision: Decision, before: ClusterView, now_ms: int) -> int:
+        """Record that a waiting entry has started, and return its job. before: the view before the placement."""
+        job = self._jobs.pop(entry.request.request_id)
+        del self._waiting[entry.request.request_id]
+        quota = None
+        if self.played is not None:
+            leaf = self.played.tree.find_request_leaf(entry.request)
+            quota = QueueHold(leaf, sum_placed_amounts(decision, before)) if self.reclaim is not None else None
+            charge = make_placement_charge(
+                entry.request, decision, leaf, before, self.runs.times, now_ms, entry.queued_ms
+            )
+            self.played.opened[job] = replace(charge, started_ms=now_ms)
+        self.holds[job] = JobHold(entry.request, decision.ranks, now_ms, quota)
+        return job
 
     def _make_turns(self, now_ms: int) -> QueueTurns:
         if self.played is None:
@@ -182,4 +250,5 @@ class ServedPlan:
         if self.forgets:
             use = {leaf: LeafUse(mine.held, 0.0) for leaf, mine in use.items()}
         banked = {name: bank.banked for name, bank in self.played.banks.items()}
-        return TreeTurns(self.played.tree, use, self.view, self.runs.times, now_ms, banked)
+        jobs = {hold.request.job_name: hold.quota for hold in self.holds.values() if hold.quota is not None}
+        return TreeTurns(self.played.tree, use, self.view, self.runs.times, now_ms, banked, jobs or None)

@@ -104,3 +104,63 @@ def test_what_is_no_job_history_is_refused(tmp_path: Path) -> None:
     assert "no job in it" in refused(other, "--capacity", 8)
     assert "no such file" in refused(tmp_path / "none.csv", "--capacity", 8)
     assert "no folder" in refused(trace(tmp_path), "--capacity", 8, "--html", "no/a.html")
+
+
+def borrowed(folder: Path) -> tuple[Path, Path]:
+    """One queue holds all eight GPUs when requests of another arrive that is guaranteed half of them."""
+    rows = [f"{at},{60 * at},20000,2,ada,c," for at in range(4)]
+    rows += [f"{at},{3000 + 60 * at},600,2,eve,a," for at in range(4, 6)]
+    path, queues = folder / "borrowed.csv", folder / "lent.toml"
+    path.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")
+    queues.write_text("[queue.a]\nguaranteed = {gpu = 4}\n[queue.c]\n", encoding="utf-8")
+    return path, queues
+
+
+def test_reclaim_plays_what_is_taken_back_and_what_it_costs(tmp_path: Path) -> None:
+    path, queues = borrowed(tmp_path)
+    words = (path, "--nodes", 2, "--gpus-per-node", 4, "--queues", queues, "--reclaim", 0)
+    found = told(*words)
+    assert found == told(*words)
+    plays = {one["method"]: one for one in found["reclaim"]}
+    assert list(plays) == ["no_preemption", "youngest_first", "by_cost"]
+    assert plays["no_preemption"]["stops"] == 0
+    assert plays["no_preemption"]["at_once"] < 1
+    for method in ("youngest_first", "by_cost"):
+        assert plays[method]["at_once"] == 1.0
+        assert plays[method]["stops"] == 2
+    assert plays["by_cost"]["lost_gpu_h"] < plays["youngest_first"]["lost_gpu_h"]
+    assert found["checkpoints"] == {"seed": 1, "never": 0.2}
+    other = told(*words, "--policy", "by_cost", "--no-checkpoints", 1)
+    assert [one["method"] for one in other["reclaim"]] == ["by_cost"]
+    assert other["reclaim"][0]["lost_gpu_h"] > plays["by_cost"]["lost_gpu_h"]
+
+
+def test_a_table_shows_each_method_at_each_patience(tmp_path: Path) -> None:
+    path, queues = borrowed(tmp_path)
+    words = ["play", str(path), "--nodes", "2", "--gpus-per-node", "4", "--queues", str(queues)]
+    result = CliRunner().invoke(app, [*words, "--reclaim", "0", "--reclaim", "300"], catch_exceptions=False)
+    rows = [line.split()[:2] for line in result.stdout.splitlines()]
+    assert rows == [
+        ["method", "patience"],
+        ["no_preemption", "-"],
+        ["youngest_first", "0"],
+        ["youngest_first", "300"],
+        ["by_cost", "0"],
+        ["by_cost", "300"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--reclaim", 0), "--reclaim needs --queues FILE"),
+        (("--reclaim", 0, "--queues", "lent.toml", "--policy", "ours"), "expected one of no_preemption, youngest"),
+        (("--reclaim", 0, "--html", "play.html"), "the page has no plays with --reclaim"),
+    ],
+)
+def test_reclaim_is_refused_where_it_means_nothing(
+    tmp_path: Path, words: tuple[object, ...], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, _ = borrowed(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert why in refused(path, "--nodes", 2, "--gpus-per-node", 4, *words)
