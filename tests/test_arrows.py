@@ -85,7 +85,7 @@ ROOMS_MAY_IMPORT = {
         "reclaim": {"columns", "engine", "machines", "queues"},
         "plan": {"engine", "machines", "queues", "reclaim"},
         "ahead": {"engine", "machines", "plan", "queues"},
-        "play": {"machines", "plan", "queues"},
+        "play": {"engine", "machines", "plan", "queues", "reclaim"},
         "actions": set(),
         "ledger": {"actions", "queues"},
     },

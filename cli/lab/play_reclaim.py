@@ -32,7 +32,7 @@ def play_reclaim_methods(
     from fleetcast.training.judges.played_reclaim import ReclaimMethod, play_reclaim
 
     if scene.tree is None:
-        raise ConfigError("--reclaim needs --queues FILE: GPUs are taken back for queues with `guaranteed`")
+        raise ConfigError("--reclaim needs --queues FILE, in which a queue is `guaranteed` GPUs")
     names: tuple[ReclaimMethod, ...] = get_args(ReclaimMethod)
     for name in wanted or ():
         if name not in names:

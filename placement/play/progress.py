@@ -100,15 +100,15 @@ class JobProgress:
 
     def stop_attempt(self, job: int, now_s: float, payer: int) -> None:
         """Stop a job. It keeps its work up to its last checkpoint. A start that was refused has done no work."""
-        work_s = kept_s = restart_s = 0.0
+        work_s = saved_s = restart_s = 0.0
         attempt = self._running.pop(job, None)
         if attempt is not None:
             attempt.end_s = now_s
             restart_s = min(attempt.restart_s, now_s - attempt.start_s)
             work_s = now_s - attempt.start_s - restart_s
-            kept_s = self._compute_kept_s(job, work_s)
-        self.saved_s[job] += kept_s
-        stop = Stop(job, payer, now_s, work_s - kept_s, restart_s)
+            saved_s = self._compute_saved_s(job, work_s)
+        self.saved_s[job] += saved_s
+        stop = Stop(job, payer, now_s, work_s - saved_s, restart_s)
         self.stops.append(stop)
         self._by_job.setdefault(job, []).append(stop)
 
@@ -118,10 +118,10 @@ class JobProgress:
         if attempt is None:
             return float(np.nan)
         begin_s = attempt.start_s + attempt.restart_s
-        kept_s = self._compute_kept_s(job, max(0.0, now_s - begin_s))
-        return begin_s + kept_s if kept_s > 0 else float(np.nan)
+        saved_s = self._compute_saved_s(job, max(0.0, now_s - begin_s))
+        return begin_s + saved_s if saved_s > 0 else float(np.nan)
 
-    def _compute_kept_s(self, job: int, work_s: float) -> float:
+    def _compute_saved_s(self, job: int, work_s: float) -> float:
         """Return the part of an attempt's work, in seconds, that its checkpoints hold."""
         interval_s = float(self.interval_s[job])
         return work_s // interval_s * interval_s if interval_s < np.inf else 0.0
