@@ -351,17 +351,17 @@ class PassState:
             self.reservation = (
                 reserved.copy_without_resources() if entry.request.request_id == self.dropped else reserved
             )
-            self._propose_reclaim(request, last.end_ms)
+            self._propose_reclaim(request, last.end_ms, entry.queued_ms)
             self._add_wait(entry, WaitReason("next", request, self.after, last.job), last.end_ms)
             return
         self._add_wait(entry, reason)
 
-    def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int) -> None:
+    def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int, queued_ms: int) -> None:
         """Look for running jobs to stop for the head, which should fit by itself at `shadow_ms`."""
         standing = self.turns.standing
         if self.reclaim is not None and standing is not None:
             state = self.view, standing, self.turns.holds, self.reclaim
-            self.proposal = propose_reclaim(request, *state, self.options, shadow_ms)
+            self.proposal = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms)
 
     def _backfill_entry(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> bool:
         in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)

@@ -78,17 +78,22 @@ def propose_reclaim(
     facts: ReclaimInput,
     options: Options,
     shadow_ms: int,
+    queued_ms: int,
 ) -> ReclaimProposal:
     """Return which running jobs would be stopped for a request that does not fit, or why none would be.
 
     view: the fleet, with what this pass has placed. standing, holds: the queues, and the jobs that count against
-    them. shadow_ms: when the request should fit by itself. Queues give GPUs back before a class takes any. So the
-    jobs of borrowing queues are tried first, and those that the class preempts join them only if that fails.
+    them. shadow_ms: when the request should fit by itself. queued_ms: since when it waits. Queues give GPUs back
+    before a class takes any. So the jobs of borrowing queues are tried first, and those that the class preempts
+    join them only if that fails.
     """
     policy, now_ms = facts.policy, options.now_ms
     if shadow_ms - now_ms <= 1000 * policy.patience_s:
-        wait_s = (shadow_ms - now_ms) / 1000
-        sentence = f"stops no job: jobs that end within {wait_s:.0f} s make room"
+        sentence = f"stops no job: jobs that end within {(shadow_ms - now_ms) / 1000:.0f} s make room"
+        return ReclaimProposal("patience", request, sentence)
+    if now_ms - queued_ms < 1000 * policy.patience_s:
+        waited_s = max(0, now_ms - queued_ms) / 1000
+        sentence = f"stops no job yet: it has waited {waited_s:.0f} of {policy.patience_s:g} s"
         return ReclaimProposal("patience", request, sentence)
     taker = make_taker(request, facts.tree)
     eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms)

@@ -32,10 +32,11 @@ def run(*words: object) -> str:
 
 
 def test_check_says_what_has_no_effect_yet(queues: Path) -> None:
+    queues.write_text(FILE.replace("weight", 'preemptible = "all"\nweight'))
     text = run("queues", "check", queues)
     assert "fine" in text
     assert "2 queues, 1 of them take requests" in text
-    assert "protect no job" in text
+    assert 'preemptible has no effect: reclaim is "off" in [policy]' in text
 
 
 def test_check_refuses_with_line_and_fix(queues: Path) -> None:

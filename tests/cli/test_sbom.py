@@ -16,6 +16,7 @@ PERMISSIVE = frozenset(
     (
         *("0BSD", "Apache-2.0", "BSD License", "BSD-2-Clause", "BSD-3-Clause", "CC0-1.0", "CNRI-Python", "ISC"),
         *("MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Zlib"),
+        "LLVM-exception",  # of Apache-2.0: it only gives more rights
     )
 )
 ALLOWED = {  # CONTRIBUTING.md says why

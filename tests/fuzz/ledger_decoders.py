@@ -87,7 +87,8 @@ COLUMNS = (
     *("UPDATE decisions SET body = ?", "UPDATE decisions SET reply = ?", "UPDATE decisions SET outcome = ?"),
     "INSERT INTO audit (time_ms, caller, action, request_id, decision_id, board_as_of_ms, models, sentence, stored, "
     "previous, hash) VALUES (1, 'a', 'place', 'placed', '', 0, ?, '', '', '', '')",
-    *("UPDATE state SET value = ?", "UPDATE state SET key = ?"),
+    "UPDATE state SET value = ?",
+    *(f"UPDATE state SET key = ? WHERE key = (SELECT {end}(key) FROM state)" for end in ("min", "max")),
 )
 
 

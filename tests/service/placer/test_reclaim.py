@@ -160,6 +160,18 @@ def test_jobs_that_end_soon_are_waited_for(tmp_path: Path) -> None:
     world.close()
 
 
+def test_a_request_waits_for_its_patience_before_a_job_would_stop(world: AdvisedWorld) -> None:
+    world.fill(own=("owed", 4), old=("lender", 4), big=("lender", 8))
+    world.beat(1000 * OLD_S)
+    world.wait_for("p", "owed", 4)
+    world.pass_at(30)
+    (said,) = [step["sentence"] for step in world.ask("GET", "/queue/p/why")["ladder"] if step["code"] == "reclaim"]
+    assert said == "stops no job yet: it has waited 30 of 300 s"
+    assert world.list_proposed() == {}
+    world.pass_at(300)
+    assert world.list_proposed() == {"old": "p"}
+
+
 def test_a_bound_of_lost_work_forbids_the_stop(tmp_path: Path) -> None:
     world = AdvisedWorld(tmp_path, FILE.replace("[class.urgent]", "preempt_gpu_h_per_h = 1\n[class.urgent]"))
     world.fill(own=("owed", 4), old=("lender", 4), big=("lender", 8))
