@@ -191,7 +191,7 @@ def _wait_for_withdrawal(
     """Wait for the service to withdraw an adapter, at most TAKES_S.
 
     Returns whether the adapter is withdrawn, and its status. written_ms: the time of the previous status. That status
-    does not count, because an adapter without a fresh board may have had no marks at that time.
+    is ignored. Without a fresh board, it may say that the adapter is withdrawn although marks were written later.
     """
     deadline = time.monotonic() + TAKES_S
     while True:

@@ -32,9 +32,9 @@ Topology = Annotated[
 
 @app.command("slurm")
 def import_slurm_queues(files: Files, out: Out = "-", topology: Topology = None) -> None:
-    """Convert accounts, users, shares, GrpTRES and QOS of Slurm.
+    """Convert accounts, users, shares, GrpTRES and QOS of Slurm to queues.toml.
 
-    Export them, in any number of files, in any order:
+    Export them with these commands. Any number of files is accepted, in any order, slurm.conf among them.
 
     sacctmgr show assoc -nP format=cluster,account,parentname,user,share,grptres,grptresmins,maxtres,qos > assoc.txt
 

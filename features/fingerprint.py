@@ -1,4 +1,4 @@
-"""Recognition of a job's kind of work from its telemetry: the levels of its metrics, and class odds."""
+"""Recognition of a job's kind of work: the mean levels of its metrics, and the probability of each class."""
 
 from dataclasses import dataclass
 

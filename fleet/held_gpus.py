@@ -18,7 +18,7 @@ def find_submitted_share(attempt: JobAttempt) -> int:
 
 
 def find_rank_share(attempt: JobAttempt, rank: RankPlacement) -> int:
-    """Return the thousandths of each of its GPUs that a rank holds."""
+    """Return the share of a GPU that a rank holds on each of its GPUs, in thousandths."""
     return rank.gpu_share or find_submitted_share(attempt)
 
 

@@ -205,7 +205,7 @@ class JobAttempt:
             case Started():
                 if self._record_if_newest("started", event):
                     self.started_ms = event.time_ms
-                    self._decide_end()
+                    self._apply_silent_end()
                 if self._record_if_newest("placement", event):
                     self._set_place(event)
             case Resized():
@@ -226,7 +226,7 @@ class JobAttempt:
                 if self._record_if_newest("end", event):
                     self.silent_end = event if event.sequence < 0 else None
                     self._set_end(event)
-                    self._decide_end()
+                    self._apply_silent_end()
         return True
 
     def _infer_start_and_place(self, event: Phase | Step | Checkpoint) -> None:
@@ -240,7 +240,7 @@ class JobAttempt:
         if "started" not in self.written:
             self.started_ms = event.time_ms if self.started_ms is None else min(event.time_ms, self.started_ms)
         if "end" in self.written:
-            self._decide_end()
+            self._apply_silent_end()
         if not isinstance(event, Checkpoint) and event.node and "placement" not in self.written:
             rank = event.rank or 0
             if event.sequence >= self.placed_by.get(rank, event.sequence):
@@ -256,7 +256,7 @@ class JobAttempt:
         """Return whether an event reported the end. If not, silence or labels implied it."""
         return self.written.get("end", -1) >= 0
 
-    def _decide_end(self) -> None:
+    def _apply_silent_end(self) -> None:
         """Apply or withdraw an end that silence implied. Drop the steps after a reported end.
 
         Only running jobs need steps. A sign of life after a silent end withdraws it, unless labels implied

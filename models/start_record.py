@@ -116,9 +116,10 @@ class StartRecord:
         return np.asarray(np.maximum((wait_s + ROUND_S) * np.exp(self.offset) - ROUND_S, 0.0))
 
     def _update_overdue_s(self, ids: list[str], wait_s: Array, now_ms: int) -> Array:
-        """Return (request,) for how many seconds each request has been due to start at once, 0 if it is not due.
+        """Update since when each request has been predicted to start at once.
 
-        ids: the requests. wait_s: (request, level) the sampled waits of these requests.
+        Returns (request,) the seconds since then, 0 if a request is not predicted to start at once. ids: the
+        requests. wait_s: (request, level) the sampled waits of these requests.
         """
         found = np.zeros(len(ids))
         for at, (name, soon) in enumerate(zip(ids, (wait_s[:, 1] < ROUND_S).tolist(), strict=True)):

@@ -1,10 +1,10 @@
 """The queue: the CPU time of a pass, and how much a pass delays other requests.
 
-`pass`: one pass over 10,000 requests. The first needs more than is free, and requests of many shapes wait
-behind it. `pass with queues`: the same with six teams that have a guarantee each. One queue of each team
-is shared among its users. Both values are for repeated passes over the same requests, as in a placer.
-`placing beside it`: the p99 of requests for one GPU, at 20 requests a second. Meanwhile, a real
-placer runs pass after pass over 1,000 requests. The peer is the same placer with an empty queue.
+`pass`: one pass over 10,000 requests. The first needs more than is free, and requests of many shapes wait behind it.
+`pass with queues`: the same with six teams that have a guarantee each. One queue of each team is shared among its
+users. Both values are for repeated passes over the same requests, as in a placer. `placing beside it`: the p99
+latency of requests for one GPU, at 20 requests a second, while a real placer runs pass after pass over 1,000
+requests. The peer is the same placer with an empty queue.
 """
 
 import tempfile

@@ -66,7 +66,7 @@ def _compare_costs(seeds: int) -> Iterator[dict[str, Any]]:
             for seed in range(seeds):
                 rng = np.random.default_rng([seed, len(kind)])
                 scene = make_scene(make_view(fill(NODES, rng), RACK), rng)
-                rows += _compare_one(scene, request, solver)
+                rows += _compare_searches(scene, request, solver)
         found = np.array(rows)
         size = {"scenes": len(found)}
         youngest, cpu_s = found[:, 1], time.process_time() - began_s
@@ -82,7 +82,9 @@ def _compare_costs(seeds: int) -> Iterator[dict[str, Any]]:
                 peer = (ORDER, float((proven[:, 1] * proven[:, 2]).max()))
 
 
-def _compare_one(scene: VictimScene, request: PlacementRequest, solver: bool) -> list[tuple[float, float, float, bool]]:
+def _compare_searches(
+    scene: VictimScene, request: PlacementRequest, solver: bool
+) -> list[tuple[float, float, float, bool]]:
     """Return the seconds of our search, youngest first over ours, ours over the solver's, and whether it is optimal.
 
     Empty if nobody can help the request, and then the solver agrees.

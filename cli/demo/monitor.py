@@ -126,7 +126,7 @@ class DemoRun:
         if risk:
             for node, reason in self.watch.record_answer(risk["rows"], risk["as_of_ms"]):
                 self.screen.print_sentence(f"{node} flagged: {reason}")
-            await self._read_flagged_nodes(session, risk["rows"])
+            await self._record_flag_reasons(session, risk["rows"])
         answer = await _get_json(session, f"/v1/placements?after={self._cursor}")
         for row in (answer or {}).get("rows", ()):
             self._cursor = max(self._cursor, int(row["cursor"]))
@@ -135,7 +135,7 @@ class DemoRun:
                 self.screen.print_sentence(row["sentence"])
         self._print_story()
 
-    async def _read_flagged_nodes(self, session: Any, rows: list[dict[str, Any]]) -> None:
+    async def _record_flag_reasons(self, session: Any, rows: list[dict[str, Any]]) -> None:
         """Record all reasons of the flagged nodes, because the ranking names only the first."""
         for row in rows:
             name, looks = row["node"], (row["reason"], row["parts"])

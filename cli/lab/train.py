@@ -149,7 +149,7 @@ def _train_version(
     with print_progress(f"train {plan.kind}") as say:
         now_ms = time.time_ns() // 1_000_000
         trained = train(choose_training_inputs(config, *source, say), plan, registry, now_ms, promote=promote, say=say)
-    _print_trained(plan.kind, trained)
+    _print_training_outcome(plan.kind, trained)
     if mlflow is not None:
         from fleetcast.training.fits.tracking import log_version_to_mlflow
 
@@ -157,7 +157,7 @@ def _train_version(
         echo(f"recorded in {mlflow}", err=True)
 
 
-def _print_trained(kind: str, trained: "TrainingOutcome") -> None:
+def _print_training_outcome(kind: str, trained: "TrainingOutcome") -> None:
     """Print our metrics and the baselines', and whether the new version serves now."""
     from fleetcast.training.reports.contests import MAIN, describe_comparisons, make_comparisons
 
@@ -241,7 +241,7 @@ def _train_site_risk(
         days = read_days(ArchiveFiles(url), parse_moment_ms("--until", until), say, load_site_topology(config))
         plan = TrainingPlan("risk", made_by, seed, windows)
         trained = train_risk(days, plan, registry, time.time_ns() // 1_000_000, promote=promote, say=say)
-    _print_trained("risk", trained)
+    _print_training_outcome("risk", trained)
 
 
 @app.command("interference")
@@ -275,7 +275,7 @@ def fit_interference(
         site = read_co_runs(files, parse_moment_ms("--until", until), load_site_topology(configuration))
         plan = TrainingPlan("interference", _format_command_line(context))
         trained = train_interference(site, plan, registry, time.time_ns() // 1_000_000, promote=promote)
-    _print_trained("interference", trained)
+    _print_training_outcome("interference", trained)
 
 
 @app.command("history")

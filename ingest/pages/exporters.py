@@ -52,9 +52,9 @@ class LabelFacts:
 
 
 class ExporterResolver:
-    """The resolver for all targets of a process.
+    """A resolver of exporter lines to series, shared by all targets of a process.
 
-    The first row of RESOLVERS that claims a metric's name resolves the line.
+    The first entry of RESOLVERS that claims a metric's name resolves its lines.
     """
 
     def __init__(self, entities: Entities) -> None:

@@ -271,7 +271,10 @@ class Scraper(Source):
         )
 
     async def _scrape_forever(self, target: ScrapeTarget) -> None:
-        """Scrape a new target at once, then once per interval in its burst."""
+        """Scrape a new target at once, and then once per interval.
+
+        The later scrapes are in the target's burst (`fleetcast.ingest.pages.bursts`).
+        """
         period_ms = self._options.interval_s * 1000
         await self._scrape_once(target)
         due_ms = self._find_next_burst_ms(target)

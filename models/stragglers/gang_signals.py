@@ -74,7 +74,7 @@ class GangStreaks:
         ]
 
     def drop_node(self, node: str) -> None:
-        """Drop all signals of a node, and the recorded drops of its links."""
+        """Remove all signals of a node, and the recorded times at which its GPUs had a dropped link."""
         self._seen = {key: seen for key, seen in self._seen.items() if key[1].split("/")[0] != node}
         self.drops = {name: times for name, times in self.drops.items() if name.split("/")[0] != node}
 

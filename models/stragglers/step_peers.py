@@ -202,7 +202,7 @@ def _find_persistent_ranks(slow: list[dict[int, SlowRank]]) -> list[SlowRank]:
 
 
 def _find_begin_ms(whole_steps: list[GangStep], slow: list[dict[int, SlowRank]], rank: int) -> int:
-    """Return when the first step in which the rank is slow began, in Unix ms."""
+    """Return the start of the first step in which the rank is slow, in Unix ms."""
     first = next(at for at, step in enumerate(slow) if rank in step)
     return _compute_start_ms(whole_steps[first])
 
@@ -237,10 +237,10 @@ def _tabulate_by_stage(peers: list[list[_PeerGroup]]) -> tuple[list[int], Array]
 def _find_slow_stage(
     stages: list[int], table: Array, usual: Mapping[int, float], least: Mapping[int, float]
 ) -> SlowStage | None:
-    """Return the stage that is the slowest in nearly every step, by 10 % of the mean, or None.
+    """Return the stage that is the slowest in nearly every step and 10 % above the mean, or None.
 
-    The result also states how much the stage has grown since its least share. With a share l of n stages,
-    the stage would take l / (n - l) of the time that the other stages take together.
+    The result also states by how many seconds the stage has grown since its ratio to the mean was least. At a ratio r
+    to the mean of n stages, a stage takes r / (n - r) of the time that the other stages take together.
     """
     worst = np.bincount(table.argmax(axis=1), minlength=len(stages))
     at = int(worst.argmax())

@@ -126,9 +126,10 @@ def _change_free_gpus(
 def _choose_fullest_nodes(
     room: Ints, free: Ints, reserved: Ints, rows: Ints, members: int, each: int
 ) -> tuple[Ints, Ints]:
-    """Return (nodes, thousandths of GPUs on each) for a gang. Both are empty if there is no room.
+    """Return the fullest nodes for a gang, and the thousandths of GPUs that it gets on each.
 
-    room: (n,) members that fit on each node now. rows: (domain, most nodes of a domain), padded with n.
+    The nodes belong to the domain with the least room that suffices. Both arrays are empty if no domain has room.
+    room: (n,) members that fit on each node now. rows: (domain, k) node rows of each domain, padded with n.
     """
     n = len(room)
     reserved_room = room[reserved]

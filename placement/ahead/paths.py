@@ -263,8 +263,8 @@ def _use_played_starts(
 ) -> None:
     """Replace the starts and ends of the first waiting entries with those of the played paths.
 
-    An entry that did not start on a played path keeps its earlier start, but starts no earlier than the end of
-    that path.
+    If an entry did not start on a played path, it starts at its previous start or at the end of that path, whichever
+    is later.
     """
     played_s, until_s = drawn.play_paths(PATHS)
     for entry, run_s, start_s in zip(drawn.queue, drawn.run_s, played_s, strict=False):

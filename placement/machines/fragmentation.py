@@ -34,10 +34,10 @@ class PoolFragments(msgspec.Struct, frozen=True):
 
 def measure_fragmentation(view: ClusterView, options: Options) -> list[PoolFragments]:
     """Return the fragmentation of each pool, in order of the pools' names."""
-    return list(_make_rows(view, options))
+    return list(_yield_pool_fragments(view, options))
 
 
-def _make_rows(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
+def _yield_pool_fragments(view: ClusterView, options: Options) -> Iterator[PoolFragments]:
     for code, pool in sorted(enumerate(view.inventory.pools), key=lambda item: item[1]):
         rows = np.flatnonzero((view.inventory.pool == code) & view.is_open)
         milli, lost, idle = view.milli[rows], None, None

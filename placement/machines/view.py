@@ -66,7 +66,7 @@ class Advice(IntEnum):
 
 
 class Hearing(IntEnum):
-    """How recently a node's GPUs have sent telemetry, as evidence that they are free.
+    """The freshness of the telemetry of a node's GPUs, as evidence of whether they are free.
 
     The numbers are those of the board's `node.hearing`.
     """

@@ -404,10 +404,10 @@ def is_reserved_for(window: Window, leaf: str) -> bool:
 def compute_capacity(
     view: ClusterView, outside: LeafUse | None = None, jobs: Collection[str] | None = None
 ) -> dict[str, float]:
-    """Return resource → usable GPUs of the fleet, without the GPUs that jobs without a queue hold there.
+    """Return resource → usable GPUs of the fleet, minus those that jobs without a queue hold.
 
-    outside: the GPUs that these jobs hold, including those on nodes outside the fleet. jobs: all jobs
-    that have a queue.
+    outside: the GPUs that jobs without a queue hold, including those on nodes outside the fleet. jobs: all jobs that
+    have a queue.
     """
     found = _count_gpus_by_resource(view, view.usable)
     if outside is None:

@@ -204,9 +204,9 @@ class FairnessVerdict:
         return self._stop(victims).find_refusing_queue(self.leaf, self.amounts) is None
 
     def _is_fair(self, final: QueueStanding, giver: str, resources: Iterable[str]) -> bool:
-        """Return whether a leaf may give to the request's, by what both hold in the final state.
+        """Return whether a leaf may give GPUs to the leaf of the request, given what both hold in the final state.
 
-        resources: those that it gives.
+        giver: the leaf that gives. resources: the resources that it gives.
         """
         taking, giving = _find_branches(final, self.leaf, giver)
         if not giving:

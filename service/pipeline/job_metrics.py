@@ -70,9 +70,9 @@ class JobMetrics:
 
 
 class RenewedIntervals:
-    """The checkpoint intervals of the running jobs, renewed in turn.
+    """A cache that compares the checkpoint intervals of running jobs with the best ones, a few jobs in each call.
 
-    `of`: attempt → its interval compared with the best one, from its last renewal.
+    `of`: attempt → the result of its last comparison.
     """
 
     def __init__(self) -> None:

@@ -167,7 +167,7 @@ class OtherPipelines(Capability):
     def poll(self) -> bool:
         """Publish the hard signals that are new since the last poll.
 
-        Returns whether a report now covers all signals of its pipeline that were urgent before.
+        Returns True if at least one pipeline had urgent signals, and its report now covers all of them.
         """
         waiting = [other for other in self.each if other.urgent]
         if rows := [row for other in self.each for row in other.poll()]:

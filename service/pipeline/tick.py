@@ -257,7 +257,10 @@ class Tick(TickInputs):
 
     @property
     def are_jobs_known(self) -> bool:
-        """Return whether every source of jobs has answered once. Before that, busy GPUs may belong to jobs."""
+        """Return whether every source of jobs has answered once.
+
+        Before that, busy GPUs may belong to jobs that are not known yet.
+        """
         return all(stated.until_ms > 0 for stated in self.listening.values())
 
     @cached_property

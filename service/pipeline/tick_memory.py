@@ -31,7 +31,7 @@ class AttemptRows(Generic[T]):
         of: tuple[object, ...] = (),
         beside: Mapping[tuple[str, int], object] = NOTHING_BESIDE,
     ) -> list[T]:
-        """Return the rows of these attempts, in order.
+        """Return the rows of these attempts, in order. Calls `make` only for rows that are new or have changed.
 
         of: other objects on which all rows depend. beside: attempt → another object on which its row depends.
         """

@@ -22,7 +22,7 @@ class PlacerMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(namespace="fleetcast_placer", registry=self.registry)
         self._add_requests()
-        self._add_state()
+        self._add_state_metrics()
         self.starts = StartTimeMetrics(self.registry)
         self.queues = QueueMetrics(self.registry)
         self.actions = ActionMetrics(self.registry)
@@ -51,7 +51,7 @@ class PlacerMetrics:
             "fleetcast_placer_bad_requests", "Requests answered with a problem.", ["status"], registry=self.registry
         )
 
-    def _add_state(self) -> None:
+    def _add_state_metrics(self) -> None:
         """Add the metrics of the queue, the promises and the placer's own state."""
         self.queue_length = Gauge("fleetcast_placer_queue_length", "Requests that wait.", registry=self.registry)
         self.intents = Gauge(

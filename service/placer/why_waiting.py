@@ -45,7 +45,7 @@ def explain_wait(
     if isinstance(turns, TreeTurns):
         leaf = turns.tree.find_known_leaf(request)
         mine = [entry for entry in order[:position] if turns.tree.find_known_leaf(entry.request) == leaf]
-        ladder += _describe_own_queue(mine, leaf, turns)
+        ladder += _describe_requests_before_in_queue(mine, leaf, turns)
         if isinstance(ordered_by, TreeTurns):
             ladder += _describe_other_queues(order[:position], order[position], leaf, ordered_by)
         ladder += _describe_limits(request, leaf, turns)
@@ -71,7 +71,7 @@ def _make_before_step(entries: Sequence[WaitingEntry], why: str) -> list[WhyStep
     return [WhyStep("before", f"{format_count(len(entries), 'request')} {why}", names)] if entries else []
 
 
-def _describe_own_queue(mine: Sequence[WaitingEntry], leaf: str, turns: TreeTurns) -> list[WhyStep]:
+def _describe_requests_before_in_queue(mine: Sequence[WaitingEntry], leaf: str, turns: TreeTurns) -> list[WhyStep]:
     if not leaf:
         return _make_before_step(mine, "before it of no queue of the file")
     first = FIRST[turns.tree.list_path(leaf)[0].order]

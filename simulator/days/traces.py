@@ -256,7 +256,7 @@ def _draw_run_times(rng: np.random.Generator, n: int) -> NDArray[np.float64]:
 
 
 def _extend_with_rush(trace: JobTrace, capacity_gpus: int, seed: int, rush_h: int) -> JobTrace:
-    """Return the trace with generated jobs that keep its demand above the fleet for `rush_h` hours."""
+    """Return the trace with more jobs, which keep demand above the fleet's capacity for `rush_h` hours."""
     rng = np.random.default_rng([seed, rush_h])
     columns = (trace.submit_ms, trace.run_s, trace.gpus)
     submit_ms, run_s, gpus = _add_rushes(rng, *columns, trace.start_ms, capacity_gpus, rush_h)

@@ -205,8 +205,8 @@ def make_verdict(task: str, results: Results) -> GateVerdict | None:
 def _judge_targets(found: Sequence[Comparison], metric: str) -> tuple[TargetVerdict, ...]:
     """Return a verdict for each target.
 
-    A target wins if its geometric mean is far enough below the best baselines'. None of its intervals
-    may lie above the baseline's number.
+    A target wins if the geometric mean of our errors is far enough below that of the best baselines. In addition,
+    none of our intervals may lie entirely above the baseline's error.
     """
     groups: dict[str, list[Comparison]] = {}
     for one in found:

@@ -93,9 +93,9 @@ def measure_duration_drift(tables: Sequence[tuple[str, HistoryJobs]], since_ms: 
 
 
 def _choose_row_numbers(first: int, end: int, each: int) -> NDArray[np.intp]:
-    """Return (k,) evenly spaced numbers from `first` to `end` - 1.
+    """Return (k,) evenly spaced row numbers from `first` to `end` - 1.
 
-    each: the number of rows for each returned number. All numbers together have at most MOST_ROWS rows.
+    each: the number of samples at each row number. There are at most MOST_ROWS samples at all returned numbers.
     """
     wanted = max(1, min(end - first, MOST_ROWS // max(each, 1)))
     return np.unique(np.linspace(first, end - 1, wanted).astype(np.intp))

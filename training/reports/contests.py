@@ -173,7 +173,7 @@ def _describe_change(contest: Comparison) -> str:
 
 
 def format_target(target: str) -> str:
-    """Return the name of a target as people write it."""
+    """Return the name of a target in words, such as "run time" for `run_s`."""
     return TARGETS.get(target, target.replace("_", " "))
 
 

@@ -175,7 +175,7 @@ def read_jobs(folder: Path) -> tuple[HistoryJobs, Counter[str]]:
             layout = find_layout(table.columns)
             if layout is not None:
                 parts.append(_select_good_rows(layout(table), skipped))
-    table = _join_tables(parts)
+    table = _concat_tables(parts)
     rows = pd.DataFrame({name: getattr(table, name) for name in ("job", "submit_s", "start_s", "run_s", "gpus")})
     twice = rows.duplicated().to_numpy() & (table.job != "")
     if twice.any():
@@ -189,7 +189,7 @@ def find_layout(columns: Sequence[str]) -> Callable[[pd.DataFrame], HistoryJobs]
     for needs, reader in (
         (PLAIN, _read_plain_jobs),
         (SWF, _read_swf_jobs),
-        (TIMED, _read_timed_jobs),
+        (TIMED, _read_jobs_with_start_times),
         (PHILLY, _read_philly_jobs),
     ):
         if set(needs) <= set(columns):
@@ -212,7 +212,7 @@ def _make_test_history(
     older = [_prefix_newest_jobs(other, table) for other, table in others.items() if table.submit_s[0] < last_s]
     if not older:
         return "not in the train folder, and no set there is older than it"
-    table = _join_tables([*older, own])
+    table = _concat_tables([*older, own])
     in_test = np.arange(len(table)) >= len(table) - len(own)
     order = np.argsort(table.submit_s, kind="stable")
     own_s = first_s + min(ALONE_DAYS * DAY_S, (last_s - first_s) / 2)
@@ -251,14 +251,14 @@ def _make_joined_history(
     if again.any():
         skipped["in both folders"] += int(again.sum())
     after = after.select_rows(~again)
-    table = _join_tables([before, after])
+    table = _concat_tables([before, after])
     in_test = np.arange(len(table)) >= len(before)
     order = np.argsort(table.submit_s, kind="stable")
     found = JobHistory(name, table.select_rows(order), in_test[order], float(before.submit_s.max()), skipped)
     return found if found.is_judged.any() else "no job of the test folder is later than the train folder"
 
 
-def _join_tables(parts: Sequence[HistoryJobs]) -> HistoryJobs:
+def _concat_tables(parts: Sequence[HistoryJobs]) -> HistoryJobs:
     columns = {}
     for column in fields(HistoryJobs):
         empty = np.empty(0, np.float64 if column.name in NUMBERS else object)
@@ -315,7 +315,7 @@ def _read_swf_jobs(table: pd.DataFrame) -> HistoryJobs:
     return replace(found, start_s=start_s, gpus=np.where(alloc > 0, alloc, found.gpus))
 
 
-def _read_timed_jobs(table: pd.DataFrame) -> HistoryJobs:
+def _read_jobs_with_start_times(table: pd.DataFrame) -> HistoryJobs:
     rows = len(table)
     names = {"job": "job_id", "run_s": "service_sec", "gpus": "gpu_count", "user": "user", "group": "slurm_account"}
     names |= {"name": "slurm_jobname", "queue": "vc" if "vc" in table.columns else "slurm_partition", "failed": "state"}

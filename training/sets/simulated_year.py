@@ -33,12 +33,12 @@ CHECK = "burn-in"
 
 @dataclass(frozen=True, slots=True)
 class Wear:
-    """One way in which parts of nodes wear out.
+    """One way in which parts of nodes wear out, in episodes.
 
-    begins: how often a wear begins, per node and day. days: its mean length. breaks: the share
-    that ends in a fault. signs: the rules that show the wear, on a share `shown` of its days. false: the
-    share of days on which these rules fire although nothing wears. warned: the share of its days with a
-    warning, after which an operator may drain the node.
+    begins: episodes per node and day. days: the mean length of an episode. breaks: the share of episodes that end in
+    a fault. signs: the rules that fire on a share `shown` of an episode's days. false: the share of days on which
+    these rules fire without an episode. warned: the share of an episode's days with a warning, after which an
+    operator may drain the node.
     """
 
     begins: float

@@ -54,11 +54,11 @@ class EventStarts:
 
 @dataclass(frozen=True, slots=True)
 class SiteDays:
-    """A table of n rows in order of time, each a node at work at one moment.
+    """A table of n rows in order of time. A row is a node at work at one moment.
 
-    columns: (n, SITE_FEATURES) inputs of the fit. levels: (n, rule) at that moment. history: (n,
-    RISK_HORIZONS_S) hazard of the shipped fit. begun: kind of event → when its events began. faults:
-    all faults of the span. All events are known until end_ms.
+    columns: (n, SITE_FEATURES) inputs of the fit. levels: (n, rule) rule levels at the row's moment. history: (n,
+    RISK_HORIZONS_S) hazard of the shipped fit. begun: kind of event → when its events began. faults: all faults of
+    the span. All events are known until end_ms.
     """
 
     names: tuple[str, ...]
