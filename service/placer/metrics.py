@@ -109,6 +109,9 @@ class PlacerMetrics:
             self.refused_requests.labels(str(status)).inc()
 
 
+AGENTS = "agents"  # the executor that every placer has
+
+
 class ActionMetrics:
     """The metrics of actions on running jobs, and of the switches that stop them."""
 
@@ -128,19 +131,23 @@ class ActionMetrics:
             ["executor"],
             registry=registry,
         )
-        self.failed.labels("agents")
+        self.failed.labels(AGENTS)
+        self.oldest_s.labels(AGENTS)
         self.paused = Gauge("fleetcast_actions_paused", "1 while a person has paused all actions.", registry=registry)
         self.breaker = Gauge(
             "fleetcast_actions_breaker_open", "1 while the circuit breaker of actions is open.", registry=registry
         )
 
     def set_open(self, counts: Mapping[tuple[str, str], int], oldest_s: Mapping[str, float]) -> None:
-        """Set the counts of open actions, and the age of the oldest of each executor."""
+        """Set the counts of open actions, and the age of the oldest of each executor.
+
+        The executor `agents` has an age of 0 without open actions, so that an alert can tell 0 from no answer.
+        """
         self.open.clear()
         for key, count in counts.items():
             self.open.labels(*key).set(count)
         self.oldest_s.clear()
-        for executor, age_s in oldest_s.items():
+        for executor, age_s in {AGENTS: 0.0, **oldest_s}.items():
             self.oldest_s.labels(executor).set(age_s)
 
 
