@@ -88,6 +88,7 @@ def read_page(page: Path, tags: tuple[str, ...], folder: Path, service: Service,
         "GENERATION": str(service.get("/v1/queues")["generation"]),
     }
     variables = {"FLEETCAST_DATA": (os.environ.get("FLEETCAST_DATA", "") if SLOW else "") or str(data)}
+    variables["FLEETCAST_URL"] = f"http://{here}"
     state = folder / "var"
     if name_of(page) == TRAINING:
         live(state / "archive", events_of(days=3, jobs_a_day=12), drains_of(days=3))
@@ -192,7 +193,7 @@ def _client(folder: Path, service: Service, places: Words, variables: Words) -> 
 def _loop(folder: Path, service: Service, places: Words, variables: Words) -> None:
     """The environment of a job of Slurm."""
     _client(folder, service, places, variables)
-    variables |= {"FLEETCAST_URL": f"http://127.0.0.1:{service.port}", "FLEETCAST_TOKEN": "none"}
+    variables["FLEETCAST_TOKEN"] = "none"
     variables |= {"SLURM_JOB_ID": "4711", "STEP": "7", "SECONDS_OF_STEP": "1.5"}
 
 
