@@ -18,7 +18,7 @@ from fleetcast.placement.queues.tree import ANY, QueueTree, ReclaimPolicy, is_at
 
 
 class Eligibility(IntEnum):
-    """Whether a running job may be stopped for a request. Negative values are reasons why it may not."""
+    """The permission to stop a running job for a request. Negative values are reasons why it may not be stopped."""
 
     RECLAIM = 1  # its queue holds more than its guarantee
     PREEMPT = 2  # the class of the request preempts it

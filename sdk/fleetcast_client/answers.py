@@ -37,7 +37,7 @@ class ActionRow(TypedDict):
 
 
 class ActionSwitches(TypedDict):
-    """Whether actions are sent. `paused_ms` and `opened_ms` (the circuit breaker): None while they are."""
+    """The switches that stop the sending of actions. `paused_ms` and `opened_ms` are None while actions are sent."""
 
     paused_ms: int | None
     paused_by: str

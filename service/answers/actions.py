@@ -52,7 +52,7 @@ class ActionDetails(ActionRow, kw_only=True):
 
 
 class ActionSwitches(msgspec.Struct, kw_only=True):
-    """Whether actions are sent. paused_ms and opened_ms: since when they are not, or null.
+    """The switches that stop the sending of actions. paused_ms and opened_ms: since when they do so, or null.
 
     why: why the circuit breaker is open.
     """

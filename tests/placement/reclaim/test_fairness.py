@@ -32,7 +32,7 @@ def pieces(queue: str, sizes: list[int]) -> tuple[TeamJob, ...]:
 
 @pytest.mark.parametrize(("text", "a", "b"), [(OWED, "a", "b"), (COHORTS, "x/a", "y/b")])
 def test_a_hero_beside_its_own_30_takes_what_it_is_owed_and_nobody_takes_it_back(text: str, a: str, b: str) -> None:
-    """Kueue's issue 14543: 60 of 100 beside 30 of the own queue and 70 of another's, in one cohort and in two."""
+    """Kueue's published case: 60 of 100 beside 30 of the own queue and 70 of another's, in one cohort and in two."""
     teams = Teams(read_queues(text), 100, (*pieces(a, [30]), *pieces(b, [10] * 7)))
     hero = replace(HERO, queue=a)
     victims = chosen(teams.find(hero))
