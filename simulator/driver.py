@@ -57,6 +57,8 @@ class Counters:
     finished: int = 0
     failed: int = 0
     refused: int = 0
+    preempted: int = 0
+    resized: int = 0
     running: int = 0
     queued: int = 0
 
@@ -198,7 +200,7 @@ class Driver:
         ranks = msgspec.convert(row["ranks"], tuple[RankPlacement, ...])
         live = self.waiting.pop(request_id, None)
         if live is not None and expired:
-            await self._resubmit_job(live)
+            await self.resubmit_job(live)
         elif live is not None:
             await self._start_job(live, ranks, now_ms)
         elif not expired and (row.get("job") or request_id) not in self.running:
@@ -262,7 +264,7 @@ class Driver:
         if category == "node_lost" and node not in self._lost:
             self._lost.add(node)
             await self.outbox.put(self._make_node_event(node, "lost", message, now_ms))
-        await self._resubmit_job(live)
+        await self.resubmit_job(live)
 
     async def _report_returned_nodes(self, now_ms: int) -> None:
         for node in [name for name in self._lost if self.fleet.is_answering(name, "dcgm")]:
@@ -276,7 +278,27 @@ class Driver:
         self.counters.failed += 1
         await self.outbox.put(live.make_failed_event(_normalise_category(category), node, message, now_ms))
 
-    async def _resubmit_job(self, live: LiveJob) -> None:
+    async def preempt_job(self, live: LiveJob, by: str, now_ms: int) -> None:
+        """Stop a running job for a request, and submit its next attempt."""
+        self.fleet.stop_job(live.name, now_ms)
+        await self.report_preemption(live, by, now_ms)
+        await self.resubmit_job(live)
+
+    async def report_preemption(self, live: LiveJob, by: str, now_ms: int) -> None:
+        """Report a running job as stopped for a request."""
+        self.running.pop(live.name, None)
+        self.counters.preempted += 1
+        await self.outbox.put(live.make_preempted_event(by, now_ms))
+
+    async def resize_job(self, live: LiveJob, ranks: tuple[RankPlacement, ...], pause_s: float, now_ms: int) -> None:
+        """Continue a running job on other ranks."""
+        event = live.resize_on_ranks(ranks, pause_s, now_ms)
+        self.fleet.start_job(live.name, live.attempt, ranks, live.profile, now_ms)
+        self.counters.resized += 1
+        await self.outbox.put(event)
+
+    async def resubmit_job(self, live: LiveJob) -> None:
+        """Submit the next attempt of a job that has stopped."""
         await self._submit(live.make_next_attempt(), self.clock.now_ms())
 
     def _make_node_event(self, node: str, type: Literal["lost", "returned"], message: str, now_ms: int) -> NodeEvent:

@@ -15,7 +15,9 @@ from fleetcast.fleet.events import (
     JobEvent,
     Phase,
     PhaseName,
+    Preempted,
     Queued,
+    Resized,
     Started,
     Step,
     StepParts,
@@ -29,6 +31,7 @@ GANG_GPUS = 8  # from this size on a job reports its steps
 STEP_EVERY_MS = 30_000
 MAX_EARLIER_CHECKPOINTS = 3  # of a job that ran before
 FLOPS_LABEL = "flops_per_token"
+SPEEDUP = 0.9  # a gang of n members runs at n to this power
 NOISE_RATIO = 1.02  # a step this much longer than usual is not yet slow
 
 PHASES = frozenset(get_args(PhaseName))
@@ -168,6 +171,25 @@ class LiveJob:
             self.safe_s = self.remaining_s
             events.append(self.make_next_event(Checkpoint, now_ms, edge="end"))
         return events
+
+    def begin_checkpoint(self, now_ms: int) -> list[JobEvent]:
+        """Make the event of a checkpoint that begins now. There is none if one is being written."""
+        return [] if self.phase == "checkpoint" else [self.make_next_event(Checkpoint, now_ms, edge="begin")]
+
+    def end_checkpoint(self, now_ms: int) -> JobEvent:
+        """Save the work up to now, and make the event of a whole checkpoint."""
+        self.phase, self.safe_s = "", self.remaining_s
+        return self.make_next_event(Checkpoint, now_ms, edge="end")
+
+    def resize_on_ranks(self, ranks: tuple[RankPlacement, ...], pause_s: float, now_ms: int) -> JobEvent:
+        """Continue on other ranks from the last checkpoint, after a pause. Fewer GPUs make the rest longer."""
+        before = self.gpus
+        self.ranks, self.phase = ranks, ""
+        self.remaining_s = self.safe_s = self.safe_s * (before / self.gpus) ** SPEEDUP + pause_s
+        return self.make_next_event(Resized, now_ms, ranks=ranks)
+
+    def make_preempted_event(self, by: str, time_ms: int) -> JobEvent:
+        return self.make_next_event(Preempted, time_ms, by=by, reason="an action of the placer")
 
     def make_finished_event(self, time_ms: int) -> JobEvent:
         return self.make_next_event(Finished, time_ms)

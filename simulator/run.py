@@ -32,6 +32,7 @@ from fleetcast.fleet.process import make_token_headers
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.ingest.topology.load import load_topology
+from fleetcast.simulator.agents import JobAgents, draw_manner
 from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace
 from fleetcast.simulator.days.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
 from fleetcast.simulator.driver import Driver
@@ -61,7 +62,8 @@ class SimulationOptions:
     """The options of a simulation.
 
     `out`: the run folder. `api`: URL of the product. `data`: FLEETCAST_DATA. `faults`: TOML file of
-    FaultSettings, or None for those of the demonstration.
+    FaultSettings, or None for those of the demonstration. `unruly_share`: the share of job agents that do not
+    obey actions.
     """
 
     out: Path
@@ -77,6 +79,7 @@ class SimulationOptions:
     spec: FleetSpec = field(default_factory=FleetSpec)
     weeks: int = WEEKS
     teams: bool = False
+    unruly_share: float = 0.0
 
 
 async def run_simulation(options: SimulationOptions) -> None:
@@ -115,7 +118,10 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         driver.start_ongoing_jobs()
         story = Story(driver, fleet.faults, options.out / "story.jsonl")
         about = {"note": trace.note, "source": trace.source, "skipped_jobs": trace.skipped}
-        works = [driver.run(), _advance_forever(fleet, options)] + ([story.run()] if options.story else [])
+        agents = JobAgents(driver, lambda job: draw_manner(job, options.seed, options.unruly_share))
+        works = [driver.run(), agents.run(), _advance_forever(fleet, options)] + (
+            [story.run()] if options.story else []
+        )
         async with _serve_pages(fleet, options) as served:
             works.append(_start_faults_and_breakage(driver, fleet, settings, served))
             await _run_until_stopped(

@@ -103,6 +103,10 @@ def simulate_cluster(
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,
     teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,
+    unruly: Annotated[
+        float,
+        typer.Option(help="Share of job agents that refuse, hang, lie, reply late or twice, or die.", min=0, max=1),
+    ] = 0.0,
     port: Annotated[int, typer.Option(help="Port of the exporter pages [a free one].", min=0, max=65_535)] = 0,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry goes there, too.")] = "",
     kafka_topic: Annotated[
@@ -141,6 +145,7 @@ def simulate_cluster(
         port=port,
         spec=FleetSpec(nodes=nodes),
         teams=teams,
+        unruly_share=unruly,
     )
     _run_cluster(options, kafka, kafka_topic)
 

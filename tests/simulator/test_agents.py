@@ -1,0 +1,227 @@
+"""Agents of simulated jobs against a real placer: actions are proposed and sent in it, and its API answers them."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.actions.action import ActionKind
+from fleetcast.service.placer.http import make_app
+from fleetcast.simulator.agents import LATE_S, LIE_S, POLL_S, JobAgents, Manner, change_ranks, draw_manner
+from fleetcast.simulator.days.replay import OngoingJob, TraceReplay
+from fleetcast.simulator.driver import Driver
+from fleetcast.simulator.live_job import SPEEDUP
+from fleetcast.simulator.outbox import ProductApi
+from tests.placement.actions.action_world import make_action
+from tests.service.placer_world import NOW_MS, World
+from tests.simulator.test_driver import PROFILE, FakeFleet, job, ranks
+
+GRACE_S, BY_S = 120.0, 600.0
+
+
+class PlacerApi(ProductApi):
+    """The API of a placer in this process. Events and requests are only recorded."""
+
+    def __init__(self, world: World, client: httpx.AsyncClient) -> None:
+        self.world, self.client, self.retries = world, client, 0
+        self.events: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
+        self.replies: list[tuple[str, int]] = []
+
+    async def request_once(
+        self, method: str, path: str, body: bytes | None = None, kind: str = "json"
+    ) -> tuple[int, bytes] | None:
+        if path == "/v1/events":
+            self.events += [msgspec.json.decode(line) for line in (body or b"").splitlines()]
+            return 202, b'{"rejected":[]}'
+        if path == "/v1/queue":
+            self.requests.append(msgspec.json.decode(body or b""))
+            return 202, b"{}"
+        answer = await self.client.request(method, path.removeprefix("/v1"), content=body)
+        if method == "POST":
+            self.replies.append((path.rpartition("/")[2], answer.status_code))
+        return answer.status_code, answer.content
+
+
+class Scene:
+    """A running gang "a" on nodes n01 to n04 with an agent, and an action on it that was sent."""
+
+    def __init__(self, world: World, api: PlacerApi, manner: Manner, changes: dict[str, Any]) -> None:
+        self.world, self.api, self.fleet = world, api, FakeFleet()
+        gang = OngoingJob(job("a", 32, run_s=8000.0), NOW_MS - 100_000, 7900.0, ranks("n01", "n02", "n03", "n04"))
+        replay = TraceReplay(NOW_MS, (), (gang,), ())
+        self.driver = Driver(self.fleet, api, world.clock, replay, (), lambda _: PROFILE)
+        self.driver.start_ongoing_jobs()
+        self.agents = JobAgents(self.driver, lambda _: manner)
+        fields = {"gpus": 32.0, "ranks": ranks("n01", "n02", "n03", "n04"), "grace_s": GRACE_S, **changes}
+        action = make_action("a", by_ms=NOW_MS + round(1000 * BY_S), **fields)
+        control = world.service.actions
+        (self.action_id,) = [row.action_id for row in control.propose([action], NOW_MS).opened]
+        assert control.send([self.action_id], NOW_MS)
+
+    async def wait(self, seconds: float) -> None:
+        """Let fleet time pass, in steps of half a minute."""
+        while seconds > 0:
+            self.world.clock.advance(min(seconds, 30.0))
+            await self.driver.advance(self.world.clock.now_ms())
+            await self.agents.poll_jobs()
+            await self.agents.act(self.world.clock.now_ms())
+            await self.driver.outbox.wait_until_empty()
+            seconds -= 30.0
+
+    @property
+    def state(self) -> str:
+        return self.world.service.actions.get_action(self.action_id).state.value
+
+    def types(self) -> list[str]:
+        return [row["type"] for row in self.api.events if row["type"] not in ("phase", "step")]
+
+
+def play(folder: Path, scene: Callable[[Scene], Awaitable[None]], manner: Manner = Manner.OBEY, **changes: Any) -> None:
+    async def run() -> None:
+        world = World(folder)
+        world.board.jobs = {"a": (0, 1, 2, 3)}
+        world.board.publish()
+        world.service.view.observe_fleet()
+        world.service.actions._limits = type(world.service.actions._limits)(1.0, 1.0)
+        app = make_app(world.service, lambda: None)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client:
+            stage = Scene(world, PlacerApi(world, client), manner, changes)
+            tasks = [asyncio.create_task(stage.driver.outbox.run()), asyncio.create_task(stage.driver._post_requests())]
+            try:
+                await scene(stage)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await task
+        world.close()
+
+    asyncio.run(run())
+
+
+def test_an_agent_writes_a_checkpoint_stops_within_the_grace_and_comes_back(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(30)
+        assert (stage.state, stage.api.replies) == ("accepted", [("accept", 200)])
+        assert stage.driver.running, "it still writes its checkpoint"
+        await stage.wait(30)
+        assert not stage.fleet.running
+        assert stage.types() == ["checkpoint", "checkpoint", "preempted", "submitted", "queued"]
+        assert stage.api.events[-3]["by"] == "urgent"
+        waits = stage.driver.waiting["a.2"]
+        assert waits.remaining_s == 7900.0 - 60, "no work is lost but that of the checkpoint's own time"
+        await stage.driver._requests.join()
+        assert [row["attempt"] for row in stage.api.requests] == [2]
+
+    play(tmp_path, scene)
+
+
+def test_a_shrunk_gang_goes_on_with_the_ranks_that_stay_and_takes_longer(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(60)
+        assert [rank.node for rank in stage.fleet.running["a"]] == ["n01", "n04"]
+        assert stage.types() == ["checkpoint", "checkpoint", "resized"]
+        left_s = stage.driver.running["a"].remaining_s
+        assert left_s == pytest.approx((7900.0 - 60) * 2**SPEEDUP + 60.0)
+        assert not stage.driver.waiting
+
+    leaving = (RankPlacement(0, "n02", tuple(range(8))), RankPlacement(1, "n03", tuple(range(8))))
+    play(tmp_path, scene, kind=ActionKind.SHRINK, gpus=16.0, ranks=leaving)
+
+
+def test_a_replaced_rank_gets_the_number_of_the_rank_that_left(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(60)
+        assert [(rank.rank, rank.node) for rank in stage.fleet.running["a"]] == [
+            (0, "n01"), (1, "n09"), (2, "n03"), (3, "n04"),
+        ]  # fmt: skip
+
+    leaving, places = ranks("n02"), ranks("n09")
+    play(tmp_path, scene, kind=ActionKind.REPLACE, gpus=8.0, ranks=leaving, places=places)
+
+
+def test_an_agent_that_refuses_keeps_its_job(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(300)
+        assert (stage.state, stage.types()) == ("refused", [])
+        assert "a" in stage.fleet.running
+
+    play(tmp_path, scene, Manner.REFUSE)
+
+
+def test_an_agent_that_hangs_replies_nothing(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(300)
+        assert (stage.state, stage.api.replies, stage.types()) == ("sent", [], [])
+
+    play(tmp_path, scene, Manner.HANG)
+
+
+def test_a_liar_reports_a_stop_while_its_gpus_work(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(90)
+        assert stage.types()[-1] == "preempted"
+        assert "a" in stage.fleet.running
+        assert not stage.driver.running
+        await stage.wait(LIE_S + 30)
+        assert not stage.fleet.running
+        assert "a.2" in stage.driver.waiting
+
+    play(tmp_path, scene, Manner.LIE)
+
+
+def test_a_late_agent_replies_and_stops_after_the_action_has_expired(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(BY_S)
+        assert stage.api.replies == []
+        await stage.wait(LATE_S + 30)
+        assert (stage.state, stage.api.replies) == ("expired", [("accept", 409)])
+        assert stage.types()[:3] == ["checkpoint", "checkpoint", "preempted"]
+
+    play(tmp_path, scene, Manner.LATE)
+
+
+def test_an_agent_that_replies_twice_gets_the_same_answer(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(60)
+        assert stage.api.replies == [("accept", 200)] * 2
+        assert stage.types().count("preempted") == 1
+
+    play(tmp_path, scene, Manner.TWICE)
+
+
+def test_a_job_that_dies_meanwhile_has_no_new_checkpoint(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(60)
+        assert stage.types() == ["checkpoint", "failed", "submitted", "queued"]
+        assert stage.driver.waiting["a.2"].remaining_s == 7900.0
+
+    play(tmp_path, scene, Manner.DIE)
+
+
+def test_an_action_is_carried_out_once_however_often_it_is_read(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(10 * POLL_S)
+        assert len(stage.api.replies) == 1
+
+    play(tmp_path, scene, kind=ActionKind.SHRINK, gpus=8.0, ranks=ranks("n02"))
+
+
+def test_the_share_of_unruly_agents_is_as_asked() -> None:
+    drawn = [draw_manner(f"j{number}", 1, 0.3) for number in range(2000)]
+    assert drawn == [draw_manner(f"j{number}", 1, 0.3) for number in range(2000)]
+    assert 0.26 < sum(manner is not Manner.OBEY for manner in drawn) / 2000 < 0.34
+    assert set(drawn) == set(Manner)
+    assert {draw_manner(f"j{number}", 1, 0.0) for number in range(100)} == {Manner.OBEY}
+
+
+def test_ranks_are_matched_by_their_gpus() -> None:
+    half = RankPlacement(0, "n1", (0, 1, 2, 3)), RankPlacement(1, "n1", (4, 5, 6, 7))
+    assert change_ranks(half, [RankPlacement(5, "n1", (4,))], ()) == half[:1]
