@@ -38,6 +38,11 @@ def known_names() -> frozenset[str]:
     return frozenset(found)
 
 
+@cache
+def known_files() -> frozenset[str]:
+    return frozenset(module.rpartition("/")[2] for module in modules())
+
+
 def exists(path: str) -> bool:
     """Return whether a dotted path below `fleetcast` leads to a package, a module or a name in one.
 
@@ -61,11 +66,10 @@ def exists(path: str) -> bool:
 
 def unknown_names(source: str) -> list[str]:
     """Return the names in the comments and docstrings of a module that do not exist."""
-    files = {module.rpartition("/")[2] for module in modules()}
-    found = []
+    known, found = known_names() | FOREIGN, []
     for text in texts_of(source):
-        found += [name for name in _NAME.findall(text) if name not in known_names() | FOREIGN]
-        found += [name for name in _FILE.findall(text) if name not in files]
+        found += [name for name in _NAME.findall(text) if name not in known]
+        found += [name for name in _FILE.findall(text) if name not in known_files()]
         found += [f"fleetcast{path}" for path in _PATH.findall(text) if not exists(path)]
     return found
 

@@ -7,6 +7,7 @@ name that is gone must leave it, and no new name may join. `python -m tests.test
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,12 +26,13 @@ WITHOUT_SUBJECT = re.compile(r"(?:What|Who|Whoever|Of|As|That)\b|Whether\b.*\bis
 _PART = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
-def modules() -> list[str]:
+@cache
+def modules() -> tuple[str, ...]:
     """Return the modules of the product, by path."""
     found: list[Path] = []
     for folder in FOLDERS:
         found += (ROOT / folder).rglob("*.py") if (ROOT / folder).is_dir() else [ROOT / folder]
-    return sorted(path.relative_to(ROOT).as_posix() for path in found if not path.stem.endswith("_pb2"))
+    return tuple(sorted(path.relative_to(ROOT).as_posix() for path in found if not path.stem.endswith("_pb2")))
 
 
 def parts_of(name: str) -> set[str]:

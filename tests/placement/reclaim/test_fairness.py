@@ -113,7 +113,7 @@ def test_a_limit_holds_even_if_the_victims_would_make_room() -> None:
 
 def test_nearly_all_solvable_scenes_are_solved_fairly_and_without_loops() -> None:
     solvable = solved = 0
-    for seed in range(round(1500 * EFFORT)):
+    for seed in range(round(500 * EFFORT)):
         teams, payer = draw_teams(np.random.default_rng(seed))
         found = teams.find(payer)
         fair = dict.fromkeys(names for _, names in teams.list_fair_sets(payer))
@@ -122,5 +122,5 @@ def test_nearly_all_solvable_scenes_are_solved_fairly_and_without_loops() -> Non
             solved += 1
             assert {frozenset(names) for names in fair} >= {frozenset(found.chosen.jobs)}, seed
         run_until_stable(teams, payer)
-    assert solvable > 100 * EFFORT
+    assert solvable > 30 * EFFORT
     assert solved >= 0.995 * solvable - 1

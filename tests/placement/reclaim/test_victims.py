@@ -35,7 +35,7 @@ def ask(members: int, each: int, level: str | None = None, **more: object) -> Pl
     )
 
 
-@examples(1500)
+@examples(400)
 @given(scenes())
 def test_a_set_frees_the_right_shape_and_every_victim_is_needed(scene: Scene) -> None:
     found = find_victims(scene.request, scene.view, scene.cost, OPTIONS, scene.host)
@@ -69,7 +69,7 @@ def test_no_set_is_cheaper_than_the_bound_and_few_sets_are_cheaper_than_ours(sce
     assert found.chosen.cost_gpu_s <= optimum * 1.5 + 1e-6
 
 
-@examples(400)
+@examples(150)
 @given(scenes())
 def test_neither_repetition_nor_the_order_of_jobs_changes_the_answer(scene: Scene) -> None:
     first = find_victims(scene.request, scene.view, scene.cost, OPTIONS, scene.host)
