@@ -14,6 +14,7 @@ VERBS = {
 REASONS = {
     "guarantee": "a queue gets back what it is guaranteed",
     "class": "a higher class needs the GPUs",
+    "surplus": "a request that is next needs members above the minimum",
     "idle": "no request waits for the GPUs",
     "lost": "nodes were lost",
     "foreseen": "nodes are likely to fail",

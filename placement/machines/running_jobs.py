@@ -57,6 +57,9 @@ class RunningJobs:
     checkpoint_ms: Integers  # (j,) when its last whole checkpoint was complete, -1 none
     checkpoint_cost_s: Floats  # (j,) seconds that a checkpoint takes, NaN unknown
     restart_s: Floats  # (j,) seconds from a new start to useful work, learnt, else `DEFAULT_RESTART_S`
+    resized_ms: Integers  # (j,) when its size last changed, -1 never
+    resize_pause_s: Floats  # (j,) seconds that it stands still while its size changes, NaN unknown
+    speed_exponent: Floats  # (j,) its speed is members ** exponent, NaN unknown
     stops: Integers  # (j,) number of preemptions of the job in the last 24 hours
     cpus_per_member: Floats  # (j,) CPUs, NaN unknown
     cpus: Floats  # (j,) CPUs of all members, NaN unknown
@@ -140,6 +143,9 @@ _UNKNOWN: dict[str, tuple[Any, float]] = {  # column → its type, and its value
     "checkpoint_ms": (np.int64, -1),
     "checkpoint_cost_s": (np.float64, np.nan),
     "restart_s": (np.float64, DEFAULT_RESTART_S),
+    "resized_ms": (np.int64, -1),
+    "resize_pause_s": (np.float64, np.nan),
+    "speed_exponent": (np.float64, np.nan),
     "stops": (np.int64, 0),
     "cpus_per_member": (np.float64, np.nan),
     "cpus": (np.float64, np.nan),

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.placement.elastic.shrink import GangShrink, ShrunkGangs, find_shrinks
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
@@ -59,7 +60,8 @@ class ReclaimProposal:
     """The result of the search for jobs to stop for the head of the queue.
 
     code: "found", or the reason why no job would be stopped. victims: None unless found. kinds: why each victim
-    may be stopped, in the order of the victims. costs: of all running jobs, by row of their table.
+    may be stopped, in the order of the victims. costs: of all running jobs, by row of their table. shrinks: gangs that
+    give up members instead. Then no job stops.
     """
 
     code: ReclaimCode
@@ -68,6 +70,7 @@ class ReclaimProposal:
     victims: ChosenVictims | None = None
     kinds: tuple[Eligibility, ...] = ()
     costs: StopCosts | None = None
+    shrinks: tuple[GangShrink, ...] = ()
 
 
 def propose_reclaim(
@@ -83,9 +86,9 @@ def propose_reclaim(
     """Return which running jobs would be stopped for a request that does not fit, or why none would be.
 
     view: the fleet, with what this pass has placed. standing, holds: the queues, and the jobs that count against
-    them. shadow_ms: when the request should fit by itself. queued_ms: since when it waits. Queues give GPUs back
-    before a class takes any. So the jobs of borrowing queues are tried first, and those that the class preempts
-    join them only if that fails.
+    them. shadow_ms: when the request should fit by itself. queued_ms: since when it waits. Elastic gangs shrink before
+    any job stops. Queues give GPUs back before a class takes any. So the jobs of borrowing queues are tried first, and
+    those that the class preempts join them only if that fails.
     """
     policy, now_ms = facts.policy, options.now_ms
     if shadow_ms - now_ms <= 1000 * policy.patience_s:
@@ -98,6 +101,9 @@ def propose_reclaim(
     taker = make_taker(request, facts.tree)
     eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms)
     costs = compute_job_costs(facts.jobs, now_ms)
+    shrunk = find_shrinks(request, view, facts.jobs, eligibility, Queues(standing, holds), options)
+    if shrunk is not None:
+        return _make_shrink_proposal(request, shrunk, costs)
     at = {name: row for row, name in enumerate(facts.jobs.names)}
     rows = np.array([at.get(name, -1) for name in view.jobs], np.int64)  # -1: what this pass has placed
     why: NoVictims | None = None
@@ -115,6 +121,13 @@ def propose_reclaim(
             return _judge_bounds(request, found, facts, eligibility, costs)
         why = found
     return ReclaimProposal("none", request, _explain_failure(why, eligibility))
+
+
+def _make_shrink_proposal(request: PlacementRequest, shrunk: ShrunkGangs, costs: StopCosts) -> ReclaimProposal:
+    names = ", ".join(f"{one.job} to {format_count(one.size, 'member')}" for one in shrunk.shrinks[:NAMED])
+    more = f" and {len(shrunk.shrinks) - NAMED:,} more" if len(shrunk.shrinks) > NAMED else ""
+    sentence = f"would shrink {names}{more} for it, and stops no job"
+    return ReclaimProposal("found", request, sentence, shrunk.placed, (), costs, shrunk.shrinks)
 
 
 def _judge_bounds(

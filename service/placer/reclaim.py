@@ -20,6 +20,7 @@ from fleetcast.service.placer.view import ObservedFleet
 ADVICE = "advice"  # the executor of actions that nobody carries out
 LASTS_MS = 3_600_000  # a proposal that no pass has withdrawn by then expires
 REASONS = {Eligibility.RECLAIM: "guarantee", Eligibility.PREEMPT: "class"}
+SURPLUS = "surplus"  # the reason for members above the minimum of a gang, where no guarantee and no class counts
 REJECTED = 3  # sets of jobs that the search did not choose, stored with an action
 
 
@@ -74,7 +75,7 @@ class ReclaimAdvisor:
 def make_actions(
     proposal: ReclaimProposal, observed: ObservedFleet, policy: ReclaimPolicy, now_ms: int
 ) -> list[JobAction]:
-    """Return one action for each job that a proposal would stop."""
+    """Return one action for each job that a proposal would stop or shrink."""
     found, costs = proposal.victims, proposal.costs
     if found is None or costs is None:
         return []
@@ -88,7 +89,23 @@ def make_actions(
         for lost in found.lost[:REJECTED]
     )
     numbers = {"set_gpu_s": found.chosen.cost_gpu_s, "bound_gpu_s": found.bound_gpu_s}
-    actions = []
+    actions = [
+        JobAction(
+            kind=ActionKind.SHRINK,
+            job=shrink.job,
+            attempt=int(jobs.attempt[jobs.row[shrink.job]]),
+            queue=jobs.leaf[jobs.row[shrink.job]],
+            gpus=float(shrink.gpus),
+            ranks=shrink.ranks,
+            executor=ADVICE,
+            by_ms=now_ms + LASTS_MS,
+            reason=ActionReason(REASONS.get(shrink.kind, SURPLUS), numbers),
+            cost=ActionCost(restart=shrink.cost_gpu_s),
+            payer=proposal.request.request_id,
+            grace_s=policy.grace_s,
+        )
+        for shrink in proposal.shrinks
+    ]
     for name, kind in zip(found.chosen.jobs, proposal.kinds, strict=True):
         row = jobs.row[name]
         terms = float(costs.lost[row]), float(costs.restart[row]), float(costs.wait[row])

@@ -1,0 +1,155 @@
+"""Laws of gangs that give up members for a request."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetcast.fleet.requests import LevelName, PlacementRequest, TopologyConstraint
+from fleetcast.placement.elastic.members import RunningMembers, release_gpus
+from fleetcast.placement.elastic.shrink import PAUSE_S, ShrunkGangs, find_shrinks
+from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.queues.queues_ahead import QueueHold
+from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.placement.queues.standing import QueueStanding
+from fleetcast.placement.queues.tree import ANY
+from fleetcast.placement.reclaim.eligibility import Eligibility
+from fleetcast.placement.reclaim.fairness import Queues
+from tests.fuzz.bounds import examples
+from tests.placement.reclaim.scenes import OPTIONS, G, make_view
+
+
+def make_queues(view: ClusterView, leaf: Mapping[str, str]) -> Queues:
+    """Return the standing of two queues, of which the first is guaranteed half of the fleet."""
+    capacity = {ANY: float(view.usable.sum())}
+    tree = read_queues(f"[queue.owed]\nguaranteed = {{gpu = {capacity[ANY] / 2}}}\n[queue.rest]\n")
+    standing = QueueStanding(tree, {}, capacity)
+    holds = {}
+    for at, name in enumerate(view.jobs):
+        holds[name] = QueueHold(leaf[name], {ANY: float((view.holders == at).sum())})
+        standing.add_held(leaf[name], holds[name].amounts)
+    return Queues(standing, holds)
+
+
+def shrink(
+    view: ClusterView,
+    jobs: RunningJobs,
+    members: int,
+    each: int = G,
+    level: LevelName | None = None,
+    queue: str = "owed",
+) -> ShrunkGangs | None:
+    request = PlacementRequest(
+        request_id="payer", queue=queue, gang=members, gpus_per_node=each, topology=TopologyConstraint(level)
+    )
+    kind = [Eligibility.OWN_QUEUE if leaf == queue else Eligibility.RECLAIM for leaf in jobs.leaf]
+    queues = make_queues(view, dict(zip(jobs.names, jobs.leaf, strict=True)))
+    return find_shrinks(request, view, jobs, np.array(kind, np.int8), queues, OPTIONS)
+
+
+def make_gangs(view: ClusterView, each: list[int], least: list[int], step: list[int], **more: Any) -> RunningJobs:
+    gpus = [int((view.holders == at).sum()) for at in range(len(view.jobs))]
+    return make_running_jobs(
+        view.jobs,
+        **{"leaf": ["rest"] * len(view.jobs), **more},
+        gpus=gpus,
+        members=[have // size for have, size in zip(gpus, each, strict=True)],
+        gpus_per_member=each,
+        gang_min=least,
+        gang_desired=[have // size for have, size in zip(gpus, each, strict=True)],
+        gang_step=step,
+    )
+
+
+@pytest.mark.parametrize("n", [2, 8, 32, 200])
+def test_a_gang_that_holds_the_fleet_shrinks_to_exactly_its_minimum(n: int) -> None:
+    view = make_view(np.zeros((n, G), np.int64), rack=8)
+    jobs = make_gangs(view, [G], [n // 2], [1])
+    found = shrink(view, jobs, n // 2)
+    assert found is not None
+    (one,) = found.shrinks
+    assert (one.size, one.gpus, len(one.ranks)) == (n // 2, n // 2 * G, n // 2)
+    assert one.cost_gpu_s == PAUSE_S * n * G
+    assert found.placed.chosen.jobs == ()
+    assert {rank.node for rank in found.placed.decision.ranks} == {rank.node for rank in one.ranks}
+
+
+def test_a_gang_gives_the_members_in_the_domain_that_is_needed() -> None:
+    view = make_view(np.array([[0] * G] * 4 + [[1] * G] * 2), rack=2)
+    found = shrink(view, make_gangs(view, [G, G], [2, 2], [1, 1]), 2, level="rack")
+    assert found is not None
+    (one,) = found.shrinks
+    assert (one.job, one.size) == ("j0", 2)
+    assert len({view.topology.names.index(rank.node) // 2 for rank in one.ranks}) == 1
+
+
+def test_a_gang_loses_whole_steps_even_if_fewer_members_are_needed() -> None:
+    view = make_view(np.zeros((8, G), np.int64))
+    found = shrink(view, make_gangs(view, [G], [2], [3]), 1)
+    assert found is not None
+    assert (found.shrinks[0].size, found.shrinks[0].gpus) == (5, 3 * G)
+
+
+def test_no_gang_shrinks_if_that_makes_too_little_room() -> None:
+    view = make_view(np.zeros((4, G), np.int64))
+    assert shrink(view, make_gangs(view, [G], [3], [1]), 2) is None
+    assert shrink(view, make_gangs(view, [G], [3], [1]), 1) is not None
+
+
+def test_a_gang_shrinks_for_the_next_request_of_its_own_queue_but_not_for_a_queue_with_more() -> None:
+    view = make_view(np.array([[0] * G] * 2 + [[1] * G] * 2))
+    jobs = make_gangs(view, [G, G], [1, 2], [1, 1], leaf=["owed", "rest"])
+    own = shrink(view, jobs, 1)
+    assert own is not None
+    assert own.shrinks[0].kind is Eligibility.OWN_QUEUE
+    assert shrink(view, jobs, 1, queue="rest") is None  # it would hold more than the queue that gives
+
+
+@examples(400)
+@given(st.integers(0, 2**32))
+def test_sizes_stay_on_the_grid_and_the_request_fits(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    n, each = int(rng.integers(2, 9)), int(rng.choice([2, 4, 8]))
+    j = int(rng.integers(1, 4))
+    holders = np.repeat(rng.integers(0, j, (n, G // each)), each, axis=1)
+    holders = np.searchsorted(np.unique(holders), holders)
+    view = make_view(holders)
+    j = len(view.jobs)
+    step = rng.integers(1, 4, j)
+    size = np.array([(holders == at).sum() // each for at in range(j)])
+    least = size - step * rng.integers(0, 4, j)
+    least = np.where(least < 1, size, least)
+    jobs = make_gangs(view, [each] * j, least.tolist(), step.tolist())
+    levels: tuple[LevelName | None, ...] = (None, "rack", "node")
+    found = shrink(view, jobs, int(rng.integers(1, 4)), int(rng.choice([1, 2, 4, 8])), levels[rng.integers(3)])
+    if found is None:
+        return
+    gone = 0
+    for one in found.shrinks:
+        at = jobs.row[one.job]
+        assert least[at] <= one.size < size[at]
+        assert (one.size - least[at]) % step[at] == 0
+        assert one.gpus == (size[at] - one.size) * each == sum(len(rank.gpus) for rank in one.ranks)
+        for rank in one.ranks:
+            assert (view.holders[view.topology.names.index(rank.node), list(rank.gpus)] == at).all()
+        gone += one.gpus
+    left = found.placed.view
+    assert left.jobs == view.jobs
+    assert int((left.holders < 0).sum()) == int((view.holders < 0).sum()) + gone
+    for rank in found.placed.decision.ranks:
+        assert left.free[view.topology.names.index(rank.node), list(rank.gpus)].all()
+
+
+def test_members_of_shared_or_uneven_jobs_never_leave_alone() -> None:
+    holders = np.array([[0] * G, [0] * 4 + [1] * 4])
+    view = make_view(holders)
+    jobs = make_gangs(view, [G, 4], [1, 1], [1, 1])
+    assert len(RunningMembers.of(view, jobs, np.ones(2, bool))) == 0
+    members = RunningMembers.of(view, make_gangs(view, [4, 2], [1, 1], [1, 1]), np.ones(2, bool))
+    assert np.bincount(members.job).tolist() == [3, 2]
+    freed = release_gpus(view, members.list_gpus(members.job == 1))
+    assert int(freed.free.sum()) == 4
