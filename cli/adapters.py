@@ -95,7 +95,8 @@ def withdraw_adapter(
     records = AdapterRecords(loaded.folder)
     if every == (name is not None):
         raise typer.BadParameter("give the NAME of an adapter, or --all")
-    names = [name] if name else [row.name or row.use for row in loaded.adapters.adapter]
+    written = (*loaded.adapters.adapter, *loaded.adapters.executor)
+    names = [name] if name else [row.name or row.use for row in written]
     done = [_withdraw_and_print(loaded, records, one, undo) for one in names]
     if not all(done):
         raise typer.Exit(1)
@@ -106,8 +107,14 @@ def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, 
 
     Returns False if not everything could be undone yet.
     """
-    if _find_row(config, name)["kind"] != "writer":
+    kind = _find_row(config, name)["kind"]
+    if kind == "answerer":
         echo(f"{name} only answers: there is nothing to take back")
+        return True
+    if kind == "executor":
+        records.mark_withdrawn(name, undo=undo)
+        does = "carries out new actions again" if undo else "refuses new actions, and ends those that it began"
+        echo(f"{name} {does}")
         return True
     written_ms = None if records.is_withdrawn(name) else records.read_status().as_of_ms
     records.mark_withdrawn(name, undo=undo)
@@ -124,10 +131,11 @@ def _withdraw_and_print(config: "Config", records: "AdapterRecords", name: str, 
 
 
 def _load_config(config: Path | None, state: str | None) -> "Config":
-    from fleetcast.service.doors import open_doors
+    from fleetcast.service.doors import open_doors, open_executors
 
     loaded = load_site_config(config, state)
     open_doors(loaded.adapters)  # refuses what cannot be
+    open_executors(loaded.adapters)
     return loaded
 
 
@@ -159,6 +167,10 @@ def _describe_standing(row: dict[str, Any]) -> str:
         return "asked by gRPC"
     if row["kind"] == "answerer":
         return f"asked at /v1/adapters/{row['name']}"
+    if row["kind"] == "executor":
+        words = [f"{row['wishes']} actions", f"{row['writes']} begun", f"{row['ours']} under way"]
+        words += ["withdrawn"] if row["withdrawn"] else []
+        return ", ".join([*words, row["error"]] if row["error"] else words)
     if row["board"] is None and not row["withdrawn"]:
         return str(row["error"] or "has not run yet")
     words = [f"{row['ours']} marked", f"{row['writes']} written", f"{row['held_back']} held back"]

@@ -24,7 +24,7 @@ def check_config_file(
     from fleetcast.ingest.archive.files import ArchiveFiles
     from fleetcast.ingest.topology.load import load_topology
     from fleetcast.service.config import add_lines_to_errors, load_config
-    from fleetcast.service.doors import open_doors
+    from fleetcast.service.doors import open_doors, open_executors
     from fleetcast.service.http.access import load_access
     from fleetcast.service.http.tls import Tls
     from fleetcast.service.pipeline.role import open_sources
@@ -37,6 +37,7 @@ def check_config_file(
         tls = Tls(config.api) if config.api.tls_cert else None
         sources = open_sources(config, config.make_clock(), Entities())  # connects nowhere, refuses what cannot be
         doors = [f"{door.name} ({door.row.mode})" for door in open_doors(config.adapters)]
+        doors += [f"{one.name} ({one.row.mode})" for one in open_executors(config.adapters)]
     archive = redact_secrets(ArchiveFiles(config.archive_url).url) if config.archive.enabled else "none"
     echo(f"{path}: fine")
     if config.fleet.topology:

@@ -144,7 +144,8 @@ def _list_roles(config: "Config") -> list[tuple[RoleName, int | None]]:
         return [(RoleName.API, None)]
     count = config.pipeline.instances
     pipelines = [(RoleName.PIPELINE, instance if count > 1 else None) for instance in range(count)]
-    others = [RoleName.API, RoleName.PLACER, *([RoleName.ADAPTERS] if config.adapters.adapter else [])]
+    has_rows = bool(config.adapters.adapter or config.adapters.executor)
+    others = [RoleName.API, RoleName.PLACER, *([RoleName.ADAPTERS] if has_rows else [])]
     return [*pipelines, *((role, None) for role in others)]
 
 

@@ -23,10 +23,11 @@ MARK = ".withdrawn"
 
 
 class AdapterAuditLine(msgspec.Struct, kw_only=True):
-    """One write of an adapter, as a line of the audit.
+    """One write of an adapter, or one step of an executor, as a line of the audit.
 
     `decision`: an id that no other line has. seen: the value of the field before the write, null if it had
-    none. value: the new value, null if the write removes the value.
+    none. value: the new value, null if the write removes the value. Of an executor: key is the job, field the
+    kind of action, value its id.
     """
 
     time_ms: int
@@ -46,7 +47,8 @@ class AdapterStatus(msgspec.Struct, kw_only=True):
     """The state of one adapter, with counts since this process started.
 
     seen_ms: when the adapter's system was last read. last: the newest write of this process. error: why the
-    adapter could not finish its last step. It then tries again.
+    adapter could not finish its last step. It then tries again. Of an executor: wishes counts the actions sent to
+    it, writes those that it began, ours those that it carries out now.
     """
 
     name: str

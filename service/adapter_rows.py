@@ -6,9 +6,9 @@ from fleetcast.service.doors import ANSWERERS
 
 
 def read_adapter_rows(config: Config) -> list[AdapterStatus]:
-    """Return the status of each answering adapter, then of each configured writer.
+    """Return the status of each answering adapter, then of each configured writer and executor.
 
-    The status of a writer is the last one that the adapters process recorded.
+    The status of a writer or an executor is the last one that the adapters process recorded.
     """
     known = {row.name: row for row in AdapterRecords(config.folder).read_status().adapters}
     closed = {
@@ -17,9 +17,10 @@ def read_adapter_rows(config: Config) -> list[AdapterStatus]:
     }
     names = [name for name in ANSWERERS if name not in closed]
     rows = [AdapterStatus(name=name, use=name, mode="answer", kind="answerer") for name in names]
-    for row in config.adapters.adapter:
-        name = row.name or row.use
-        status = known.get(name) or AdapterStatus(name=name, use=row.use, mode=row.mode)
-        status.use, status.mode = row.use, row.mode
-        rows.append(status)
+    for kind, configured in (("writer", config.adapters.adapter), ("executor", config.adapters.executor)):
+        for row in configured:
+            name = row.name or row.use
+            status = known.get(name) or AdapterStatus(name=name, use=row.use, mode=row.mode, kind=kind)
+            status.use, status.mode = row.use, row.mode
+            rows.append(status)
     return rows

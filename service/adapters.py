@@ -7,6 +7,8 @@ Each adapter has one writer.
 Without a fresh board, adapters write nothing. After `adapters.withdraw_after_s` they withdraw
 restrictions until there is a fresh board. If the other system waits for our writes, they withdraw at
 once. `fleetcast adapters withdraw` withdraws everything. An adapter that hangs delays no other adapter.
+
+The same process runs the executors of actions (`fleetcast.service.executors`).
 """
 
 import asyncio
@@ -25,6 +27,7 @@ from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.config import Config
 from fleetcast.service.disk_errors import log_disk_errors
 from fleetcast.service.doors import open_doors
+from fleetcast.service.executors import ExecutorHost
 from fleetcast.service.exit_reason import announce_ready
 from fleetcast.service.start_times_link import StartTimesLink
 from fleetcast.service.weather import WeatherStation, make_band_rule
@@ -37,7 +40,7 @@ ENDS_S = 5.0  # wall; for the steps that run at the end
 
 
 class AdapterHost:
-    """The writers of all configured adapters.
+    """The writers of all configured adapters, and the executors.
 
     The caller must hold the lock of the adapters process, because two hosts would undo each other's writes.
     """
@@ -63,6 +66,7 @@ class AdapterHost:
             self._starts.on_change = self.changes.wake
         self._withdraw_after_s = max(limits.withdraw_after_s, config.compute_stale_after_s(clock))
         self._steps = {writer.status.name: _StepRunner(self.changes.wake, poll_s) for writer in self.writers}
+        self.executors = ExecutorHost(config, clock, self.records, self.changes.wake)
 
     async def wait_for_change(self) -> None:
         """Wait for a board, a withdrawal, the end of a step, or the time of the next poll."""
@@ -71,6 +75,7 @@ class AdapterHost:
     def begin_due_steps(self, board: Board | None) -> None:
         """Begin the steps that are due. Each runs as its own task."""
         fresh = self._station.make_weather(board, self._starts.latest if self._starts else None)
+        self.executors.run(may_send=fresh is not None)
         for writer in self.writers:
             self._steps[writer.status.name].begin_step(writer, *self._find_due_step(writer, fresh, board))
 
@@ -101,11 +106,11 @@ class AdapterHost:
     def has_ended_step(self) -> bool:
         """Return whether a step has ended since the last call."""
         ended = [steps.finish_ended_step() for steps in self._steps.values()]
-        return any(ended)
+        return self.executors.pop_change() or any(ended)
 
     def make_status(self) -> AdaptersStatus:
         bands = self._station.bands
-        rows = [writer.status for writer in self.writers]
+        rows = [*(writer.status for writer in self.writers), *self.executors.list_statuses()]
         return AdaptersStatus(self._clock.now_ms(), bands.bands_above_low, bands.capped, rows)
 
     async def withdraw(self, name: str) -> AdapterStatus:
@@ -126,6 +131,7 @@ class AdapterHost:
         running = [steps.task for steps in self._steps.values() if steps.task]
         if running:
             await asyncio.wait(running, timeout=ENDS_S)
+        await self.executors.close()
         self.changes.close()
         for writer in self.writers:
             await writer.close()

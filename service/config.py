@@ -220,10 +220,10 @@ class PlacerConfig(_Section, frozen=True):
 
 
 class AdapterConfig(_Section, frozen=True):
-    """The configuration of one adapter that writes.
+    """The configuration of one adapter that writes, or of one executor of actions.
 
-    `use`: the name of a built-in adapter, or an import path. `options`: the adapter's own options. `name`:
-    the adapter's name in lists, metrics and the audit. If it is empty, `use` is the name.
+    `use`: the name of a built-in one, or an import path. `options`: its own options. `name`: its name in lists,
+    metrics, actions and the audit. If it is empty, `use` is the name.
     """
 
     use: str
@@ -241,6 +241,7 @@ class AdaptersConfig(_Section, frozen=True):
     writes_per_minute: int = 30
     withdraw_after_s: float = 600.0
     adapter: tuple[AdapterConfig, ...] = ()
+    executor: tuple[AdapterConfig, ...] = ()
 
 
 class Config(_Section, frozen=True):
@@ -399,14 +400,15 @@ def check_config(config: Config) -> None:
 def _check_adapters(adapters: AdaptersConfig) -> None:
     """Check the bands and limits of [adapters].
 
-    `fleetcast.service.doors.open_doors` checks the keys of each adapter.
+    `open_doors` and `open_executors` of `fleetcast.service.doors` check the keys of each row.
     """
     if adapters.elevated > adapters.high:
         raise ConfigError(f"adapters.elevated = {adapters.elevated}: must not be above adapters.high = {adapters.high}")
-    for number, row in enumerate(adapters.adapter):
-        if row.mode not in ADAPTER_MODES:
-            modes = " or ".join(ADAPTER_MODES)
-            raise ConfigError(f"adapters.adapter[{number}].mode = {row.mode!r} ({row.use}): must be {modes}")
+    for key, rows in (("adapter", adapters.adapter), ("executor", adapters.executor)):
+        for number, row in enumerate(rows):
+            if row.mode not in ADAPTER_MODES:
+                modes = " or ".join(ADAPTER_MODES)
+                raise ConfigError(f"adapters.{key}[{number}].mode = {row.mode!r} ({row.use}): must be {modes}")
 
 
 def _check_tls(api: ApiConfig, access: AccessConfig) -> None:

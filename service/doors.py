@@ -1,14 +1,15 @@
-"""The registry of built-in adapters, and the writers that a configuration names.
+"""The registry of built-in adapters, and the writers and executors that a configuration names.
 
-Some adapters answer other systems, and the others write to them.
+Some adapters answer other systems, and the others write to them. Executors carry out actions on running jobs.
 """
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.schedulers.adapter import Adapter, Door
+from fleetcast.schedulers.executor import Executor
 from fleetcast.schedulers.expander import ExpanderAdapter
 from fleetcast.schedulers.external_metrics import ExternalMetrics
 from fleetcast.schedulers.keda import KedaAdapter
@@ -18,6 +19,7 @@ from fleetcast.schedulers.volcano import VolcanoAdapter
 from fleetcast.service.config import AdapterConfig, AdaptersConfig
 from fleetcast.service.plugins import call_plugin, load_plugin
 
+Made = TypeVar("Made")
 ANSWERERS: Mapping[str, Callable[[], Adapter]] = {
     "expander": ExpanderAdapter,
     "external_metrics": ExternalMetrics,
@@ -36,6 +38,8 @@ WRITERS: Mapping[str, str] = {
     "slurm_durations": "fleetcast.service.ports.slurm_durations:make_slurm_durations_door",
     "topology": "fleetcast.service.ports.topology:make_topology_door",
 }
+EXECUTORS: Mapping[str, str] = {}
+NOT_CONFIGURED = frozenset({"agents", "advice"})  # executors that need no row
 
 
 class ConfiguredDoor(NamedTuple):
@@ -44,6 +48,14 @@ class ConfiguredDoor(NamedTuple):
     name: str
     row: AdapterConfig
     door: Door
+
+
+class ConfiguredExecutor(NamedTuple):
+    """An executor from the configuration, with its name."""
+
+    name: str
+    row: AdapterConfig
+    executor: Executor
 
 
 def make_answerers() -> dict[str, Adapter]:
@@ -60,17 +72,47 @@ def make_door(use: str, options: Mapping[str, Any]) -> Door:
     return cast(Door, call_plugin("adapters.adapter.use", use, make, options))
 
 
+def make_executor(use: str, options: Mapping[str, Any]) -> Executor:
+    """Make a built-in executor, or call `package.module:name` with the options. This opens no connection.
+
+    Raises ConfigError.
+    """
+    built_in = ", ".join(sorted(EXECUTORS)) or "none"
+    make = load_plugin(f"adapters.executor.use (built in: {built_in})", EXECUTORS.get(use, use))
+    return cast(Executor, call_plugin("adapters.executor.use", use, make, options))
+
+
 def open_doors(config: AdaptersConfig) -> list[ConfiguredDoor]:
     """Make all writers of a configuration. Raises ConfigError that names the table entry and its key."""
-    doors: list[ConfiguredDoor] = []
-    for number, row in enumerate(config.adapter):
+    rows = _name_rows("adapter", config.adapter, set(ANSWERERS))
+    return [ConfiguredDoor(name, row, _make_row(where, make_door, row)) for where, name, row in rows]
+
+
+def open_executors(config: AdaptersConfig) -> list[ConfiguredExecutor]:
+    """Make all executors of a configuration. Raises ConfigError that names the table entry and its key."""
+    used = {*ANSWERERS, *NOT_CONFIGURED, *(row.name or row.use for row in config.adapter)}
+    rows = _name_rows("executor", config.executor, used)
+    return [ConfiguredExecutor(name, row, _make_row(where, make_executor, row)) for where, name, row in rows]
+
+
+def _name_rows(key: str, rows: Sequence[AdapterConfig], used: set[str]) -> Iterator[tuple[str, str, AdapterConfig]]:
+    """Yield (key of the row and its name, name, row) for each row.
+
+    used: names that no row may have. Raises ConfigError for a name that is used or unreadable.
+    """
+    for number, row in enumerate(rows):
         name = row.name or row.use
+        where = f"adapters.{key}[{number}]"
         if not NAME.fullmatch(name):
-            raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: letters, digits and _.:- alone")
-        if name in {*ANSWERERS, *(door.name for door in doors)}:
-            raise ConfigError(f"adapters.adapter[{number}].name = {name!r}: used already, give it another `name`")
-        try:
-            doors.append(ConfiguredDoor(name, row, make_door(row.use, row.options)))
-        except ConfigError as error:
-            raise ConfigError(f"adapters.adapter[{number}] {name}: {error}") from None
-    return doors
+            raise ConfigError(f"{where}.name = {name!r}: letters, digits and _.:- alone")
+        if name in used:
+            raise ConfigError(f"{where}.name = {name!r}: used already, give it another `name`")
+        used = used | {name}
+        yield f"{where} {name}", name, row
+
+
+def _make_row(where: str, make: Callable[[str, Mapping[str, Any]], Made], row: AdapterConfig) -> Made:
+    try:
+        return make(row.use, row.options)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from None

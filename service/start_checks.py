@@ -12,7 +12,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.ingest.pages.targets import TargetList
 from fleetcast.ingest.topology.load import load_topology
 from fleetcast.service.config import PLACER_HOST, Config
-from fleetcast.service.doors import open_doors
+from fleetcast.service.doors import open_doors, open_executors
 from fleetcast.service.http.access import load_access
 from fleetcast.service.http.listening import bind_socket
 from fleetcast.service.http.tls import Tls
@@ -48,6 +48,7 @@ def check_role_settings(config: Config) -> None:
         for path, (_, function) in zip(paths, load_functions(key, paths), strict=True):
             check_callable(key, path, function)
     open_doors(config.adapters)
+    open_executors(config.adapters)
 
 
 def check_ports_available(config: Config, roles: Iterable[str] = ()) -> None:

@@ -29,16 +29,16 @@ def serve_placer(folder: Path) -> Iterator[ServedPlacer]:
     world = World(folder)
     world.board.publish()
     world.service.view.observe_fleet()
-    with _serve(world.app) as port:
+    with serve_app(world.app) as port:
         placer: PlacerConfig = msgspec.structs.replace(world.config.placer, port=port)
         api = create_app(msgspec.structs.replace(world.config, placer=placer), world.clock)
-        with _serve(api) as api_port:
+        with serve_app(api) as api_port:
             yield ServedPlacer(f"http://127.0.0.1:{api_port}", world)
     world.close()
 
 
 @contextmanager
-def _serve(app: Any) -> Iterator[int]:
+def serve_app(app: Any) -> Iterator[int]:
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=1))
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
