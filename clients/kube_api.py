@@ -26,14 +26,15 @@ PAGE = 500
 TOKEN_S = 60.0  # bound tokens are renewed in their file within the hour
 CONNECT_S, ANSWER_S, WATCH_S, LINGERS_S = 5.0, 15.0, 60, 10.0
 APPLY, JSON_PATCH = "application/apply-patch+yaml", "application/json-patch+json"
+JSON_BODY, MERGE_PATCH = "application/json", "application/merge-patch+json"
 
 
 class KubeRefused(FleetcastError):
-    """The error for a request that the API server refuses."""
+    """The error for a request that the API server refuses. cause: the first cause that it states, or ""."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, cause: str = "") -> None:
         super().__init__(f"HTTP {status} {message[:300]}".strip())
-        self.status = status
+        self.status, self.cause = status, cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,20 @@ class _Event(msgspec.Struct):
     object: msgspec.Raw
 
 
+class _Cause(msgspec.Struct):
+    reason: str = ""
+    message: str = ""
+
+
+class _Details(msgspec.Struct):
+    causes: list[_Cause] | None = None
+
+
 class _Object(msgspec.Struct):
     metadata: _Meta | None = None
     code: int = 0
     message: str = ""
+    details: _Details | None = None
 
 
 _page = msgspec.json.Decoder(_KubePage).decode
@@ -103,12 +114,16 @@ class KubeApi:
         self._session: aiohttp.ClientSession | None = None
         self._token, self._token_s = "", -TOKEN_S
 
-    async def list_all(self, path: str) -> tuple[list[msgspec.Raw], str]:
-        """Return all objects of a collection, and the version of the list."""
+    async def list_all(self, path: str, labels: str = "") -> tuple[list[msgspec.Raw], str]:
+        """Return all objects of a collection, and the version of the list.
+
+        labels: a label selector, or "" for every object.
+        """
         objects: list[msgspec.Raw] = []
         token = ""
         while True:
             query = {"limit": str(PAGE)} | ({"continue": token} if token else {})
+            query |= {"labelSelector": labels} if labels else {}
             page = _decode_or_raise(_page, await self._request_body("GET", path, query))
             objects += page.items or ()
             token = page.metadata.token
@@ -152,6 +167,17 @@ class KubeApi:
 
     async def send_json_patch(self, path: str, steps: list[dict[str, Any]], manager: str) -> bytes:
         return await self._request_body("PATCH", path, {"fieldManager": manager}, JSON_PATCH, steps)
+
+    async def merge(self, path: str, thing: Mapping[str, Any], manager: str) -> bytes:
+        """Merge fields into an object. None removes a field.
+
+        If the fields include a resourceVersion, the server answers 409 for an object that has changed since.
+        """
+        return await self._request_body("PATCH", path, {"fieldManager": manager}, MERGE_PATCH, thing)
+
+    async def create(self, path: str, thing: Mapping[str, Any], *, is_trial: bool = False) -> bytes:
+        """Create an object. is_trial: the server only says whether it would (a dry run)."""
+        return await self._request_body("POST", path, {"dryRun": "All"} if is_trial else {}, JSON_BODY, thing)
 
     async def close(self) -> None:
         if self._session is not None:
@@ -198,12 +224,14 @@ def _decode_change(line: bytes) -> tuple[str, msgspec.Raw, str]:
 
 def _make_refusal(status: int, body: bytes) -> Exception:
     try:
-        message = _object(body).message
+        head = _object(body)
     except msgspec.DecodeError:
-        message = ""
+        head = _Object()
     if status == 410:
-        return ExpiredError(message)
-    return KubeRefused(status, message)
+        return ExpiredError(head.message)
+    cause = next(iter((head.details.causes if head.details else None) or ()), _Cause())
+    message = head.message if cause.message in head.message else f"{head.message} {cause.message}"
+    return KubeRefused(status, message, cause.reason)
 
 
 def _decode_or_raise(decode: Any, body: Any) -> Any:

@@ -1,0 +1,144 @@
+"""A cluster of four nodes whose Jobs an executor stops, with the rights of our example alone."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleetcast.clients.kube_api import KubeAccount, KubeApi
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.schedulers.executor import ActionOrder, SendReply
+from fleetcast.service.ports.kubernetes_executor import KubernetesExecutor
+from tests.integration.kubernetes.build import Kubernetes
+from tests.integration.kubernetes.control_plane import GPU, PODS, READER_TOKEN, ControlPlane
+from tests.integration.kubernetes.test_kubernetes_source import MERGE, PATHS
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+NODES = ("s1", "s2", "s3", "s4")
+JOBS = "/apis/batch/v1/namespaces/default/jobs"
+BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
+POD_ENDS = """\
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-ends}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: Exists}
+    - {key: .status.phase, operator: In, values: [Pending, Running]}
+  next: {statusTemplate: "phase: Failed"}
+---
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {name: pod-leaves}
+spec:
+  resourceRef: {apiGroup: v1, kind: Pod}
+  selector:
+    matchExpressions:
+    - {key: .metadata.deletionTimestamp, operator: Exists}
+    - {key: .status.phase, operator: In, values: [Failed, Succeeded]}
+  next: {delete: true}
+"""  # as a kubelet reports the end of a pod that is deleted
+IGNORED = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]}
+
+
+def start_plane(binaries: Kubernetes, folder: Path) -> ControlPlane:
+    """The controllers of Jobs and budgets run. A Job's pods run until they are stopped."""
+    stages = folder / "stages.yaml"
+    usual = binaries.stages.read_text().split("\n---\n")
+    stages.write_text(
+        "\n---\n".join([*(part for part in usual if "pod-complete" not in part and "pod-delete" not in part), POD_ENDS])
+    )
+    plane = ControlPlane(binaries, folder, stages, authorization="RBAC")
+    plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
+    for thing in yaml.safe_load_all((EXAMPLES / "kubernetes-executor.yaml").read_text()):
+        plane.create(PATHS[thing["kind"]], thing)
+    plane.add_nodes(list(NODES), 8)
+    plane.start_controllers("job-controller", "disruption-controller", "garbage-collector-controller")
+    return plane
+
+
+class StoppedCluster:
+    """Jobs of whole nodes, and an executor. `clear` removes all of them."""
+
+    def __init__(self, plane: ControlPlane, folder: Path) -> None:
+        self.plane, self.folder = plane, folder
+        (folder / "token").write_text(READER_TOKEN)
+
+    def submit(self, name: str, pods: int = 4, labels: dict[str, str] | None = None, **spec: Any) -> None:
+        """A Job whose pods have eight GPUs each."""
+        resources = {"cpu": "1", GPU: "8"}
+        container = {"name": "c", "image": "fake", "resources": {"requests": resources, "limits": {GPU: "8"}}}
+        template = {
+            "metadata": {"labels": {"app": name}},
+            "spec": {"containers": [container], "restartPolicy": "Never"},
+        }
+        parallel = {"parallelism": pods, "completions": pods}
+        meta = {"name": name, "labels": labels or {}}
+        self.plane.create(JOBS, {"metadata": meta, "spec": {**parallel, "template": template, **spec}})
+
+    def run(self, name: str, pods: int = 4, **more: Any) -> dict[str, str]:
+        """Submit a Job and wait until all its pods run. Returns pod → UID."""
+        self.submit(name, pods, **more)
+        return self.await_running(name, pods)
+
+    def await_running(self, name: str, pods: int = 4) -> dict[str, str]:
+        def find_running() -> dict[str, str]:
+            rows = [row for row in self.pods(name) if row["status"].get("phase") == "Running"]
+            return self.uids(rows) if len(rows) == pods else {}
+
+        try:
+            found: dict[str, str] = self.plane.until(f"{pods} pods of {name}", find_running)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.job(name)['status']}\n{self.pods(name)}") from None
+        return found
+
+    def pods(self, job: str) -> list[dict[str, Any]]:
+        rows = self.plane.http.get(PODS, params={"labelSelector": f"app={job}"}).json()["items"]
+        return [row for row in rows if "deletionTimestamp" not in row["metadata"]]
+
+    @staticmethod
+    def uids(pods: Sequence[dict[str, Any]]) -> dict[str, str]:
+        return {row["metadata"]["name"]: row["metadata"]["uid"] for row in pods}
+
+    def job(self, name: str) -> dict[str, Any]:
+        answer = self.plane.http.get(f"{JOBS}/{name}")
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    def order(self, job: str, number: int = 1, payer: str = "", by_s: float = 600.0, **more: Any) -> ActionOrder:
+        ranks = [RankPlacement(rank, node, tuple(range(8))) for rank, node in enumerate(more.pop("nodes", NODES))]
+        by_ms = int((time.time() + by_s) * 1000)
+        return ActionOrder(f"0f{job}-{number}", "preempt", f"default/{job}", 1, 32.0, ranks, (), payer, 5.0, by_ms)
+
+    def send(self, order: ActionOrder, api: type[KubeApi] = KubeApi) -> SendReply:
+        return asyncio.run(self._use(api, order, follow=False))
+
+    def follow(self, order: ActionOrder) -> SendReply:
+        return asyncio.run(self._use(KubeApi, order, follow=True))
+
+    async def _use(self, api: type[KubeApi], order: ActionOrder, *, follow: bool) -> SendReply:
+        """A new executor each time: it has nothing in memory, as after a restart."""
+        certificate = self.plane.folder / "certs" / "apiserver.crt"
+        account = KubeAccount(f"https://127.0.0.1:{self.plane.port}", str(self.folder / "token"), str(certificate))
+        executor = KubernetesExecutor(api(account))
+        try:
+            return (await executor.follow([order]))[0] if follow else await executor.send(order)
+        finally:
+            await executor.close()
+
+    def patch(self, path: str, change: dict[str, Any]) -> None:
+        answer = self.plane.http.patch(path, json=change, headers=MERGE)
+        assert answer.status_code == 200, answer.text
+
+    def clear(self) -> None:
+        self.plane.http.delete(JOBS, params={"propagationPolicy": "Background"})
+        self.plane.http.delete(BUDGETS)
+        self.plane.until("no Jobs", lambda: not self.plane.items(JOBS))
+        self.plane.http.delete(PODS, params={"gracePeriodSeconds": 0})
+        self.plane.until("no pods", lambda: not self.plane.items(PODS))
