@@ -38,7 +38,9 @@ WRITERS: Mapping[str, str] = {
     "slurm_durations": "fleetcast.service.ports.slurm_durations:make_slurm_durations_door",
     "topology": "fleetcast.service.ports.topology:make_topology_door",
 }
-EXECUTORS: Mapping[str, str] = {}
+EXECUTORS: Mapping[str, str] = {
+    "kubernetes": "fleetcast.service.ports.kubernetes_executor:make_kubernetes_executor",
+}
 NOT_CONFIGURED = frozenset({"agents", "advice"})  # executors that need no row
 
 
