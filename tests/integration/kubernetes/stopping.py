@@ -69,6 +69,13 @@ class StoppedCluster:
         self.plane, self.folder = plane, folder
         (folder / "token").write_text(READER_TOKEN)
 
+    @property
+    def options(self) -> dict[str, str]:
+        """Options of the executor that name this cluster and its account."""
+        certificate = self.plane.folder / "certs" / "apiserver.crt"
+        server, token = f"https://127.0.0.1:{self.plane.port}", str(self.folder / "token")
+        return {"server": server, "token_file": token, "ca_file": str(certificate)}
+
     def submit(self, name: str, pods: int = 4, labels: dict[str, str] | None = None, **spec: Any) -> None:
         """A Job whose pods have eight GPUs each."""
         resources = {"cpu": "1", GPU: "8"}
@@ -124,13 +131,13 @@ class StoppedCluster:
 
     async def _use(self, api: type[KubeApi], order: ActionOrder, *, follow: bool) -> SendReply:
         """A new executor each time: it has nothing in memory, as after a restart."""
-        certificate = self.plane.folder / "certs" / "apiserver.crt"
-        account = KubeAccount(f"https://127.0.0.1:{self.plane.port}", str(self.folder / "token"), str(certificate))
+        account = KubeAccount(**self.options)
         executor = KubernetesExecutor(api(account))
         try:
             return (await executor.follow([order]))[0] if follow else await executor.send(order)
         finally:
             await executor.close()
+            await asyncio.sleep(0.1)  # TLS connections end a moment later
 
     def patch(self, path: str, change: dict[str, Any]) -> None:
         answer = self.plane.http.patch(path, json=change, headers=MERGE)

@@ -1,20 +1,28 @@
 """The executor `kubernetes` stops and resumes real Jobs, with the rights of examples/kubernetes-executor.yaml."""
 
+import asyncio
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from fleetcast.clients.kube_api import KubeApi
 from fleetcast.fleet.errors import SourceError
 from fleetcast.schedulers.executor import SendOutcome
 from fleetcast.schedulers.kubernetes_stop import STOPPED
+from fleetcast.service.adapter_records import AdapterRecords
+from fleetcast.service.config import AdapterConfig, AdaptersConfig
+from fleetcast.service.executors import ExecutorHost
 from tests.integration.built import needed
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import ControlPlane
 from tests.integration.kubernetes.stopping import BUDGETS, IGNORED, JOBS, NODES, StoppedCluster, start_plane
+from tests.placement.actions.action_world import make_action
+from tests.service.placer_world import NOW_MS, World
+from tests.service.served_placer import serve_app
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes
 
@@ -148,4 +156,37 @@ def test_after_a_crash_the_same_pods_are_evicted_by_the_next_executor(cluster: S
     assert cluster.send(order, DeafApi).outcome is UNREACHABLE
     assert cluster.send(cluster.order("train", number=2)).why == "another action has stopped it"
     assert cluster.follow(order).outcome is TAKEN
+    cluster.plane.until("no pods", lambda: not cluster.pods("train"))
+
+
+def test_an_action_of_a_real_placer_stops_the_gang_through_the_host(cluster: StoppedCluster, tmp_path: Path) -> None:
+    cluster.run("train")
+    order = cluster.order("train")
+    placer = World(tmp_path / "placer")
+    placer.board.publish()
+    placer.service.view.observe_fleet()
+    (record,) = placer.service.actions.propose(
+        [make_action(order.job, executor="kubernetes", gpus=1.0, ranks=tuple(order.ranks), by_ms=order.by_ms)], NOW_MS
+    ).opened
+    assert placer.service.actions.send([record.action_id], NOW_MS)
+
+    async def run_host(port: int) -> None:
+        row = AdapterConfig("kubernetes", mode="write", options=cluster.options)
+        config = msgspec.structs.replace(
+            placer.config,
+            placer=msgspec.structs.replace(placer.config.placer, port=port),
+            adapters=AdaptersConfig(executor=(row,)),
+        )
+        host = ExecutorHost(config, placer.clock, AdapterRecords(tmp_path), lambda: None)
+        host.run(may_send=True)
+        async with asyncio.timeout(30.0):
+            while placer.service.actions.get_action(record.action_id).state.value != "accepted":
+                await asyncio.sleep(0.05)
+        await host.close()
+        await asyncio.sleep(0.2)  # TLS connections end a moment later
+
+    with serve_app(placer.app) as port:
+        asyncio.run(run_host(port))
+    placer.close()
+    assert cluster.job("train")["spec"]["suspend"]
     cluster.plane.until("no pods", lambda: not cluster.pods("train"))
