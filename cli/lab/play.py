@@ -17,6 +17,7 @@ from fleetcast.cli.kit.options import HtmlOption, JsonOption, check_outputs, wri
 from fleetcast.cli.kit.screen import echo
 
 if TYPE_CHECKING:
+    from fleetcast.placement.play.faults import NodeFault
     from fleetcast.placement.queues.tree import QueueTree
     from fleetcast.training.judges.played import PlayScene, Tick
     from fleetcast.training.sets.job_sets import HistoryJobs
@@ -52,6 +53,9 @@ NoCheckpointsOption = Annotated[
     float, typer.Option(min=0, max=1, help="With --reclaim: share of jobs that never write a checkpoint.")
 ]
 SeedOption = Annotated[int, typer.Option(min=0, help="With --reclaim: seed of the checkpoint intervals.")]
+FaultsOption = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="With --reclaim: a CSV of node,start,end,kind, in seconds.")
+]
 
 
 def play(
@@ -66,6 +70,7 @@ def play(
     reclaim: ReclaimOption = None,
     no_checkpoints: NoCheckpointsOption = 0.2,
     seed: SeedOption = 1,
+    faults: FaultsOption = None,
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
@@ -77,7 +82,8 @@ def play(
     With --reclaim, jobs of queues that borrow are stopped for requests within a guarantee. Compare `no_preemption`,
     `youngest_first` (Kueue's order) and `by_cost` (the least lost work) at each patience. A stopped job repeats its
     work since its last checkpoint, plus 300 s to restart, and keeps its place in the queue. Each job draws its time
-    between checkpoints: 10 min to 4 h, log-uniform.
+    between checkpoints: 10 min to 4 h, log-uniform. Nodes of --faults count from 1, and stop their jobs. Faults of the
+    kind `drain` let running jobs end.
 
     Examples:
 
@@ -90,16 +96,39 @@ def play(
       fleetcast play jobs.csv --nodes 133 --queues queues.toml --reclaim 0 --reclaim 300
     """
     from fleetcast.cli.lab.play_reclaim import play_reclaim_methods
-    from fleetcast.fleet.errors import ConfigError, FleetcastError
-    from fleetcast.training.judges.played import make_scene, play_method
-    from fleetcast.training.judges.played_numbers import compute_play_numbers, describe_fairness_price
     from fleetcast.training.judges.played_reclaim import CheckpointDraw
-    from fleetcast.training.reports.play_report import render_play_report
 
     check_outputs(json, html=html)
+    _check_reclaim_options(reclaim, faults, nodes, html)
+    scene, about = _make_scene(trace, _parse_machine_size(nodes, gpus_per_node, capacity), queues, max_wait_h, refused)
+    if not reclaim:
+        _play_methods(scene, about, policy, json, html)
+        return
+    draw = CheckpointDraw(seed, no_checkpoints)
+    failures = [] if faults is None else _read_faults(faults, scene)
+    plays = play_reclaim_methods(scene, policy, reclaim, draw, _show_progress, failures)
+    write_json(json, {**about, "reclaim": plays, "checkpoints": draw, "faults": str(faults or "")})
+
+
+def _check_reclaim_options(
+    reclaim: list[float] | None, faults: Path | None, nodes: int | None, html: Path | None
+) -> None:
+    """Raise ConfigError if an option does not go together with --reclaim."""
+    from fleetcast.fleet.errors import ConfigError
+
     if reclaim and html is not None:
         raise ConfigError("--html: the page has no plays with --reclaim; use --json")
-    machine = _parse_machine_size(nodes, gpus_per_node, capacity)
+    if faults is not None and not (reclaim and nodes):
+        raise ConfigError("--faults needs --reclaim and --nodes: stopped jobs repeat work since their checkpoints")
+
+
+def _make_scene(
+    trace: Path, machine: tuple[int, int], queues: Path | None, max_wait_h: float, refused: float
+) -> "tuple[PlayScene, dict[str, Any]]":
+    """Return the scene to play, and what the JSON says of it. Raises FleetcastError if no job can be played."""
+    from fleetcast.fleet.errors import FleetcastError
+    from fleetcast.training.judges.played import make_scene
+
     table, left_out = _read_trace(trace)
     tree = None if queues is None else _read_queue_tree(queues, machine[1] * max(1, machine[0]))
     scene, refusals = make_scene(table, *machine, tree, max_wait_h * 3600, refused)
@@ -108,14 +137,22 @@ def play(
         echo(f"skipped {line}", err=True)
     if not len(scene.trace):
         raise FleetcastError(f"{trace}: no job that can be played")
-    about: dict[str, Any] = {"trace": str(trace), "jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
-    if reclaim:
-        draw = CheckpointDraw(seed, no_checkpoints)
-        plays = play_reclaim_methods(scene, policy, reclaim, draw, _show_progress)
-        write_json(
-            json, {**about, "queues": str(queues or ""), "reclaim": plays, "checkpoints": draw, "skipped": skipped}
-        )
-        return
+    size = {"jobs": len(scene.trace), "nodes": scene.nodes, "gpus": scene.gpus}
+    return scene, {"trace": str(trace), **size, "queues": str(queues or ""), "skipped": skipped}
+
+
+def _play_methods(
+    scene: "PlayScene", about: dict[str, Any], policy: list[str] | None, json: Path | None, html: Path | None
+) -> None:
+    """Play the methods without stops, print a line for each, and write the JSON and the page."""
+    from fleetcast.training.judges.played import play_method
+    from fleetcast.training.judges.played_numbers import (
+        compute_play_numbers,
+        describe_fairness_price,
+        measure_use_over_time,
+    )
+    from fleetcast.training.reports.play_report import render_play_report
+
     found, starts = [], {}
     for method in _choose_methods(scene, policy):
         with _show_progress(method, scene) as tick:
@@ -127,8 +164,16 @@ def play(
     price = describe_fairness_price(found)
     if price:
         echo(price)
-    write_json(json, {**about, "queues": str(queues or ""), "price": price, "methods": found, "skipped": skipped})
-    write_html(html, lambda: render_play_report(scene, found, starts, skipped))
+    over_time = measure_use_over_time(scene, starts)
+    write_json(json, {**about, "price": price, "methods": found, "over_time": over_time})
+    write_html(html, lambda: render_play_report(scene, found, over_time, about["skipped"]))
+
+
+def _read_faults(path: Path, scene: "PlayScene") -> "list[NodeFault]":
+    """Read the faults of a file for the nodes of a scene. Raises ConfigError if the file is invalid."""
+    from fleetcast.training.judges.played_faults import read_node_faults
+
+    return read_node_faults(path, scene.nodes)
 
 
 def _parse_machine_size(nodes: int | None, each: int, capacity: int | None) -> tuple[int, int]:

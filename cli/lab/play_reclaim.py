@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast, get_args
 from fleetcast.cli.kit.screen import echo
 
 if TYPE_CHECKING:
+    from fleetcast.placement.play.faults import NodeFault
     from fleetcast.training.judges.played import PlayScene, Tick
     from fleetcast.training.judges.played_reclaim import CheckpointDraw, ReclaimMethod, ReclaimNumbers
 
@@ -22,6 +23,7 @@ def play_reclaim_methods(
     patience_s: Sequence[float],
     draw: "CheckpointDraw",
     show_progress: Callable[[str, "PlayScene"], AbstractContextManager["Tick"]],
+    faults: "Sequence[NodeFault]" = (),
 ) -> "list[ReclaimNumbers]":
     """Play the methods that stop jobs, print a table with a row for each play, and return the statistics.
 
@@ -42,7 +44,7 @@ def play_reclaim_methods(
     for method in cast(tuple["ReclaimMethod", ...], tuple(dict.fromkeys(wanted)) if wanted else names):
         for seconds in [0.0] if method == "no_preemption" else list(dict.fromkeys(patience_s)):
             with show_progress(method, scene) as tick:
-                found.append(play_reclaim(scene, method, seconds, draw, tick))
+                found.append(play_reclaim(scene, method, seconds, draw, tick, faults))
             echo(_format_row(found[-1]))
     return found
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleetcast.placement.reclaim.cost import RESTART_S
 
 SHORTEST_S, LONGEST_S = 600.0, 4 * 3600.0  # between two checkpoints
+FAULT = -1  # the payer of a stop that a fault of a node caused
 
 Floats = NDArray[np.float64]
 
@@ -32,7 +33,7 @@ def draw_checkpoint_intervals(jobs: int, seed: int, never: float) -> Floats:
 
 
 class Stop(NamedTuple):
-    """A stop of a running job for the request of another job, the payer.
+    """A stop of a running job for the request of another job, the payer. A node's fault has the payer `FAULT`.
 
     lost_s: seconds of work that the job must repeat. restart_s: seconds of its attempt that were spent on a restart.
     """
@@ -81,6 +82,10 @@ class JobProgress:
         while self._passes_s and self._passes_s[0] <= now_s:
             heapq.heappop(self._passes_s)
         return self._passes_s[0] if self._passes_s else float(np.inf)
+
+    def has_later_pass(self, now_s: float) -> bool:
+        """Return whether a pass was asked for after `now_s`."""
+        return self.find_next_pass_s(now_s) < np.inf
 
     def list_stops(self, job: int) -> Sequence[Stop]:
         """Return the stops of a job in order of time."""

@@ -9,7 +9,7 @@ import numpy as np
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.running_jobs import NOT_SAID, RunningJobs, make_running_jobs
 from fleetcast.placement.plan.reclaiming import ReclaimInput
-from fleetcast.placement.play.progress import JobProgress
+from fleetcast.placement.play.progress import FAULT, JobProgress
 from fleetcast.placement.play.youngest import YoungestFirst
 from fleetcast.placement.queues.tree import ANY, QueueTree, ReclaimPolicy
 from fleetcast.placement.reclaim.victims import find_victims
@@ -73,5 +73,10 @@ class PlayedReclaim:
             gpus=[gpus for _, gpus, _ in held.values()],
             started_ms=[started_ms for _, _, started_ms in held.values()],
             checkpoint_ms=np.where(np.isnan(written_s), -1, np.nan_to_num(written_s) * 1000).round(),
-            stops=[sum(1000 * stop.at_s > now_ms - DAY_MS for stop in self.progress.list_stops(job)) for job in held],
+            stops=[self._count_stops_of_day(job, now_ms) for job in held],
         )
+
+    def _count_stops_of_day(self, job: int, now_ms: int) -> int:
+        """Return how often a job was stopped for a request within 24 hours. Faults do not count."""
+        stops = self.progress.list_stops(job)
+        return sum(stop.payer != FAULT and 1000 * stop.at_s > now_ms - DAY_MS for stop in stops)

@@ -91,7 +91,7 @@ class Replay:
     def play_steps(self) -> Iterator[float]:
         """Play step by step. Yields the time in seconds of each step, after the scheduler's pass."""
         submit_s, job, now_s = self.trace.submit_s, 0, -NEVER
-        while self._has_next_end() or job < len(submit_s):
+        while self._has_next_end() or job < len(submit_s) or self._has_later_pass(now_s):
             asked_s = NEVER if self.progress is None else self.progress.find_next_pass_s(now_s)
             now_s = min(
                 submit_s[job] if job < len(submit_s) else NEVER, self._ends[0][0] if self._ends else NEVER, asked_s
@@ -109,6 +109,10 @@ class Replay:
         while self._ends and self._ends[0][3] != self._count_stops(self._ends[0][1]):
             heapq.heappop(self._ends)
         return bool(self._ends)
+
+    def _has_later_pass(self, now_s: float) -> bool:
+        """Return whether the scheduler asked for another pass, as after the repair of a node that waiting jobs need."""
+        return self.progress is not None and self.progress.has_later_pass(now_s)
 
     def _count_stops(self, job: int) -> int:
         return 0 if self.progress is None else len(self.progress.list_stops(job))

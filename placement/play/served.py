@@ -23,6 +23,8 @@ from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry, m
 from fleetcast.placement.plan.reclaiming import ReclaimProposal
 from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, sum_placed_amounts
+from fleetcast.placement.play.faults import PlayedFaults
+from fleetcast.placement.play.progress import FAULT
 from fleetcast.placement.play.reclaim import PlayedReclaim
 from fleetcast.placement.play.seen_runs import SeenRuns
 from fleetcast.placement.queues.charges import Charge, LeafUse, PastUse, compute_leaf_use
@@ -108,6 +110,7 @@ class ServedPlan:
     ask: function that returns the request of a job, with a unique id. It returns None if the job can
     never be placed. forgets: whether shares count only the GPUs that are held now, as Kueue's do.
     reclaim: stops running jobs for requests that wait. None if jobs always run to their end. It needs a tree.
+    faults: nodes that fail. They need `reclaim`, which records the jobs that stop.
     waits: the waiting entries of the last pass. holds: running job → the GPUs that it holds.
     """
 
@@ -116,6 +119,7 @@ class ServedPlan:
     tree: QueueTree | None = None
     forgets: bool = False
     reclaim: PlayedReclaim | None = None
+    faults: PlayedFaults | None = None
     runs: SeenRuns = field(default_factory=SeenRuns)
     played: PlayedCharges | None = field(init=False)
     waits: tuple[Wait, ...] = ()
@@ -172,6 +176,8 @@ class ServedPlan:
             self._gone.clear()
 
     def start_jobs(self, now_s: float) -> Sequence[int] | None:
+        if self.faults is not None and self.faults.advance(now_s):
+            self._apply_faults(self.faults, now_s)
         if not self._waiting:
             self.waits = ()
             return None
@@ -194,7 +200,8 @@ class ServedPlan:
         options, turns = Options(now_ms=now_ms, demand=self._demand), self._make_turns(now_ms)
         facts = None
         if self.reclaim is not None:
-            held = {job: (hold.request, hold.gpus, hold.started_ms) for job, hold in self.holds.items()}
+            earlier = ((job, hold) for job, hold in self.holds.items() if hold.started_ms < now_ms)
+            held = {job: (hold.request, hold.gpus, hold.started_ms) for job, hold in earlier}
             facts = self.reclaim.make_input(held, now_ms)
         queue = tuple(self._waiting.values())
         return plan(queue, self.view, self._running, self.runs.times, options, turns, reclaim=facts)
@@ -216,16 +223,28 @@ class ServedPlan:
         assert self.reclaim is not None
         now_ms, payer = round(now_s * 1000), self._jobs[proposal.request.request_id]
         by_name = {hold.request.job_name: job for job, hold in self.holds.items()}
-        for job in (by_name[name] for name in victims.chosen.jobs):
-            self._release_gpus(job, now_ms, "preempted")
-            self.reclaim.progress.stop_attempt(job, now_s, payer)
-            self.add_waiting_job(job, now_s)
-        self._drop_gone_jobs()
+        self._stop_jobs([by_name[name] for name in victims.chosen.jobs], payer, now_s)
         free, request, ranks = self.view, proposal.request, victims.decision.ranks
         self.view = add_request_placement(free, request, ranks)
         begun = make_begun_jobs([(request, sum(len(rank.gpus) for rank in ranks))], now_ms)
         self._running = self._running.append_rows(begun)
         return self._record_start(self._waiting[request.request_id], victims.decision, free, now_ms)
+
+    def _apply_faults(self, faults: PlayedFaults, now_s: float) -> None:
+        """Stop the jobs on nodes that have failed, and take these nodes out of service. Repaired nodes return."""
+        row, lost = self.view.inventory.row, faults.list_stopped_nodes()
+        jobs = [job for job, hold in self.holds.items() if any(row[rank.node] in lost for rank in hold.ranks)]
+        self._stop_jobs(jobs, FAULT, now_s)
+        self.view = faults.mark_nodes(self.view)
+
+    def _stop_jobs(self, jobs: Sequence[int], payer: int, now_s: float) -> None:
+        """Stop running jobs, which then wait again."""
+        assert self.reclaim is not None
+        for job in jobs:
+            self._release_gpus(job, round(now_s * 1000), "failed" if payer == FAULT else "preempted")
+            self.reclaim.progress.stop_attempt(job, now_s, payer)
+            self.add_waiting_job(job, now_s)
+        self._drop_gone_jobs()
 
     def _record_start(self, entry: WaitingEntry, decision: Decision, before: ClusterView, now_ms: int) -> int:
         """Record that a waiting entry has started, and return its job. before: the view before the placement."""

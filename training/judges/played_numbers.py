@@ -1,6 +1,6 @@
 """Statistics of a play: waits by size and queue, use and shares over time, fairness and its price."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -11,6 +11,10 @@ from fleetcast.placement.play.replay import Floats, Trace
 from fleetcast.training.judges.played import PlayResult, PlayScene
 from fleetcast.training.judges.queue import compute_jain_index
 
+BINS, DAY_S = 160, 86_400.0
+MOST_LINES = 5  # methods over time
+MOST_QUEUES = 9
+OURS = "ours"
 SIZES = ((1, 1), (2, 4), (5, 8), (9, 64), (65, None))  # GPUs of a job, from and to
 
 
@@ -42,6 +46,44 @@ class PlayNumbers(msgspec.Struct, frozen=True):
     passes: int
     seconds: float
     pass_ms: float | None
+
+
+class UseOverTime(msgspec.Struct, frozen=True):
+    """The use of GPUs over the time of the play, as shares of all GPUs in `BINS` equal parts of it.
+
+    days: (bin,) the middle of each part since the first arrival. use: method → (bin,) share. shares: queue → (bin,)
+    share in the play of `shares_of`, for the queues with most jobs.
+    """
+
+    days: list[float]
+    use: dict[str, list[float]]
+    shares_of: str
+    shares: dict[str, list[float]]
+
+
+def measure_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> UseOverTime:
+    """Return the use of GPUs by each method, and the shares of the largest queues.
+
+    starts: method → (job,) start times. The shares are those of `ours`, or of the first method if `ours` was not
+    played.
+    """
+    trace = scene.trace
+    edges_s = np.linspace(trace.submit_s[0], find_last_arrival_s(trace), BINS + 1)
+    main = OURS if OURS in starts else next(iter(starts))
+    queue = np.array(list_job_queues(scene))
+    names, jobs = np.unique(queue, return_counts=True)
+    largest = names[np.argsort(-jobs, kind="stable")][:MOST_QUEUES].tolist()
+
+    def measure(method: str, rows: NDArray[np.bool_] | None = None) -> list[float]:
+        held = measure_held_gpus(edges_s, trace, starts[method], rows)
+        return [round(value, 4) for value in (held / scene.gpus).tolist()]
+
+    return UseOverTime(
+        days=((edges_s[:-1] + np.diff(edges_s) / 2 - edges_s[0]) / DAY_S).round(4).tolist(),
+        use={method: measure(method) for method in [*starts][:MOST_LINES]},
+        shares_of=main,
+        shares={name: measure(main, queue == name) for name in largest},
+    )
 
 
 def compute_play_numbers(scene: PlayScene, played: PlayResult) -> PlayNumbers:

@@ -10,13 +10,15 @@ All methods play the same plan, the same queues and the same checkpoints.
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import msgspec
 import numpy as np
 
-from fleetcast.placement.play.progress import JobProgress, draw_checkpoint_intervals
+from fleetcast.placement.play.faults import NodeFault, PlayedFaults
+from fleetcast.placement.play.progress import FAULT, JobProgress, draw_checkpoint_intervals
 from fleetcast.placement.play.reclaim import PlayedReclaim
 from fleetcast.placement.play.replay import Replay
 from fleetcast.training.judges.played import PlayScene, Tick, make_served_plan
@@ -39,7 +41,8 @@ class ReclaimNumbers(msgspec.Struct, frozen=True):
     mean_wait_s: from submission to the first start. mean_delay_s: from submission to the end, without the run time.
     entitled: requests that were within the guarantee of their queue when they arrived, with all that waited ahead
     of them there. at_once: the share of these that started within a minute. lost_gpu_h: work that stopped jobs
-    did again. restart_gpu_h: time that their restarts took. None: no such job.
+    did again. restart_gpu_h: time that all restarts took. None: no such job. fault_stops, fault_lost_gpu_h: the
+    same for stops by faults of nodes, which are not among the others.
     """
 
     method: ReclaimMethod
@@ -59,6 +62,8 @@ class ReclaimNumbers(msgspec.Struct, frozen=True):
     stopped_mean_delay_s: float | None
     lost_gpu_h: float
     restart_gpu_h: float
+    fault_stops: int = 0
+    fault_lost_gpu_h: float = 0.0
 
 
 def play_reclaim(
@@ -67,16 +72,21 @@ def play_reclaim(
     patience_s: float,
     draw: CheckpointDraw,
     tick: Tick = lambda now_s: None,
+    faults: Sequence[NodeFault] = (),
 ) -> ReclaimNumbers:
     """Play a method to the end, and return its statistics. The scene has a file of queues."""
-    replay, reclaim = make_reclaim_replay(scene, method, patience_s, draw)
+    replay, reclaim = make_reclaim_replay(scene, method, patience_s, draw, faults)
     for now_s in replay.play_steps():
         tick(now_s)
     return compute_reclaim_numbers(replay, reclaim, method, patience_s)
 
 
 def make_reclaim_replay(
-    scene: PlayScene, method: ReclaimMethod, patience_s: float, draw: CheckpointDraw
+    scene: PlayScene,
+    method: ReclaimMethod,
+    patience_s: float,
+    draw: CheckpointDraw,
+    faults: Sequence[NodeFault] = (),
 ) -> tuple[Replay, PlayedReclaim]:
     """Return the replay of a method before its first step, and its record of entitled requests and stops."""
     assert scene.tree is not None, "a play with reclaim needs queues"
@@ -86,7 +96,9 @@ def make_reclaim_replay(
     policy = replace(scene.tree.policy.reclaim, mode=mode, patience_s=patience_s)
     reclaim = PlayedReclaim(policy, scene.tree, progress, youngest_first=method == "youngest_first")
     plan = make_served_plan(scene, "ours")
-    plan.reclaim = reclaim
+    plan.reclaim, plan.faults = reclaim, PlayedFaults(faults)
+    for at_s in {at_s for fault in faults for at_s in (fault.start_s, fault.end_s)}:
+        progress.request_pass(at_s)
     return Replay(scene.trace, plan, scene.refuses, progress), reclaim
 
 
@@ -94,7 +106,9 @@ def compute_reclaim_numbers(
     replay: Replay, reclaim: PlayedReclaim, method: ReclaimMethod, patience_s: float
 ) -> ReclaimNumbers:
     """Return the statistics of a replay that has ended."""
-    trace, stops = replay.trace, reclaim.progress.stops
+    trace, all_stops = replay.trace, reclaim.progress.stops
+    stops = [stop for stop in all_stops if stop.payer != FAULT]
+    by_fault = [stop for stop in all_stops if stop.payer == FAULT]
     submit_s, gpus = np.array(trace.submit_s), np.array(trace.gpus)
     wait_s, delay_s = replay.start_s - submit_s, replay.end_s - submit_s - np.array(trace.run_s)
     entitled_s = wait_s[sorted(reclaim.entitled)]
@@ -117,7 +131,9 @@ def compute_reclaim_numbers(
         most_stops=max(by_job.values(), default=0),
         stopped_mean_delay_s=_round(delay_s[sorted(by_job)].mean()) if by_job else None,
         lost_gpu_h=_round(sum(stop.lost_s * gpus[stop.job] for stop in stops) / 3600),
-        restart_gpu_h=_round(sum(reclaim.progress.restart_s * gpus[job] * many for job, many in by_job.items()) / 3600),
+        restart_gpu_h=_round(sum(reclaim.progress.restart_s * gpus[stop.job] for stop in all_stops) / 3600),
+        fault_stops=len(by_fault),
+        fault_lost_gpu_h=_round(sum(stop.lost_s * gpus[stop.job] for stop in by_fault) / 3600),
     )
 
 

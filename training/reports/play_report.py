@@ -4,16 +4,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from fleetcast.placement.play.replay import Floats
 from fleetcast.training.judges.played import PlayScene
 from fleetcast.training.judges.played_numbers import (
     PlayNumbers,
+    UseOverTime,
     describe_fairness_price,
-    find_last_arrival_s,
-    list_job_queues,
-    measure_held_gpus,
 )
-from fleetcast.training.reports.contests import OURS
 from fleetcast.training.reports.page import (
     render_list,
     render_page,
@@ -24,11 +20,7 @@ from fleetcast.training.reports.page import (
 )
 from fleetcast.training.reports.plots import OURS_INK, PANEL, RIVAL_DASHES, RIVAL_INKS, choose_styles, open_canvas
 
-BINS = 160
-MOST_LINES = 4  # rivals in a plot over time
-MOST_QUEUES = 9
 HATCHES = ("", "////", "....")  # where there are more methods than inks
-DAY_S = 86_400.0
 HEAD = (
     "method",
     "mean wait, s",
@@ -43,11 +35,11 @@ HEAD = (
 
 
 def render_play_report(
-    scene: PlayScene, found: Sequence[PlayNumbers], starts: Mapping[str, Floats], skipped: Sequence[str]
+    scene: PlayScene, found: Sequence[PlayNumbers], over_time: UseOverTime, skipped: Sequence[str]
 ) -> str:
     """Return the HTML page of a play.
 
-    starts: method → (job,) start times. skipped: sentences about jobs and methods that were left out.
+    skipped: sentences about jobs and methods that were left out.
     """
     machine = f"{scene.nodes:,} nodes of {scene.each} GPUs" if scene.nodes else f"{scene.each:,} GPUs"
     lead = f"{len(scene.trace):,} jobs on {machine}; all methods play the same jobs on the same machine."
@@ -65,7 +57,7 @@ def render_play_report(
                 [render_panel(draw_wait_by_size(found), "Mean wait by GPUs of a job, hours", kind="wide")]
             ),
         ),
-        render_section("Over time", render_panel_grid(_plot_use_over_time(scene, starts))),
+        render_section("Over time", render_panel_grid(_plot_use_over_time(over_time))),
         render_section(
             "Queues",
             render_panel_grid(
@@ -107,33 +99,18 @@ def draw_wait_by_size(found: Sequence[PlayNumbers]) -> str:
     return canvas.svg
 
 
-def _plot_use_over_time(scene: PlayScene, starts: Mapping[str, Floats]) -> list[str]:
-    """Plot the use of GPUs by each method, and the shares of the largest queues.
-
-    The shares are those in the play of `ours`, or of the first method if `ours` was not played.
-    """
-    edges_s = np.linspace(scene.trace.submit_s[0], find_last_arrival_s(scene.trace), BINS + 1)
-    methods = [*list(starts)[: MOST_LINES + 1]]
-    use = {method: measure_held_gpus(edges_s, scene.trace, starts[method]) / scene.gpus for method in methods}
-    main = OURS if OURS in starts else methods[0]
-    queue = np.array(list_job_queues(scene))
-    names, jobs = np.unique(queue, return_counts=True)
-    largest = names[np.argsort(-jobs, kind="stable")][:MOST_QUEUES].tolist()
-    shares = {
-        name: measure_held_gpus(edges_s, scene.trace, starts[main], queue == name) / scene.gpus for name in largest
-    }
-    days = (edges_s[:-1] + np.diff(edges_s) / 2 - edges_s[0]) / DAY_S
+def _plot_use_over_time(over_time: UseOverTime) -> list[str]:
+    """Plot the use of GPUs by each method, and the shares of the largest queues."""
+    days, main = over_time.days, over_time.shares_of
+    use = draw_lines_over_days(days, over_time.use, "use over time")
+    shares = draw_lines_over_days(days, over_time.shares, "shares over time")
     return [
-        render_panel(
-            draw_lines_over_days(days, use, "use over time"), "Share of the GPUs in use, over days", kind="wide"
-        ),
-        render_panel(
-            draw_lines_over_days(days, shares, "shares over time"), f"Shares of queues, {main}, over days", kind="wide"
-        ),
+        render_panel(use, "Share of the GPUs in use, over days", kind="wide"),
+        render_panel(shares, f"Shares of queues, {main}, over days", kind="wide"),
     ]
 
 
-def draw_lines_over_days(days: Floats, lines: Mapping[str, Floats], label: str) -> str:
+def draw_lines_over_days(days: Sequence[float], lines: Mapping[str, Sequence[float]], label: str) -> str:
     """Draw one line over the days for each name. The first line has the strong colour."""
     inks = (OURS_INK, *RIVAL_INKS)
     with open_canvas(label, width=11.5, height=2.9) as canvas:

@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -47,6 +48,10 @@ def test_every_method_plays_the_same_jobs_and_the_page_needs_nothing_beside_it(t
     assert [row["name"] for row in methods["ours"]["by_queue"]] == ["a", "b"]
     assert [row["name"] for row in methods["ours"]["by_size"]] == ["1", "2 to 4"]
     assert "price of fairness" in str(found["price"])
+    over_time = found["over_time"]
+    assert over_time["shares_of"] == "ours"
+    assert np.mean(over_time["use"]["ours"]) == pytest.approx(methods["ours"]["utilisation"], abs=1e-3)
+    assert np.sum(list(over_time["shares"].values()), axis=0) == pytest.approx(over_time["use"]["ours"], abs=1e-3)
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == 3
     assert "src=" not in text
@@ -156,6 +161,8 @@ def test_a_table_shows_each_method_at_each_patience(tmp_path: Path) -> None:
         (("--reclaim", 0), "--reclaim needs --queues FILE"),
         (("--reclaim", 0, "--queues", "lent.toml", "--policy", "ours"), "expected one of no_preemption, youngest"),
         (("--reclaim", 0, "--html", "play.html"), "the page has no plays with --reclaim"),
+        (("--faults", "faults.csv"), "--faults needs --reclaim and --nodes"),
+        (("--reclaim", 0, "--queues", "lent.toml", "--faults", "none.csv"), "none.csv: cannot be read"),
     ],
 )
 def test_reclaim_is_refused_where_it_means_nothing(
@@ -164,3 +171,45 @@ def test_reclaim_is_refused_where_it_means_nothing(
     path, _ = borrowed(tmp_path)
     monkeypatch.chdir(tmp_path)
     assert why in refused(path, "--nodes", 2, "--gpus-per-node", 4, *words)
+
+
+def play_with_faults(folder: Path, faults: str) -> dict[str, dict[str, object]]:
+    path, queues = borrowed(folder)
+    file = folder / "faults.csv"
+    file.write_text("node,start,end,kind\n" + faults, encoding="utf-8")
+    words = (path, "--nodes", 2, "--gpus-per-node", 4, "--queues", queues, "--reclaim", 0, "--no-checkpoints", 1)
+    return {one["method"]: one for one in told(*words, "--faults", file)["reclaim"]}  # type: ignore[index]
+
+
+def test_a_fault_stops_the_jobs_of_its_node_until_it_is_repaired(tmp_path: Path) -> None:
+    found = play_with_faults(tmp_path, "1,1000,50000,xid\n")["no_preemption"]
+    assert found["stops"] == 0
+    assert found["fault_stops"] == 2
+    assert found["fault_lost_gpu_h"] == pytest.approx(2 * (1000 + 940) / 3600, abs=0.1)  # started at 0 and 60 s
+    assert play_with_faults(tmp_path, "1,1000,50000,drain\n")["no_preemption"]["fault_stops"] == 0
+
+
+def test_jobs_wait_for_the_repair_of_the_whole_fleet(tmp_path: Path) -> None:
+    found = play_with_faults(tmp_path, "1,1000,90000,xid\n2,1000,90000,xid\n")
+    assert all(one["fault_stops"] == 4 for one in found.values())
+    assert all(one["mean_delay_s"] > 80_000 for one in found.values())  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("3,0,10,xid", "line 2: node 3: the fleet has nodes 1 to 2"),
+        ("1,10,10,xid", "line 2: the end must be after the start"),
+        ("1,0,inf,xid", "line 2: the end must be after the start, and both finite"),
+        ("1,0,nan,xid", "line 2: the end must be after the start"),
+        ("n1,0,10,xid", "line 2: node, start and end must be numbers"),
+    ],
+)
+def test_a_fault_that_cannot_happen_is_refused_with_its_line(tmp_path: Path, row: str, why: str) -> None:
+    path, queues = borrowed(tmp_path)
+    file = tmp_path / "faults.csv"
+    file.write_text(f"node,start,end,kind\n{row}\n", encoding="utf-8")
+    words = (path, "--nodes", 2, "--gpus-per-node", 4, "--queues", queues, "--reclaim", 0, "--faults", file)
+    assert why in refused(*words)
+    file.write_text("node,start,end\n1,0,1\n", encoding="utf-8")
+    assert "no column 'kind'" in refused(*words)
