@@ -26,7 +26,10 @@ _AWAY = re.compile(r"contact|timed out|connect|communicat|not responding|zero by
 _UNKNOWN_JOB = re.compile(r"invalid job id", re.IGNORECASE)
 _REASON = re.compile(r" Reason=(.*?)(?: \[[^\[\]]*@[^\[\]]*\])?(?= (?:Comment|Extra|InstanceId|ResvName)=|\s*$)")
 _EXTRA = re.compile(r" Extra=(.*?)(?= (?:Reason|InstanceId|ResvName)=|\s*$)")
-_FACTS = ("JobArrayID", "State", "RestartCnt", "PriorityLong", "Requeue", "BatchFlag")  # Slurm alone writes these
+_FACTS = (  # Slurm alone writes these
+    *("JobArrayID", "State", "RestartCnt", "PriorityLong", "Requeue", "BatchFlag"),
+    *("NodeList", "UserName", "Reservation"),
+)
 _TEXTS = ("JobArrayID", "admin_comment", "Comment")
 _SEPARATOR = "|"
 _EXCLUDED = re.compile(r"[^\s=]+")
@@ -59,6 +62,7 @@ class ControlledJob:
     """A job that waits, runs or is being requeued.
 
     is_held: held by a user, an operator or us. may_requeue: the job is a batch job that may be requeued.
+    nodes: the list of its nodes as Slurm writes it. reservation: the one that the job must use, or "".
     """
 
     id: str
@@ -68,6 +72,10 @@ class ControlledJob:
     may_requeue: bool = False
     comment: str = ""
     admin_comment: str = ""
+    is_batch: bool = False
+    nodes: str = ""
+    user: str = ""
+    reservation: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +271,10 @@ def _make_job(facts: Sequence[str], texts: Sequence[str]) -> ControlledJob:
         may_requeue=(row["Requeue"], row["BatchFlag"]) == ("1", "1"),
         admin_comment=_clean_value(texts[1]),
         comment=_clean_value(texts[2]),
+        is_batch=row["BatchFlag"] == "1",
+        nodes=_clean_value(row["NodeList"]),
+        user=_clean_value(row["UserName"]),
+        reservation=_clean_value(row["Reservation"]),
     )
 
 

@@ -40,6 +40,7 @@ WRITERS: Mapping[str, str] = {
 }
 EXECUTORS: Mapping[str, str] = {
     "kubernetes": "fleetcast.service.ports.kubernetes_executor:make_kubernetes_executor",
+    "slurm": "fleetcast.service.ports.slurm_executor:make_slurm_executor",
 }
 NOT_CONFIGURED = frozenset({"agents", "advice"})  # executors that need no row
 

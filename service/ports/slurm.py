@@ -43,6 +43,7 @@ from fleetcast.schedulers.slurm import (
     SlurmMarks,
     SlurmSettings,
 )
+from fleetcast.schedulers.slurm_stop import parse_stop
 from fleetcast.service.plugins import read_options
 
 logger = logging.getLogger(__name__)
@@ -362,7 +363,8 @@ def read_job_fields(job: ControlledJob) -> dict[str, str]:
         values[REQUEUE] = found[2]
         if found[1] == "requeue" and job.restarts:  # begun, and not known to be over
             values[HOLD] = found[2]
-    is_free = not job.admin_comment or job.admin_comment.startswith(OURS)
+    has_stop = parse_stop(job.admin_comment) is not None  # an action acts on it
+    is_free = not job.admin_comment or (job.admin_comment.startswith(OURS) and not has_stop)
     if (job.state, job.restarts) == ("RUNNING", 0) and job.may_requeue and is_free and not found:
         values[MAY_REQUEUE] = "yes"
     return values

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -63,11 +64,11 @@ def test_nodes_of_each_version_are_read_whatever_people_write_into_them() -> Non
 
 
 def test_jobs_are_read_and_lines_of_another_form_skipped() -> None:
-    facts = "7|PENDING|0|0|1|1|\n8_3|RUNNING|x|429|1|0|\n9|odd\n\n10|PENDING|0|0|1|1|\n"
+    facts = "7|PENDING|0|0|1|1||ada|r7|\n8_3|RUNNING|x|429|1|0|n[1-2]|bob|(null)|\n9|odd\n\n10|PENDING|0|0|1|1|||\n"
     texts = "7~(null)~a = b, c~\n8_3~[fleetcast] requeue off n2~~\n9~~~\n"
     assert join_job_rows(facts, texts, "~") == [
-        ControlledJob("7", "PENDING", 0, True, True, "a = b, c"),
-        ControlledJob("8_3", "RUNNING", 0, False, False, "", "[fleetcast] requeue off n2"),
+        ControlledJob("7", "PENDING", 0, True, True, "a = b, c", is_batch=True, user="ada", reservation="r7"),
+        ControlledJob("8_3", "RUNNING", 0, False, False, "", "[fleetcast] requeue off n2", nodes="n[1-2]", user="bob"),
     ]
 
 
@@ -164,7 +165,7 @@ def test_a_row_inside_a_comment_releases_no_job_of_another_user(tmp_path: Path, 
         return await slurm.control.read_jobs()
 
     found = {one.id: one for one in asyncio.run(pass_over_the_queue())}
-    assert found["7"] == ControlledJob("7", "PENDING", 1, True, True, "mine")
+    assert found["7"] == ControlledJob("7", "PENDING", 1, True, True, "mine", is_batch=True)
     assert set(found) == {"6", "7"}
     assert [words for words in slurm.calls("scontrol") if words[0] != "show"] == []
 
@@ -200,9 +201,10 @@ PARTS = st.sampled_from([*FORGED, *ENDS, "\n", "\r", "\x85", "\u2028", "8", "|0|
 def test_whatever_a_user_writes_the_other_jobs_are_read_as_they_are(comment: str, admin: str) -> None:
     end = "|0123456789abcdef|"
     rows = [("7", "mine", "(null)"), ("6", admin, comment), ("8_1", "(null)", "")]
-    facts = "".join(f"{name}|RUNNING|0|9|1|1|\n" for name, _, _ in rows)
+    facts = "".join(f"{name}|RUNNING|0|9|1|1|n3|ada|(null)|\n" for name, _, _ in rows)
     texts = "".join("".join(part + end for part in row) + "\n" for row in rows)
     found = {one.id: one for one in join_job_rows(facts, texts, end)}
     assert list(found) == ["7", "6", "8_1"]
-    assert found["7"] == ControlledJob("7", "RUNNING", 0, False, True, admin_comment="mine")
-    assert found["8_1"] == ControlledJob("8_1", "RUNNING", 0, False, True)
+    runs = ControlledJob("8_1", "RUNNING", 0, False, True, is_batch=True, nodes="n3", user="ada")
+    assert found["7"] == replace(runs, id="7", admin_comment="mine")
+    assert found["8_1"] == runs

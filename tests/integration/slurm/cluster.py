@@ -32,7 +32,7 @@ class SlurmCluster:
     accounting: with slurmdbd, so that sacct works. jobcomp: where completions are posted to. hook: the shell that
     slurmctld runs before and after each job, and for its completion. `zone`: the local time of its daemons.
     settings: more lines of slurm.conf. billing: what of a job counts as its use. more_nodes: a list of nodes that are
-    down and of no partition. features: of the others.
+    down and of no partition. features: of the others. preempt: by what Slurm preempts, or "none".
     """
 
     def __init__(
@@ -47,6 +47,7 @@ class SlurmCluster:
         billing: str = "",
         more_nodes: str = "",
         features: str = "",
+        preempt: str = "partition_prio",
     ) -> None:
         if SBIN not in os.environ["PATH"]:
             os.environ["PATH"] += f":{SBIN}"
@@ -59,6 +60,7 @@ class SlurmCluster:
         self.jobcomp = jobcomp
         self.hook = hook
         self.settings = settings
+        self.preempt = preempt
         self.more_nodes = more_nodes
         self.features = f"Feature={features} " if features else ""
         self.billing = f"TRESBillingWeights={billing}" if billing else ""
@@ -90,7 +92,9 @@ class SlurmCluster:
             *("SelectType=select/cons_tres", "SelectTypeParameters=CR_Core", "GresTypes=gpu", "ReturnToService=1"),
             *("CommunicationParameters=NoCtldInAddrAny,NoInAddrAny", "SlurmdParameters=config_overrides"),
             *("SchedulerType=sched/backfill", "SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0"),
-            *("PreemptType=preempt/partition_prio", "PreemptMode=REQUEUE", "KillWait=1", "MinJobAge=60"),
+            f"PreemptType=preempt/{self.preempt}",
+            f"PreemptMode={'OFF' if self.preempt == 'none' else 'REQUEUE'}",
+            *("KillWait=1", "MinJobAge=60"),
             *("JobRequeue=1", "SlurmdTimeout=15", "SlurmctldTimeout=10", "InactiveLimit=0", "UnkillableStepTimeout=10"),
             *("OverTimeLimit=0", "JobAcctGatherType=jobacct_gather/none", "MailProg=/bin/true"),
             *self._addons(),

@@ -1,0 +1,93 @@
+"""The marks by which the Slurm executor recognizes its own stops: texts at the end of a job's AdminComment.
+
+A mark holds all that a later step needs, so a restart of Fleetcast forgets nothing. The text before it belongs to
+somebody else and stays.
+"""
+
+import re
+from typing import NamedTuple
+
+from fleetcast.clients.slurm_control import ControlledJob
+
+_JOB = re.compile(r"[0-9]+(?:_[0-9]+)?")
+_MARK = re.compile(
+    r" ?\[fleetcast\] (preempt|shrink|replace) by action (\S+): "
+    r"attempt (\d+), since (\d+), grace (\d+), until (\d+), nodes (\S+), for (\S+)$"
+)
+NO_PAYER, REQUEST = "-", "request"  # in place of a Slurm job: no payer, and a payer that is none of Slurm's jobs
+
+
+class SlurmStop(NamedTuple):
+    """A stop that has begun. since_s, until_s: Unix seconds. payer: the Slurm job or request that gets the nodes."""
+
+    kind: str
+    action: str
+    attempt: int
+    since_s: int
+    grace_s: int
+    until_s: int
+    nodes: tuple[str, ...]
+    payer: str = ""
+
+    @property
+    def ends_s(self) -> int:
+        """The end of the grace in Unix seconds."""
+        return self.since_s + self.grace_s
+
+    @property
+    def slurm_payer(self) -> str:
+        """The id of the Slurm job that gets the nodes, or "" if there is none."""
+        return "" if self.payer == REQUEST else self.payer
+
+
+def parse_slurm_job(name: str, prefix: str) -> str:
+    r"""Return Slurm's id of a job, or "" if the name is none of Slurm's.
+
+    >>> parse_slurm_job("\nsite-7_2", "site-"), parse_slurm_job("train", "")
+    ('7_2', '')
+    """
+    name = name.strip()
+    number = name.removeprefix(prefix)
+    return number if name.startswith(prefix) and _JOB.fullmatch(number) else ""
+
+
+def parse_stop(comment: str) -> SlurmStop | None:
+    """Return the mark in an AdminComment, or None without one.
+
+    >>> stop = SlurmStop("preempt", "0f-1", 1, 100, 120, 700, ("n1", "n2"), "9")
+    >>> parse_stop(add_stop("theirs", stop)) == stop, parse_stop("[fleetcast] requeued off n1")
+    (True, None)
+    """
+    found = _MARK.search(comment)
+    if found is None:
+        return None
+    kind, action, attempt, since_s, grace_s, until_s, nodes, payer = found.groups()
+    return SlurmStop(
+        kind,
+        action,
+        int(attempt),
+        int(since_s),
+        int(grace_s),
+        int(until_s),
+        tuple(nodes.split(",")),
+        "" if payer == NO_PAYER else payer,
+    )
+
+
+def add_stop(comment: str, stop: SlurmStop) -> str:
+    """Return an AdminComment with a mark at its end."""
+    mark = (
+        f"[fleetcast] {stop.kind} by action {stop.action}: attempt {stop.attempt}, since {stop.since_s}, "
+        f"grace {stop.grace_s}, until {stop.until_s}, nodes {','.join(stop.nodes)}, for {stop.payer or NO_PAYER}"
+    )
+    return f"{comment} {mark}" if comment else mark
+
+
+def remove_stop(comment: str) -> str:
+    """Return an AdminComment without our mark."""
+    return _MARK.sub("", comment)
+
+
+def find_attempt(job: ControlledJob) -> int:
+    """Return the attempt of a job as the source `slurm` counts it."""
+    return job.restarts + 1

@@ -1,0 +1,333 @@
+"""The executor that stops, shrinks and requeues running jobs of Slurm.
+
+    send     mark in AdminComment → nodes reserved for the payer → signal to the batch script
+    follow   after the grace: requeuehold, scancel or NodeList=…; once the payer runs: release
+
+The mark is written before the signal, so a signal is sent at most once. All later steps follow from what Slurm
+shows. The nodes are reserved from the first step on, so a job that ends within its grace frees them for the payer
+as well.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from fleetcast.clients.slurm_control import ControlledJob, SlurmRefused, drop_ambiguous_rows
+from fleetcast.clients.slurm_job_commands import PREFIX, NodeHold, SlurmJobCommands
+from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
+from fleetcast.ingest.preemptible import LABEL, find_in_comment, parse_preemptible
+from fleetcast.ingest.slurm.jobs import expand_node_list
+from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
+from fleetcast.schedulers.slurm_stop import (
+    REQUEST,
+    SlurmStop,
+    add_stop,
+    find_attempt,
+    parse_slurm_job,
+    parse_stop,
+    remove_stop,
+)
+from fleetcast.service.plugins import read_options
+
+logger = logging.getLogger(__name__)
+
+PREEMPT, SHRINK, GROW, REPLACE = "preempt", "shrink", "grow", "replace"
+KINDS = (PREEMPT, SHRINK, GROW, REPLACE)
+NO_PREEMPTION = ("preempt/none", "(null)", "")
+RUNNING, PENDING = "RUNNING", "PENDING"
+HOLD_S = 600  # how long nodes are reserved after the grace, at most
+CONFIG_S = 600.0  # how long Slurm's PreemptType is remembered
+MOST_TIMEOUT_S = 10.0
+TAKEN = SendReply(SendOutcome.TAKEN)
+
+
+class SlurmExecutorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The options of the executor, described in docs/schedulers/slurm.md."""
+
+    prefix: str = ""
+    shell: list[str] = []
+    timeout_s: float = 3.0
+    signal: str = "USR1"
+
+
+def make_slurm_executor(options: Mapping[str, Any]) -> "SlurmExecutor":
+    """Make the built-in executor `slurm`. Raises ConfigError."""
+    given = read_options(options, SlurmExecutorOptions)
+    if not 0.1 <= given.timeout_s <= MOST_TIMEOUT_S:
+        raise ConfigError(f"options.timeout_s = {given.timeout_s:g}: must be 0.1 to {MOST_TIMEOUT_S:g}")
+    if not given.signal.isalnum():
+        raise ConfigError(f"options.signal = {given.signal!r}: give a name like USR1, or a number")
+    return SlurmExecutor(SlurmJobCommands(given.shell, given.timeout_s), given.prefix, given.signal)
+
+
+class SlurmExecutor:
+    """An executor for Slurm's jobs. `now_s`: returns Unix seconds."""
+
+    def __init__(
+        self, slurm: SlurmJobCommands, prefix: str = "", signal: str = "USR1", now_s: Callable[[], float] = time.time
+    ) -> None:
+        self._slurm, self._prefix, self._signal, self._now_s = slurm, prefix, signal, now_s
+        self._own_preemption = ""
+        self._config_s = -math.inf  # when PreemptType was read
+        self._unheld: set[str] = set()  # actions whose nodes Slurm did not reserve
+
+    def explain_inability(self, kind: str, job: str) -> str:
+        if not parse_slurm_job(job, self._prefix):
+            return f"{job!r} is no job of Slurm" + (
+                f": it does not begin with {self._prefix!r}" if self._prefix else ""
+            )
+        return "" if kind in KINDS else f"Slurm cannot {kind} a running job"
+
+    async def send(self, order: ActionOrder) -> SendReply:
+        if why := self.explain_inability(order.kind, order.job):
+            return _refuse(why)
+        return await _answer(self._begin(order, parse_slurm_job(order.job, self._prefix)))
+
+    async def follow(self, orders: Sequence[ActionOrder]) -> Sequence[SendReply]:
+        """Make the steps that are due, and release stopped jobs whose payer runs."""
+        try:
+            jobs = {job.id: job for job in drop_ambiguous_rows(await self._slurm.read_jobs(), lambda job: job.id)}
+            holds = await self._slurm.list_holds()
+        except (SourceError, SlurmRefused) as error:
+            return [SendReply(SendOutcome.UNREACHABLE, str(error))] * len(orders)
+        replies = [await _answer(self._continue(order, jobs, holds)) for order in orders]
+        open_actions = {order.action_id for order in orders}
+        try:
+            await self._end_stops(jobs, open_actions)
+            await self._end_holds(jobs, holds)
+        except (SourceError, SlurmRefused) as error:
+            logger.warning("stopped jobs are not released yet: %s", error)
+        return replies
+
+    async def close(self) -> None:
+        await self._slurm.close()
+
+    # -- the first step
+
+    async def _begin(self, order: ActionOrder, number: str) -> SendReply:
+        """Check the job, mark it, and send it the signal. Raises SourceError or SlurmRefused."""
+        job = await self._slurm.find_job(number)
+        if job is None:
+            return _refuse(f"Slurm knows no job {number}")
+        stop = parse_stop(job.admin_comment)
+        if stop is not None and stop.action == order.action_id:
+            return TAKEN
+        nodes = _list_nodes(job)
+        freed = _list_freed_nodes(order, nodes)
+        why = _explain_refusal(job, order) or _explain_nodes(order, nodes, freed)
+        if not why and stop is not None and not _has_happened(job, stop):
+            why = f"action {stop.action} on it goes on"
+        if not why and order.kind == PREEMPT:
+            why = await self._explain_own_preemption()
+        if why:
+            return _refuse(why)
+        if order.kind == GROW:
+            return await self._grow(order, job, nodes)
+        await self._mark_and_signal(order, job, freed)
+        return TAKEN
+
+    async def _grow(self, order: ActionOrder, job: ControlledJob, nodes: Sequence[str]) -> SendReply:
+        wanted = {*nodes, *(place.node for place in order.places)}
+        if len(wanted) > len(nodes):
+            await self._slurm.resize_job(job.id, len(wanted))
+        return TAKEN
+
+    async def _mark_and_signal(self, order: ActionOrder, job: ControlledJob, freed: Sequence[str]) -> None:
+        now_s = int(self._now_s())
+        payer = parse_slurm_job(order.payer, self._prefix) or (REQUEST if order.payer.strip() else "")
+        stop = SlurmStop(
+            kind=order.kind,
+            action=order.action_id,
+            attempt=order.attempt,
+            since_s=now_s,
+            grace_s=math.ceil(order.grace_s),
+            until_s=max(now_s, order.by_ms // 1000),
+            nodes=tuple(freed),
+            payer=payer if order.kind != REPLACE else "",
+        )
+        await self._slurm.change_job(job.id, admin_comment=add_stop(remove_stop(job.admin_comment), stop))
+        if stop.slurm_payer:
+            await self._hold_nodes(stop, await self._slurm.find_job(stop.slurm_payer), await self._slurm.list_holds())
+        if order.grace_s > 0:
+            try:
+                await self._slurm.signal_job(job.id, self._signal, is_batch=job.is_batch)
+            except SlurmRefused:
+                await self._slurm.change_job(job.id, admin_comment=job.admin_comment)
+                raise
+
+    async def _explain_own_preemption(self) -> str:
+        """Return why nothing is preempted beside Slurm's own preemption, or "" where it has none."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s >= self._config_s + CONFIG_S:
+            kind = await self._slurm.read_preempt_type()
+            self._own_preemption = "" if kind in NO_PREEMPTION else f"Slurm preempts by itself: PreemptType = {kind}"
+            self._config_s = now_s
+        return self._own_preemption
+
+    # -- later steps
+
+    async def _continue(
+        self, order: ActionOrder, jobs: Mapping[str, ControlledJob], holds: Mapping[str, str]
+    ) -> SendReply:
+        """Make the step that is due for one action. Raises SourceError or SlurmRefused."""
+        job = jobs.get(parse_slurm_job(order.job, self._prefix))
+        stop = parse_stop(job.admin_comment) if job else None
+        if job is None or stop is None or stop.action != order.action_id:
+            return TAKEN  # the job has ended, or nothing is left to do: the board shows what happened
+        if job.state != RUNNING or _has_happened(job, stop):
+            return TAKEN  # `_end_stops` does the rest
+        if _is_protected(job):
+            await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
+            return _refuse(f"its owner forbids it: {LABEL}=false")
+        await self._hold_nodes(stop, jobs.get(stop.slurm_payer), holds)
+        if self._now_s() >= stop.ends_s:
+            try:
+                await self._stop(job, stop)
+            except SlurmRefused:
+                await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
+                raise
+        return TAKEN
+
+    async def _stop(self, job: ControlledJob, stop: SlurmStop) -> None:
+        if stop.kind == SHRINK:
+            left = [name for name in _list_nodes(job) if name not in stop.nodes]
+            await self._slurm.shrink_job(job.id, left)
+        elif job.may_requeue:
+            await self._slurm.requeue_held(job.id)
+        else:
+            await self._slurm.cancel_job(job.id)
+
+    async def _hold_nodes(self, stop: SlurmStop, payer: ControlledJob | None, holds: Mapping[str, str]) -> None:
+        """Reserve the nodes of a stop for a Slurm job that waits. Without the reservation Slurm's order decides."""
+        if payer is None or payer.state != PENDING or not payer.user or stop.action in self._unheld:
+            return
+        left_s = min(stop.until_s, stop.ends_s + HOLD_S) - self._now_s()
+        hold = NodeHold(payer.id, payer.user, stop.nodes, max(1, math.ceil(left_s / 60)))
+        try:
+            if hold.name not in holds:
+                await self._slurm.hold_nodes(hold)
+            elif new := {*stop.nodes}.difference(held := _expand(holds[hold.name])):
+                await self._slurm.change_held_nodes(hold.name, sorted({*held, *new}))
+            if payer.reservation != hold.name:
+                await self._slurm.set_reservation(payer.id, hold.name)
+        except SlurmRefused as error:
+            logger.warning("nodes %s are not reserved for job %s: %s", ",".join(stop.nodes), payer.id, error)
+            self._unheld.add(stop.action)
+
+    async def _end_stops(self, jobs: Mapping[str, ControlledJob], open_actions: set[str]) -> None:
+        """Release the jobs whose stop is over, and remove the marks. Raises SourceError.
+
+        After a shrink Slurm refuses every change of the job for a while, and without slurmdbd for ever.
+        """
+        for job in jobs.values():
+            stop = parse_stop(job.admin_comment)
+            if stop is None:
+                continue
+            is_over = self._now_s() >= stop.until_s
+            try:
+                if job.state == PENDING and _has_happened(job, stop):
+                    if is_over or _may_release(stop, jobs):
+                        await self._release(job, stop)
+                elif _has_happened(job, stop) or (is_over and stop.action not in open_actions):
+                    await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
+            except SlurmRefused as error:
+                logger.info("the mark of job %s stays: %s", job.id, error)
+
+    async def _release(self, job: ControlledJob, stop: SlurmStop) -> None:
+        if job.is_held and stop.kind == REPLACE:
+            await self._slurm.release_excluding_node(job.id, ",".join(stop.nodes))
+        elif job.is_held:
+            await self._slurm.release_job(job.id)
+        await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
+
+    async def _end_holds(self, jobs: Mapping[str, ControlledJob], holds: Mapping[str, str]) -> None:
+        """End the reservations whose job runs or is gone. Raises SourceError or SlurmRefused.
+
+        Slurm deletes no reservation in use, so the job leaves it first. A job must also leave one that is over.
+        """
+        for job in jobs.values():
+            is_using = job.reservation == PREFIX + job.id
+            if is_using and (job.state != PENDING or job.reservation not in holds):
+                await self._slurm.set_reservation(job.id, "")
+        for name in holds:
+            payer = jobs.get(name.removeprefix(PREFIX))
+            if payer is None or payer.state != PENDING:
+                await self._slurm.delete_hold(name)
+
+
+def _has_happened(job: ControlledJob, stop: SlurmStop) -> bool:
+    """Return whether a job was requeued since a stop began, or holds none of the nodes that it frees."""
+    return find_attempt(job) > stop.attempt or not {*stop.nodes}.intersection(_list_nodes(job))
+
+
+def _may_release(stop: SlurmStop, jobs: Mapping[str, ControlledJob]) -> bool:
+    """Return whether a stopped job may compete for nodes again. A payer outside Slurm is not visible here."""
+    if stop.payer == REQUEST:
+        return False
+    payer = jobs.get(stop.payer)
+    return payer is None or payer.state != PENDING
+
+
+def _refuse(why: str) -> SendReply:
+    return SendReply(SendOutcome.REFUSED, why)
+
+
+async def _answer(work: Awaitable[SendReply]) -> SendReply:
+    """Return the reply of a step, with Slurm's words if it fails."""
+    try:
+        return await work
+    except SlurmRefused as error:
+        return _refuse(f"Slurm refuses: {error}")
+    except SourceError as error:
+        return SendReply(SendOutcome.UNREACHABLE, str(error))
+
+
+def _is_protected(job: ControlledJob) -> bool:
+    return parse_preemptible(find_in_comment(job.comment)) is False
+
+
+def _explain_refusal(job: ControlledJob, order: ActionOrder) -> str:
+    """Return why nothing may be done to a job, or "" if it may."""
+    if job.state != RUNNING:
+        return f"job {job.id} is {job.state}"
+    if find_attempt(job) != order.attempt:
+        return f"job {job.id} runs its attempt {find_attempt(job)}, not {order.attempt}"
+    if order.kind != GROW and _is_protected(job):
+        return f"its owner forbids it: {LABEL}=false"
+    return ""
+
+
+def _explain_nodes(order: ActionOrder, nodes: Sequence[str], freed: Sequence[str]) -> str:
+    """Return why an action does not suit the nodes that its job holds now, or "" if it does."""
+    if order.kind == GROW:
+        return ""
+    if not freed:
+        return f"the job holds none of {', '.join(sorted({rank.node for rank in order.ranks}))}"
+    if order.kind == SHRINK and len(freed) == len(nodes):
+        return "the job would lose all of its nodes: Slurm shrinks by whole nodes"
+    return ""
+
+
+def _list_freed_nodes(order: ActionOrder, nodes: Sequence[str]) -> list[str]:
+    """Return the nodes that an action frees: all of a preempted job's, else those of the affected ranks."""
+    if order.kind == PREEMPT:
+        return list(nodes)
+    affected = {rank.node for rank in order.ranks}
+    return [name for name in nodes if name in affected]
+
+
+def _list_nodes(job: ControlledJob) -> tuple[str, ...]:
+    return _expand(job.nodes)
+
+
+def _expand(nodes: str) -> tuple[str, ...]:
+    """Return the nodes in one of Slurm's lists. Raises SlurmRefused for an unreadable list."""
+    try:
+        return expand_node_list(nodes)
+    except RecordError as error:
+        raise SlurmRefused(str(error)) from None

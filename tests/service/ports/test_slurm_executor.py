@@ -1,0 +1,189 @@
+"""The executor `slurm` over a Slurm in memory that is away after any of its calls, and a process that begins again."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleetcast.clients.slurm_control import ControlledJob, SlurmRefused
+from fleetcast.clients.slurm_job_commands import NodeHold, SlurmJobCommands
+from fleetcast.fleet.errors import ConfigError, SourceError
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.schedulers.executor import ActionOrder, SendOutcome
+from fleetcast.schedulers.slurm import REQUEUE
+from fleetcast.schedulers.slurm_stop import SlurmStop, add_stop
+from fleetcast.service.doors import make_executor
+from fleetcast.service.ports.slurm import read_job_fields
+from fleetcast.service.ports.slurm_executor import SlurmExecutor
+from tests.fuzz.bounds import examples
+
+VICTIM = ControlledJob("1", "RUNNING", may_requeue=True, is_batch=True, nodes="n[1-2]", user="ada")
+PAYER = ControlledJob("2", "PENDING", may_requeue=True, is_batch=True, user="bob")
+ORDER = ActionOrder("0f-1", "preempt", "1", 1, 8.0, (RankPlacement(0, "n1"),), (), "\n2", 120.0, 1_000_000)
+
+
+class StoppableSlurm(SlurmJobCommands):
+    """Slurm in memory. away_after: the numbers of calls after which it is away once, although it has done them."""
+
+    def __init__(self, *jobs: ControlledJob, away_after: Sequence[int] = (), words: str = "") -> None:
+        super().__init__()
+        self.queue = {job.id: job for job in jobs}
+        self.held: dict[str, str] = {}
+        self.away_after, self.words = set(away_after), words
+        self.calls: list[str] = []
+
+    def _done(self, call: str) -> None:
+        self.calls.append(call)
+        if len(self.calls) in self.away_after:
+            raise SourceError("slurmctld is away")
+
+    def _change(self, job: str, **changes: Any) -> None:
+        self.queue[job] = replace(self.queue[job], **changes)
+
+    async def read_jobs(self) -> list[ControlledJob]:
+        return [*self.queue.values()]
+
+    async def find_job(self, job: str) -> ControlledJob | None:
+        return self.queue.get(job)
+
+    async def read_preempt_type(self) -> str:
+        return "preempt/none"
+
+    async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
+        self._change(job, admin_comment=admin_comment)
+        self._done("comment")
+
+    async def signal_job(self, job: str, signal: str, *, is_batch: bool) -> bool:
+        self._done("signal")
+        return True
+
+    async def requeue_held(self, job: str) -> bool:
+        if self.words:
+            raise SlurmRefused(self.words)
+        self._change(job, state="PENDING", restarts=self.queue[job].restarts + 1, is_held=True, nodes="")
+        self._done("requeue")
+        return True
+
+    async def release_job(self, job: str) -> None:
+        self._change(job, is_held=False)
+        self._done("release")
+
+    async def list_holds(self) -> dict[str, str]:
+        return dict(self.held)
+
+    async def hold_nodes(self, hold: NodeHold) -> None:
+        self.held[hold.name] = ",".join(hold.nodes)
+        self._done("hold")
+
+    async def set_reservation(self, job: str, name: str) -> None:
+        self._change(job, reservation=name)
+        self._done("reservation")
+
+    async def delete_hold(self, name: str) -> None:
+        assert name not in {job.reservation for job in self.queue.values()}  # Slurm refuses it
+        del self.held[name]
+        self._done("delete")
+
+    def schedule(self) -> None:
+        """Start the payer on the nodes that are reserved for it."""
+        if self.queue["1"].state == "PENDING" and self.queue["2"].reservation in self.held:
+            self._change("2", state="RUNNING", nodes="n[1-2]")
+
+
+class Site:
+    """Fresh executors on one Slurm, as after a restart before each call."""
+
+    def __init__(self, slurm: StoppableSlurm) -> None:
+        self.slurm, self.now_s = slurm, 0.0
+
+    def send(self, order: ActionOrder = ORDER) -> tuple[SendOutcome, str]:
+        executor = SlurmExecutor(self.slurm, now_s=lambda: self.now_s)
+        reply = asyncio.run(executor.send(order))
+        return reply.outcome, reply.why
+
+    def follow(self, *orders: ActionOrder) -> list[tuple[SendOutcome, str]]:
+        executor = SlurmExecutor(self.slurm, now_s=lambda: self.now_s)
+        return [(reply.outcome, reply.why) for reply in asyncio.run(executor.follow(orders))]
+
+
+@given(st.lists(st.integers(1, 14), max_size=4))
+@examples(200)
+def test_a_stop_happens_once_wherever_slurm_goes_away_and_the_process_begins_again(away_after: list[int]) -> None:
+    slurm = StoppableSlurm(replace(VICTIM, admin_comment="a note of theirs"), PAYER, away_after=away_after)
+    site = Site(slurm)
+    while site.send()[0] is SendOutcome.UNREACHABLE:
+        pass
+    for site.now_s in (10.0, 119.0):
+        site.follow(ORDER)
+        assert slurm.queue["1"].state == "RUNNING"
+    for site.now_s in (121.0, 122.0, 123.0, 124.0):
+        site.follow(ORDER)
+    slurm.schedule()
+    assert slurm.queue["2"].state == "RUNNING"
+    for site.now_s in range(125, 135):
+        site.follow(ORDER)
+    victim = slurm.queue["1"]
+    assert (victim.state, victim.restarts, victim.is_held) == ("PENDING", 1, False)
+    assert (victim.admin_comment, slurm.queue["2"].reservation, slurm.held) == ("a note of theirs", "", {})
+    assert (slurm.calls.count("signal") <= 1, slurm.calls.count("requeue")) == (True, 1)
+
+
+def test_a_stopped_job_stays_held_while_its_payer_waits_and_until_the_action_is_over_at_most() -> None:
+    site = Site(slurm := StoppableSlurm(VICTIM, PAYER))
+    assert site.send() == (SendOutcome.TAKEN, "")
+    site.now_s = 121.0
+    site.follow(ORDER)
+    site.now_s = 999.0
+    site.follow(ORDER)
+    assert slurm.queue["1"].is_held
+    site.now_s = 1000.0
+    site.follow()
+    assert (slurm.queue["1"].is_held, slurm.queue["1"].admin_comment) == (False, "")
+
+
+def test_what_slurm_refuses_after_the_grace_leaves_no_mark() -> None:
+    site = Site(slurm := StoppableSlurm(VICTIM, PAYER, words="not today"))
+    site.send()
+    site.now_s = 121.0
+    assert site.follow(ORDER) == [(SendOutcome.REFUSED, "Slurm refuses: not today")]
+    assert (slurm.queue["1"].state, slurm.queue["1"].admin_comment) == ("RUNNING", "")
+
+
+def test_a_job_with_an_open_action_is_not_requeued_by_the_adapter_and_not_stopped_by_a_second_action() -> None:
+    stop = SlurmStop("shrink", "0e-1", 1, 0, 0, 900, ("n2",))
+    marked = replace(VICTIM, admin_comment=add_stop("", stop))
+    assert read_job_fields(VICTIM) == {"may requeue": "yes"}
+    assert read_job_fields(marked) == {}
+    assert REQUEUE not in read_job_fields(marked)
+    assert Site(StoppableSlurm(marked)).send() == (SendOutcome.REFUSED, "action 0e-1 on it goes on")
+
+
+@pytest.mark.parametrize(
+    ("kind", "job", "why"),
+    [
+        ("preempt", "site-7", ""),
+        ("preempt", "site-7_2", ""),
+        ("preempt", "7", "'7' is no job of Slurm: it does not begin with 'site-'"),
+        ("preempt", "site-train", "'site-train' is no job of Slurm: it does not begin with 'site-'"),
+        ("move", "site-7", "Slurm cannot move a running job"),
+    ],
+)
+def test_the_executor_says_what_it_cannot_do(kind: str, job: str, why: str) -> None:
+    assert make_executor("slurm", {"prefix": "site-"}).explain_inability(kind, job) == why
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"timeout_s": 60.0}, "options.timeout_s = 60"),
+        ({"signal": "USR1; rm"}, "options.signal"),
+        ({"url": "x"}, "url"),
+    ],
+)
+def test_a_wrong_option_is_named(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        make_executor("slurm", options)
