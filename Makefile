@@ -21,8 +21,9 @@ integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real 
 integration-outside: $(VENV)/.installed-dev ## suites of components that take long to build: Karpenter, scheduler-plugins, Helm, Ray
 	$(BIN)/python -m tests.integration.outside $(ARGS)
 
-simulation: $(VENV)/.installed-dev ## the whole service in one process: a million steps by seeds, then each defect is found
+simulation: $(VENV)/.installed-dev ## a million steps of the service and of actions by seeds, then each defect is found
 	$(BIN)/python -m tests.simulation --seed 1 --seeds 20 --steps 50000 --processes 2 $(ARGS)
+	$(BIN)/python -m tests.simulation --world actions --seed 1 --seeds 20 --steps 50000 --processes 2
 	$(BIN)/python -m pytest tests/simulation -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev

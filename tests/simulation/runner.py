@@ -10,10 +10,12 @@ import sys
 import time
 import traceback
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 EPISODE_STEPS = 10_000
+ACTION_STEPS = 1000
 DESCRIPTION = "Run episodes of a seed; exit status 1 where a law is broken. One JSON line a seed."
 
 
@@ -28,20 +30,35 @@ class Summary:
     failure: dict[str, Any] | None = None
 
 
-def run_episode(seed: int, episode: int, steps: int, summary: Summary, mutation: str = "") -> None:
+def open_world(name: str, seed: str) -> tuple[Any, Any, Mapping[str, Any]]:
+    """Return the world of an episode, the context that it runs in, and the defects that it must find."""
+    if name == "actions":
+        from tests.simulation.actions.mutations import ACTION_MUTATIONS
+        from tests.simulation.actions.world import ActionWorld
+
+        return ActionWorld(seed), contextlib.nullcontext(), ACTION_MUTATIONS
     from tests.simulation.mutations import MUTATIONS
-    from tests.simulation.oracle import Broken
     from tests.simulation.patches import simulated
     from tests.simulation.world import World
 
-    world = World(f"{seed}/{episode}")
-    with simulated(world), MUTATIONS[mutation].made() if mutation else contextlib.nullcontext():
+    world = World(seed)
+    return world, simulated(world), MUTATIONS
+
+
+def run_episode(
+    seed: int, episode: int, steps: int, summary: Summary, mutation: str = "", world_name: str = "service"
+) -> None:
+    from tests.simulation.oracle import Broken
+
+    world, simulation, mutations = open_world(world_name, f"{seed}/{episode}")
+    with simulation, mutations[mutation].made() if mutation else contextlib.nullcontext():
         try:
             while world.steps < steps:
                 world.step()
             world.calm()
         except Exception as error:
             defect = f" --mutation {mutation}" if mutation else ""
+            defect += f" --world {world_name}" if world_name != "service" else ""
             law = error.law if isinstance(error, Broken) else "no end"
             summary.failure = {
                 "seed": seed,
@@ -57,18 +74,23 @@ def run_episode(seed: int, episode: int, steps: int, summary: Summary, mutation:
     summary.steps += world.steps
     summary.episodes += 1
     summary.counts += world.counts
-    summary.counts["checks"] += world.oracle.checks
-    summary.counts["lost names"] += world.disk.lost_names
     summary.counts["simulated_s"] += world.steady_ms // 1000
     summary.digest = world.digest.hexdigest()
 
 
-def run(seed: int, steps: int, episode: int | None = None, progress: bool = False, mutation: str = "") -> Summary:
+def run(
+    seed: int,
+    steps: int,
+    episode: int | None = None,
+    progress: bool = False,
+    mutation: str = "",
+    world_name: str = "service",
+) -> Summary:
     """Episodes until `steps` were made, or the one of that number; stops at the first failure."""
     summary, number = Summary(), 0 if episode is None else episode
     while summary.failure is None and (summary.steps < steps if episode is None else not summary.episodes):
-        length = min(EPISODE_STEPS, steps - summary.steps)
-        run_episode(seed, number, length, summary, mutation)
+        longest = EPISODE_STEPS if world_name == "service" else ACTION_STEPS
+        run_episode(seed, number, min(longest, steps - summary.steps), summary, mutation, world_name)
         number += 1
         if progress and number % 10 == 0:
             print(f"seed {seed}: {summary.steps:,} steps", file=sys.stderr, flush=True)
@@ -88,6 +110,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=EPISODE_STEPS, help="of each seed")
     parser.add_argument("--episode", type=int, help="this one alone")
     parser.add_argument("--mutation", default="", help="a defect to find, see tests/simulation/mutations.py")
+    parser.add_argument("--world", choices=("service", "actions"), default="service", help="what is simulated")
     parser.add_argument("--log", action="store_true", help="what the processes log")
     parser.add_argument("--processes", type=int, default=1, help="how many seeds at once")
     options = parser.parse_args()
@@ -104,7 +127,7 @@ def one(options: argparse.Namespace, seed: int) -> dict[str, Any]:
     """The line of one seed."""
     logging.basicConfig(level=logging.INFO if options.log else logging.CRITICAL)
     began = time.perf_counter()
-    summary = run(seed, options.steps, options.episode, True, options.mutation)
+    summary = run(seed, options.steps, options.episode, True, options.mutation, options.world)
     return told(summary, seed, time.perf_counter() - began)
 
 

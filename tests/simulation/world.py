@@ -401,6 +401,8 @@ class World:
     # -- the end
 
     def close(self) -> None:
+        self.counts["checks"] += self.oracle.checks
+        self.counts["lost names"] += self.disk.lost_names
         for process in self._alive():
             self.kill(process)
             self._bury(process)

@@ -1,0 +1,152 @@
+"""The laws of actions, checked after each step against the ledger that is on disk.
+
+given once       a job that starts on its placement finds no other job at work on these GPUs
+lives            an action enters only states that may follow, and its earlier states never change
+not twice        a job has one open action, and a wish that failed after it was sent is never sent again
+not forgotten    what was acknowledged before a kill is there after it
+to the payer     what an action frees goes to its payer alone, until the action's time is over
+fair             a queue that gives to another one's guarantee still holds its own once all its stops have happened
+ids              two actions have one wish only if they say the same
+within bounds    between two resets, no hour takes more GPUs than the shares of the circuit breaker
+paused           nothing is sent while actions are paused, or while the circuit breaker is open
+chain            the audit trail verifies
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from fleetcast.placement.actions.action import STOPPING
+from fleetcast.placement.actions.breaker import BreakerLimits
+from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionState
+from fleetcast.placement.ledger.ledger import Intent
+from tests.simulation.oracle import Broken
+
+GUARANTEED = {"owed": 64, "lender": 64}  # GPUs
+HOUR_MS = 3_600_000
+SLACK_MS = 3000  # clocks are set by parts of a second, which nobody makes up for
+Gpu = tuple[str, int]
+
+
+@dataclass(slots=True)
+class SentAction:
+    """An action that was sent. steady_ms: when. gpus_of_queue, of_fleet: the capacities at that time."""
+
+    record: ActionRecord
+    steady_ms: int
+    until_steady_ms: int
+
+
+@dataclass(slots=True)
+class ActionLaws:
+    """What the ledger has shown so far. `check` compares it with what it shows now."""
+
+    limits: BreakerLimits
+    fleet_gpus: float
+    promises: bool  # whether what an action frees is promised to its payer
+    known: dict[str, ActionRecord] = field(default_factory=dict)
+    sent: dict[str, SentAction] = field(default_factory=dict)
+    intents: set[str] = field(default_factory=set)
+    inherited: frozenset[str] = frozenset()  # promises of a ledger that an earlier version made
+    held: Mapping[str, int] = field(default_factory=dict)  # queue → GPUs, on the board of the pass
+    running: frozenset[tuple[str, int]] = frozenset()  # job and attempt, on that board
+    reset_steady_ms: int = -1
+    wishes: dict[str, object] = field(default_factory=dict)
+    checks: int = 0
+
+    def check_actions(self, rows: Iterable[ActionRecord], steady_ms: int, now_ms: int, may_send: bool) -> None:
+        """Check the actions of the ledger. rows: all that changed since the last call."""
+        for row in rows:
+            self.checks += 1
+            before = self.known.get(row.action_id)
+            life = before.life if before else ()
+            if row.life[: len(life)] != life:
+                raise Broken("lives", f"{row.action_id} was {life} and is {row.life}")
+            for first, second in zip(row.life, row.life[1:], strict=False):
+                if second.state not in FOLLOWED_BY.get(first.state, ()):
+                    raise Broken("lives", f"{row.action_id} went from {first.state} to {second.state}")
+            self.known[row.action_id] = row
+            self._check_id(row)
+            if row.was_sent and row.action_id not in self.sent:
+                self._record_sending(row, steady_ms, now_ms, may_send)
+
+    def _record_sending(self, row: ActionRecord, steady_ms: int, now_ms: int, may_send: bool) -> None:
+        if not may_send:
+            raise Broken("paused", f"{row.action_id} was sent all the same")
+        self._check_fairness(row)
+        wish = row.action_id.rpartition("-")[0]
+        for action_id, sent in self.sent.items():
+            last = self.known[action_id]
+            if action_id.rpartition("-")[0] == wish and last.state is not ActionState.SEEN:
+                raise Broken("not twice", f"{row.action_id} was sent after {action_id}, which is {last.state}")
+            if sent.record.action.job == row.action.job and last.is_open:
+                raise Broken("not twice", f"{row.action_id} was sent while {action_id} on the same job is open")
+        self.sent[row.action_id] = SentAction(row, steady_ms, steady_ms + row.action.by_ms - now_ms)
+        self._check_bounds(row, steady_ms)
+
+    def _check_id(self, row: ActionRecord) -> None:
+        action = row.action
+        said = action.kind, action.job, action.attempt, action.ranks, action.places, action.payer
+        wish = row.action_id.rpartition("-")[0]
+        if self.wishes.setdefault(wish, said) != said:
+            raise Broken("ids", f"{row.action_id} is {said}, and its wish was {self.wishes[wish]}")
+
+    def _check_fairness(self, row: ActionRecord) -> None:
+        """Check that the queue of a stopped job keeps its guarantee."""
+        if row.action.reason.code != "guarantee":
+            return
+        queue = row.action.queue
+        leaving = sum(
+            known.action.gpus
+            for known in self.known.values()
+            if known.is_open
+            and known.was_sent
+            and known.action.queue == queue
+            and known.action.kind in STOPPING
+            and (known.action.job, known.action.attempt) in self.running
+        )
+        if self.held.get(queue, 0) - leaving < GUARANTEED.get(queue, 0):
+            raise Broken("fair", f"{row.action_id} leaves {queue} {self.held.get(queue, 0) - leaving:g} GPUs")
+
+    def _check_bounds(self, row: ActionRecord, steady_ms: int) -> None:
+        since_ms = max(steady_ms - HOUR_MS + SLACK_MS, self.reset_steady_ms)
+        recent = [
+            sent.record.action.gpus
+            for sent in self.sent.values()
+            if sent.steady_ms > since_ms and sent.record.action.kind in STOPPING
+        ]
+        if sum(recent) > self.limits.fleet_share * self.fleet_gpus + 1e-6:
+            raise Broken("within bounds", f"{sum(recent):g} GPUs within an hour, with {row.action_id}")
+
+    def check_restart(self, rows: Mapping[str, ActionRecord]) -> None:
+        """Check that a ledger that was opened again has everything that was acknowledged."""
+        for action_id, before in self.known.items():
+            now = rows.get(action_id)
+            if now is None or now.life[: len(before.life)] != before.life:
+                raise Broken("not forgotten", f"{action_id} was {before.state}, and after a restart it is {now}")
+
+    def check_intents(self, intents: Iterable[Intent], waiting: set[str], steady_ms: int) -> None:
+        """Check where new promises lie. waiting: requests whose owners still want GPUs."""
+        held: dict[Gpu, str] = {}
+        for intent in intents:
+            if intent.request_id in self.inherited:
+                continue
+            gpus = {(rank.node, gpu) for rank in intent.ranks for gpu in rank.gpus}
+            for gpu in gpus:
+                if gpu in held:
+                    raise Broken("given once", f"{gpu} is promised to {held[gpu]} and to {intent.request_id}")
+                held[gpu] = intent.request_id
+            if intent.request_id not in self.intents:
+                self.intents.add(intent.request_id)
+                if self.promises:
+                    self._check_payer(intent.request_id, gpus, waiting, steady_ms)
+
+    def _check_payer(self, request_id: str, gpus: set[Gpu], waiting: set[str], steady_ms: int) -> None:
+        for sent in self.sent.values():
+            action, state = sent.record.action, self.known[sent.record.action_id].state
+            if action.payer in ("", request_id) or action.payer not in waiting or steady_ms >= sent.until_steady_ms:
+                continue
+            if state not in (ActionState.SENT, ActionState.ACCEPTED, ActionState.SEEN):
+                continue
+            freed = {(rank.node, gpu) for rank in action.ranks for gpu in rank.gpus}
+            if freed & gpus:
+                raise Broken("to the payer", f"{request_id} got what {sent.record.action_id} frees for {action.payer}")

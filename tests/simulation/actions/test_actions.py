@@ -1,0 +1,27 @@
+"""Check that the simulation of actions passes on our code, repeats, and finds each of its defects."""
+
+import pytest
+
+from tests.simulation.actions.mutations import ACTION_MUTATIONS
+from tests.simulation.test_simulation import simulate
+
+pytestmark = pytest.mark.timeout(900)
+FOUND_WITHIN_STEPS = 20_000
+ACTIONS = ("--world", "actions")
+
+
+def test_a_short_run_of_actions_breaks_no_law_and_repeats() -> None:
+    run = simulate(*ACTIONS, "--seed", "3", "--steps", "600")
+    assert run["failure"] is None
+    assert run["action sent"] > 0
+    assert run["digest"] == simulate(*ACTIONS, "--seed", "3", "--steps", "600")["digest"]
+
+
+@pytest.mark.simulation
+@pytest.mark.parametrize("name", ACTION_MUTATIONS)
+def test_a_defect_of_actions_is_found(name: str) -> None:
+    mutation = ACTION_MUTATIONS[name]
+    options = "--seed", str(mutation.seed), "--steps", str(FOUND_WITHIN_STEPS), "--mutation", name
+    failure = simulate(*ACTIONS, *options)["failure"]
+    assert failure is not None, f"{name} was not found within {FOUND_WITHIN_STEPS:,} steps"
+    assert failure["law"] in mutation.laws, failure["why"]
