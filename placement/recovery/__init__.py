@@ -1,0 +1,1 @@
+"""Recovery of gangs that lose nodes: the restart that is enough, replacements, spares and foresight."""
