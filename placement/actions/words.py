@@ -21,6 +21,19 @@ REASONS = {
     "fragments": "a waiting gang fits then",
 }
 
+STEPS = {
+    "in_place": "it restarts in place",
+    "spare": "spare nodes join",
+    "free": "free nodes join",
+    "borrow": "other jobs leave their nodes",
+    "shrink": "it runs on with fewer members",
+    "elsewhere": "the whole gang moves",
+    "wait": "it waits for free nodes",
+}
+REASONS |= {
+    f"{code}_{step}": f"{REASONS[code]}, and {words}" for code in ("lost", "foreseen") for step, words in STEPS.items()
+}
+
 
 def describe_action(action: JobAction) -> str:
     """Return one sentence that says what an action does, for whom and why.

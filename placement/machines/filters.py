@@ -255,6 +255,7 @@ FILTERS: tuple[tuple[str, Filter], ...] = (
     ("reservation", _make_closed_filter("reservation")),
     ("maintenance_window", _make_closed_filter("maintenance_window")),
     ("model_quota", _make_closed_filter("model_quota")),
+    ("spare", _make_closed_filter("spare")),
     ("drained", _make_state_filter(NodeState.DRAINED)),
     ("lost", _make_state_filter(NodeState.LOST)),
     ("maintenance", _make_state_filter(NodeState.MAINTENANCE)),

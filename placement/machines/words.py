@@ -32,6 +32,7 @@ REASON_WORDS = {
     "reservation": "reserved for other queues",
     "maintenance_window": "in maintenance",
     "model_quota": "of models of which its queue may have no more now",
+    "spare": "held ready for gangs that lose nodes",
     "drained": "drained",
     "lost": "lost",
     "maintenance": "in maintenance, as their scheduler says",

@@ -29,6 +29,7 @@ from fleetcast.placement.queues.order import DAY_S
 from fleetcast.placement.queues.queues_ahead import Closure, QueueHold
 from fleetcast.placement.queues.standing import LENDERS, QueueStanding, compute_needed_gpus
 from fleetcast.placement.queues.tree import ANY, QueueNode, QueueTree, Window, describe_window, is_at_or_below
+from fleetcast.placement.recovery.spares import choose_spare_nodes
 
 SLACK = 0.1  # of a run time: how long before its latest start a request with a deadline is due
 
@@ -195,6 +196,7 @@ class TreeTurns:
         self._windows = [
             (window, mask_window_nodes(window, view.topology)) for window in tree.windows if window.to_ms > now_ms
         ]
+        self._spares = None if tree.spares is None else choose_spare_nodes(view, tree.spares)
         self._closed: dict[tuple[str, ...], tuple[ClosedNodes, ...]] = {}
         self._overdue: frozenset[str] = frozenset()  # requests, in the last order
         self._sated: set[str] = set()  # leaves that lack nothing of what they are guaranteed any more
@@ -294,10 +296,12 @@ class TreeTurns:
         """Return the nodes that the request may not use now, grouped by reason.
 
         A node is closed if a window keeps it for others and begins before the request would end. A node is also
-        closed if the request's queue may use no more GPUs of the node's model.
+        closed if the request's queue may use no more GPUs of the node's model, or if the node is a spare one and
+        the job may not be stopped.
         """
         models, windows = self._list_full_models(request), self._find_barring_windows(request)
-        key = (*models, *map(str, windows))
+        spare = self._spares is not None and not self._can_leave(request)
+        key = (*models, *map(str, windows), str(spare))
         if key not in self._closed:
             found: list[tuple[ClosedReason, NDArray[np.bool_], str]] = [
                 ("model_quota", self._mask_by_model(name), f"of model {name}, of which its queue may have no more now")
@@ -306,6 +310,8 @@ class TreeTurns:
             for number in windows:
                 window, mask = self._windows[number]
                 found.append((choose_window_reason(window), mask, describe_closing_window(window)))
+            if spare and self._spares is not None:
+                found.append(("spare", self._spares, "held ready for gangs that lose nodes"))
             nodes = self.view.topology.nodes
             self._closed[key] = tuple(
                 ClosedNodes(reason, tuple(nodes[row].name for row in np.flatnonzero(mask).tolist()), words)
@@ -313,6 +319,12 @@ class TreeTurns:
                 if mask.any()
             )
         return self._closed[key]
+
+    def _can_leave(self, request: PlacementRequest) -> bool:
+        """Return whether the running job may be stopped at any time, by the word of its owner or its queue."""
+        if request.preemptible is not None or not self._is_in_tree(request):
+            return bool(request.preemptible)
+        return self.tree.list_path(self.tree.find_request_leaf(request))[0].preemptible == "all"
 
     def _find_barring_windows(self, request: PlacementRequest) -> list[int]:
         """Return the numbers of the windows that keep the request from their nodes.

@@ -1,7 +1,7 @@
 """Requests that list the nodes which their queue may not use now.
 
-A node is closed by a reservation or a maintenance window, or because the queue has used up its
-quota of the node's GPU model. `fleetcast.placement.plan.turns` makes such a request from each
+A node is closed by a reservation or a maintenance window, because it is a spare node, or because
+the queue has used up its quota of the node's GPU model. `fleetcast.placement.plan.turns` makes such a request from each
 request that it allows. The filters reject these nodes, each with its reason, and the sentence of a
 refusal names the windows.
 """
@@ -17,7 +17,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.fleet.topology import Topology
 from fleetcast.placement.queues.tree import Window
 
-ClosedReason = Literal["reservation", "maintenance_window", "model_quota"]
+ClosedReason = Literal["reservation", "maintenance_window", "model_quota", "spare"]
 _FIELDS = PlacementRequest.__struct_fields__
 
 

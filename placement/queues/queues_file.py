@@ -28,6 +28,7 @@ from fleetcast.placement.queues.tree import (
     QueueTree,
     ReclaimMode,
     ReclaimPolicy,
+    SparesPolicy,
     TreePolicy,
     Window,
     is_at_or_below,
@@ -41,12 +42,11 @@ MOST_AMOUNTS = 100_000  # queues times GPU models: each pass compares that many
 LATEST_MS = 253_402_214_400_000  # 9999-12-31: later times cannot be written as dates in every zone
 MOST_MONEY = 1e9  # of a GPU-hour
 LATER = {
-    "spares": "spare nodes",
     "power": "power caps",
     "carbon": "carbon windows",
     "share": "training together with inference",
 }
-HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices")
+HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices", "spares")
 REFUSE = "refuse"
 _AnyTable = TypeVar("_AnyTable", bound=msgspec.Struct)
 
@@ -77,6 +77,15 @@ class ClassTable(_Table, frozen=True):
 
     priority: int = 0
     preempts: tuple[str, ...] = ()
+
+
+class SparesTable(_Table, frozen=True, kw_only=True):
+    """The table `[spares]` of the file: `epsilon` or `count` nodes in each domain of `level`."""
+
+    level: Literal["nvlink_domain", "rack", "rail_group", "block", "cluster"]
+    epsilon: float | None = None
+    count: int | None = None
+    repair_h: float = 24.0
 
 
 class ReservationTable(_Table, frozen=True, kw_only=True):
@@ -152,7 +161,7 @@ def _make_tree(document: Mapping[str, Any], refuse: FaultBuilder, digest: str) -
     windows = _parse_windows(document, "reservation", tree, refuse) + _parse_windows(
         document, "maintenance", tree, refuse
     )
-    return QueueTree(nodes, policy, classes, windows, tree.prices, digest)
+    return QueueTree(nodes, policy, classes, windows, tree.prices, digest, _parse_spares(document, refuse))
 
 
 def count_installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:
@@ -216,6 +225,19 @@ def _make_policy(table: PolicyTable, refuse: FaultBuilder) -> TreePolicy:
     times_s = table.preempt_after_s, table.grace_s, table.min_run_s
     reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h)
     return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit, reclaim)
+
+
+def _parse_spares(document: Mapping[str, Any], refuse: FaultBuilder) -> SparesPolicy | None:
+    if "spares" not in document:
+        return None
+    table = _convert_table(document["spares"], SparesTable, ("spares",), refuse)
+    if (table.epsilon is None) == (table.count is None):
+        raise refuse(("spares",), "write either epsilon or count")
+    check = NumberCheck(("spares",), refuse)
+    check("epsilon", table.epsilon, 1e-9, 1)
+    check("count", table.count, 0, MAX_COUNT, "nodes of each domain")
+    check("repair_h", table.repair_h, 0.001, 1e5, "hours")
+    return SparesPolicy(Level(table.level), table.epsilon or 1.0, table.count, table.repair_h * 3600)
 
 
 def _make_class(name: str, table: ClassTable, refuse: FaultBuilder) -> QueueClass:

@@ -64,6 +64,20 @@ class TreePolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class SparesPolicy:
+    """The nodes that each domain of a level holds ready for gangs that lose nodes.
+
+    count: the number of nodes. If it is None, failures within `repair_s` exceed the number with probability
+    `epsilon` at most.
+    """
+
+    level: Level
+    epsilon: float = 0.05
+    count: int | None = None
+    repair_s: float = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
 class QueueClass:
     """A priority class. `preempts`: the classes and queues whose jobs may be stopped for its requests."""
 
@@ -165,6 +179,7 @@ class QueueTree:
     windows: tuple[Window, ...] = ()
     prices: Prices = Prices()
     digest: str = ""
+    spares: SparesPolicy | None = None
 
     @cached_property
     def row(self) -> dict[str, int]:

@@ -8,6 +8,9 @@ binomial distribution", Computational Statistics & Data Analysis 59, 2013).
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.queues.tree import SparesPolicy
+
 Floats = NDArray[np.float64]
 
 
@@ -46,3 +49,24 @@ def count_spares(p: Floats, epsilon: float) -> int:
     beyond = np.cumsum(compute_failure_distribution(p)[::-1])[::-1]  # k → P(k or more)
     more = np.append(beyond[1:], 0.0)  # k → P(more than k)
     return int(np.argmax(more <= epsilon))
+
+
+def choose_spare_nodes(view: ClusterView, policy: SparesPolicy) -> NDArray[np.bool_]:
+    """Return (n,) whether a node is a spare one: whole, free, and of the least risk in its domain.
+
+    A domain that has fewer free nodes than it needs holds all of them ready. A domain without any known risk needs
+    none by `epsilon`.
+    """
+    spares = np.zeros(len(view), bool)
+    domain = view.topology.domain[policy.level]
+    is_free = view.is_open & (view.free_gpus == view.topology.gpus) & (view.free_gpus > 0)
+    p = np.nan_to_num(view.p_fail, nan=0.0)
+    for number in np.unique(domain[domain >= 0]).tolist():
+        own = domain == number
+        needed = policy.count
+        if needed is None:
+            risk = compute_repair_risk(p[own], view.risk_horizon_s, policy.repair_s)
+            needed = count_spares(risk, policy.epsilon)
+        rows = np.flatnonzero(own & is_free)
+        spares[rows[np.argsort(p[rows], kind="stable")[:needed]]] = True
+    return spares

@@ -21,6 +21,7 @@ from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.reclaim import ReclaimAdvisor
+from fleetcast.service.placer.recovery import RecoveryAdvisor
 from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.view import ObservedFleet, merge_waiting_jobs
 
@@ -38,6 +39,7 @@ class RequestBacklog:
         options: Callable[[], Options],
         failures: Failures,
         advisor: ReclaimAdvisor,
+        recovery: RecoveryAdvisor,
     ) -> None:
         self._view = view
         self._queues = queues
@@ -45,6 +47,7 @@ class RequestBacklog:
         self._options = options
         self._failures = failures
         self._advisor = advisor
+        self._recovery = recovery
         self._clock = view.clock
         self._ledger = view.ledger
         self._metrics = view.metrics
@@ -75,7 +78,7 @@ class RequestBacklog:
             self.waits, self.planned, self.stalled = {}, None, ""
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
-                self._view.observe_fleet()  # charges and the file of queues go on
+                self._recover(self._view.observe_fleet(), self._options())  # charges and the file of queues go on
             return None
         try:
             observed, options = self._view.observe_for_decision(), self._options()
@@ -83,10 +86,16 @@ class RequestBacklog:
             self.stalled = f"nothing is decided now: {error}"
             raise
         self.stalled = ""
+        self._recover(observed, options)
         wanted, stranded = self._choose_entries_to_plan(queue, observed)
         dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
         turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed)
         return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim)
+
+    def _recover(self, observed: ObservedFleet, options: Options) -> None:
+        """Propose what gangs with lost nodes need."""
+        with self._ledger.transaction():
+            self._recovery.record_proposals(observed, options)
 
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed.

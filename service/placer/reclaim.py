@@ -60,6 +60,8 @@ class ReclaimAdvisor:
 
     def _withdraw_others(self, wishes: set[str], why: str, now_ms: int) -> None:
         for record in self._control.list_open():
+            if record.action.kind is ActionKind.REPLACE:
+                continue
             if record.state is ActionState.PROPOSED and record.action.compute_wish() not in wishes:
                 self._control.withdraw(record.action_id, why, now_ms)
 

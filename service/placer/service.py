@@ -36,6 +36,7 @@ from fleetcast.service.placer.promised_view import PromisedView, explain_taken_a
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.recent_demand import RecentDemand
 from fleetcast.service.placer.reclaim import ReclaimAdvisor
+from fleetcast.service.placer.recovery import RecoveryAdvisor
 from fleetcast.service.plugins import load_functions
 
 
@@ -67,7 +68,8 @@ class PlacementService:
         limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
         self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
         self.advisor = ReclaimAdvisor(self.actions, self.queues)
-        placed_by = self.decisions, self.make_options, failures, self.advisor
+        recovery = RecoveryAdvisor(self.actions, self.queues)
+        placed_by = self.decisions, self.make_options, failures, self.advisor, recovery
         self.backlog = RequestBacklog(self.view, self.queues, *placed_by)
         metrics.audit_position.set_function(lambda: ledger.head.audit_id)
         metrics.queues_refused.set_function(lambda: bool(self.queues.file.refused))

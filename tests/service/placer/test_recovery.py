@@ -1,0 +1,126 @@
+"""Advice on gangs whose nodes were lost: one action for each gang, and how it ends."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.placement.actions.life import ActionRecord
+from fleetcast.placement.actions.words import describe_action
+from tests.service.placer.test_reclaim import OLD_S, AdvisedBoard, AdvisedWorld
+from tests.service.placer_world import GPUS, NODES
+
+FILE = """
+[policy]
+reclaim = "advise"
+[queue.q]
+"""
+
+
+class FaultyBoard(AdvisedBoard):
+    """A board on which some nodes are lost, and others are advised to be drained."""
+
+    lost: tuple[int, ...] = ()
+    drained: tuple[int, ...] = ()
+
+    def sections(self) -> dict[str, Any]:
+        state = np.zeros(NODES, np.int8)
+        state[list(self.lost)] = NodeState.LOST
+        action = np.zeros(NODES, np.int8)
+        action[list(self.drained)] = ACTIONS.index("drain_now")
+        found = super().sections()
+        for row, (p, _) in self.risk.items():
+            found["node.risk"][RISK_KINDS.index("fail"), :, row] = p
+        return found | {"node.state": state, "node.action": action}
+
+
+class FaultyWorld(AdvisedWorld):
+    def __init__(self, folder: Path, text: str = FILE) -> None:
+        super().__init__(folder, text)
+        self.board = FaultyBoard(self.config.board)
+        self.board.queue_of, self.board.more = {}, {}
+
+    def run_jobs(self, **nodes: range) -> None:
+        for name, rows in nodes.items():
+            self.board.jobs[name], self.board.queue_of[name] = rows, "q"
+        self.beat(0)
+
+    def lose(self, *rows: int) -> list[ActionRecord]:
+        """Let exactly these nodes be lost, and make a pass."""
+        self.board.lost = rows  # type: ignore[attr-defined]
+        self.pass_at(30)
+        return self.service.actions.list_open()
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Any:
+    world = FaultyWorld(tmp_path)
+    world.run_jobs(big=range(4), other=range(4, NODES - 2))
+    yield world
+    world.close()
+
+
+def test_lost_nodes_of_a_gang_are_replaced_by_free_ones_in_one_action(world: FaultyWorld) -> None:
+    assert world.lose() == []
+    (record,) = world.lose(0, 2)
+    action = record.action
+    assert (action.kind, action.job, action.executor, action.gpus) == ("replace", "big", "advice", 2 * GPUS)
+    assert [rank.node for rank in action.ranks] == ["n01", "n03"]
+    assert [rank.node for rank in action.places] == ["n15", "n16"]
+    assert (action.reason.code, action.reason.numbers["nodes"]) == ("lost_free", 2)
+    assert action.reason.numbers["wait_gpu_s"] > action.reason.numbers["free_gpu_s"]
+    assert "nodes were lost, and free nodes join" in describe_action(action)
+
+
+def test_a_repeated_pass_repeats_the_action_and_one_more_lost_node_joins_it(world: FaultyWorld) -> None:
+    first = world.lose(0)
+    assert world.lose(0) == first
+    (joined,) = world.lose(0, 1)
+    assert joined.action_id != first[0].action_id
+    assert [rank.node for rank in joined.action.ranks] == ["n01", "n02"]
+    assert world.service.actions.get_action(first[0].action_id).state == "withdrawn"
+
+
+def test_the_action_is_withdrawn_once_the_node_is_back(world: FaultyWorld) -> None:
+    (record,) = world.lose(0)
+    assert world.lose() == []
+    ended = world.service.actions.get_action(record.action_id)
+    assert (ended.state, ended.why) == ("withdrawn", "its nodes are healthy, or the job has ended")
+
+
+def test_a_gang_takes_nodes_from_a_job_whose_owner_allows_it(world: FaultyWorld) -> None:
+    world.run_jobs(small=range(NODES - 2, NODES))
+    (record,) = world.lose(0)
+    assert record.action.reason.code == "lost_wait"
+    world.board.more = {"small": {"preemptible": True}}
+    world.lose()
+    (record,) = world.lose(0)
+    assert record.action.reason.code == "lost_borrow"
+
+
+def test_a_waiting_request_does_not_end_the_action(world: FaultyWorld) -> None:
+    first = world.lose(0)
+    world.wait_for("p", "q", 16)
+    assert world.lose(0) == first
+
+
+@pytest.mark.parametrize(("p", "codes"), [(0.4, ["foreseen_free"]), (0.02, [])])
+def test_a_node_that_is_likely_to_fail_is_replaced_early_where_that_pays(
+    world: FaultyWorld, p: float, codes: list[str]
+) -> None:
+    world.beat(1000 * OLD_S)
+    world.board.risk, world.board.drained = {0: (p, "it fails soon")}, (0,)  # type: ignore[attr-defined]
+    found = world.lose()
+    assert [row.action.reason.code for row in found] == codes
+    assert all(row.action.reason.numbers["p"] == pytest.approx(p) for row in found)
+
+
+def test_nothing_is_proposed_while_reclaim_is_off(tmp_path: Path) -> None:
+    world = FaultyWorld(tmp_path, FILE.replace("advise", "off"))
+    world.run_jobs(big=range(4))
+    assert world.lose(0) == []
+    world.close()
