@@ -104,11 +104,12 @@ class ActionTable:
         queue: str | None = None,
         job: str | None = None,
         own: Sequence[str] = (),
+        newest: bool = False,
     ) -> list[ActionRecord]:
         """Return up to `limit` actions that changed after an audit line, in the order of their changes.
 
         state: a state, or OPEN_ONES for all open states. queue: this queue and those below it. own: only queues
-        that are at or below one of these.
+        that are at or below one of these. newest: return the last `limit` of them instead of the first.
         """
         where, values = ["changed > ?"], list[str | int]([changed])
         if state == OPEN_ONES:
@@ -121,8 +122,10 @@ class ActionTable:
             if names:
                 where.append(f"({' OR '.join([AT_OR_BELOW] * len(names))})")
                 values += [value for name in names for value in (name, f"{name}/", f"{name}0")]  # 0 follows /
-        query = f"SELECT * FROM actions WHERE {' AND '.join(where)} ORDER BY changed LIMIT ?"
-        return [self._decode_row(row) for row in self._ledger.read_rows(query, [*values, limit])]
+        order = "changed DESC" if newest else "changed"
+        query = f"SELECT * FROM actions WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"
+        rows = [self._decode_row(row) for row in self._ledger.read_rows(query, [*values, limit])]
+        return rows[::-1] if newest else rows
 
     def count_by_kind_and_state(self) -> dict[tuple[str, str], int]:
         """Return (kind, state) → number of open actions."""

@@ -12,16 +12,17 @@ from fleetcast.placement.actions.life import ActionState, LifeStep
 class ActionRow(msgspec.Struct, kw_only=True):
     """An action on a running job, in a list.
 
-    queue: the queue that the job is charged to. gpus: how many the action frees, or adds. ranks: the ranks that
-    it concerns, where they hold GPUs now. places: where ranks go to. payer: the request that gets what it frees
-    until `by_ms`. An action that has not happened by then expires. grace_s: how long the job may take to write
-    a checkpoint before it ends. why: the reason of its last state. changed: grows with each change of any
-    action.
+    since_ms: when the action entered its state. queue: the queue that the job is charged to. gpus: how many the
+    action frees, or adds. ranks: the ranks that it concerns, where they hold GPUs now. places: where ranks go to.
+    payer: the request that gets what it frees until `by_ms`. An action that has not happened by then expires.
+    grace_s: how long the job may take to write a checkpoint before it ends. why: the reason of its last state.
+    changed: grows with each change of any action.
     """
 
     action_id: str
     kind: ActionKind
     state: ActionState
+    since_ms: int
     job: str
     attempt: int
     queue: str

@@ -27,13 +27,17 @@ export function headersOf(token) {
 }
 
 /** {body, ageS} of GET /v1`path`. */
-export const request = (path, token = "") => send(path, { headers: headersOf(token) });
+export const request = (path, token = "") => exchange(path, { headers: headersOf(token) });
 
-/** The same of a POST that only asks. */
-export const ask = (path, question, token = "") =>
-  send(path, { method: "POST", body: JSON.stringify(question), headers: { ...headersOf(token), "content-type": "application/json" } });
+/** {body, ageS} of POST /v1`path`; `question`: its JSON body, null for none. */
+export const send = (path, question, token = "") =>
+  exchange(path, {
+    method: "POST",
+    headers: { ...headersOf(token), ...(question === null ? {} : { "content-type": "application/json" }) },
+    ...(question === null ? {} : { body: JSON.stringify(question) }),
+  });
 
-async function send(path, options) {
+async function exchange(path, options) {
   let response;
   try {
     response = await fetch(`/v1${path}`, { ...options, cache: "no-cache", signal: AbortSignal.timeout(TIMEOUT_MS) });

@@ -1,6 +1,7 @@
 // The console: wires the panels to the API. What each panel shows is decided in its own file.
 
-import { ask, request, Token } from "./api.js";
+import { Actions } from "./actions.js";
+import { request, send, Token } from "./api.js";
 import { FleetClock } from "./clock.js";
 import { publishScale } from "./colour.js";
 import { columnsOf } from "./columns.js";
@@ -33,6 +34,7 @@ const JOB_PARTS = [
   ["straggler", "/stragglers", "straggler", 2900],
   ["checkpoint", "/checkpoint", "checkpoint", 9900],
 ];
+const RECENT_ACTIONS = 50;
 
 const state = { header: null, columns: null, layout: {}, jobs: null, ingestion: {}, wanted: null };
 const clock = new FleetClock();
@@ -56,6 +58,7 @@ const demand = new Demand({ changed: () => ["demand", "record"].forEach((name) =
 const queue = new Queue(acts);
 const queues = new Queues();
 const stragglers = new Stragglers(acts);
+const actions = new Actions({ token, acts, changed: () => feed.soon("actions") });
 const decisions = new Decisions();
 const doors = new Doors();
 const spikes = new Spikes();
@@ -87,7 +90,7 @@ function openNode(name) {
 function openJob(job) {
   drawer.openJob(job);
   address(`#job=${encodeURIComponent(job)}`);
-  JOB_PARTS.forEach(([name]) => feed.soon(name));
+  ["stops", ...JOB_PARTS.map(([name]) => name)].forEach((name) => feed.soon(name));
 }
 
 function openWhy(request) {
@@ -215,10 +218,24 @@ feed.add({ name: "use", everyMs: 4900, path: () => "/utilisation", apply: (body)
 feed.add({ name: "queue", everyMs: 1900, path: () => "/queue", apply: (body) => queue.update(body, clock.nowMs(), state.header), failed: note("queue-foot") });
 feed.add({ name: "queues", everyMs: 4900, path: () => "/queues", apply: (body) => queues.update(body), failed: note("queues-foot") });
 feed.add({
+  name: "actions",
+  everyMs: 1900,
+  path: () => `/actions?order=newest&limit=${RECENT_ACTIONS}`,
+  apply: (body) => actions.update(body, nowOf(body)),
+  failed: note("actions-foot"),
+});
+feed.add({
+  name: "stops",
+  everyMs: 2900,
+  path: () => drawer.stopsPath(),
+  apply: (body) => drawer.job && drawer.view.stops(body, { nowMs: nowOf(body) }),
+  failed: (error) => drawer.job && drawer.view.failed("stops", error),
+});
+feed.add({
   name: "why",
   everyMs: 1900,
   path: () => drawer.whyPath(),
-  apply: (body) => drawer.request && drawer.view.update(body, { nowMs: nowOf(body) }),
+  apply: (body) => drawer.request && drawer.view.update(body, { nowMs: nowOf(body), actions: actions.ofPayer(drawer.request) }),
   failed: (error) => drawer.request && drawer.view.failed(error),
 });
 feed.add({
@@ -284,7 +301,7 @@ async function showBeside() {
   view.asked = said;
   for (const row of found) {
     try {
-      const { body } = await ask("/interference", { a: job, b: row.job, share: "nic" }, token.value);
+      const { body } = await send("/interference", { a: job, b: row.job, share: "nic" }, token.value);
       row.sentence = text(body.sentence);
     } catch (error) {
       if (!error.kind) throw error;
@@ -305,7 +322,7 @@ async function askStraggler(job) {
 
 byId("ask").addEventListener("close", () => feed.beat());
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || byId("ask").open) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   if (drawer.isOpen) drawer.close();
   else if (map.job) acts.select("");
 });

@@ -47,6 +47,10 @@ export class Drawer {
     return this.isOpen && this.job ? `/jobs/${encodeURIComponent(this.job)}${part}` : null;
   }
 
+  stopsPath() {
+    return this.isOpen && this.job ? `/actions?order=newest&job=${encodeURIComponent(this.job)}` : null;
+  }
+
   whyPath() {
     return this.isOpen && this.request ? `/queue/${encodeURIComponent(this.request)}/why` : null;
   }

@@ -1,9 +1,11 @@
 // One job: what it looks like, when it pauses next, who holds it back, how often it should checkpoint, whom it meets.
 
+import { actionRows, isOpen } from "./actions.js";
 import { h, keyed, say } from "./dom.js";
 import { amount, clockTime, count, duration, figure, list, NONE, num, object, percent, rows, sentence, share, span, text, times, words } from "./format.js";
 
 const METRICS = { power_w: ["power", "W"], nvlink_tx_bytes_per_s: ["NVLink traffic", "B/s"], ib_tx_bytes_per_s: ["network traffic", "B/s"] };
+const DEEDS = new Map([["preempt", "stopped"], ["shrink", "shrunk"], ["grow", "grown"], ["move", "moved"], ["replace", "nodes replaced"], ["place", "placed"]]);
 const ASKING = "Asking …";
 
 const section = (title, ...children) => h("section", {}, h("h3", {}, title), ...children);
@@ -104,7 +106,17 @@ function checkpointRows(body) {
   ];
 }
 
-/** {element, update(body, context), print, straggler, checkpoint, beside, failed(part, error)}. */
+/** "Stopped twice, shrunk once; 1 action is open." */
+function stopsLine(found) {
+  if (!found.length) return "Nobody stopped, shrunk or moved it.";
+  const done = found.filter((row) => text(row.state) === "seen" || text(row.state) === "late");
+  const often = [...DEEDS].map(([kind, word]) => [word, done.filter((row) => text(row.kind) === kind).length]).filter(([, number]) => number);
+  const open = found.filter(isOpen).length;
+  const said = often.map(([word, number]) => `${word} ${count(number, "time")}`).join(", ");
+  return `${said ? sentence(said) : "Nothing was done to it yet"}; ${open ? `${count(open, "action")} open` : "none is open"}.`;
+}
+
+/** {element, update(body, context), stops, print, straggler, checkpoint, beside, failed(part, error)}. */
 export function jobView(acts) {
   const parts = {
     facts: h("p", { class: "facts" }, ASKING),
@@ -112,6 +124,7 @@ export function jobView(acts) {
     print: [h("p", { class: "why" }, ASKING), h("dl", { class: "facts-grid" })],
     checkpoint: [h("p", { class: "sentence" }, ASKING), h("dl", { class: "facts-grid" })],
     beside: [h("p", { class: "why" }, ASKING), h("ul", { class: "jobs" })],
+    stops: [h("p", { class: "why" }, ASKING), h("ol", { class: "rows actions" })],
     nodes: h("ul", { class: "chips" }),
     foot: h("p", { class: "foot" }),
   };
@@ -121,6 +134,7 @@ export function jobView(acts) {
     { class: "page" },
     parts.facts,
     h("p", { class: "why" }, outline),
+    section("Its stops and what else was done to it", ...parts.stops),
     h(
       "div",
       { class: "columns" },
@@ -137,6 +151,11 @@ export function jobView(acts) {
     const nodes = list(body.nodes).map(text).filter(Boolean);
     keyed(parts.nodes, nodes.slice(0, 64), (name) => name, (name) => h("li", {}, h("button", { class: "link", onclick: () => acts.open(name) }, name)), () => {});
     say(parts.foot, `${nodes.length > 64 ? `64 of ${count(nodes.length, "node")} are listed · ` : ""}as of ${clockTime(num(body.as_of_ms))} UTC`);
+  };
+  view.stops = (answer, { nowMs }) => {
+    const found = rows(object(answer).rows).reverse();
+    say(parts.stops[0], stopsLine(found));
+    actionRows(parts.stops[1], found, nowMs, acts);
   };
   view.print = (answer, { nowMs }) => {
     const body = object(answer);

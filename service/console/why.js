@@ -1,5 +1,6 @@
 // Why a request waits: the ladder from who is before it to what would let it start, and when.
 
+import { actionRows } from "./actions.js";
 import { h, keyed, say } from "./dom.js";
 import { clockTime, list, num, object, rows, sentence, text, whole, words } from "./format.js";
 import { interval } from "./job.js";
@@ -14,6 +15,7 @@ const STEPS = {
   kept: "What is reserved for others",
   untried: "Not looked at in the last pass",
   gone: "Its queue is gone",
+  reclaim: "Who would be stopped for it",
   ends: "What would let it start",
   stale: "Nothing is placed now",
   start: "When it starts",
@@ -37,9 +39,10 @@ export function whyView(acts, request) {
   const facts = h("p", { class: "facts" }, ASKING);
   const action = h("p", { class: "action", hidden: true });
   const ladder = h("ol", { class: "ladder" });
+  const taken = h("section", { hidden: true }, h("h3", {}, "What is done to running jobs for it"), h("ol", { class: "rows actions" }));
   const starts = h("p", { class: "why" });
   const foot = h("p", { class: "foot" });
-  const element = h("div", { class: "page" }, facts, action, h("section", {}, h("h3", {}, "Step by step"), ladder), starts, foot);
+  const element = h("div", { class: "page" }, facts, action, h("section", {}, h("h3", {}, "Step by step"), ladder), taken, starts, foot);
   const link = (name) => h("button", { class: "link", onclick: () => acts.why(name) }, name);
 
   function write(item, step) {
@@ -51,13 +54,15 @@ export function whyView(acts, request) {
 
   return {
     element,
-    update(answer, { nowMs }) {
+    update(answer, { nowMs, actions = [] }) {
       const body = object(answer);
       const steps = rows(body.ladder);
       say(facts, factsOf(body));
       action.hidden = !text(body.sentence);
       say(action, sentence(body.sentence));
       keyed(ladder, steps, (step) => `${steps.indexOf(step)} ${text(step.code)}`, () => h("li", {}, h("h4"), h("p"), h("p", { class: "chips" })), write);
+      taken.hidden = !actions.length;
+      actionRows(taken.lastChild, actions, nowMs, acts);
       const when = interval(body.start_ms, nowMs);
       say(starts, when ? `Starts ${when}.` : "When it starts is not known yet.");
       say(foot, `as of ${clockTime(num(body.as_of_ms))} UTC`);

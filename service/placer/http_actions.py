@@ -24,15 +24,15 @@ MOST_WHY = 1000  # characters
 STATE = Param("state", str, "only actions in this state", choices=(*map(str, ActionState), OPEN_ONES))
 QUEUE = Param("queue", str, "only actions on jobs of this queue or of queues below it")
 JOB = Param("job", str, "only actions on this job")
-FILTERS = (STATE, QUEUE, JOB)
+ORDER = Param("order", str, "which rows a page has", "oldest", choices=("oldest", "newest"))
+FILTERS = (STATE, QUEUE, JOB, ORDER)
 _decoder = msgspec.json.Decoder(ActionReply)
 
 
 async def list_actions(request: Request, context: PlacerContext, query: Query) -> Response:
     control, own = context.service.actions, OwnQueues(request, context.service)
-    rows, cursor = await own.read_actions_after(
-        query["after"], query["limit"], query["state"], query["queue"], query["job"]
-    )
+    chosen = (query["state"], query["queue"], query["job"], query["order"] == "newest")
+    rows, cursor = await own.read_actions_after(query["after"], query["limit"], *chosen)
     body = ActionList(
         context.service.clock.now_ms(),
         [make_action_row(control, record) for record in rows],
@@ -120,6 +120,7 @@ def make_action_row(control: ActionControl, record: ActionRecord) -> ActionRow:
         action_id=record.action_id,
         kind=action.kind,
         state=record.state,
+        since_ms=record.life[-1].time_ms,
         job=action.job,
         attempt=action.attempt,
         queue=action.queue,

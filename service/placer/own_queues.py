@@ -135,16 +135,16 @@ class OwnQueues:
         ]
 
     async def read_actions_after(
-        self, count: int, limit: int, state: str | None, queue: str | None, job: str | None
+        self, count: int, limit: int, state: str | None, queue: str | None, job: str | None, newest: bool = False
     ) -> tuple[list[ActionRecord], int]:
         """Return actions that changed after the caller's first `count` audit lines, and the cursor of the last one.
 
-        A bound caller's numbers count only its own lines.
+        A bound caller's numbers count only its own lines. newest: the last `limit` of them instead of the first.
         """
         table, after, own_queues = self._service.ledger.actions, count, self.caller.queues
         if self.is_bound:
             after = find_ledger_number(await self._service.own_lines.find_numbers(self.may_read), count)
-        found = table.read_after(after, limit, state=state, queue=queue, job=job, own=own_queues)
+        found = table.read_after(after, limit, state=state, queue=queue, job=job, own=own_queues, newest=newest)
         rows = await self.redact_actions(found)
         return rows, rows[-1].changed if rows else count
 

@@ -25,6 +25,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tests.service import console_pages as pages
+from tests.service.console_actions import Actions
 from tests.service.console_queues import queues, why
 from tests.service.console_scene import STATES, Scene
 
@@ -61,6 +62,7 @@ class Answers:
         self.scene = scene
         self.override: dict[str, Any] = {}
         self.token = ""
+        self.actions = Actions(scene)
         self.closing = False
         self.period_s = 0.7
 
@@ -124,6 +126,12 @@ class Answers:
     async def queue(self, request: Request) -> Response:
         return self.reply(request, self.scene.queue())
 
+    async def list_actions(self, request: Request) -> Response:
+        return self.reply(request, self.actions.list_newest(request.query_params.get("job")))
+
+    async def switch_actions(self, request: Request) -> Response:
+        return self.reply(request, self.actions.use(request.path_params["verb"]))
+
     async def queues(self, request: Request) -> Response:
         return self.reply(request, queues(self.scene))
 
@@ -180,6 +188,8 @@ def make_app(answers: Answers) -> Starlette:
         Route("/v1/queue", answers.queue),
         Route("/v1/queue/{request_id:path}/why", answers.why),
         Route("/v1/queues", answers.queues),
+        Route("/v1/actions", answers.list_actions),
+        Route("/v1/actions/{verb}", answers.switch_actions, methods=["POST"]),
         Route("/v1/jobs", answers.jobs),
         Route("/v1/jobs/{job}/stragglers", answers.stragglers),
         Route("/v1/jobs/{job}/fingerprint", answers.fingerprint),

@@ -11,6 +11,7 @@ ACTION: dict[str, Any] = {
     "action_id": "5b1d0c7e9a3f4e2b8c6d7f01-1",
     "kind": "preempt",
     "state": "accepted",
+    "since_ms": 1760000003000,
     "job": "train-7",
     "attempt": 1,
     "queue": "research/nlp",
@@ -82,7 +83,7 @@ ROWS = (
     _make_row(
         "GET",
         "/v1/actions",
-        "Actions on running jobs, in the order of their changes (state, queue, job, after, limit)",
+        "Actions on running jobs, in the order of their changes (state, queue, job, order, after, limit)",
         (422, 503),
         by_queue=True,
         answer=ActionList,

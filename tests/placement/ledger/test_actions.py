@@ -87,6 +87,7 @@ def test_each_change_has_a_line_and_the_lines_number_is_its_cursor(tmp_path: Pat
     assert lines[5]["sentence"].startswith("withdrawn: urgent was cancelled; stops attempt 1 of j1 (4 GPUs)")
     assert [row.action.job for row in ledger.actions.read_after(7, 1)] == ["j0"]
     assert [row.action.job for row in ledger.actions.read_after(0, 9, state="proposed", job="j3")] == ["j3"]
+    assert ledger.actions.read_after(0, 2, newest=True) == ledger.actions.read_after(0, 100)[-2:]
     ledger.close()
 
 

@@ -456,3 +456,16 @@ def test_metrics_count_actions_and_show_the_switches(world: World) -> None:
         assert line in text
     reply(world, ids[0], "refuse", job="j0")
     assert 'fleetcast_actions_failed_total{executor="agents"} 1.0' in world.ask("GET", "/metrics").text
+
+
+def test_the_newest_actions_are_read_first_when_asked(world: World) -> None:
+    ids = propose(world, due("a"), due("b"), due("c"))
+    world.clock.advance(1)
+    send(world, ids[0])
+    body = world.ask("GET", "/actions?order=newest&limit=2").json()
+    assert [(row["job"], row["state"], row["since_ms"]) for row in body["rows"]] == [
+        ("c", "proposed", NOW_MS),
+        ("a", "sent", NOW_MS + 1000),
+    ]
+    assert world.ask("GET", f"/actions?after={body['cursor']}").json()["rows"] == []
+    assert world.ask("GET", "/actions?order=random").status_code == 422

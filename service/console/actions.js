@@ -1,0 +1,154 @@
+// Actions on running jobs: what is stopped, shrunk or replaced for whom, at what cost and how far it is; and the switches that stop all of it.
+
+import { send } from "./api.js";
+import { byId, h, keyed, mark, say, unique } from "./dom.js";
+import { clockTime, count, figure, num, object, rows, sentence, text } from "./format.js";
+
+const SHOWN = 8;
+const SECONDS_PER_HOUR = 3600;
+const VERBS = { place: "places", shrink: "shrinks", grow: "grows", preempt: "stops", move: "moves", replace: "replaces nodes of" };
+const OPEN = new Set(["proposed", "sent", "accepted"]);
+const ORDER = ["accepted", "sent", "proposed"];
+const SWITCHES = {
+  pause: ["Pause all actions?", "Nothing more is sent until somebody resumes. What was sent already is still followed.", "Pause"],
+  resume: ["Send actions again?", "Running jobs may be stopped or changed from now on. An open circuit breaker stays open.", "Resume"],
+  reset: ["Close the circuit breaker?", "It opened because actions would have taken too many GPUs within an hour. What was counted before counts no more.", "Close it"],
+};
+
+export const isOpen = (row) => OPEN.has(text(row.state));
+
+/** "2.3 GPU-hours lost"; an action that saves more than it costs says so. */
+function costOf(row) {
+  const cost = num(row.cost_gpu_s);
+  if (cost === null) return "cost not known";
+  const hours = `${figure(Math.abs(cost) / SECONDS_PER_HOUR)} GPU-hours`;
+  return cost < 0 ? `saves ${hours}` : `costs ${hours}`;
+}
+
+/** "accepted since 14:02, by 14:05". An action that is only advice names nobody who carries it out. */
+function stateOf(row, nowMs) {
+  const since = `${text(row.state)} ${clockTime(num(row.since_ms), nowMs)}`;
+  if (!isOpen(row)) return since;
+  return text(row.executor) === "advice" ? `${since}, advice only` : `${since}, ends by ${clockTime(num(row.by_ms), nowMs)}`;
+}
+
+/** The reason in words: what follows the colon of the sentence, and why the action is in its state. */
+function reasonOf(row) {
+  const said = text(row.sentence);
+  const at = said.indexOf(": ");
+  return [at < 0 ? said : said.slice(at + 2), text(row.why)].filter(Boolean).map(sentence).join(" · ");
+}
+
+/** Rows of one action each, into `root`. `acts`: openJob(job), why(request). */
+export function actionRows(root, found, nowMs, acts) {
+  const known = unique(found.filter((row) => text(row.action_id)), (row) => row.action_id);
+  keyed(root, known, (row) => row.action_id, (row) => makeRow(row, acts), (item, row) => writeRow(item, row, nowMs));
+}
+
+function makeRow(row, acts) {
+  const payer = text(row.payer);
+  return h(
+    "li",
+    { class: "row" },
+    h("span", { class: "deed" }, `${VERBS[text(row.kind)] ?? text(row.kind)} `, h("button", { class: "link name", onclick: () => acts.openJob(text(row.job)) }, text(row.job))),
+    h("span", { class: "place" }, payer ? "for " : "", payer ? h("button", { class: "link", onclick: () => acts.why(payer) }, payer) : ""),
+    h("span", { class: "cost" }),
+    h("span", { class: "state" }),
+    h("span", { class: "why" }),
+  );
+}
+
+function writeRow(item, row, nowMs) {
+  const [, , cost, state, why] = item.children;
+  item.dataset.state = text(row.state);
+  say(cost, `${count(num(row.gpus) ?? 0, "GPU")}, ${costOf(row)}`);
+  say(state, stateOf(row, nowMs));
+  say(why, reasonOf(row));
+}
+
+/** What the switches say, or "" while actions are sent. */
+function pausedLine(switches, nowMs) {
+  if (num(switches.paused_ms) === null) return "";
+  return `Paused since ${clockTime(switches.paused_ms, nowMs)}${text(switches.paused_by) ? ` by ${text(switches.paused_by)}` : ""}: no action is sent.`;
+}
+
+function breakerLine(switches, nowMs) {
+  if (num(switches.opened_ms) === null) return "";
+  const why = text(switches.why);
+  return `The circuit breaker is open since ${clockTime(switches.opened_ms, nowMs)}: nothing is sent until it is reset.${why ? ` ${sentence(why)}.` : ""}`;
+}
+
+export class Actions {
+  /** `acts`: openJob(job), why(request); `changed()` after a switch was used. */
+  constructor({ token, acts, changed }) {
+    Object.assign(this, { token, acts, changed, found: [] });
+    this.root = byId("actions");
+    this.refused = byId("actions-refused");
+    this.dialog = byId("confirm");
+    this.paused = h("p", { class: "refused", hidden: true }, h("span"), " ", this.button("resume", "Resume"));
+    this.breaker = h("p", { class: "refused", hidden: true }, h("span"), " ", this.button("reset", "Reset"));
+    byId("actions-switches").append(this.paused, this.breaker);
+    this.pause = this.button("pause", "Pause all actions");
+    byId("actions-pause").append(this.pause);
+  }
+
+  button(verb, label) {
+    return h("button", { class: "tool", onclick: () => this.confirm(verb) }, label);
+  }
+
+  update(body, nowMs) {
+    const answer = object(body);
+    this.found = rows(answer.rows).reverse();
+    const open = this.found.filter(isOpen);
+    const byState = open.sort((a, b) => ORDER.indexOf(text(a.state)) - ORDER.indexOf(text(b.state)));
+    const shown = [...byState, ...this.found.filter((row) => !isOpen(row))].slice(0, SHOWN);
+    actionRows(this.root, shown, nowMs, this.acts);
+    const ended = this.found.length - open.length;
+    say(byId("actions-sub"), this.found.length ? `${open.length} open, ${ended} ended lately` : "");
+    const more = this.found.length > shown.length ? ` · ${shown.length} of the latest ${this.found.length} are shown: GET /v1/actions has all` : "";
+    say(byId("actions-foot"), this.found.length ? `Cost: work since the last checkpoint, restart and wait of who is stopped${more}` : "No action on a running job: nobody was stopped, shrunk or moved.");
+    this.writeSwitches(object(answer.switches), nowMs);
+  }
+
+  writeSwitches(switches, nowMs) {
+    const [paused, open] = [pausedLine(switches, nowMs), breakerLine(switches, nowMs)];
+    mark(this.paused, "hidden", !paused);
+    say(this.paused.firstChild, paused);
+    mark(this.breaker, "hidden", !open);
+    say(this.breaker.firstChild, open);
+    this.pause.hidden = Boolean(paused);
+  }
+
+  /** Ask before a switch is used; Esc and Cancel leave it. */
+  confirm(verb) {
+    const [title, said, label] = SWITCHES[verb];
+    const [heading, line, confirm] = [byId("confirm-title"), byId("confirm-text"), byId("confirm-yes")];
+    say(heading, title);
+    say(line, said);
+    say(confirm, label);
+    this.dialog.returnValue = "";
+    this.dialog.addEventListener("close", () => this.dialog.returnValue === "yes" && this.use(verb), { once: true });
+    this.dialog.showModal();
+  }
+
+  async use(verb) {
+    try {
+      await send(`/actions/${verb}`, null, this.token.value);
+      this.refuse("");
+    } catch (error) {
+      if (!error.kind) throw error;
+      this.refuse(`Not done: ${error.message}.${error.kind === "refused" ? " It needs a token with the scope admin." : ""}`);
+    }
+    this.changed();
+  }
+
+  refuse(why) {
+    mark(this.refused, "hidden", !why);
+    say(this.refused, why);
+  }
+
+  /** The known actions that serve a request. */
+  ofPayer(request) {
+    return this.found.filter((row) => text(row.payer) === request);
+  }
+}
