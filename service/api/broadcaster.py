@@ -4,56 +4,70 @@ A slow client skips boards.
 
     event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
     event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
+    event: action  [{…}, …]                   actions on running jobs, as soon as they change
     : heartbeat                               after every 15 s of silence
 """
 
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from fleetcast.fleet.event_wait import wait_for_event
 from fleetcast.fleet.file_changes import REPLACED, FileChanges
+from fleetcast.service.api.action_feed import ActionFeed
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.cache import BoardCache
 
 POLL_S = 0.1  # the least time between two boards
 HEARTBEAT_S = 15.0
 MAX_CLIENTS = 256
-MAX_HARD_REASONS = 256
+MAX_ROWS = 256  # hard signals and changes of actions that a slow client may still receive
 
 
 class EventBroadcaster:
     """The broadcaster of one api process. All times are wall time.
 
-    `close` ends every stream so that the server can stop.
+    `close` ends every stream so that the server can stop. actions: None streams no actions.
     """
 
-    def __init__(self, cache: BoardCache, *, poll_s: float = POLL_S, heartbeat_s: float = HEARTBEAT_S) -> None:
+    def __init__(
+        self,
+        cache: BoardCache,
+        actions: ActionFeed | None = None,
+        *,
+        poll_s: float = POLL_S,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
         self.cache = cache
+        self._actions = actions
         self.clients = 0
         self.closed = False
         self._poll_s = poll_s
         self._heartbeat_s = heartbeat_s
         self._board: bytes = b""
         self._boards = 0
-        self._hard: deque[tuple[int, Any]] = deque(maxlen=MAX_HARD_REASONS)
-        self._hard_count = 0
+        self._rows: deque[tuple[int, str, Any]] = deque(maxlen=MAX_ROWS)  # number, event, row
+        self._row_count = 0
+        self._headers: Mapping[str, str] = {}
         self._urgent_raw = b""
         self._urgent: list[Any] = []
         self._changed = asyncio.Event()
-        self._reader: asyncio.Task[None] | None = None
+        self._readers: list[asyncio.Task[None]] = []
 
-    async def stream_events(self) -> AsyncGenerator[bytes, None]:
-        """Yield server-sent events for one client."""
+    async def stream_events(self, headers: Mapping[str, str] | None = None) -> AsyncGenerator[bytes, None]:
+        """Yield server-sent events for one client. headers: its access to the placer."""
         self.clients += 1
-        if self._reader is None:
+        self._headers = headers or {}
+        if not self._readers:
             self._refresh_board()
-            self._reader = asyncio.ensure_future(self._run_read_loop())
-        boards, hard = -1, self._hard_count
+            self._readers = [asyncio.ensure_future(self._run_read_loop())]
+            if self._actions is not None:
+                self._readers.append(asyncio.ensure_future(self._run_action_loop(self._actions)))
+        boards, number = -1, self._row_count
         try:
             yield b"retry: 2000\n\n"
             while not self.closed:
@@ -61,17 +75,33 @@ class EventBroadcaster:
                 if self._boards != boards and self._board:
                     boards = self._boards
                     yield self._board
-                if self._hard_count != hard:
-                    rows = [row for number, row in self._hard if number > hard]
-                    hard = self._hard_count
-                    yield b"event: hard\ndata: " + msgspec.json.encode(rows) + b"\n\n"
+                if self._row_count != number:
+                    fresh = [(event, row) for at, event, row in self._rows if at > number]
+                    number = self._row_count
+                    for name in sorted({event for event, _ in fresh}):
+                        rows = [row for event, row in fresh if event == name]
+                        yield f"event: {name}\ndata: ".encode() + msgspec.json.encode(rows) + b"\n\n"
                 if not await wait_for_event(changed, self._heartbeat_s):
                     yield b": heartbeat\n\n"
         finally:
             self.clients -= 1
-            if not self.clients and self._reader is not None:
-                self._reader.cancel()
-                self._reader = None
+            if not self.clients:
+                self._stop_readers()
+
+    def _stop_readers(self) -> list[asyncio.Task[None]]:
+        stopped, self._readers = self._readers, []
+        for reader in stopped:
+            reader.cancel()
+        if self._actions is not None:
+            self._actions.forget()
+        return stopped
+
+    async def _run_action_loop(self, actions: ActionFeed) -> None:
+        while not self.closed:
+            rows = await actions.wait_for_rows(self._headers)
+            if rows:
+                self._add_rows("action", rows)
+                self._wake_clients()
 
     async def _run_read_loop(self) -> None:
         with contextlib.closing(FileChanges({self.cache.folder: REPLACED}, self._poll_s)) as changes:
@@ -106,10 +136,13 @@ class EventBroadcaster:
         rows = msgspec.json.decode(raw)["rows"]
         fresh = [row for row in rows if row not in self._urgent]
         self._urgent = rows
-        for row in fresh:
-            self._hard_count += 1
-            self._hard.append((self._hard_count, row))
+        self._add_rows("hard", fresh)
         return bool(fresh)
+
+    def _add_rows(self, event: str, rows: Sequence[Any]) -> None:
+        for row in rows:
+            self._row_count += 1
+            self._rows.append((self._row_count, event, row))
 
     def _wake_clients(self) -> None:
         self._changed.set()
@@ -118,8 +151,6 @@ class EventBroadcaster:
     async def close(self) -> None:
         self.closed = True
         self._wake_clients()
-        if self._reader is not None:
-            self._reader.cancel()
+        for reader in self._stop_readers():
             with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
-            self._reader = None
+                await reader

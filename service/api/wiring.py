@@ -14,6 +14,7 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_newest_events
 from fleetcast.ingest.inbox.job_events import identify_event
 from fleetcast.placement.ledger.promised import PromiseReader
+from fleetcast.service.api.action_feed import ActionFeed
 from fleetcast.service.api.answerers import Answerers
 from fleetcast.service.api.archived_jobs import ArchivedJobs
 from fleetcast.service.api.broadcaster import EventBroadcaster
@@ -50,7 +51,7 @@ def make_api_context(config: Config, clock: Clock, access: Access) -> Context:
     recent = RecentIdentities()
     promises = PromiseReader(config.ledger)
     names = NewNames(config.limits, cache, recent, clock, promises)
-    parts = config, clock, cache, link, EventBroadcaster(cache), metrics, recent, names
+    parts = config, clock, cache, link, EventBroadcaster(cache, ActionFeed(link)), metrics, recent, names
     access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     archived = ArchivedJobs(config)

@@ -44,6 +44,7 @@ export class Feed {
       heard: (name, data) => {
         this.boards++;
         if (name === "hard") this.hard(data);
+        if (name === "action") ["actions", "stops"].forEach((entry) => this.soon(entry));
         this.beat();
       },
     });

@@ -17,13 +17,14 @@ async def answer_stream(request: Request, context: Context, query: Query) -> Res
     if context.stream.clients >= MAX_CLIENTS:
         raise Problem(503, "too_many_streams", f"{MAX_CLIENTS} streams are open", headers={"retry-after": "10"})
     headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(_stream_and_count(context), headers=headers, media_type="text/event-stream")
+    events = _stream_and_count(context, context.access.make_caller_headers(request))
+    return StreamingResponse(events, headers=headers, media_type="text/event-stream")
 
 
-async def _stream_and_count(context: Context) -> AsyncIterator[bytes]:
+async def _stream_and_count(context: Context, placer_headers: dict[str, str]) -> AsyncIterator[bytes]:
     context.metrics.streams.inc()
     try:
-        async with contextlib.aclosing(context.stream.stream_events()) as events:
+        async with contextlib.aclosing(context.stream.stream_events(placer_headers)) as events:
             async for part in events:
                 yield part
     finally:
@@ -35,7 +36,7 @@ ROWS = (
         "GET",
         "/v1/stream",
         answer_stream,
-        "Server-sent events: `board` at each new board, `hard` for hard signals at once",
+        "Server-sent events: `board` for a new board, `hard` for hard signals, `action` for changed actions",
         "fleet",
         answer=str,
         media_type="text/event-stream",

@@ -1,0 +1,53 @@
+"""The feed of changed actions for event streams: one reader of the placer serves all clients of an api."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from fleetcast.fleet.errors import SourceError
+from fleetcast.service.api.placer_link import PlacerLink
+
+POLL_S = 0.5  # wall time between two reads
+RETRY_S = 5.0  # after a read without an answer
+PAGE = 1000
+
+
+class ActionFeed:
+    """The actions that changed since the first read. The callers' own headers give access to the placer."""
+
+    def __init__(self, placer: PlacerLink) -> None:
+        self._placer = placer
+        self._cursor: int | None = None
+
+    async def wait_for_rows(self, headers: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Wait until actions have changed, and return them in the order of their changes.
+
+        Returns an empty list after a read without an answer.
+        """
+        while True:
+            await asyncio.sleep(POLL_S)
+            query = "order=newest&limit=1" if self._cursor is None else f"after={self._cursor}&limit={PAGE}"
+            body = await self._read(f"/actions?{query}", headers)
+            if body is None:
+                await asyncio.sleep(RETRY_S)
+                return []
+            is_first, self._cursor = self._cursor is None, body["cursor"]
+            if body["rows"] and not is_first:
+                rows: list[dict[str, Any]] = body["rows"]
+                return rows
+
+    def forget(self) -> None:
+        """Begin again at the present end. Call it when the last client has gone."""
+        self._cursor = None
+
+    async def _read(self, path: str, headers: Mapping[str, str]) -> dict[str, Any] | None:
+        try:
+            answer = await self._placer.forward_request("GET", path, headers=headers)
+        except SourceError:
+            return None
+        if answer.status != 200:
+            return None
+        body: dict[str, Any] = msgspec.json.decode(answer.body)
+        return body
