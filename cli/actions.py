@@ -1,12 +1,12 @@
 """`fleetcast actions`: lists what is done to running jobs, and stops all of it."""
 
 import json
-import os
 from typing import Annotated, Any
 
 import typer
 
 from fleetcast.cli.kit.screen import echo, echo_text
+from fleetcast.cli.kit.service_call import JsonFlag, UrlOption, ask_service, format_utc
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -16,12 +16,16 @@ app = typer.Typer(
     "Example:  fleetcast actions list",
 )
 
-DEFAULT_URL = "http://127.0.0.1:8080"
 PAGE = 1000
-UrlOption = Annotated[
-    str | None, typer.Option("--url", help=f"The service [FLEETCAST_URL, else {DEFAULT_URL}].", metavar="URL")
-]
-JsonFlag = Annotated[bool, typer.Option("--json", help="As JSON.")]
+TERMS = {
+    "lost": "work since the last checkpoint, done again",
+    "restart": "until the job works again",
+    "wait": "until the job has GPUs again",
+    "risk": "more likely failures on other nodes",
+    "slow": "slower steps on other nodes",
+    "fragments": "free GPUs that fit fewer gangs",
+    "gain": "saved by the action",
+}
 IdArgument = Annotated[str, typer.Argument(help="Its id in `fleetcast actions list`.", metavar="ID")]
 
 
@@ -42,7 +46,7 @@ def list_actions(
     rows, switches = list[dict[str, Any]](), dict[str, Any]()
     cursor = 0
     while True:
-        body = _ask("GET", url, "/v1/actions", {**query, "limit": str(PAGE), "after": str(cursor)})
+        body = ask_service("GET", url, "/v1/actions", {**query, "limit": str(PAGE), "after": str(cursor)})
         rows, switches, cursor = [*rows, *body["rows"]], body["switches"], body["cursor"]
         if len(body["rows"]) < PAGE:
             break
@@ -65,20 +69,23 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
     """
     from urllib.parse import quote
 
-    body = _ask("GET", url, f"/v1/actions/{quote(action_id, safe='')}")
+    body = ask_service("GET", url, f"/v1/actions/{quote(action_id, safe='')}")
     if as_json:
         echo_text(json.dumps(body, indent=2))
         return
     echo(f"{body['sentence']}; by {body['executor']}")
+    echo(
+        f"{body['state']}; it expires at {format_utc(body['by_ms'])}, time for a last checkpoint: {body['grace_s']:g} s"
+    )
     for name, gpu_s in body["cost"].items():
         if gpu_s:
-            echo(f"  {name:<10} {gpu_s / 3600:10,.2f} GPU-hours")
+            echo(f"  {name:<10} {gpu_s / 3600:10,.2f} GPU-hours: {TERMS.get(name, name)}")
     echo(f"  {'total':<10} {body['cost_gpu_s'] / 3600:10,.2f} GPU-hours")
     for other in body["rejected"]:
         names = ", ".join(other["jobs"])
         echo(f"not {names}: {other['code']}, {other['cost_gpu_s'] / 3600:,.2f} GPU-hours for {other['gpus']:g} GPUs")
     for step in body["life"]:
-        echo(f"{_format_time(step['time_ms'])}  {step['state']}")
+        echo(f"{format_utc(step['time_ms'])}  {step['state']}")
     if body["why"]:
         echo(f"{body['state']}: {body['why']}")
 
@@ -113,7 +120,7 @@ def reset(url: UrlOption = None, as_json: JsonFlag = False) -> None:
 
 
 def _switch(url: str | None, verb: str, as_json: bool) -> None:
-    switches = _ask("POST", url, f"/v1/actions/{verb}")
+    switches = ask_service("POST", url, f"/v1/actions/{verb}")
     if as_json:
         echo_text(json.dumps(switches, indent=2))
         return
@@ -126,48 +133,8 @@ def _describe_switches(switches: dict[str, Any]) -> list[str]:
     lines = []
     if switches["paused_ms"] is not None:
         by = f" by {switches['paused_by']}" if switches["paused_by"] else ""
-        lines.append(f"paused{by} since {_format_time(switches['paused_ms'])}: fleetcast actions resume")
+        lines.append(f"paused{by} since {format_utc(switches['paused_ms'])}: fleetcast actions resume")
     if switches["opened_ms"] is not None:
         why = f": {switches['why']}" if switches["why"] else ""
-        lines.append(f"the circuit breaker is open since {_format_time(switches['opened_ms'])}{why}")
+        lines.append(f"the circuit breaker is open since {format_utc(switches['opened_ms'])}{why}")
     return lines or ["actions are sent"]
-
-
-def _ask(method: str, url: str | None, path: str, query: dict[str, str] | None = None) -> dict[str, Any]:
-    """Send a request to the service, and return its answer.
-
-    Raises SourceError if the service does not answer, and FleetcastError for a problem that it states.
-    """
-    import asyncio
-
-    return asyncio.run(_send(method, url or os.environ.get("FLEETCAST_URL") or DEFAULT_URL, path, query))
-
-
-async def _send(method: str, base: str, path: str, query: dict[str, str] | None) -> dict[str, Any]:
-    import aiohttp
-    from yarl import URL
-
-    from fleetcast.fleet.errors import FleetcastError, SourceError
-    from fleetcast.fleet.process import make_token_headers
-
-    address = URL(base.rstrip("/") + path, encoded=True).update_query(query or {})
-    timeout = aiohttp.ClientTimeout(total=60)
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, headers=make_token_headers()) as session,
-            session.request(method, address, allow_redirects=False) as response,
-        ):
-            status, body = response.status, await response.json(content_type=None)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise SourceError(f"{base} does not answer ({str(error) or type(error).__name__})") from None
-    if not isinstance(body, dict):
-        raise SourceError(f"{base} answered {status} and no object: is it Fleetcast?")
-    if status != 200:
-        raise FleetcastError(str(body.get("detail", f"{base} answered {status}")))
-    return body
-
-
-def _format_time(ms: int) -> str:
-    from datetime import UTC, datetime
-
-    return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

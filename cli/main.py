@@ -24,6 +24,7 @@ from fleetcast.cli import (
     state,
     state_backup,
     topology,
+    why,
 )
 from fleetcast.cli.demo import demo
 from fleetcast.cli.kit import logs
@@ -53,6 +54,7 @@ app.command("backfill")(backfill.backfill)
 app.command("bench")(bench.run_benchmarks)
 app.command("check-config")(check.check_config_file)
 app.add_typer(actions.app, name="actions")
+app.command("why")(why.explain)
 app.add_typer(adapters.app, name="adapters")
 app.add_typer(produce.app, name="produce")
 app.add_typer(simulate.app, name="simulate")

@@ -89,3 +89,24 @@ def test_the_ledger_goes_back_to_the_previous_version(tmp_path: Path) -> None:
     path = served.world.config.ledger
     assert run(None, "state", "downgrade", "--state", tmp_path) == f"{path} has version 3 now\n"
     Ledger(path).close()
+
+
+def test_why_names_what_is_done_for_a_request_and_to_a_job(served: ServedPlacer) -> None:
+    (first,) = propose(served, "j0")
+    for name, whose in (("urgent", "for it"), ("j0", "on it")):
+        heading, line = run(served, "why", name).splitlines()
+        assert heading == f"actions {whose}, details by `fleetcast actions show ID`:"
+        assert line.startswith(f"  {first:<28} proposed  0.42 GPU-hours: stops attempt 1 of j0 (2 GPUs)")
+    with pytest.raises(FleetcastError, match=r"no request or job 'nobody' waits.*fleetcast actions list --all"):
+        run(served, "why", "nobody")
+
+
+def test_why_explains_the_wait_of_a_request_and_of_its_job(served: ServedPlacer) -> None:
+    queued = {"request_id": "r-1", "job": "big", "gang": 900, "gpus_per_node": 8}
+    assert served.world.ask("POST", "/queue", queued).status_code in (200, 201, 202)
+    served.world.step()
+    text = run(served, "why", "r-1")
+    assert text.splitlines()[0].startswith("r-1: number 1 in the order, queue ")
+    assert "  1. " in text
+    assert run(served, "why", "big") == text
+    assert json.loads(run(served, "why", "big", "--json"))["waiting"]["request_id"] == "r-1"

@@ -1,0 +1,69 @@
+"""`fleetcast why`: explains why a request waits, and what is done to running jobs for it or to it."""
+
+import json
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+
+from fleetcast.cli.kit.screen import echo, echo_text
+from fleetcast.cli.kit.service_call import JsonFlag, UrlOption, ask_service, format_utc
+from fleetcast.fleet.errors import UnknownEntity
+
+RECENT = "1000"  # of the latest actions, those that serve the request are shown
+NameArgument = Annotated[str, typer.Argument(help="A request, or the job that it is for.", metavar="JOB")]
+
+
+def explain(name: NameArgument, url: UrlOption = None, as_json: JsonFlag = False) -> None:
+    """Explain why a job waits, step by step, who is stopped for it, and what was done to it.
+
+    A service with tokens needs yours in FLEETCAST_TOKEN: scope read.
+
+    Example:  fleetcast why train-43
+    """
+    waiting = _find_reasons(name, url)
+    actions = ask_service("GET", url, "/v1/actions", {"order": "newest", "limit": RECENT})["rows"]
+    payer = waiting["request_id"] if waiting else name
+    serving = [row for row in actions if row["payer"] == payer]
+    done = ask_service("GET", url, "/v1/actions", {"order": "newest", "limit": RECENT, "job": name})["rows"]
+    if waiting is None and not serving and not done:
+        raise UnknownEntity(
+            f"no request or job {name!r} waits, and no action concerns it; `fleetcast actions list --all` names the "
+            "jobs that actions concern, and GET /v1/queue the requests that wait"
+        )
+    if as_json:
+        echo_text(json.dumps({"waiting": waiting, "serving": serving, "done": done}, indent=2))
+        return
+    if waiting:
+        _print_reasons(waiting)
+    _print_actions("for it", serving)
+    _print_actions("on it", done)
+
+
+def _find_reasons(name: str, url: str | None) -> dict[str, Any] | None:
+    """Return why a request waits, or the first waiting request of a job. Returns None if neither waits."""
+    requests = [row["request_id"] for row in ask_service("GET", url, "/v1/queue")["rows"] if row.get("job") == name]
+    for request_id in [name, *requests[:1]]:
+        try:
+            return ask_service("GET", url, f"/v1/queue/{quote(request_id, safe='')}/why")
+        except UnknownEntity:
+            continue
+    return None
+
+
+def _print_reasons(waiting: dict[str, Any]) -> None:
+    echo(f"{waiting['request_id']}: number {waiting['position']} in the order, queue {waiting['queue'] or '-'}")
+    for number, step in enumerate(waiting["ladder"], 1):
+        echo(f"  {number}. {step['sentence']}")
+    if start := waiting.get("start_ms"):
+        echo(f"  starts at {format_utc(start['p50'])} (p90 {format_utc(start['p90'])})")
+
+
+def _print_actions(whose: str, rows: list[dict[str, Any]]) -> None:
+    if not rows:
+        return
+    echo(f"actions {whose}, details by `fleetcast actions show ID`:")
+    for row in reversed(rows):
+        because = f"; {row['why']}" if row["why"] else ""
+        cost = f"{row['cost_gpu_s'] / 3600:,.2f} GPU-hours"
+        echo(f"  {row['action_id']:<28} {row['state']:<9} {cost}: {row['sentence']}{because}")
