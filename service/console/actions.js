@@ -10,9 +10,9 @@ const VERBS = { place: "places", shrink: "shrinks", grow: "grows", preempt: "sto
 const OPEN = new Set(["proposed", "sent", "accepted"]);
 const ORDER = ["accepted", "sent", "proposed"];
 const SWITCHES = {
-  pause: ["Pause all actions?", "Nothing more is sent until somebody resumes. What was sent already is still followed.", "Pause"],
+  pause: ["Pause all actions?", "Nothing more is sent until a person resumes. What was sent already is still followed.", "Pause"],
   resume: ["Send actions again?", "Running jobs may be stopped or changed from now on. An open circuit breaker stays open.", "Resume"],
-  reset: ["Close the circuit breaker?", "It opened because actions would have taken too many GPUs within an hour. What was counted before counts no more.", "Close it"],
+  reset: ["Close the circuit breaker?", "It opened because actions would free too many GPUs within an hour. What was counted before counts no more.", "Close it"],
 };
 
 export const isOpen = (row) => OPEN.has(text(row.state));
@@ -25,7 +25,7 @@ function costOf(row) {
   return cost < 0 ? `saves ${hours}` : `costs ${hours}`;
 }
 
-/** "accepted since 14:02, by 14:05". An action that is only advice names nobody who carries it out. */
+/** "accepted since 14:02, by 14:05". An action that is only advice has nothing that carries it out. */
 function stateOf(row, nowMs) {
   const since = `${text(row.state)} ${clockTime(num(row.since_ms), nowMs)}`;
   if (!isOpen(row)) return since;
@@ -106,7 +106,7 @@ export class Actions {
     const ended = this.found.length - open.length;
     say(byId("actions-sub"), this.found.length ? `${open.length} open, ${ended} ended lately` : "");
     const more = this.found.length > shown.length ? ` · ${shown.length} of the latest ${this.found.length} are shown: GET /v1/actions has all` : "";
-    say(byId("actions-foot"), this.found.length ? `Cost: work since the last checkpoint, restart and wait of who is stopped${more}` : "No action on a running job: nobody was stopped, shrunk or moved.");
+    say(byId("actions-foot"), this.found.length ? `Cost: work since the last checkpoint, restart and wait of who is stopped${more}` : "No action on a running job: none was stopped, shrunk or moved.");
     this.writeSwitches(object(answer.switches), nowMs);
   }
 

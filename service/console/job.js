@@ -108,7 +108,7 @@ function checkpointRows(body) {
 
 /** "Stopped twice, shrunk once; 1 action is open." */
 function stopsLine(found) {
-  if (!found.length) return "Nobody stopped, shrunk or moved it.";
+  if (!found.length) return "It was not stopped, shrunk or moved.";
   const done = found.filter((row) => text(row.state) === "seen" || text(row.state) === "late");
   const often = [...DEEDS].map(([kind, word]) => [word, done.filter((row) => text(row.kind) === kind).length]).filter(([, number]) => number);
   const open = found.filter(isOpen).length;

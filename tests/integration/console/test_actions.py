@@ -1,13 +1,17 @@
 """Actions on running jobs: the panel, a job and a waiting request show what the API says; switches ask first."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Browser, expect
 
 from tests.integration.console.page import Console, Opener
 from tests.integration.console.test_pages import open_page, still
 from tests.integration.console.test_states import CONTRAST, MARKUP, NAMELESS, REPEATED_IDS
+from tests.placement.actions.action_world import make_action
+from tests.service.placer_world import NOW_MS
+from tests.service.served_placer import serve_placer
 
 pytestmark = pytest.mark.integration
 
@@ -50,7 +54,7 @@ def test_a_job_shows_what_was_done_to_it(open_console: Opener) -> None:
     expect(stops.locator("li")).to_have_count(1)
     expect(stops).to_contain_text("seen 18:43")
     untouched = open_page(open_console, f"job={scene.jobs[8].name}").page
-    expect(untouched.locator("#drawer")).to_contain_text("Nobody stopped, shrunk or moved it.")
+    expect(untouched.locator("#drawer")).to_contain_text("It was not stopped, shrunk or moved.")
 
 
 def test_a_waiting_request_shows_its_reclaim_step_and_its_actions(open_console: Opener) -> None:
@@ -110,7 +114,7 @@ def test_a_refused_switch_says_what_it_needs(open_console: Opener) -> None:
 
 
 def test_without_actions_or_with_nonsense_it_says_so(open_console: Opener) -> None:
-    foot = "No action on a running job: nobody was stopped, shrunk or moved."
+    foot = "No action on a running job: none was stopped, shrunk or moved."
     expect(open_console(still("empty")).page.locator("#actions-foot")).to_have_text(foot)
     wrong: list[Any] = [None, 7, {}, {"action_id": "a", "kind": MARKUP, "job": MARKUP, "payer": 5, "sentence": MARKUP}]
     override = {"/v1/actions": {"rows": wrong, "switches": {"opened_ms": 5, "why": MARKUP, "paused_ms": "x"}}}
@@ -145,3 +149,22 @@ def test_it_has_contrast_names_and_no_repeated_ids(open_console: Opener, theme: 
     assert page.evaluate(REPEATED_IDS) == []
     page.get_by_role("button", name="Resume").click()
     assert page.evaluate(CONTRAST) == []
+
+
+def test_a_real_placer_is_shown_and_paused(browser: Browser, tmp_path: Path) -> None:
+    with serve_placer(tmp_path) as served:
+        control = served.world.service.actions
+        (record,) = control.propose([make_action("j0", by_ms=NOW_MS + 10**7, gpus=1.0)], NOW_MS).opened
+        page = browser.new_page()
+        page.goto(served.url)
+        row = page.locator("#actions li")
+        expect(row).to_contain_text("stops j0")
+        expect(row).to_contain_text(f"1 GPU, costs {record.action.cost.total / 3600:.2f} GPU-hours")
+        control.send([record.action_id], NOW_MS)
+        expect(row).to_contain_text("sent ")
+        page.get_by_role("button", name="Pause all actions").click()
+        page.locator("#confirm-yes").click()
+        expect(page.locator("#actions-switches")).to_contain_text("Paused since")
+        (line,) = served.world.service.ledger.read_audit_trail(1)
+        assert line["action"] == "actions_paused"
+        page.close()
