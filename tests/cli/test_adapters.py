@@ -52,6 +52,18 @@ def test_list_names_who_answers_and_who_writes(config: Path) -> None:
     assert file.endswith("has not run yet")
 
 
+def test_an_executor_is_listed_and_a_withdrawn_one_stays_withdrawn_until_undone(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text(f"state = '{tmp_path}'\n[[adapters.executor]]\nuse = 'slurm'\nname = 'jobs'\n")
+    line = run("list", "--config", config).splitlines()[-1]
+    assert line.split() == ["jobs", "executor", "observe", "0", "actions,", "0", "begun,", "0", "under", "way"]
+    records = AdapterRecords(tmp_path)
+    assert "refuses new actions" in run("withdraw", "jobs", "--config", config)
+    assert records.is_withdrawn("jobs")
+    run("withdraw", "jobs", "--config", config, "--undo")
+    assert not records.is_withdrawn("jobs")
+
+
 def test_list_needs_no_configuration() -> None:
     assert [row["name"] for row in json.loads(run("list", "--json"))] == ALWAYS
 

@@ -12,7 +12,9 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.placement.actions.life import ActionState
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
 from fleetcast.service import executors
-from fleetcast.service.adapter_records import AdapterRecords, AdapterStatus
+from fleetcast.service.adapter_records import AdapterRecords, AdaptersStatus, AdapterStatus
+from fleetcast.service.adapters import AdapterHost
+from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.config import AdapterConfig, AdaptersConfig
 from fleetcast.service.doors import open_executors
 from fleetcast.service.executors import ExecutorHost
@@ -228,3 +230,28 @@ def test_an_action_that_ended_meanwhile_stays_ended(world: HostWorld) -> None:
 def test_a_wrong_row_of_an_executor_is_named(rows: list[dict[str, Any]], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         open_executors(AdaptersConfig(executor=tuple(AdapterConfig(**row) for row in rows)))
+
+
+def test_the_adapters_process_sends_only_while_its_board_is_fresh(world: HostWorld) -> None:
+    row = AdapterConfig(MEMORY, name="memory", mode="write")
+    config = msgspec.structs.replace(
+        world.placer.config,
+        placer=msgspec.structs.replace(world.placer.config.placer, port=world.port),
+        adapters=AdaptersConfig(executor=(row,)),
+    )
+
+    async def run(seconds: float, board: Board | None) -> AdaptersStatus:
+        host = AdapterHost(config, world.placer.clock)
+        for _ in range(round(seconds / 0.05)):
+            host.begin_due_steps(board)
+            await asyncio.sleep(0.05)
+            _ = host.has_ended_step
+        status = host.make_status()
+        await host.close()
+        return status
+
+    action = world.open_action()
+    assert asyncio.run(run(1.0, None)).adapters[0].held_back == 1
+    assert world.state(action)[0] == "sent"
+    (status,) = asyncio.run(run(2.0, BoardReader(config.board).latest())).adapters
+    assert (world.state(action)[0], status.name, status.writes) == ("accepted", "memory", 1)

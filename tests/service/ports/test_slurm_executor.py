@@ -115,8 +115,9 @@ class Site:
 def test_a_stop_happens_once_wherever_slurm_goes_away_and_the_process_begins_again(away_after: list[int]) -> None:
     slurm = StoppableSlurm(replace(VICTIM, admin_comment="a note of theirs"), PAYER, away_after=away_after)
     site = Site(slurm)
-    while site.send()[0] is SendOutcome.UNREACHABLE:
+    while (reply := site.send())[0] is SendOutcome.UNREACHABLE:
         pass
+    assert reply == site.send() == (SendOutcome.TAKEN, "")
     for site.now_s in (10.0, 119.0):
         site.follow(ORDER)
         assert slurm.queue["1"].state == "RUNNING"
