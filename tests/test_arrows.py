@@ -85,7 +85,7 @@ ROOMS_MAY_IMPORT = {
         "reclaim": {"columns", "engine", "machines", "queues"},
         "elastic": {"columns", "engine", "machines", "queues", "reclaim"},
         "recovery": {"engine", "machines", "queues", "reclaim"},
-        "plan": {"elastic", "engine", "machines", "queues", "reclaim", "recovery"},
+        "plan": {"actions", "elastic", "engine", "machines", "queues", "reclaim", "recovery"},
         "ahead": {"engine", "machines", "plan", "queues"},
         "play": {"elastic", "engine", "machines", "plan", "queues", "reclaim"},
         "actions": set(),

@@ -1,6 +1,6 @@
 """The circuit breaker: how many GPUs actions may take from running jobs within an hour.
 
-It counts the actions that are sent. The first action beyond a limit is not sent, and opens the breaker. From
+It counts the actions that are sent. The first set beyond a limit is not sent, and opens the breaker. From
 then on nothing is sent until a person resets the breaker. A reset also drops the counts. So the limits hold
 in every hour without a reset.
 """
@@ -59,15 +59,27 @@ class CircuitBreaker(msgspec.Struct, frozen=True):
         """Return the limit that sending this action would exceed, in words. Returns "" if there is none."""
         if action.kind not in STOPPING:
             return ""
+        return self.explain_excess_of_set({action.queue: action.gpus}, now_ms, capacity, limits)
+
+    def explain_excess_of_set(
+        self, gpus_by_queue: Mapping[str, float], now_ms: int, capacity: BreakerCapacity, limits: BreakerLimits
+    ) -> str:
+        """Return the limit that taking all these GPUs together would exceed, in words. Returns "" if there is none."""
         taken = [row for row in self.taken if row.until_ms + WINDOW_MS > now_ms]
-        own = sum(row.gpus for row in taken if row.queue == action.queue) + action.gpus
-        whole = sum(row.gpus for row in taken) + action.gpus
-        for what, gpus, share, of in (
-            (f"queue {action.queue!r}", own, limits.queue_share, capacity.find_queue_gpus(action.queue)),
-            ("the fleet", whole, limits.fleet_share, capacity.fleet_gpus),
-        ):
-            if not gpus <= share * of + SLACK:
-                return f"{gpus:g} GPUs of {what} within an hour are more than {share:.1%} of its {of:g}"
+        rows = [
+            (
+                f"queue {queue!r}",
+                sum(row.gpus for row in taken if row.queue == queue) + gpus,
+                *(limits.queue_share, capacity.find_queue_gpus(queue)),
+            )
+            for queue, gpus in sorted(gpus_by_queue.items())
+        ]
+        whole = sum(row.gpus for row in taken) + sum(gpus_by_queue.values())
+        if gpus_by_queue:
+            rows.append(("the fleet", whole, limits.fleet_share, capacity.fleet_gpus))
+        for what, sum_gpus, share, of in rows:
+            if not sum_gpus <= share * of + SLACK:
+                return f"{sum_gpus:g} GPUs of {what} within an hour are more than {share:.1%} of its {of:g}"
         return ""
 
     def count(self, action: JobAction, now_ms: int) -> "CircuitBreaker":

@@ -16,7 +16,7 @@ most `BACKFILL_TRIES` keys are tried. So the cost of a pass depends on how many 
 it has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
@@ -30,6 +30,7 @@ from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import explain_shortage
+from fleetcast.placement.plan.promised import Promises, count_promises, hold_placement
 from fleetcast.placement.plan.reasons import StateAfterPass, WaitCode, WaitReason
 from fleetcast.placement.plan.reclaiming import ReclaimInput, ReclaimProposal, propose_reclaim
 from fleetcast.placement.plan.timeline import (
@@ -42,6 +43,7 @@ from fleetcast.placement.plan.turns import OneLine, QueueTurns
 from fleetcast.placement.queues.asks import FitKey, QueueAsk, make_fit_key, make_queue_ask
 
 BACKFILL_TRIES = 64
+MAX_MS = 1 << 62  # a time that never comes
 FitKeys = tuple[FitKey, FitKey]
 
 
@@ -134,15 +136,18 @@ def plan(
     turns: QueueTurns | None = None,
     dropped: str = "",
     reclaim: ReclaimInput | None = None,
+    promises: Promises | None = None,
 ) -> Plan:
     """Make one pass over the queue at `options.now_ms`.
 
     running: the jobs that hold GPUs in the view. dropped: a request that gets no reservation in this pass if
     it becomes the head (`fleetcast.placement.plan.claims`). reclaim: the facts by which the pass may propose to
-    stop jobs for the head. None if it may not.
+    stop jobs for the head. None if it may not. promises: the GPUs that stops free for one request each. Such a
+    request is tried first, on these GPUs.
     """
     after = StateAfterPass(options, view, turns or ONE_LINE)
-    cycle = PassState(view, running, run_times, options, turns or ONE_LINE, after, dropped, reclaim)
+    cycle = PassState(view, running, run_times, options, turns or ONE_LINE, after, dropped, reclaim, promises or {})
+    queue = cycle.place_promised(queue) if promises else queue
     ordered = iter(cycle.turns.sort_entries(queue))
     for entry in ordered:
         cycle.try_entry(entry)
@@ -195,6 +200,7 @@ class PassState:
     after: StateAfterPass
     dropped: str
     reclaim: ReclaimInput | None = None
+    promises: Promises = field(default_factory=dict)
     proposal: ReclaimProposal | None = None
     placed: list[tuple[WaitingEntry, Decision]] = field(default_factory=list)
     begun: list[tuple[PlacementRequest, int]] = field(default_factory=list)  # what was placed, with its GPUs
@@ -237,8 +243,31 @@ class PassState:
         by_plugin = bool(plugins) and not plugins.isdisjoint(screen(request, view, self.options).by_reason)
         return make_fit_key(request, has_plugins=by_plugin)
 
+    def place_promised(self, queue: Sequence[WaitingEntry]) -> list[WaitingEntry]:
+        """Place the requests for which jobs stop, each if it fits with the GPUs that are promised to it.
+
+        Returns the other entries. If some jobs did not stop for a request, look for others.
+        """
+        left = []
+        for entry in self.turns.sort_entries(queue):
+            promised = self.promises.get(entry.request.request_id)
+            allowed = None if promised is None else self.turns.limit_to_quota(entry.request)
+            if promised is None or allowed is None or isinstance(allowed, str):
+                left.append(entry)
+                continue
+            if self._place_entry(entry, allowed, promised.release(self.view), promised.release):
+                continue
+            left.append(entry)
+            if promised.is_short:
+                self._propose_reclaim(allowed, MAX_MS, 0)
+        return left
+
     def try_entry(self, entry: WaitingEntry) -> None:
         """Place an entry if it fits and its queue's quota allows it. Otherwise record why it waits."""
+        promised = self.promises.get(entry.request.request_id)
+        if promised is not None:
+            self._add_wait(entry, WaitReason("room", entry.request, self.after, said=promised.sentence))
+            return
         ask = make_queue_ask(entry.request)
         if self.in_line and ask.in_line is not None:
             ask = ask.in_line
@@ -312,17 +341,24 @@ class PassState:
             self._reserve_for_head(entry, allowed)
         return False
 
-    def _place_entry(self, entry: WaitingEntry, request: PlacementRequest, view: ClusterView) -> bool:
+    def _place_entry(
+        self,
+        entry: WaitingEntry,
+        request: PlacementRequest,
+        view: ClusterView,
+        release: Callable[[ClusterView], ClusterView] | None = None,
+    ) -> bool:
         """Place an entry if its request fits within `view`. Returns whether it was placed.
 
-        request: the entry's request, limited to its quota. view: the view of this pass, or its unreserved part.
+        request: the entry's request, limited to its quota. view: the view of this pass, its unreserved part, or
+        the view with GPUs that only this entry may use. release: makes these GPUs free in the view of the pass.
         """
         screened = screen(request, view, self.options)
         if not has_room_for_gang(request, view, screened):
             return False
         decision = decide_screened(request, view, self.options, screened)
         assert decision.outcome == "placed", decision.sentence
-        self.view = add_request_placement(self.view, request, decision.ranks)
+        self.view = add_request_placement(release(self.view) if release else self.view, request, decision.ranks)
         gpus = sum(len(rank.gpus) for rank in decision.ranks)
         self.begun.append((request, gpus))
         self.placed.append((entry, decision))
@@ -357,11 +393,26 @@ class PassState:
         self._add_wait(entry, reason)
 
     def _propose_reclaim(self, request: PlacementRequest, shadow_ms: int, queued_ms: int) -> None:
-        """Look for running jobs to stop for the head, which should fit by itself at `shadow_ms`."""
+        """Look for running jobs to stop for a request, which should fit by itself at `shadow_ms`.
+
+        A pass proposes one set of jobs.
+        """
         standing = self.turns.standing
-        if self.reclaim is not None and standing is not None:
-            state = self.view, standing, self.turns.holds, self.reclaim
-            self.proposal = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms)
+        if self.reclaim is None or standing is None or (self.proposal is not None and self.proposal.sends):
+            return
+        own = self.promises.get(request.request_id)
+        others = {name: promised for name, promised in self.promises.items() if promised is not own}
+        standing, view = count_promises(standing, self.turns.holds, others), self.view
+        if own is not None:
+            view = own.release_all(view)
+            for job in own.stopping & self.turns.holds.keys():
+                hold = self.turns.holds[job]
+                standing = standing.copy()
+                standing.add_held(hold.leaf, hold.amounts, -1.0)
+        state = view, standing, self.turns.holds, self.reclaim
+        self.proposal = found = propose_reclaim(request, *state, self.options, shadow_ms, queued_ms)
+        if found.sends and found.victims is not None:
+            self.view = hold_placement(self.view, request, found.victims.decision.ranks)
 
     def _backfill_entry(self, entry: WaitingEntry, request: PlacementRequest, head: Reservation) -> bool:
         in_time = self._ends_in_time(request.members.desired * request.gpus_per_node, request.limit_s)

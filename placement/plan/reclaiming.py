@@ -2,10 +2,11 @@
 
 The head gets GPUs back that its queue is guaranteed, or that its class may take (`fleetcast.placement.reclaim`).
 Jobs that end soon by themselves are waited for. What a pass finds is a proposal: nothing is stopped here.
+The placer sends a proposal to executors only if the pass says that it may be sent.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.machines.words import format_count
+from fleetcast.placement.plan.promised import SendingBounds
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.standing import QueueStanding
 from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy
@@ -46,13 +48,20 @@ class ReclaimInput:
     """The facts by which a pass may propose to stop running jobs.
 
     jobs: the running jobs of the board. Jobs that the pass itself places are not among them.
-    find: the search for victims. Plays compare it with others.
+    find: the search for victims. Plays compare it with others. barred: job → why nobody can stop it now.
+    failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
+    stopped. rigid: the jobs whose size no executor can change. bounds: None if nothing is ever sent.
     """
 
     policy: ReclaimPolicy
     tree: QueueTree
     jobs: RunningJobs
     find: VictimSearcher = find_victims
+    barred: Mapping[str, Eligibility] = field(default_factory=dict)
+    failed: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    exhausted: frozenset[str] = frozenset()
+    rigid: frozenset[str] = frozenset()
+    bounds: SendingBounds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class ReclaimProposal:
 
     code: "found", or the reason why no job would be stopped. victims: None unless found. kinds: why each victim
     may be stopped, in the order of the victims. costs: of all running jobs, by row of their table. shrinks: gangs that
-    give up members instead. Then no job stops.
+    give up members instead. Then no job stops. sends: whether the placer lets executors act.
     """
 
     code: ReclaimCode
@@ -71,6 +80,7 @@ class ReclaimProposal:
     kinds: tuple[Eligibility, ...] = ()
     costs: StopCosts | None = None
     shrinks: tuple[GangShrink, ...] = ()
+    sends: bool = False
 
 
 def propose_reclaim(
@@ -91,6 +101,8 @@ def propose_reclaim(
     those that the class preempts join them only if that fails.
     """
     policy, now_ms = facts.policy, options.now_ms
+    if request.request_id in facts.exhausted:
+        return ReclaimProposal("none", request, "stops no further job: two sets of jobs did not make room")
     if shadow_ms - now_ms <= 1000 * policy.patience_s:
         sentence = f"stops no job: jobs that end within {(shadow_ms - now_ms) / 1000:.0f} s make room"
         return ReclaimProposal("patience", request, sentence)
@@ -99,11 +111,15 @@ def propose_reclaim(
         sentence = f"stops no job yet: it has waited {waited_s:.0f} of {policy.patience_s:g} s"
         return ReclaimProposal("patience", request, sentence)
     taker = make_taker(request, facts.tree)
-    eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms)
+    barred = dict(facts.barred)
+    barred.update(dict.fromkeys(facts.failed.get(request.request_id, ()), Eligibility.FAILED))
+    eligibility = compute_eligibility(facts.jobs, taker, standing, policy, now_ms, barred)
     costs = compute_job_costs(facts.jobs, now_ms)
-    shrunk = find_shrinks(request, view, facts.jobs, eligibility, Queues(standing, holds), options)
+    elastic = eligibility.copy()
+    elastic[[row for name, row in facts.jobs.row.items() if name in facts.rigid]] = Eligibility.NO_EXECUTOR
+    shrunk = find_shrinks(request, view, facts.jobs, elastic, Queues(standing, holds), options)
     if shrunk is not None:
-        return _make_shrink_proposal(request, shrunk, costs)
+        return _make_shrink_proposal(request, shrunk, costs, facts, now_ms)
     at = {name: row for row, name in enumerate(facts.jobs.names)}
     rows = np.array([at.get(name, -1) for name in view.jobs], np.int64)  # -1: what this pass has placed
     why: NoVictims | None = None
@@ -118,16 +134,36 @@ def propose_reclaim(
         host = HostAmounts(*(np.append(held, np.nan)[rows] for held in (facts.jobs.cpus, facts.jobs.host_memory_gib)))
         found = find_fair_victims(request, view, cost, options, Queues(standing, holds, outranked), host, facts.find)
         if isinstance(found, ChosenVictims):
-            return _judge_bounds(request, found, facts, eligibility, costs)
+            return _judge_bounds(request, found, facts, eligibility, costs, now_ms)
         why = found
     return ReclaimProposal("none", request, _explain_failure(why, eligibility))
 
 
-def _make_shrink_proposal(request: PlacementRequest, shrunk: ShrunkGangs, costs: StopCosts) -> ReclaimProposal:
+def _explain_not_sent(facts: ReclaimInput, gpus: Mapping[str, float], now_ms: int) -> tuple[str, str]:
+    """Return the bound that a set exceeds by itself, and why the set is only named and not sent.
+
+    gpus: job → the GPUs that it loses. Both are "" if the set may be sent, or if nothing is ever sent.
+    """
+    if facts.bounds is None:
+        return "", ""
+    leaf = {name: facts.jobs.leaf[facts.jobs.row[name]] for name in gpus}
+    taken: dict[str, float] = {}
+    for name, count in gpus.items():
+        taken[leaf[name]] = taken.get(leaf[name], 0.0) + count
+    return facts.bounds.explain_bound(taken, now_ms), facts.bounds.explain_advice(leaf)
+
+
+def _make_shrink_proposal(
+    request: PlacementRequest, shrunk: ShrunkGangs, costs: StopCosts, facts: ReclaimInput, now_ms: int
+) -> ReclaimProposal:
+    bound, advice = _explain_not_sent(facts, {one.job: float(one.gpus) for one in shrunk.shrinks}, now_ms)
+    if bound:
+        return ReclaimProposal("bound", request, f"shrinks no gang: {bound}")
+    sends, why = facts.bounds is not None and not advice, f"; not sent: {advice}" if advice else ""
     names = ", ".join(f"{one.job} to {format_count(one.size, 'member')}" for one in shrunk.shrinks[:NAMED])
     more = f" and {len(shrunk.shrinks) - NAMED:,} more" if len(shrunk.shrinks) > NAMED else ""
-    sentence = f"would shrink {names}{more} for it, and stops no job"
-    return ReclaimProposal("found", request, sentence, shrunk.placed, (), costs, shrunk.shrinks)
+    sentence = f"{'shrinks' if sends else 'would shrink'} {names}{more} for it, and stops no job{why}"
+    return ReclaimProposal("found", request, sentence, shrunk.placed, (), costs, shrunk.shrinks, sends)
 
 
 def _judge_bounds(
@@ -136,6 +172,7 @@ def _judge_bounds(
     facts: ReclaimInput,
     eligibility: NDArray[np.int8],
     costs: StopCosts,
+    now_ms: int,
 ) -> ReclaimProposal:
     """Return the proposal to stop these victims, or the bound that forbids it."""
     rows = tuple(facts.jobs.row[name] for name in found.chosen.jobs)
@@ -144,13 +181,18 @@ def _judge_bounds(
         allowed = f"preempt_gpu_h_per_h allows {facts.policy.gpu_h_per_h:g}"
         sentence = f"stops no job: {hours:.1f} GPU-hours would be lost, and {allowed}"
         return ReclaimProposal("bound", request, sentence)
+    taken = {name: float(facts.jobs.gpus[row]) for name, row in zip(found.chosen.jobs, rows, strict=True)}
+    bound, advice = _explain_not_sent(facts, taken, now_ms)
+    if bound:
+        return ReclaimProposal("bound", request, f"stops no job: {bound}")
+    sends = facts.bounds is not None and not advice
     names = ", ".join(found.chosen.jobs[:NAMED])
     more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
-    sentence = (
-        f"would stop {format_count(len(rows), 'job')} for it ({names}{more}), at {hours:.1f} GPU-hours of lost work"
-    )
+    verb, why = "stops" if sends else "would stop", f"; not sent: {advice}" if advice else ""
+    lost = f"at {hours:.1f} GPU-hours of lost work{why}"
+    sentence = f"{verb} {format_count(len(rows), 'job')} for it ({names}{more}), {lost}"
     kinds = tuple(Eligibility(int(eligibility[row])) for row in rows)
-    return ReclaimProposal("found", request, sentence, found, kinds, costs)
+    return ReclaimProposal("found", request, sentence, found, kinds, costs, sends=sends)
 
 
 def _explain_failure(why: NoVictims | None, eligibility: NDArray[np.int8]) -> str:

@@ -22,6 +22,7 @@ from fleetcast.fleet.topology import Level, NodeSpec
 from fleetcast.placement.queues.queue_table import NumberCheck, QueueTable, check_text, make_queue_nodes
 from fleetcast.placement.queues.tree import (
     ANY,
+    ROOT,
     LeafOrder,
     Prices,
     QueueClass,
@@ -63,6 +64,7 @@ class PolicyTable(_Table, frozen=True):
     max_wait_h: float = 24.0
     claims: int = 8
     reclaim: ReclaimMode = "off"
+    act_in: tuple[str, ...] = ()
     preempt_after_s: float = 300.0
     grace_s: float = 120.0
     min_run_s: float = 600.0
@@ -223,7 +225,7 @@ def _make_policy(table: PolicyTable, refuse: FaultBuilder) -> TreePolicy:
     half_life_s, max_wait_s = table.half_life_h * 3600, table.max_wait_h * 3600
     most_gpu_h = math.inf if table.preempt_gpu_h_per_h is None else table.preempt_gpu_h_per_h
     times_s = table.preempt_after_s, table.grace_s, table.min_run_s
-    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h)
+    reclaim = ReclaimPolicy(table.reclaim, *times_s, table.stops_a_day, most_gpu_h, table.act_in)
     return TreePolicy(half_life_s, table.order, max_wait_s, table.claims, unknown, table.overcommit, reclaim)
 
 
@@ -252,6 +254,9 @@ def _check_names(tree: QueueTree, refuse: FaultBuilder) -> None:
     if unknown and unknown not in leaves:
         why = f"{unknown!r} is no queue without queues below it{suggest_key(unknown, [*leaves])}"
         raise refuse(("policy", "unknown_queue"), why)
+    for name in tree.policy.reclaim.act_in:
+        if name not in tree.row or name == ROOT:
+            raise refuse(("policy", "act_in"), f"{name!r} is no queue{suggest_key(name, [*tree.row])}")
     for name, found in tree.classes.items():
         for other in found.preempts:
             if other not in tree.classes and other not in tree.row:

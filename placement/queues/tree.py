@@ -23,7 +23,7 @@ DEFAULT_QUEUE = "default"
 Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
 Preemptible = Literal["borrowed", "all", "none"]
-ReclaimMode = Literal["off", "advise"]
+ReclaimMode = Literal["off", "advise", "act"]
 NAMED = 3
 MOST_LEAVES = 65_536  # that are kept in mind
 
@@ -32,7 +32,9 @@ MOST_LEAVES = 65_536  # that are kept in mind
 class ReclaimPolicy:
     """The rules by which running jobs may be stopped for a request that waits.
 
-    mode: "off" stops nothing. "advise" plans and records what would be stopped, and stops nothing. patience_s:
+    mode: "off" stops nothing. "advise" plans and records what would be stopped, and stops nothing. "act" lets
+    executors stop it. act_in: the queues whose jobs, or those of queues below, may be stopped. If empty, all may.
+    patience_s:
     a request waits this long for jobs that should end by themselves. grace_s: seconds for a last checkpoint.
     min_run_s: seconds that a job runs at least. stops_a_day: how often one job may be stopped within 24 hours.
     gpu_h_per_h: GPU-hours of lost work that stops may cost within an hour, inf for no bound.
@@ -44,6 +46,11 @@ class ReclaimPolicy:
     min_run_s: float = 600.0
     stops_a_day: int = 2
     gpu_h_per_h: float = float("inf")
+    act_in: tuple[str, ...] = ()
+
+    def may_act_in(self, leaf: str) -> bool:
+        """Return whether jobs of a leaf may be stopped, and not only be named in advice."""
+        return not self.act_in or any(is_at_or_below(leaf, queue) for queue in self.act_in)
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,6 +339,8 @@ def list_unused_settings(tree: QueueTree) -> list[str]:
             "preempts": any(found.preempts for found in tree.classes.values()),
         }
         notes += [f'{key} has no effect: reclaim is "off" in [policy]' for key, is_set in idle.items() if is_set]
+    if tree.policy.reclaim.mode != "act" and tree.policy.reclaim.act_in:
+        notes.append('act_in has no effect: reclaim is not "act" in [policy]')
     return notes
 
 

@@ -5,6 +5,7 @@ classes and queues that it `preempts`. Nothing is taken from a job whose owner f
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -29,6 +30,9 @@ class Eligibility(IntEnum):
     YOUNG = -5  # it has not run for `min_run_s`, or its start is unknown
     STOPPED_OFTEN = -6  # it was stopped `stops_a_day` times already
     OUTRANKS = -7  # its class preempts the request, so that both could stop each other in turn
+    NO_EXECUTOR = -8  # no executor can stop it
+    IN_ACTION = -9  # an executor carries out an action on it
+    FAILED = -10  # an executor did not stop it for this request
 
 
 _SENTENCES = {
@@ -39,6 +43,9 @@ _SENTENCES = {
     Eligibility.YOUNG: "with too short a run yet",
     Eligibility.STOPPED_OFTEN: "stopped often enough today",
     Eligibility.OUTRANKS: "of a class that goes before it",
+    Eligibility.NO_EXECUTOR: "that no executor can stop",
+    Eligibility.IN_ACTION: "on which another action is open",
+    Eligibility.FAILED: "that did not stop when asked",
 }
 
 
@@ -68,12 +75,17 @@ def make_taker(request: PlacementRequest, tree: QueueTree) -> Taker:
 
 
 def compute_eligibility(
-    jobs: RunningJobs, taker: Taker, standing: QueueStanding, policy: ReclaimPolicy, now_ms: int
+    jobs: RunningJobs,
+    taker: Taker,
+    standing: QueueStanding,
+    policy: ReclaimPolicy,
+    now_ms: int,
+    barred: Mapping[str, Eligibility] | None = None,
 ) -> NDArray[np.int8]:
     """Return (j,) Eligibility of each running job.
 
     Where several reasons forbid a stop, the first of this order counts: no queue, the owner's will, the rules of
-    the queues, the bounds of time.
+    the queues, the bounds of time, and `barred`: job → why nobody can stop it now.
     """
     by_kind: dict[tuple[str, str, int], int] = {}
     found = np.empty(len(jobs), np.int8)
@@ -83,6 +95,9 @@ def compute_eligibility(
             code = by_kind[kind] = _find_rule(*kind, taker, standing)
         found[row] = code
     may = found > 0
+    for name, code in (barred or {}).items():
+        if (at := jobs.row.get(name)) is not None and may[at]:
+            found[at] = code
     age_s = np.where(jobs.started_ms >= 0, (now_ms - jobs.started_ms) / 1000, -np.inf)
     found[may & (jobs.stops >= policy.stops_a_day)] = Eligibility.STOPPED_OFTEN
     found[may & (age_s < policy.min_run_s)] = Eligibility.YOUNG

@@ -12,10 +12,12 @@ import msgspec
 
 from fleetcast.fleet.clock import Clock, ClockWatch
 from fleetcast.fleet.errors import ConflictError, UnknownEntity
-from fleetcast.placement.actions.action import JobAction, check_action
+from fleetcast.placement.actions.action import STOPPING, JobAction, check_action
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits, CircuitBreaker
 from fleetcast.placement.actions.life import ActionRecord, ActionState, IllegalTransition, may_return
 from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.plan.promised import SendingBounds
+from fleetcast.placement.queues.tree import ReclaimPolicy
 from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.metrics import ActionMetrics
 
@@ -186,24 +188,23 @@ class ActionControl:
         return Proposals(opened, unchanged, declined)
 
     def send(self, action_ids: Iterable[str], now_ms: int) -> list[ActionRecord]:
-        """Let executors carry out proposed actions. Returns those that are sent now.
+        """Let executors carry out a set of proposed actions. Returns those that are sent now: all, or none.
 
-        Nothing is sent while actions are paused or the circuit breaker is open. The first action beyond the
-        breaker's limits opens it.
+        Nothing is sent while actions are paused or the circuit breaker is open. A set beyond the breaker's limits
+        opens it, and none of the set is sent.
         """
         self._apply_clock_step()
         switches, sent = self.switches, list[ActionRecord]()
         if switches.stops_sending:
             return sent
-        capacity, breaker, excess = self._find_capacity(), switches.breaker, ""
+        records = [row for id_ in action_ids if (row := self.get_action(id_)).state is ActionState.PROPOSED]
+        gpus: dict[str, float] = {}
+        for action in (record.action for record in records if record.action.kind in STOPPING):
+            gpus[action.queue] = gpus.get(action.queue, 0.0) + action.gpus
+        breaker = switches.breaker
+        excess = breaker.explain_excess_of_set(gpus, now_ms, self._find_capacity(), self._limits)
         with self._ledger.transaction():
-            for action_id in action_ids:
-                record = self.get_action(action_id)
-                if record.state is not ActionState.PROPOSED:
-                    continue
-                excess = breaker.explain_excess(record.action, now_ms, capacity, self._limits)
-                if excess:
-                    break
+            for record in () if excess else records:
                 breaker = breaker.count(record.action, now_ms)
                 sent.append(self._table.enter(record, ActionState.SENT, now_ms, PLACER))
             if excess:
@@ -213,6 +214,17 @@ class ActionControl:
             if breaker != switches.breaker:
                 self._store_switches(msgspec.structs.replace(switches, breaker=breaker))
         return sent
+
+    def explain_stop(self) -> str:
+        """Return why no action is sent now, or "" if actions are sent."""
+        switches = self.switches
+        if switches.paused_ms is not None:
+            return "actions are paused"
+        return f"the circuit breaker is open: {switches.breaker.why}" if switches.breaker.is_open else ""
+
+    def make_sending_bounds(self, policy: ReclaimPolicy) -> SendingBounds:
+        """Return the bounds within which a pass may let executors stop jobs."""
+        return SendingBounds(policy, self._find_capacity(), self._limits, self.explain_stop())
 
     def explain_excess(self, action: JobAction, now_ms: int) -> str:
         """Return why the circuit breaker would open if this action were sent now. Returns "" if it would not."""

@@ -89,8 +89,9 @@ class RequestBacklog:
         self._recover(observed, options)
         wanted, stranded = self._choose_entries_to_plan(queue, observed)
         dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
-        turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed)
-        return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim)
+        turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed, options.now_ms)
+        promises = self._view.promised_sets.make_promises(options.now_ms)
+        return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim, promises)
 
     def _recover(self, observed: ObservedFleet, options: Options) -> None:
         """Propose what gangs with lost nodes need."""
@@ -139,7 +140,7 @@ class RequestBacklog:
                 self._metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else add_request_placement(view, request, decision.ranks)
                 placed += 1
-            self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms)
+            self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms, unchanged)
             self._ledger.record_marks(
                 over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
             )

@@ -11,6 +11,7 @@ from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.actions.words import describe_action
 from fleetcast.placement.ledger.actions import OPEN_ONES
 from fleetcast.service.answers.actions import ActionDetails, ActionList, ActionReply, ActionRow, ActionSwitches
+from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.request_body import decode_json_body, read_raw_body
 from fleetcast.service.http.table import JSON, Param, Query, encode
@@ -32,6 +33,8 @@ _decoder = msgspec.json.Decoder(ActionReply)
 async def list_actions(request: Request, context: PlacerContext, query: Query) -> Response:
     control, own = context.service.actions, OwnQueues(request, context.service)
     chosen = (query["state"], query["queue"], query["job"], query["order"] == "newest")
+    if query["job"] is not None and not chosen[-1] and own.caller.has_scope(Scope.EVENTS):
+        context.service.executors.record_agent(query["job"], context.service.clock.now_ms())
     rows, cursor = await own.read_actions_after(query["after"], query["limit"], *chosen)
     body = ActionList(
         context.service.clock.now_ms(),

@@ -17,6 +17,7 @@ from fleetcast.service.board.expiry import IntentExpiry
 from fleetcast.service.config import Config
 from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.promised_sets import PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.running_jobs import PlacedRequests
 from fleetcast.service.placer.state_watch import StateWatch
@@ -30,7 +31,8 @@ WAITING = {"submitted", "queued"}  # events of an attempt that holds nothing yet
 class PromisedView:
     """The newest board, on which promised GPUs count as taken.
 
-    It ends a promise when its job has started or its time is over. It calls `on_board` for each new board.
+    It ends a promise when its job has started or its time is over. It calls `on_board` for each new board, and
+    `follow_actions` before it adds the GPUs that actions have freed.
     """
 
     def __init__(
@@ -54,7 +56,10 @@ class PromisedView:
         self._view: _View | None = None
         self._requests = PlacedRequests(ledger)
         self._completed: _CompletedFleet | None = None
+        self._with_sets: tuple[int, ObservedFleet] | None = None  # until when it holds, and the view
+        self.promised_sets = PromisedSets(ledger)
         self.on_board: Callable[[], None] = lambda: None
+        self.follow_actions: Callable[[ObservedFleet, int], None] = lambda base, now_ms: None
 
     @property
     def board(self) -> Board | None:
@@ -125,9 +130,18 @@ class PromisedView:
             self.metrics.set_paused_promises(self._expiry.paused)
             self.queues.apply_board(board, base)
         base = self._complete_jobs(base)
+        if not self.watch.doubts:
+            self.follow_actions(base, now_ms)
+            self.promised_sets.update(now_ms)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
-        return self._view.observed
+            self._with_sets = None
+        if self._with_sets is None or self._with_sets[0] <= now_ms:
+            self._with_sets = (
+                self.promised_sets.find_next_end_ms(now_ms),
+                self.promised_sets.add_holds(self._view.observed, now_ms),
+            )
+        return self._with_sets[1]
 
     def observe_for_decision(self) -> ObservedFleet:
         """Return the newest view. Raises StaleError if it is stale, or while the parts of the state disagree."""

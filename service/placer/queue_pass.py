@@ -4,10 +4,11 @@ It reads only objects that never change, so it may run in a thread.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fleetcast.placement.ledger.ledger import QueueEntry
 from fleetcast.placement.machines.options import Options
+from fleetcast.placement.plan.promised import Promises
 from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry, plan
 from fleetcast.placement.plan.reasons import StateAfterPass, WaitReason
 from fleetcast.placement.plan.reclaiming import ReclaimInput
@@ -29,13 +30,14 @@ class QueuePass:
     dropped: str = ""  # whose claim keeps nothing this time
     stranded: Sequence[tuple[QueueEntry, str]] = ()
     reclaim: ReclaimInput | None = None
+    promises: Promises = field(default_factory=dict)
 
     def compute_plan(self) -> Plan:
         """Compute which requests are placed, and where."""
         observed = self.observed
         queue = [WaitingEntry(entry.request, entry.queued_ms) for entry in self.queue]
         state = observed.view, observed.running, observed.run_times
-        return plan(queue, *state, self.options, self.turns, self.dropped, self.reclaim)
+        return plan(queue, *state, self.options, self.turns, self.dropped, self.reclaim, self.promises)
 
     def make_stranded_waits(self, planned: Plan) -> Iterator[Wait]:
         """Yield the waits of stranded entries. Their positions follow those of the plan."""

@@ -1,7 +1,11 @@
-"""Advice on running jobs to stop: each pass proposes actions for the head of the queue, and records them.
+"""The running jobs to stop: each pass proposes actions for the head of the queue, and records them.
 
-In the mode "advise" nobody carries them out. An action is withdrawn as soon as a pass no longer proposes it.
+In the mode "advise" nobody carries them out. In the mode "act" a pass's whole set is sent to executors, or none of it.
+An action that was not sent is withdrawn as soon as a pass no longer proposes it.
 """
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,11 +18,14 @@ from fleetcast.placement.plan.reclaiming import ReclaimInput, ReclaimProposal
 from fleetcast.placement.queues.tree import ReclaimPolicy
 from fleetcast.placement.reclaim.eligibility import Eligibility
 from fleetcast.service.placer.actions import ActionControl
+from fleetcast.service.placer.executors import ExecutorChoice
+from fleetcast.service.placer.promised_sets import FAILED, PromisedSet, PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
 from fleetcast.service.placer.view import ObservedFleet
 
 ADVICE = "advice"  # the executor of actions that nobody carries out
 LASTS_MS = 3_600_000  # a proposal that no pass has withdrawn by then expires
+SENT_MS = 600_000  # beyond the grace: an action that was sent expires by then
 REASONS = {Eligibility.RECLAIM: "guarantee", Eligibility.PREEMPT: "class"}
 SURPLUS = "surplus"  # the reason for members above the minimum of a gang, where no guarantee and no class counts
 REJECTED = 3  # sets of jobs that the search did not choose, stored with an action
@@ -27,31 +34,94 @@ REJECTED = 3  # sets of jobs that the search did not choose, stored with an acti
 class ReclaimAdvisor:
     """The writer of proposals to stop jobs. `proposal`: the result of the last pass."""
 
-    def __init__(self, control: ActionControl, queues: ServedQueues) -> None:
+    def __init__(
+        self, control: ActionControl, queues: ServedQueues, executors: ExecutorChoice, sets: PromisedSets
+    ) -> None:
         self._control = control
         self._queues = queues
+        self._executors = executors
+        self._sets = sets
         self.proposal: ReclaimProposal | None = None
 
-    def make_input(self, observed: ObservedFleet) -> ReclaimInput | None:
+    def make_input(self, observed: ObservedFleet, now_ms: int) -> ReclaimInput | None:
         """Return the facts for the next pass, or None if the queues' policy lets it propose nothing."""
         tree = self._queues.tree
         if tree is None or tree.policy.reclaim.mode == "off":
             return None
-        return ReclaimInput(tree.policy.reclaim, tree, observed.jobs)
+        barred = {record.action.job: Eligibility.IN_ACTION for record in self._control.list_open() if record.was_sent}
+        rigid = set[str]()
+        policy, sets = tree.policy.reclaim, self._sets.list_followed(now_ms)
+        if policy.mode == "act":
+            for job in observed.jobs.names:
+                if job not in barred and not self._executors.find_executor(ActionKind.PREEMPT, job, now_ms):
+                    barred[job] = Eligibility.NO_EXECUTOR
+                if not self._executors.find_executor(ActionKind.SHRINK, job, now_ms):
+                    rigid.add(job)
+        return ReclaimInput(
+            policy,
+            tree,
+            observed.jobs,
+            barred=barred,
+            failed={found.row.payer: frozenset(found.row.failed) for found in sets},
+            exhausted=frozenset(found.row.payer for found in sets if found.is_exhausted),
+            rigid=frozenset(rigid),
+            bounds=self._control.make_sending_bounds(policy) if policy.mode == "act" else None,
+        )
 
-    def record_proposal(self, proposal: ReclaimProposal | None, observed: ObservedFleet, now_ms: int) -> None:
+    def record_proposal(
+        self, proposal: ReclaimProposal | None, observed: ObservedFleet, now_ms: int, is_current: bool = True
+    ) -> None:
         """Store what a pass proposes, and withdraw the proposals of earlier passes that it does not repeat.
 
-        The caller holds the ledger's transaction.
+        If the pass says so, the whole set is sent. is_current: the fleet has not changed since the pass began.
+        Otherwise nothing is sent, and the next pass decides again. The caller holds the ledger's transaction.
         """
         self.proposal = proposal
         self._control.expire(now_ms)
         tree = self._queues.tree
-        actions = make_actions(proposal, observed, tree.policy.reclaim, now_ms) if tree and proposal else []
+        if tree is not None and proposal is not None and proposal.sends:
+            if is_current:
+                self._send_set(proposal, observed, tree.policy.reclaim, now_ms)
+            return
+        find_executor = self._find_executor if tree and tree.policy.reclaim.mode == "act" else _advise
+        actions = (
+            make_actions(proposal, observed, tree.policy.reclaim, now_ms, find_executor) if tree and proposal else []
+        )
         wishes = {action.compute_wish() for action in actions}
         self._withdraw_others(wishes, "the last pass does not propose it", now_ms)
         if actions:
             self._control.propose(actions, now_ms)
+
+    def _find_executor(self, kind: ActionKind, job: str, now_ms: int) -> str:
+        return self._executors.find_executor(kind, job, now_ms) or ADVICE
+
+    def _send_set(self, proposal: ReclaimProposal, observed: ObservedFleet, policy: ReclaimPolicy, now_ms: int) -> None:
+        """Send the actions of a proposal, all or none, and promise what they free to its request."""
+        assert proposal.victims is not None
+        self._withdraw_others(set(), "the last pass proposes it again", now_ms)
+        payer, by_ms = proposal.request.request_id, now_ms + round(1000 * policy.grace_s) + SENT_MS
+        actions = make_actions(proposal, observed, policy, now_ms, self._find_executor, by_ms)
+        found = self._control.propose(actions, now_ms)
+        ids = [record.action_id for record in found.opened]
+        why = "" if not found.declined else found.declined[0][1]
+        if not why and not self._control.send(ids, now_ms) and ids:
+            why = self._control.explain_stop()
+        if why:
+            self.proposal = replace(proposal, sends=False, sentence=f"stops no job: {why}")
+            self._withdraw_others(set(), why, now_ms)
+            return
+        before = next((row for row in self._sets.list_followed(now_ms) if row.row.payer == payer), None)
+        open_before = [] if before is None else [row for row in before.records if row.state not in FAILED]
+        self._sets.write(
+            PromisedSet(
+                payer,
+                proposal.victims.decision.ranks,
+                (*(row.action_id for row in open_before if before and before.is_live), *ids),
+                by_ms,
+                1 if before is None else before.row.number + 1,
+                () if before is None else before.row.failed,
+            )
+        )
 
     def withdraw_all(self, why: str, now_ms: int) -> None:
         """Withdraw all proposals."""
@@ -74,10 +144,19 @@ class ReclaimAdvisor:
         return proposal.sentence if proposal and proposal.request.request_id == request_id else ""
 
 
+def _advise(kind: ActionKind, job: str, now_ms: int) -> str:
+    return ADVICE
+
+
 def make_actions(
-    proposal: ReclaimProposal, observed: ObservedFleet, policy: ReclaimPolicy, now_ms: int
+    proposal: ReclaimProposal,
+    observed: ObservedFleet,
+    policy: ReclaimPolicy,
+    now_ms: int,
+    find_executor: Callable[[ActionKind, str, int], str] = _advise,
+    by_ms: int | None = None,
 ) -> list[JobAction]:
-    """Return one action for each job that a proposal would stop or shrink."""
+    """Return one action for each job that a proposal would stop or shrink. by_ms: by default in an hour."""
     found, costs = proposal.victims, proposal.costs
     if found is None or costs is None:
         return []
@@ -99,8 +178,8 @@ def make_actions(
             queue=jobs.leaf[jobs.row[shrink.job]],
             gpus=float(shrink.gpus),
             ranks=shrink.ranks,
-            executor=ADVICE,
-            by_ms=now_ms + LASTS_MS,
+            executor=find_executor(ActionKind.SHRINK, shrink.job, now_ms),
+            by_ms=now_ms + LASTS_MS if by_ms is None else by_ms,
             reason=ActionReason(REASONS.get(shrink.kind, SURPLUS), numbers),
             cost=ActionCost(restart=shrink.cost_gpu_s),
             payer=proposal.request.request_id,
@@ -119,8 +198,8 @@ def make_actions(
                 queue=jobs.leaf[row],
                 gpus=float(jobs.gpus[row]),
                 ranks=list_job_ranks(observed.view, name),
-                executor=ADVICE,
-                by_ms=now_ms + LASTS_MS,
+                executor=find_executor(ActionKind.PREEMPT, name, now_ms),
+                by_ms=now_ms + LASTS_MS if by_ms is None else by_ms,
                 reason=ActionReason(REASONS[kind], numbers),
                 cost=ActionCost(lost=terms[0], restart=terms[1], wait=terms[2]),
                 payer=proposal.request.request_id,

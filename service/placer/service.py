@@ -25,9 +25,11 @@ from fleetcast.placement.queues.queues_file import count_installed_gpus
 from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.placements import Settled
 from fleetcast.service.config import Config
+from fleetcast.service.placer.action_follow import ActionFollower
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.backlog import RequestBacklog
 from fleetcast.service.placer.decision_writer import DecisionWriter
+from fleetcast.service.placer.executors import ExecutorChoice
 from fleetcast.service.placer.failures import Failures
 from fleetcast.service.placer.known_names import check_known_names
 from fleetcast.service.placer.metrics import PlacerMetrics
@@ -67,7 +69,9 @@ class PlacementService:
         self.decisions = DecisionWriter(clock, ledger, self.view, self.queues)
         limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
         self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
-        self.advisor = ReclaimAdvisor(self.actions, self.queues)
+        self.executors = ExecutorChoice()
+        self.view.follow_actions = ActionFollower(self.actions).follow_board
+        self.advisor = ReclaimAdvisor(self.actions, self.queues, self.executors, self.view.promised_sets)
         recovery = RecoveryAdvisor(self.actions, self.queues)
         placed_by = self.decisions, self.make_options, failures, self.advisor, recovery
         self.backlog = RequestBacklog(self.view, self.queues, *placed_by)

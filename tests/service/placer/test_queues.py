@@ -35,6 +35,8 @@ per_user = true
 class QueueWorld(World):
     """A world with a file of queues."""
 
+    placer = PlacerConfig()
+
     def __init__(self, folder: Path, text: str = FILE) -> None:
         self.file = folder / "queues.toml"
         self.file.write_text(text)
@@ -42,7 +44,7 @@ class QueueWorld(World):
 
     def start(self) -> None:
         replace = msgspec.structs.replace
-        self.config = replace(self.config, placer=replace(PlacerConfig(), queues=str(self.file)))
+        self.config = replace(self.config, placer=replace(self.placer, queues=str(self.file)))
         super().start()
 
     def rewrite(self, text: str) -> None:

@@ -1,0 +1,98 @@
+"""The observation of actions that were sent: whether the board shows that they happened.
+
+The scheduler's word is not enough where telemetry is fresh: GPUs of a job that has stopped must also show idle. If
+they are busy, the action is contradicted. If telemetry is late, the action waits. The board's verdict on busy GPUs
+needs the readings of a minute after the end of a job.
+"""
+
+from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.actions.action import STOPPING, ActionKind, JobAction
+from fleetcast.placement.machines.view import UNSURE, ClusterView, Hearing
+from fleetcast.service.placer.actions import SCHEDULER, TELEMETRY, ActionControl
+from fleetcast.service.placer.view import ObservedFleet
+
+VERDICT_MS = 60_000  # readings of this long after a job's end decide whether its GPUs are busy
+BUSY = "the job ended, but telemetry shows its GPUs busy"
+
+
+class Finding(Enum):
+    """The finding of a board about an action."""
+
+    NOT_YET = auto()
+    SEEN_IN_TELEMETRY = auto()
+    SEEN_BY_SCHEDULER = auto()
+    CONTRADICTED = auto()
+
+
+class ActionFollower:
+    """The observer of the actions of one control. It looks at each board once."""
+
+    def __init__(self, control: ActionControl) -> None:
+        self._control = control
+        self._board_ms = -1
+        self._ended_ms: dict[str, int] = {}  # action → time of the first board without its job
+
+    def follow_board(self, observed: ObservedFleet, now_ms: int) -> None:
+        """Record what a board shows of the actions that were sent."""
+        if observed.view.as_of_ms == self._board_ms:
+            return
+        self._board_ms = observed.view.as_of_ms
+        followed = [record for record in self._control.list_open() if record.was_sent]
+        ids = {record.action_id for record in followed}
+        self._ended_ms = {id_: ms for id_, ms in self._ended_ms.items() if id_ in ids}
+        for record in followed:
+            if not has_happened(record.action, observed):
+                self._ended_ms.pop(record.action_id, None)
+                continue
+            ended_ms = self._ended_ms.setdefault(record.action_id, self._board_ms)
+            finding = judge_freed_gpus(record.action.ranks, observed.view, self._board_ms - ended_ms)
+            if finding is Finding.CONTRADICTED:
+                self._control.record_contradiction(record.action_id, BUSY, now_ms)
+            elif finding is not Finding.NOT_YET:
+                evidence = TELEMETRY if finding is Finding.SEEN_IN_TELEMETRY else SCHEDULER
+                self._control.record_seen(record.action_id, now_ms, evidence)
+
+
+def has_happened(action: JobAction, observed: ObservedFleet) -> bool:
+    """Return whether occupancy shows that an action happened.
+
+    A stop happened if the attempt no longer runs. Any other action happened if the job holds the action's places, and
+    none of the GPUs that it gives back.
+    """
+    if action.kind is ActionKind.PREEMPT:
+        return (action.job, action.attempt) not in observed.seen
+    view = observed.view
+    runs = action.job in view.jobs
+    own = view.holders == view.jobs.index(action.job) if runs else np.zeros(view.holders.shape, bool)
+    frees, places = mask_ranks(view, action.ranks), mask_ranks(view, action.places)
+    gives = action.kind not in STOPPING or not (own & frees & ~places).any()
+    return gives and bool(own[places].all())
+
+
+def judge_freed_gpus(ranks: tuple[RankPlacement, ...], view: ClusterView, since_ms: int) -> Finding:
+    """Return what telemetry shows of freed GPUs, `since_ms` after the first board on which no job holds them."""
+    gpus = mask_ranks(view, ranks)
+    if view.unknown_use is not None and (view.unknown_use & gpus).any():
+        return Finding.CONTRADICTED
+    rows = gpus.any(axis=1)
+    hearing = None if view.hearing is None else view.hearing[rows]
+    if hearing is None or view.unknown_use is None or (hearing == Hearing.UNCONFIRMED).all():
+        return Finding.SEEN_BY_SCHEDULER
+    if np.isin(hearing, UNSURE).any() or since_ms < VERDICT_MS:
+        return Finding.NOT_YET
+    return Finding.SEEN_IN_TELEMETRY
+
+
+def mask_ranks(view: ClusterView, ranks: tuple[RankPlacement, ...]) -> NDArray[np.bool_]:
+    """Return (n, g) whether a GPU is among those of ranks."""
+    found = np.zeros(view.milli.shape, bool)
+    for rank in ranks:
+        row = view.inventory.row.get(rank.node, -1)
+        if row >= 0:
+            found[row, [gpu for gpu in rank.gpus if gpu < view.holders.shape[1]]] = True
+    return found

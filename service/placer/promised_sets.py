@@ -1,0 +1,171 @@
+"""The sets of actions that free GPUs for one request each, and the GPUs that are promised to these requests.
+
+They are a mark in the ledger, which is written in the transaction that sends the actions. So a restart loses none.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.actions.action import ActionKind
+from fleetcast.placement.actions.life import ActionRecord, ActionState
+from fleetcast.placement.ledger.ledger import Ledger
+from fleetcast.placement.machines.running_jobs import make_running_jobs
+from fleetcast.placement.machines.view import ClusterView
+from fleetcast.placement.plan.promised import PromisedGpus, make_hold_name
+from fleetcast.placement.plan.timeline import Hold, add_placements
+from fleetcast.service.placer.view import ObservedFleet
+
+PROMISED_SETS = "promised_sets"  # the ledger's mark
+FAILED = frozenset({ActionState.REFUSED, ActionState.EXPIRED, ActionState.LATE})
+MOST_SETS = 2  # of one request: the first one, and one more if some jobs did not stop
+
+
+class PromisedSet(msgspec.Struct, frozen=True):
+    """A set of actions that were sent for one request.
+
+    ranks: the places of the request once all jobs have stopped. actions: ids. number: 1 for its first set. failed:
+    the jobs that did not stop for it.
+    """
+
+    payer: str
+    ranks: tuple[RankPlacement, ...]
+    actions: tuple[str, ...]
+    by_ms: int
+    number: int = 1
+    failed: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FollowedSet:
+    """A set with the present records of its actions."""
+
+    row: PromisedSet
+    records: Sequence[ActionRecord]
+    is_live: bool  # its GPUs are still promised
+
+    @property
+    def is_short(self) -> bool:
+        return any(record.state in FAILED for record in self.records)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.row.number >= MOST_SETS and (self.is_short or not self.is_live)
+
+
+class PromisedSets:
+    """The promised sets of one ledger."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._stored: Any = None
+        self._sets: dict[str, PromisedSet] = {}
+
+    def read(self) -> Mapping[str, PromisedSet]:
+        """Return payer → its last set."""
+        stored = self._ledger.find_mark(PROMISED_SETS)
+        if stored is not self._stored:
+            rows = msgspec.convert(stored or [], list[PromisedSet])
+            self._stored, self._sets = stored, {row.payer: row for row in rows}
+        return self._sets
+
+    def write(self, row: PromisedSet) -> None:
+        """Store the set of its payer. The caller holds the ledger's transaction."""
+        self._store({**self.read(), row.payer: row})
+
+    def _store(self, sets: Mapping[str, PromisedSet]) -> None:
+        self._ledger.record_marks(**{PROMISED_SETS: msgspec.to_builtins(list(sets.values()))})
+
+    def list_followed(self, now_ms: int) -> list[FollowedSet]:
+        """Return the sets of the requests that wait."""
+        return [
+            FollowedSet(row, [record for id_ in row.actions if (record := self._ledger.actions.find_action(id_))],
+                        now_ms < row.by_ms)
+            for row in self.read().values() if self._ledger.is_queued(row.payer)
+        ]  # fmt: skip
+
+    def update(self, now_ms: int) -> None:
+        """Drop the sets of requests that no longer wait, and record the jobs that did not stop."""
+        before = self.read()
+        if not before:
+            return
+        after = {}
+        for found in self.list_followed(now_ms):
+            lost = {record.action.job for record in found.records if record.state in FAILED}
+            failed = tuple(sorted(lost.union(found.row.failed)))
+            row = found.row if failed == found.row.failed else msgspec.structs.replace(found.row, failed=failed)
+            after[row.payer] = row
+        if after != before:
+            with self._ledger.transaction():
+                self._store(after)
+
+    def make_promises(self, now_ms: int) -> dict[str, PromisedGpus]:
+        """Return request_id → the GPUs that are promised to it, for a pass."""
+        requests = {entry.request.request_id: entry.request for entry in self._ledger.list_queue_entries()}
+        return {
+            found.row.payer: PromisedGpus(
+                requests[found.row.payer],
+                *_split_open_jobs(found.records),
+                found.is_short and not found.is_exhausted,
+            )
+            for found in self.list_followed(now_ms)
+            if found.is_live
+        }
+
+    def find_next_end_ms(self, now_ms: int) -> int:
+        """Return the next time at which GPUs stop being promised, far ahead if none are."""
+        return min((row.by_ms for row in self.read().values() if row.by_ms > now_ms), default=1 << 62)
+
+    def add_holds(self, observed: ObservedFleet, now_ms: int) -> ObservedFleet:
+        """Return the observed fleet in which promised GPUs that no job holds are held for their requests.
+
+        GPUs of a job that stops are held under another name until its action is seen.
+        """
+        rows = [found for found in self.list_followed(now_ms) if found.is_live]
+        if not rows:
+            return observed
+        names, ends = list[str](), list[int]()
+        view = observed.view
+        for found in rows:
+            for name, ranks in _list_holds(found):
+                free = tuple(_list_unheld(view, ranks))
+                if free:
+                    view = add_placements(view, [Hold(name, free)])
+                    names.append(name)
+                    ends.append(found.row.by_ms)
+        held = make_running_jobs(
+            names,
+            gpus=1,
+            started_ms=now_ms,
+            limit_s=[max(1.0, (end_ms - now_ms) / 1000) for end_ms in ends],
+        )
+        return replace(observed, view=view, running=observed.running.append_rows(held))
+
+
+def _split_open_jobs(records: Sequence[ActionRecord]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return the jobs with open actions: those that stop, and the others."""
+    stops = {record.action.job: record.action.kind is ActionKind.PREEMPT for record in records if record.is_open}
+    return frozenset(job for job in stops if stops[job]), frozenset(job for job in stops if not stops[job])
+
+
+def _list_holds(found: FollowedSet) -> Iterator[tuple[str, Sequence[RankPlacement]]]:
+    """Yield the name of each hold of a set with its ranks. Where two name a GPU, the first counts."""
+    for record in found.records:
+        if record.is_open:
+            yield f"freed by {record.action.job}", record.action.ranks
+    freed = [rank for record in found.records if record.state is ActionState.SEEN for rank in record.action.ranks]
+    yield make_hold_name(found.row.payer), [*found.row.ranks, *freed]
+
+
+def _list_unheld(view: ClusterView, ranks: Sequence[RankPlacement]) -> Iterator[RankPlacement]:
+    """Yield the parts of these ranks whose GPUs no job holds, each GPU once."""
+    known, g, done = view.inventory.row, view.milli.shape[1], set[tuple[int, int]]()
+    for rank in ranks:
+        row = known.get(rank.node, -1)
+        for gpu in rank.gpus if row >= 0 else ():
+            if gpu < g and view.holders[row, gpu] < 0 and (row, gpu) not in done:
+                done.add((row, gpu))
+                yield RankPlacement(len(done) - 1, rank.node, (gpu,), rank.milli)
