@@ -3,12 +3,23 @@
 from collections.abc import Callable, Sequence
 
 from fleetcast.placement.actions.action import ActionKind
+from fleetcast.service.config import AdaptersConfig
 
 AGENTS = "agents"  # the executor of a job whose own agent polls its actions
 POLLED_MS = 300_000  # a job whose agent has not polled for so long has none
 MOST_AGENTS = 100_000
 
 ConfiguredExecutors = Sequence[tuple[str, Callable[[str, str], str]]]  # name, and why it cannot do a kind for a job
+
+
+def open_configured_executors(config: AdaptersConfig) -> ConfiguredExecutors:
+    """Return the executors of a configuration that may act. Raises ConfigError."""
+    if not config.executor:
+        return ()
+    from fleetcast.service.doors import open_executors  # a placer without executors does not load them
+
+    found = open_executors(config)
+    return [(row.name, row.executor.explain_inability) for row in found if row.row.mode == "write"]
 
 
 class ExecutorChoice:

@@ -29,7 +29,7 @@ from fleetcast.service.placer.action_follow import ActionFollower
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.backlog import RequestBacklog
 from fleetcast.service.placer.decision_writer import DecisionWriter
-from fleetcast.service.placer.executors import ExecutorChoice
+from fleetcast.service.placer.executors import ExecutorChoice, open_configured_executors
 from fleetcast.service.placer.failures import Failures
 from fleetcast.service.placer.known_names import check_known_names
 from fleetcast.service.placer.metrics import PlacerMetrics
@@ -69,7 +69,7 @@ class PlacementService:
         self.decisions = DecisionWriter(clock, ledger, self.view, self.queues)
         limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
         self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
-        self.executors = ExecutorChoice()
+        self.executors = ExecutorChoice(open_configured_executors(config.adapters))
         self.view.follow_actions = ActionFollower(self.actions).follow_board
         self.advisor = ReclaimAdvisor(self.actions, self.queues, self.executors, self.view.promised_sets)
         recovery = RecoveryAdvisor(self.actions, self.queues)

@@ -1,16 +1,18 @@
 """Stops that executors carry out: sent as a whole set, seen, and the freed GPUs promised to who paid for them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.placement.machines.view import Hearing
-from fleetcast.service.config import PlacerConfig
+from fleetcast.service.config import AdapterConfig, AdaptersConfig, PlacerConfig
 from fleetcast.service.placer.action_follow import BUSY
+from fleetcast.service.placer.executors import ExecutorChoice, open_configured_executors
 from tests.service.placer.test_reclaim import FILE, OLD_S, AdvisedBoard, AdvisedWorld
 from tests.service.placer_world import GPUS, NODES
 
@@ -244,3 +246,26 @@ def test_a_set_beyond_the_bound_of_an_hour_is_never_sent_and_opens_no_breaker(tm
     assert world.why("p") == "stops no job: 32 GPUs of the fleet within an hour are more than 20.0% of its 128"
     assert world.ask("GET", "/actions")["switches"]["opened_ms"] is None
     world.close()
+
+
+class OneJobSite:
+    """An executor that can stop the job `a` alone."""
+
+    def explain_inability(self, kind: str, job: str) -> str:
+        return "" if kind == "preempt" and job == "a" else "runs elsewhere"
+
+
+def make_site(options: Mapping[str, Any]) -> OneJobSite:
+    return OneJobSite()
+
+
+def test_a_configured_executor_is_chosen_for_the_jobs_that_it_can_stop() -> None:
+    rows = (AdapterConfig(use=f"{__name__}:make_site", name="site", mode="write"),)
+    choice = ExecutorChoice(open_configured_executors(AdaptersConfig(executor=rows)))
+    choice.record_agent("b", 0)
+    names = {job: choice.find_executor(ActionKind.PREEMPT, job, 1000) for job in "abc"}
+    assert names == {"a": "site", "b": "agents", "c": ""}
+    assert choice.find_executor(ActionKind.PREEMPT, "b", 300_001) == ""
+    assert choice.find_executor(ActionKind.SHRINK, "a", 1000) == ""
+    observed = (AdapterConfig(use=f"{__name__}:make_site", name="site"),)
+    assert open_configured_executors(AdaptersConfig(executor=observed)) == []
