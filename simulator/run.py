@@ -45,6 +45,7 @@ from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_prof
 from fleetcast.simulator.outbox import Outbox, ProductApi
 from fleetcast.simulator.story import Story
 from fleetcast.simulator.teams import assign_teams, format_queues_toml
+from fleetcast.simulator.urgent_story import UrgentStory
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         works = [driver.run(), agents.run(), _advance_forever(fleet, options)] + (
             [story.run()] if options.story else []
         )
+        if options.story and options.teams:
+            works.append(UrgentStory(driver, story.write_turn).run())
         async with _serve_pages(fleet, options) as served:
             works.append(_start_faults_and_breakage(driver, fleet, settings, served))
             await _run_until_stopped(

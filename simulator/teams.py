@@ -77,6 +77,8 @@ def format_queues_toml(gpus: int) -> str:
 [policy]
 half_life_h = 24
 max_wait_h = 12
+reclaim = "act" # the agents of jobs stop them for a team that is owed GPUs
+preempt_after_s = 60
 unknown_queue = "{LENDER}" # a request that names no queue
 
 [class.urgent]

@@ -37,7 +37,9 @@ def demo(
         int, typer.Option(help="Port of the API and the console; the placer takes the next.", min=1, max=65_534)
     ] = 8080,
     folder: Annotated[Path, typer.Option(help="Folder of the run, emptied at the start.")] = Path("var/demo"),
-    story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
+    story: Annotated[
+        bool, typer.Option(help="A node under the largest gang throttles, and an urgent gang arrives.")
+    ] = True,
     worth: Annotated[bool, typer.Option(help="Simulate a day with a risk-blind engine and with ours.")] = True,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry takes the way through Kafka.")] = "",
     json_path: Annotated[str | None, typer.Option("--json", help="Write the report here; - is stdout.")] = None,

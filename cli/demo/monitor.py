@@ -46,7 +46,7 @@ class DemoRun:
         self.placements = {"placed": 0, "refused": 0, "queued": 0}
         self._cursor = 0
         self._looks: dict[str, tuple[Any, Any]] = {}  # flagged node → (reason, parts) when its reasons were last read
-        self._story_lines = 0
+        self._story: list[dict[str, Any]] = []  # the turns so far
         self._ingestion: dict[str, Any] = {}
         self._fleet: dict[str, Any] = {}
         self._starts: dict[str, Any] = {}
@@ -148,12 +148,11 @@ class DemoRun:
     def _print_story(self) -> None:
         path = self.folder / "story.jsonl"
         if path.exists():
-            lines = path.read_text(encoding="utf-8").splitlines()
-            for line in lines[self._story_lines :]:
-                turn = json.loads(line)
+            turns = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+            for turn in turns[len(self._story) :]:
                 if turn["event"] != "flagged":  # `_poll` said so
                     self.screen.print_sentence(turn["sentence"])
-            self._story_lines = len(lines)
+            self._story = turns
 
     async def _place_on_idle_node(self, session: Any) -> None:
         """Queue a request for one GPU once all recorded jobs run, because one node then has room for it.
@@ -231,6 +230,7 @@ class DemoRun:
             "placements": dict(self.placements),
             "start_times": self._starts or None,
             "faults": judge_faults(truth, self.watch, now_ms),
+            "story": self._story,
             "false_nodes": find_false_nodes(truth, self.watch),
             "lost_gpu_hours": {"risk_blind": worth.get("risk_blind"), "ours": worth.get("ours")},
             "worth": worth or None,

@@ -17,6 +17,7 @@ RELEARN_MS = 1_800_000  # a pipeline that begins anew knows no usual values for 
 NOTICED_MS = 120_000  # a restart is noticed at most so long after the last answer of the life before
 NEEDED_SHARE = 0.8
 FALSE_NODES_ALLOWED = 2
+STOP_LIMIT_MS = 900_000  # from the decision to stop a job until the urgent gang runs
 
 
 @dataclass(slots=True)
@@ -203,6 +204,22 @@ def list_problems(report: Mapping[str, Any], now_ms: int) -> list[str]:
     if len(found) < NEEDED_SHARE * len(old):
         missed = ", ".join(f"{row['kind']} on {row['node']}" for row in old if row["detected_ms"] is None)
         problems.append(f"{len(found)} of {len(old)} visible faults detected; missed: {missed}")
+    problems += list_story_problems(report.get("story") or [], now_ms)
     if len(report["false_nodes"]) > FALSE_NODES_ALLOWED:
         problems.append(f"falsely flagged: {', '.join(report['false_nodes'])}")
     return problems
+
+
+def list_story_problems(turns: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
+    """Return what went wrong when jobs were to stop for the urgent gang.
+
+    There is no problem while there is still time, or if the gang needed no stop.
+    """
+    times_ms = {turn["event"]: int(turn["time_ms"]) for turn in turns}
+    if not {"stop", "urgent_placed", "urgent_runs"} & times_ms.keys():
+        return []
+    if "urgent_placed" in times_ms and "stop" in times_ms:
+        return ["a job stopped for the urgent gang, which did not get its GPUs"]
+    if "urgent_runs" not in times_ms and now_ms - times_ms.get("stop", now_ms) > STOP_LIMIT_MS:
+        return ["no job stopped in time for the urgent gang"]
+    return []

@@ -99,7 +99,9 @@ def simulate_cluster(
     seed: Annotated[int, typer.Option(help="Seed of workloads, faults and the job generator.", min=0)] = 1,
     at: AtOption = "2020-05-12T20:25",
     input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded runs.")] = "trace",
-    story: Annotated[bool, typer.Option(help="Make a node under the largest gang throttle.")] = True,
+    story: Annotated[
+        bool, typer.Option(help="A node under the largest gang throttles, and an urgent gang arrives.")
+    ] = True,
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,
     teams: Annotated[bool, typer.Option("--teams", help="Deal the jobs to teams and write their queues.toml.")] = False,

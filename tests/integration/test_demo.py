@@ -24,3 +24,6 @@ def test_a_bounded_demo_keeps_its_promises(tmp_path: Path) -> None:
     story = [row for row in report["faults"] if row["kind"] == "thermal_throttle"]
     assert any(row["detected_ms"] for row in story)
     assert len(report["false_nodes"]) <= 2
+    turns = [turn["event"] for turn in report["story"]]
+    assert "urgent" in turns
+    assert "stop" in turns, "a job is chosen to stop for the urgent gang"

@@ -3,7 +3,15 @@ from typing import Any
 import pytest
 
 from fleetcast.cli.demo.evidence import SHOWN_BY, UNFLAGGED, parse_flag_reasons
-from fleetcast.cli.demo.report import FlagHistory, IngestionTotals, find_false_nodes, judge_faults, list_problems
+from fleetcast.cli.demo.report import (
+    STOP_LIMIT_MS,
+    FlagHistory,
+    IngestionTotals,
+    find_false_nodes,
+    judge_faults,
+    list_problems,
+    list_story_problems,
+)
 from fleetcast.models.risk.rules import BY_NAME
 from fleetcast.simulator.faults.magnitudes import FAULT_KINDS
 
@@ -188,3 +196,17 @@ def test_bad_records_need_not_all_be_counted_where_a_pipeline_ended() -> None:
     assert "4 bad records counted, 5 were injected" in list_problems(lost, 0)
     assert list_problems(lost | {"pipeline_restarts": 1}, 0) == []
     assert list_problems(lost | {"pipeline_restarts": 1, "bad_records": 6}, 0) != []
+
+
+def story(**at_ms: int) -> list[dict[str, Any]]:
+    return [{"event": event, "time_ms": time_ms, "sentence": ""} for event, time_ms in at_ms.items()]
+
+
+def test_a_stop_for_the_urgent_gang_must_lead_to_its_start() -> None:
+    late_ms = STOP_LIMIT_MS + 1
+    assert list_story_problems(story(urgent=0), late_ms) == []
+    assert list_story_problems(story(urgent=0, urgent_placed=5), late_ms) == [], "it needed no stop"
+    assert list_story_problems(story(urgent=0, stop=0), late_ms - 1) == [], "there is still time"
+    assert list_story_problems(story(urgent=0, stop=0), late_ms) == ["no job stopped in time for the urgent gang"]
+    assert list_story_problems(story(urgent=0, stop=0, stop_seen=9, urgent_runs=10), late_ms) == []
+    assert len(list_story_problems(story(urgent=0, stop=0, urgent_placed=9), 10)) == 1
