@@ -20,6 +20,7 @@ from fleetcast.placement.plan.reclaiming import compute_job_costs
 from fleetcast.placement.queues.tree import ReclaimPolicy
 from fleetcast.placement.recovery.foresight import compute_set_probability, should_act_early
 from fleetcast.placement.recovery.replacement import BrokenGang, GangRecovery, find_recovery
+from fleetcast.placement.recovery.spares import choose_spare_nodes
 from fleetcast.placement.recovery.steps import RecoveryStep, RecoveryTimes
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.queues import ServedQueues
@@ -49,7 +50,8 @@ class RecoveryAdvisor:
         before = {row.action.job: row for row in self._control.list_open() if row.action.kind is ActionKind.REPLACE}
         actions = []
         if tree is not None and active:
-            actions = [*_list_actions(observed, options, tree.policy.reclaim, before)]
+            spares = None if tree.spares is None else choose_spare_nodes(observed.view, tree.spares)
+            actions = _list_actions(observed, options, tree.policy.reclaim, before, spares)
         jobs = {action.job: action for action in actions}
         for job, record in before.items():
             if record.state is ActionState.PROPOSED:
@@ -63,9 +65,16 @@ class RecoveryAdvisor:
 
 
 def _list_actions(
-    observed: ObservedFleet, options: Options, policy: ReclaimPolicy, before: dict[str, ActionRecord]
+    observed: ObservedFleet,
+    options: Options,
+    policy: ReclaimPolicy,
+    before: dict[str, ActionRecord],
+    spares: Mask | None,
 ) -> list[JobAction]:
-    """Return one action for each gang with nodes that were lost, or that pay to be replaced early."""
+    """Return one action for each gang with nodes that were lost, or that pay to be replaced early.
+
+    before: job → its open action. spares: (n,) bool, nodes that are held ready.
+    """
     view, jobs = observed.view, observed.jobs
     lost = view.state == NodeState.LOST
     likely = ~lost & (((view.advice == Advice.DRAIN) & (view.p_fail > 0)) | (view.p_fail >= 1))
@@ -91,7 +100,7 @@ def _list_actions(
         may_stop = (jobs.preemptible == PREEMPTIBLE) & (jobs.stops < policy.stops_a_day)
         stop_cost = np.full(len(view.jobs), np.inf)
         stop_cost[: len(jobs)] = np.where(may_stop, costs.total, np.inf)
-        found = find_recovery(gang, view, failed | lost, stop_cost, options, times)
+        found = find_recovery(gang, view, failed | lost, stop_cost, options, times, spares)
         actions.append(_make_action(found, gang, jobs, row, p, times, options.now_ms))
     return actions
 

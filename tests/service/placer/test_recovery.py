@@ -102,6 +102,17 @@ def test_a_gang_takes_nodes_from_a_job_whose_owner_allows_it(world: FaultyWorld)
     assert record.action.reason.code == "lost_borrow"
 
 
+def test_a_gang_gets_a_node_that_is_held_ready_for_it(tmp_path: Path) -> None:
+    world = FaultyWorld(tmp_path, FILE + "[spares]\nlevel = 'rack'\ncount = 1\n")
+    world.run_jobs(big=range(NODES - 4, NODES - 1), other=range(NODES - 4))
+    world.wait_for("p", "q", 1)
+    (record,) = world.lose(NODES - 2)
+    assert record.action.reason.code == "lost_spare"
+    assert [place.node for place in record.action.places] == [f"n{NODES:02d}"]
+    assert world.ask("GET", "/queue/p/why")["position"] == 1  # it waits beside the node, which is not for it
+    world.close()
+
+
 def test_a_waiting_request_does_not_end_the_action(world: FaultyWorld) -> None:
     first = world.lose(0)
     world.wait_for("p", "q", 16)
