@@ -2,6 +2,7 @@
 
 given once       a job that starts on its placement finds no other job at work on these GPUs
 lives            an action enters only states that may follow, and its earlier states never change
+seen             an action that is seen has freed its GPUs in truth
 not twice        a job has one open action, and a wish that failed after it was sent is never sent again
 not forgotten    what was acknowledged before a kill is there after it
 to the payer     what an action frees goes to its payer alone, until the action's time is over
@@ -42,13 +43,13 @@ class ActionLaws:
 
     limits: BreakerLimits
     fleet_gpus: float
-    promises: bool  # whether what an action frees is promised to its payer
     known: dict[str, ActionRecord] = field(default_factory=dict)
     sent: dict[str, SentAction] = field(default_factory=dict)
     intents: set[str] = field(default_factory=set)
     inherited: frozenset[str] = frozenset()  # promises of a ledger that an earlier version made
-    held: Mapping[str, int] = field(default_factory=dict)  # queue → GPUs, on the board of the pass
-    running: frozenset[tuple[str, int]] = frozenset()  # job and attempt, on that board
+    held: Mapping[str, int] = field(default_factory=dict)  # queue → GPUs that it holds or was promised
+    running: frozenset[tuple[str, int]] = frozenset()  # job and attempt, on the board of the pass
+    working: set[tuple[str, int]] = field(default_factory=set)  # those whose GPUs work in truth, whatever they report
     reset_steady_ms: int = -1
     wishes: dict[str, object] = field(default_factory=dict)
     checks: int = 0
@@ -64,6 +65,8 @@ class ActionLaws:
             for first, second in zip(row.life, row.life[1:], strict=False):
                 if second.state not in FOLLOWED_BY.get(first.state, ()):
                     raise Broken("lives", f"{row.action_id} went from {first.state} to {second.state}")
+            if row.state is ActionState.SEEN and (row.action.job, row.action.attempt) in self.working:
+                raise Broken("seen", f"{row.action_id} is seen, and the GPUs of {row.action.job} still work")
             self.known[row.action_id] = row
             self._check_id(row)
             if row.was_sent and row.action_id not in self.sent:
@@ -137,8 +140,7 @@ class ActionLaws:
                 held[gpu] = intent.request_id
             if intent.request_id not in self.intents:
                 self.intents.add(intent.request_id)
-                if self.promises:
-                    self._check_payer(intent.request_id, gpus, waiting, steady_ms)
+                self._check_payer(intent.request_id, gpus, waiting, steady_ms)
 
     def _check_payer(self, request_id: str, gpus: set[Gpu], waiting: set[str], steady_ms: int) -> None:
         for sent in self.sent.values():

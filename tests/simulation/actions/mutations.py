@@ -10,8 +10,10 @@ from fleetcast.placement.actions.action import DIGITS, JobAction
 from fleetcast.placement.actions.breaker import CircuitBreaker
 from fleetcast.placement.ledger.actions import ActionTable
 from fleetcast.placement.reclaim.fairness import FairnessVerdict
+from fleetcast.service.placer import action_follow
 from fleetcast.service.placer import actions as control
 from fleetcast.service.placer.actions import ActionControl, SwitchState
+from fleetcast.service.placer.promised_sets import PromisedSets
 from tests.simulation.mutations import Mutation
 
 
@@ -30,6 +32,13 @@ def _accept_any_attempt(self: ActionControl, action_id: str, *_: Any) -> Any:
 
 
 ACTION_MUTATIONS = {
+    "freed-when-sent": Mutation(1, ("seen",), action_follow, "has_happened", lambda action, observed: True),
+    "believe-the-scheduler": Mutation(
+        1, ("seen",), action_follow, "judge_freed_gpus", lambda *_: action_follow.Finding.SEEN_BY_SCHEDULER
+    ),
+    "promise-nothing": Mutation(
+        1, ("to the payer", "given once", "seen"), PromisedSets, "add_holds", lambda self, observed, now_ms: observed
+    ),
     "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_wish", _hash_job_alone),
     "shares-checked-too-early": Mutation(1, ("fair",), FairnessVerdict, "_make_final", _judge_before_the_stops),
     "count-no-stops": Mutation(1, ("within bounds",), CircuitBreaker, "count", lambda self, action, now_ms: self),
@@ -40,5 +49,7 @@ ACTION_MUTATIONS = {
     ),
     "return-after-a-refusal": Mutation(1, ("not twice",), control, "may_return", lambda last: True),
     "never-expire": Mutation(1, ("progress",), ActionControl, "_expire_due", lambda *_: []),
-    "forget-open-actions": Mutation(1, ("not twice", "lives"), ActionTable, "find_open_action_of", lambda *_: None),
+    "forget-open-actions": Mutation(
+        1, ("not twice", "lives", "no end"), ActionTable, "find_open_action_of", lambda *_: None
+    ),
 }

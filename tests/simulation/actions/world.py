@@ -1,7 +1,6 @@
 """One episode of actions: a placer on a board of a small fleet, its clients, and agents that may not obey.
 
-The placer is the real one, with its HTTP routes and its ledger on disk. Where it only advises, the world sends what it
-proposes. A step is one of: a board and a pass, a
+The placer is the real one, with its HTTP routes and its ledger on disk. A step is one of: a board and a pass, a
 client's or an agent's next act, a message that arrives, time that passes, or a fault. At each fault the placer may be
 killed between any two transactions. The ledger may begin as a file of an earlier version.
 """
@@ -17,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import httpx
 import msgspec
@@ -28,7 +27,6 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.verify import verify_ledger
-from fleetcast.placement.queues.tree import ReclaimMode
 from fleetcast.service.config import PlacerConfig
 from fleetcast.simulator.agents import UNRULY, Manner
 from tests.service.placer.test_queues import QueueWorld
@@ -46,12 +44,11 @@ MOST_WAITING = 4
 EXPIRES_S = 60.0
 CALM_STEPS = 4000
 TRACE = 40
-MODES = tuple(mode for mode in get_args(ReclaimMode) if mode != "off")
 POLLED = 4  # agents in one step
 ROWS = 100_000
 FILE = """
 [policy]
-reclaim = "{mode}"
+reclaim = "act"
 preempt_after_s = {patience}
 grace_s = 60
 min_run_s = 60
@@ -73,9 +70,9 @@ class = "urgent"
 class ActionPlacer(QueueWorld):
     """A placer that can be killed and started again on its ledger."""
 
-    def __init__(self, folder: Path, mode: str, patience_s: float, share: float) -> None:
+    def __init__(self, folder: Path, patience_s: float, share: float) -> None:
         self.share = share
-        super().__init__(folder, FILE.format(mode=mode, patience=patience_s, guaranteed=GUARANTEED["owed"]))
+        super().__init__(folder, FILE.format(patience=patience_s, guaranteed=GUARANTEED["owed"]))
         self.board = ActionBoard(self.config.board)
 
     def start(self) -> None:
@@ -141,14 +138,12 @@ class ActionWorld:
         self.loop.set_default_executor(InlineExecutor())
         if version:
             shutil.copy(VERSIONS[version], self.folder / "ledger.sqlite")
-        self.mode = rng.choice(MODES)
-        self.counts[f"mode {self.mode}"] += 1
-        self.placer = ActionPlacer(self.folder, self.mode, rng.choice((0, 0, 120)), share)
+        self.placer = ActionPlacer(self.folder, rng.choice((0, 0, 120)), share)
         self.clock = self.placer.clock
         self.truth = self.placer.board.truth = FleetTruth()
         self.placer.board.has_telemetry = rng.random() < 0.7
         self.unruly = rng.choice((0.0, 0.3, 0.8))
-        self.laws = ActionLaws(BreakerLimits(1.0, share), NODES * GPUS, promises=self.mode == "act")
+        self.laws = ActionLaws(BreakerLimits(1.0, share), NODES * GPUS)
         self.clients: dict[str, Client] = {}
         self.orders: list[Order] = []
         self.network: list[tuple[int, Callable[[], None]]] = []  # steady: from when on, and what arrives
@@ -210,8 +205,7 @@ class ActionWorld:
         if self.rng.random() >= self.unruly:
             return Manner.OBEY
         manner = self.rng.choice(UNRULY)
-        shows_lies = self.placer.board.has_telemetry and self.mode == "act"
-        return Manner.REFUSE if manner is Manner.LIE and not shows_lies else manner
+        return Manner.REFUSE if manner is Manner.LIE and not self.placer.board.has_telemetry else manner
 
     def _start(
         self, name: str, attempt: int, queue: str, nodes: tuple[int, ...], manner: Manner, run_s: float, of: str = ""
@@ -273,6 +267,8 @@ class ActionWorld:
         self._cursor = max([self._cursor, *(row.changed for row in rows)])
         for row in rows:
             self.counts[f"action {row.state}"] += 1
+        self.laws.held = self._sum_held()
+        self.laws.working = {job.key for job in (*self.truth.running.values(), *self.truth.ghosts)}
         self.laws.check_actions(rows, self.steady_ms, self.now_ms, self._may_send)
         waiting = {entry.request.request_id for entry in ledger.list_queue_entries()} & self.clients.keys()
         self.laws.check_intents(ledger.list_active_intents(), waiting, self.steady_ms)
@@ -296,13 +292,10 @@ class ActionWorld:
     def _pass(self) -> None:
         self._note("a board and a pass")
         self._publish()
-        self.laws.held = self._sum_held()
         self.laws.running = frozenset(job.key for job in self.truth.running.values())
         switches = self.placer.service.actions.switches
         self._may_send = switches.paused_ms is None and switches.breaker.opened_ms is None
         self.within(lambda: self.loop.run_until_complete(self.placer.worker.run_due_pass()))
-        if self.mode == "advise":
-            self.within(self._carry_actions_on)
         if self.placer.service.failures.last:
             raise Broken("no end", self.placer.service.failures.last)
         self._may_send = False
@@ -310,20 +303,14 @@ class ActionWorld:
 
     _may_send = False
 
-    def _carry_actions_on(self) -> None:
-        """Send what this pass proposed, and record what the board shows. In the mode "advise" the placer does not."""
-        control, now_ms = self.placer.service.actions, self.now_ms
-        for record in control.list_open():
-            key = record.action.job, record.action.attempt
-            if record.was_sent and (key[0] not in self.truth.running or self.truth.running[key[0]].key != key):
-                control.record_seen(record.action_id, now_ms)
-        control.send([row.action_id for row in control.list_open() if row.life[-1].time_ms == now_ms], now_ms)
-
     def _sum_held(self) -> Counter[str]:
-        """Return queue → the GPUs that its jobs hold by the board."""
+        """Return queue → the GPUs that its jobs hold, or that its requests were promised."""
         held: Counter[str] = Counter()
         for job in self.truth.running.values():
             held[job.queue] += GPUS * len(job.nodes)
+        for intent in self.placer.service.ledger.list_active_intents():
+            if intent.request_id in self.clients:  # it has not started
+                held[self.clients[intent.request_id].request.queue] += GPUS * len(intent.ranks)
         return held
 
     def _read_decisions(self) -> None:
