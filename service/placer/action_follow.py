@@ -2,7 +2,7 @@
 
 The scheduler's word is not enough where telemetry is fresh: GPUs of a job that has stopped must also show idle. If
 they are busy, the action is contradicted. If telemetry is late, the action waits. The board's verdict on busy GPUs
-needs the readings of a minute after the end of a job.
+needs the readings of a minute after the end of a job, and these arrive late.
 """
 
 from enum import Enum, auto
@@ -16,7 +16,7 @@ from fleetcast.placement.machines.view import UNSURE, ClusterView, Hearing
 from fleetcast.service.placer.actions import SCHEDULER, TELEMETRY, ActionControl
 from fleetcast.service.placer.view import ObservedFleet
 
-VERDICT_MS = 60_000  # readings of this long after a job's end decide whether its GPUs are busy
+VERDICT_MS = 90_000  # readings of a minute decide whether GPUs are busy, and the last reading may be 30 s old
 BUSY = "the job ended, but telemetry shows its GPUs busy"
 
 

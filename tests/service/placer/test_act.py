@@ -195,7 +195,7 @@ def test_an_idle_reading_of_a_minute_is_needed_and_late_telemetry_waits(world: A
     world.pass_at(70)
     assert world.states() == {"a": "sent"}
     world.board.hearing = Hearing.FRESH
-    world.pass_at(10)
+    world.pass_at(20)
     assert world.states() == {"a": "seen"}
     assert set(world.placed()) == {"p"}
     record = world.service.ledger.actions.read_after(0, 9)[0]
