@@ -178,6 +178,7 @@ NOT_HONOURED_YET = (
     "tolerated_wait_s",
 )
 HONOURED_BY_QUEUES = ("class", "deadline_ms", "queue", "tenant", "tolerated_wait_s")  # where a file of queues serves
+HONOURED_BY_RECLAIM = ("checkpoint_cost_s", "preemptible")  # where running jobs may be stopped
 FACTS_WITHOUT_EFFECT = ("checkpoint_cost_s", "class", "preemptible", "queue", "tenant")
 _NAMES = tuple(field.name for field in msgspec.structs.fields(PlacementRequest) if field.type is str)
 _FIELDS = {field.encode_name: field for field in msgspec.structs.fields(PlacementRequest)}

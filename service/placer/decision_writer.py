@@ -3,7 +3,13 @@
 import msgspec
 
 from fleetcast.fleet.clock import Clock
-from fleetcast.fleet.requests import HONOURED_BY_QUEUES, Decision, PlacementRequest, list_ignored_facts
+from fleetcast.fleet.requests import (
+    HONOURED_BY_QUEUES,
+    HONOURED_BY_RECLAIM,
+    Decision,
+    PlacementRequest,
+    list_ignored_facts,
+)
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.charged import make_placement_charge
@@ -66,4 +72,8 @@ class DecisionWriter:
 
     def find_ignored_facts(self, request: PlacementRequest) -> tuple[str, ...]:
         """Return the facts of a request that have no effect here."""
-        return list_ignored_facts(request, HONOURED_BY_QUEUES if self._queues.tree else ())
+        tree = self._queues.tree
+        if tree is None:
+            return list_ignored_facts(request)
+        stops = () if tree.policy.reclaim.mode == "off" else HONOURED_BY_RECLAIM
+        return list_ignored_facts(request, HONOURED_BY_QUEUES + stops)

@@ -181,3 +181,12 @@ def test_a_bound_of_lost_work_forbids_the_stop(tmp_path: Path) -> None:
     (said,) = [step["sentence"] for step in world.ask("GET", "/queue/p/why")["ladder"] if step["code"] == "reclaim"]
     assert said.endswith("preempt_gpu_h_per_h allows 1")
     world.close()
+
+
+@pytest.mark.parametrize(("mode", "ignored"), [("advise", []), ("off", ["checkpoint_cost_s", "preemptible"])])
+def test_what_stops_read_of_a_request_is_not_ignored(tmp_path: Path, mode: str, ignored: list[str]) -> None:
+    world = AdvisedWorld(tmp_path, FILE.replace("advise", mode))
+    world.beat(0)
+    facts = {"queue": "owed", "gang": 1, "gpus_per_node": GPUS, "preemptible": True, "checkpoint_cost_s": 60}
+    assert world.ask("POST", "/placements", json={"request_id": "p", "dry_run": True, **facts})["ignored"] == ignored
+    world.close()
