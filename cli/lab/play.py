@@ -52,7 +52,19 @@ ReclaimOption = Annotated[
 NoCheckpointsOption = Annotated[
     float, typer.Option(min=0, max=1, help="With --reclaim: share of jobs that never write a checkpoint.")
 ]
-SeedOption = Annotated[int, typer.Option(min=0, help="With --reclaim: seed of the checkpoint intervals.")]
+SeedOption = Annotated[
+    int, typer.Option(min=0, help="Seed of the checkpoint intervals, or with --elastic of the elastic jobs.")
+]
+ElasticOption = Annotated[
+    list[float] | None,
+    typer.Option(
+        min=0, max=1, metavar="SHARE", help="Let this share of the jobs from 8 GPUs be elastic gangs; repeat it."
+    ),
+]
+ExponentOption = Annotated[
+    list[float] | None,
+    typer.Option(min=0, max=1, help="With --elastic: a gang of n members runs at n ** this; repeat it [0.9]."),
+]
 FaultsOption = Annotated[
     Path | None, typer.Option(metavar="FILE", help="With --reclaim: a CSV of node,start,end,kind, in seconds.")
 ]
@@ -71,6 +83,8 @@ def play(
     no_checkpoints: NoCheckpointsOption = 0.2,
     seed: SeedOption = 1,
     faults: FaultsOption = None,
+    elastic: ElasticOption = None,
+    exponent: ExponentOption = None,
     json: JsonOption = None,
     html: HtmlOption = None,
 ) -> None:
@@ -85,6 +99,9 @@ def play(
     between checkpoints: 10 min to 4 h, log-uniform. Nodes of --faults count from 1, and stop their jobs. Faults of the
     kind `drain` let running jobs end.
 
+    With --elastic, gangs run with a quarter of their members or more. They give members above this minimum to the next
+    request, and grow back when nobody waits for the GPUs. Each change of size is a pause of 120 s. Compare `rigid`.
+
     Examples:
 
       fleetcast play jobs.csv --nodes 133
@@ -94,13 +111,21 @@ def play(
       fleetcast play jobs.csv --capacity 8192 --json -
 
       fleetcast play jobs.csv --nodes 133 --queues queues.toml --reclaim 0 --reclaim 300
+
+      fleetcast play jobs.csv --nodes 133 --elastic 0.3 --elastic 0.6 --exponent 0.9 --exponent 0.8
     """
+    from fleetcast.cli.lab.play_elastic import play_elastic_methods
     from fleetcast.cli.lab.play_reclaim import play_reclaim_methods
     from fleetcast.training.judges.played_reclaim import CheckpointDraw
 
     check_outputs(json, html=html)
     _check_reclaim_options(reclaim, faults, nodes, html)
+    _check_elastic_options(elastic, reclaim, policy, html)
     scene, about = _make_scene(trace, _parse_machine_size(nodes, gpus_per_node, capacity), queues, max_wait_h, refused)
+    if elastic:
+        gangs = play_elastic_methods(scene, elastic, exponent or [0.9], seed, _show_progress)
+        write_json(json, {**about, "elastic": gangs, "seed": seed})
+        return
     if not reclaim:
         _play_methods(scene, about, policy, json, html)
         return
@@ -120,6 +145,18 @@ def _check_reclaim_options(
         raise ConfigError("--html: the page has no plays with --reclaim; use --json")
     if faults is not None and not (reclaim and nodes):
         raise ConfigError("--faults needs --reclaim and --nodes: stopped jobs repeat work since their checkpoints")
+
+
+def _check_elastic_options(
+    elastic: list[float] | None, reclaim: list[float] | None, policy: list[str] | None, html: Path | None
+) -> None:
+    """Raise ConfigError if an option does not go together with --elastic."""
+    from fleetcast.fleet.errors import ConfigError
+
+    if elastic and html is not None:
+        raise ConfigError("--html: the page has no plays with --elastic; use --json")
+    if elastic and (reclaim or policy):
+        raise ConfigError("--elastic plays the plan that serves: leave out --reclaim and --policy")
 
 
 def _make_scene(

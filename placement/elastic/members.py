@@ -114,3 +114,20 @@ def round_to_size(size: int, least: int, step: int) -> int:
     (6, 6)
     """
     return least + (size - least) // step * step
+
+
+def assign_gpus(
+    view: ClusterView, job: str, gpu: Ints, cpus_per_gpu: float = 0.0, memory_gib_per_gpu: float = 0.0
+) -> ClusterView:
+    """Return the view after a job of it has got some free whole GPUs. gpu: flat indices into (n, g)."""
+    holders, milli = view.holders.copy(), view.milli.copy()
+    holders.ravel()[gpu] = view.jobs.index(job)
+    milli.ravel()[gpu] = 0
+    count = np.bincount(gpu // view.milli.shape[1], minlength=len(view))
+    return replace(
+        view,
+        holders=holders,
+        milli=milli,
+        free_cpus=view.free_cpus - count * cpus_per_gpu,
+        free_host_memory_gib=view.free_host_memory_gib - count * memory_gib_per_gpu,
+    )

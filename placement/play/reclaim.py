@@ -9,6 +9,7 @@ import numpy as np
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.machines.running_jobs import NOT_SAID, RunningJobs, make_running_jobs
 from fleetcast.placement.plan.reclaiming import ReclaimInput
+from fleetcast.placement.play.elastic import ElasticProgress
 from fleetcast.placement.play.progress import FAULT, JobProgress
 from fleetcast.placement.play.youngest import YoungestFirst
 from fleetcast.placement.queues.tree import ANY, QueueTree, ReclaimPolicy
@@ -63,6 +64,8 @@ class PlayedReclaim:
 
     def _make_table(self, held: Mapping[int, HeldJob], now_ms: int) -> RunningJobs:
         requests = [request for request, _, _ in held.values()]
+        gangs = [request.members for request in requests]
+        resized_s = self.progress.resized_s if isinstance(self.progress, ElasticProgress) else {}
         written_s = np.array([self.progress.find_checkpoint_s(job, now_ms / 1000) for job in held], np.float64)
         return make_running_jobs(
             [request.job_name for request in requests],
@@ -71,6 +74,14 @@ class PlayedReclaim:
             priority=[request.priority for request in requests],
             preemptible=[NOT_SAID if request.preemptible is None else int(request.preemptible) for request in requests],
             gpus=[gpus for _, gpus, _ in held.values()],
+            members=[gpus // request.gpus_per_node for request, gpus, _ in held.values()],
+            gang_min=[gang.min if gang.min < gang.desired else 0 for gang in gangs],
+            gang_desired=[gang.desired if gang.min < gang.desired else 0 for gang in gangs],
+            gang_step=[gang.step if gang.min < gang.desired else 0 for gang in gangs],
+            gpus_per_member=[request.gpus_per_node for request in requests],
+            required_level=[request.required or "" for request in requests],
+            resized_ms=[round(1000 * resized_s[job]) if job in resized_s else -1 for job in held],
+            speed_exponent=self.progress.exponent if isinstance(self.progress, ElasticProgress) else np.nan,
             started_ms=[started_ms for _, _, started_ms in held.values()],
             checkpoint_ms=np.where(np.isnan(written_s), -1, np.nan_to_num(written_s) * 1000).round(),
             stops=[self._count_stops_of_day(job, now_ms) for job in held],

@@ -20,7 +20,7 @@ from fleetcast.placement.play.rows import NEVER, A, RowEntry, Rows
 
 Floats = NDArray[np.float64]
 REFUSED_S = 300.0  # what the placer calls intent_expires_s
-_End = tuple[float, int, bool, int]  # when, which job, whether its start was refused, its number of stops at the start
+_End = tuple[float, int, bool, int]  # when, which job, whether its start was refused, its number of changes before
 Refuses = Callable[[int, int], bool]  # whether the start of a job, its n-th, is refused outside
 
 
@@ -105,8 +105,8 @@ class Replay:
             yield now_s
 
     def _has_next_end(self) -> bool:
-        """Return whether a job is going to end. The ends of attempts that were stopped are dropped."""
-        while self._ends and self._ends[0][3] != self._count_stops(self._ends[0][1]):
+        """Return whether a job is going to end. Ends that have changed since are dropped."""
+        while self._ends and self._ends[0][3] != self._count_changes(self._ends[0][1]):
             heapq.heappop(self._ends)
         return bool(self._ends)
 
@@ -114,8 +114,8 @@ class Replay:
         """Return whether the scheduler asked for another pass, as after the repair of a node that waiting jobs need."""
         return self.progress is not None and self.progress.has_later_pass(now_s)
 
-    def _count_stops(self, job: int) -> int:
-        return 0 if self.progress is None else len(self.progress.list_stops(job))
+    def _count_changes(self, job: int) -> int:
+        return 0 if self.progress is None else self.progress.count_changes(job)
 
     def _end_job(self, now_s: float, job: int, refused: bool) -> None:
         self.scheduler.end_job(job, now_s, refused)
@@ -139,7 +139,9 @@ class Replay:
                 self.start_s[job] = now_s if np.isnan(self.start_s[job]) else self.start_s[job]
                 run_s = self.trace.run_s[job]
                 end_s = now_s + run_s if self.progress is None else self.progress.begin_attempt(job, now_s)
-            heapq.heappush(self._ends, (end_s, job, refused, self._count_stops(job)))
+            heapq.heappush(self._ends, (end_s, job, refused, self._count_changes(job)))
+        for job, end_s in () if self.progress is None else self.progress.pop_new_ends():
+            heapq.heappush(self._ends, (end_s, job, False, self._count_changes(job)))
 
 
 class PlayedMachine(Machine[B_contra], Protocol[B_contra]):

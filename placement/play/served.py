@@ -12,6 +12,8 @@ import numpy as np
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import Decision, PlacementRequest, RankPlacement
 from fleetcast.fleet.topology import NodeSpec, Topology
+from fleetcast.placement.elastic.grow import DWELL_MS, propose_growth
+from fleetcast.placement.elastic.members import assign_gpus, release_gpus
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import NO_RUNNING_JOBS, RunningJobs
 from fleetcast.placement.machines.shapes import RecentShapes, ShapeDemand, make_member_shape, make_shape_demand
@@ -23,6 +25,7 @@ from fleetcast.placement.plan.queue import ONE_LINE, Plan, Wait, WaitingEntry, m
 from fleetcast.placement.plan.reclaiming import ReclaimProposal
 from fleetcast.placement.plan.timeline import add_request_placement
 from fleetcast.placement.plan.turns import QueueTurns, TreeTurns, sum_placed_amounts
+from fleetcast.placement.play.elastic import ElasticProgress
 from fleetcast.placement.play.faults import PlayedFaults
 from fleetcast.placement.play.progress import FAULT
 from fleetcast.placement.play.reclaim import PlayedReclaim
@@ -85,6 +88,13 @@ class PlayedCharges:
         self._past.add(charge)
         self.closed.append(charge)
 
+    def resize_charge(self, job: int, share: float, now_ms: int) -> None:
+        """Close the charge of a job whose size changes, and open one for `share` times its GPUs."""
+        charge = self.opened[job]
+        self.close_charge(job, now_ms, "resized")
+        held = tuple(replace(row, gpus=row.gpus * share) for row in charge.held)
+        self.opened[job] = replace(charge, held=held, held_ms=now_ms, started_ms=now_ms, expected_s=None)
+
     def compute_leaf_use_now(self, now_ms: int) -> dict[str, LeafUse]:
         return compute_leaf_use(self.opened.values(), self._past, now_ms)
 
@@ -111,6 +121,7 @@ class ServedPlan:
     never be placed. forgets: whether shares count only the GPUs that are held now, as Kueue's do.
     reclaim: stops running jobs for requests that wait. None if jobs always run to their end. It needs a tree.
     faults: nodes that fail. They need `reclaim`, which records the jobs that stop.
+    elastic: the sizes of elastic gangs, which shrink for the head of the queue and grow back. It needs `reclaim`.
     waits: the waiting entries of the last pass. holds: running job → the GPUs that it holds.
     """
 
@@ -120,6 +131,7 @@ class ServedPlan:
     forgets: bool = False
     reclaim: PlayedReclaim | None = None
     faults: PlayedFaults | None = None
+    elastic: ElasticProgress | None = None
     runs: SeenRuns = field(default_factory=SeenRuns)
     played: PlayedCharges | None = field(init=False)
     waits: tuple[Wait, ...] = ()
@@ -180,6 +192,8 @@ class ServedPlan:
             self._apply_faults(self.faults, now_s)
         if not self._waiting:
             self.waits = ()
+            self._drop_gone_jobs()
+            self._grow_gangs(self.view, now_s)
             return None
         now_ms, started = round(now_s * 1000), []
         found = self._run_pass(now_ms)
@@ -192,7 +206,58 @@ class ServedPlan:
         self._running = found.running
         for entry, decision in found.placed:
             started.append(self._record_start(entry, decision, before, now_ms))
+        head = found.reservation
+        self._grow_gangs(self.view if head is None else head.subtract_from_view(self.view), now_s)
         return started
+
+    def _grow_gangs(self, free: ClusterView, now_s: float) -> None:
+        """Let elastic gangs grow on GPUs that the last pass left free. free: the view without what it reserved."""
+        if self.elastic is None or self.reclaim is None or not self.elastic.desired.keys() & self.holds.keys():
+            return
+        now_ms, by_name = round(now_s * 1000), {hold.request.job_name: job for job, hold in self.holds.items()}
+        held = {job: (hold.request, hold.gpus, hold.started_ms) for job, hold in self.holds.items()}
+        facts = self.reclaim.make_input(held, now_ms)
+        if facts is None:
+            return
+        ages_s = ((now_ms - facts.jobs.started_ms) / 1000).tolist()
+        left_s = np.full(len(facts.jobs), np.nan)
+        for row in np.flatnonzero(facts.jobs.gang_desired > facts.jobs.members).tolist():
+            total_s = self.runs.times.estimate_run_s(int(facts.jobs.gpus[row]), 0.5, age_s=ages_s[row])
+            left_s[row] = total_s - ages_s[row]
+        waiting = [wait.entry.request for wait in self.waits]
+        options = Options(now_ms=now_ms, demand=self._demand)
+        for growth in propose_growth(free, facts.jobs, left_s, waiting, options):
+            job = by_name[growth.job]
+            self._resize(job, growth.places, now_s)
+
+    def _resize(self, job: int, changed: Sequence[RankPlacement], now_s: float) -> None:
+        """Add the GPUs of `changed` to a gang, or take them away if it holds them."""
+        assert self.elastic is not None
+        hold, g, nodes = self.holds[job], self.view.milli.shape[1], self.view.topology.names
+        row, each = self.view.inventory.row, hold.request.gpus_per_node
+        old, other = (
+            {row[rank.node] * g + gpu for rank in ranks for gpu in rank.gpus} for ranks in (hold.ranks, changed)
+        )
+        new = old ^ other
+        flat = sorted(new)
+        ranks = tuple(
+            RankPlacement(at // each, nodes[flat[at] // g], tuple(gpu % g for gpu in flat[at : at + each]))
+            for at in range(0, len(flat), each)
+        )
+        if old > new:
+            self.view = release_gpus(self.view, np.array(sorted(old - new), np.int64))
+        else:
+            self.view = assign_gpus(self.view, hold.request.job_name, np.array(sorted(new - old), np.int64))
+        share, quota = len(new) / len(old), hold.quota
+        if quota is not None:
+            quota = QueueHold(quota.leaf, {key: amount * share for key, amount in quota.amounts.items()})
+        if self.played is not None:
+            self.played.resize_charge(job, share, round(now_s * 1000))
+        self.holds[job] = replace(hold, ranks=ranks, quota=quota)
+        is_own = np.array([name == hold.request.job_name for name in self._running.names], bool)
+        self._running = replace(self._running, gpus=np.where(is_own, len(new), self._running.gpus))
+        self.elastic.resize(job, len(ranks), now_s)
+        self.elastic.request_pass(now_s + DWELL_MS / 1000)
 
     def _run_pass(self, now_ms: int) -> Plan:
         """Return the plan of one pass. Nothing of it has happened yet."""
@@ -224,6 +289,8 @@ class ServedPlan:
         now_ms, payer = round(now_s * 1000), self._jobs[proposal.request.request_id]
         by_name = {hold.request.job_name: job for job, hold in self.holds.items()}
         self._stop_jobs([by_name[name] for name in victims.chosen.jobs], payer, now_s)
+        for shrink in proposal.shrinks:
+            self._resize(by_name[shrink.job], shrink.ranks, now_s)
         free, request, ranks = self.view, proposal.request, victims.decision.ranks
         self.view = add_request_placement(free, request, ranks)
         begun = make_begun_jobs([(request, sum(len(rank.gpus) for rank in ranks))], now_ms)
@@ -259,6 +326,8 @@ class ServedPlan:
             )
             self.played.opened[job] = replace(charge, started_ms=now_ms)
         self.holds[job] = JobHold(entry.request, decision.ranks, now_ms, quota)
+        if self.elastic is not None and job in self.elastic.desired:
+            self.elastic.size[job] = len(decision.ranks)
         return job
 
     def _make_turns(self, now_ms: int) -> QueueTurns:

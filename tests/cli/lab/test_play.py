@@ -155,9 +155,30 @@ def test_a_table_shows_each_method_at_each_patience(tmp_path: Path) -> None:
     ]
 
 
+def test_elastic_gangs_let_others_start_and_no_work_is_lost(tmp_path: Path) -> None:
+    path = tmp_path / "elastic.csv"
+    rows = ["0,0,20000,16,ada,,", *(f"{at},{1800 + at},600,8,eve,," for at in range(1, 5))]
+    path.write_text(HEAD + "\n".join(rows) + "\n", encoding="utf-8")
+    words = (path, "--nodes", 2, "--gpus-per-node", 8, "--elastic", 1, "--exponent", 0.9, "--exponent", 0.5)
+    found = told(*words)
+    assert found == told(*words)
+    rigid, quick, slow = found["elastic"]
+    assert (rigid["exponent"], quick["exponent"], slow["exponent"]) == (None, 0.9, 0.5)
+    assert (rigid["shrinks"], rigid["elastic"]) == (0, 5)
+    assert rigid["mean_wait_s"] > 10_000
+    for one in (quick, slow):
+        assert one["mean_wait_s"] < 0.1 * rigid["mean_wait_s"]
+        assert one["shrinks"] > 0
+        assert one["grows"] > 0
+        assert one["mean_completion_s"] < rigid["mean_completion_s"]
+    assert slow["mean_completion_s"] < quick["mean_completion_s"]
+
+
 @pytest.mark.parametrize(
     ("words", "why"),
     [
+        (("--elastic", 0.5, "--reclaim", 0), "leave out --reclaim and --policy"),
+        (("--elastic", 0.5, "--html", "play.html"), "the page has no plays with --elastic"),
         (("--reclaim", 0), "--reclaim needs --queues FILE"),
         (("--reclaim", 0, "--queues", "lent.toml", "--policy", "ours"), "expected one of no_preemption, youngest"),
         (("--reclaim", 0, "--html", "play.html"), "the page has no plays with --reclaim"),

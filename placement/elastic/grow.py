@@ -1,0 +1,257 @@
+"""The growth of running elastic gangs onto GPUs that nobody waits for.
+
+A gang grows by whole steps while the run time that it saves is worth more than the pause in which its size changes.
+Its speed at n members is n ** exponent. It grows only within its required domain, on nodes of the GPU models that it
+uses already and without advice against them. It never takes GPUs on which a waiting request would fit.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
+from fleetcast.fleet.topology import Level
+from fleetcast.placement.elastic.members import Ints, Mask, RunningMembers, assign_gpus, round_to_size
+from fleetcast.placement.elastic.shrink import compute_pause_s
+from fleetcast.placement.engine import fits_now
+from fleetcast.placement.machines.options import Options
+from fleetcast.placement.machines.running_jobs import RunningJobs
+from fleetcast.placement.machines.view import Advice, ClusterView
+from fleetcast.placement.queues.asks import make_fit_key
+
+DWELL_MS = 600_000  # between two changes of the size of a gang
+SPEED_EXPONENT = 0.9  # until the speed of a gang was observed at several sizes
+PRIOR_SIZES = 1.0  # the weight of this exponent, in further observed sizes
+
+Floats = NDArray[np.float64]
+MayHold = Callable[[str, int], bool]
+"""Return whether the queue of a job may hold this many GPUs more."""
+
+
+@dataclass(frozen=True, slots=True)
+class GangGrowth:
+    """The growth of one gang. places: its new members, numbered after those that run. size: all its members then.
+
+    gain_gpu_s: GPU-seconds of run time that it saves. cost_gpu_s: GPU-seconds of the pause.
+    """
+
+    job: str
+    places: tuple[RankPlacement, ...]
+    size: int
+    gpus: int
+    gain_gpu_s: float
+    cost_gpu_s: float
+
+
+def propose_growth(
+    view: ClusterView,
+    jobs: RunningJobs,
+    remaining_s: Floats,
+    waiting: Sequence[PlacementRequest],
+    options: Options,
+    may_hold: MayHold = lambda job, gpus: True,
+) -> tuple[GangGrowth, ...]:
+    """Return which gangs grow now, in the order of their gains, and how much the whole step is worth.
+
+    view: the fleet after a pass, without what the pass has reserved. remaining_s: (rows,) run time left at the present
+    size, NaN if unknown. waiting: requests that wait after the pass. Each growth is a step, or the fewest steps that
+    are worth a pause. The next growth is the one with the largest gain among those that are left.
+    """
+    if not (jobs.gang_desired > jobs.gang_min).any():
+        return ()
+    rested = jobs.resized_ms <= options.now_ms - DWELL_MS
+    wanted = rested & (remaining_s > 0) & (jobs.members < jobs.gang_desired)
+    members = RunningMembers.of(view, jobs, wanted)
+    gangs = [_GrowingGang.of(job, members, view, jobs, remaining_s) for job in np.unique(members.job).tolist()]
+    different = {make_fit_key(request, bool(options.filters)): request for request in waiting}.values()
+    blockers = [request for request in different if fits_now(request, view, options)]
+    state = _GrowthState(view, view, blockers, options, may_hold, np.zeros(view.milli.shape, bool))
+    while gangs:
+        gang = max(gangs, key=lambda one: (one.find_next_size()[1], one.name))
+        size, gain_gpu_s = gang.find_next_size()
+        if gain_gpu_s <= 0:
+            break
+        if size == gang.size or not state.add_members(gang, size):
+            gangs.remove(gang)
+    return tuple(state.growths[name] for name in sorted(state.growths))
+
+
+def compute_speed(members: float, exponent: float) -> float:
+    """Return the speed of a gang, relative to one member."""
+    return float(members**exponent)
+
+
+def learn_speed_exponent(sizes: Sequence[int], step_s: Sequence[float]) -> float:
+    """Return the exponent of a job's speed from its median step times at several sizes.
+
+    sizes: different numbers of members. step_s: seconds of a step at each size. The estimate moves from
+    `SPEED_EXPONENT` to the slope of the step times as sizes are added. It is between 0 and 1.
+
+    >>> learn_speed_exponent([4], [1.0])
+    0.9
+    >>> round(learn_speed_exponent([2, 4, 8], [4.0, 2.0, 1.0]), 3)
+    0.967
+    """
+    if len(set(sizes)) < 2:
+        return SPEED_EXPONENT
+    slope = -float(np.polyfit(np.log(sizes), np.log(step_s), 1)[0])
+    further = len(set(sizes)) - 1
+    found = (further * slope + PRIOR_SIZES * SPEED_EXPONENT) / (further + PRIOR_SIZES)
+    return min(1.0, max(0.0, found))
+
+
+@dataclass(slots=True)
+class _GrowingGang:
+    """A gang that may grow.
+
+    begun: its size before. size: its size with the growth so far. nodes: (n,) bool, where new members may be.
+    """
+
+    name: str
+    begun: int
+    size: int
+    least: int
+    most: int
+    step: int
+    each: int
+    pause_s: float
+    exponent: float
+    remaining_s: float
+    cpus: float
+    memory_gib: float
+    nodes: Mask
+
+    @classmethod
+    def of(
+        cls, job: int, members: RunningMembers, view: ClusterView, jobs: RunningJobs, remaining_s: Floats
+    ) -> "_GrowingGang":
+        row, own = int(members.table_row[job]), members.job == job
+        size, exponent = int(own.sum()), float(jobs.speed_exponent[row])
+        held = np.unique(members.node[own])
+        return cls(
+            name=view.jobs[job],
+            begun=size,
+            size=size,
+            least=int(jobs.gang_min[row]),
+            most=int(jobs.gang_desired[row]),
+            step=max(1, int(jobs.gang_step[row])),
+            each=int(jobs.gpus_per_member[row]),
+            pause_s=float(compute_pause_s(jobs)[row]),
+            exponent=SPEED_EXPONENT if math.isnan(exponent) else exponent,
+            remaining_s=float(remaining_s[row]),
+            cpus=float(np.nan_to_num(jobs.cpus_per_member[row])),
+            memory_gib=float(np.nan_to_num(jobs.host_memory_gib_per_member[row])),
+            nodes=_mask_alike_nodes(view, held, jobs.required_level[row]),
+        )
+
+    def compute_gain(self, size: int) -> float:
+        """Return the GPU-seconds by which growth from the first size to `size` is worth more than its pause."""
+        if size == self.begun:
+            return 0.0
+        ratio = compute_speed(self.begun, self.exponent) / compute_speed(size, self.exponent)
+        return (self.remaining_s * (1 - ratio) - self.pause_s) * self.begun * self.each
+
+    def find_next_size(self) -> tuple[int, float]:
+        """Return the next size that is worth more than the present one, and the gain.
+
+        Returns the present size if no other is.
+        """
+        size = round_to_size(self.size, self.least, self.step) + self.step
+        while size <= self.most:
+            gain = self.compute_gain(size) - self.compute_gain(self.size)
+            if gain > 0:
+                return size, gain
+            size += self.step
+        return self.size, 0.0
+
+
+def _mask_alike_nodes(view: ClusterView, held: Ints, level: str) -> Mask:
+    """Return (n,) whether a gang on the nodes `held` may have further members on a node."""
+    topology = view.topology
+    found = view.is_open & (view.advice == Advice.NONE)
+    found &= np.isin(view.inventory.gpu_model, np.unique(view.inventory.gpu_model[held]))
+    if level == Level.NODE:
+        found &= np.isin(np.arange(len(view)), held)
+    elif level:
+        domain = topology.domain[Level(level)]
+        found &= (domain >= 0) & np.isin(domain, domain[held])
+    return np.asarray(found)
+
+
+@dataclass(slots=True)
+class _GrowthState:
+    """The free GPUs while gangs grow one after another.
+
+    before: the view without any growth. blockers: waiting requests that fit there. taken: (n, g) bool, GPUs of
+    the growths so far.
+    """
+
+    before: ClusterView
+    view: ClusterView
+    blockers: list[PlacementRequest]
+    options: Options
+    may_hold: MayHold
+    taken: Mask
+    growths: dict[str, GangGrowth] = field(default_factory=dict)
+
+    def add_members(self, gang: _GrowingGang, size: int) -> bool:
+        """Grow a gang to `size`. Returns False if there is no room, or if the queue or a waiting request forbids it."""
+        number = size - gang.size
+        if not self.may_hold(gang.name, number * gang.each):
+            return False
+        places = self._choose_places(gang, number)
+        if places is None:
+            return False
+        rows = np.repeat([row for row, _ in places], gang.each)
+        gpu = rows * self.view.milli.shape[1] + np.concatenate([gpus for _, gpus in places])
+        taken = self.taken.copy()
+        taken.ravel()[gpu] = True
+        if self._is_wanted(taken):
+            return False
+        self.taken = taken
+        names = self.view.topology.names
+        ranks = [
+            RankPlacement(gang.size + at, names[row], tuple(gpus.tolist())) for at, (row, gpus) in enumerate(places)
+        ]
+        before = self.growths.get(gang.name)
+        gang.size = size
+        self.growths[gang.name] = GangGrowth(
+            gang.name,
+            (*(before.places if before else ()), *ranks),
+            size,
+            (size - gang.begun) * gang.each,
+            gang.compute_gain(size) + gang.pause_s * gang.begun * gang.each,
+            gang.pause_s * gang.begun * gang.each,
+        )
+        self.view = assign_gpus(self.view, gang.name, gpu, gang.cpus / gang.each, gang.memory_gib / gang.each)
+        return True
+
+    def _choose_places(self, gang: _GrowingGang, number: int) -> list[tuple[int, Ints]] | None:
+        """Return the node and the GPUs of each new member, on the fullest nodes. Returns None without room."""
+        room = np.where(gang.nodes, self.view.free_gpus // gang.each, 0)
+        for free, each in (
+            (self.view.free_cpus, gang.cpus),
+            (self.view.free_host_memory_gib, gang.memory_gib),
+        ):
+            if each > 0:
+                room = np.minimum(room, np.maximum(np.nan_to_num(free, nan=0.0) // each, 0)).astype(np.int64)
+        rows = np.flatnonzero(room)
+        rows = rows[np.argsort(self.view.free_gpus[rows], kind="stable")]
+        found: list[tuple[int, Ints]] = []
+        for row in rows.tolist():
+            idle = np.flatnonzero(self.view.free[row])
+            for at in range(min(int(room[row]), number - len(found))):
+                found.append((row, idle[at * gang.each : (at + 1) * gang.each]))
+            if len(found) == number:
+                return found
+        return None
+
+    def _is_wanted(self, taken: Mask) -> bool:
+        """Return whether a waiting request would fit on these GPUs alone. taken: (n, g) bool."""
+        if not self.blockers:
+            return False
+        alone = replace(self.before, milli=np.where(taken, self.before.milli, np.int16(0)))
+        return any(fits_now(request, alone, self.options) for request in self.blockers)
