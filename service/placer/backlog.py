@@ -16,6 +16,7 @@ from fleetcast.placement.plan.turns import QueueTurns
 from fleetcast.service.answers.placements import QueueRow
 from fleetcast.service.placer.decision_writer import DecisionWriter
 from fleetcast.service.placer.failures import PASS, Failures
+from fleetcast.service.placer.growth import GrowthAdvisor
 from fleetcast.service.placer.promised_view import PromisedView, explain_taken_attempt
 from fleetcast.service.placer.queue_pass import QueuePass
 from fleetcast.service.placer.queue_rows import NOT_LOOKED_AT, StartNotes, make_queue_row
@@ -56,6 +57,7 @@ class RequestBacklog:
         self.stalled = ""
         self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
+        self._growth = GrowthAdvisor(advisor.control, queues)
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
         self.start_notes = StartNotes()
 
@@ -78,7 +80,9 @@ class RequestBacklog:
             self.waits, self.planned, self.stalled = {}, None, ""
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
-                self._recover(self._view.observe_fleet(), self._options())  # charges and the file of queues go on
+                observed = self._view.observe_fleet()  # charges and the file of queues go on
+                self._recover(observed, self._options())
+                self._growth.record_growth(None, self._queues.make_turns(observed), observed, self._clock.now_ms())
             return None
         try:
             observed, options = self._view.observe_for_decision(), self._options()
@@ -144,6 +148,8 @@ class RequestBacklog:
             self._ledger.record_marks(
                 over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
             )
+        if unchanged:
+            self._growth.record_growth(planned, begun.turns, observed, begun.options.now_ms)
         self.waits = waits
         self._queues.file.confirm_tree()
         self.planned = planned

@@ -128,10 +128,15 @@ class ReclaimAdvisor:
         self.proposal = None
         self._withdraw_others(set(), why, now_ms)
 
+    @property
+    def control(self) -> ActionControl:
+        """The life of the actions that it proposes."""
+        return self._control
+
     def _withdraw_others(self, wishes: set[str], why: str, now_ms: int) -> None:
         for record in self._control.list_open():
-            if record.action.kind is ActionKind.REPLACE:
-                continue
+            if record.action.kind in (ActionKind.GROW, ActionKind.REPLACE):
+                continue  # `GrowthAdvisor` and recovery withdraw these
             if record.state is ActionState.PROPOSED and record.action.compute_wish() not in wishes:
                 self._control.withdraw(record.action_id, why, now_ms)
 

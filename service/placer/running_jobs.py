@@ -88,6 +88,7 @@ def _make_table(rows: Sequence[RunningJobRow], left_s: NDArray[np.float64], stop
         started_ms=[row.started_ms or -1 for row in rows],
         checkpoint_ms=[-1 if row.checkpoint_ms is None else row.checkpoint_ms for row in rows],
         checkpoint_cost_s=_make_column(row.checkpoint_cost_s for row in rows),
+        resized_ms=[-1 if (row.placed_ms or 0) <= (row.started_ms or 0) else row.placed_ms or -1 for row in rows],
         stops=[stops.get(row.job, 0) for row in rows],
         cpus_per_member=cpus,
         cpus=_multiply_known(cpus, members),
@@ -127,6 +128,7 @@ def complete_by_requests(
 ) -> RunningJobs:
     """Return the table with the facts of requests, and with leaf queues of the tree. placed: row → request."""
     leaf, user, job_class = list(jobs.leaf), list(jobs.user), list(jobs.job_class)
+    required_level = list(jobs.required_level)
     columns: dict[str, Any] = {
         name: getattr(jobs, name).copy()
         for name in (
@@ -136,6 +138,7 @@ def complete_by_requests(
     }
     for row, request in placed.items():
         user[row], job_class[row] = request.user or user[row], request.class_
+        required_level[row] = request.required or ""
         columns["priority"][row] = request.priority
         if jobs.preemptible[row] != PROTECTED and request.preemptible is not None:
             columns["preemptible"][row] = _PREEMPTIBLE[request.preemptible]
@@ -169,6 +172,7 @@ def complete_by_requests(
         leaf=tuple(leaf),
         user=tuple(user),
         job_class=tuple(job_class),
+        required_level=tuple(required_level),
         cpus=_multiply_known(columns["cpus_per_member"], members),
         host_memory_gib=_multiply_known(columns["host_memory_gib_per_member"], members),
         **columns,
