@@ -4,7 +4,7 @@ In the mode "advise" nobody carries them out. In the mode "act" a pass's whole s
 An action that was not sent is withdrawn as soon as a pass no longer proposes it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -28,6 +28,7 @@ LASTS_MS = 3_600_000  # a proposal that no pass has withdrawn by then expires
 SENT_MS = 600_000  # beyond the grace: an action that was sent expires by then
 REASONS = {Eligibility.RECLAIM: "guarantee", Eligibility.PREEMPT: "class"}
 SURPLUS = "surplus"  # the reason for members above the minimum of a gang, where no guarantee and no class counts
+OF_OTHERS = frozenset({ActionKind.GROW, ActionKind.REPLACE})  # proposed and withdrawn by growth and recovery
 REJECTED = 3  # sets of jobs that the search did not choose, stored with an action
 
 
@@ -90,6 +91,7 @@ class ReclaimAdvisor:
         wishes = {action.compute_wish() for action in actions}
         self._withdraw_others(wishes, "the last pass does not propose it", now_ms)
         if actions:
+            self._withdraw_others_of_jobs(actions, now_ms)
             self._control.propose(actions, now_ms)
 
     def _find_executor(self, kind: ActionKind, job: str, now_ms: int) -> str:
@@ -101,6 +103,7 @@ class ReclaimAdvisor:
         self._withdraw_others(set(), "the last pass proposes it again", now_ms)
         payer, by_ms = proposal.request.request_id, now_ms + round(1000 * policy.grace_s) + SENT_MS
         actions = make_actions(proposal, observed, policy, now_ms, self._find_executor, by_ms)
+        self._withdraw_others_of_jobs(actions, now_ms)
         found = self._control.propose(actions, now_ms)
         ids = [record.action_id for record in found.opened]
         why = "" if not found.declined else found.declined[0][1]
@@ -135,10 +138,18 @@ class ReclaimAdvisor:
 
     def _withdraw_others(self, wishes: set[str], why: str, now_ms: int) -> None:
         for record in self._control.list_open():
-            if record.action.kind in (ActionKind.GROW, ActionKind.REPLACE):
-                continue  # `GrowthAdvisor` and recovery withdraw these
+            if record.action.kind in OF_OTHERS:
+                continue
             if record.state is ActionState.PROPOSED and record.action.compute_wish() not in wishes:
                 self._control.withdraw(record.action_id, why, now_ms)
+
+    def _withdraw_others_of_jobs(self, actions: Sequence[JobAction], now_ms: int) -> None:
+        """Withdraw the proposals of growth and recovery on jobs that should stop: a job has one open action."""
+        jobs = {action.job for action in actions}
+        for record in self._control.list_open():
+            is_other = record.action.kind in OF_OTHERS and record.action.job in jobs
+            if is_other and record.state is ActionState.PROPOSED:
+                self._control.withdraw(record.action_id, "the job should make room for a request instead", now_ms)
 
     def describe_proposal(self, request_id: str) -> str:
         """Describe what the last pass would stop for a request, or why it would stop nothing.

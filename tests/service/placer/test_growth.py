@@ -48,3 +48,16 @@ def test_a_gang_is_advised_to_grow_until_a_request_waits_for_the_gpus(world: Adv
     world.wait_for("p", "lender", 4)
     world.pass_at(30)
     assert "grow" not in {row.action.kind for row in world.service.actions.list_open()}
+
+
+def test_a_gang_that_should_grow_shrinks_for_a_request_that_is_owed_its_gpus(world: AdvisedWorld) -> None:
+    make_elastic(world)
+    world.fill(own=("owed", 2), wide=("lender", 9), gone=("batch", 5))
+    del world.board.jobs["gone"]
+    world.pass_at(OLD_S)
+    (grow,) = world.service.actions.list_open()
+    assert grow.action.kind == "grow"
+    world.wait_for("p", "owed", 6)
+    world.pass_at(400)
+    assert [(row.action.kind, row.action.payer) for row in world.service.actions.list_open()] == [("shrink", "p")]
+    assert world.service.actions.get_action(grow.action_id).state == "withdrawn"
