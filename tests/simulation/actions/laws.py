@@ -3,6 +3,7 @@
 given once       a job that starts on its placement finds no other job at work on these GPUs
 lives            an action enters only states that may follow, and its earlier states never change
 seen             an action that is seen has freed its GPUs in truth
+ends             an action that was sent ends when its time is over
 not twice        a job has one open action, and a wish that failed after it was sent is never sent again
 not forgotten    what was acknowledged before a kill is there after it
 to the payer     what an action frees goes to its payer alone, until the action's time is over
@@ -119,6 +120,12 @@ class ActionLaws:
         ]
         if sum(recent) > self.limits.fleet_share * self.fleet_gpus + 1e-6:
             raise Broken("within bounds", f"{sum(recent):g} GPUs within an hour, with {row.action_id}")
+
+    def check_ends(self, open_now: Iterable[ActionRecord], steady_ms: int) -> None:
+        """Check that actions which were sent have ended when their time is over. The clock was never set."""
+        for row in open_now:
+            if row.action_id in self.sent and steady_ms > self.sent[row.action_id].until_steady_ms + SLACK_MS:
+                raise Broken("ends", f"{row.action_id} is still {row.state} after its time")
 
     def check_restart(self, rows: Mapping[str, ActionRecord]) -> None:
         """Check that a ledger that was opened again has everything that was acknowledged."""

@@ -11,8 +11,7 @@ from fleetcast.placement.actions.breaker import CircuitBreaker
 from fleetcast.placement.ledger.actions import ActionTable
 from fleetcast.placement.reclaim.fairness import FairnessVerdict
 from fleetcast.service.placer import action_follow
-from fleetcast.service.placer import actions as control
-from fleetcast.service.placer.actions import ActionControl, SwitchState
+from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.promised_sets import PromisedSets
 from tests.simulation.mutations import Mutation
 
@@ -42,13 +41,11 @@ ACTION_MUTATIONS = {
     "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_wish", _hash_job_alone),
     "shares-checked-too-early": Mutation(1, ("fair",), FairnessVerdict, "_make_final", _judge_before_the_stops),
     "count-no-stops": Mutation(1, ("within bounds",), CircuitBreaker, "count", lambda self, action, now_ms: self),
-    "send-while-paused": Mutation(1, ("paused",), SwitchState, "stops_sending", property(lambda _: False)),
     "reply-for-another-attempt": Mutation(1, ("lives",), ActionControl, "_find_own_action", _accept_any_attempt),
     "any-state-may-follow": Mutation(
         1, ("lives",), life, "FOLLOWED_BY", {state: frozenset(life.ActionState) for state in life.ActionState}
     ),
-    "return-after-a-refusal": Mutation(1, ("not twice",), control, "may_return", lambda last: True),
-    "never-expire": Mutation(1, ("progress",), ActionControl, "_expire_due", lambda *_: []),
+    "never-expire": Mutation(1, ("ends",), ActionControl, "_expire_due", lambda *_: []),
     "forget-open-actions": Mutation(
         1, ("not twice", "lives", "no end"), ActionTable, "find_open_action_of", lambda *_: None
     ),

@@ -299,6 +299,8 @@ class ActionWorld:
         if self.placer.service.failures.last:
             raise Broken("no end", self.placer.service.failures.last)
         self._may_send = False
+        if not self.counts["fault clock"]:
+            self.laws.check_ends(self.placer.service.ledger.actions.list_open(), self.steady_ms)
         self._read_decisions()
 
     _may_send = False
