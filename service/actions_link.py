@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import SourceError
 from fleetcast.placement.actions.life import ActionState
 from fleetcast.service.answers.actions import ActionList, ActionReply, ActionRow
@@ -78,8 +79,9 @@ def _decode_page(answer: ForwardedAnswer) -> ActionList:
         raise _make_error(answer)
     try:
         return msgspec.json.decode(answer.body, type=ActionList)
-    except msgspec.DecodeError as error:
-        raise SourceError(f"the placer's list of actions is unreadable: {error}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        why = explain_decode_error(error, msgspec.json.Decoder(ActionList).decode, answer.body)
+        raise SourceError(f"the placer's list of actions is unreadable: {why}") from None
 
 
 def _make_error(answer: ForwardedAnswer) -> SourceError:

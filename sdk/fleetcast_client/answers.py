@@ -13,13 +13,14 @@ class ActionRow(TypedDict):
     """An action on a running job.
 
     `kind`: place, shrink, grow, preempt, move or replace. `state`: proposed, sent, accepted, seen, refused,
-    expired, withdrawn or late. `ranks`: the ranks that it concerns. `places`: where they go to. `grace_s`: how
-    long the job may take to write a checkpoint. It expires at `by_ms`.
+    expired, withdrawn or late, since `since_ms`. `ranks`: the ranks that it concerns. `places`: where they go
+    to. `grace_s`: how long the job may take to write a checkpoint. It expires at `by_ms`.
     """
 
     action_id: str
     kind: str
     state: str
+    since_ms: int
     job: str
     attempt: int
     queue: str

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from fleetcast.clients.kube_api import KubeAccount, KubeApi, KubeRefused
+from fleetcast.fleet.decode_faults import explain_decode_error
 from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.preemptible import LABEL, parse_preemptible
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
@@ -299,4 +300,5 @@ def _decode(body: bytes | msgspec.Raw, kind: type[KubeStruct]) -> KubeStruct:
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise SourceError(f"not a {kind.__name__}: {error}") from None
+        why = explain_decode_error(error, msgspec.json.Decoder(kind).decode, body)
+        raise SourceError(f"not a {kind.__name__}: {why}") from None
