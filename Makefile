@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 BY_FILE := --dist loadfile --no-loadscope-reorder # tests/conftest.py says which files begin
 TOGETHER ?= 2 # integration files at a time: much of their time is waiting
+ACTION_STEPS ?= 2000 # of each seed of the simulated actions: a few minutes; 50000 is a million steps in all
 
 unexport PYTHONDONTWRITEBYTECODE # else each worker and each process that a test starts compiles every module again
 
@@ -21,9 +22,9 @@ integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real 
 integration-outside: $(VENV)/.installed-dev ## suites of components that take long to build: Karpenter, scheduler-plugins, Helm, Ray
 	$(BIN)/python -m tests.integration.outside $(ARGS)
 
-simulation: $(VENV)/.installed-dev ## a million steps of the service and of actions by seeds, then each defect is found
+simulation: $(VENV)/.installed-dev ## a million steps of the service, and 40,000 of actions, by seeds; then each defect is found
 	$(BIN)/python -m tests.simulation --seed 1 --seeds 20 --steps 50000 --processes 2 $(ARGS)
-	$(BIN)/python -m tests.simulation --world actions --seed 1 --seeds 20 --steps 50000 --processes 2
+	$(BIN)/python -m tests.simulation --world actions --seed 1 --seeds 20 --steps $(ACTION_STEPS) --processes 2
 	$(BIN)/python -m pytest tests/simulation -n 2 --dist worksteal
 
 lint: $(VENV)/.installed-dev
