@@ -40,7 +40,10 @@ export class Feed {
   listen() {
     listen("/stream", {
       token: this.token,
-      state: (open) => (this.streaming = open),
+      state: (open) => {
+        this.streaming = open;
+        if (open) ["actions", "stops"].forEach((entry) => this.soon(entry)); // they may have changed meanwhile
+      },
       heard: (name, data) => {
         this.boards++;
         if (name === "hard") this.hard(data);
