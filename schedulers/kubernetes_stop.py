@@ -100,7 +100,7 @@ class StoppableJob(msgspec.Struct):
 
     @property
     def ignores_disruptions(self) -> bool:
-        """Whether an evicted pod does not count as failed.
+        """True if an evicted pod does not count as failed.
 
         Otherwise each eviction brings the Job nearer to its backoffLimit, and delays its next pods by minutes.
         """

@@ -40,7 +40,7 @@ class SentAction:
 
 @dataclass(slots=True)
 class ActionLaws:
-    """What the ledger has shown so far. `check` compares it with what it shows now."""
+    """The record of what the ledger has shown so far. `check` compares it with what it shows now."""
 
     limits: BreakerLimits
     fleet_gpus: float
