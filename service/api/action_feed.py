@@ -15,14 +15,17 @@ PAGE = 1000
 
 
 class ActionFeed:
-    """The actions that changed since the first read. The callers' own headers give access to the placer."""
+    """The newest action at the first read, then each that changes. The callers' own headers give access to the placer.
+
+    Without the first one, a client that had read the actions before that would never learn of a change between.
+    """
 
     def __init__(self, placer: PlacerLink) -> None:
         self._placer = placer
         self._cursor: int | None = None
 
     async def wait_for_rows(self, headers: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Wait until actions have changed, and return them in the order of their changes.
+        """Wait until actions have changed, and return them in the order of their changes; the newest one at first.
 
         Returns an empty list after a read without an answer.
         """
@@ -33,8 +36,8 @@ class ActionFeed:
             if body is None:
                 await asyncio.sleep(RETRY_S)
                 return []
-            is_first, self._cursor = self._cursor is None, body["cursor"]
-            if body["rows"] and not is_first:
+            self._cursor = body["cursor"]
+            if body["rows"]:
                 rows: list[dict[str, Any]] = body["rows"]
                 return rows
 

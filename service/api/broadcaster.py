@@ -4,7 +4,7 @@ A slow client skips boards.
 
     event: board   {"as_of_ms", "sequence"}   at once, then whenever a board is published
     event: hard    [{…}, …]                   hard signals as they arrive, without waiting for a tick
-    event: action  [{…}, …]                   actions on running jobs, as soon as they change
+    event: action  [{…}, …]                   actions on running jobs, as soon as they change (at first the newest)
     : heartbeat                               after every 15 s of silence
 """
 
