@@ -1,8 +1,8 @@
 """Marks of placed requests for which the api had to refuse the start of the job.
 
 Such a job may run although its start was refused, for example because a clock is ahead. So while a
-request has a mark, the placer does not let its promise of GPUs expire. A mark is an empty file. Its name
-is a hash of the request's id.
+request has a mark, the placer does not let its promise of GPUs expire. Once the job's start or end is in
+the inbox, the api removes the mark. A mark is an empty file. Its name is a hash of the request's id.
 """
 
 import contextlib
@@ -33,6 +33,16 @@ def mark_refused_starts(state: Path, request_ids: Iterable[str]) -> None:
     for name in names:
         files.create_file(folder / name, AREA).close()
     files.sync_folder(folder, AREA)
+
+
+def has_marks(state: Path) -> bool:
+    return bool(files.list_names(get_marks_folder(state)))
+
+
+def remove_marks(state: Path, request_ids: Iterable[str]) -> None:
+    """Remove the marks of these requests, if they have any. Raises OSError."""
+    for request_id in request_ids:
+        (get_marks_folder(state) / make_mark_name(request_id)).unlink(missing_ok=True)
 
 
 def find_marked_requests(state: Path, active: Iterable[str]) -> set[str]:

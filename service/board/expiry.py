@@ -42,27 +42,26 @@ class IntentExpiry:
     def find_expired(self, intents: Sequence[Intent], board: Board, now_ms: int) -> set[str]:
         """Return the ids of overdue requests for which the board includes every start that was sent in time."""
         over = {intent.request_id: intent for intent in intents if now_ms >= intent.expires_ms}
-        if over.keys() != self._ends.keys():
-            end = find_inbox_end(self._inbox) if over.keys() - self._ends.keys() else {}
-            self._ends = {request_id: self._ends.get(request_id, end) for request_id in over}
-        self.paused = Counter({REFUSED: 0})
-        made_after = [intent for intent in over.values() if board.as_of_ms >= intent.expires_ms]
+        if not over:
+            self._ends, self.paused = {}, Counter({REFUSED: 0})
+            return set()
+        marked = over.keys() & find_marked_requests(self._config.folder, [row.request_id for row in intents])
+        self.paused = Counter({REFUSED: len(marked)})
+        unmarked = over.keys() - marked
+        if unmarked != self._ends.keys():  # a start is in the inbox before its mark goes: read the end after the marks
+            end = find_inbox_end(self._inbox) if unmarked - self._ends.keys() else {}
+            self._ends = {request_id: self._ends.get(request_id, end) for request_id in unmarked}
+        made_after = [over[request_id] for request_id in self._ends if board.as_of_ms >= over[request_id].expires_ms]
         if not made_after:
             return set()
         left = find_first_unread(self._inbox, _get_folded_offsets(board))
         folded = [row for row in made_after if has_passed_end(left, self._ends[row.request_id])]
-        waits = self._find_awaited_sources(folded, intents, board, now_ms)
+        waits = self._find_awaited_sources(folded, board, now_ms)
         self.paused.update(source for sources in waits.values() for source in sources)
         return {row.request_id for row in folded if not waits[row.request_id]}
 
-    def _find_awaited_sources(
-        self, over: Sequence[Intent], active: Sequence[Intent], board: Board, now_ms: int
-    ) -> dict[str, list[str]]:
-        """Return request id → the sources of starts that the overdue intent still waits for.
-
-        active: all active intents, including overdue ones.
-        """
-        refused = find_marked_requests(self._config.folder, [intent.request_id for intent in active])
+    def _find_awaited_sources(self, over: Sequence[Intent], board: Board, now_ms: int) -> dict[str, list[str]]:
+        """Return request id → the sources of starts that the overdue intent still waits for."""
         placer = self._config.placer
         grace_ms, pause_ms = round(placer.intent_expires_s * 1000), round(placer.outage_pause_s * 1000)
         sources = self.listening.read_statements(board)
@@ -70,7 +69,7 @@ class IntentExpiry:
         for row in over:
             is_paused = now_ms < row.expires_ms + pause_ms
             away = [name for name, stated in sources.items() if not stated.covers_expiry(row.expires_ms, grace_ms)]
-            waits[row.request_id] = [*(away if is_paused else ()), *([REFUSED] if row.request_id in refused else ())]
+            waits[row.request_id] = away if is_paused else []
         return waits
 
     def list_acknowledged_types(self, intent: Intent, board: Board | None) -> set[str]:

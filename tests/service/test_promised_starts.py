@@ -289,6 +289,22 @@ def test_a_start_in_the_part_of_a_body_that_is_not_read_counts_as_refused(make: 
         assert world.state("a") is IntentState.ACTIVE
 
 
+def test_a_job_that_ended_while_no_placer_looked_holds_nothing_although_its_start_was_refused_once(make: Make) -> None:
+    world = make()
+    with world.serving():
+        world.tick()
+        assert world.place("a") == "placed"
+        world.send({**world.started("a"), "unknown": 1})
+        world.send(world.started("a"))
+        world.send(world.event("a", "finished", 3))
+        world.tick()
+        world.clock.advance(7200)  # no board names a job that ended so long ago
+        world.tick()
+        world.tick()
+        assert world.state("a") is IntentState.EXPIRED
+        assert not list((world.config.folder / "held_starts").iterdir())
+
+
 def test_a_placement_with_a_refused_start_can_be_cancelled(make: Make) -> None:
     world = make()
     with world.serving():

@@ -110,6 +110,8 @@ class Oracle:
     def started(self, request_id: str, now_ms: int, steady_ms: int) -> None:
         """A start was acknowledged, in time or not."""
         promise = self.promises.get(request_id)
+        if promise is not None:
+            promise.was_refused = False
         if promise is not None and not promise.in_time and promise.lasts(now_ms, steady_ms):
             promise.in_time = True
             self._is_free(promise, request_id, now_ms, steady_ms)

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import RecordError, SourceError
-from fleetcast.fleet.events import JobEvent, NodeEvent
+from fleetcast.fleet.events import Failed, Finished, JobEvent, NodeEvent, Preempted, Started
 from fleetcast.ingest.inbox.event_body import DecodedBody, DecodedRecord, decode_body
 from fleetcast.ingest.inbox.inbox import InboxWriter
 from fleetcast.ingest.inbox.job_events import Identity, identify_event
@@ -24,7 +24,7 @@ from fleetcast.service.answers.events import EventsAnswer, RefusedRecord
 from fleetcast.service.api.new_names import NamesOfBody
 from fleetcast.service.api.recent import RecentIdentities
 from fleetcast.service.api.routes.context import Context
-from fleetcast.service.held_starts import mark_refused_starts
+from fleetcast.service.held_starts import has_marks, mark_refused_starts, remove_marks
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.problems import Problem
 from fleetcast.service.http.request_body import read_body
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 EXPECTED = "one event, an array, or JSON lines"
 IN_A_THREAD_BYTES = 131_072
 RECORDS_A_TURN = 5_000  # some ten milliseconds of the loop
+STARTS_AND_ENDS = (Started, Finished, Failed, Preempted)
 
 
 async def answer_events(request: Request, context: Context, query: Query) -> Response:
@@ -76,6 +77,8 @@ async def _store_new_records(request: Request, context: Context, decoded: Decode
         await asyncio.gather(keep, _record_refusals(writer, errors, now_ms))
     elif raws:
         await writer.append(raws, now_ms)
+    limited = {id(record) for record, _ in new} - {id(record) for record, _ in fresh}
+    await _remove_outdated_marks(context, [row.event for row in decoded.records if id(row) not in limited])
     for place, (_, key) in enumerate(fresh, 1):
         context.recent.add_identity(key)
         if place % RECORDS_A_TURN == 0:
@@ -163,6 +166,21 @@ async def _mark_refused_promises(context: Context, decoded: DecodedBody) -> None
     except OSError as error:
         raise SourceError(f"cannot mark refused starts: {error.strerror or error}; nothing was stored") from None
     logger.warning("%d starts of placed jobs were refused: %s", len(held), ", ".join(held[:5]))
+
+
+async def _remove_outdated_marks(context: Context, stored: Sequence[JobEvent | NodeEvent]) -> None:
+    """Remove the marks of the attempts whose start or end is in the inbox. Raises SourceError.
+
+    Without this, the promise of a job that ended while no placer watched would last forever.
+    """
+    if not has_marks(context.config.folder):
+        return
+    attempts = {(row.job, row.attempt) for row in stored if isinstance(row, STARTS_AND_ENDS)}
+    found = [context.promises.find_promise(job, attempt) for job, attempt in attempts]
+    try:
+        remove_marks(context.config.folder, [promise.request_id for promise in found if promise is not None])
+    except OSError as error:
+        raise SourceError(f"cannot remove marks of refused starts: {error.strerror or error}; send all again") from None
 
 
 def _make_all_refused_problem(body: EventsAnswer) -> Problem:
