@@ -20,39 +20,40 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 NODES = ("s1", "s2", "s3", "s4")
 JOBS = "/apis/batch/v1/namespaces/default/jobs"
 BUDGETS = "/apis/policy/v1/namespaces/default/poddisruptionbudgets"
-POD_ENDS = """\
-apiVersion: kwok.x-k8s.io/v1alpha1
-kind: Stage
-metadata: {name: pod-ends}
-spec:
-  resourceRef: {apiGroup: v1, kind: Pod}
-  selector:
-    matchExpressions:
-    - {key: .metadata.deletionTimestamp, operator: Exists}
-    - {key: .status.phase, operator: In, values: [Pending, Running]}
-  next: {statusTemplate: "phase: Failed"}
----
-apiVersion: kwok.x-k8s.io/v1alpha1
-kind: Stage
-metadata: {name: pod-leaves}
-spec:
-  resourceRef: {apiGroup: v1, kind: Pod}
-  selector:
-    matchExpressions:
-    - {key: .metadata.deletionTimestamp, operator: Exists}
-    - {key: .status.phase, operator: In, values: [Failed, Succeeded]}
-  next: {delete: true}
-"""  # as a kubelet reports the end of a pod that is deleted
 IGNORED = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]}
+
+
+def make_pod_stage(name: str, phases: str, following: str) -> str:
+    """Return a Stage of kwok for pods that are being deleted.
+
+    phases: those in which it applies, such as "[Pending, Running]". following: what it does, as YAML.
+    """
+    return f"""\
+apiVersion: kwok.x-k8s.io/v1alpha1
+kind: Stage
+metadata: {{name: {name}}}
+spec:
+  resourceRef: {{apiGroup: v1, kind: Pod}}
+  selector:
+    matchExpressions:
+    - {{key: .metadata.deletionTimestamp, operator: Exists}}
+    - {{key: .status.phase, operator: In, values: {phases}}}
+  next: {following}
+"""
+
+
+POD_STAGES = (  # as a kubelet reports the end of a pod that is deleted
+    make_pod_stage("pod-ends", "[Pending, Running]", '{statusTemplate: "phase: Failed"}'),
+    make_pod_stage("pod-leaves", "[Failed, Succeeded]", "{delete: true}"),
+)
 
 
 def start_plane(binaries: Kubernetes, folder: Path) -> ControlPlane:
     """The controllers of Jobs and budgets run. A Job's pods run until they are stopped."""
     stages = folder / "stages.yaml"
     usual = binaries.stages.read_text().split("\n---\n")
-    stages.write_text(
-        "\n---\n".join([*(part for part in usual if "pod-complete" not in part and "pod-delete" not in part), POD_ENDS])
-    )
+    usual = [part for part in usual if "pod-complete" not in part and "pod-delete" not in part]
+    stages.write_text("\n---\n".join([*usual, *POD_STAGES]))
     plane = ControlPlane(binaries, folder, stages, authorization="RBAC")
     plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
     for thing in yaml.safe_load_all((EXAMPLES / "kubernetes-executor.yaml").read_text()):

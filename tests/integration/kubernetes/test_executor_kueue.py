@@ -60,27 +60,27 @@ def in_queue(name: str) -> dict[str, Any]:
 def test_kueue_stops_the_job_and_queues_it_again_once_the_payer_runs(
     manager: KueueManager, cluster: StoppedCluster
 ) -> None:
-    cluster.run("train", **in_queue("gpus"))
-    cluster.submit("urgent", **in_queue("gpus"))
-    order = cluster.order("train", payer="default/urgent")
+    cluster.run("queued", **in_queue("gpus"))
+    cluster.submit("payer", **in_queue("gpus"))
+    order = cluster.order("queued", payer="default/payer")
     assert cluster.send(order).outcome is SendOutcome.TAKEN
-    assert find_workload(manager, "train")["spec"]["active"] is False
-    payers = cluster.await_running("urgent")
-    assert cluster.job("train")["spec"]["suspend"]
-    assert not cluster.pods("train")
+    assert find_workload(manager, "queued")["spec"]["active"] is False
+    payers = cluster.await_running("payer")
+    assert cluster.job("queued")["spec"]["suspend"]
+    assert not cluster.pods("queued")
     assert cluster.follow(order).outcome is SendOutcome.TAKEN
-    assert find_workload(manager, "train")["spec"]["active"] is True
+    assert find_workload(manager, "queued")["spec"]["active"] is True
     assert cluster.send(order).outcome is SendOutcome.TAKEN  # once more
-    assert find_workload(manager, "train")["spec"]["active"] is True
-    assert cluster.uids(cluster.pods("urgent")) == payers
-    manager.plane.http.delete(f"{JOBS}/urgent", params={"propagationPolicy": "Background"})
-    cluster.await_running("train")
-    assert "failed" not in cluster.job("train")["status"]
+    assert find_workload(manager, "queued")["spec"]["active"] is True
+    assert cluster.uids(cluster.pods("payer")) == payers
+    manager.plane.http.delete(f"{JOBS}/payer", params={"propagationPolicy": "Background"})
+    cluster.await_running("queued")
+    assert "failed" not in cluster.job("queued")["status"]
 
 
 def test_nothing_is_stopped_where_kueue_itself_preempts(cluster: StoppedCluster) -> None:
-    before = cluster.run("train", **in_queue("theirs"))
-    reply = cluster.send(cluster.order("train"))
+    before = cluster.run("protected", **in_queue("theirs"))
+    reply = cluster.send(cluster.order("protected"))
     assert reply.outcome is SendOutcome.REFUSED
     assert reply.why == "ClusterQueue theirs preempts by itself (withinClusterQueue: LowerPriority)"
-    assert cluster.uids(cluster.pods("train")) == before
+    assert cluster.uids(cluster.pods("protected")) == before
