@@ -2,8 +2,8 @@
 
     python deploy/helm/values_schema.py
 
-The part `config` is made from the configuration's own types and limits. The part `adapters` is made from
-the entries of values.yaml. The other parts are defined here.
+The part `config` is made from the configuration's own types and limits. The parts `adapters` and `executors` are
+made from the entries of values.yaml. The other parts are defined here.
 """
 
 import json
@@ -24,7 +24,7 @@ CHART = ROOT / "deploy" / "helm" / "fleetcast"
 SCHEMA = CHART / "values.schema.json"
 OF_THE_CHART = {  # keys that the chart sets itself
     "api": ("host", "port", "grpc_port", "board", "tls_cert", "tls_key", "client_ca"),
-    "adapters": ("adapter",),
+    "adapters": ("adapter", "executor"),
     "external_metrics": ("port", "tls_cert", "tls_key", "client_ca", "names"),
 }
 SHOWN_ELSEWHERE = ("default", "title", "description")
@@ -98,7 +98,7 @@ VALUES = {
     "priorityClassName": TEXT,
     "podAnnotations": TEXTS,
 }
-OF_ADAPTERS = {  # the fields that an entry of `adapters` may have
+OF_ADAPTERS = {  # the fields that an entry of `adapters` or `executors` may have
     "enabled": FLAG,
     "mode": make_enum_schema(*ADAPTER_MODES),
     "options": {"type": "object", "additionalProperties": OPTION},
@@ -113,8 +113,10 @@ OF_ADAPTERS = {  # the fields that an entry of `adapters` may have
 def make_schema() -> Schema:
     """Return the schema of all values."""
     written = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
-    entries = {name: _make_adapter_schema(entry) for name, entry in written["adapters"].items()}
-    fields = {**VALUES, "config": _make_config_schema(), "adapters": make_table_schema(**entries)}
+    fields = {**VALUES, "config": _make_config_schema()}
+    for table in ("adapters", "executors"):
+        entries = {name: _make_adapter_schema(entry) for name, entry in written[table].items()}
+        fields[table] = make_table_schema(**entries)
     draft = "https://json-schema.org/draft/2020-12/schema"
     return {"$schema": draft, **make_table_schema(**{name: fields[name] for name in ("global", *written)})}
 

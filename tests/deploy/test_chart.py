@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
-from fleetcast.service.doors import ANSWERERS, WRITERS
+from fleetcast.service.doors import ANSWERERS, EXECUTORS, WRITERS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "deploy" / "helm" / "fleetcast"
@@ -25,9 +25,11 @@ def document(path: Path) -> Any:
 
 
 VALUES, RIGHTS = document(CHART / "values.yaml"), document(CHART / "rights.yaml")
-EXAMPLES_OF_RIGHTS = [
-    path for path in sorted(EXAMPLES.glob("kubernetes-*.yaml")) if path.stem[11:] in VALUES["adapters"]
-]
+TABLES = ("adapters", "executors")
+EXAMPLES_OF_RIGHTS = {
+    **{f"kubernetes-{name}.yaml": RIGHTS["adapters"][name] for name in ("buffers", "kueue", "nodes")},
+    "kubernetes-executor.yaml": RIGHTS["executors"]["kubernetes"],
+}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 
 
@@ -75,7 +77,14 @@ def test_no_object_of_the_schema_takes_what_it_does_not_name() -> None:
     [
         *(("nosuch", 1), ("adapters.nosuch", {}), ("adapters.nodes.nosuch", 1), ("adapters.nodes.mode", "sometimes")),
         *(("config.fleet.nmae", "x"), ("config.nosuch", {}), ("config.api.port", 1), ("config.pipeline.tick_s", -1)),
-        *(("config.adapters.adapter", []), ("api.port", 70_000), ("tls.secret", None), ("files", {"a/b": ""})),
+        *(
+            ("config.adapters.adapter", []),
+            ("config.adapters.executor", []),
+            ("api.port", 70_000),
+            ("tls.secret", None),
+            ("files", {"a/b": ""}),
+        ),
+        *(("executors.kubernetes.mode", "act"), ("executors.nosuch", {})),
         *(("rights", [{"verb": ["get"]}]), ("tolerations", [{"kye": "x"}]), ("adapters.keda.mode", "write")),
         *(("config.placer.unknown_use", "sometimes"), ("config.pipeline.sources", [{"uses": "x"}])),
     ],
@@ -106,21 +115,30 @@ def test_every_adapter_has_its_values() -> None:
     assert [name for name, entry in adapters.items() if entry["enabled"]] == ["kube"]
 
 
-def test_no_adapter_may_do_more_than_look_and_patch() -> None:
-    assert set(RIGHTS) <= {name for name, entry in VALUES["adapters"].items() if "mode" in entry}
-    for rule in (rule for rules in RIGHTS.values() for rule in rules):
+def test_every_executor_of_the_chart_is_built_in_and_off() -> None:
+    assert set(VALUES["executors"]) <= set(EXECUTORS)
+    assert [entry["mode"] for entry in VALUES["executors"].values() if not entry["enabled"]] == ["observe"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_no_part_may_do_more_than_read_and_patch(table: str) -> None:
+    """An executor may also read pods and evict them."""
+    assert set(RIGHTS[table]) <= {name for name, entry in VALUES[table].items() if "mode" in entry}
+    for rule in (rule for rules in RIGHTS[table].values() for rule in rules):
         assert set(rule) == {"apiGroups", "resources", "verbs"}
-        assert set(rule["verbs"]) <= HARMLESS
-        assert not re.search(r"\*|secrets|pods|serviceaccounts|roles|bindings", ",".join(rule["resources"]))
+        evicts = table == "executors" and rule["resources"] == ["pods/eviction"]
+        assert set(rule["verbs"]) <= ({"create"} if evicts else HARMLESS)
+        words = ",".join(rule["resources"])
+        assert not re.search(r"\*|secrets|serviceaccounts|roles|bindings", words)
+        assert "pods" not in words or table == "executors"
         assert "*" not in rule["apiGroups"]
 
 
-@pytest.mark.parametrize("path", EXAMPLES_OF_RIGHTS, ids=lambda path: path.stem)
-def test_the_chart_grants_what_the_example_does(path: Path) -> None:
-    name = path.stem.removeprefix("kubernetes-")
-    things = [thing for thing in yaml.safe_load_all(path.read_text(encoding="utf-8")) if thing]
+@pytest.mark.parametrize("name", EXAMPLES_OF_RIGHTS)
+def test_the_chart_grants_what_the_example_does(name: str) -> None:
+    things = [thing for thing in yaml.safe_load_all((EXAMPLES / name).read_text(encoding="utf-8")) if thing]
     rules = [rule for thing in things if thing["kind"] == "ClusterRole" for rule in thing["rules"]]
-    assert sorted(map(str, RIGHTS[name])) == sorted(map(str, rules))
+    assert sorted(map(str, EXAMPLES_OF_RIGHTS[name])) == sorted(map(str, rules))
 
 
 def test_the_chart_has_the_version_of_the_project() -> None:

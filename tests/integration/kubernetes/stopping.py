@@ -12,6 +12,7 @@ from fleetcast.clients.kube_api import KubeAccount, KubeApi
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.schedulers.executor import ActionOrder, SendReply
 from fleetcast.service.ports.kubernetes_executor import KubernetesExecutor
+from tests.integration.kubernetes.audit import make_audit_flags
 from tests.integration.kubernetes.build import Kubernetes
 from tests.integration.kubernetes.control_plane import GPU, PODS, READER_TOKEN, ControlPlane
 from tests.integration.kubernetes.test_kubernetes_source import MERGE, PATHS
@@ -54,7 +55,7 @@ def start_plane(binaries: Kubernetes, folder: Path) -> ControlPlane:
     usual = binaries.stages.read_text().split("\n---\n")
     usual = [part for part in usual if "pod-complete" not in part and "pod-delete" not in part]
     stages.write_text("\n---\n".join([*usual, *POD_STAGES]))
-    plane = ControlPlane(binaries, folder, stages, authorization="RBAC")
+    plane = ControlPlane(binaries, folder, stages, authorization="RBAC", apiserver=make_audit_flags(folder))
     plane.create("/api/v1/namespaces", {"metadata": {"name": "fleetcast"}})
     for thing in yaml.safe_load_all((EXAMPLES / "kubernetes-executor.yaml").read_text()):
         plane.create(PATHS[thing["kind"]], thing)

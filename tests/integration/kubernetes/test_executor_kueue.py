@@ -5,15 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fleetcast.schedulers.executor import SendOutcome
 from tests.integration.built import needed
+from tests.integration.kubernetes.audit import list_granted_rights, read_used_rights
 from tests.integration.kubernetes.build import kubernetes
 from tests.integration.kubernetes.control_plane import GPU
 from tests.integration.kubernetes.kueue_build import kueue
 from tests.integration.kubernetes.kueue_process import KueueManager
-from tests.integration.kubernetes.stopping import JOBS, StoppedCluster, start_plane
+from tests.integration.kubernetes.stopping import IGNORED, JOBS, StoppedCluster, start_plane
 
+RIGHTS = Path(__file__).parents[3] / "deploy" / "helm" / "fleetcast" / "rights.yaml"
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes and Kueue
 
 
@@ -84,3 +87,20 @@ def test_nothing_is_stopped_where_kueue_itself_preempts(cluster: StoppedCluster)
     assert reply.outcome is SendOutcome.REFUSED
     assert reply.why == "ClusterQueue theirs preempts by itself (withinClusterQueue: LowerPriority)"
     assert cluster.uids(cluster.pods("protected")) == before
+
+
+def test_the_executor_uses_every_right_of_the_chart_and_no_other(
+    manager: KueueManager, cluster: StoppedCluster
+) -> None:
+    """The API server's audit log names what our account has asked for."""
+    cluster.run("evicted", podFailurePolicy=IGNORED)
+    order = cluster.order("evicted")
+    assert cluster.send(order).outcome is SendOutcome.TAKEN
+    cluster.plane.until("no pods", lambda: not cluster.pods("evicted"))
+    cluster.run("deactivated", **in_queue("gpus"))
+    assert cluster.send(cluster.order("deactivated")).outcome is SendOutcome.TAKEN
+    assert cluster.follow(order).outcome is SendOutcome.TAKEN
+    granted = yaml.safe_load(RIGHTS.read_text(encoding="utf-8"))["executors"]["kubernetes"]
+    used, forbidden = read_used_rights(manager.plane.folder)
+    assert used == list_granted_rights(granted)
+    assert not forbidden

@@ -36,7 +36,7 @@
 {{- if .replica -}}
 {{- $_ := set $api "board" (printf "%s://%s-control.%s.svc:%d/v1/board" (include "fleetcast.scheme" $root) $root.Release.Name $root.Release.Namespace (int $values.api.port)) -}}
 {{- else -}}
-{{- $_ := set $ours "adapters" (dict "adapter" (include "fleetcast.writers" $root | fromJsonArray)) -}}
+{{- $_ := set $ours "adapters" (dict "adapter" (include "fleetcast.writers" $root | fromJsonArray) "executor" (include "fleetcast.executors" $root | fromJsonArray)) -}}
 {{- end -}}
 state = "/var/lib/fleetcast/var"
 {{- range $section, $content := mergeOverwrite (deepCopy $values.config) $ours }}

@@ -40,16 +40,26 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{ toJson $ports }}
 {{- end }}
 
-{{- /* The writers that are on, as rows of adapters.adapter. */ -}}
-{{- define "fleetcast.writers" -}}
+{{- /* The entries of a table that are on and have a mode, as rows of the configuration. */ -}}
+{{- define "fleetcast.rows" -}}
 {{- $rows := list -}}
-{{- range $name := keys .Values.adapters | sortAlpha -}}
-{{- $adapter := index $.Values.adapters $name -}}
-{{- if and $adapter.enabled (hasKey $adapter "mode") -}}
-{{- $rows = append $rows (dict "use" $name "mode" $adapter.mode "options" $adapter.options) -}}
+{{- range $name := keys . | sortAlpha -}}
+{{- $entry := index $ $name -}}
+{{- if and $entry.enabled (hasKey $entry "mode") -}}
+{{- $rows = append $rows (dict "use" $name "mode" $entry.mode "options" $entry.options) -}}
 {{- end -}}
 {{- end -}}
 {{ toJson $rows }}
+{{- end }}
+
+{{- /* The writers that are on, as rows of adapters.adapter. */ -}}
+{{- define "fleetcast.writers" -}}
+{{ include "fleetcast.rows" .Values.adapters }}
+{{- end }}
+
+{{- /* The executors that are on, as rows of adapters.executor. */ -}}
+{{- define "fleetcast.executors" -}}
+{{ include "fleetcast.rows" .Values.executors }}
 {{- end }}
 
 {{- define "fleetcast.container" -}}

@@ -52,6 +52,11 @@ class HelmChart:
         return [thing for thing in yaml.safe_load_all(text) if thing]
 
 
+def executors(*on: str) -> dict[str, Any]:
+    """The value `executors` with these on."""
+    return {name: {"enabled": name in on} for name in VALUES["executors"]}
+
+
 def adapters(*on: str, **more: Any) -> dict[str, Any]:
     """Values with these adapters on, and no other."""
     return {"adapters": {name: {"enabled": name in on} for name in ADAPTERS}, **more}

@@ -13,7 +13,16 @@ from fleetcast.fleet.nodes import FAILURE_EXPECTED
 from fleetcast.schedulers.nodes import MARK, SLINKY
 from fleetcast.service.board.board import BoardWriter, Section
 from tests.integration.kubernetes.control_plane import ControlPlane
-from tests.integration.outside.helm.chart import ADAPTERS, CHART, NAMESPACE, RELEASE, HelmChart, adapters, only
+from tests.integration.outside.helm.chart import (
+    ADAPTERS,
+    CHART,
+    NAMESPACE,
+    RELEASE,
+    HelmChart,
+    adapters,
+    executors,
+    only,
+)
 from tests.integration.outside.helm.cluster import ACCOUNT, MERGE, NODES, applied, defined, downloaded, may
 from tests.integration.outside.helm.test_rendering import MONITORED, values_with
 
@@ -75,7 +84,15 @@ def test_rights_come_and_go_with_the_adapter_and_the_hook_runs_at_the_end(
     assert not may(cluster, "patch", "nodes")
     assert may(cluster, "patch", "workloads", "kueue.x-k8s.io", "status")
     assert not may(cluster, "patch", "workloads", "kueue.x-k8s.io")
+    assert not may(cluster, "create", "pods", part="eviction")
+    release.done("upgrade", RELEASE, str(CHART), values=adapters(executors=executors("kubernetes")))
+    assert may(cluster, "create", "pods", part="eviction")
+    assert may(cluster, "patch", "jobs", "batch")
+    assert not may(cluster, "delete", "pods")
+    assert not may(cluster, "delete", "jobs", "batch")
+    assert not may(cluster, "create", "jobs", "batch")
     release.done("upgrade", RELEASE, str(CHART), values=adapters())
+    assert not may(cluster, "create", "pods", part="eviction")
     assert not may(cluster, "patch", "workloads", "kueue.x-k8s.io", "status")
     release.done("upgrade", RELEASE, str(CHART), "--wait", values=adapters("nodes"))
     release.done("uninstall", RELEASE, "--wait")

@@ -9,8 +9,8 @@ import yaml
 
 from fleetcast.fleet.errors import ConfigError
 from fleetcast.service.config import GRPC_SERVICES, Config, load_config
-from fleetcast.service.doors import WRITERS, open_doors
-from tests.integration.outside.helm.chart import ADAPTERS, CHART, HelmChart, adapters, only
+from fleetcast.service.doors import WRITERS, open_doors, open_executors
+from tests.integration.outside.helm.chart import ADAPTERS, CHART, HelmChart, adapters, executors, only
 
 pytestmark = pytest.mark.outside
 
@@ -187,10 +187,24 @@ def test_with_every_adapter_off_there_are_no_rights_and_no_hook(chart: HelmChart
 
 @EVERY
 def test_rights_are_those_of_the_adapters_that_are_on(chart: HelmChart, on: tuple[str, ...]) -> None:
-    rights = yaml.safe_load((CHART / "rights.yaml").read_text(encoding="utf-8"))
+    rights = yaml.safe_load((CHART / "rights.yaml").read_text(encoding="utf-8"))["adapters"]
     wanted = [rule for name in sorted(on) for rule in rights.get(name, ())]
     roles = [thing for thing in chart.things(values_with(*on)) if thing["kind"] == "ClusterRole"]
     assert [rule for role in roles for rule in role["rules"]] == wanted
+
+
+def test_an_executor_reaches_the_configuration_with_its_rights(chart: HelmChart, tmp_path: Path) -> None:
+    things = chart.things(values_with(executors=executors("kubernetes")))
+    for name, text in only(things, "ConfigMap")["data"].items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    control, replica = load_config(tmp_path / "config.toml"), load_config(tmp_path / "replica.toml")
+    assert [(row.name, row.row.mode) for row in open_executors(control.adapters)] == [("kubernetes", "observe")]
+    assert not control.adapters.adapter
+    assert not replica.adapters.executor
+    rights = yaml.safe_load((CHART / "rights.yaml").read_text(encoding="utf-8"))["executors"]
+    assert only(things, "ClusterRole")["rules"] == rights["kubernetes"]
+    assert only(things, "StatefulSet")["spec"]["template"]["spec"]["automountServiceAccountToken"] is True
+    assert not [thing for thing in things if thing["kind"] == "Job"]
 
 
 def test_the_policy_is_that_of_the_example(chart: HelmChart) -> None:
