@@ -70,8 +70,9 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """An action on a running job, as it is proposed.
 
     queue: the leaf that the job is charged to. gpus: the number of GPUs that the action frees, or adds to the job.
-    ranks: the affected ranks, at their present places. places: the new places of ranks that move. payer: the
-    request that gets the freed GPUs until `by_ms` (Unix ms), or "" without such a request.
+    ranks: the affected ranks, at their present places. places: the new places of ranks that move. pinned: the ranks
+    that stay where they are. payer: the request that gets the freed GPUs until `by_ms` (Unix ms), or "" without such
+    a request. Without a payer, `places` and `pinned` are promised to the job from sending until the action ends.
     """
 
     kind: ActionKind
@@ -85,6 +86,7 @@ class JobAction(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     reason: ActionReason
     cost: ActionCost
     places: tuple[RankPlacement, ...] = ()
+    pinned: tuple[RankPlacement, ...] = ()
     payer: str = ""
     grace_s: float = 0.0
     rejected: tuple[RejectedSet, ...] = ()

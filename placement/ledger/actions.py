@@ -46,7 +46,7 @@ class _OpenActions:
 
 
 class ActionTable:
-    """The actions of one open ledger file. A job has at most one open action.
+    """The actions of one open ledger file. A job has at most one open action. `version` grows with every change.
 
     `append_line`: a function that appends a line to the audit trail, as `Ledger.record_audit_line` does.
     `get_position`: a function that returns the number of the trail's newest line.
@@ -57,6 +57,7 @@ class ActionTable:
         self._append_line = append_line
         self._get_position = get_position
         self._cached: _OpenActions | None = None
+        self.version = 0
 
     def clear_cache(self) -> None:
         self._cached = None
@@ -165,6 +166,7 @@ class ActionTable:
             line = Decision(request_id=record.action_id, decision_id=checksum, outcome="refused", sentence=sentence)
             self._append_line(record.action_id, now_ms, caller, f"{ACTION}{record.state}", sentence, line)
             self._open.update(record)
+        self.version += 1
         return record
 
     def _decode_row(self, row: Sequence[Any]) -> ActionRecord:

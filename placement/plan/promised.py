@@ -25,32 +25,38 @@ def make_hold_name(request_id: str) -> str:
     return f"promised to {request_id}"
 
 
+def make_gang_hold_name(job: str) -> str:
+    """Return the name under which a view holds the GPUs that an action promises to its own job."""
+    return f"held for {job}"
+
+
 @dataclass(frozen=True, slots=True)
 class PromisedGpus:
-    """The GPUs that are promised to a request for which jobs stop.
+    """The GPUs that are promised to a request.
 
-    stopping: the jobs that are asked to stop. shrinking: those that are asked to give up members. is_short: whether
-    some job did not do so, and another set of jobs may be asked instead.
+    holds: the names of their holds in a view. stopping: the jobs that are asked to stop for it. shrinking: those that
+    are asked to give up members. is_short: whether some job did not do so, and another set of jobs may be asked.
     """
 
     request: PlacementRequest
-    stopping: frozenset[str]
+    holds: frozenset[str]
+    stopping: frozenset[str] = frozenset()
     shrinking: frozenset[str] = frozenset()
     is_short: bool = False
 
     def release(self, view: ClusterView) -> ClusterView:
         """Return the view in which these GPUs are free."""
-        return remove_jobs(view, {make_hold_name(self.request.request_id)})
+        return remove_jobs(view, self.holds)
 
     def release_all(self, view: ClusterView) -> ClusterView:
         """Return the view in which these GPUs, and those of the jobs that stop, are free."""
-        return remove_jobs(view, {make_hold_name(self.request.request_id), *self.stopping})
+        return remove_jobs(view, self.holds | self.stopping)
 
     @property
     def sentence(self) -> str:
         jobs = sorted(self.stopping | self.shrinking)
         if not jobs:
-            return "waits until all GPUs that were freed for it fit"
+            return "waits until all GPUs that are held for it fit"
         more = f" and {len(jobs) - NAMED:,} more" if len(jobs) > NAMED else ""
         verb = "makes" if len(jobs) == 1 else "make"
         return f"waits until {format_count(len(jobs), 'job')} {verb} room for it ({', '.join(jobs[:NAMED])}{more})"

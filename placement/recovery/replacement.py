@@ -49,7 +49,8 @@ class GangRecovery:
     """The chosen step. lost: the ranks on failed nodes. pinned: the ranks that stay.
 
     places: the new places of the lost members, or of all members for `ELSEWHERE`. It is empty if none gets a new
-    place. victims: jobs that stop. costs: GPU-seconds of every possible step.
+    place. victims: jobs that stop. costs: GPU-seconds of every possible step. leaving: healthy ranks that a smaller
+    gang gives up, so that its size is one of its steps.
     """
 
     step: PricedStep
@@ -58,6 +59,7 @@ class GangRecovery:
     places: tuple[RankPlacement, ...] = ()
     victims: tuple[str, ...] = ()
     costs: tuple[tuple[RecoveryStep, float], ...] = ()
+    leaving: tuple[RankPlacement, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,7 @@ class _Possible:
     priced: PricedStep
     places: tuple[RankPlacement, ...] = ()
     victims: tuple[str, ...] = ()
+    leaving: tuple[RankPlacement, ...] = ()
 
 
 def find_recovery(
@@ -88,7 +91,7 @@ def find_recovery(
     chosen = choose_step(one.priced for one in possible)
     found = next(one for one in possible if one.priced is chosen)
     costs = tuple((one.priced.step, one.priced.cost_gpu_s) for one in possible)
-    return GangRecovery(chosen, search.lost, search.pinned, found.places, found.victims, costs)
+    return GangRecovery(chosen, search.lost, search.pinned, found.places, found.victims, costs, found.leaving)
 
 
 class _RecoverySearch:
@@ -118,9 +121,10 @@ class _RecoverySearch:
             return
         if self.pinned and all(rank.milli == WHOLE for rank in self.gang.ranks):
             yield from self._list_replacements(spares)
-            if self._count_members_after_shrink():
+            members = self._count_members_after_shrink()
+            if members:
                 slower = sum(len(rank.gpus) for rank in self.lost) * self.times.free_after_s
-                yield _Possible(self._price(RecoveryStep.SHRINK, slower))
+                yield _Possible(self._price(RecoveryStep.SHRINK, slower), leaving=self._list_leaving(members))
         yield from self._move()
         yield _Possible(self._price(RecoveryStep.WAIT))
 
@@ -188,6 +192,17 @@ class _RecoverySearch:
             return 0
         left = sum(len(rank.gpus) for rank in self.pinned) // each
         return 0 if left < sizes.min else sizes.min + (left - sizes.min) // sizes.step * sizes.step
+
+    def _list_leaving(self, members: int) -> tuple[RankPlacement, ...]:
+        """Return the last of the pinned ranks, so that a number of members stays."""
+        left = sum(len(rank.gpus) for rank in self.pinned) - members * self.gang.gpus_per_member
+        leaving: list[RankPlacement] = []
+        for rank in reversed(self.pinned):
+            gpus = rank.gpus[-left:] if left > 0 else ()
+            if gpus:
+                leaving.append(msgspec.structs.replace(rank, gpus=gpus))
+            left -= len(gpus)
+        return tuple(reversed(leaving))
 
     def _move(self) -> Iterator[_Possible]:
         """Yield the move of the whole gang to healthy nodes, if they have room."""

@@ -10,6 +10,7 @@ from enum import Enum, auto
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.placement.actions.action import STOPPING, ActionKind, JobAction
 from fleetcast.placement.machines.view import UNSURE, ClusterView, Hearing
@@ -62,7 +63,8 @@ def has_happened(action: JobAction, observed: ObservedFleet) -> bool:
     """Return whether occupancy shows that an action happened.
 
     A stop happened if the attempt no longer runs. Any other action happened if the job holds the action's places, and
-    none of the GPUs that it gives back.
+    none of the GPUs that it gives back. A later attempt of a gang that gets other nodes may run elsewhere: its
+    scheduler chose.
     """
     if action.kind is ActionKind.PREEMPT:
         return (action.job, action.attempt) not in observed.seen
@@ -70,13 +72,19 @@ def has_happened(action: JobAction, observed: ObservedFleet) -> bool:
     runs = action.job in view.jobs
     own = view.holders == view.jobs.index(action.job) if runs else np.zeros(view.holders.shape, bool)
     frees, places = mask_ranks(view, action.ranks), mask_ranks(view, action.places)
-    gives = action.kind not in STOPPING or not (own & frees & ~places).any()
-    return gives and bool(own[places].all())
+    if action.kind not in STOPPING:
+        return bool(own[places].all())
+    is_later = action.kind is ActionKind.REPLACE and own.any() and (action.job, action.attempt) not in observed.seen
+    return not (own & frees & ~places).any() and (is_later or bool(own[places].all()))
 
 
 def judge_freed_gpus(ranks: tuple[RankPlacement, ...], view: ClusterView, since_ms: int) -> Finding:
-    """Return what telemetry shows of freed GPUs, `since_ms` after the first board on which no job holds them."""
+    """Return what telemetry shows of freed GPUs, `since_ms` after the first board on which no job holds them.
+
+    GPUs of lost nodes count as freed: nobody gets them.
+    """
     gpus = mask_ranks(view, ranks)
+    gpus[view.state == NodeState.LOST] = False
     if view.unknown_use is not None and (view.unknown_use & gpus).any():
         return Finding.CONTRADICTED
     rows = gpus.any(axis=1)

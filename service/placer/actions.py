@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 SWITCHES = "actions"  # the ledger's mark with the switches
 PLACER = "placer"
 PAUSED, RESUMED, OPENED, RESET = "actions_paused", "actions_resumed", "actions_stopped", "actions_reset"
+MOST_OF_JOB = 20  # actions that `list_last_of` returns
 DONE = frozenset({ActionState.ACCEPTED, ActionState.SEEN})
 TELEMETRY, SCHEDULER = "telemetry shows it", "the scheduler says so; no telemetry covers it"
 
@@ -185,6 +186,7 @@ class ActionControl:
                     declined.append((action, f"action {last.action_id} was {last.state} before: {last.why}"))
                     continue
                 opened.append(self._table.insert(action, now_ms, PLACER))
+                self._metrics.proposed.labels(action.kind.value, action.reason.code).inc()
         return Proposals(opened, unchanged, declined)
 
     def send(self, action_ids: Iterable[str], now_ms: int) -> list[ActionRecord]:
@@ -247,6 +249,13 @@ class ActionControl:
         state = ActionState.LATE if has_ended else ActionState.SEEN
         return self._table.enter(record, state, now_ms, PLACER, evidence)
 
+    def cancel(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
+        """End an action that was sent and that its executor has not accepted. Its executor did not fail.
+
+        Raises IllegalTransition for an action that was not sent, or has ended.
+        """
+        return self._table.enter(self.get_action(action_id), ActionState.REFUSED, now_ms, PLACER, why)
+
     def record_contradiction(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
         """Record that telemetry contradicts what an executor reported. The action counts as refused."""
         record = self._table.enter(self.get_action(action_id), ActionState.REFUSED, now_ms, PLACER, why)
@@ -268,6 +277,10 @@ class ActionControl:
             if record.was_sent:
                 self._metrics.failed.labels(record.action.executor).inc()
         return ended
+
+    def list_last_of(self, job: str) -> list[ActionRecord]:
+        """Return the last actions on a job, open or ended."""
+        return self._table.read_after(0, MOST_OF_JOB, job=job, newest=True)
 
     # -- executors
 

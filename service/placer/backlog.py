@@ -80,27 +80,27 @@ class RequestBacklog:
             self.waits, self.planned, self.stalled = {}, None, ""
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
-                observed = self._view.observe_fleet()  # charges and the file of queues go on
-                self._recover(observed, self._options())
+                observed = self._recover(self._view.observe_fleet(), self._options())  # charges go on as well
                 self._growth.record_growth(None, self._queues.make_turns(observed), observed, self._clock.now_ms())
             return None
         try:
-            observed, options = self._view.observe_for_decision(), self._options()
+            options = self._options()
+            observed = self._recover(self._view.observe_for_decision(), options)
         except StaleError as error:
             self.stalled = f"nothing is decided now: {error}"
             raise
         self.stalled = ""
-        self._recover(observed, options)
         wanted, stranded = self._choose_entries_to_plan(queue, observed)
         dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
         turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed, options.now_ms)
         promises = self._view.promised_sets.make_promises(options.now_ms)
         return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim, promises)
 
-    def _recover(self, observed: ObservedFleet, options: Options) -> None:
-        """Propose what gangs with lost nodes need."""
+    def _recover(self, observed: ObservedFleet, options: Options) -> ObservedFleet:
+        """Let gangs with lost nodes get what they need. Returns the fleet with the GPUs that are held for them."""
         with self._ledger.transaction():
-            self._recovery.record_proposals(observed, options)
+            self._recovery.record_actions(observed, options)
+        return self._view.observe_fleet()
 
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed.

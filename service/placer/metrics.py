@@ -131,6 +131,12 @@ class ActionMetrics:
             ["executor"],
             registry=registry,
         )
+        self.proposed = Counter(
+            "fleetcast_actions_proposed",
+            "Actions that were proposed, by kind and reason. The reason names the step of recovery.",
+            ["kind", "reason"],
+            registry=registry,
+        )
         self.failed.labels(AGENTS)
         self.oldest_s.labels(AGENTS)
         self.paused = Gauge("fleetcast_actions_paused", "1 while a person has paused all actions.", registry=registry)

@@ -1,6 +1,7 @@
-"""The sets of actions that free GPUs for one request each, and the GPUs that are promised to these requests.
+"""The GPUs that actions promise: to the request that a set of actions frees them for, and to a gang that gets nodes.
 
-They are a mark in the ledger, which is written in the transaction that sends the actions. So a restart loses none.
+The sets are a mark in the ledger, which is written in the transaction that sends the actions. What a gang gets is in
+its own action. So a restart loses none.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.running_jobs import make_running_jobs
 from fleetcast.placement.machines.view import ClusterView
-from fleetcast.placement.plan.promised import PromisedGpus, make_hold_name
+from fleetcast.placement.plan.promised import PromisedGpus, make_gang_hold_name, make_hold_name
 from fleetcast.placement.plan.timeline import Hold, add_placements
 from fleetcast.service.placer.view import ObservedFleet
 
@@ -103,17 +104,31 @@ class PromisedSets:
                 self._store(after)
 
     def make_promises(self, now_ms: int) -> dict[str, PromisedGpus]:
-        """Return request_id → the GPUs that are promised to it, for a pass."""
+        """Return request_id → the GPUs that are promised to it, for a pass.
+
+        The next attempt of a gang that gets other nodes may use the GPUs that are held for the gang.
+        """
         requests = {entry.request.request_id: entry.request for entry in self._ledger.list_queue_entries()}
-        return {
-            found.row.payer: PromisedGpus(
-                requests[found.row.payer],
-                *_split_open_jobs(found.records),
-                found.is_short and not found.is_exhausted,
-            )
-            for found in self.list_followed(now_ms)
-            if found.is_live
+        gangs = {record.action.job for record in self.list_gang_actions()}
+        found = {
+            request_id: PromisedGpus(request, frozenset({make_gang_hold_name(request.job_name)}))
+            for request_id, request in requests.items()
+            if request.job_name in gangs
         }
+        for row in self.list_followed(now_ms):
+            if row.is_live:
+                payer, stops = row.row.payer, _split_open_jobs(row.records)
+                holds = frozenset({make_hold_name(payer)}).union(found[payer].holds if payer in found else ())
+                found[payer] = PromisedGpus(requests[payer], holds, *stops, row.is_short and not row.is_exhausted)
+        return found
+
+    def list_gang_actions(self) -> list[ActionRecord]:
+        """Return the open actions that were sent and give other places to their own job."""
+        return [
+            record
+            for record in self._ledger.actions.list_open()
+            if record.was_sent and record.action.places and not record.action.payer
+        ]
 
     def find_next_end_ms(self, now_ms: int) -> int:
         """Return the next time at which GPUs stop being promised, far ahead if none are."""
@@ -122,20 +137,25 @@ class PromisedSets:
     def add_holds(self, observed: ObservedFleet, now_ms: int) -> ObservedFleet:
         """Return the observed fleet in which promised GPUs that no job holds are held for their requests.
 
-        GPUs of a job that stops are held under another name until its action is seen.
+        GPUs of a job that stops are held under another name until its action is seen. GPUs for a gang are held until
+        its action has ended.
         """
         rows = [found for found in self.list_followed(now_ms) if found.is_live]
-        if not rows:
+        holds = [(name, ranks, found.row.by_ms) for found in rows for name, ranks in _list_holds(found)]
+        holds += [
+            (make_gang_hold_name(action.job), [*action.places, *action.pinned], action.by_ms)
+            for action in (record.action for record in self.list_gang_actions())
+        ]
+        if not holds:
             return observed
         names, ends = list[str](), list[int]()
         view = observed.view
-        for found in rows:
-            for name, ranks in _list_holds(found):
-                free = tuple(_list_unheld(view, ranks))
-                if free:
-                    view = add_placements(view, [Hold(name, free)])
-                    names.append(name)
-                    ends.append(found.row.by_ms)
+        for name, ranks, by_ms in holds:
+            free = tuple(_list_unheld(view, ranks))
+            if free:
+                view = add_placements(view, [Hold(name, free)])
+                names.append(name)
+                ends.append(by_ms)
         held = make_running_jobs(
             names,
             gpus=1,

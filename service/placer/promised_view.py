@@ -56,7 +56,7 @@ class PromisedView:
         self._view: _View | None = None
         self._requests = PlacedRequests(ledger)
         self._completed: _CompletedFleet | None = None
-        self._with_sets: tuple[int, ObservedFleet] | None = None  # until when it holds, and the view
+        self._with_sets: tuple[int, int, ObservedFleet] | None = None  # actions' version, until when, and the view
         self.promised_sets = PromisedSets(ledger)
         self.on_board: Callable[[], None] = lambda: None
         self.follow_actions: Callable[[ObservedFleet, int], None] = lambda base, now_ms: None
@@ -136,12 +136,14 @@ class PromisedView:
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
             self._with_sets = None
-        if self._with_sets is None or self._with_sets[0] <= now_ms:
+        version = self.ledger.actions.version
+        if self._with_sets is None or self._with_sets[0] != version or self._with_sets[1] <= now_ms:
             self._with_sets = (
+                version,
                 self.promised_sets.find_next_end_ms(now_ms),
                 self.promised_sets.add_holds(self._view.observed, now_ms),
             )
-        return self._with_sets[1]
+        return self._with_sets[2]
 
     def observe_for_decision(self) -> ObservedFleet:
         """Return the newest view. Raises StaleError if it is stale, or while the parts of the state disagree."""

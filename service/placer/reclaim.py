@@ -28,7 +28,6 @@ LASTS_MS = 3_600_000  # a proposal that no pass has withdrawn by then expires
 SENT_MS = 600_000  # beyond the grace: an action that was sent expires by then
 REASONS = {Eligibility.RECLAIM: "guarantee", Eligibility.PREEMPT: "class"}
 SURPLUS = "surplus"  # the reason for members above the minimum of a gang, where no guarantee and no class counts
-OF_OTHERS = frozenset({ActionKind.GROW, ActionKind.REPLACE})  # proposed and withdrawn by growth and recovery
 REJECTED = 3  # sets of jobs that the search did not choose, stored with an action
 
 
@@ -138,7 +137,7 @@ class ReclaimAdvisor:
 
     def _withdraw_others(self, wishes: set[str], why: str, now_ms: int) -> None:
         for record in self._control.list_open():
-            if record.action.kind in OF_OTHERS:
+            if not record.action.payer:  # growth and recovery withdraw theirs
                 continue
             if record.state is ActionState.PROPOSED and record.action.compute_wish() not in wishes:
                 self._control.withdraw(record.action_id, why, now_ms)
@@ -147,7 +146,7 @@ class ReclaimAdvisor:
         """Withdraw the proposals of growth and recovery on jobs that should stop: a job has one open action."""
         jobs = {action.job for action in actions}
         for record in self._control.list_open():
-            is_other = record.action.kind in OF_OTHERS and record.action.job in jobs
+            is_other = not record.action.payer and record.action.job in jobs
             if is_other and record.state is ActionState.PROPOSED:
                 self._control.withdraw(record.action_id, "the job should make room for a request instead", now_ms)
 

@@ -1,192 +1,205 @@
-"""Advice on gangs whose nodes were lost or are likely to fail: one action for each gang, however many nodes.
+"""The replacement of nodes that were lost or are likely to fail under a gang: one action, however many nodes.
 
-Each pass judges anew. If more nodes fail, a new action with all of them takes the place of the old one. An action
-that was not sent is withdrawn once its reason is gone. Nothing is proposed while reclaim is "off".
+Each pass judges anew. If more nodes fail, a new action with all of them takes the place of the old one, unless the
+executor has accepted that one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
+or free nodes, and a shrink, are sent. All other steps are advice.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from fleetcast.fleet.nodes import NodeState
-from fleetcast.fleet.requests import Gang, PlacementRequest
-from fleetcast.placement.actions.action import ActionCost, ActionKind, ActionReason, JobAction
+from fleetcast.placement.actions.action import ActionKind, JobAction
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.running_jobs import PREEMPTIBLE, RunningJobs
+from fleetcast.placement.machines.running_jobs import PREEMPTIBLE, PROTECTED
+from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import Advice, ClusterView
+from fleetcast.placement.plan.promised import SendingBounds, make_gang_hold_name
 from fleetcast.placement.plan.reclaiming import compute_job_costs
-from fleetcast.placement.queues.tree import ReclaimPolicy
+from fleetcast.placement.plan.timeline import Hold, add_placements
+from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy
 from fleetcast.placement.recovery.foresight import compute_set_probability, should_act_early
-from fleetcast.placement.recovery.replacement import BrokenGang, GangRecovery, find_recovery
+from fleetcast.placement.recovery.replacement import find_recovery
 from fleetcast.placement.recovery.spares import choose_spare_nodes
-from fleetcast.placement.recovery.steps import RecoveryStep, RecoveryTimes
+from fleetcast.placement.recovery.steps import RecoveryStep
 from fleetcast.service.placer.actions import ActionControl
+from fleetcast.service.placer.broken_gangs import LOST, make_broken_gang, make_recovery_action, make_recovery_times
+from fleetcast.service.placer.executors import ExecutorChoice
+from fleetcast.service.placer.promised_sets import FAILED
 from fleetcast.service.placer.queues import ServedQueues
-from fleetcast.service.placer.reclaim import ADVICE, LASTS_MS, list_job_ranks
+from fleetcast.service.placer.reclaim import SENT_MS
 from fleetcast.service.placer.view import ObservedFleet
 
 Mask = NDArray[np.bool_]
 MOST_GANGS = 16  # whose recovery one pass searches
+MOST_TRIES = 2  # of one attempt, that its executor did not carry out
 RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
+SENT_NOW = "it is sent now"
+CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FREE, RecoveryStep.SHRINK))
 
 
 class RecoveryAdvisor:
-    """The writer of proposals to replace nodes under running gangs."""
+    """The writer of actions that let gangs run without their lost nodes."""
 
-    def __init__(self, control: ActionControl, queues: ServedQueues) -> None:
+    def __init__(self, control: ActionControl, queues: ServedQueues, executors: ExecutorChoice) -> None:
         self._control = control
         self._queues = queues
+        self._executors = executors
 
-    def record_proposals(self, observed: ObservedFleet, options: Options) -> None:
-        """Store what the gangs of a fleet need, and withdraw proposals whose reason is gone.
+    def record_actions(self, observed: ObservedFleet, options: Options) -> None:
+        """Store and send what the gangs of a fleet need, and withdraw proposals whose reason is gone.
 
         The caller holds the ledger's transaction.
         """
         tree, now_ms = self._queues.tree, options.now_ms
-        active = tree is not None and tree.policy.reclaim.mode != "off"
-        before = {row.action.job: row for row in self._control.list_open() if row.action.kind is ActionKind.REPLACE}
-        actions = []
-        if tree is not None and active:
-            spares = None if tree.spares is None else choose_spare_nodes(observed.view, tree.spares)
-            actions = _list_actions(observed, options, tree.policy.reclaim, before, spares)
-        jobs = {action.job: action for action in actions}
-        for job, record in before.items():
-            if record.state is ActionState.PROPOSED:
-                wanted = jobs.get(job)
-                if wanted is None:
-                    self._control.withdraw(record.action_id, RECOVERED, now_ms)
-                elif wanted.compute_wish() != record.action.compute_wish():
-                    self._control.withdraw(record.action_id, MORE_FAILED, now_ms)
-        if actions:
-            self._control.propose(actions, now_ms)
+        own = [record for record in self._control.list_open() if is_of_recovery(record.action)]
+        if tree is None or tree.policy.reclaim.mode == "off":
+            self._withdraw_others([record for record in own if not record.was_sent], {}, now_ms)
+            return
+        cancelled = self._cancel_overtaken(own, observed, now_ms)
+        own = [record for record in own if record.action.job not in cancelled]
+        fleet = replace(observed, view=remove_jobs(observed.view, set(map(make_gang_hold_name, cancelled))))
+        actions = _GangSearch(fleet, options, tree, {record.action.job: record for record in own}).list_actions()
+        proposed = [record for record in own if not record.was_sent]
+        self._withdraw_others(proposed, {action.job: action.compute_wish() for action in actions}, now_ms)
+        sent = [action for action in actions if self._may_send(action, fleet, tree.policy.reclaim, now_ms)]
+        self._control.propose([action for action in actions if action not in sent], now_ms)
+        for action in sent:
+            self._send(action, now_ms)
+
+    def _cancel_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:
+        """End sent actions that no executor has accepted, and that no longer suit. Returns their jobs."""
+        overtaken = set[str]()
+        for record in own:
+            if record.state is ActionState.SENT and is_overtaken(record.action, observed.view):
+                self._control.cancel(record.action_id, MORE_FAILED, now_ms)
+                overtaken.add(record.action.job)
+        return overtaken
+
+    def _withdraw_others(self, proposed: Sequence[ActionRecord], wishes: dict[str, str], now_ms: int) -> None:
+        """Withdraw proposals that are not repeated. wishes: job → the wish of its present action."""
+        for record in proposed:
+            wish = wishes.get(record.action.job)
+            if wish != record.action.compute_wish():
+                self._control.withdraw(record.action_id, RECOVERED if wish is None else MORE_FAILED, now_ms)
+
+    def _may_send(self, action: JobAction, fleet: ObservedFleet, policy: ReclaimPolicy, now_ms: int) -> bool:
+        """Return whether an action is sent, and not only advised."""
+        return (
+            policy.mode == "act"
+            and action.reason.code.endswith(CARRIED_OUT)
+            and fleet.jobs.preemptible[fleet.jobs.row[action.job]] != PROTECTED
+            and self._executors.find_executor(action.kind, action.job, now_ms) != ""
+            and self._count_failed(action) < MOST_TRIES
+            and is_within_bounds(action, self._control.make_sending_bounds(policy), now_ms)
+        )
+
+    def _count_failed(self, action: JobAction) -> int:
+        """Return how often an executor did not help this attempt."""
+        last = self._control.list_last_of(action.job)
+        own = [row for row in last if is_of_recovery(row.action) and row.action.attempt == action.attempt]
+        return sum(row.was_sent and row.state in FAILED and row.why != MORE_FAILED for row in own)
+
+    def _send(self, action: JobAction, now_ms: int) -> None:
+        """Send an action in place of the advice that is open."""
+        for record in self._control.list_open():
+            if record.action.job == action.job and record.state is ActionState.PROPOSED:
+                self._control.withdraw(record.action_id, SENT_NOW, now_ms)
+        executor = self._executors.find_executor(action.kind, action.job, now_ms)
+        by_ms = now_ms + round(1000 * action.grace_s) + SENT_MS
+        found = self._control.propose([msgspec.structs.replace(action, executor=executor, by_ms=by_ms)], now_ms)
+        self._control.send([record.action_id for record in found.opened], now_ms)
 
 
-def _list_actions(
-    observed: ObservedFleet,
-    options: Options,
-    policy: ReclaimPolicy,
-    before: dict[str, ActionRecord],
-    spares: Mask | None,
-) -> list[JobAction]:
-    """Return one action for each gang with nodes that were lost, or that pay to be replaced early.
+def is_of_recovery(action: JobAction) -> bool:
+    """Return whether recovery proposed an action."""
+    return action.kind is ActionKind.REPLACE or (action.kind is ActionKind.SHRINK and not action.payer)
 
-    before: job → its open action. spares: (n,) bool, nodes that are held ready.
-    """
-    view, jobs = observed.view, observed.jobs
-    lost = view.state == NodeState.LOST
-    likely = ~lost & (((view.advice == Advice.DRAIN) & (view.p_fail > 0)) | (view.p_fail >= 1))
-    concerned = np.unique(view.holders[lost | likely])
-    costs = compute_job_costs(jobs, options.now_ms)
-    actions: list[JobAction] = []
-    for row in concerned[(concerned >= 0) & (concerned < len(jobs))].tolist():
-        if len(actions) == MOST_GANGS:
-            break
-        times = _make_times(jobs, row, policy)
+
+def is_overtaken(action: JobAction, view: ClusterView) -> bool:
+    """Return whether more nodes of a job were lost than an action replaces, or one of its new places is away."""
+    row, leaving = view.inventory.row, {rank.node for rank in action.ranks}
+    job = view.jobs.index(action.job) if action.job in view.jobs else -1
+    lost = (view.state == NodeState.LOST) & (view.holders == job).any(axis=1) & (job >= 0)
+    return not {view.topology.names[at] for at in np.flatnonzero(lost).tolist()} <= leaving or not all(
+        place.node in row and bool(view.in_service[row[place.node]]) for place in action.places
+    )
+
+
+def is_within_bounds(action: JobAction, bounds: SendingBounds, now_ms: int) -> bool:
+    """Return whether an action may be sent: now, in its queue, and as far as an hour's limits allow it alone."""
+    advice = bounds.explain_advice({action.job: action.queue})
+    return not advice and not bounds.explain_bound({action.queue: action.gpus}, now_ms)
+
+
+class _GangSearch:
+    """The search for what each gang of a fleet needs. before: job → its open action."""
+
+    def __init__(
+        self, fleet: ObservedFleet, options: Options, tree: QueueTree, before: dict[str, ActionRecord]
+    ) -> None:
+        self._view, self._jobs, self._options = fleet.view, fleet.jobs, options
+        self._policy, self._before = tree.policy.reclaim, before
+        self._spares = None if tree.spares is None else choose_spare_nodes(fleet.view, tree.spares)
+        self._costs = compute_job_costs(fleet.jobs, options.now_ms)
+
+    def list_actions(self) -> list[JobAction]:
+        """Return one action for each gang with nodes that were lost, or that pay to be replaced early.
+
+        A gang whose action was sent has none. No two actions get the same GPUs.
+        """
+        view = self._view
+        lost = view.state == NodeState.LOST
+        likely = ~lost & (((view.advice == Advice.DRAIN) & (view.p_fail > 0)) | (view.p_fail >= 1))
+        concerned = np.unique(view.holders[lost | likely])
+        actions: list[JobAction] = []
+        for row in concerned[(concerned >= 0) & (concerned < len(self._jobs))].tolist():
+            if len(actions) == MOST_GANGS:
+                break
+            known = self._before.get(self._jobs.names[row])
+            action = None if known is not None and known.was_sent else self._make_action(row, lost, likely, known)
+            if action is not None:
+                actions.append(action)
+                if action.places:
+                    self._view = add_placements(self._view, [Hold(make_gang_hold_name(action.job), action.places)])
+        return actions
+
+    def _make_action(self, row: int, lost: Mask, likely: Mask, known: ActionRecord | None) -> JobAction | None:
+        """Return the action for one job, or None if it needs none. known: its open action."""
+        view, jobs = self._view, self._jobs
+        times = make_recovery_times(jobs, row, self._policy)
         own = (view.holders == row).any(axis=1)
-        failed, p = lost & own, 1.0
+        failed, p = lost & own, LOST
         if not failed.any():
             p = compute_set_probability(view.p_fail[likely & own])
-            if not should_act_early(p, float(costs.lost[row]) / max(1, int(jobs.gpus[row])), times):
-                continue
+            if not should_act_early(p, float(self._costs.lost[row]) / max(1, int(jobs.gpus[row])), times):
+                return None
             failed = likely & own
         gang = make_broken_gang(jobs, row, view)
-        known = before.get(jobs.names[row])
-        if known is not None and _still_holds(known.action, gang, failed, view):
-            actions.append(known.action)
-            continue
-        may_stop = (jobs.preemptible == PREEMPTIBLE) & (jobs.stops < policy.stops_a_day)
+        if known is not None and known.action.attempt == jobs.attempt[row] and _still_holds(known.action, failed, view):
+            return known.action
+        may_stop = (jobs.preemptible == PREEMPTIBLE) & (jobs.stops < self._policy.stops_a_day)
         stop_cost = np.full(len(view.jobs), np.inf)
-        stop_cost[: len(jobs)] = np.where(may_stop, costs.total, np.inf)
-        found = find_recovery(gang, view, failed | lost, stop_cost, options, times, spares)
-        actions.append(_make_action(found, gang, jobs, row, p, times, options.now_ms))
-    return actions
+        stop_cost[: len(jobs)] = np.where(may_stop, self._costs.total, np.inf)
+        found = find_recovery(gang, view, failed | lost, stop_cost, self._options, times, self._spares)
+        return make_recovery_action(found, gang, jobs, row, p, times, self._options.now_ms)
 
 
-def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGang:
-    """Return a running job as a gang to recover. The nodes of its members must have one GPU model."""
-    ranks = list_job_ranks(view, jobs.names[row])
-    gpu_rows = {view.inventory.row[rank.node] for rank in ranks}
-    models = {int(view.inventory.gpu_model[at]) for at in gpu_rows}
-    known = models.pop() if len(models) == 1 else -1
-    members = int(jobs.members[row]) or len(ranks)
-    sizes = (int(jobs.gang_min[row]), int(jobs.gang_desired[row]), int(jobs.gang_step[row]))
-    request = PlacementRequest(
-        request_id=f"recovery of {jobs.names[row]}"[:200],
-        job=jobs.names[row],
-        attempt=int(jobs.attempt[row]),
-        gang=Gang(*sizes) if 0 < sizes[0] < sizes[1] else members,
-        gpu_models=(view.inventory.gpu_models[known],) if known >= 0 else (),
-    )
-    return BrokenGang(request, ranks, int(jobs.gpus_per_member[row]))
+def _still_holds(action: JobAction, failed: Mask, view: ClusterView) -> bool:
+    """Return whether an action is for the same nodes, and its new places are still free.
 
-
-def _make_times(jobs: RunningJobs, row: int, policy: ReclaimPolicy) -> RecoveryTimes:
-    """Return the times of one job, as far as they are known."""
-    known = RecoveryTimes(grace_s=policy.grace_s)
-    cost_s, restart_s = float(jobs.checkpoint_cost_s[row]), float(jobs.restart_s[row])
-    return replace(
-        known,
-        checkpoint_s=known.checkpoint_s if np.isnan(cost_s) else cost_s,
-        swap_s=known.swap_s if np.isnan(restart_s) else restart_s,
-        restart_s=max(known.restart_s, 0.0 if np.isnan(restart_s) else restart_s),
-    )
-
-
-def _still_holds(action: JobAction, gang: BrokenGang, failed: Mask, view: ClusterView) -> bool:
-    """Return whether an action is for the same nodes, and its new places are still free."""
-    row, names = view.inventory.row, set(np.array(view.topology.names)[failed].tolist())
-    concerned = {rank.node for rank in gang.ranks} & names
-    return (
-        action.attempt == gang.request.attempt
-        and {rank.node for rank in action.ranks} == concerned
-        and all(
-            place.node in row
-            and bool(view.in_service[row[place.node]])
-            and bool(view.free[row[place.node], list(place.gpus)].all())
-            for place in action.places
-        )
-    )
-
-
-def _make_action(
-    found: GangRecovery,
-    gang: BrokenGang,
-    jobs: RunningJobs,
-    row: int,
-    p: float,
-    times: RecoveryTimes,
-    now_ms: int,
-) -> JobAction:
-    """Return the action of a step. Its numbers are the cost of each possible step, and the probability."""
-    step, gpus = found.step, gang.gpus
-    waits_s = times.free_after_s if step.step is RecoveryStep.WAIT else 0.0
-    moves_all = step.step is RecoveryStep.ELSEWHERE
-    numbers = {f"{name}_gpu_s": cost for name, cost in found.costs}
-    concerned = gang.ranks if moves_all else found.lost
-    others_gpu_s = max(0.0, step.cost_gpu_s - gpus * step.delay_s)
-    shrinks = step.step is RecoveryStep.SHRINK
-    return JobAction(
-        kind=ActionKind.REPLACE,
-        job=jobs.names[row],
-        attempt=int(jobs.attempt[row]),
-        queue=jobs.leaf[row],
-        gpus=float(sum(len(rank.gpus) for rank in concerned)),
-        ranks=concerned,
-        executor=ADVICE,
-        by_ms=now_ms + LASTS_MS,
-        reason=ActionReason(
-            ("lost" if p == 1.0 else "foreseen") + f"_{step.step}",
-            numbers | {"p": p, "nodes": float(len({rank.node for rank in found.lost}))},
-        ),
-        cost=ActionCost(
-            lost=0.0 if shrinks else others_gpu_s,
-            slow=others_gpu_s if shrinks else 0.0,
-            restart=gpus * (step.delay_s - waits_s),
-            wait=gpus * waits_s,
-        ),
-        places=found.places,
-        grace_s=times.grace_s,
+    failed: (n,) bool, the failed nodes of its job.
+    """
+    row, leaving = view.inventory.row, {rank.node for rank in action.ranks}
+    return set(np.array(view.topology.names)[failed].tolist()) == leaving and all(
+        place.node in row
+        and bool(view.in_service[row[place.node]])
+        and bool(view.free[row[place.node], list(place.gpus)].all())
+        for place in action.places
     )

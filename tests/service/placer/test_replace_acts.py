@@ -1,0 +1,243 @@
+"""Nodes under a gang that are replaced by an executor: sent, held for the gang alone, and seen."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.scores import RISK_KINDS
+from fleetcast.placement.ledger.verify import verify_ledger
+from fleetcast.placement.machines.view import Hearing
+from fleetcast.service.placer.action_follow import BUSY
+from tests.service.placer.test_act import ACT_LATE_S, ActBoard, ActWorld
+from tests.service.placer.test_reclaim import OLD_S
+from tests.service.placer_world import GPUS, NODES
+
+FILE = """
+[policy]
+reclaim = "act"
+[queue.q]
+[queue.other]
+"""
+
+
+class BrokenBoard(ActBoard):
+    """A board on which some nodes are lost, and others are advised to be drained."""
+
+    lost: tuple[int, ...] = ()
+    drained: tuple[int, ...] = ()
+    attempt = 1  # of the job `big`
+
+    def sections(self) -> dict[str, Any]:
+        found = super().sections()
+        running = [(job, self.attempt if job == "big" else 1) for job in self.jobs]
+        found["occupancy"] = msgspec.json.encode({"position": 1, "running": running, "ended": self.ended})
+        state, advice = np.zeros(NODES, np.int8), np.zeros(NODES, np.int8)
+        state[list(self.lost)] = NodeState.LOST
+        advice[list(self.drained)] = ACTIONS.index("drain_now")
+        for row in self.drained:
+            found["node.risk"][RISK_KINDS.index("fail"), :, row] = 0.4
+        return found | {"node.state": state, "node.action": advice}
+
+
+class BrokenWorld(ActWorld):
+    """A gang `big` on the nodes n01 to n04, a job `other`, and the free nodes n15 and n16."""
+
+    board: BrokenBoard
+
+    def __init__(self, folder: Path, text: str = FILE) -> None:
+        super().__init__(folder, text)
+        self.board = BrokenBoard(self.config.board)
+        self.board.queue_of, self.board.more = {}, {}
+        self.run_job("big", range(4))
+        self.run_job("other", range(4, NODES - 2))
+        self.beat(0)
+
+    def run_job(self, name: str, nodes: Any) -> None:
+        self.board.jobs[name], self.board.queue_of[name] = nodes, "q"
+
+    def lose(self, *rows: int) -> dict[str, str]:
+        """Let these nodes be lost. Agents poll, and a pass runs. Returns job → state of its last action."""
+        self.board.lost = rows
+        self.agents_pass_at(30)
+        return self.states()
+
+    def last(self, job: str = "big") -> Any:
+        return self.ask("GET", f"/actions?job={job}&order=newest")["rows"][-1]
+
+    def try_now(self, nodes: int) -> str:
+        """Return the outcome of a request of another queue for whole nodes, which stores nothing."""
+        body = {"request_id": "try", "queue": "other", "gang": nodes, "gpus_per_node": GPUS, "dry_run": True}
+        return str(self.ask("POST", "/placements", json=body)["outcome"])
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[BrokenWorld]:
+    world = BrokenWorld(tmp_path)
+    yield world
+    world.close()
+    assert verify_ledger(world.config.ledger).is_intact
+
+
+def test_a_lost_node_is_replaced_and_its_replacement_is_held_for_the_gang_alone(world: BrokenWorld) -> None:
+    assert world.try_now(2) == "placed"
+    assert world.lose(1) == {"big": "sent"}
+    row = world.last()
+    assert (row["kind"], row["executor"], row["gpus"]) == ("replace", "agents", GPUS)
+    assert ([rank["node"] for rank in row["ranks"]], [rank["node"] for rank in row["places"]]) == (["n02"], ["n15"])
+    assert row["by_ms"] == world.clock.now_ms() + 1000 * ACT_LATE_S
+    for _ in range(2):
+        assert (world.try_now(1), world.try_now(2)) == ("placed", "refused")
+        world.restart()
+        world.pass_at(5)
+    world.reply("big", "accept")
+    world.run_job("big", (0, 2, 3, 14))
+    world.agents_pass_at(10)
+    assert world.states() == {"big": "seen"}
+    assert world.try_now(2) == "refused"
+
+
+def test_a_request_that_waits_gets_neither_the_new_node_nor_the_healthy_ones_of_the_gang(world: BrokenWorld) -> None:
+    world.wait_for("r", "other", 2)
+    world.board.jobs["filler"], world.board.queue_of["filler"] = (15,), "q"
+    world.lose(1)
+    assert (world.states(), world.placed()) == ({"big": "sent"}, {})
+    world.end("big")
+    world.agents_pass_at(30)
+    assert (world.states(), world.placed()) == ({"big": "sent"}, {}), "the shape is held while the gang restarts"
+    body = {"request_id": "again", "job": "big", "attempt": 2, "queue": "q", "gang": 4, "gpus_per_node": GPUS}
+    world.ask("POST", "/queue", 202, json=body)
+    world.pass_at(10)
+    assert world.placed() == {"again": ["n01", "n03", "n04", "n15"]}
+    assert world.states() == {"big": "sent"}
+
+
+@pytest.mark.parametrize("verb", ["refuse", "expire"])
+def test_the_end_of_a_replacement_frees_its_gpus_at_once(world: BrokenWorld, verb: str) -> None:
+    world.lose(1)
+    assert world.try_now(2) == "refused"
+    if verb == "refuse":
+        world.reply("big", "refuse", why="cannot")
+    else:
+        world.pass_at(ACT_LATE_S + 1)
+    world.board.lost = ()
+    world.pass_at(5)
+    assert world.try_now(2) == "placed"
+
+
+def test_a_later_attempt_that_its_scheduler_starts_elsewhere_ends_the_hold(world: BrokenWorld) -> None:
+    world.lose(1)
+    world.end("other")
+    world.board.attempt = 2
+    world.run_job("big", (1, 4, 5, 6))
+    world.agents_pass_at(10)
+    assert world.states() == {"big": "sent"}, "it still has the lost node"
+    world.run_job("big", range(4, 8))
+    world.agents_pass_at(10)
+    assert (world.states(), world.try_now(9)) == ({"big": "seen"}, "placed")
+
+
+def test_one_more_lost_node_joins_unless_the_executor_has_accepted(world: BrokenWorld) -> None:
+    world.lose(0)
+    first = world.last()["action_id"]
+    world.lose(0, 1)
+    assert world.last()["state"] == "sent" != first
+    assert [place["node"] for place in world.last()["places"]] == ["n15", "n16"]
+    assert world.ask("GET", f"/actions/{first}")["why"] == "other nodes are concerned now"
+    world.reply("big", "accept")
+    accepted = world.last()["action_id"]
+    world.lose(0, 1, 2)
+    assert (world.last()["action_id"], world.last()["state"]) == (accepted, "accepted")
+
+
+def test_a_wish_that_failed_is_not_sent_again_and_two_failures_leave_advice(world: BrokenWorld) -> None:
+    world.lose(1)
+    world.reply("big", "refuse", why="no")
+    assert world.lose(1) == {"big": "refused"}
+    world.lose(1, 2)
+    world.reply("big", "refuse", why="no")
+    world.lose(1, 3)
+    assert (world.last()["state"], world.last()["executor"]) == ("proposed", "advice")
+
+
+def test_an_elastic_gang_without_a_free_node_shrinks_to_one_of_its_sizes(world: BrokenWorld) -> None:
+    world.run_job("fill", range(NODES - 2, NODES))
+    gang = {"min": 1, "desired": 7, "step": 2}
+    world.board.more = {"big": {"gang": gang, "members": 4, "gpus_per_member": GPUS}}
+    assert world.lose(0)["big"] == "sent"
+    row = world.last()
+    assert (row["kind"], row["payer"], [rank["node"] for rank in row["ranks"]]) == ("shrink", "", ["n01"])
+    world.run_job("big", (1, 2, 3))
+    world.agents_pass_at(10)
+    assert world.states()["big"] == "seen"
+    world.lose(0, 1)
+    assert [rank["node"] for rank in world.last()["ranks"]] == ["n02", "n04"], "two members are none of its sizes"
+
+
+@pytest.mark.parametrize(
+    ("text", "more", "polls"),
+    [
+        (FILE.replace('"act"', '"advise"'), {}, True),
+        (FILE.replace('"act"', '"act"\nact_in = ["other"]'), {}, True),
+        (FILE, {"preemptible": False}, True),
+        (FILE, {}, False),
+    ],
+)
+def test_it_is_only_advice_unless_it_may_and_can_be_carried_out(
+    tmp_path: Path, text: str, more: dict[str, Any], polls: bool
+) -> None:
+    world = BrokenWorld(tmp_path, text)
+    world.board.more = {"big": more}
+    world.board.lost = (1,)
+    world.agents_pass_at(30) if polls else world.pass_at(30)
+    assert (world.last()["state"], world.last()["executor"]) == ("proposed", "advice")
+    assert world.try_now(2) == "placed"
+    world.close()
+
+
+def test_advice_is_sent_once_actions_are_resumed(world: BrokenWorld) -> None:
+    world.ask("POST", "/actions/pause")
+    world.lose(1)
+    assert world.last()["state"] == "proposed"
+    world.ask("POST", "/actions/resume")
+    world.lose(1)
+    assert world.last()["state"] == "sent"
+
+
+def test_a_node_that_is_likely_to_fail_is_left_and_its_busy_gpus_contradict_it(world: BrokenWorld) -> None:
+    world.board.hearing = Hearing.FRESH
+    world.board.drained = (0,)
+    world.agents_pass_at(OLD_S)
+    assert (world.last()["state"], world.last()["sentence"].split(": ")[1].split(",")[0]) == (
+        "sent",
+        "nodes are likely to fail",
+    )
+    world.run_job("big", (1, 2, 3, 14))
+    world.agents_pass_at(10)
+    assert world.states() == {"big": "sent"}, "readings of a minute are needed"
+    world.board.busy = (0,)
+    world.agents_pass_at(30)
+    assert (world.last()["state"], world.last()["why"]) == ("refused", BUSY)
+
+
+def test_two_gangs_get_different_nodes(world: BrokenWorld) -> None:
+    assert world.lose(0, 4) == {"big": "sent", "other": "sent"}
+    places = {world.last(job)["places"][0]["node"] for job in ("big", "other")}
+    assert places == {"n15", "n16"}
+
+
+def test_a_gang_stays_in_the_domain_that_its_request_requires(world: BrokenWorld) -> None:
+    world.lose()
+    world.end("big")
+    world.pass_at(5)
+    body = {"request_id": "b2", "job": "big2", "queue": "q", "gang": 4, "gpus_per_node": GPUS}
+    assert world.ask("POST", "/placements", json={**body, "topology": {"required": "rack"}})["outcome"] == "placed"
+    world.run_job("big2", range(4))
+    world.agents_pass_at(5)
+    world.lose(0)
+    assert (world.last("big2")["state"], world.last("big2")["places"]) == ("proposed", []), "r01 has no free node"
