@@ -15,7 +15,7 @@ NameArgument = Annotated[str, typer.Argument(help="A request, or the job that it
 
 
 def explain(name: NameArgument, url: UrlOption = None, as_json: JsonFlag = False) -> None:
-    """Explain why a job waits, step by step, who is stopped for it, and what was done to it.
+    """Explain why a job waits, step by step, who is stopped for it, what was done to it, and what a stop costs it.
 
     A service with tokens needs yours in FLEETCAST_TOKEN: scope read.
 
@@ -26,18 +26,21 @@ def explain(name: NameArgument, url: UrlOption = None, as_json: JsonFlag = False
     payer = waiting["request_id"] if waiting else name
     serving = [row for row in actions if row["payer"] == payer]
     done = ask_service("GET", url, "/v1/actions", {"order": "newest", "limit": RECENT, "job": name})["rows"]
-    if waiting is None and not serving and not done:
+    runs = _find_change_times(name, url)
+    if waiting is None and not serving and not done and runs is None:
         raise UnknownEntity(
-            f"no request or job {name!r} waits, and no action concerns it; `fleetcast actions list --all` names the "
-            "jobs that actions concern, and GET /v1/queue the requests that wait"
+            f"no request or job {name!r} waits or runs, and no action concerns it; `fleetcast actions list --all` "
+            "names the jobs that actions concern, and GET /v1/queue the requests that wait"
         )
     if as_json:
-        echo_text(json.dumps({"waiting": waiting, "serving": serving, "done": done}, indent=2))
+        echo_text(json.dumps({"waiting": waiting, "serving": serving, "done": done, "change_times": runs}, indent=2))
         return
     if waiting:
         _print_reasons(waiting)
     _print_actions("for it", serving)
     _print_actions("on it", done)
+    if runs:
+        _print_change_times(runs)
 
 
 def _find_reasons(name: str, url: str | None) -> dict[str, Any] | None:
@@ -49,6 +52,24 @@ def _find_reasons(name: str, url: str | None) -> dict[str, Any] | None:
         except UnknownEntity:
             continue
     return None
+
+
+def _find_change_times(name: str, url: str | None) -> dict[str, Any] | None:
+    """Return what a stop or a resize of a running job is expected to cost. Returns None if it does not run."""
+    try:
+        found: dict[str, Any] | None = ask_service("GET", url, f"/v1/jobs/{quote(name, safe='')}").get("change_times")
+    except UnknownEntity:
+        return None
+    return found
+
+
+def _print_change_times(times: dict[str, Any]) -> None:
+    sources = {field: "learnt" if field in times["learnt"] else "default" for field in times}
+    echo(
+        f"a stop costs it {times['restart_s']:g} s to restart ({sources['restart_s']}), "
+        f"a resize {times['resize_pause_s']:g} s ({sources['resize_pause_s']}); "
+        f"its speed is members^{times['speed_exponent']:g} ({sources['speed_exponent']})"
+    )
 
 
 def _print_reasons(waiting: dict[str, Any]) -> None:

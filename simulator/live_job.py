@@ -156,7 +156,8 @@ class LiveJob:
             self.next_step_ms = now_ms + STEP_EVERY_MS
             about: dict[str, Any] = {"step": int(self.step), "duration_s": round(step_s, 4)}
             if self.profile.trains:
-                about |= {"tokens": self.profile.tokens_per_step, "parts": parts}
+                speed = (self.gpus / self.job.gpus) ** SPEEDUP  # the batch follows the size, so the step time stays
+                about |= {"tokens": round(self.profile.tokens_per_step * speed), "parts": parts}
             events.append(self.make_next_event(Step, now_ms, **about))
         return events
 

@@ -297,6 +297,7 @@ class Job(_Class, total=False):
     run_s: dict[str, float] | None
     start_ms: dict[str, int] | None
     model: str | None
+    change_times: dict[str, Any] | None
     reasons: dict[str, str]
     source: str
 

@@ -157,6 +157,30 @@ class GpuTimeRow(msgspec.Struct):
     seen_gpu_s: float
 
 
+class LearntTimes(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The times of a running job that were learnt from events, in the form that the placer reads. None: too few events.
+
+    restart_s: seconds from a start to useful work. resize_pause_s: seconds that it stands still while its size
+    changes. speed_exponent: its speed is members ** exponent.
+    """
+
+    restart_s: float | None = None
+    resize_pause_s: float | None = None
+    speed_exponent: float | None = None
+
+
+class ChangeTimes(msgspec.Struct):
+    """The expected costs of a stop and of a change of size of a running job. Fields as in `LearntTimes`.
+
+    learnt: the fields that events of this job or of similar jobs gave. The others are defaults.
+    """
+
+    restart_s: float
+    resize_pause_s: float
+    speed_exponent: float
+    learnt: Sequence[str]
+
+
 class KnownAttempts(msgspec.Struct):
     """The board section `occupancy`: the attempts that run or ended recently.
 
@@ -197,6 +221,7 @@ class JobAnswer(JobRow, kw_only=True):
     failure: Failed | None = None
     run_s: RunQuantiles | None = None  # as told at its submission
     model: str | None = None  # that told it
+    change_times: ChangeTimes | None = None  # of a running job
     events: list[JobEvent]
     start_ms: dict[str, int] | None = None  # of a job that waits, where known
     reasons: dict[str, str] = {}  # why run_s, remaining_s and start_ms are null, where they are

@@ -24,6 +24,7 @@ from fleetcast.service.pipeline.guarded_source import GuardedSource
 from fleetcast.service.pipeline.jobs.fingerprints import Fingerprints
 from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.jobs.verdicts import Verdicts
+from fleetcast.service.pipeline.learnt_times import LearntJobTimes
 from fleetcast.service.pipeline.metrics import PipelinePage
 from fleetcast.service.pipeline.model_monitor import ServingModels
 from fleetcast.service.pipeline.node_load import NodeLoads
@@ -70,6 +71,7 @@ CAPABILITIES: tuple[Make, ...] = (
     lambda at, made: at.saved.parts[NodePasts],
     lambda at, made: at.saved.parts[Verdicts],
     lambda at, made: at.saved.parts[GpuTimes],
+    lambda at, made: at.saved.parts[LearntJobTimes],
     lambda at, made: at.others,
     lambda at, made: PipelinePage(at.config.folder, at.sources),
     lambda at, made: ServedInstances(),

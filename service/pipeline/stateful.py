@@ -25,6 +25,7 @@ from fleetcast.service.pipeline import old_names
 from fleetcast.service.pipeline.demand.served_trees import ServedTrees, ShadowTrees
 from fleetcast.service.pipeline.gpu_times import GpuTimes
 from fleetcast.service.pipeline.jobs.verdicts import Verdicts
+from fleetcast.service.pipeline.learnt_times import LearntJobTimes
 from fleetcast.service.pipeline.node_past import NodePasts
 from fleetcast.service.pipeline.run_times.record import RunTimeRecord
 from fleetcast.service.pipeline.state import FleetState
@@ -65,6 +66,7 @@ STATEFUL: tuple[PartKind, ...] = (
     PartKind("labelled", lambda config, state: state.labelled, starts_empty=True),
     PartKind("label_jobs", lambda config, state: state.label_jobs, starts_empty=True),
     PartKind("unknown_use", lambda config, state: UnknownUse(), starts_empty=True),
+    PartKind("learnt_times", lambda config, state: LearntJobTimes(), starts_empty=True),
 )
 
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.running_jobs import (
+    DEFAULT_RESTART_S,
     NOT_SAID,
     PREEMPTIBLE,
     PROTECTED,
@@ -24,11 +25,14 @@ from fleetcast.placement.machines.running_jobs import (
     make_running_jobs,
 )
 from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
-from fleetcast.service.answers.jobs import EndedJobRow, RunningJobRow
+from fleetcast.service.answers.jobs import EndedJobRow, LearntTimes, RunningJobRow
 from fleetcast.service.board.board import Board
+from fleetcast.service.pipeline.learnt_times import NOTHING_LEARNT
+from fleetcast.service.pipeline.learnt_times import SECTION as LEARNT_SECTION
 
 DAY_MS = 86_400_000
 _running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode
+_learnt_rows = msgspec.json.Decoder(dict[str, LearntTimes]).decode
 _ended_rows = msgspec.json.Decoder(list[EndedJobRow]).decode
 _PREEMPTIBLE = {None: NOT_SAID, False: PROTECTED, True: PREEMPTIBLE}
 
@@ -47,7 +51,22 @@ def read_running_table(board: Board) -> RunningJobs:
         rows = [rows[at] if at >= 0 else RunningJobRow(name, 1, 0, None) for name, at in zip(names, order, strict=True)]
         left_s = np.vstack([left_s, np.full((1, len(RUN_LEVELS)), np.nan)])[order]
     stops = _count_stops(_ended_rows(board.raw("jobs.ended")) if "jobs.ended" in board else (), board.as_of_ms)
-    return _make_table(rows, left_s, stops)
+    return _add_learnt_times(_make_table(rows, left_s, stops), board)
+
+
+def _add_learnt_times(jobs: RunningJobs, board: Board) -> RunningJobs:
+    """Return the table with the times that the pipeline learnt. A board of an earlier version has none."""
+    learnt = _learnt_rows(board.raw(LEARNT_SECTION)) if LEARNT_SECTION in board else {}
+    if not learnt:
+        return jobs
+    rows = [learnt.get(name, NOTHING_LEARNT) for name in jobs.names]
+    restart_s = _make_column(row.restart_s for row in rows)
+    return replace(
+        jobs,
+        restart_s=np.where(np.isnan(restart_s), DEFAULT_RESTART_S, restart_s),
+        resize_pause_s=_make_column(row.resize_pause_s for row in rows),
+        speed_exponent=_make_column(row.speed_exponent for row in rows),
+    )
 
 
 def _read_remaining_s(board: Board, j: int) -> NDArray[np.float64]:

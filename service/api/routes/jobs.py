@@ -9,7 +9,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from fleetcast.fleet.errors import UnknownEntity
-from fleetcast.service.answers.jobs import JobAnswer, JobRow, Jobs, JobState, Stragglers
+from fleetcast.placement.elastic.grow import SPEED_EXPONENT
+from fleetcast.placement.elastic.shrink import PAUSE_S
+from fleetcast.placement.machines.running_jobs import DEFAULT_RESTART_S
+from fleetcast.service.answers.jobs import ChangeTimes, JobAnswer, JobRow, Jobs, JobState, LearntTimes, Stragglers
 from fleetcast.service.api.archived_jobs import ArchiveSearchResult
 from fleetcast.service.api.estimates import NO_RUNS, PlacerEstimate
 from fleetcast.service.api.routes.aged_answer import make_aged_answer
@@ -23,6 +26,8 @@ from fleetcast.service.pipeline.documents import make_job_detail, make_job_row
 from fleetcast.service.pipeline.jobs.interference import NOW as CO_RUNS
 from fleetcast.service.pipeline.jobs.interference import explain_by_co_run
 from fleetcast.service.pipeline.jobs.verdicts import SECTION as VERDICTS
+from fleetcast.service.pipeline.learnt_times import NOTHING_LEARNT
+from fleetcast.service.pipeline.learnt_times import SECTION as LEARNT_SECTION
 
 T = TypeVar("T")
 Object = dict[str, object]  # JSON that goes on as it is
@@ -32,6 +37,7 @@ GIVEN_AGAIN = re.compile(
     r".*[0-9]@[0-9]{9,11}"
 )  # a number of Slurm and a submission: see `fleetcast.ingest.slurm.job_numbers`
 OVER = "it is over"
+NOT_RUNNING = "it does not run"
 NO_ESTIMATE = "nothing was known of jobs like it when it came; of one that came just now it is known within seconds"
 decode_row = msgspec.json.Decoder(JobRow).decode
 LIST_PARAMS = (
@@ -137,12 +143,27 @@ async def answer_job(request: Request, context: Context, query: Query) -> Respon
     name = row.job  # a number stands for the newest job that has it
     detail = decode_job_part(cache, board, "doc.job", name, Object) or {"placement": [], "events": []}
     asks = detail.pop("asks", None)
-    body = {"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail, "start_ms": None}
+    change_times = find_change_times(cache, board, name) if row.state == "running" else None
+    body = {
+        **{"as_of_ms": as_of_ms, **msgspec.to_builtins(row), **detail},
+        **{"start_ms": None, "change_times": change_times},
+    }
     reasons = {name: why for name, why in _explain_null_fields(row.state).items() if body.get(name) is None}
     if row.state == "queued" and not caller.queues:
         body["start_ms"], why = await _estimate_start(request, context, row, asks)
         reasons |= {"start_ms": why} if why else {}
     return make_aged_answer(context, board, as_of_ms, encode({**body, "reasons": reasons}))
+
+
+def find_change_times(cache: BoardCache, board: Board, name: str) -> ChangeTimes:
+    """Return what a stop and a change of size of a running job are expected to cost, learnt or by default."""
+    learnt = None
+    if LEARNT_SECTION in board:  # boards of earlier versions lack it
+        learnt = decode_job_part(cache, board, LEARNT_SECTION, name, LearntTimes)
+    known = msgspec.structs.asdict(learnt or NOTHING_LEARNT)
+    defaults = {"restart_s": DEFAULT_RESTART_S, "resize_pause_s": PAUSE_S, "speed_exponent": SPEED_EXPONENT}
+    values = {field: defaults[field] if value is None else value for field, value in known.items()}
+    return ChangeTimes(**values, learnt=[field for field, value in known.items() if value is not None])
 
 
 async def _read_archived_job(context: Context, name: str) -> Object:
@@ -184,19 +205,28 @@ def _explain_null_fields(state: str) -> dict[str, str]:
     """
     match state:
         case "queued":
-            return {"run_s": NO_ESTIMATE, "remaining_s": "it waits"}
+            return {"run_s": NO_ESTIMATE, "remaining_s": "it waits", "change_times": NOT_RUNNING}
         case "promised":
             return {
                 "run_s": NO_ESTIMATE,
                 "remaining_s": "it has not started",
                 "start_ms": "its GPUs are promised already",
+                "change_times": NOT_RUNNING,
             }
         case "blocked":
-            return {"run_s": NO_ESTIMATE, "remaining_s": "it has not started", "start_ms": "it may not start yet"}
+            return {
+                "run_s": NO_ESTIMATE,
+                "remaining_s": "it has not started",
+                "start_ms": "it may not start yet",
+                "change_times": NOT_RUNNING,
+            }
         case "running":
             return {"run_s": NO_ESTIMATE, "remaining_s": NO_RUNS, "start_ms": "it has started"}
         case _:
-            return {"run_s": "nothing was predicted before it was over", "remaining_s": OVER, "start_ms": OVER}
+            return {
+                "run_s": "nothing was predicted before it was over",
+                **dict.fromkeys(("remaining_s", "start_ms", "change_times"), OVER),
+            }
 
 
 async def estimate_similar_start(
@@ -345,6 +375,12 @@ JOB_ROWS = (
             "run_s": {"p50": 6200.0, "p90": 33000.0, "p99": 61000.0},
             "model": "duration-0003",
             "start_ms": None,
+            "change_times": {
+                "restart_s": 142.0,
+                "resize_pause_s": 120.0,
+                "speed_exponent": 0.9,
+                "learnt": ["restart_s"],
+            },
             "source": "board",
             "reasons": {"start_ms": "it has started"},
         },

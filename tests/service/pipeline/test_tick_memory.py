@@ -22,6 +22,7 @@ from fleetcast.service.pipeline.fleet_metrics import make_fleet_page
 from fleetcast.service.pipeline.gpu_times import GpuTimes
 from fleetcast.service.pipeline.jobs.interference import InterferenceLearner
 from fleetcast.service.pipeline.jobs.isolation import make_isolation_sections
+from fleetcast.service.pipeline.learnt_times import LearntJobTimes
 from fleetcast.service.pipeline.node_past import NodePasts
 from fleetcast.service.pipeline.publish import encode, encode_job_details, make_job_rows, make_score_sections
 from fleetcast.service.pipeline.run_times.record import IssuedRunTime
@@ -148,7 +149,7 @@ def test_capabilities_publish_the_same_whether_placements_are_remembered_or_not(
     co_runs, same_co_runs = CoRuns(), CoRuns()
     pairs = [
         (InterferenceLearner(co_runs), InterferenceLearner(same_co_runs)),
-        *((make(), make()) for make in (NodePasts, GpuTimes)),
+        *((make(), make()) for make in (NodePasts, GpuTimes, LearntJobTimes)),
     ]
     for remembering, other in played(ticks):
         for capability, same in pairs:

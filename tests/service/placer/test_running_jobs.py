@@ -6,11 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleetcast.fleet.events import Checkpoint, JobEvent, Preempted, Started, Submitted
+from fleetcast.fleet.events import Checkpoint, JobEvent, Preempted, Resized, Started, Step, Submitted
 from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.requests import Gang, PlacementRequest, RankPlacement
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
+from fleetcast.placement.plan.reclaiming import compute_job_costs
 from fleetcast.placement.queues.queues_file import read_queues
+from fleetcast.service.pipeline.learnt_times import LearntJobTimes
 from fleetcast.service.placer.running_jobs import complete_by_requests
 from tests.service.placer.test_showback import ToldBoard
 from tests.service.placer_world import NOW_MS, World
@@ -27,6 +29,7 @@ class ToldWorld(World):
         super().__init__(folder)
         self.board = ToldBoard(self.config.board)
         self.board.table = JobTable()
+        self.board.learner = LearntJobTimes()
 
     def tell(self, *events: JobEvent) -> RunningJobs:
         """Publish a board that knows these events as well, and return the placer's table."""
@@ -109,6 +112,31 @@ def test_what_events_leave_out_the_request_states(world: ToldWorld) -> None:
     assert (jobs.leaf[theirs], jobs.priority[theirs], jobs.preemptible[theirs]) == ("default", 0, -1)
     assert (jobs.gang_min[theirs], jobs.gpus_per_member[theirs]) == (0, 0)
     assert np.isnan([jobs.cpus[theirs], jobs.checkpoint_cost_s[theirs]]).all()
+
+
+def test_the_restart_the_pause_and_the_speed_are_learnt_from_earlier_events(world: ToldWorld) -> None:
+    """The job runs at two sizes; its two earlier attempts worked 90 s and 110 s after their starts."""
+    start_ms = NOW_MS - HOUR_MS
+
+    def step(attempt: int, number: int, end_s: float, duration_s: float) -> Step:
+        time_ms = start_ms + round(1000 * end_s)
+        same = {"job": "train", "attempt": attempt, "sequence": 10 + number, "time_ms": time_ms}
+        return Step(**same, step=number, duration_s=duration_s)  # type: ignore[arg-type]
+
+    same = {"job": "train", "gpus_per_node": 8, "gang": Gang(1, 2, 1)}
+    for attempt, start_s in ((1, 90), (2, 110)):
+        submitted = Submitted(**same, attempt=attempt, sequence=1, time_ms=start_ms)  # type: ignore[arg-type]
+        jobs = world.tell(submitted, started("train", attempt), step(attempt, 0, start_s + 1, 1.0))
+        assert jobs.restart_s.tolist() == [300.0], "two starts are too few"
+    submitted = Submitted(**same, attempt=3, sequence=1, time_ms=start_ms)  # type: ignore[arg-type]
+    world.tell(submitted, started("train", 3), *(step(3, number, 201 + number, 1.0) for number in range(20)))
+    ranks = {"attempt": 3, "sequence": 5, "ranks": RANKS[:1]}
+    resized = Resized(job="train", time_ms=start_ms + 230_000, **ranks)  # type: ignore[arg-type]
+    jobs = world.tell(resized, *(step(3, 20 + number, 302 + 2 * number, 2.0) for number in range(20)))
+    assert jobs.restart_s.tolist() == [110.0]
+    assert np.isnan(jobs.resize_pause_s).all(), "one pause is too few"
+    assert jobs.speed_exponent.tolist() == [0.95], "a slope of 1, with the prior of 0.9"
+    assert compute_job_costs(jobs, NOW_MS).restart.tolist() == [8 * 110.0]
 
 
 @pytest.mark.parametrize(

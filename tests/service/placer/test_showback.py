@@ -15,6 +15,8 @@ from fleetcast.fleet.job_table import JobTable
 from fleetcast.fleet.jobs import JobAttempt
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.service.answers.jobs import RunningJobRow
+from fleetcast.service.pipeline.learnt_times import SECTION as LEARNT_SECTION
+from fleetcast.service.pipeline.learnt_times import LearntJobTimes
 from fleetcast.service.pipeline.running_rows import make_ended_row, make_running_row
 from tests.service.placer.test_queues import QueueWorld
 from tests.service.placer_world import NOW_MS, HandBoard
@@ -32,6 +34,7 @@ class ToldBoard(HandBoard):
     table = JobTable()
     seen: tuple[tuple[str, int, float, float], ...] = ()
     displaced: tuple[str, ...] = ()  # jobs of which others hold all GPUs
+    learner = LearntJobTimes()
 
     def _row(self, row: JobAttempt) -> RunningJobRow:
         if row.job in self.displaced:
@@ -53,6 +56,7 @@ class ToldBoard(HandBoard):
             "jobs.ended": encode([make_ended_row(row, NODE_GPUS) for row in ended]),
             "jobs.gpu_time": encode(gpu_time),
             "occupancy": encode(known),
+            LEARNT_SECTION: encode(self.learner.learn([row.copy() for row in running])),
         }
 
 

@@ -1,0 +1,62 @@
+"""The capability that learns, from running jobs, how long a restart and a resize take and how size changes speed."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from numpy.typing import NDArray
+
+from fleetcast.features.job_changes import JobChanges
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.fleet.stateful import Dump, Stateful
+from fleetcast.placement.elastic.grow import learn_speed_exponent
+from fleetcast.service.answers.jobs import LearntTimes
+from fleetcast.service.board.board import Section
+from fleetcast.service.pipeline.capability import Capability
+from fleetcast.service.pipeline.tick import Tick
+
+SECTION = "jobs.learnt"
+NOTHING_LEARNT = LearntTimes()
+
+
+class LearntJobTimes(Capability, Stateful):
+    """The times that were learnt of each running job. Jobs of which nothing was learnt are left out.
+
+    `make_sections` and `dump` must not run at the same time.
+    """
+
+    def __init__(self) -> None:
+        self._changes = JobChanges()
+        self._recorded: dict[tuple[str, int], JobAttempt] = {}  # the attempts of the last tick
+
+    def make_sections(self, tick: Tick) -> Sequence[Section]:
+        return (Section(SECTION, msgspec.json.encode(self.learn(tick.events.running)), tick.now_ms),)
+
+    def learn(self, running: Sequence[JobAttempt]) -> dict[str, LearntTimes]:
+        """Record the attempts that have changed since the last call. Return job → what is known of it."""
+        before = self._recorded
+        self._recorded = {(attempt.job, attempt.attempt): attempt for attempt in running}
+        for key, attempt in self._recorded.items():
+            if before.get(key) is not attempt:
+                self._changes.record(attempt)
+        found = {attempt.job: self._make_times(attempt) for attempt in running}
+        return {job: times for job, times in found.items() if times != NOTHING_LEARNT}
+
+    def _make_times(self, attempt: JobAttempt) -> LearntTimes:
+        restart_s, pause_s = self._changes.find_restart_s(attempt), self._changes.find_pause_s(attempt)
+        times_s = self._changes.find_size_times(attempt.job)
+        exponent = learn_speed_exponent(list(times_s), list(times_s.values())) if times_s else None
+        return LearntTimes(
+            None if restart_s is None else round(restart_s, 1),
+            None if pause_s is None else round(pause_s, 1),
+            None if exponent is None else round(exponent, 3),
+        )
+
+    def dump(self) -> Dump:
+        return self._changes.dump()
+
+    def load(self, about: Any, arrays: Mapping[str, NDArray[Any]]) -> None:
+        self._changes.load(about, arrays)
+
+    def shift_times(self, by_ms: int) -> None:
+        """Change nothing: durations do not move with a clock."""

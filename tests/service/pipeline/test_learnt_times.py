@@ -1,0 +1,41 @@
+"""The capability that learns restart times: what it publishes, and that no later event changes an earlier tick."""
+
+import msgspec
+
+from fleetcast.features.job_changes import FEWEST
+from fleetcast.fleet.events import Started, Step, Submitted
+from fleetcast.fleet.jobs import JobAttempt
+from fleetcast.service.answers.jobs import LearntTimes
+from fleetcast.service.pipeline.learnt_times import LearntJobTimes
+
+T0 = 1_789_000_000_000
+
+
+def running(job: str, first_step_s: float | None) -> JobAttempt:
+    attempt = JobAttempt(job, 1)
+    attempt.fold(Submitted(job=job, sequence=0, time_ms=T0))
+    attempt.fold(Started(job=job, sequence=1, time_ms=T0, nodes=("a",)))
+    if first_step_s is not None:
+        time_ms = T0 + round(1000 * first_step_s)
+        attempt.fold(Step(job=job, sequence=2, time_ms=time_ms, step=0, duration_s=1.0))
+    return attempt
+
+
+def test_it_publishes_what_was_learnt_and_nothing_before() -> None:
+    learner, jobs = LearntJobTimes(), [running(f"j{number}", None) for number in range(FEWEST)]
+    assert learner.learn(jobs) == {}
+    some = [running("j0", 61), running("j1", 71), *jobs[2:]]
+    assert learner.learn(some) == {}, "an estimate needs enough starts, whatever follows later"
+    done = [*some[:2], running("j2", 301)]
+    assert learner.learn(done) == {row.job: LearntTimes(restart_s=70.0) for row in done}
+    assert learner.learn([running("new", None)]) == {"new": LearntTimes(restart_s=70.0)}
+
+
+def test_what_it_learnt_survives_a_restart() -> None:
+    learner = LearntJobTimes()
+    learner.learn([running(f"j{number}", 61) for number in range(FEWEST)])
+    about, arrays = learner.dump()
+    again = LearntJobTimes()
+    again.load(msgspec.msgpack.decode(msgspec.msgpack.encode(about)), arrays)
+    again.shift_times(3_600_000)
+    assert again.learn([running("new", None)]) == {"new": LearntTimes(restart_s=60.0)}
