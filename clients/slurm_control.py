@@ -98,17 +98,9 @@ class SlurmControl(Protocol):
 
     async def read_jobs(self) -> list[ControlledJob]: ...
 
-    async def find_job(self, job: str) -> ControlledJob | None:
-        """Read one job. Returns None if Slurm does not know the job, or lists its id more than once."""
-
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None: ...
 
-    async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None: ...
-
-    async def requeue_and_hold(self, job: str) -> None: ...
-
-    async def release_excluding_node(self, job: str, node: str) -> None:
-        """Exclude a node from a held job, and release the job."""
+    async def change_job(self, job: str, *, comment: str) -> None: ...
 
     async def close(self) -> None: ...
 
@@ -126,6 +118,7 @@ class ScontrolCommands:
         return await self._list_jobs()
 
     async def find_job(self, job: str) -> ControlledJob | None:
+        """Read one job. Returns None if Slurm does not know the job, or lists its id more than once."""
         try:
             found = await self._list_jobs("-j", job)
         except SlurmRefused as error:
@@ -156,10 +149,8 @@ class ScontrolCommands:
         words = [f"{name}={_replace_unprintable(value)}" for name, value in comments.items() if value is not None]
         await self._run_command("scontrol", "update", f"JobId={job}", *words)
 
-    async def requeue_and_hold(self, job: str) -> None:
-        await self._run_command("scontrol", "requeuehold", job)
-
     async def release_excluding_node(self, job: str, node: str) -> None:
+        """Exclude a node from a held job, and release the job."""
         others = _clean_value(await self._run_command("squeue", "-h", "-a", "-j", job, "-o", "%x"))
         if others and not _EXCLUDED.fullmatch(others):
             raise SlurmRefused(f"job {job}: its excluded nodes {others[:80]!r} are no list of nodes")

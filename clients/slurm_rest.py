@@ -22,7 +22,6 @@ from fleetcast.clients.slurm_control import (
     ControlledJob,
     ControlledNode,
     NodeChange,
-    SlurmRefused,
     format_hostlists,
     make_refusal,
 )
@@ -105,10 +104,7 @@ class SlurmRestAccount:
 
 
 class SlurmRestControl:
-    """A client of one slurmrestd.
-
-    It can neither requeue held jobs nor release them. Slurm's commands can do both.
-    """
+    """A client of one slurmrestd."""
 
     def __init__(self, account: SlurmRestAccount, timeout_s: float = 3.0) -> None:
         self._account, self._timeout_s = account, timeout_s
@@ -124,26 +120,13 @@ class SlurmRestControl:
     async def read_jobs(self) -> list[ControlledJob]:
         return [_make_job(row) for row in (await self._request_answer("GET", "jobs/")).jobs or ()]
 
-    async def find_job(self, job: str) -> ControlledJob | None:
-        found = [_make_job(row) for row in (await self._request_answer("GET", f"job/{quote(job)}")).jobs or ()]
-        return found[0] if [one.id for one in found] == [job] else None
-
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         body = _make_node_body(change)
         for part in format_hostlists(names):
             await self._request_answer("POST", f"node/{quote(part, safe='')}", body)
 
-    async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
-        comments = {"comment": comment, "admin_comment": admin_comment}
-        await self._request_answer(
-            "POST", f"job/{quote(job)}", {name: text for name, text in comments.items() if text is not None}
-        )
-
-    async def requeue_and_hold(self, job: str) -> None:
-        raise SlurmRefused("slurmrestd cannot requeue a job and hold it")
-
-    async def release_excluding_node(self, job: str, node: str) -> None:
-        raise SlurmRefused("slurmrestd cannot release a job without a node")
+    async def change_job(self, job: str, *, comment: str) -> None:
+        await self._request_answer("POST", f"job/{quote(job)}", {"comment": comment})
 
     async def close(self) -> None:
         if self._session is not None:

@@ -1,13 +1,11 @@
-"""The adapter `slurm`: marks nodes by risk and jobs by start, and requeues jobs that a bad node slows.
+"""The adapter `slurm`: marks nodes by risk and jobs by start.
 
     drain     a node in the band high. Only a fresh low band or an operator ends the drain
     feature   risk_low, risk_elevated or risk_high, in addition to the features that others set
     extra     "risk_level" 0, 1 or 2 in the JSON of Extra, for `--extra "risk_level<2"` (from Slurm 23.11 on)
     comment   the expected start of a job that waits
-    requeue   a running job, once, away from the node that slows it. It needs a checkpoint since the slowdown
-    hold      a job that is being requeued, only until its node is excluded
 
-A drain, a comment and a requeue mark are ours if they begin with `[fleetcast]`.
+A drain and a comment are ours if they begin with `[fleetcast]`. The executor `slurm` acts on running jobs.
 """
 
 import re
@@ -19,14 +17,13 @@ import numpy as np
 
 from fleetcast.schedulers.adapter import Seen, Verb, Write, withdraw_fields
 from fleetcast.schedulers.bands import HIGH, LEVELS, LOW
-from fleetcast.schedulers.weather import JobOutlook, Outlook, StartOutlook, Weather
+from fleetcast.schedulers.weather import Outlook, StartOutlook, Weather
 
 OURS = "[fleetcast]"
 THEIRS = "theirs: "  # before a field of ours that somebody else holds
 JOB = "job "  # before the id of a job; other keys are nodes
-DRAIN, FEATURE, EXTRA = "drain", "feature", "extra"
-COMMENT, REQUEUE, HOLD = "comment", "requeue", "hold"
-PENDING, MAY_REQUEUE = "pending", "may requeue"  # what a port tells of jobs
+DRAIN, FEATURE, EXTRA, COMMENT = "drain", "feature", "extra", "comment"
+PENDING = "pending"  # of a job that waits, in what a port reads
 FEATURES = tuple(f"risk_{band}" for band in LEVELS)
 FEWEST_MS, SHARE = 300_000, 0.1  # a start that moved less, in milliseconds or as a share of the wait, stays
 _STAMP = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d")
@@ -42,12 +39,11 @@ class SlurmSettings(NamedTuple):
     features: bool = True
     extra: bool = False
     comments: bool = False
-    requeue: bool = False
     prefix: str = ""
     zone: tzinfo = UTC
 
 
-COSTS = {HOLD: 1000, DRAIN: 900}  # of leaving it there: a job that waits for us, a node that nobody gets
+COSTS = {DRAIN: 900}  # of leaving it there: a node that no job gets
 
 
 class SlurmMarks:
@@ -57,7 +53,7 @@ class SlurmMarks:
     """
 
     verbs: Mapping[str, Verb] = {}
-    fields = frozenset({DRAIN, FEATURE, EXTRA, COMMENT, REQUEUE, HOLD})
+    fields = frozenset({DRAIN, FEATURE, EXTRA, COMMENT})
 
     def __init__(self, aims: SlurmSettings | None = None) -> None:
         self._aims = aims or SlurmSettings()
@@ -96,7 +92,6 @@ class SlurmMarks:
                 yield Write(name, field, value, held[field], why, int(1000 * p))
 
     def _mark_job(self, key: str, values: Mapping[str, str], weather: Weather) -> Iterator[Write]:
-        yield from withdraw_fields({key: values}, (HOLD,), "its slow node is excluded now", COSTS)
         name, held = self._aims.prefix + key.removeprefix(JOB), values.get(COMMENT)
         start = weather.starts.get(name) if weather.starts and self._aims.comments and PENDING in values else None
         if start is None or start.p50_ms is None:
@@ -105,9 +100,6 @@ class SlurmMarks:
             comment = self._format_comment(start.p50_ms, start)
             if held is None or self._has_time_moved(held, comment, weather.now_ms):
                 yield Write(key, COMMENT, comment, held, start.why)
-        job = weather.jobs.get(name) if weather.jobs and self._aims.requeue and MAY_REQUEUE in values else None
-        if job is not None and REQUEUE not in values and _is_worth_a_requeue(job):
-            yield Write(key, REQUEUE, job.culprit, None, job.why, 1000)
 
     def _format_comment(self, p50_ms: int, start: StartOutlook) -> str:
         late = "" if start.p90_ms is None else f" (p90 {self._format_minute(start.p90_ms)})"
@@ -127,16 +119,6 @@ class SlurmMarks:
     def _parse_times(self, comment: str) -> list[float]:
         stamps = (datetime.strptime(text, "%Y-%m-%dT%H:%M") for text in _STAMP.findall(comment) if _is_valid_time(text))
         return [stamp.replace(tzinfo=self._aims.zone).timestamp() * 1000 for stamp in stamps]
-
-
-def _is_worth_a_requeue(job: JobOutlook) -> bool:
-    """Return whether a requeue would lose no work and would leave the node that slows the job.
-
-    Only the first attempt of a job counts.
-    """
-    if job.state != "running" or job.attempt != 1 or job.culprit not in job.nodes:
-        return False
-    return job.slow_since_ms is not None and job.checkpoint_ms is not None and job.checkpoint_ms > job.slow_since_ms
 
 
 def _format_cause(cause: str) -> str:

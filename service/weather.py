@@ -16,7 +16,7 @@ from fleetcast.placement.machines.slots import count_true_per_row
 from fleetcast.schedulers.bands import HIGH, LEVELS, BandRule, Bands, Levels
 from fleetcast.schedulers.weather import DemandKey, Domains, JobOutlook, Load, Outlook, StartOutlook, Weather
 from fleetcast.service.answers.estimates import RunQuantiles
-from fleetcast.service.answers.jobs import Culprit, JobRow, RunningJobRow
+from fleetcast.service.answers.jobs import JobRow, RunningJobRow, SlowVerdict
 from fleetcast.service.board.age import describe_staleness
 from fleetcast.service.board.board import Board
 from fleetcast.service.board.free import describe_window, find_placeable_nodes, find_unheld_gpus
@@ -200,7 +200,7 @@ def read_job_outlooks(board: Board) -> dict[str, JobOutlook]:
     """
     rows = msgspec.json.decode(board.raw("doc.jobs"), type=list[JobRow])
     running = msgspec.json.decode(board.raw("jobs.running"), type=list[RunningJobRow])
-    verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, _Verdict])
+    verdicts = msgspec.json.decode(board.raw("doc.stragglers"), type=dict[str, SlowVerdict])
     details = msgspec.json.decode(board.raw("doc.job"), type=dict[str, _JobDetail])
     checkpoints = {(row.job, row.attempt): row.checkpoint_ms for row in running}
     known = sorted((row for row in rows if row.state in ("queued", "running")), key=lambda row: row.attempt)
@@ -210,7 +210,7 @@ def read_job_outlooks(board: Board) -> dict[str, JobOutlook]:
 def _make_job_outlook(
     row: JobRow,
     checkpoints: Mapping[tuple[str, int], int | None],
-    verdict: "_Verdict | None",
+    verdict: SlowVerdict | None,
     detail: "_JobDetail | None",
 ) -> JobOutlook:
     left, run = row.remaining_s, detail.run_s if detail else None
@@ -229,7 +229,7 @@ def _make_job_outlook(
         run_p90_s=run.p90 if run else None,
         checkpoint_ms=checkpoints.get((row.job, row.attempt)),
         slow_since_ms=slow.since_ms if slow else None,
-        culprit=(slow.culprit.name or "").partition("/")[0] if slow and slow.culprit.kind in ("worker", "node") else "",
+        culprit=slow.node if slow else "",
         why=slow.sentence if slow else "",
         name=next((event.name for event in detail.events if event.name), "") if detail else "",
         limit_s=detail.asks.limit_s if detail else None,
@@ -245,15 +245,6 @@ class _NodeExplanation(msgspec.Struct):
 
     node: str
     reasons: list[_Reason] = []
-
-
-class _Verdict(msgspec.Struct):
-    """The fields of a row in `doc.stragglers` that adapters need: whether and why a job is slow."""
-
-    slow: bool | None
-    since_ms: int | None
-    culprit: Culprit
-    sentence: str
 
 
 class _JobRequest(msgspec.Struct, frozen=True):

@@ -18,6 +18,7 @@ REASONS = {
     "idle": "no request waits for the GPUs",
     "lost": "nodes were lost",
     "foreseen": "nodes are likely to fail",
+    "slow": "a node slows the whole gang",
     "fragments": "a waiting gang fits then",
 }
 
@@ -31,7 +32,9 @@ STEPS = {
     "wait": "it waits for free nodes",
 }
 REASONS |= {
-    f"{code}_{step}": f"{REASONS[code]}, and {words}" for code in ("lost", "foreseen") for step, words in STEPS.items()
+    f"{code}_{step}": f"{REASONS[code]}, and {words}"
+    for code in ("lost", "foreseen", "slow")
+    for step, words in STEPS.items()
 }
 
 

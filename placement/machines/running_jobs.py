@@ -46,6 +46,7 @@ class RunningJobs:
     user: tuple[str, ...]  # (j,) "" unknown
     job_class: tuple[str, ...]  # (j,) training, fine_tuning, inference, batch or interactive
     required_level: tuple[str, ...]  # (j,) level of the domain in which all its members must be, "" none
+    slow_node: tuple[str, ...]  # (j,) node that slows it, if it has a whole checkpoint since then; "" none
     priority: Integers  # (j,) as its events or its request state it, without the priority of its class
     preemptible: NDArray[np.int8]  # (j,) -1 not said, 0 its owner forbids a stop, 1 its owner allows it
     gpus: Integers  # (j,) GPUs that it holds; a shared GPU counts as one
@@ -163,6 +164,7 @@ def make_running_jobs(
     user: Iterable[str] = (),
     job_class: Iterable[str] = (),
     required_level: Iterable[str] = (),
+    slow_node: Iterable[str] = (),
     remaining_s: ArrayLike = np.nan,
     **columns: ArrayLike,
 ) -> RunningJobs:
@@ -188,6 +190,7 @@ def make_running_jobs(
         user=tuple(user) or ("",) * j,
         job_class=tuple(job_class) or ("training",) * j,
         required_level=tuple(required_level) or ("",) * j,
+        slow_node=tuple(slow_node) or ("",) * j,
         remaining_s=_fill_column(remaining_s, (j, len(RUN_LEVELS)), np.float64),
         **filled,
     )

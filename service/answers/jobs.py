@@ -252,6 +252,21 @@ StragglerCause = Literal[
 ]
 
 
+class SlowVerdict(msgspec.Struct):
+    """The fields of a row in `doc.stragglers` that the placer and adapters read."""
+
+    slow: bool | None
+    since_ms: int | None
+    culprit: Culprit
+    sentence: str
+
+    @property
+    def node(self) -> str:
+        """The node that slows the job, or "" if none does."""
+        is_node = self.slow and self.culprit.kind in ("worker", "node")
+        return (self.culprit.name or "").partition("/")[0] if is_node else ""
+
+
 class Stragglers(msgspec.Struct):
     """The verdict on a job's pace. `slow` is null while there are no step times or peers to compare.
 

@@ -14,7 +14,7 @@ from fleetcast.placement.recovery.replacement import BrokenGang, GangRecovery
 from fleetcast.placement.recovery.steps import RecoveryStep, RecoveryTimes
 from fleetcast.service.placer.reclaim import ADVICE, LASTS_MS, list_job_ranks
 
-LOST = 1.0  # the probability that nodes fail which were lost already
+LOST, FORESEEN, SLOW = "lost", "foreseen", "slow"  # the causes for which a gang leaves nodes
 
 
 def make_broken_gang(jobs: RunningJobs, row: int, view: ClusterView) -> BrokenGang:
@@ -53,11 +53,15 @@ def make_recovery_action(
     gang: BrokenGang,
     jobs: RunningJobs,
     row: int,
+    cause: str,
     p: float,
     times: RecoveryTimes,
     now_ms: int,
 ) -> JobAction:
-    """Return the action of a step, as advice. Its numbers are the cost of each possible step, and the probability."""
+    """Return the action of a step, as advice. Its numbers are the cost of each possible step, and the probability.
+
+    cause: LOST, FORESEEN or SLOW. p: the probability that the nodes fail.
+    """
     step, gpus = found.step, gang.gpus
     waits_s = times.free_after_s if step.step is RecoveryStep.WAIT else 0.0
     moves_all = step.step is RecoveryStep.ELSEWHERE
@@ -75,7 +79,7 @@ def make_recovery_action(
         executor=ADVICE,
         by_ms=now_ms + LASTS_MS,
         reason=ActionReason(
-            ("lost" if p == LOST else "foreseen") + f"_{step.step}",
+            f"{cause}_{step.step}",
             numbers | {"p": p, "nodes": float(len({rank.node for rank in found.lost}))},
         ),
         cost=ActionCost(

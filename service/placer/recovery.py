@@ -1,4 +1,4 @@
-"""The replacement of nodes that were lost or are likely to fail under a gang: one action, however many nodes.
+"""The replacement of nodes under a gang: nodes that were lost, are likely to fail, or slow it. One action for all.
 
 Each pass judges anew. If more nodes fail, a new action with all of them takes the place of the old one, unless the
 executor has accepted that one. Nothing is proposed while reclaim is "off". In the mode "act" a replacement by spare
@@ -28,7 +28,14 @@ from fleetcast.placement.recovery.replacement import find_recovery
 from fleetcast.placement.recovery.spares import choose_spare_nodes
 from fleetcast.placement.recovery.steps import RecoveryStep
 from fleetcast.service.placer.actions import ActionControl
-from fleetcast.service.placer.broken_gangs import LOST, make_broken_gang, make_recovery_action, make_recovery_times
+from fleetcast.service.placer.broken_gangs import (
+    FORESEEN,
+    LOST,
+    SLOW,
+    make_broken_gang,
+    make_recovery_action,
+    make_recovery_times,
+)
 from fleetcast.service.placer.executors import ExecutorChoice
 from fleetcast.service.placer.promised_sets import FAILED
 from fleetcast.service.placer.queues import ServedQueues
@@ -41,6 +48,7 @@ MOST_TRIES = 2  # of one attempt, that its executor did not carry out
 RECOVERED = "its nodes are healthy, or the job has ended"
 MORE_FAILED = "other nodes are concerned now"
 SENT_NOW = "it is sent now"
+LEAVES_SLOW_NODE = (RecoveryStep.SPARE, RecoveryStep.FREE)
 CARRIED_OUT = tuple(f"_{step}" for step in (RecoveryStep.SPARE, RecoveryStep.FREE, RecoveryStep.SHRINK))
 
 
@@ -96,15 +104,17 @@ class RecoveryAdvisor:
             and action.reason.code.endswith(CARRIED_OUT)
             and fleet.jobs.preemptible[fleet.jobs.row[action.job]] != PROTECTED
             and self._executors.find_executor(action.kind, action.job, now_ms) != ""
-            and self._count_failed(action) < MOST_TRIES
+            and self._may_try(action)
             and is_within_bounds(action, self._control.make_sending_bounds(policy), now_ms)
         )
 
-    def _count_failed(self, action: JobAction) -> int:
-        """Return how often an executor did not help this attempt."""
-        last = self._control.list_last_of(action.job)
-        own = [row for row in last if is_of_recovery(row.action) and row.action.attempt == action.attempt]
-        return sum(row.was_sent and row.state in FAILED and row.why != MORE_FAILED for row in own)
+    def _may_try(self, action: JobAction) -> bool:
+        """Return whether an action may be sent after those before on its job. A slow node is left once per job."""
+        last = [row for row in self._control.list_last_of(action.job) if row.was_sent and is_of_recovery(row.action)]
+        if action.reason.code.startswith(SLOW):
+            return not any(row.action.reason.code.startswith(SLOW) for row in last)
+        failed = [row for row in last if row.state in FAILED and row.why != MORE_FAILED]
+        return sum(row.action.attempt == action.attempt for row in failed) < MOST_TRIES
 
     def _send(self, action: JobAction, now_ms: int) -> None:
         """Send an action in place of the advice that is open."""
@@ -150,16 +160,17 @@ class _GangSearch:
         self._costs = compute_job_costs(fleet.jobs, options.now_ms)
 
     def list_actions(self) -> list[JobAction]:
-        """Return one action for each gang with nodes that were lost, or that pay to be replaced early.
+        """Return one action for each gang with nodes that were lost, that slow it, or that pay to be replaced early.
 
         A gang whose action was sent has none. No two actions get the same GPUs.
         """
         view = self._view
         lost = view.state == NodeState.LOST
         likely = ~lost & (((view.advice == Advice.DRAIN) & (view.p_fail > 0)) | (view.p_fail >= 1))
-        concerned = np.unique(view.holders[lost | likely])
+        concerned = {*np.unique(view.holders[lost | likely]).tolist()}
+        concerned |= {row for row, node in enumerate(self._jobs.slow_node) if node}
         actions: list[JobAction] = []
-        for row in concerned[(concerned >= 0) & (concerned < len(self._jobs))].tolist():
+        for row in sorted(row for row in concerned if 0 <= row < len(self._jobs)):
             if len(actions) == MOST_GANGS:
                 break
             known = self._before.get(self._jobs.names[row])
@@ -175,12 +186,15 @@ class _GangSearch:
         view, jobs = self._view, self._jobs
         times = make_recovery_times(jobs, row, self._policy)
         own = (view.holders == row).any(axis=1)
-        failed, p = lost & own, LOST
+        cause, failed, p = LOST, lost & own, 1.0
         if not failed.any():
-            p = compute_set_probability(view.p_fail[likely & own])
+            cause, failed = FORESEEN, likely & own
+            p = compute_set_probability(view.p_fail[failed])
             if not should_act_early(p, float(self._costs.lost[row]) / max(1, int(jobs.gpus[row])), times):
-                return None
-            failed = likely & own
+                slow = view.inventory.row.get(jobs.slow_node[row], -1)
+                cause, failed = SLOW, own & (np.arange(len(view)) == slow)
+        if not failed.any():
+            return None
         gang = make_broken_gang(jobs, row, view)
         if known is not None and known.action.attempt == jobs.attempt[row] and _still_holds(known.action, failed, view):
             return known.action
@@ -188,7 +202,9 @@ class _GangSearch:
         stop_cost = np.full(len(view.jobs), np.inf)
         stop_cost[: len(jobs)] = np.where(may_stop, self._costs.total, np.inf)
         found = find_recovery(gang, view, failed | lost, stop_cost, self._options, times, self._spares)
-        return make_recovery_action(found, gang, jobs, row, p, times, self._options.now_ms)
+        if cause == SLOW and found.step.step not in LEAVES_SLOW_NODE:
+            return None
+        return make_recovery_action(found, gang, jobs, row, cause, p, times, self._options.now_ms)
 
 
 def _still_holds(action: JobAction, failed: Mask, view: ClusterView) -> bool:

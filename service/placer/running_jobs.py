@@ -25,13 +25,14 @@ from fleetcast.placement.machines.running_jobs import (
     make_running_jobs,
 )
 from fleetcast.placement.queues.tree import DEFAULT_QUEUE, QueueTree
-from fleetcast.service.answers.jobs import EndedJobRow, LearntTimes, RunningJobRow
+from fleetcast.service.answers.jobs import EndedJobRow, LearntTimes, RunningJobRow, SlowVerdict
 from fleetcast.service.board.board import Board
 from fleetcast.service.pipeline.learnt_times import NOTHING_LEARNT
 from fleetcast.service.pipeline.learnt_times import SECTION as LEARNT_SECTION
 
 DAY_MS = 86_400_000
 _running_rows = msgspec.json.Decoder(list[RunningJobRow]).decode
+_verdicts = msgspec.json.Decoder(dict[str, SlowVerdict]).decode
 _learnt_rows = msgspec.json.Decoder(dict[str, LearntTimes]).decode
 _ended_rows = msgspec.json.Decoder(list[EndedJobRow]).decode
 _PREEMPTIBLE = {None: NOT_SAID, False: PROTECTED, True: PREEMPTIBLE}
@@ -51,7 +52,23 @@ def read_running_table(board: Board) -> RunningJobs:
         rows = [rows[at] if at >= 0 else RunningJobRow(name, 1, 0, None) for name, at in zip(names, order, strict=True)]
         left_s = np.vstack([left_s, np.full((1, len(RUN_LEVELS)), np.nan)])[order]
     stops = _count_stops(_ended_rows(board.raw("jobs.ended")) if "jobs.ended" in board else (), board.as_of_ms)
-    return _add_learnt_times(_make_table(rows, left_s, stops), board)
+    jobs = replace(_make_table(rows, left_s, stops), slow_node=_find_slow_nodes(board, rows))
+    return _add_learnt_times(jobs, board)
+
+
+def _find_slow_nodes(board: Board, rows: Sequence[RunningJobRow]) -> tuple[str, ...]:
+    """Return (j,) the node that slows each job and that it can leave without a loss of work, "" if there is none."""
+    if "doc.stragglers" not in board:
+        return ("",) * len(rows)
+    verdicts = _verdicts(board.raw("doc.stragglers"))
+    found = [""] * len(rows)
+    for at, row in enumerate(rows):
+        verdict = verdicts.get(row.job)
+        if verdict is None or verdict.since_ms is None or row.checkpoint_ms is None:
+            continue
+        if verdict.node in row.held and row.checkpoint_ms > verdict.since_ms:
+            found[at] = verdict.node
+    return tuple(found)
 
 
 def _add_learnt_times(jobs: RunningJobs, board: Board) -> RunningJobs:

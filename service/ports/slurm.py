@@ -33,17 +33,13 @@ from fleetcast.schedulers.slurm import (
     EXTRA,
     FEATURE,
     FEATURES,
-    HOLD,
     JOB,
-    MAY_REQUEUE,
     OURS,
     PENDING,
-    REQUEUE,
     THEIRS,
     SlurmMarks,
     SlurmSettings,
 )
-from fleetcast.schedulers.slurm_stop import parse_stop
 from fleetcast.service.plugins import read_options
 
 logger = logging.getLogger(__name__)
@@ -53,14 +49,13 @@ MOST_S = 20.0  # for a batch; what is left then is tried again
 FRESH_S = 1.0  # what was read longer ago is read again before the next write
 LONGEST_PAUSE_S = 60.0
 RISK = "risk_level"  # the key of ours in Extra
-_REQUEUED = re.compile(re.escape(OURS) + r" (requeue|requeued) off (\S+)")
 _JOB_ID = re.compile(r"[0-9]+(?:_[0-9]+)?(?:\+[0-9]+)?")
 
 
 class SlurmDoorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The options of the adapter: its actions, and how it reaches Slurm.
+    """The options of the adapter: what it writes, and how it reaches Slurm.
 
-    It uses slurmrestd if `url` is set, and Slurm's commands otherwise.
+    It uses slurmrestd if `url` is set, and Slurm's commands otherwise. `requeue`: of earlier versions, and refused.
     """
 
     drain: bool = True
@@ -86,13 +81,13 @@ def make_slurm_door(options: Mapping[str, Any]) -> Door:
         zone = ZoneInfo(given.zone)
     except (OSError, ValueError, LookupError):
         raise ConfigError(f"options.zone = {given.zone!r}: no such time zone; give one like Europe/Berlin") from None
-    aims = SlurmSettings(given.drain, given.features, given.extra, given.comments, given.requeue, given.prefix, zone)
+    aims = SlurmSettings(given.drain, given.features, given.extra, given.comments, given.prefix, zone)
     if given.url:
         account = SlurmRestAccount(given.url, given.user, given.token_file, given.api_version)
         control: SlurmControl = SlurmRestControl(account, given.timeout_s)
     else:
         control = ScontrolCommands(given.shell, given.timeout_s)
-    port = SlurmPort(control, with_jobs=given.comments or given.requeue)
+    port = SlurmPort(control, with_jobs=given.comments)
     return Door(SlurmMarks(aims), port, needs_starts=given.comments, batch=BATCH)
 
 
@@ -104,8 +99,12 @@ def _check_options(given: SlurmDoorOptions) -> None:
         raise ConfigError(f"options.url = {given.url!r}: must be like http://HOST:6820 or unix:/run/slurmrestd.sock")
     if given.url and given.shell:
         raise ConfigError("options.shell: there are no commands where `url` is set; give one of the two")
-    if given.url and given.requeue:
-        raise ConfigError("options.requeue: slurmrestd cannot requeue and hold; leave out `url`, or `requeue`")
+    if given.requeue:
+        raise ConfigError(
+            "options.requeue: a requeue is an action on a running job now; leave the option out, add "
+            '[[adapters.executor]] use = "slurm" with mode = "write", and set [policy] reclaim = "act" in the file of '
+            "queues (docs/schedulers/slurm.md)"
+        )
     if given.api_version:
         found = re.fullmatch(r"v(\d+)\.(\d+)\.(\d+)", given.api_version)
         if found is None or tuple(int(part) for part in found.groups()) < FIRST_WITH_NODES:
@@ -130,8 +129,7 @@ class _Snapshot:
         values = self.read_values(write.key)
         if values is None or values.get(write.field) != write.seen or THEIRS + write.field in values:
             return False
-        needed = {COMMENT: PENDING, REQUEUE: MAY_REQUEUE}.get(write.field) if write.value is not None else None
-        return needed is None or needed in values
+        return write.field != COMMENT or write.value is None or PENDING in values
 
 
 class SlurmPort:
@@ -214,39 +212,11 @@ class SlurmPort:
             if call.change is not None:
                 await self._control.change_nodes(call.names, call.change)
             elif call.write is not None:
-                return await self._write_job(call.write)
+                await self._control.change_job(call.write.key.removeprefix(JOB), comment=call.write.value or "")
         except SlurmRefused as error:
             logger.warning("slurm: %s: %s", call.names[:3] or (call.write and call.write.key), error)
             return WriteOutcome.REFUSED
         return WriteOutcome.DONE
-
-    async def _write_job(self, write: Write) -> WriteOutcome:
-        """Write one field of a job. Raises SourceError or SlurmRefused.
-
-        Before a write of any field except the comment, the port reads this job again. Before a requeue, it marks
-        the job as ours. If the process then stops, the next process knows that the job's hold is ours.
-        """
-        job = write.key.removeprefix(JOB)
-        if write.field == COMMENT:
-            await self._control.change_job(job, comment=write.value or "")
-            return WriteOutcome.DONE
-        now = await self._control.find_job(job)
-        if now is None or not _Snapshot(jobs={job: now}).allows(write):
-            return WriteOutcome.CONFLICT
-        if write.field == REQUEUE and write.value is None:
-            await self._control.change_job(job, admin_comment="")
-        elif write.field == REQUEUE:
-            await self._control.change_job(job, admin_comment=f"{OURS} requeue off {write.value}")
-            await self._control.requeue_and_hold(job)
-            await self._release_job_from_node(job, str(write.value))
-        elif write.field == HOLD:
-            await self._release_job_from_node(job, str(write.seen), is_held=now.is_held)
-        return WriteOutcome.DONE
-
-    async def _release_job_from_node(self, job: str, node: str, *, is_held: bool = True) -> None:
-        if is_held:
-            await self._control.release_excluding_node(job, node)
-        await self._control.change_job(job, admin_comment=f"{OURS} requeued off {node}")
 
 
 class _Call(NamedTuple):
@@ -269,8 +239,7 @@ def _is_job(write: Write) -> bool:
 def _group_into_calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNode]) -> list[_Call]:
     """Group the writes into calls, in order of urgency.
 
-    The order is: jobs that we hold, then nodes with the same change together (drains first), then other
-    jobs.
+    The order is: nodes with the same change together (drains first), then jobs.
     """
     groups: dict[NodeChange, list[int]] = {}
     for at, write in due.items():
@@ -279,8 +248,7 @@ def _group_into_calls(due: Mapping[int, Write], nodes: Mapping[str, ControlledNo
     order = sorted(groups.items(), key=lambda pair: pair[0].drain is None)
     calls = [_Call(tuple(places), tuple(due[at].key for at in places), change) for change, places in order]
     jobs = [_Call((at,), (), None, write) for at, write in due.items() if _is_job(write)]
-    held = [call for call in jobs if call.write is not None and call.write.field == HOLD]
-    return [*held, *calls, *(call for call in jobs if call not in held)]
+    return [*calls, *jobs]
 
 
 def _make_node_change(write: Write, node: ControlledNode) -> NodeChange:
@@ -349,22 +317,12 @@ def read_job_fields(job: ControlledJob) -> dict[str, str]:
 
     >>> read_job_fields(ControlledJob("7", "PENDING", comment="[fleetcast] start 2026-11-24T10:05"))
     {'comment': '[fleetcast] start 2026-11-24T10:05', 'pending': 'yes'}
-    >>> read_job_fields(ControlledJob("7", "PENDING", 1, True, True, "mine", "[fleetcast] requeue off n2"))
-    {'theirs: comment': 'mine', 'pending': 'yes', 'requeue': 'n2', 'hold': 'n2'}
-    >>> read_job_fields(ControlledJob("7", "RUNNING", 0, False, True))
-    {'may requeue': 'yes'}
+    >>> read_job_fields(ControlledJob("7", "PENDING", 1, True, True, "mine"))
+    {'theirs: comment': 'mine', 'pending': 'yes'}
     """
     values: dict[str, str] = {}
     if job.comment:
         values[COMMENT if job.comment.startswith(OURS) else THEIRS + COMMENT] = job.comment
     if job.state == "PENDING" and "_" not in job.id:
         values[PENDING] = "yes"
-    if found := _REQUEUED.match(job.admin_comment):
-        values[REQUEUE] = found[2]
-        if found[1] == "requeue" and job.restarts:  # begun, and not known to be over
-            values[HOLD] = found[2]
-    has_stop = parse_stop(job.admin_comment) is not None  # an action acts on it
-    is_free = not job.admin_comment or (job.admin_comment.startswith(OURS) and not has_stop)
-    if (job.state, job.restarts) == ("RUNNING", 0) and job.may_requeue and is_free and not found:
-        values[MAY_REQUEUE] = "yes"
     return values

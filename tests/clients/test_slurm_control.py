@@ -21,8 +21,7 @@ from fleetcast.clients.slurm_control import (
 )
 from fleetcast.fleet.errors import SourceError
 from fleetcast.ingest.slurm.jobs import expand_node_list
-from fleetcast.schedulers.adapter import Write, WriteOutcome
-from fleetcast.schedulers.slurm import HOLD, SlurmMarks, SlurmSettings
+from fleetcast.schedulers.slurm import SlurmMarks, SlurmSettings
 from fleetcast.service.ports.slurm import SlurmPort
 from tests.clients.squeue_in_files import SqueueFolder, queued
 
@@ -160,7 +159,7 @@ def test_a_row_inside_a_comment_releases_no_job_of_another_user(tmp_path: Path, 
 
     async def pass_over_the_queue() -> list[ControlledJob]:
         port = SlurmPort(slurm.control, with_jobs=True)
-        for write in SlurmMarks(SlurmSettings(requeue=True)).wishes(None, await port.read()):
+        for write in SlurmMarks(SlurmSettings(comments=True)).wishes(None, await port.read()):
             await port.write([write])
         return await slurm.control.read_jobs()
 
@@ -170,20 +169,15 @@ def test_a_row_inside_a_comment_releases_no_job_of_another_user(tmp_path: Path, 
     assert [words for words in slurm.calls("scontrol") if words[0] != "show"] == []
 
 
-def test_a_hold_goes_by_a_reading_of_the_job_alone(tmp_path: Path) -> None:
-    ours = queued("7", RestartCnt="1", PriorityLong="0", admin_comment="[fleetcast] requeue off n2", excluded="n[4-5]")
+def test_a_release_excludes_further_nodes_by_a_reading_of_the_job_alone(tmp_path: Path) -> None:
+    ours = queued("7", RestartCnt="1", PriorityLong="0", excluded="n[4-5]")
     slurm = SqueueFolder(tmp_path, [ours, queued("8", Name="x ExcNodeList=n9 \n")])
-
-    def released(write: Write) -> WriteOutcome:
-        return asyncio.run(SlurmPort(slurm.control, with_jobs=True).write([write]))[0]
-
-    assert released(Write("job 7", HOLD, None, "n2", "")) == WriteOutcome.DONE
-    assert slurm.calls("scontrol")[1:] == [
+    asyncio.run(slurm.control.release_excluding_node("7", "n2"))
+    assert slurm.calls("scontrol") == [
         ["update", "JobId=7", "ReqNodeList=", "ExcNodeList=n[4-5],n2"],
         ["release", "7"],
-        ["update", "JobId=7", "AdminComment=[fleetcast] requeued off n2"],
     ]
-    assert ["-j", "7"] in [words[4:6] for words in slurm.calls("squeue")]
+    assert ["-j", "7"] in [words[2:4] for words in slurm.calls("squeue")]
 
 
 def test_an_id_that_comes_twice_is_left_alone(tmp_path: Path) -> None:

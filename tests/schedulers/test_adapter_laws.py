@@ -15,7 +15,7 @@ from fleetcast.checks import check_adapter, make_wavering_hour
 from fleetcast.schedulers import buffers, kueue
 from fleetcast.schedulers.adapter import Adapter, NotKnown, Seen
 from fleetcast.schedulers.external_metrics import METRIC
-from fleetcast.schedulers.slurm import DRAIN, REQUEUE
+from fleetcast.schedulers.slurm import DRAIN
 from fleetcast.schedulers.slurm_durations import MINUTES
 from fleetcast.schedulers.weather import Weather
 from fleetcast.service.doors import ANSWERERS, WRITERS, make_answerers, make_door
@@ -35,7 +35,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"taint": "NoSchedule", "server": "https://127.0.0.1:6443"},
         {"slinky": True},
     ],
-    "slurm": [{}, {"extra": True, "comments": True, "requeue": True}, {"features": False, "url": "http://127.0.0.1:1"}],
+    "slurm": [{}, {"extra": True, "comments": True}, {"features": False, "url": "http://127.0.0.1:1"}],
     "slurm_durations": [{"folder": "durations"}],
     "topology": [{}, {"labels": {"rack": "example.com/rack"}}],
 }
@@ -65,13 +65,12 @@ HOLDS: dict[str, Seen] = {  # beside the nodes
     },
     "slurm": {
         "job 7": {"pending": "yes"},
-        "job 8": {"may requeue": "yes"},
         "job 9": {"pending": "yes", "theirs: comment": "mine"},
     },
 }
 KEEPS = {"kueue": frozenset({kueue.ACTIVE})}  # after a withdrawal: without it queues would stop
 STAYS: dict[str, set[str]] = {  # where nothing is known: facts, a human's to lift, or with an age of its own
-    "slurm": {DRAIN, REQUEUE},
+    "slurm": {DRAIN},
     "slurm_durations": {MINUTES},
     "topology": {"label fleetcast.io/rack", "label fleetcast.io/block", "label example.com/rack"},
     "kueue": {kueue.ACTIVE},

@@ -9,19 +9,16 @@ from fleetcast.schedulers.slurm import (
     DRAIN,
     EXTRA,
     FEATURE,
-    HOLD,
-    MAY_REQUEUE,
     PENDING,
-    REQUEUE,
     THEIRS,
     SlurmMarks,
     SlurmSettings,
 )
 from fleetcast.schedulers.weather import JobOutlook, StartOutlook, Weather
-from tests.schedulers.small_fleet import MINUTE_MS, NOW_MS, job, outlook, start
+from tests.schedulers.small_fleet import NOW_MS, outlook, start
 
 RISKS = {"a": 0.81, "b": 0.1, "c": 0.0, "unknown": np.nan, "elsewhere": 0.9}
-ALL = SlurmSettings(extra=True, comments=True, requeue=True)
+ALL = SlurmSettings(extra=True, comments=True)
 REASON = "[fleetcast] p_fail_1h=0.81 cause=ecc_ue"
 STAMPED = "[fleetcast] start 2025-10-09T09:23 (p90 2025-10-09T10:03)"
 
@@ -114,33 +111,3 @@ def test_a_start_that_hardly_moves_is_no_news(p50: float, p90: float, is_news: b
 def test_another_comment_of_ours_makes_way() -> None:
     for held in ("[fleetcast] hello", "[fleetcast] start 2025-10-09T09:23", "[fleetcast] 9999-99-99T99:99 and later"):
         assert told(weather(starts={"7": start(30, 70)}), {"job 7": {PENDING: "yes", COMMENT: held}})
-
-
-REQUEUEABLE = {MAY_REQUEUE: "yes"}
-
-
-def test_a_straggler_leaves_its_slow_node_once_after_a_checkpoint() -> None:
-    def wishes(one: JobOutlook, values: dict[str, str] = REQUEUEABLE, aims: SlurmSettings = ALL) -> object:
-        return told(weather(jobs={"8": one}), {"job 8": values}, aims)
-
-    assert wishes(job()) == {("job 8", REQUEUE): "high"}
-    for one in (
-        job(checkpoint_ms=None),
-        job(checkpoint_ms=NOW_MS - 11 * MINUTE_MS),  # older than the trouble
-        job(slow_since_ms=None),
-        job(culprit=""),
-        job(culprit="elsewhere"),
-        job(attempt=2),
-        job(state="queued"),
-    ):
-        assert wishes(one) == {}
-    assert wishes(job(), {}) == {}
-    assert wishes(job(), {**REQUEUEABLE, REQUEUE: "high"}) == {}
-    assert wishes(job(), aims=SlurmSettings()) == {}
-
-
-def test_a_hold_of_ours_is_released_whatever_is_known() -> None:
-    seen = {"job 8": {HOLD: "high", REQUEUE: "high", PENDING: "yes"}}
-    for given in (weather(), weather(None)):
-        assert told(given, seen, SlurmSettings()) == {("job 8", HOLD): None}
-    assert [write.field for write in SlurmMarks().wishes(None, seen)] == [HOLD, REQUEUE]

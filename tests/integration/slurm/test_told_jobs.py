@@ -14,12 +14,12 @@ from fleetcast.clients.slurm_control import ControlledNode, NodeChange, Scontrol
 from fleetcast.clients.slurm_rest import SlurmRestAccount, SlurmRestControl
 from fleetcast.schedulers.adapter import Door, Write, WriteOutcome
 from fleetcast.schedulers.bands import HIGH, LEVELS
-from fleetcast.schedulers.slurm import FEATURE, HOLD, REQUEUE
-from fleetcast.schedulers.weather import JobOutlook, StartOutlook, Weather
+from fleetcast.schedulers.slurm import FEATURE
+from fleetcast.schedulers.weather import StartOutlook, Weather
 from fleetcast.service.doors import make_door
 from fleetcast.service.ports.slurm import SlurmPort
 from tests.integration.slurm.cluster import SlurmCluster
-from tests.schedulers.small_fleet import NOW_MS, job, outlook, start
+from tests.schedulers.small_fleet import NOW_MS, outlook, start
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -53,8 +53,8 @@ async def step(opened: Door, weather: Weather | None) -> list[tuple[Write, Write
     return list(zip(wishes, await opened.port.write(wishes), strict=True))
 
 
-def weather(jobs: dict[str, JobOutlook] | None = None, starts: dict[str, StartOutlook] | None = None) -> Weather:
-    return Weather(1, NOW_MS, NOW_MS, outlook({}), None, jobs, starts)
+def weather(starts: dict[str, StartOutlook] | None = None) -> Weather:
+    return Weather(1, NOW_MS, NOW_MS, outlook({}), None, None, starts)
 
 
 def shown(slurm: SlurmCluster, number: str, field: str) -> str:
@@ -77,48 +77,6 @@ def test_a_job_that_waits_shows_when_it_starts_and_nothing_once_it_runs(slurm: S
     assert shown(slurm, waits, "Comment") == ""
     for number in (waits, mine, array):
         slurm.run("scancel", number)
-
-
-def gang(slurm: SlurmCluster, *options: str) -> str:
-    number = slurm.submit("sleep 600", "-N2", "--gres=gpu:1", "--nodelist=n1,n2", "--requeue", *options)
-    slurm.until("it runs", lambda: shown(slurm, number, "JobState") == "RUNNING")
-    return number
-
-
-def slow(**more: Any) -> JobOutlook:
-    return job(nodes=("n1", "n2"), culprit="n2", **more)
-
-
-def test_a_straggler_leaves_its_slow_node_after_its_checkpoint_and_once(slurm: SlurmCluster) -> None:
-    number, opened = gang(slurm, "--exclude=n4"), door(requeue=True)
-    assert run(step(opened, weather({number: slow(checkpoint_ms=None)}))) == []
-    ((write, outcome),) = run(step(opened, weather({number: slow()})))
-    assert (write.field, write.value, outcome) == (REQUEUE, "n2", WriteOutcome.DONE)
-    slurm.until("it waits again", lambda: shown(slurm, number, "JobState") == "PENDING")
-    assert shown(slurm, number, "ExcNodeList") == "n4,n2"
-    assert shown(slurm, number, "AdminComment") == "[fleetcast] requeued off n2"
-    assert shown(slurm, number, "Priority") != "0"
-    slurm.until(
-        "it runs elsewhere", lambda: shown(slurm, number, "NodeList") == "n[1,3]", 300
-    )  # Slurm waits two minutes
-    assert shown(slurm, number, "Restarts") == "1"
-    assert run(step(opened, weather({number: job(nodes=("n1", "n3"), culprit="n3")}))) == []
-    slurm.run("scancel", number)
-
-
-def test_a_requeue_that_broke_off_is_brought_to_its_end(slurm: SlurmCluster) -> None:
-    number, opened = gang(slurm), door(requeue=True)
-    slurm.run("scontrol", "update", f"JobId={number}", "AdminComment=[fleetcast] requeue off n2")
-    assert run(step(opened, weather({number: slow()}))) == []  # it is marked, and never tried twice
-    slurm.run("scontrol", "requeuehold", number)
-    (first,) = run(step(opened, Weather(1, 0, NOW_MS)))  # nothing is known: a hold is released all the same
-    assert (first[0].field, first[1]) == (HOLD, WriteOutcome.DONE)
-    assert (shown(slurm, number, "ExcNodeList"), shown(slurm, number, "Priority") != "0") == ("n2", True)
-    slurm.run("scontrol", "hold", number)  # from now on a hold is its user's
-    assert run(step(opened, weather({number: slow()}))) == []
-    assert [write.field for write, _ in run(step(opened, None))] == [REQUEUE]
-    assert shown(slurm, number, "AdminComment") == ""
-    slurm.run("scancel", number)
 
 
 class Counting(ScontrolCommands):
@@ -190,19 +148,17 @@ def test_slurmrestd_tells_the_same_as_the_commands_and_says_what_it_cannot(slurm
     assert os.environ["SLURM_CONF"] == slurm.environment["SLURM_CONF"]
 
 
-def test_a_comment_with_rows_in_it_releases_no_job_that_another_user_holds(slurm: SlurmCluster) -> None:
-    """The attack: a line break in `--comment`, then the whole row of a job that its user holds."""
-    held = gang(slurm)
-    slurm.run("scontrol", "requeuehold", held)
-    slurm.until("it is held", lambda: shown(slurm, held, "JobState") == "PENDING")
-    fields = (held, "PENDING", "1", "0", "1", "1", "[fleetcast] requeue off n2", "")
+def test_a_comment_with_rows_in_it_gives_no_other_job_a_comment(slurm: SlurmCluster) -> None:
+    """The attack: a line break in `--comment`, then the whole row of another user's job."""
+    other = slurm.submit("sleep 600", "--hold", "--comment=theirs")
+    fields = (other, "PENDING", "1", "0", "1", "1", "", "")
     rows = ["".join(field + end for field in fields) for end in ("\x1f", "|", "")]
     attack = slurm.submit(
         "sleep 600", "--hold", "--comment=" + "\n".join(["hello", *rows]), "--job-name=ExcNodeList=n3 "
     )
-    opened = door(requeue=True)
-    for given in (weather(), Weather(1, 0, NOW_MS), None):
-        assert [write for write, _ in run(step(opened, given)) if held in write.key] == []
-    assert (shown(slurm, held, "Priority"), shown(slurm, held, "AdminComment")) == ("0", "")
-    for number in (held, attack):
+    opened = door(comments=True)
+    for given in (weather(starts={other: start(30, 70)}), Weather(1, 0, NOW_MS), None):
+        assert [write for write, _ in run(step(opened, given)) if other in write.key] == []
+    assert (shown(slurm, other, "Priority"), shown(slurm, other, "Comment")) == ("0", "theirs")
+    for number in (other, attack):
         slurm.run("scancel", number)

@@ -32,6 +32,7 @@ class BrokenBoard(ActBoard):
     lost: tuple[int, ...] = ()
     drained: tuple[int, ...] = ()
     attempt = 1  # of the job `big`
+    slow: tuple[str, int] | None = None  # the node that slows `big`, and since when
 
     def sections(self) -> dict[str, Any]:
         found = super().sections()
@@ -42,6 +43,10 @@ class BrokenBoard(ActBoard):
         advice[list(self.drained)] = ACTIONS.index("drain_now")
         for row in self.drained:
             found["node.risk"][RISK_KINDS.index("fail"), :, row] = 0.4
+        if self.slow:
+            culprit = {"kind": "worker", "name": f"{self.slow[0]}/3", "share": 0.9}
+            verdict = {"slow": True, "since_ms": self.slow[1], "culprit": culprit, "sentence": "slow"}
+            found["doc.stragglers"] = msgspec.json.encode({"big": verdict})
         return found | {"node.state": state, "node.action": advice}
 
 
@@ -241,3 +246,50 @@ def test_a_gang_stays_in_the_domain_that_its_request_requires(world: BrokenWorld
     world.agents_pass_at(5)
     world.lose(0)
     assert (world.last("big2")["state"], world.last("big2")["places"]) == ("proposed", []), "r01 has no free node"
+
+
+def slow_down(world: BrokenWorld, node: str = "n02", checkpoint_age_s: int | None = 60) -> None:
+    """Let a node slow `big` for ten minutes. Its last whole checkpoint is so old, None: it has none."""
+    now_ms = world.clock.now_ms()
+    world.board.slow = node, now_ms - 600_000
+    checkpoint_ms = None if checkpoint_age_s is None else now_ms - 1000 * checkpoint_age_s
+    world.board.more = {"big": {"checkpoint_ms": checkpoint_ms}}
+    world.agents_pass_at(5)
+
+
+def test_a_node_that_slows_a_gang_is_left_once_after_a_checkpoint(world: BrokenWorld) -> None:
+    slow_down(world)
+    row = world.last()
+    assert (row["state"], row["kind"]) == ("sent", "replace")
+    assert "a node slows the whole gang, and free nodes join" in row["sentence"]
+    assert ([rank["node"] for rank in row["ranks"]], [rank["node"] for rank in row["places"]]) == (["n02"], ["n15"])
+    world.reply("big", "accept")
+    world.run_job("big", (0, 2, 3, 14))
+    world.agents_pass_at(10)
+    assert world.states() == {"big": "seen"}
+    slow_down(world, "n03")
+    assert (world.last()["state"], world.last()["executor"]) == ("proposed", "advice"), "once per job"
+
+
+@pytest.mark.parametrize(
+    ("node", "age_s"),
+    [("n02", None), ("n02", 601), ("n09", 60), ("gone", 60)],  # n09 is of another job
+)
+def test_without_a_checkpoint_since_then_or_for_a_node_of_another_job_a_slow_gang_stays(
+    world: BrokenWorld, node: str, age_s: int | None
+) -> None:
+    slow_down(world, node, age_s)
+    assert world.states() == {}
+
+
+def test_a_slow_gang_stays_where_no_other_node_is_free(world: BrokenWorld) -> None:
+    world.run_job("fill", range(NODES - 2, NODES))
+    slow_down(world)
+    assert world.states() == {}
+
+
+def test_a_lost_node_counts_more_than_a_slow_one(world: BrokenWorld) -> None:
+    world.board.lost = (2,)
+    slow_down(world)
+    assert [rank["node"] for rank in world.last()["ranks"]] == ["n03"]
+    assert "nodes were lost, and free nodes join" in world.last()["sentence"]

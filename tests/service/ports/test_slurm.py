@@ -18,9 +18,7 @@ from fleetcast.schedulers.slurm import (
     EXTRA,
     FEATURE,
     FEATURES,
-    HOLD,
     OURS,
-    REQUEUE,
     SlurmMarks,
     SlurmSettings,
 )
@@ -56,9 +54,6 @@ class SlurmInMemory:
     async def read_jobs(self) -> list[ControlledJob]:
         return [*self.queue.values()]
 
-    async def find_job(self, job: str) -> ControlledJob | None:
-        return self.queue.get(job)
-
     async def change_nodes(self, names: Sequence[str], change: NodeChange) -> None:
         self._answer("change", tuple(names), change)
         for name in names:
@@ -69,14 +64,8 @@ class SlurmInMemory:
                 node = replace(node, is_drained=bool(change.drain), reason=change.drain)
             self.held[name] = node
 
-    async def change_job(self, job: str, *, comment: str | None = None, admin_comment: str | None = None) -> None:
-        self._answer("tell", job, comment, admin_comment)
-
-    async def requeue_and_hold(self, job: str) -> None:
-        self._answer("requeue", job)
-
-    async def release_excluding_node(self, job: str, node: str) -> None:
-        self._answer("release", job, node)
+    async def change_job(self, job: str, *, comment: str) -> None:
+        self._answer("tell", job, comment)
 
     async def close(self) -> None:
         pass
@@ -156,26 +145,12 @@ def test_a_slurm_that_is_away_is_asked_less_and_less_often() -> None:
     asyncio.run(scenario())
 
 
-def test_a_requeue_marks_the_job_first_and_says_when_it_is_over() -> None:
-    running = ControlledJob("8", "RUNNING", may_requeue=True)
-    control = SlurmInMemory(jobs=[running])
-    assert written(control, write("job 8", REQUEUE, "n2")) == [DONE]
-    assert control.calls[1:] == [
-        ("tell", "8", None, f"{OURS} requeue off n2"),
-        ("requeue", "8"),
-        ("release", "8", "n2"),
-        ("tell", "8", None, f"{OURS} requeued off n2"),
-    ]
-    for job in (
-        replace(running, restarts=1),
-        replace(running, admin_comment="mine"),
-        replace(running, state="PENDING"),
-    ):
-        assert written(SlurmInMemory(jobs=[job]), write("job 8", REQUEUE, "n2")) == [CONFLICT]
-    begun = replace(running, state="PENDING", restarts=1, admin_comment=f"{OURS} requeue off n2")
-    control = SlurmInMemory(jobs=[begun])
-    assert written(control, write("job 8", HOLD, None, "n2"), write("job 8", REQUEUE, None, "n2")) == [DONE, DONE]
-    assert [call[0] for call in control.calls[1:] if isinstance(call, tuple)] == ["tell", "tell"]  # nobody holds it
+def test_only_a_job_that_waits_gets_a_comment() -> None:
+    waits, runs = ControlledJob("8", "PENDING"), ControlledJob("9", "RUNNING", may_requeue=True)
+    control = SlurmInMemory(jobs=[waits, runs])
+    batch = [write(f"job {number}", COMMENT, f"{OURS} start") for number in (8, 9)]
+    assert written(control, *batch) == [DONE, CONFLICT]
+    assert control.calls[-1] == ("tell", "8", f"{OURS} start")
 
 
 # -- a second writer
@@ -269,7 +244,7 @@ def test_options_are_checked_at_the_start() -> None:
         ({"zone": "Mars/Base"}, "options.zone = 'Mars/Base': no such time zone"),
         ({"timeout_s": 60}, "options.timeout_s = 60: must be 0.1 to 10"),
         ({"url": "host:6820"}, "options.url = 'host:6820': must be like http://HOST:6820"),
-        ({"url": "http://h:1", "requeue": True}, "options.requeue: slurmrestd cannot"),
+        ({"requeue": True}, r"options.requeue.*adapters.executor.*reclaim"),
         ({"url": "http://h:1", "shell": ["ssh", "a"]}, "options.shell: there are no commands where `url` is set"),
         ({"api_version": "v0.0.38"}, "options.api_version = 'v0.0.38': must be v0.0.40 or newer"),
         ({"drane": True}, "options.drane: no such key; did you mean drain"),

@@ -14,10 +14,8 @@ from fleetcast.clients.slurm_job_commands import NodeHold, SlurmJobCommands
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome
-from fleetcast.schedulers.slurm import REQUEUE
 from fleetcast.schedulers.slurm_stop import SlurmStop, add_stop
 from fleetcast.service.doors import make_executor
-from fleetcast.service.ports.slurm import read_job_fields
 from fleetcast.service.ports.slurm_executor import SlurmExecutor
 from tests.fuzz.bounds import examples
 
@@ -154,12 +152,9 @@ def test_what_slurm_refuses_after_the_grace_leaves_no_mark() -> None:
     assert (slurm.queue["1"].state, slurm.queue["1"].admin_comment) == ("RUNNING", "")
 
 
-def test_a_job_with_an_open_action_is_not_requeued_by_the_adapter_and_not_stopped_by_a_second_action() -> None:
+def test_a_job_with_an_open_action_is_not_stopped_by_a_second_action() -> None:
     stop = SlurmStop("shrink", "0e-1", 1, 0, 0, 900, ("n2",))
     marked = replace(VICTIM, admin_comment=add_stop("", stop))
-    assert read_job_fields(VICTIM) == {"may requeue": "yes"}
-    assert read_job_fields(marked) == {}
-    assert REQUEUE not in read_job_fields(marked)
     assert Site(StoppableSlurm(marked)).send() == (SendOutcome.REFUSED, "action 0e-1 on it goes on")
 
 
