@@ -1,6 +1,8 @@
 """`fleetcast actions`: lists what is done to running jobs, and stops all of it."""
 
 import json
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,6 +19,7 @@ app = typer.Typer(
 )
 
 PAGE = 1000
+FEW = 8  # nodes in a sentence
 TERMS = {
     "lost": "work since the last checkpoint, done again",
     "restart": "until the job works again",
@@ -88,6 +91,51 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
         echo(f"{format_utc(step['time_ms'])}  {step['state']}")
     if body["why"]:
         echo(f"{body['state']}: {body['why']}")
+
+
+@app.command("preview")
+def preview(
+    file: Annotated[Path, typer.Argument(help="The request as JSON, as for POST /v1/placements; - reads stdin.")],
+    url: UrlOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say what would be stopped or shrunk for a request if it waited now. Nothing is recorded.
+
+    A service with tokens needs yours in FLEETCAST_TOKEN: scope place.
+
+    Example:  fleetcast actions preview request.json
+    """
+    body = ask_service("POST", url, "/v1/placements", body={**_read_request(file), "dry_run": True})
+    if as_json:
+        echo_text(json.dumps(body, indent=2))
+        return
+    echo(body["sentence"])
+    found = body.get("reclaim")
+    if found is None:
+        return
+    echo(found["sentence"])
+    for action in found["actions"]:
+        costs = ", ".join(f"{name} {gpu_s / 3600:,.2f}" for name, gpu_s in action["cost"].items() if gpu_s)
+        echo(f"  {action['sentence']}; GPU-hours: {costs}; by {action['executor']}")
+    if found["ranks"]:
+        nodes = sorted({rank["node"] for rank in found["ranks"]})
+        more = f" and {len(nodes) - FEW:,} more" if len(nodes) > FEW else ""
+        echo(f"then it starts on {', '.join(nodes[:FEW])}{more}")
+    if found["not_before_ms"] is not None:
+        echo(f"no job stops for it before {format_utc(found['not_before_ms'])}")
+
+
+def _read_request(file: Path) -> dict[str, Any]:
+    """Return the request of a file. Raises ConfigError if it holds no JSON object."""
+    from fleetcast.fleet.errors import ConfigError
+
+    try:
+        request = json.loads(sys.stdin.read() if str(file) == "-" else file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: no request can be read from it: {error}") from None
+    if not isinstance(request, dict):
+        raise ConfigError(f"{file}: a request is a JSON object, not {type(request).__name__}")
+    return request
 
 
 @app.command("pause")

@@ -12,18 +12,20 @@ UrlOption = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
-def ask_service(method: str, url: str | None, path: str, query: dict[str, str] | None = None) -> dict[str, Any]:
-    """Send a request to the service, and return its answer.
+def ask_service(
+    method: str, url: str | None, path: str, query: dict[str, str] | None = None, body: object = None
+) -> dict[str, Any]:
+    """Send a request to the service, and return its answer. body: sent as JSON unless None.
 
     Raises SourceError if the service does not answer, UnknownEntity for a 404 and FleetcastError for any other
     problem that the service states.
     """
     import asyncio
 
-    return asyncio.run(_send(method, url or os.environ.get("FLEETCAST_URL") or DEFAULT_URL, path, query))
+    return asyncio.run(_send(method, url or os.environ.get("FLEETCAST_URL") or DEFAULT_URL, path, query, body))
 
 
-async def _send(method: str, base: str, path: str, query: dict[str, str] | None) -> dict[str, Any]:
+async def _send(method: str, base: str, path: str, query: dict[str, str] | None, sent: object) -> dict[str, Any]:
     import aiohttp
     from yarl import URL
 
@@ -35,7 +37,7 @@ async def _send(method: str, base: str, path: str, query: dict[str, str] | None)
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=make_token_headers()) as session,
-            session.request(method, address, allow_redirects=False) as response,
+            session.request(method, address, allow_redirects=False, json=sent) as response,
         ):
             status, body = response.status, await response.json(content_type=None)
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:

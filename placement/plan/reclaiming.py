@@ -50,7 +50,8 @@ class ReclaimInput:
     jobs: the running jobs of the board. Jobs that the pass itself places are not among them.
     find: the search for victims. Plays compare it with others. barred: job → why nobody can stop it now.
     failed: request_id → the jobs that did not stop for it. exhausted: requests for which no further jobs are
-    stopped. rigid: the jobs whose size no executor can change. bounds: None if nothing is ever sent.
+    stopped. rigid: the jobs whose size no executor can change. bounds: None if nothing is ever sent. impatient: a
+    request that counts as if it had waited long enough.
     """
 
     policy: ReclaimPolicy
@@ -62,6 +63,7 @@ class ReclaimInput:
     exhausted: frozenset[str] = frozenset()
     rigid: frozenset[str] = frozenset()
     bounds: SendingBounds | None = None
+    impatient: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +108,7 @@ def propose_reclaim(
     if shadow_ms - now_ms <= 1000 * policy.patience_s:
         sentence = f"stops no job: jobs that end within {(shadow_ms - now_ms) / 1000:.0f} s make room"
         return ReclaimProposal("patience", request, sentence)
-    if now_ms - queued_ms < 1000 * policy.patience_s:
+    if now_ms - queued_ms < 1000 * policy.patience_s and request.request_id != facts.impatient:
         waited_s = max(0, now_ms - queued_ms) / 1000
         sentence = f"stops no job yet: it has waited {waited_s:.0f} of {policy.patience_s:g} s"
         return ReclaimProposal("patience", request, sentence)

@@ -499,7 +499,7 @@ class Rank(TypedDict, total=False):
 class Decision(TypedDict, total=False):
     """The answer to a placement request. outcome: placed, refused, queued.
 
-    ignored: keys of the request that changed nothing.
+    ignored: keys of the request that changed nothing. reclaim: only in a refused dry run, where jobs may be stopped.
     """
 
     request_id: str
@@ -519,6 +519,37 @@ class Decision(TypedDict, total=False):
     models: dict[str, str]
     expires_ms: int
     ignored: list[str]
+    reclaim: ReclaimPreview
+
+
+class PreviewedAction(TypedDict):
+    """An action that a pass would propose. `cost`: GPU-seconds by term. `ranks`: the places that it frees."""
+
+    kind: str
+    job: str
+    attempt: int
+    queue: str
+    gpus: float
+    ranks: list[Rank]
+    executor: str
+    cost: dict[str, float]
+    cost_gpu_s: float
+    sentence: str
+
+
+class ReclaimPreview(TypedDict):
+    """The actions that would make room for a refused dry run, if it waited in the queue.
+
+    `code`: found, starts, waits, patience, bound or none. `ranks`: its place after the actions. `not_before_ms`:
+    since when it has waited long enough for a stop.
+    """
+
+    code: str
+    sentence: str
+    actions: list[PreviewedAction]
+    cost_gpu_s: float
+    ranks: list[Rank]
+    not_before_ms: int | None
 
 
 class Refusal(TypedDict):

@@ -1,12 +1,14 @@
 """Actions on running jobs: what is done to a job, for whom, at what cost, and how far it has come."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
-from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.requests import Decision, RankPlacement
 from fleetcast.placement.actions.action import ActionCost, ActionKind, RejectedSet
 from fleetcast.placement.actions.life import ActionState, LifeStep
+from fleetcast.placement.plan.reclaiming import ReclaimCode
 
 
 class ActionRow(msgspec.Struct, kw_only=True):
@@ -82,3 +84,44 @@ class ActionReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     job: str
     attempt: int
     why: str = ""
+
+
+class PreviewedAction(msgspec.Struct, kw_only=True):
+    """An action that a pass would propose, with its cost in GPU-seconds by term. It has no id: nothing is recorded.
+
+    ranks: the places that it frees.
+    """
+
+    kind: ActionKind
+    job: str
+    attempt: int
+    queue: str
+    gpus: float
+    ranks: Sequence[RankPlacement]
+    executor: str
+    cost: ActionCost
+    cost_gpu_s: float
+    sentence: str
+
+
+class ReclaimPreview(msgspec.Struct, kw_only=True):
+    """The actions that a pass would propose for a request if it waited in the queue.
+
+    code: "found" if `actions` would make room. "starts" if the request would start without any. "waits" if the
+    pass would not search, because other requests come first. Else the search ended without a set: "patience", "bound"
+    or "none". sentence: the reason. ranks: the request's place after the actions. not_before_ms: since when it has
+    waited long enough for a stop.
+    """
+
+    code: ReclaimCode | Literal["starts", "waits"]
+    sentence: str
+    actions: Sequence[PreviewedAction] = ()
+    cost_gpu_s: float = 0.0
+    ranks: Sequence[RankPlacement] = ()
+    not_before_ms: int | None = None
+
+
+class PlacementAnswer(Decision, frozen=True, kw_only=True):
+    """A decision now. reclaim: what a pass would stop for the request, only in a refused dry run."""
+
+    reclaim: ReclaimPreview | msgspec.UnsetType = msgspec.UNSET

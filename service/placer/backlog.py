@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from fleetcast.fleet.errors import StaleError
+from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.placement.ahead.start_time import LEVELS
 from fleetcast.placement.engine import is_still_valid
 from fleetcast.placement.ledger.ledger import QueueEntry
@@ -90,11 +92,37 @@ class RequestBacklog:
             self.stalled = f"nothing is decided now: {error}"
             raise
         self.stalled = ""
-        wanted, stranded = self._choose_entries_to_plan(queue, observed)
+        wanted, stranded, taken = self._sort_out_entries(queue, observed)
+        for entry, why in taken:
+            self._decisions.refuse(entry.request, why, "queue")
+            self._metrics.decisions.labels("refused", "queue").inc()
         dropped = self.claims.choose_dropped_claim(entry.request.request_id for entry in wanted)
         turns, reclaim = self._queues.make_turns(observed), self._advisor.make_input(observed, options.now_ms)
         promises = self._view.promised_sets.make_promises(options.now_ms)
         return QueuePass(wanted, observed, options, turns, dropped, stranded, reclaim, promises)
+
+    def make_preview(self, request: PlacementRequest) -> QueuePass:
+        """Return the input of a pass in which a request waits that is in no queue. Nothing is recorded.
+
+        The request counts as if it had waited long enough for a stop. If it waits already, it keeps its place. Raises
+        StaleError like `begin_pass`.
+        """
+        observed, options = self._view.observe_for_decision(), self._options()
+        queue = {entry.request.request_id: entry for entry in self._ledger.list_queue_entries()}
+        before = queue.get(request.request_id)
+        queued_ms = before.queued_ms if before else options.now_ms
+        queue[request.request_id] = QueueEntry(request, b"", queued_ms)
+        wanted, stranded, _ = self._sort_out_entries(list(queue.values()), observed)
+        facts = self._advisor.make_input(observed, options.now_ms)
+        return QueuePass(
+            wanted,
+            observed,
+            options,
+            self._queues.make_turns(observed),
+            stranded=stranded,
+            reclaim=facts and replace(facts, impatient=request.request_id),
+            promises=self._view.promised_sets.make_promises(options.now_ms),
+        )
 
     def _recover(self, observed: ObservedFleet, options: Options) -> ObservedFleet:
         """Let gangs with lost nodes get what they need. Returns the fleet with the GPUs that are held for them."""
@@ -156,29 +184,28 @@ class RequestBacklog:
         self._metrics.queue_length.set(len(self._ledger.list_queue_entries()))
         return placed, lost
 
-    def _choose_entries_to_plan(
+    def _sort_out_entries(
         self, queue: Sequence[QueueEntry], observed: ObservedFleet
-    ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]]]:
-        """Return the entries to plan, and the entries whose queue is missing from the queue file.
+    ) -> tuple[list[QueueEntry], list[tuple[QueueEntry, str]], list[tuple[QueueEntry, str]]]:
+        """Return the entries to plan, those whose queue is missing, and those whose attempt started elsewhere.
 
-        Each entry without a queue comes with the reason. A request whose attempt has started elsewhere is
-        refused.
+        The entries of the second and the third list come with their reasons.
         """
         wanted: list[QueueEntry] = []
         stranded: list[tuple[QueueEntry, str]] = []
+        refused: list[tuple[QueueEntry, str]] = []
         promised = self._view.find_promised_attempts()
         taken = observed.seen | observed.ended | promised.keys()
         for entry in queue:
             is_taken = (entry.request.job_name, entry.request.attempt) in taken
             why = explain_taken_attempt(entry.request, observed, promised) if is_taken else ""
             if why:
-                self._decisions.refuse(entry.request, why, "queue")
-                self._metrics.decisions.labels("refused", "queue").inc()
+                refused.append((entry, why))
             elif gone := self._queues.explain_missing_queue(entry.request):
                 stranded.append((entry, gone))
             else:
                 wanted.append(entry)
-        return wanted, stranded
+        return wanted, stranded, refused
 
     async def list_queue_rows(self) -> list[QueueRow]:
         """Return the rows of `GET /queue`, in order.

@@ -15,6 +15,7 @@ from fleetcast.service.http.problems import Problem, convert_to_problem
 from fleetcast.service.http.table import CALLER
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.queue_desk import QueueAdmin
+from fleetcast.service.placer.reclaim_preview import DryRuns
 from fleetcast.service.placer.service import PlacementService
 from fleetcast.service.placer.start_times import StartTimeSampler
 
@@ -38,10 +39,12 @@ class PlacerContext:
     queue_changed: Callable[[], None]
     prefix: str = "/v1"
     admin: QueueAdmin = field(init=False)
+    dry_runs: DryRuns = field(init=False)
     _damage: str = field(default="", init=False)  # of the ledger, as logged last
 
     def __post_init__(self) -> None:
         self.admin = QueueAdmin(self.service)
+        self.dry_runs = DryRuns(self.service)
 
     def get_caller(self, request: Request) -> str:
         return identify_caller(request)

@@ -62,7 +62,8 @@ BY_QUEUE = {
 
 async def place(request: Request, context: PlacerContext, query: Query) -> Response:
     wanted = decode_placement_body(await read_raw_body(request, MAX_BODY_BYTES))
-    return make_response(context.service.place(wanted, identify_caller(request, wanted)))
+    reply = context.service.place(wanted, identify_caller(request, wanted))
+    return make_response(await context.dry_runs.add_preview(wanted, reply) if wanted.dry_run else reply)
 
 
 async def enqueue(request: Request, context: PlacerContext, query: Query) -> Response:

@@ -83,9 +83,10 @@ class ReclaimAdvisor:
             if is_current:
                 self._send_set(proposal, observed, tree.policy.reclaim, now_ms)
             return
-        find_executor = self._find_executor if tree and tree.policy.reclaim.mode == "act" else _advise
         actions = (
-            make_actions(proposal, observed, tree.policy.reclaim, now_ms, find_executor) if tree and proposal else []
+            make_actions(proposal, observed, tree.policy.reclaim, now_ms, self.find_executor)
+            if tree and proposal
+            else []
         )
         wishes = {action.compute_wish() for action in actions}
         self._withdraw_others(wishes, "the last pass does not propose it", now_ms)
@@ -93,15 +94,18 @@ class ReclaimAdvisor:
             self._withdraw_others_of_jobs(actions, now_ms)
             self._control.propose(actions, now_ms)
 
-    def _find_executor(self, kind: ActionKind, job: str, now_ms: int) -> str:
-        return self._executors.find_executor(kind, job, now_ms) or ADVICE
+    def find_executor(self, kind: ActionKind, job: str, now_ms: int) -> str:
+        """Return the executor that would carry out an action on a job, or ADVICE if none would."""
+        tree = self._queues.tree
+        acts = tree is not None and tree.policy.reclaim.mode == "act"
+        return (self._executors.find_executor(kind, job, now_ms) if acts else "") or ADVICE
 
     def _send_set(self, proposal: ReclaimProposal, observed: ObservedFleet, policy: ReclaimPolicy, now_ms: int) -> None:
         """Send the actions of a proposal, all or none, and promise what they free to its request."""
         assert proposal.victims is not None
         self._withdraw_others(set(), "the last pass proposes it again", now_ms)
         payer, by_ms = proposal.request.request_id, now_ms + round(1000 * policy.grace_s) + SENT_MS
-        actions = make_actions(proposal, observed, policy, now_ms, self._find_executor, by_ms)
+        actions = make_actions(proposal, observed, policy, now_ms, self.find_executor, by_ms)
         self._withdraw_others_of_jobs(actions, now_ms)
         found = self._control.propose(actions, now_ms)
         ids = [record.action_id for record in found.opened]
@@ -159,16 +163,12 @@ class ReclaimAdvisor:
         return proposal.sentence if proposal and proposal.request.request_id == request_id else ""
 
 
-def _advise(kind: ActionKind, job: str, now_ms: int) -> str:
-    return ADVICE
-
-
 def make_actions(
     proposal: ReclaimProposal,
     observed: ObservedFleet,
     policy: ReclaimPolicy,
     now_ms: int,
-    find_executor: Callable[[ActionKind, str, int], str] = _advise,
+    find_executor: Callable[[ActionKind, str, int], str],
     by_ms: int | None = None,
 ) -> list[JobAction]:
     """Return one action for each job that a proposal would stop or shrink. by_ms: by default in an hour."""

@@ -8,11 +8,12 @@ import pytest
 from typer.testing import CliRunner
 
 from fleetcast.cli.main import app
-from fleetcast.fleet.errors import FleetcastError, SourceError
+from fleetcast.fleet.errors import ConfigError, FleetcastError, SourceError
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.service.state_folder import StateError, lock_role
 from tests.placement.actions.action_world import make_action
-from tests.service.placer_world import NOW_MS
+from tests.service.placer.test_reclaim import OLD_S, AdvisedWorld
+from tests.service.placer_world import GPUS, NOW_MS
 from tests.service.served_placer import ServedPlacer, serve_placer
 
 
@@ -111,3 +112,33 @@ def test_why_explains_the_wait_of_a_request_and_of_its_job(served: ServedPlacer)
     assert "  1. " in text
     assert run(served, "why", "big") == text
     assert json.loads(run(served, "why", "big", "--json"))["waiting"]["request_id"] == "r-1"
+
+
+def test_a_preview_says_what_would_stop_for_a_request(tmp_path: Path) -> None:
+    file, world = tmp_path / "request.json", AdvisedWorld(tmp_path)
+    file.write_text(json.dumps({"request_id": "p", "queue": "owed", "gang": 4, "gpus_per_node": GPUS}))
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 8))
+    world.beat(1000 * OLD_S)
+    with serve_placer(tmp_path, world) as served:
+        refused, would, action, then, since = run(served, "actions", "preview", file).splitlines()
+        assert refused.startswith("refused: ")
+        assert would.startswith("would stop 1 job for it (a), at ")
+        assert "stops attempt 1 of a (32 GPUs) for request p" in action
+        assert "GPU-hours: lost 17.78, restart" in action
+        assert then == "then it starts on n05, n06, n07, n08"
+        assert since.startswith("no job stops for it before 2020-")
+        body = json.loads(run(served, "actions", "preview", file, "--json"))
+        assert body["reclaim"]["code"] == "found"
+        assert world.service.ledger.list_queue_entries() == world.service.actions.list_open() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("[1]", "a request is a JSON object, not list"), ("{", "no request can be read"), (None, "No")],
+)
+def test_a_preview_of_no_request_says_so(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "request.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        run(None, "actions", "preview", file)

@@ -17,7 +17,7 @@ import uvicorn
 
 import fleetcast.service.answers as service_answers
 from fleetcast.fleet.clock import ManualClock
-from fleetcast.fleet.requests import Decision, RankPlacement
+from fleetcast.fleet.requests import RankPlacement
 from fleetcast.models.risk.scores import Action
 from fleetcast.placement.ahead.start_time import Blocker
 from fleetcast.service.api.app import create_app
@@ -85,10 +85,11 @@ def test_an_estimate_and_the_queue(fleet: Client, placer: FakePlacer) -> None:
     assert placer.asked[-1][:2] == ("DELETE", "/queue/run-8")
 
 
-ANSWERS = {type_.__name__: type_ for type_ in [Decision, RankPlacement, Blocker, Action]}
+ANSWERS = {type_.__name__: type_ for type_ in [RankPlacement, Blocker, Action]}
 for _, module, _ in pkgutil.iter_modules(service_answers.__path__, f"{service_answers.__name__}."):
     ANSWERS |= {name: kind for name, kind in vars(importlib.import_module(module)).items() if isinstance(kind, type)}
 OTHER_NAMES = {
+    "Decision": "PlacementAnswer",
     "DemandSeries": "DemandRow",
     "Job": "JobAnswer",
     "Node": "NodeAnswer",

@@ -24,9 +24,9 @@ class ServedPlacer:
 
 
 @contextmanager
-def serve_placer(folder: Path) -> Iterator[ServedPlacer]:
-    """Serve both over a board of sixteen nodes."""
-    world = World(folder)
+def serve_placer(folder: Path, world: World | None = None) -> Iterator[ServedPlacer]:
+    """Serve both over a board of sixteen nodes, or over the board of another world."""
+    world = world or World(folder)
     world.board.publish()
     world.service.view.observe_fleet()
     with serve_app(world.app) as port:

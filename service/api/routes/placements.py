@@ -10,6 +10,7 @@ from starlette.responses import Response
 
 from fleetcast.fleet.errors import SourceError
 from fleetcast.fleet.requests import Decision, PlacementRequest
+from fleetcast.service.answers.actions import PlacementAnswer
 from fleetcast.service.answers.placements import Audit, Fragmentation, Placements, Queue, Settled
 from fleetcast.service.api.placer_link import ForwardedAnswer, PlacerLink
 from fleetcast.service.api.routes.context import Context
@@ -179,7 +180,14 @@ PLACEMENT: dict[str, object] = {"answer": Decision, "example": DECISION}
 SUBMISSION: dict[str, object] = {"body": (PlacementRequest,), "body_example": REQUEST}
 
 ROWS = (
-    _make_row("POST", "/v1/placements", "Decide now: place a gang or say why not", **PLACEMENT, **SUBMISSION),
+    _make_row(
+        "POST",
+        "/v1/placements",
+        "Decide now: place a gang or say why not. A dry run stores nothing, and says what would be stopped",
+        answer=PlacementAnswer,
+        example=DECISION,
+        **SUBMISSION,
+    ),
     _make_row(
         "GET",
         "/v1/placements",
