@@ -1,6 +1,7 @@
 """The agents of simulated jobs: they poll the actions on their jobs, and carry them out within the grace.
 
-Only a job whose trainer reports its steps has an agent. By default each agent obeys. For tests of the product, a
+Only a job whose trainer reports its steps has an agent. A job whose node was lost waits for the action that gives it
+another one, and continues there from its last checkpoint. By default each agent obeys. For tests of the product, a
 share of the agents refuses, hangs, lies, replies late or twice, or dies. The seed and the job's name choose which.
 """
 
@@ -132,14 +133,14 @@ class JobAgents:
         if manner is Manner.REFUSE:
             await self._reply(action, "refuse", why="the owner does not allow it")
             return
-        checkpoint_s = min(live.profile.checkpoint_s or CHECKPOINT_S, action.grace_s)
+        checkpoint_s = 0.0 if live.broken_ms else min(live.profile.checkpoint_s or CHECKPOINT_S, action.grace_s)
         due_ms = now_ms + round(1000 * checkpoint_s)
         if manner is Manner.LATE:
             due_ms = action.by_ms + round(1000 * LATE_S)
         else:
             for _ in range(1 + (manner is Manner.TWICE)):
                 await self._reply(action, "accept")
-            await self.driver.outbox.put(*live.begin_checkpoint(now_ms))
+            await self._begin_checkpoint(live, now_ms)
         self._started.append(StartedAction(action, live, due_ms))
 
     async def _carry_out(self, row: StartedAction, now_ms: int) -> None:
@@ -148,10 +149,13 @@ class JobAgents:
             await self.driver.fail_job(live, "unknown", "", "it ended before its checkpoint was whole")
             await self.driver.resubmit_job(live)
             return
+        if action.places and not await self._reply(action, "accept"):
+            return  # it has ended, so that other jobs may have these GPUs
         if manner is Manner.LATE:
             await self._reply(action, "accept")
-            await self.driver.outbox.put(*live.begin_checkpoint(now_ms))
-        await self.driver.outbox.put(live.end_checkpoint(now_ms))
+            await self._begin_checkpoint(live, now_ms)
+        if not live.broken_ms:
+            await self.driver.outbox.put(live.end_checkpoint(now_ms))
         if action.kind == "preempt":
             if manner is Manner.LIE:
                 await self.driver.report_preemption(live, action.payer, now_ms)
@@ -162,10 +166,16 @@ class JobAgents:
             ranks = change_ranks(live.ranks, action.ranks, action.places)
             await self.driver.resize_job(live, ranks, RESIZE_S, now_ms)
 
-    async def _reply(self, action: ReceivedAction, verb: str, **more: str) -> None:
+    async def _begin_checkpoint(self, live: LiveJob, now_ms: int) -> None:
+        if not live.broken_ms:
+            await self.driver.outbox.put(*live.begin_checkpoint(now_ms))
+
+    async def _reply(self, action: ReceivedAction, verb: str, **more: str) -> bool:
+        """Reply to an action. Returns whether it is still open."""
         body = msgspec.json.encode({"job": action.job, "attempt": action.attempt, **more})
         path = f"/v1/actions/{action.action_id}/{verb}"
-        await self.driver.api.request_until_answered("POST", path, body)
+        status, _ = await self.driver.api.request_until_answered("POST", path, body)
+        return status == 200
 
 
 def has_agent(live: LiveJob) -> bool:

@@ -31,6 +31,7 @@ INGESTION_POLL_S, INGESTION_LIMIT_S = 0.1, 60.0  # wall
 HISTORY_CHUNK = 2000
 VISITOR_RUN_S = 1800.0
 ONGOING_SEQUENCE = 2  # submitted and started came before
+BROKEN_S = 600.0  # of fleet time: so long a job with an agent waits for other nodes
 _CATEGORIES = frozenset(get_args(FailureCategory))
 
 
@@ -68,7 +69,7 @@ class Driver:
     """The driver of a simulated fleet.
 
     `arrivals`: the jobs after the start, by time of submission. `profile_of`: a function that returns the load of
-    a job on its GPUs.
+    a job on its GPUs. `can_wait`: whether a job whose node was lost waits for another one, before it fails.
     """
 
     fleet: JobHost
@@ -78,6 +79,7 @@ class Driver:
     arrivals: Iterable[TraceJob]
     profile_of: Callable[[TraceJob], WorkloadProfile]
     gpus_per_node: int = 8
+    can_wait: Callable[[LiveJob], bool] = lambda live: False
     counters: Counters = field(default_factory=Counters)
     running: dict[str, LiveJob] = field(default_factory=dict)
     waiting: dict[str, LiveJob] = field(default_factory=dict)  # by request id
@@ -241,6 +243,12 @@ class Driver:
         self.counters.running, self.counters.queued = len(self.running), len(self.waiting)
 
     async def _advance_job(self, live: LiveJob, now_ms: int) -> None:
+        if live.broken_ms:
+            live.last_ms = now_ms
+            if now_ms - live.broken_ms >= BROKEN_S * 1000:
+                await self.fail_job(live, "node_lost", "", "no other node came in time")
+                await self.resubmit_job(live)
+            return
         phase, step_s = self.fleet.get_phase(live.name), self.fleet.draw_step_time_s(live.name)
         end_ms = live.advance_work(phase, step_s, now_ms)
         if end_ms is None:
@@ -260,11 +268,16 @@ class Driver:
         live = self.running.get(job)
         if live is None:
             return
-        await self.fail_job(live, category, node, message)
+        waits = category == "node_lost" and self.can_wait(live)
+        if waits:
+            live.broken_ms = now_ms
+        else:
+            await self.fail_job(live, category, node, message)
         if category == "node_lost" and node not in self._lost:
             self._lost.add(node)
             await self.outbox.put(self._make_node_event(node, "lost", message, now_ms))
-        await self.resubmit_job(live)
+        if not waits:
+            await self.resubmit_job(live)
 
     async def _report_returned_nodes(self, now_ms: int) -> None:
         for node in [name for name in self._lost if self.fleet.is_answering(name, "dcgm")]:

@@ -44,7 +44,8 @@ class LiveJob:
     """One attempt of a live job.
 
     `remaining_s`: run time still to do. `safe_s`: run time still to do after a restart from the last checkpoint.
-    `gang`: replaces the gang of the trace unless it is None.
+    `gang`: replaces the gang of the trace unless it is None. `broken_ms`: when a node under it was lost, 0 if its nodes
+    are there. A broken job does no work.
     """
 
     job: TraceJob
@@ -60,6 +61,7 @@ class LiveJob:
     step: float = 0.0
     next_step_ms: int = 0
     phase: str = ""
+    broken_ms: int = 0
 
     @property
     def name(self) -> str:
@@ -185,7 +187,7 @@ class LiveJob:
     def resize_on_ranks(self, ranks: tuple[RankPlacement, ...], pause_s: float, now_ms: int) -> JobEvent:
         """Continue on other ranks from the last checkpoint, after a pause. Fewer GPUs make the rest longer."""
         before = self.gpus
-        self.ranks, self.phase = ranks, ""
+        self.ranks, self.phase, self.broken_ms = ranks, "", 0
         self.remaining_s = self.safe_s = self.safe_s * (before / self.gpus) ** SPEEDUP + pause_s
         return self.make_next_event(Resized, now_ms, ranks=ranks)
 

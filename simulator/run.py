@@ -32,7 +32,7 @@ from fleetcast.fleet.process import make_token_headers
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.toml_text import read_toml
 from fleetcast.ingest.topology.load import load_topology
-from fleetcast.simulator.agents import JobAgents, draw_manner
+from fleetcast.simulator.agents import JobAgents, draw_manner, has_agent
 from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace
 from fleetcast.simulator.days.traces import DEFAULT_AT, JobTrace, TraceJob, load_trace
 from fleetcast.simulator.driver import Driver
@@ -117,6 +117,8 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     async with _open_session() as session:
         driver = make_driver(options, fleet, trace, replay, ProductApi(session, options.api))
         driver.start_ongoing_jobs()
+        if options.teams:  # their queues.toml lets actions be sent
+            driver.can_wait = has_agent
         story = Story(driver, fleet.faults, options.out / "story.jsonl")
         about = {"note": trace.note, "source": trace.source, "skipped_jobs": trace.skipped}
         agents = JobAgents(driver, lambda job: draw_manner(job, options.seed, options.unruly_share))

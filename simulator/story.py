@@ -6,6 +6,7 @@ gang, and ends a job. Each turn is a line of story.jsonl: {"time_ms", "event", "
 
 import asyncio
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -122,15 +123,21 @@ def list_hosts(job: LiveJob) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rank.node for rank in job.ranks))
 
 
-def find_largest_gang(driver: Driver, faulty: set[str]) -> LiveJob | None:
+def find_largest_gang(
+    driver: Driver, faulty: set[str], is_fit: Callable[[LiveJob], bool] = lambda live: True
+) -> LiveJob | None:
     """Return the running gang on the most nodes that is healthy and will run for another hour, or None.
 
-    Ties go to the gang with the highest power.
+    Ties go to the gang with the highest power. is_fit: whether a gang may be chosen.
     """
     fit = [
         job
         for job in driver.running.values()
-        if len(list_hosts(job)) > 1 and job.remaining_s > LONG_ENOUGH_S and not faulty & set(list_hosts(job))
+        if len(list_hosts(job)) > 1
+        and job.remaining_s > LONG_ENOUGH_S
+        and not job.broken_ms
+        and not faulty & set(list_hosts(job))
+        and is_fit(job)
     ]
     return max(fit, key=lambda job: (len(list_hosts(job)), job.profile.power_w), default=None)
 

@@ -109,7 +109,7 @@ class PromisedSets:
         The next attempt of a gang that gets other nodes may use the GPUs that are held for the gang.
         """
         requests = {entry.request.request_id: entry.request for entry in self._ledger.list_queue_entries()}
-        gangs = {record.action.job for record in self.list_gang_actions()}
+        gangs = {record.action.job for record in self._list_gang_actions()}
         found = {
             request_id: PromisedGpus(request, frozenset({make_gang_hold_name(request.job_name)}))
             for request_id, request in requests.items()
@@ -122,13 +122,9 @@ class PromisedSets:
                 found[payer] = PromisedGpus(requests[payer], holds, *stops, row.is_short and not row.is_exhausted)
         return found
 
-    def list_gang_actions(self) -> list[ActionRecord]:
-        """Return the open actions that were sent and give other places to their own job."""
-        return [
-            record
-            for record in self._ledger.actions.list_open()
-            if record.was_sent and record.action.places and not record.action.payer
-        ]
+    def _list_gang_actions(self) -> list[ActionRecord]:
+        """Return the open actions that were sent and serve their own job."""
+        return [record for record in self._ledger.actions.list_open() if record.was_sent and not record.action.payer]
 
     def find_next_end_ms(self, now_ms: int) -> int:
         """Return the next time at which GPUs stop being promised, far ahead if none are."""
@@ -141,11 +137,12 @@ class PromisedSets:
         its action has ended.
         """
         rows = [found for found in self.list_followed(now_ms) if found.is_live]
-        holds = [(name, ranks, found.row.by_ms) for found in rows for name, ranks in _list_holds(found)]
-        holds += [
-            (make_gang_hold_name(action.job), [*action.places, *action.pinned], action.by_ms)
-            for action in (record.action for record in self.list_gang_actions())
+        holds: list[tuple[str, Sequence[RankPlacement], int]] = [
+            (name, ranks, found.row.by_ms) for found in rows for name, ranks in _list_holds(found)
         ]
+        for action in (record.action for record in self._list_gang_actions()):
+            holds.append((make_freed_hold_name(action.job), action.ranks, action.by_ms))
+            holds.append((make_gang_hold_name(action.job), [*action.places, *action.pinned], action.by_ms))
         if not holds:
             return observed
         names, ends = list[str](), list[int]()
@@ -165,6 +162,11 @@ class PromisedSets:
         return replace(observed, view=view, running=observed.running.append_rows(held))
 
 
+def make_freed_hold_name(job: str) -> str:
+    """Return the name under which a view holds the GPUs that a job leaves, until telemetry shows them idle."""
+    return f"freed by {job}"
+
+
 def _split_open_jobs(records: Sequence[ActionRecord]) -> tuple[frozenset[str], frozenset[str]]:
     """Return the jobs with open actions: those that stop, and the others."""
     stops = {record.action.job: record.action.kind is ActionKind.PREEMPT for record in records if record.is_open}
@@ -175,7 +177,7 @@ def _list_holds(found: FollowedSet) -> Iterator[tuple[str, Sequence[RankPlacemen
     """Yield the name of each hold of a set with its ranks. Where two name a GPU, the first counts."""
     for record in found.records:
         if record.is_open:
-            yield f"freed by {record.action.job}", record.action.ranks
+            yield make_freed_hold_name(record.action.job), record.action.ranks
     freed = [rank for record in found.records if record.state is ActionState.SEEN for rank in record.action.ranks]
     yield make_hold_name(found.row.payer), [*found.row.ranks, *freed]
 

@@ -15,7 +15,7 @@ from fleetcast.placement.actions.action import ActionKind
 from fleetcast.service.placer.http import make_app
 from fleetcast.simulator.agents import LATE_S, LIE_S, POLL_S, JobAgents, Manner, change_ranks, draw_manner
 from fleetcast.simulator.days.replay import OngoingJob, TraceReplay
-from fleetcast.simulator.driver import Driver
+from fleetcast.simulator.driver import BROKEN_S, Driver
 from fleetcast.simulator.live_job import SPEEDUP
 from fleetcast.simulator.outbox import ProductApi
 from tests.placement.actions.action_world import make_action
@@ -145,6 +145,43 @@ def test_a_replaced_rank_gets_the_number_of_the_rank_that_left(tmp_path: Path) -
 
     leaving, places = ranks("n02"), ranks("n09")
     play(tmp_path, scene, kind=ActionKind.REPLACE, gpus=8.0, ranks=leaving, places=places)
+
+
+def test_a_gang_that_lost_a_node_continues_on_another_one_from_its_last_checkpoint(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        stage.driver.can_wait = lambda live: True
+        stage.fleet.dead.append(("a", "node_lost", "n02", "it does not answer"))
+        stage.driver.running["a"].safe_s = 7990.0
+        await stage.driver.advance(stage.world.clock.now_ms())
+        await stage.wait(30)
+        assert [rank.node for rank in stage.fleet.running["a"]] == ["n01", "n09", "n03", "n04"]
+        assert [row["type"] for row in stage.api.events if row["type"] in ("lost", "failed", "checkpoint")] == ["lost"]
+        live = stage.driver.running["a"]
+        assert (live.remaining_s, live.broken_ms) == (7990.0 + 60, 0)
+
+    play(tmp_path, scene, kind=ActionKind.REPLACE, gpus=8.0, ranks=ranks("n02"), places=ranks("n09"))
+
+
+def test_a_late_agent_takes_no_new_node_after_its_action_has_ended(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(BY_S + 2 * LATE_S)
+        assert (stage.state, stage.api.replies) == ("expired", [("accept", 409)])
+        assert stage.types() == []
+
+    changes = {"kind": ActionKind.REPLACE, "gpus": 8.0, "ranks": ranks("n02"), "places": ranks("n09")}
+    play(tmp_path, scene, Manner.LATE, **changes)
+
+
+def test_a_gang_without_another_node_fails_in_the_end(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        stage.driver.can_wait = lambda live: True
+        stage.fleet.dead.append(("a", "node_lost", "n02", "it does not answer"))
+        await stage.wait(BROKEN_S)
+        assert "failed" not in stage.types()
+        await stage.wait(60)
+        assert stage.types()[-3:] == ["failed", "submitted", "queued"]
+
+    play(tmp_path, scene, Manner.REFUSE)
 
 
 def test_an_agent_that_refuses_keeps_its_job(tmp_path: Path) -> None:

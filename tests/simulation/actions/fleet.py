@@ -1,7 +1,8 @@
 """The truth of a small fleet whose jobs may be stopped, and the board that a pipeline would make of it.
 
-A job that lies has ended on the board, and its GPUs still work. With telemetry the board shows their unknown use,
-once readings of a minute after the job's end say so. The last reading is up to `SCRAPE_MS` old.
+A job that lies has ended on the board, or has left nodes, and its GPUs still work. With telemetry the board shows
+their unknown use, once readings of a minute after that say so. The last reading is up to `SCRAPE_MS` old. On a lost
+node nothing works.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from fleetcast.fleet.nodes import NodeState
+from fleetcast.models.risk.rules import ACTIONS
+from fleetcast.models.risk.scores import RISK_KINDS
 from fleetcast.placement.machines.view import Hearing
 from fleetcast.simulator.agents import Manner
 from tests.service.placer_world import GPUS, NODES, HandBoard
@@ -18,6 +22,7 @@ from tests.service.placer_world import GPUS, NODES, HandBoard
 QUEUES = ("owed", "lender", "batch", "front")
 TURN_MS, SCRAPE_MS = 60_000, 15_000
 REMEMBERED = 200  # ended attempts on the board
+P_FAIL = 0.4  # of a node that is advised to be drained
 _encode = msgspec.json.encode
 
 
@@ -45,16 +50,27 @@ class FleetJob:
 
 @dataclass(slots=True)
 class FleetTruth:
-    """running: name → attempt, as its owner reports it. ghosts: jobs that ended by their owner's word alone."""
+    """The jobs and nodes as they are.
+
+    running: name → attempt, as its owner reports it. ghosts: jobs that ended, or left nodes, by their owner's word
+    alone. lost, failing: node → steady ms at which it is healthy again.
+    """
 
     running: dict[str, FleetJob] = field(default_factory=dict)
     ghosts: list[FleetJob] = field(default_factory=list)
     ended: list[tuple[str, int, int]] = field(default_factory=list)
+    lost: dict[int, int] = field(default_factory=dict)
+    failing: dict[int, int] = field(default_factory=dict)
 
     def find_users(self, nodes: Iterable[int]) -> list[FleetJob]:
         """Return the jobs that in truth work on any of these nodes."""
         wanted = set(nodes)
         return [job for job in (*self.running.values(), *self.ghosts) if wanted & set(job.nodes)]
+
+    def repair(self, steady_ms: int) -> None:
+        """Return nodes to service whose time has come."""
+        self.lost = {node: until_ms for node, until_ms in self.lost.items() if until_ms > steady_ms}
+        self.failing = {node: until_ms for node, until_ms in self.failing.items() if until_ms > steady_ms}
 
     def end(self, job: FleetJob, now_ms: int) -> None:
         del self.running[job.name]
@@ -80,6 +96,10 @@ class ActionBoard(HandBoard):
             {"position": self.position, "running": [job.key for job in jobs], "ended": self.truth.ended}
         )
         found["jobs.running"] = _encode([self._make_row(job) for job in jobs])
+        found["node.state"][list(self.truth.lost)] = NodeState.LOST
+        found["node.action"] = np.zeros(NODES, np.int8)
+        found["node.action"][list(self.truth.failing)] = ACTIONS.index("drain_now")
+        found["node.risk"][RISK_KINDS.index("fail"), :, list(self.truth.failing)] = P_FAIL
         if self.has_telemetry:
             found["node.hearing"] = np.full(NODES, Hearing.STALE if self.is_deaf else Hearing.FRESH, np.int8)
             found["gpu.unknown_use"] = self._find_ghosts([job.nodes for job in jobs])

@@ -7,6 +7,7 @@ ends             an action that was sent ends when its time is over
 not twice        a job has one open action, and a wish that failed after it was sent is never sent again
 not forgotten    what was acknowledged before a kill is there after it
 to the payer     what an action frees goes to its payer alone, until the action's time is over
+to the gang      the new and the healthy nodes of a gang go to nobody else, from sending until its action has ended
 fair             a queue that gives to another one's guarantee still holds its own once all its stops have happened
 ids              two actions have one wish only if they say the same
 within bounds    between two resets, no hour takes more GPUs than the shares of the circuit breaker
@@ -17,7 +18,7 @@ chain            the audit trail verifies
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fleetcast.placement.actions.action import STOPPING
+from fleetcast.placement.actions.action import STOPPING, ActionKind
 from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Intent
@@ -51,6 +52,7 @@ class ActionLaws:
     held: Mapping[str, int] = field(default_factory=dict)  # queue → GPUs that it holds or was promised
     running: frozenset[tuple[str, int]] = frozenset()  # job and attempt, on the board of the pass
     working: set[tuple[str, int]] = field(default_factory=set)  # those whose GPUs work in truth, whatever they report
+    users_of: Mapping[str, set[str]] = field(default_factory=dict)  # job → nodes that work for it in truth
     reset_steady_ms: int = -1
     wishes: dict[str, object] = field(default_factory=dict)
     checks: int = 0
@@ -66,12 +68,20 @@ class ActionLaws:
             for first, second in zip(row.life, row.life[1:], strict=False):
                 if second.state not in FOLLOWED_BY.get(first.state, ()):
                     raise Broken("lives", f"{row.action_id} went from {first.state} to {second.state}")
-            if row.state is ActionState.SEEN and (row.action.job, row.action.attempt) in self.working:
+            if row.state is ActionState.SEEN and self._still_works(row):
                 raise Broken("seen", f"{row.action_id} is seen, and the GPUs of {row.action.job} still work")
             self.known[row.action_id] = row
             self._check_id(row)
             if row.was_sent and row.action_id not in self.sent:
                 self._record_sending(row, steady_ms, now_ms, may_send)
+
+    def _still_works(self, row: ActionRecord) -> bool:
+        """Return whether a job works in truth on GPUs that an action frees."""
+        action = row.action
+        if action.kind is ActionKind.PREEMPT:
+            return (action.job, action.attempt) in self.working
+        users = self.users_of.get(action.job, frozenset())
+        return any(rank.node in users for rank in action.ranks)
 
     def _record_sending(self, row: ActionRecord, steady_ms: int, now_ms: int, may_send: bool) -> None:
         if not may_send:
@@ -148,6 +158,7 @@ class ActionLaws:
             if intent.request_id not in self.intents:
                 self.intents.add(intent.request_id)
                 self._check_payer(intent.request_id, gpus, waiting, steady_ms)
+                self._check_gangs(intent, gpus)
 
     def _check_payer(self, request_id: str, gpus: set[Gpu], waiting: set[str], steady_ms: int) -> None:
         for sent in self.sent.values():
@@ -159,3 +170,12 @@ class ActionLaws:
             freed = {(rank.node, gpu) for rank in action.ranks for gpu in rank.gpus}
             if freed & gpus:
                 raise Broken("to the payer", f"{request_id} got what {sent.record.action_id} frees for {action.payer}")
+
+    def _check_gangs(self, intent: Intent, gpus: set[Gpu]) -> None:
+        for sent in self.sent.values():
+            action = sent.record.action
+            if action.payer or action.job == intent.job or not self.known[sent.record.action_id].is_open:
+                continue
+            held = {(rank.node, gpu) for rank in (*action.places, *action.pinned) for gpu in rank.gpus}
+            if held & gpus:
+                raise Broken("to the gang", f"{intent.request_id} got what {sent.record.action_id} holds")

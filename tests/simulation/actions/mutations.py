@@ -38,6 +38,9 @@ ACTION_MUTATIONS = {
     "promise-nothing": Mutation(
         1, ("to the payer", "given once", "seen"), PromisedSets, "add_holds", lambda self, observed, now_ms: observed
     ),
+    "hold-no-new-nodes": Mutation(
+        1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", lambda self: []
+    ),
     "an-id-without-its-inputs": Mutation(1, ("ids", "not twice"), JobAction, "compute_wish", _hash_job_alone),
     "shares-checked-too-early": Mutation(1, ("fair",), FairnessVerdict, "_make_final", _judge_before_the_stops),
     "count-no-stops": Mutation(1, ("within bounds",), CircuitBreaker, "count", lambda self, action, now_ms: self),

@@ -123,6 +123,9 @@ class Order:
     action_id: str
     payer: str
     due_steady_ms: int
+    kind: str
+    leaves: tuple[int, ...]  # nodes
+    places: tuple[int, ...]
 
 
 class ActionWorld:
@@ -143,6 +146,7 @@ class ActionWorld:
         self.truth = self.placer.board.truth = FleetTruth()
         self.placer.board.has_telemetry = rng.random() < 0.7
         self.unruly = rng.choice((0.0, 0.3, 0.8))
+        self.node_odds = rng.choice((0.0, 0.03, 0.1))
         self.laws = ActionLaws(BreakerLimits(1.0, share), NODES * GPUS)
         self.clients: dict[str, Client] = {}
         self.orders: list[Order] = []
@@ -268,7 +272,11 @@ class ActionWorld:
         for row in rows:
             self.counts[f"action {row.state}"] += 1
         self.laws.held = self._sum_held()
-        self.laws.working = {job.key for job in (*self.truth.running.values(), *self.truth.ghosts)}
+        at_work = (*self.truth.running.values(), *self.truth.ghosts)
+        self.laws.working = {job.key for job in at_work}
+        self.laws.users_of = {job.name: set[str]() for job in at_work}
+        for job in at_work:
+            self.laws.users_of[job.name] |= {f"n{node + 1:02d}" for node in job.nodes if node not in self.truth.lost}
         self.laws.check_actions(rows, self.steady_ms, self.now_ms, self._may_send)
         waiting = {entry.request.request_id for entry in ledger.list_queue_entries()} & self.clients.keys()
         self.laws.check_intents(ledger.list_active_intents(), waiting, self.steady_ms)
@@ -391,7 +399,9 @@ class ActionWorld:
             self._send(path, body, late_ms)
         if verb == "accept":
             due_ms = self.steady_ms + late_ms + round(1000 * row["grace_s"] * self.rng.random())
-            self.orders.append(Order(job, row["action_id"], row["payer"], due_ms))
+            places = tuple(int(place["node"][1:]) - 1 for place in row["places"])
+            leaves = tuple(int(rank["node"][1:]) - 1 for rank in row["ranks"])
+            self.orders.append(Order(job, row["action_id"], row["payer"], due_ms, row["kind"], leaves, places))
 
     def _send(self, path: str, body: dict[str, Any], after_ms: int = 0, expected: int | None = None) -> None:
         def arrive() -> None:
@@ -432,10 +442,37 @@ class ActionWorld:
             elif self.rng.random() < 0.02:
                 job.checkpoint_ms = self.now_ms
         self.truth.ghosts = [ghost for ghost in self.truth.ghosts if ghost.ends_steady_ms > self.steady_ms]
+        self.truth.repair(self.steady_ms)
+        if self.faults and self.rng.random() < self.node_odds:
+            self._hurt_node(self.rng.randrange(NODES))
+
+    def _hurt_node(self, node: int) -> None:
+        """Let a node be lost, or be likely to fail. Some of the jobs on a lost node fail with it."""
+        back_ms = self.steady_ms + 1000 * self.rng.choice((30, 300, 1200, 3600))
+        if self.rng.random() < 0.3:
+            self._note(f"node {node} is likely to fail")
+            self.truth.failing[node] = back_ms
+            return
+        self._note(f"node {node} is lost")
+        self.truth.lost[node] = back_ms
+        self.counts["lost nodes"] += 1
+        for job in self.truth.find_users([node]):
+            if job in self.truth.running.values() and self.rng.random() < 0.3:
+                self._fail(job)
+
+    def _fail(self, job: FleetJob) -> None:
+        """End a job. Its owner submits the next attempt."""
+        self._note(f"{job.name} fails")
+        self.truth.end(job, self.now_ms)
+        if len(self.clients) < 2 * MOST_WAITING:
+            self._submit(job.name, job.attempt + 1, job.queue, len(job.nodes))
 
     def _carry_out(self, order: Order) -> None:
         job = order.job
         if self.truth.running.get(job.name) is not job:
+            return
+        if order.kind == "replace":
+            self._change_nodes(order)
             return
         self._note(f"{job.name} stops for {order.payer}")
         self.counts["stops"] += 1
@@ -445,6 +482,27 @@ class ActionWorld:
             self.truth.ghosts.append(job)
         elif self.faults and len(self.clients) < 2 * MOST_WAITING:
             self._submit(job.name, job.attempt + 1, job.queue, len(job.nodes))
+
+    def _change_nodes(self, order: Order) -> None:
+        """Continue a job on its new nodes, if the placer still says so just before."""
+        job = order.job
+        if job.manner is Manner.DIE and self.faults:
+            self._fail(job)
+            return
+        found = self.ask("GET", f"/actions/{order.action_id}")
+        if found is None or found[1]["state"] != "accepted":
+            return
+        users = self.truth.find_users(order.places)
+        if users:
+            raise Broken("given once", f"{job.name} gets nodes of {users[0].name}, attempt {users[0].attempt}")
+        self._note(f"{job.name} continues on {order.places} instead of {order.leaves}")
+        self.counts["replaced"] += 1
+        if job.manner is Manner.LIE:
+            left = tuple(node for node in order.leaves if node not in self.truth.lost)
+            ghost = FleetJob(job.name, job.attempt, job.queue, left, job.started_ms, self.steady_ms + 900_000)
+            ghost.reading_age_ms = self.rng.randrange(SCRAPE_MS)
+            self.truth.ghosts.append(ghost)
+        job.nodes = (*(node for node in job.nodes if node not in order.leaves), *order.places)
 
     # -- faults
 
@@ -490,6 +548,7 @@ class ActionWorld:
         """No more faults or new requests: every action ends, and nothing is missing."""
         self.faults, self.fuse = False, None
         self.placer.board.is_deaf = False
+        self.truth.lost, self.truth.failing = {}, {}
         for name in ("resume", "reset_breaker"):
             self._call_switch(getattr(self.placer.service.actions, name))
         last = self.steps + CALM_STEPS
