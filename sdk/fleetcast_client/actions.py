@@ -42,6 +42,10 @@ class ActionPoller:
             self._thread.start()
         return list(self._pending)
 
+    def list_accepted(self) -> list[ActionRow]:
+        """Return the actions that this attempt has accepted and that are not seen yet. Waits for the service."""
+        return self._read_own("accepted") or []
+
     def reply(self, action: ActionRow, verb: str, why: str) -> bool:
         """Send a reply. Returns whether the service stored it. A failure is logged."""
         body = {"job": self._job, "attempt": self._attempt, **({"why": why} if why else {})}
@@ -63,17 +67,25 @@ class ActionPoller:
         self._stopped.set()
 
     def _run(self) -> None:
-        query = urlencode({"job": self._job, "state": "sent", "limit": 1000})
         while not self._stopped.is_set():
-            try:
-                answer = send_request(
-                    self._through, "GET", f"{self._base}/v1/actions?{query}", None, self._token, TIMEOUT_S
-                )
-                rows = cast("list[ActionRow]", answer["rows"])
-                self._pending = [row for row in rows if row["attempt"] == self._attempt and row["executor"] == EXECUTOR]
-                self._failed = ""
-            except (Unreachable, ApiError, KeyError, TypeError) as error:
-                if str(error) != self._failed:
-                    self._failed = str(error)
-                    logger.warning("no actions can be read: %s", error)
+            rows = self._read_own("sent")
+            if rows is not None:
+                self._pending = rows
             self._stopped.wait(self._every_s)
+
+    def _read_own(self, state: str) -> list[ActionRow] | None:
+        """Return the actions on this attempt in a state, or None if they cannot be read. A new failure is logged."""
+        query = urlencode({"job": self._job, "state": state, "limit": 1000})
+        try:
+            answer = send_request(
+                self._through, "GET", f"{self._base}/v1/actions?{query}", None, self._token, TIMEOUT_S
+            )
+            rows = cast("list[ActionRow]", answer["rows"])
+            own = [row for row in rows if row["attempt"] == self._attempt and row["executor"] == EXECUTOR]
+        except (Unreachable, ApiError, KeyError, TypeError) as error:
+            if str(error) != self._failed:
+                self._failed = str(error)
+                logger.warning("no actions can be read: %s", error)
+            return None
+        self._failed = ""
+        return own

@@ -128,6 +128,14 @@ class Reporter:
         if self.rank == 0:
             self.tell("finished", {})
 
+    def preempted(self, action: ActionRow) -> None:
+        """Report that the job has ended for an action, for jobs that no scheduler reports. It may start again.
+
+        Rank 0 reports it for all ranks.
+        """
+        if self.rank == 0:
+            self.tell("preempted", {"by": action["payer"]})
+
     def pending_actions(self) -> list[ActionRow]:
         """Return the actions on this job that wait for a reply, such as a stop at the next checkpoint.
 
@@ -146,6 +154,13 @@ class Reporter:
     def refuse(self, action: ActionRow, why: str) -> bool:
         """Reply that the job does not carry an action out. Returns whether the reply counts, as `accept` does."""
         return self._actions is not None and self._actions.reply(action, "refuse", why)
+
+    def accepted_actions(self) -> list[ActionRow]:
+        """Return the accepted actions that are not seen yet, for a process that carries them out, as `ElasticJob` does.
+
+        Waits for the service, so do not call it in a training loop. Empty if the service does not answer.
+        """
+        return self._actions.list_accepted() if self.enabled and self._actions is not None else []
 
     def counts(self) -> Counts:
         """Return how many events were sent, are waiting, were dropped and were refused."""
