@@ -93,6 +93,35 @@ def show(action_id: IdArgument, url: UrlOption = None, as_json: JsonFlag = False
         echo(f"{body['state']}: {body['why']}")
 
 
+@app.command("plan")
+def show_plan(url: UrlOption = None, as_json: JsonFlag = False) -> None:
+    """Show the plan of the last pass: who is stopped, shrunk or grown for whom, what starts, and what is next.
+
+    Example:  fleetcast actions plan
+    """
+    body = ask_service("GET", url, "/v1/plan", {"limit": str(PAGE)})
+    if as_json:
+        echo_text(json.dumps(body, indent=2))
+        return
+    for line in _describe_switches(body["switches"]):
+        echo(line)
+    if body["stalled"]:
+        echo(body["stalled"])
+    for row in body["actions"]:
+        echo(f"{row['state']:<9} {row['sentence']}; {_describe_costs(row['cost'])}")
+    for row in body["starts"]:
+        echo(f"starts    {row['request_id']} on {_name_nodes(row['ranks'])}")
+    for row in body["promised"]:
+        place, until = _name_nodes(row["ranks"]), format_utc(row["until_ms"])
+        echo(f"promised  {place} to {row['request_id']} alone, until {until}")
+    if (head := body["next"]) is not None:
+        echo(f"next      {head['request_id']} at {format_utc(head['start_ms'])}, when {head['waits_for']} has ended")
+        if head["sentence"]:
+            echo(f"          {head['sentence']}")
+    if not (body["actions"] or body["starts"] or body["promised"] or head):
+        echo("nothing is planned")
+
+
 @app.command("preview")
 def preview(
     file: Annotated[Path, typer.Argument(help="The request as JSON, as for POST /v1/placements; - reads stdin.")],
@@ -115,14 +144,22 @@ def preview(
         return
     echo(found["sentence"])
     for action in found["actions"]:
-        costs = ", ".join(f"{name} {gpu_s / 3600:,.2f}" for name, gpu_s in action["cost"].items() if gpu_s)
-        echo(f"  {action['sentence']}; GPU-hours: {costs}; by {action['executor']}")
+        echo(f"  {action['sentence']}; {_describe_costs(action['cost'])}; by {action['executor']}")
     if found["ranks"]:
-        nodes = sorted({rank["node"] for rank in found["ranks"]})
-        more = f" and {len(nodes) - FEW:,} more" if len(nodes) > FEW else ""
-        echo(f"then it starts on {', '.join(nodes[:FEW])}{more}")
+        echo(f"then it starts on {_name_nodes(found['ranks'])}")
     if found["not_before_ms"] is not None:
         echo(f"no job stops for it before {format_utc(found['not_before_ms'])}")
+
+
+def _describe_costs(cost: dict[str, float]) -> str:
+    terms = ", ".join(f"{name} {gpu_s / 3600:,.2f}" for name, gpu_s in cost.items() if gpu_s)
+    return f"GPU-hours: {terms}" if terms else "no cost"
+
+
+def _name_nodes(ranks: list[dict[str, Any]]) -> str:
+    nodes = sorted({rank["node"] for rank in ranks})
+    more = f" and {len(nodes) - FEW:,} more" if len(nodes) > FEW else ""
+    return f"{', '.join(nodes[:FEW])}{more}"
 
 
 def _read_request(file: Path) -> dict[str, Any]:

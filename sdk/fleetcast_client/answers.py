@@ -55,6 +55,64 @@ class ActionList(TypedDict):
     switches: ActionSwitches
 
 
+class PlannedAction(ActionRow):
+    """An open action. `cost`: GPU-seconds by term."""
+
+    cost: dict[str, float]
+
+
+class PlannedStart(TypedDict):
+    """A request that the last pass has placed. Its GPUs are promised until `until_ms`, or until its job runs."""
+
+    request_id: str
+    job: str
+    queue: str
+    ranks: list[Rank]
+    until_ms: int
+
+
+class NextRequest(TypedDict):
+    """The first request that does not fit.
+
+    `start_ms`: when it should fit without any action. `sentence`: what was found about jobs to stop for it. `ranks`:
+    its place after the proposed actions.
+    """
+
+    request_id: str
+    job: str
+    queue: str
+    start_ms: int
+    waits_for: str
+    sentence: str
+    ranks: list[Rank]
+
+
+class PromisedPlace(TypedDict):
+    """The place that actions free for a request, which is promised to it alone until `until_ms`."""
+
+    request_id: str
+    job: str
+    queue: str
+    ranks: list[Rank]
+    until_ms: int
+    actions: list[str]
+    number: int
+
+
+class CurrentPlan(TypedDict):
+    """The plan of the last pass, which ran at `pass_ms`. `has_more`: older actions were left out."""
+
+    as_of_ms: int
+    pass_ms: int | None
+    stalled: str
+    actions: list[PlannedAction]
+    has_more: bool
+    starts: list[PlannedStart]
+    next: NextRequest | None
+    promised: list[PromisedPlace]
+    switches: ActionSwitches
+
+
 class Probability(TypedDict):
     """The probability of one `kind` (fail, drain, slow) within a horizon."""
 

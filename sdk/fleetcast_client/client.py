@@ -15,6 +15,7 @@ from urllib.parse import quote, urlencode
 from fleetcast_client.answers import (
     ActionList,
     Charges,
+    CurrentPlan,
     Decision,
     Demand,
     DemandModel,
@@ -180,6 +181,10 @@ class Client:
         """
         query = {"state": state, "queue": queue, "job": job, "after": after, "limit": limit}
         return cast(ActionList, self._get("/v1/actions", query))
+
+    def plan(self, *, limit: int | None = None) -> CurrentPlan:
+        """Return the plan of the last pass: open actions, what starts, what is promised and what comes next."""
+        return cast(CurrentPlan, self._get("/v1/plan", {"limit": limit}))
 
     def charges(self, *, by: str = "queue", from_ms: int | None = None, to_ms: int | None = None) -> Charges:
         """Return the GPU-seconds granted, used, lost and waited for, by queue, user, class or pool.

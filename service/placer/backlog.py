@@ -59,6 +59,7 @@ class RequestBacklog:
         self.stalled = ""
         self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
+        self.pass_ms: int | None = None  # when the last pass began
         self._growth = GrowthAdvisor(advisor.control, queues)
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
         self.start_notes = StartNotes()
@@ -79,7 +80,7 @@ class RequestBacklog:
         queue = self._ledger.list_queue_entries()
         self._metrics.queue_length.set(len(queue))
         if not queue:
-            self.waits, self.planned, self.stalled = {}, None, ""
+            self.waits, self.planned, self.stalled, self.pass_ms = {}, None, "", self._clock.now_ms()
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
                 observed = self._recover(self._view.observe_fleet(), self._options())  # charges go on as well
@@ -180,7 +181,7 @@ class RequestBacklog:
             self._growth.record_growth(planned, begun.turns, observed, begun.options.now_ms)
         self.waits = waits
         self._queues.file.confirm_tree()
-        self.planned = planned
+        self.planned, self.pass_ms = planned, begun.options.now_ms
         self._metrics.queue_length.set(len(self._ledger.list_queue_entries()))
         return placed, lost
 

@@ -34,6 +34,7 @@ from fleetcast.service.placer.http_actions import (
     reset_breaker,
     resume_actions,
 )
+from fleetcast.service.placer.http_plan import answer_plan
 from fleetcast.service.placer.http_queues import (
     CHARGE_PARAMS,
     DRY_RUN,
@@ -54,7 +55,7 @@ BY_QUEUE = {
     ("GET", path)
     for path in (
         *("/placements", "/placements/{request_id:path}", "/queues", "/queue/{request_id:path}/why", "/charges"),
-        *("/queue", "/audit", "/actions", "/actions/{action_id}"),
+        *("/queue", "/audit", "/actions", "/actions/{action_id}", "/plan"),
     )
 }
 """Routes that answer a caller of some queues with what is theirs."""
@@ -170,6 +171,7 @@ ROWS = (
     _make_row("GET", "/actions/{action_id}", answer_action, Scope.READ),
     _make_row("POST", "/actions/{action_id}/accept", accept_action, Scope.EVENTS),
     _make_row("POST", "/actions/{action_id}/refuse", refuse_action, Scope.EVENTS),
+    _make_row("GET", "/plan", answer_plan, Scope.READ, (LIMIT,)),
     _make_row("GET", "/fragmentation", answer_fragments, Scope.READ),
     _make_row("POST", "/estimate", estimate, Scope.READ),
     _make_row(

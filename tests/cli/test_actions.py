@@ -114,6 +114,22 @@ def test_why_explains_the_wait_of_a_request_and_of_its_job(served: ServedPlacer)
     assert json.loads(run(served, "why", "big", "--json"))["waiting"]["request_id"] == "r-1"
 
 
+def test_the_plan_names_actions_the_next_request_and_what_was_found_for_it(tmp_path: Path) -> None:
+    world = AdvisedWorld(tmp_path)
+    world.fill(own=("owed", 4), a=("lender", 4), b=("lender", 8))
+    with serve_placer(tmp_path, world) as served:
+        assert run(served, "actions", "plan").splitlines() == ["actions are sent", "nothing is planned"]
+        world.wait_for("p", "owed", 4)
+        world.pass_at(OLD_S)
+        switches, action, head, found = run(served, "actions", "plan").splitlines()
+        assert switches == "actions are sent"
+        assert action.startswith("proposed  stops attempt 1 of a (32 GPUs) for request p: a queue gets back")
+        assert action.endswith("; GPU-hours: lost 17.78, restart 2.67")
+        assert head.startswith("next      p at 2020-05-12 ")
+        assert found.startswith("          would stop 1 job for it (a), at ")
+        assert json.loads(run(served, "actions", "plan", "--json"))["next"]["request_id"] == "p"
+
+
 def test_a_preview_says_what_would_stop_for_a_request(tmp_path: Path) -> None:
     file, world = tmp_path / "request.json", AdvisedWorld(tmp_path)
     file.write_text(json.dumps({"request_id": "p", "queue": "owed", "gang": 4, "gpus_per_node": GPUS}))

@@ -99,7 +99,7 @@ PLACER = tuple(
         *(("GET", "/queue/{name}/why"), ("GET", "/queues"), ("PUT", "/queues"), ("GET", "/charges")),
         *(("GET", "/actions"), ("GET", "/actions/{name}"), ("POST", "/actions/{name}/accept")),
         *(("POST", "/actions/{name}/refuse"), ("POST", "/actions/pause"), ("POST", "/actions/resume")),
-        ("POST", "/actions/reset"),
+        *(("POST", "/actions/reset"), ("GET", "/plan")),
         *(("GET", "/fragmentation"), ("GET", "/metrics"), ("GET", "/healthz"), ("GET", "/nowhere")),
     )
 )

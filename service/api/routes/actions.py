@@ -3,6 +3,7 @@
 from typing import Any
 
 from fleetcast.service.answers.actions import ActionDetails, ActionList, ActionReply, ActionSwitches
+from fleetcast.service.answers.plan import CurrentPlan
 from fleetcast.service.api.routes.placements import forward_to_placer
 from fleetcast.service.http.access import Scope
 from fleetcast.service.http.table import Row
@@ -52,6 +53,33 @@ DETAILS = {
     ],
 }
 SWITCHES = {"paused_ms": None, "paused_by": "", "opened_ms": None, "why": ""}
+STARTED = {
+    "request_id": "train-42-1",
+    "job": "train-42",
+    "queue": "train",
+    "ranks": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3, 4, 5, 6, 7]}],
+}
+NEXT = {
+    "request_id": "train-44-1",
+    "job": "train-44",
+    "queue": "research/nlp",
+    "start_ms": 1760003600000,
+    "waits_for": "train-40",
+    "sentence": "stops no job yet: it has waited 30 of 300 s",
+    "ranks": [],
+}
+PROMISED = {**STARTED, "request_id": "train-43-1", "job": "train-43", "until_ms": 1760000720000}
+PLAN = {
+    "as_of_ms": 1760000005000,
+    "pass_ms": 1760000000000,
+    "stalled": "",
+    "actions": [{**ACTION, "cost": DETAILS["cost"]}],
+    "has_more": False,
+    "starts": [{**STARTED, "until_ms": 1760000300000}],
+    "next": NEXT,
+    "promised": [{**PROMISED, "actions": [ACTION["action_id"]], "number": 1}],
+    "switches": SWITCHES,
+}
 REPLY = {"job": "train-7", "attempt": 1}
 
 
@@ -100,6 +128,15 @@ ROWS = (
         by_queue=True,
         answer=ActionDetails,
         example=DETAILS,
+    ),
+    _make_row(
+        "GET",
+        "/v1/plan",
+        "The plan of the last pass: open actions with their costs, what starts, what is promised, what is next (limit)",
+        (422, 503),
+        by_queue=True,
+        answer=CurrentPlan,
+        example=PLAN,
     ),
     _make_reply_row("accept", "Reply that the job carries an action out", REPLY),
     _make_reply_row("refuse", "Reply that the job does not carry an action out", {**REPLY, "why": "no checkpoint"}),
