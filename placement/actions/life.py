@@ -1,12 +1,12 @@
 """The life of an action: its states, and the possible changes between them.
 
     proposed ─→ sent ─→ accepted ─→ seen
-        │         ├────────┴─────────→ seen | refused | expired
+        │         ├────────┴─────────→ seen | refused | expired | withdrawn
         ├→ withdrawn
         └→ expired              refused | expired ─→ late: it happened all the same
 
 The ledger stores `proposed` before anything is published. `sent` means that the executor may carry out the
-action.
+action. An action that was sent is withdrawn only if it stops no process (`WITHDRAWN_AFTER_SENDING`).
 """
 
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from fleetcast.fleet.errors import ConflictError
-from fleetcast.placement.actions.action import JobAction
+from fleetcast.placement.actions.action import ActionKind, JobAction
 
 
 class ActionState(StrEnum):
@@ -25,15 +25,17 @@ class ActionState(StrEnum):
     SEEN = "seen"  # occupancy and telemetry show that it happened
     REFUSED = "refused"
     EXPIRED = "expired"
-    WITHDRAWN = "withdrawn"  # its reason went away before it was sent
+    WITHDRAWN = "withdrawn"  # its reason went away before it happened
     LATE = "late"  # it happened after its end: nobody gets what it freed by it
 
 
 OPEN = frozenset({ActionState.PROPOSED, ActionState.SENT, ActionState.ACCEPTED})
+WITHDRAWN_AFTER_SENDING = frozenset({ActionKind.GROW})
+_AFTER_SENDING = frozenset({ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED, ActionState.WITHDRAWN})
 FOLLOWED_BY = {
     ActionState.PROPOSED: frozenset({ActionState.SENT, ActionState.WITHDRAWN, ActionState.EXPIRED}),
-    ActionState.SENT: frozenset({ActionState.ACCEPTED, ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED}),
-    ActionState.ACCEPTED: frozenset({ActionState.SEEN, ActionState.REFUSED, ActionState.EXPIRED}),
+    ActionState.SENT: _AFTER_SENDING | {ActionState.ACCEPTED},
+    ActionState.ACCEPTED: _AFTER_SENDING,
     ActionState.REFUSED: frozenset({ActionState.LATE}),
     ActionState.EXPIRED: frozenset({ActionState.LATE}),
 }
@@ -87,7 +89,8 @@ class ActionRecord:
         """
         if self.state is state:
             return self
-        if state not in FOLLOWED_BY.get(self.state, ()):
+        is_sent_stop = self.state is not ActionState.PROPOSED and self.action.kind not in WITHDRAWN_AFTER_SENDING
+        if state not in FOLLOWED_BY.get(self.state, ()) or (is_sent_stop and state is ActionState.WITHDRAWN):
             because = f" ({self.why})" if self.why else ""
             raise IllegalTransition(f"action {self.action_id} is {self.state}{because}: it cannot become {state}")
         return replace(self, life=(*self.life, LifeStep(state, now_ms)), why=why)
@@ -98,4 +101,4 @@ def may_return(last: ActionRecord) -> bool:
 
     It may not if the executor refused that action or let it expire. Another set of jobs must then be proposed.
     """
-    return not (last.was_sent and last.state is not ActionState.SEEN)
+    return not last.was_sent or last.state in (ActionState.SEEN, ActionState.WITHDRAWN)

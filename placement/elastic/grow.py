@@ -27,8 +27,6 @@ SPEED_EXPONENT = 0.9  # until the speed of a gang was observed at several sizes
 PRIOR_SIZES = 1.0  # the weight of this exponent, in further observed sizes
 
 Floats = NDArray[np.float64]
-MayHold = Callable[[str, int], bool]
-"""Return whether the queue of a job may hold this many GPUs more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +44,17 @@ class GangGrowth:
     cost_gpu_s: float
 
 
+MayHold = Callable[[Sequence[GangGrowth]], bool]
+"""Return whether the queues of some gangs may hold the GPUs of all these growths."""
+
+
 def propose_growth(
     view: ClusterView,
     jobs: RunningJobs,
     remaining_s: Floats,
     waiting: Sequence[PlacementRequest],
     options: Options,
-    may_hold: MayHold = lambda job, gpus: True,
+    may_hold: MayHold = lambda growths: True,
 ) -> tuple[GangGrowth, ...]:
     """Return which gangs grow now, in the order of their gains, and how much the whole step is worth.
 
@@ -66,8 +68,7 @@ def propose_growth(
     wanted = rested & (remaining_s > 0) & (jobs.members < jobs.gang_desired)
     members = RunningMembers.of(view, jobs, wanted)
     gangs = [_GrowingGang.of(job, members, view, jobs, remaining_s) for job in np.unique(members.job).tolist()]
-    different = {make_fit_key(request, bool(options.filters)): request for request in waiting}.values()
-    blockers = [request for request in different if fits_now(request, view, options)]
+    blockers = find_fitting(view, waiting, options)
     state = _GrowthState(view, view, blockers, options, may_hold, np.zeros(view.milli.shape, bool))
     while gangs:
         gang = max(gangs, key=lambda one: (one.find_next_size()[1], one.name))
@@ -101,6 +102,20 @@ def learn_speed_exponent(sizes: Sequence[int], step_s: Sequence[float]) -> float
     further = len(set(sizes)) - 1
     found = (further * slope + PRIOR_SIZES * SPEED_EXPONENT) / (further + PRIOR_SIZES)
     return min(1.0, max(0.0, found))
+
+
+def find_fitting(view: ClusterView, waiting: Sequence[PlacementRequest], options: Options) -> list[PlacementRequest]:
+    """Return the waiting requests that fit on a view, one for each fit key."""
+    different = {make_fit_key(request, bool(options.filters)): request for request in waiting}.values()
+    return [request for request in different if fits_now(request, view, options)]
+
+
+def fits_on_gpus(requests: Sequence[PlacementRequest], view: ClusterView, gpus: Mask, options: Options) -> bool:
+    """Return whether one of these requests would fit on some GPUs of a view alone. gpus: (n, g) bool."""
+    if not requests:
+        return False
+    alone = replace(view, milli=np.where(gpus, view.milli, np.int16(0)))
+    return any(fits_now(request, alone, options) for request in requests)
 
 
 @dataclass(slots=True)
@@ -200,8 +215,6 @@ class _GrowthState:
     def add_members(self, gang: _GrowingGang, size: int) -> bool:
         """Grow a gang to `size`. Returns False if there is no room, or if the queue or a waiting request forbids it."""
         number = size - gang.size
-        if not self.may_hold(gang.name, number * gang.each):
-            return False
         places = self._choose_places(gang, number)
         if places is None:
             return False
@@ -209,16 +222,14 @@ class _GrowthState:
         gpu = rows * self.view.milli.shape[1] + np.concatenate([gpus for _, gpus in places])
         taken = self.taken.copy()
         taken.ravel()[gpu] = True
-        if self._is_wanted(taken):
+        if fits_on_gpus(self.blockers, self.before, taken, self.options):
             return False
-        self.taken = taken
         names = self.view.topology.names
         ranks = [
             RankPlacement(gang.size + at, names[row], tuple(gpus.tolist())) for at, (row, gpus) in enumerate(places)
         ]
         before = self.growths.get(gang.name)
-        gang.size = size
-        self.growths[gang.name] = GangGrowth(
+        grown = GangGrowth(
             gang.name,
             (*(before.places if before else ()), *ranks),
             size,
@@ -226,6 +237,10 @@ class _GrowthState:
             gang.compute_gain(size) + gang.pause_s * gang.begun * gang.each,
             gang.pause_s * gang.begun * gang.each,
         )
+        growths = {**self.growths, gang.name: grown}
+        if not self.may_hold(tuple(growths.values())):
+            return False
+        gang.size, self.taken, self.growths = size, taken, growths
         self.view = assign_gpus(self.view, gang.name, gpu, gang.cpus / gang.each, gang.memory_gib / gang.each)
         return True
 
@@ -248,10 +263,3 @@ class _GrowthState:
             if len(found) == number:
                 return found
         return None
-
-    def _is_wanted(self, taken: Mask) -> bool:
-        """Return whether a waiting request would fit on these GPUs alone. taken: (n, g) bool."""
-        if not self.blockers:
-            return False
-        alone = replace(self.before, milli=np.where(taken, self.before.milli, np.int16(0)))
-        return any(fits_now(request, alone, self.options) for request in self.blockers)

@@ -421,19 +421,19 @@ def compute_capacity(
     outside: the GPUs that jobs without a queue hold, including those on nodes outside the fleet. jobs: all jobs that
     have a queue.
     """
-    found = _count_gpus_by_resource(view, view.usable)
+    found = count_gpus_by_resource(view, view.usable)
     if outside is None:
         return found
     of_fleet = outside.held
     if jobs is not None:
         is_outside = np.array([*(name not in jobs for name in view.jobs), False])  # the last is of -1: nobody
-        of_fleet = _count_gpus_by_resource(view, view.usable & is_outside[view.holders])
+        of_fleet = count_gpus_by_resource(view, view.usable & is_outside[view.holders])
     for name, gpus in outside.held.items():
         found[name] = max(0.0, found.get(name, 0.0) - min(gpus, of_fleet.get(name, 0.0)))
     return found
 
 
-def _count_gpus_by_resource(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
+def count_gpus_by_resource(view: ClusterView, mask: NDArray[np.bool_]) -> dict[str, float]:
     """Return resource → number of GPUs in a mask. mask: (n, g) bool."""
     counts, models = np.count_nonzero(mask, axis=1), view.inventory.gpu_models
     by_model = np.bincount(view.inventory.gpu_model + 1, counts, len(models) + 1)[1:].tolist()

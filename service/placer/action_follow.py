@@ -5,6 +5,7 @@ they are busy, the action is contradicted. If telemetry is late, the action wait
 needs the readings of a minute after the end of a job, and these arrive late.
 """
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 import numpy as np
@@ -13,8 +14,9 @@ from numpy.typing import NDArray
 from fleetcast.fleet.nodes import NodeState
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.placement.actions.action import STOPPING, ActionKind, JobAction
+from fleetcast.placement.actions.life import ActionRecord
 from fleetcast.placement.machines.view import UNSURE, ClusterView, Hearing
-from fleetcast.service.placer.actions import SCHEDULER, TELEMETRY, ActionControl
+from fleetcast.service.placer.actions import OCCUPANCY, SCHEDULER, TELEMETRY, ActionControl
 from fleetcast.service.placer.view import ObservedFleet
 
 VERDICT_MS = 90_000  # readings of a minute decide whether GPUs are busy, and the last reading may be 30 s old
@@ -47,6 +49,9 @@ class ActionFollower:
         ids = {record.action_id for record in followed}
         self._ended_ms = {id_: ms for id_, ms in self._ended_ms.items() if id_ in ids}
         for record in followed:
+            if record.action.kind is ActionKind.GROW:
+                self._follow_growth(record, observed, now_ms)
+                continue
             if not has_happened(record.action, observed):
                 self._ended_ms.pop(record.action_id, None)
                 continue
@@ -57,6 +62,13 @@ class ActionFollower:
             elif finding is not Finding.NOT_YET:
                 evidence = TELEMETRY if finding is Finding.SEEN_IN_TELEMETRY else SCHEDULER
                 self._control.record_seen(record.action_id, now_ms, evidence)
+
+    def _follow_growth(self, record: ActionRecord, observed: ObservedFleet, now_ms: int) -> None:
+        """Record that a gang holds its new GPUs, or that its attempt has ended. Telemetry cannot contradict either."""
+        if has_happened(record.action, observed):
+            self._control.record_seen(record.action_id, now_ms, OCCUPANCY)
+        elif (record.action.job, record.action.attempt) not in observed.seen:
+            self._control.withdraw(record.action_id, "its attempt ended before it grew", now_ms)
 
 
 def has_happened(action: JobAction, observed: ObservedFleet) -> bool:
@@ -96,7 +108,7 @@ def judge_freed_gpus(ranks: tuple[RankPlacement, ...], view: ClusterView, since_
     return Finding.SEEN_IN_TELEMETRY
 
 
-def mask_ranks(view: ClusterView, ranks: tuple[RankPlacement, ...]) -> NDArray[np.bool_]:
+def mask_ranks(view: ClusterView, ranks: Sequence[RankPlacement]) -> NDArray[np.bool_]:
     """Return (n, g) whether a GPU is among those of ranks."""
     found = np.zeros(view.milli.shape, bool)
     for rank in ranks:

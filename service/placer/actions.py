@@ -12,7 +12,7 @@ import msgspec
 
 from fleetcast.fleet.clock import Clock, ClockWatch
 from fleetcast.fleet.errors import ConflictError, UnknownEntity
-from fleetcast.placement.actions.action import STOPPING, JobAction, check_action
+from fleetcast.placement.actions.action import STOPPING, ActionKind, JobAction, check_action
 from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits, CircuitBreaker
 from fleetcast.placement.actions.life import ActionRecord, ActionState, IllegalTransition, may_return
 from fleetcast.placement.ledger.ledger import Ledger
@@ -29,6 +29,7 @@ PAUSED, RESUMED, OPENED, RESET = "actions_paused", "actions_resumed", "actions_s
 MOST_OF_JOB = 20  # actions that `list_last_of` returns
 DONE = frozenset({ActionState.ACCEPTED, ActionState.SEEN})
 TELEMETRY, SCHEDULER = "telemetry shows it", "the scheduler says so; no telemetry covers it"
+OCCUPANCY = "the job holds the GPUs"
 
 
 class SwitchState(msgspec.Struct, frozen=True):
@@ -143,6 +144,18 @@ class ActionControl:
             raise UnknownEntity(f"no action {action_id!r}")
         return record
 
+    def find_open_action_of(self, job: str) -> ActionRecord | None:
+        """Return the open action on a job, or None."""
+        return self._table.find_open_action_of(job)
+
+    def has_failed(self, kind: ActionKind, job: str, attempt: int) -> bool:
+        """Return whether an executor refused an action of this kind on an attempt, or let it expire."""
+        return any(
+            row.action.kind is kind and row.action.attempt == attempt and not may_return(row)
+            for row in self.list_last_of(job)
+            if not row.is_open
+        )
+
     def compute_by_ms(self, record: ActionRecord) -> int:
         """Return when an action expires in Unix ms. If the clock was set, it still has the rest of its time."""
         by_ms = self._postponed_ms[record.action_id]
@@ -233,9 +246,9 @@ class ActionControl:
         return self.switches.breaker.explain_excess(action, now_ms, self._find_capacity(), self._limits)
 
     def withdraw(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
-        """Withdraw an action whose reason went away before it was sent.
+        """Withdraw an action whose reason went away before it was sent, or growth before it happened.
 
-        Raises IllegalTransition for an action that was sent.
+        Raises IllegalTransition for a stop that was sent.
         """
         return self._table.enter(self.get_action(action_id), ActionState.WITHDRAWN, now_ms, PLACER, why)
 
@@ -338,4 +351,13 @@ def _explain_expiry(record: ActionRecord) -> str:
     return f"{record.action.executor} {said} was not seen to happen in time"
 
 
-__all__ = ["SCHEDULER", "TELEMETRY", "ActionControl", "ForeignAction", "IllegalTransition", "Proposals", "SwitchState"]
+__all__ = [
+    "OCCUPANCY",
+    "SCHEDULER",
+    "TELEMETRY",
+    "ActionControl",
+    "ForeignAction",
+    "IllegalTransition",
+    "Proposals",
+    "SwitchState",
+]

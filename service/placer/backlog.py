@@ -60,7 +60,7 @@ class RequestBacklog:
         self.claims = Claims()
         self.planned: Plan | None = None  # the last pass, while something waits
         self.pass_ms: int | None = None  # when the last pass began
-        self._growth = GrowthAdvisor(advisor.control, queues)
+        self._growth = GrowthAdvisor(advisor.control, queues, advisor.executors)
         self.starts: StartTimes = {}  # of what waits, as of the last refresh of the sampler
         self.start_notes = StartNotes()
 
@@ -129,7 +129,7 @@ class RequestBacklog:
         """Let gangs with lost nodes get what they need. Returns the fleet with the GPUs that are held for them."""
         with self._ledger.transaction():
             self._recovery.record_actions(observed, options)
-        return self._view.observe_fleet()
+        return self._view.observe_for_pass()
 
     def record_failed_pass(self, error: Exception) -> None:
         """Record that a pass failed.
@@ -145,7 +145,7 @@ class RequestBacklog:
 
         A request must be planned again if another decision took its GPUs while the plan was computed.
         """
-        observed = self._view.observe_for_decision()
+        observed, growths = self._view.observe_for_pass(), self._growth.list_withdrawable()
         self.turns = begun.turns
         unchanged = observed is begun.observed
         view, promised, turns = observed.view, self._view.find_promised_attempts(), self._queues.make_turns(observed)
@@ -172,6 +172,7 @@ class RequestBacklog:
                 turns.record_placement(request, decision)
                 self._metrics.decisions.labels("placed", "queue").inc()
                 view = view if unchanged else add_request_placement(view, request, decision.ranks)
+                growths = self._growth.make_way(growths, decision, begun.options.now_ms)
                 placed += 1
             self._advisor.record_proposal(planned.proposal, begun.observed, begun.options.now_ms, unchanged)
             self._ledger.record_marks(

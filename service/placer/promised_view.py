@@ -16,6 +16,7 @@ from fleetcast.service.board.board import Board, BoardReader
 from fleetcast.service.board.expiry import IntentExpiry
 from fleetcast.service.config import Config
 from fleetcast.service.placer.charged_clock import STEP_MS
+from fleetcast.service.placer.growth_holds import list_growths, release_growths
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.promised_sets import PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
@@ -56,7 +57,7 @@ class PromisedView:
         self._view: _View | None = None
         self._requests = PlacedRequests(ledger)
         self._completed: _CompletedFleet | None = None
-        self._with_sets: tuple[int, int, ObservedFleet] | None = None  # actions' version, until when, and the view
+        self._held: _HeldFleet | None = None
         self.promised_sets = PromisedSets(ledger)
         self.on_board: Callable[[], None] = lambda: None
         self.follow_actions: Callable[[ObservedFleet, int], None] = lambda base, now_ms: None
@@ -135,21 +136,28 @@ class PromisedView:
             self.promised_sets.update(now_ms)
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
-            self._with_sets = None
+            self._held = None
         version = self.ledger.actions.version
-        if self._with_sets is None or self._with_sets[0] != version or self._with_sets[1] <= now_ms:
-            self._with_sets = (
-                version,
-                self.promised_sets.find_next_end_ms(now_ms),
-                self.promised_sets.add_holds(self._view.observed, now_ms),
-            )
-        return self._with_sets[2]
+        if self._held is None or self._held.version != version or self._held.until_ms <= now_ms:
+            held = self.promised_sets.add_holds(self._view.observed, now_ms)
+            until_ms = self.promised_sets.find_next_end_ms(now_ms)
+            self._held = _HeldFleet(version, until_ms, held, release_growths(held, list_growths(self.ledger)))
+        return self._held.observed
 
     def observe_for_decision(self) -> ObservedFleet:
         """Return the newest view. Raises StaleError if it is stale, or while the parts of the state disagree."""
         self.refresh()
         self.watch.raise_if_in_doubt()
         return self.observe_fleet()
+
+    def observe_for_pass(self) -> ObservedFleet:
+        """Return the newest view, in which GPUs are free whose growth may be withdrawn for a request.
+
+        Raises StaleError if it is stale, or while the parts of the state disagree.
+        """
+        self.observe_for_decision()
+        assert self._held is not None
+        return self._held.for_pass
 
     def list_promises(self) -> list[Intent]:
         """Return the active intents. If the clock was set, their expiry moves with it.
@@ -233,6 +241,19 @@ class _View:
     version: int
     promised: frozenset[str]
     observed: ObservedFleet
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldFleet:
+    """The view in which GPUs are held that actions have promised, until `until_ms`.
+
+    version: that of the ledger's actions. for_pass: the view without growth that may be withdrawn.
+    """
+
+    version: int
+    until_ms: int
+    observed: ObservedFleet
+    for_pass: ObservedFleet
 
 
 @dataclass(frozen=True, slots=True)

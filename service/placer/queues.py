@@ -18,6 +18,7 @@ from fleetcast.placement.queues.tree import QueueTree, is_at_or_below
 from fleetcast.service.board.board import Board
 from fleetcast.service.placer.charged_clock import ChargedClock
 from fleetcast.service.placer.charging import ChargeWriter
+from fleetcast.service.placer.growth_holds import count_growths, list_growths
 from fleetcast.service.placer.queue_file import QueueFile, QueueFileContents
 from fleetcast.service.placer.running_jobs import find_charged_leaf
 from fleetcast.service.placer.view import ObservedFleet
@@ -90,13 +91,14 @@ class ServedQueues:
         return compute_banks(tree, charges.get_banks(), charges.list_open_charges().values(), now_ms)
 
     def make_turns(self, observed: ObservedFleet) -> QueueTurns:
-        """Return the queue order and quotas for one pass."""
+        """Return the queue order and quotas for one pass. GPUs that the view holds for growth count as held."""
         if self.tree is None:
             return ONE_LINE
         now_ms = self.clock.now_ms()
         use, banked = self.compute_leaf_use(now_ms), self.read_banked_gpu_s(now_ms)
         opened = self.ledger.charges.list_open_charges().values()
         jobs = {charge.job: QueueHold(charge.leaf, charge.amounts) for charge in opened if charge.leaf}
+        count_growths(list_growths(self.ledger), observed.view, use, jobs)
         return TreeTurns(self.tree, use, observed.view, observed.run_times, now_ms, banked, jobs)
 
     def read_banked_gpu_s(self, now_ms: int) -> dict[str, float]:

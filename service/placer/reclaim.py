@@ -135,6 +135,11 @@ class ReclaimAdvisor:
         self._withdraw_others(set(), why, now_ms)
 
     @property
+    def executors(self) -> ExecutorChoice:
+        """The choice of the executors of its actions."""
+        return self._executors
+
+    @property
     def control(self) -> ActionControl:
         """The life of the actions that it proposes."""
         return self._control

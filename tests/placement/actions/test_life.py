@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.life import (
     OPEN,
     ActionRecord,
@@ -23,8 +24,8 @@ LEGAL = {
 }
 
 
-def in_state(*states: ActionState) -> ActionRecord:
-    return ActionRecord("a-1", make_action(), tuple(LifeStep(state, at) for at, state in enumerate(states)))
+def in_state(*states: ActionState, kind: ActionKind = ActionKind.PREEMPT) -> ActionRecord:
+    return ActionRecord("a-1", make_action(kind=kind), tuple(LifeStep(state, at) for at, state in enumerate(states)))
 
 
 @pytest.mark.parametrize("before", ActionState)
@@ -61,6 +62,17 @@ def test_an_open_action_may_still_end_and_an_ended_one_is_told_why() -> None:
     with pytest.raises(IllegalTransition, match=r"is refused \(no checkpoint\): it cannot become seen"):
         refused.enter(S.SEEN, 6)
     assert (refused.find_time_ms(S.REFUSED), refused.find_time_ms(S.SEEN)) == (5, None)
+
+
+@pytest.mark.parametrize("kind", ActionKind)
+@pytest.mark.parametrize("last", [(S.SENT,), (S.SENT, S.ACCEPTED)])
+def test_of_what_was_sent_growth_alone_is_withdrawn(kind: ActionKind, last: tuple[ActionState, ...]) -> None:
+    record = in_state(S.PROPOSED, *last, kind=kind)
+    if kind is ActionKind.GROW:
+        assert may_return(record.enter(S.WITHDRAWN, 9))
+    else:
+        with pytest.raises(IllegalTransition, match="it cannot become withdrawn"):
+            record.enter(S.WITHDRAWN, 9)
 
 
 def test_a_wish_returns_unless_its_executor_failed_it() -> None:

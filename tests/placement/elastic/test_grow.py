@@ -92,7 +92,7 @@ def test_the_gang_that_gains_most_grows_first() -> None:
 def test_the_queue_may_forbid_growth() -> None:
     view = make_view(np.array([[0] * G, [FREE] * G]))
     jobs = make_gangs(view, G, [1], [2])
-    assert propose_growth(view, jobs, np.array([9_000.0]), (), OPTIONS, lambda job, gpus: gpus < G) == ()
+    assert propose_growth(view, jobs, np.array([9_000.0]), (), OPTIONS, lambda growths: growths[0].gpus < G) == ()
 
 
 def test_the_exponent_of_an_unseen_gang_is_the_prior_and_follows_its_step_times() -> None:
