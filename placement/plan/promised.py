@@ -4,7 +4,7 @@ In the view of a pass such GPUs are held under the name `make_hold_name`. Only t
 removes this hold.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
@@ -70,14 +70,21 @@ def hold_placement(view: ClusterView, request: PlacementRequest, ranks: Sequence
     return add_placements(view, [Hold(make_hold_name(request.request_id), ranks)])
 
 
-def count_promises(standing: QueueStanding, holds: Mapping[str, QueueHold], promises: Promises) -> QueueStanding:
-    """Return the queues as they will be when all promised stops have happened and their requests run."""
+def count_promises(
+    standing: QueueStanding, holds: Mapping[str, QueueHold], promises: Promises, placed: Collection[str] = ()
+) -> QueueStanding:
+    """Return the queues as they will be when all promised stops have happened and their requests run.
+
+    placed: ids of requests that the standing counts already.
+    """
     if not promises:
         return standing
     final = standing.copy()
-    for promised in promises.values():
+    for request_id, promised in promises.items():
         for job in promised.stopping & holds.keys():
             final.add_held(holds[job].leaf, holds[job].amounts, -1.0)
+        if request_id in placed:
+            continue
         leaf = final.find_or_add_leaf(final.tree.find_request_leaf(promised.request)).name
         final.add_held(leaf, final.compute_amounts(promised.request, promised.request.members.min))
     return final

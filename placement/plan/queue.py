@@ -402,7 +402,8 @@ class PassState:
             return
         own = self.promises.get(request.request_id)
         others = {name: promised for name, promised in self.promises.items() if promised is not own}
-        standing, view = count_promises(standing, self.turns.holds, others), self.view
+        placed = {entry.request.request_id for entry, _ in self.placed}
+        standing, view = count_promises(standing, self.turns.holds, others, placed), self.view
         if own is not None:
             view = own.release_all(view)
             for job in own.stopping & self.turns.holds.keys():

@@ -115,7 +115,7 @@ class ActionLaws:
             if known.is_open
             and known.was_sent
             and known.action.queue == queue
-            and known.action.kind in STOPPING
+            and known.action.kind in (ActionKind.PREEMPT, ActionKind.SHRINK)
             and (known.action.job, known.action.attempt) in self.running
         )
         if self.held.get(queue, 0) - leaving < GUARANTEED.get(queue, 0):

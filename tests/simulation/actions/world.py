@@ -314,13 +314,16 @@ class ActionWorld:
     _may_send = False
 
     def _sum_held(self) -> Counter[str]:
-        """Return queue → the GPUs that its jobs hold, or that its requests were promised."""
+        """Return queue → the GPUs that its jobs hold, or that its requests were promised, by a placement or a set."""
         held: Counter[str] = Counter()
         for job in self.truth.running.values():
             held[job.queue] += GPUS * len(job.nodes)
         for intent in self.placer.service.ledger.list_active_intents():
             if intent.request_id in self.clients:  # it has not started
                 held[self.clients[intent.request_id].request.queue] += GPUS * len(intent.ranks)
+        for found in self.placer.service.view.promised_sets.list_followed(self.now_ms):
+            if found.is_live and found.row.payer in self.clients:
+                held[self.clients[found.row.payer].request.queue] += GPUS * len(found.row.ranks)
         return held
 
     def _read_decisions(self) -> None:
