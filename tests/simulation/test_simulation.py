@@ -24,8 +24,8 @@ KEPT = (
     (1, 0, "expire-by-the-clock"),  # GPUs were given away under a job whose start was acknowledged in time
     (17, 0, "folders-not-synced"),  # a power cut took the folder of the inbox, with all that was acknowledged
     (8, 0, "board-while-held-up"),  # the first board was made of half of the inbox: the archive held up its reader
-    (2, 0, "outages-stop-no-clock"),  # GPUs were given away under a job whose start found no api
-    (5, 0, "the-fold-has-a-bound-of-its-own"),  # a board knew less than the one before, after a restart
+    (1, 8, "outages-stop-no-clock"),  # GPUs were given away under a job whose start found no api
+    (5, 2, "the-fold-has-a-bound-of-its-own"),  # a board knew less than the one before, after a restart
 )
 
 
