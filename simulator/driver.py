@@ -31,7 +31,7 @@ INGESTION_POLL_S, INGESTION_LIMIT_S = 0.1, 60.0  # wall
 HISTORY_CHUNK = 2000
 VISITOR_RUN_S = 1800.0
 ONGOING_SEQUENCE = 2  # submitted and started came before
-BROKEN_S = 600.0  # of fleet time: so long a job with an agent waits for other nodes
+BROKEN_S = 900.0  # of fleet time: so long a job with an agent waits for other nodes
 _CATEGORIES = frozenset(get_args(FailureCategory))
 
 

@@ -62,6 +62,7 @@ class LiveJob:
     next_step_ms: int = 0
     phase: str = ""
     broken_ms: int = 0
+    has_moved: bool = False  # whether it has continued on other ranks
 
     @property
     def name(self) -> str:
@@ -187,7 +188,7 @@ class LiveJob:
     def resize_on_ranks(self, ranks: tuple[RankPlacement, ...], pause_s: float, now_ms: int) -> JobEvent:
         """Continue on other ranks from the last checkpoint, after a pause. Fewer GPUs make the rest longer."""
         before = self.gpus
-        self.ranks, self.phase, self.broken_ms = ranks, "", 0
+        self.ranks, self.phase, self.broken_ms, self.has_moved = ranks, "", 0, True
         self.remaining_s = self.safe_s = self.safe_s * (before / self.gpus) ** SPEEDUP + pause_s
         return self.make_next_event(Resized, now_ms, ranks=ranks)
 

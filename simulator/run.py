@@ -31,6 +31,7 @@ from fleetcast.fleet.events import Started, Submitted
 from fleetcast.fleet.process import make_token_headers
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.fleet.toml_text import read_toml
+from fleetcast.fleet.topology import Topology
 from fleetcast.ingest.topology.load import load_topology
 from fleetcast.simulator.agents import JobAgents, draw_manner, has_agent
 from fleetcast.simulator.days.replay import TraceReplay, fast_forward_trace
@@ -42,6 +43,7 @@ from fleetcast.simulator.hardware.cluster import FleetSpec, SimulatedFleet
 from fleetcast.simulator.hardware.exporters import Breakage, ExporterServer, PageSource
 from fleetcast.simulator.hardware.h100 import RecordedFleet, load_recorded_fleet
 from fleetcast.simulator.hardware.workload import WorkloadProfile, draw_job_profile
+from fleetcast.simulator.node_story import NodeStory
 from fleetcast.simulator.outbox import Outbox, ProductApi
 from fleetcast.simulator.story import Story
 from fleetcast.simulator.teams import assign_teams, format_queues_toml
@@ -54,6 +56,7 @@ STATUS_S = 1.0  # wall
 REQUEST_TIMEOUT_S = 15.0  # wall
 BAD_SHARE = 0.003
 WEEKS = 2  # of history that the product receives: enough for a week ago, and half the time to load
+NODES_PER_SPARE = 64
 RUSH_H = 5  # of fleet time: 20 minutes of a demonstration
 IDLE_RUN = "b1"  # the baseline: its GPUs did nothing
 
@@ -97,9 +100,10 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     spec = options.spec
     settings = load_fault_settings(options.faults)
     fleet = SimulatedFleet(spec, options.seed)
+    spares = spec.nodes // NODES_PER_SPARE if options.teams else 0
     spec.write_topology(options.out / "topology.toml")
     if options.teams:  # a service may start from here on
-        _replace_file(options.out / "queues.toml", format_queues_toml(spec.nodes * spec.gpus).encode())
+        _replace_file(options.out / "queues.toml", format_queues_toml(spec.nodes * spec.gpus, spares).encode())
     trace = load_trace(
         options.data,
         nodes=spec.nodes,
@@ -111,7 +115,9 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
     )
     if options.teams:
         trace = assign_teams(trace)
-    replay = fast_forward_trace(trace, load_topology(options.out / "topology.toml"), weeks=options.weeks)
+    topology = load_topology(options.out / "topology.toml")
+    used = Topology.build(topology.nodes[: spec.nodes - spares])  # the past leaves the spares free
+    replay = fast_forward_trace(trace, used, weeks=options.weeks)
     logger.info("%s; %d jobs skipped as wider than the fleet", trace.note, trace.skipped)
     logger.info("at the start %d GPUs run, %d GPUs wait", replay.running_gpus, replay.queued_gpus)
     async with _open_session() as session:
@@ -127,6 +133,7 @@ async def _run_cluster(options: SimulationOptions, stop: asyncio.Event, quiet: a
         )
         if options.story and options.teams:
             works.append(UrgentStory(driver, story.write_turn).run())
+            works.append(NodeStory(driver, fleet.faults, story.write_turn).run())
         async with _serve_pages(fleet, options) as served:
             works.append(_start_faults_and_breakage(driver, fleet, settings, served))
             await _run_until_stopped(

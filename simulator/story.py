@@ -128,14 +128,15 @@ def find_largest_gang(
 ) -> LiveJob | None:
     """Return the running gang on the most nodes that is healthy and will run for another hour, or None.
 
-    Ties go to the gang with the highest power. is_fit: whether a gang may be chosen.
+    Ties go to the gang with the highest power. A gang that has moved is left out: its usual step time is not known.
+    is_fit: whether a gang may be chosen.
     """
     fit = [
         job
         for job in driver.running.values()
         if len(list_hosts(job)) > 1
         and job.remaining_s > LONG_ENOUGH_S
-        and not job.broken_ms
+        and not (job.broken_ms or job.has_moved)
         and not faulty & set(list_hosts(job))
         and is_fit(job)
     ]

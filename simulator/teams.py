@@ -68,8 +68,8 @@ def _choose_person(team: Team, job: str) -> str:
     return team.people[zlib.crc32(f"user of {job}".encode()) % len(team.people)]
 
 
-def format_queues_toml(gpus: int) -> str:
-    """Return the text of `queues.toml` for a fleet of `gpus` GPUs."""
+def format_queues_toml(gpus: int, spares: int = 0) -> str:
+    """Return the text of `queues.toml` for a fleet of `gpus` GPUs. spares: nodes that are held ready for lost ones."""
     urgent = int(gpus * URGENT_GUARANTEE) // 8 * 8
     parts = {team.name: (gpus - urgent) * team.weight // 100 for team in TEAMS}
     return f"""\
@@ -110,4 +110,13 @@ per_user = true
 [prices]
 currency = "EUR"
 gpu = 2.0
+""" + (
+        f"""
+# Free nodes that replace lost ones under a gang.
+[spares]
+level = "cluster"
+count = {spares}
 """
+        if spares
+        else ""
+    )

@@ -38,7 +38,7 @@ def demo(
     ] = 8080,
     folder: Annotated[Path, typer.Option(help="Folder of the run, emptied at the start.")] = Path("var/demo"),
     story: Annotated[
-        bool, typer.Option(help="A node under the largest gang throttles, and an urgent gang arrives.")
+        bool, typer.Option(help="Under large gangs a node throttles and another one fails; an urgent gang arrives.")
     ] = True,
     worth: Annotated[bool, typer.Option(help="Simulate a day with a risk-blind engine and with ours.")] = True,
     kafka: Annotated[str, typer.Option(help="HOST:PORT of brokers: telemetry takes the way through Kafka.")] = "",

@@ -211,11 +211,21 @@ def list_problems(report: Mapping[str, Any], now_ms: int) -> list[str]:
 
 
 def list_story_problems(turns: Sequence[Mapping[str, Any]], now_ms: int) -> list[str]:
-    """Return what went wrong when jobs were to stop for the urgent gang.
+    """Return what went wrong in the stories of the urgent gang and of the lost node.
 
-    There is no problem while there is still time, or if the gang needed no stop.
+    There is no problem while there is still time.
     """
     times_ms = {turn["event"]: int(turn["time_ms"]) for turn in turns}
+    return [*_list_stop_problems(times_ms, now_ms), *_list_replacement_problems(times_ms, now_ms)]
+
+
+def _list_replacement_problems(times_ms: Mapping[str, int], now_ms: int) -> list[str]:
+    is_overdue = now_ms - times_ms.get("node_lost", now_ms) > STOP_LIMIT_MS and "node_replaced" not in times_ms
+    return ["the gang that lost a node got no other one"] if is_overdue or "node_not_replaced" in times_ms else []
+
+
+def _list_stop_problems(times_ms: Mapping[str, int], now_ms: int) -> list[str]:
+    """Return what went wrong when jobs were to stop for the urgent gang. There is no problem if it needed no stop."""
     if not {"stop", "urgent_placed", "urgent_runs"} & times_ms.keys():
         return []
     if "urgent_placed" in times_ms and "stop" in times_ms:

@@ -100,7 +100,7 @@ def simulate_cluster(
     at: AtOption = "2020-05-12T20:25",
     input: Annotated[str, typer.Option(help="`trace`: jobs of a trace; `h100`: recorded runs.")] = "trace",
     story: Annotated[
-        bool, typer.Option(help="A node under the largest gang throttles, and an urgent gang arrives.")
+        bool, typer.Option(help="Under large gangs a node throttles and another one fails; an urgent gang arrives.")
     ] = True,
     faults: Annotated[Path | None, typer.Option(help="A TOML file of fault kinds and rates.")] = None,
     nodes: Annotated[int, typer.Option(help="Nodes of eight GPUs.", min=1, max=100_000)] = 133,

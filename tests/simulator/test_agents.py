@@ -16,7 +16,9 @@ from fleetcast.service.placer.http import make_app
 from fleetcast.simulator.agents import LATE_S, LIE_S, POLL_S, JobAgents, Manner, change_ranks, draw_manner
 from fleetcast.simulator.days.replay import OngoingJob, TraceReplay
 from fleetcast.simulator.driver import BROKEN_S, Driver
+from fleetcast.simulator.faults.faults import QUIET, FaultPlan
 from fleetcast.simulator.live_job import SPEEDUP
+from fleetcast.simulator.node_story import NodeStory
 from fleetcast.simulator.outbox import ProductApi
 from tests.placement.actions.action_world import make_action
 from tests.service.placer_world import NOW_MS, World
@@ -160,6 +162,33 @@ def test_a_gang_that_lost_a_node_continues_on_another_one_from_its_last_checkpoi
         assert (live.remaining_s, live.broken_ms) == (7990.0 + 60, 0)
 
     play(tmp_path, scene, kind=ActionKind.REPLACE, gpus=8.0, ranks=ranks("n02"), places=ranks("n09"))
+
+
+@pytest.mark.parametrize(("is_seen", "last"), [(True, "node_replaced"), (False, "node_not_replaced")])
+def test_the_story_of_a_lost_node_ends_with_its_replacement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_seen: bool, last: str
+) -> None:
+    monkeypatch.setattr("fleetcast.simulator.node_story.CHECK_INTERVAL_S", 0.01)
+    turns: list[tuple[str, str]] = []
+
+    async def scene(stage: Scene) -> None:
+        faults = FaultPlan([f"n{number:02d}" for number in range(1, 17)], 8, QUIET, 0)
+        stage.driver.live.set()
+        story = NodeStory(stage.driver, faults, lambda *turn: turns.append(turn), begins_s=0.0)
+        playing = asyncio.create_task(story.run())
+        while "replace" not in dict(turns):
+            await asyncio.sleep(0.01)
+        control = stage.world.service.actions
+        if is_seen:
+            control.record_seen(stage.action_id, NOW_MS)
+        else:
+            control.record_contradiction(stage.action_id, "it stays", NOW_MS)
+        await asyncio.wait_for(playing, 10)
+        assert [event for event, _ in turns] == ["node_lost", "replace", last]
+        assert faults.list_faulty_nodes() == {"n04"}
+
+    changes = {"kind": ActionKind.REPLACE, "gpus": 8.0, "ranks": ranks("n04"), "places": ranks("n09"), "payer": ""}
+    play(tmp_path, scene, **changes)
 
 
 def test_a_late_agent_takes_no_new_node_after_its_action_has_ended(tmp_path: Path) -> None:

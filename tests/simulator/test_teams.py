@@ -40,3 +40,6 @@ def test_the_placer_takes_the_file_and_every_request_of_a_dealt_trace() -> None:
 @pytest.mark.parametrize("gpus", [8, 64, 320, 10_000])
 def test_guarantees_fit_into_a_fleet_of_any_size(gpus: int) -> None:
     check_capacity(read_queues(format_queues_toml(gpus)), {"gpu": float(gpus)})
+    spares = read_queues(format_queues_toml(gpus, 2)).spares
+    assert spares is not None
+    assert spares.count == 2

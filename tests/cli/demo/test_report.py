@@ -210,3 +210,12 @@ def test_a_stop_for_the_urgent_gang_must_lead_to_its_start() -> None:
     assert list_story_problems(story(urgent=0, stop=0), late_ms) == ["no job stopped in time for the urgent gang"]
     assert list_story_problems(story(urgent=0, stop=0, stop_seen=9, urgent_runs=10), late_ms) == []
     assert len(list_story_problems(story(urgent=0, stop=0, urgent_placed=9), 10)) == 1
+
+
+def test_a_gang_that_lost_a_node_must_get_another_one() -> None:
+    late_ms = STOP_LIMIT_MS + 1
+    gone = ["the gang that lost a node got no other one"]
+    assert list_story_problems(story(node_lost=0), late_ms - 1) == [], "there is still time"
+    assert list_story_problems(story(node_lost=0), late_ms) == gone
+    assert list_story_problems(story(node_lost=0, node_not_replaced=9), 10) == gone
+    assert list_story_problems(story(node_lost=0, replace=5, node_replaced=9), late_ms) == []
