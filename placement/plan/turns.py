@@ -271,10 +271,10 @@ class TreeTurns:
 
     def limit_to_quota(self, request: PlacementRequest) -> PlacementRequest | str:
         allowed = self.standing.limit_to_quota(request) if self._is_in_tree(request) else request
-        return allowed if isinstance(allowed, str) else self._exclude_closed_nodes(allowed)
+        return allowed if isinstance(allowed, str) else self.exclude_closed_nodes(allowed)
 
     def make_later_request(self, request: PlacementRequest) -> PlacementRequest | None:
-        return self._exclude_closed_nodes(request) if self.standing.can_fit_later(request) else None
+        return self.exclude_closed_nodes(request) if self.standing.can_fit_later(request) else None
 
     def is_at_limit(self, request: PlacementRequest) -> bool:
         if not self._is_in_tree(request):
@@ -282,7 +282,8 @@ class TreeTurns:
         least = self.standing.compute_amounts(request, request.members.min)
         return self.standing.find_refusing_queue(self.tree.find_request_leaf(request), least) not in (None, LENDERS)
 
-    def _exclude_closed_nodes(self, request: PlacementRequest) -> PlacementRequest:
+    def exclude_closed_nodes(self, request: PlacementRequest) -> PlacementRequest:
+        """Return the request without the nodes that are closed to it now."""
         return close_nodes(request, self._find_closed_nodes(request))
 
     def _is_in_tree(self, request: PlacementRequest) -> bool:

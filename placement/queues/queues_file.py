@@ -24,6 +24,7 @@ from fleetcast.placement.queues.tree import (
     ANY,
     ROOT,
     LeafOrder,
+    MovesMode,
     Prices,
     QueueClass,
     QueueTree,
@@ -47,7 +48,7 @@ LATER = {
     "carbon": "carbon windows",
     "share": "training together with inference",
 }
-HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices", "spares")
+HERE = ("policy", "class", "queue", "reservation", "maintenance", "prices", "spares", "moves")
 REFUSE = "refuse"
 _AnyTable = TypeVar("_AnyTable", bound=msgspec.Struct)
 
@@ -88,6 +89,12 @@ class SparesTable(_Table, frozen=True, kw_only=True):
     epsilon: float | None = None
     count: int | None = None
     repair_h: float = 24.0
+
+
+class MovesTable(_Table, frozen=True, kw_only=True):
+    """The table `[moves]` of the file."""
+
+    mode: MovesMode = "off"
 
 
 class ReservationTable(_Table, frozen=True, kw_only=True):
@@ -163,7 +170,8 @@ def _make_tree(document: Mapping[str, Any], refuse: FaultBuilder, digest: str) -
     windows = _parse_windows(document, "reservation", tree, refuse) + _parse_windows(
         document, "maintenance", tree, refuse
     )
-    return QueueTree(nodes, policy, classes, windows, tree.prices, digest, _parse_spares(document, refuse))
+    moves = _convert_table(document.get("moves", {}), MovesTable, ("moves",), refuse).mode
+    return QueueTree(nodes, policy, classes, windows, tree.prices, digest, _parse_spares(document, refuse), moves)
 
 
 def count_installed_gpus(nodes: Iterable[NodeSpec]) -> dict[str, float]:

@@ -24,6 +24,7 @@ Amounts = Mapping[str, float]  # resource → GPUs
 LeafOrder = Literal["fifo", "shortest", "attained"]
 Preemptible = Literal["borrowed", "all", "none"]
 ReclaimMode = Literal["off", "advise", "act"]
+MovesMode = Literal["off", "advise"]
 NAMED = 3
 MOST_LEAVES = 65_536  # that are kept in mind
 
@@ -177,7 +178,8 @@ class Prices:
 class QueueTree:
     """The tree of all queues: the root first, and parents before children.
 
-    digest: the hash of the text that the tree was read from.
+    digest: the hash of the text that the tree was read from. moves: "advise" names moves of running jobs that let a
+    waiting gang in. No job is moved.
     """
 
     nodes: tuple[QueueNode, ...]
@@ -187,6 +189,7 @@ class QueueTree:
     prices: Prices = Prices()
     digest: str = ""
     spares: SparesPolicy | None = None
+    moves: MovesMode = "off"
 
     @cached_property
     def row(self) -> dict[str, int]:

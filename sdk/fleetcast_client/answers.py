@@ -581,7 +581,10 @@ class Decision(TypedDict, total=False):
 
 
 class PreviewedAction(TypedDict):
-    """An action that a pass would propose. `cost`: GPU-seconds by term. `ranks`: the places that it frees."""
+    """An action that a pass would propose. `cost`: GPU-seconds by term. `ranks`: the places that it frees.
+
+    `places`: where a moved job goes.
+    """
 
     kind: str
     job: str
@@ -589,6 +592,7 @@ class PreviewedAction(TypedDict):
     queue: str
     gpus: float
     ranks: list[Rank]
+    places: list[Rank]
     executor: str
     cost: dict[str, float]
     cost_gpu_s: float

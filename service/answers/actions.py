@@ -89,7 +89,7 @@ class ActionReply(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PreviewedAction(msgspec.Struct, kw_only=True):
     """An action that a pass would propose, with its cost in GPU-seconds by term. It has no id: nothing is recorded.
 
-    ranks: the places that it frees.
+    ranks: the places that it frees. places: where a moved job goes.
     """
 
     kind: ActionKind
@@ -98,6 +98,7 @@ class PreviewedAction(msgspec.Struct, kw_only=True):
     queue: str
     gpus: float
     ranks: Sequence[RankPlacement]
+    places: Sequence[RankPlacement]
     executor: str
     cost: ActionCost
     cost_gpu_s: float

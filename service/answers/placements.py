@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import msgspec
 
-from fleetcast.fleet.requests import Decision, Gang
+from fleetcast.fleet.requests import Decision, Gang, RankPlacement
 from fleetcast.placement.ahead.reservation import FreeWindow, HeadReservation, JobRelease
 from fleetcast.placement.ahead.start_time import RoomForecast, StartBasis
 from fleetcast.placement.ledger.chain import ChainHead
 from fleetcast.placement.machines.fragmentation import PoolFragments
+from fleetcast.service.answers.actions import PreviewedAction
 from fleetcast.service.state_identity import Doubt
 
 
@@ -103,12 +104,36 @@ class Queue(msgspec.Struct):
     starts_as_of_ms: int | None = None
 
 
+class MovesAdvice(msgspec.Struct, kw_only=True):
+    """The cheapest moves of running jobs that let the largest waiting gang in. No job is moved.
+
+    code: "found", "none_waits" if no waiting gang lacks only the right shape, or the reason why no moves help. moves:
+    each with the present and the new places of its job, and its cost. ranks: the place of the gang afterwards.
+    gain_gpu_s: the GPUs of the gang times the seconds that it would wait otherwise. It is null if its start time is
+    unknown.
+    """
+
+    code: str
+    sentence: str
+    request_id: str = ""
+    job: str = ""
+    gpus: int = 0
+    moves: Sequence[PreviewedAction] = ()
+    cost_gpu_s: float = 0.0
+    gain_gpu_s: float | None = None
+    ranks: Sequence[RankPlacement] = ()
+
+
 class Fragmentation(msgspec.Struct):
-    """The fragmentation of pools. requests: the number of newest requests that the demand is estimated from."""
+    """The fragmentation of pools. requests: the number of newest requests that the demand is estimated from.
+
+    moves: only if the file of queues asks for advice on moves.
+    """
 
     as_of_ms: int
     requests: int
     rows: Sequence[PoolFragments]
+    moves: MovesAdvice | msgspec.UnsetType = msgspec.UNSET
 
 
 class Settled(msgspec.Struct):

@@ -14,6 +14,7 @@ from fleetcast.service.http.body_budget import BodyBudget
 from fleetcast.service.http.problems import Problem, convert_to_problem
 from fleetcast.service.http.table import CALLER
 from fleetcast.service.placer.metrics import PlacerMetrics
+from fleetcast.service.placer.moves import MovesAdvisor
 from fleetcast.service.placer.queue_desk import QueueAdmin
 from fleetcast.service.placer.reclaim_preview import DryRuns
 from fleetcast.service.placer.service import PlacementService
@@ -40,11 +41,12 @@ class PlacerContext:
     prefix: str = "/v1"
     admin: QueueAdmin = field(init=False)
     dry_runs: DryRuns = field(init=False)
+    moves: MovesAdvisor = field(init=False)
     _damage: str = field(default="", init=False)  # of the ledger, as logged last
 
     def __post_init__(self) -> None:
         self.admin = QueueAdmin(self.service)
-        self.dry_runs = DryRuns(self.service)
+        self.dry_runs, self.moves = DryRuns(self.service), MovesAdvisor(self.service)
 
     def get_caller(self, request: Request) -> str:
         return identify_caller(request)

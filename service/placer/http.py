@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 
+import msgspec
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -103,7 +104,8 @@ async def answer_queue(request: Request, context: PlacerContext, query: Query) -
 
 async def answer_fragments(request: Request, context: PlacerContext, query: Query) -> Response:
     view, options = context.service.view.observe_fleet().view, context.service.make_options()
-    body = Fragmentation(view.as_of_ms, len(context.service.demand), measure_fragmentation(view, options))
+    rows, moves = measure_fragmentation(view, options), await context.moves.find_advice()
+    body = Fragmentation(view.as_of_ms, len(context.service.demand), rows, msgspec.UNSET if moves is None else moves)
     return make_response(encode(body), headers=NOW)
 
 

@@ -75,6 +75,7 @@ def make_previewed_action(action: JobAction) -> PreviewedAction:
         queue=action.queue,
         gpus=action.gpus,
         ranks=action.ranks,
+        places=action.places,
         executor=action.executor,
         cost=action.cost,
         cost_gpu_s=action.cost.total,

@@ -49,7 +49,7 @@ MOST_BYTES = 9 * 1024  # of README.md
 SECTIONS = set(tomllib.loads(text_of(ROOT / "config.toml")))
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 NO_KEYS = ("py", "key", "files")  # of clock.py, placer.key, fleetcast.fleet.files
-QUEUE_TABLES = {"policy", "class", "queue", "reservation", "maintenance", "prices", "spares"}
+QUEUE_TABLES = {"policy", "class", "queue", "reservation", "maintenance", "prices", "spares", "moves"}
 SUFFIXES = "py|md|toml|yaml|yml|json|ipynb|txt|lock|png"
 each_page = pytest.mark.parametrize("page", PAGES, ids=name_of)
 

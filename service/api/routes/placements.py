@@ -150,6 +150,32 @@ FRAGMENTS: dict[str, Any] = {
     "largest_gang": {"node": 8, "nvlink_domain": 8, "rack": 24, "rail_group": 40, "block": 40, "cluster": 40}
     | {"anywhere": 40},
 }
+MOVES: dict[str, Any] = {
+    "code": "found",
+    "sentence": "1 move would let train-42-1 (64 GPUs) in now, at 0.3 GPU-hours; otherwise it waits for 71.1 GPU-hours",
+    "request_id": "train-42-1",
+    "job": "train-42",
+    "gpus": 64,
+    "moves": [
+        {
+            "kind": "move",
+            "job": "eval-9",
+            "attempt": 1,
+            "queue": "research/nlp",
+            "gpus": 4.0,
+            "ranks": [{"rank": 0, "node": "n041", "gpus": [0, 1, 2, 3]}],
+            "places": [{"rank": 0, "node": "n077", "gpus": [4, 5, 6, 7]}],
+            "executor": "advice",
+            "cost": {"lost": 40.0, "restart": 1200.0, "wait": 0.0, "risk": 0.0, "slow": 0.0}
+            | {"fragments": 0.0, "gain": 0.0},
+            "cost_gpu_s": 1240.0,
+            "sentence": "moves attempt 1 of eval-9 (4 GPUs) for request train-42-1: a waiting gang fits then",
+        }
+    ],
+    "cost_gpu_s": 1240.0,
+    "gain_gpu_s": 256000.0,
+    "ranks": DECISION["ranks"],
+}
 AS_OF = {"as_of_ms": 1760000000000}
 AUDIT = {
     "audit_id": 17,
@@ -241,9 +267,9 @@ ROWS = (
     _make_row(
         "GET",
         "/v1/fragmentation",
-        "Free GPUs that the present demand cannot use, and the largest gang that fits now, by pool",
+        "Free GPUs that the present demand cannot use, the largest gang that fits now, by pool, and moves that help",
         answer=Fragmentation,
-        example={**AS_OF, "requests": 2000, "rows": [FRAGMENTS]},
+        example={**AS_OF, "requests": 2000, "rows": [FRAGMENTS], "moves": MOVES},
     ),
     _make_row(
         "GET",
