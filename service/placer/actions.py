@@ -263,7 +263,7 @@ class ActionControl:
         return self._table.enter(record, state, now_ms, PLACER, evidence)
 
     def cancel(self, action_id: str, why: str, now_ms: int) -> ActionRecord:
-        """End an action that was sent and that its executor has not accepted. Its executor did not fail.
+        """End an action that was sent and whose reason went away. Its executor did not fail.
 
         Raises IllegalTransition for an action that was not sent, or has ended.
         """

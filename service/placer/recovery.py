@@ -82,11 +82,16 @@ class RecoveryAdvisor:
             self._send(action, now_ms)
 
     def _cancel_overtaken(self, own: Sequence[ActionRecord], observed: ObservedFleet, now_ms: int) -> set[str]:
-        """End sent actions that no executor has accepted, and that no longer suit. Returns their jobs."""
+        """End sent actions whose job has finished, or that no executor has accepted and that no longer suit.
+
+        Returns their jobs.
+        """
         overtaken = set[str]()
         for record in own:
-            if record.state is ActionState.SENT and is_overtaken(record.action, observed.view):
-                self._control.cancel(record.action_id, MORE_FAILED, now_ms)
+            has_finished = (record.action.job, record.action.attempt) in observed.finished
+            waits = record.state is ActionState.SENT and is_overtaken(record.action, observed.view)
+            if record.was_sent and (has_finished or waits):
+                self._control.cancel(record.action_id, RECOVERED if has_finished else MORE_FAILED, now_ms)
                 overtaken.add(record.action.job)
         return overtaken
 
@@ -113,7 +118,7 @@ class RecoveryAdvisor:
         last = [row for row in self._control.list_last_of(action.job) if row.was_sent and is_of_recovery(row.action)]
         if action.reason.code.startswith(SLOW):
             return not any(row.action.reason.code.startswith(SLOW) for row in last)
-        failed = [row for row in last if row.state in FAILED and row.why != MORE_FAILED]
+        failed = [row for row in last if row.state in FAILED and row.why not in (MORE_FAILED, RECOVERED)]
         return sum(row.action.attempt == action.attempt for row in failed) < MOST_TRIES
 
     def _send(self, action: JobAction, now_ms: int) -> None:

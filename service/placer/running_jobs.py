@@ -56,6 +56,12 @@ def read_running_table(board: Board) -> RunningJobs:
     return _add_learnt_times(jobs, board)
 
 
+def read_finished_attempts(board: Board) -> frozenset[tuple[str, int]]:
+    """Read the attempts that ended with all work done, as (job, attempt)."""
+    rows = _ended_rows(board.raw("jobs.ended")) if "jobs.ended" in board else []
+    return frozenset((row.job, row.attempt) for row in rows if row.outcome == "finished")
+
+
 def _find_slow_nodes(board: Board, rows: Sequence[RunningJobRow]) -> tuple[str, ...]:
     """Return (j,) the node that slows each job and that it can leave without a loss of work, "" if there is none."""
     if "doc.stragglers" not in board:

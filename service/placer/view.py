@@ -27,7 +27,7 @@ from fleetcast.service.board.free import find_unattributed_gpus, find_windowed_n
 from fleetcast.service.board.urgent import AWAY, find_struck_nodes, forbids_placement
 from fleetcast.service.config import PlacerConfig
 from fleetcast.service.pipeline.occupancy import read_gpu_parts
-from fleetcast.service.placer.running_jobs import read_running_table
+from fleetcast.service.placer.running_jobs import read_finished_attempts, read_running_table
 
 RISK_HORIZON_S = 3600
 logger = logging.getLogger(__name__)
@@ -40,7 +40,8 @@ class ObservedFleet:
     """The decoded contents of a board: the fleet according to job events.
 
     jobs: the running jobs of the board, without promises, in the order of the view's first jobs. running: these
-    jobs and the promises, for estimates of when they end. seen: running attempts. astray: running attempts whose
+    jobs and the promises, for estimates of when they end. seen: running attempts. finished: ended attempts without a
+    next one. astray: running attempts whose
     events name no node, or a node outside the fleet. The occupancy lacks astray attempts.
     """
 
@@ -50,6 +51,7 @@ class ObservedFleet:
     run_times: RunTimeQuantiles
     seen: frozenset[tuple[str, int]]
     ended: frozenset[tuple[str, int]]
+    finished: frozenset[tuple[str, int]]
     astray: frozenset[tuple[str, int]] = frozenset()
     unknown: str = ""  # why nobody knows what runs; empty where it is known
 
@@ -80,6 +82,7 @@ class ViewDecoder:
             run_times=RunTimeQuantiles.from_durations(board.json("durations")),
             seen=frozenset((job, attempt) for job, attempt in occupancy["running"]),
             ended=frozenset((job, attempt) for job, attempt, _ in occupancy["ended"]),
+            finished=read_finished_attempts(board),
             astray=frozenset((row["job"], row["attempt"]) for row in rows if self._has_unknown_node(row)),
             unknown=meta.get("occupancy_unknown", ""),
         )

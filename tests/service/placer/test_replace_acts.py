@@ -32,6 +32,7 @@ class BrokenBoard(ActBoard):
     lost: tuple[int, ...] = ()
     drained: tuple[int, ...] = ()
     attempt = 1  # of the job `big`
+    finished: tuple[str, ...] = ()
     slow: tuple[str, int] | None = None  # the node that slows `big`, and since when
 
     def sections(self) -> dict[str, Any]:
@@ -39,6 +40,8 @@ class BrokenBoard(ActBoard):
         running = [(job, self.attempt if job == "big" else 1) for job in self.jobs]
         found["occupancy"] = msgspec.json.encode({"position": 1, "running": running, "ended": self.ended})
         state, advice = np.zeros(NODES, np.int8), np.zeros(NODES, np.int8)
+        rows = [{"job": job, "attempt": 1, "gpus": 8, "outcome": "finished"} for job in self.finished]
+        found["jobs.ended"] = msgspec.json.encode([{**row, "started_ms": 0, "queue": "q"} for row in rows])
         state[list(self.lost)] = NodeState.LOST
         advice[list(self.drained)] = ACTIONS.index("drain_now")
         for row in self.drained:
@@ -133,6 +136,28 @@ def test_the_end_of_a_replacement_frees_its_gpus_at_once(world: BrokenWorld, ver
     world.board.lost = ()
     world.pass_at(5)
     assert world.try_now(2) == "placed"
+
+
+def test_the_next_attempt_may_be_placed_at_once_on_the_nodes_that_are_held(world: BrokenWorld) -> None:
+    world.board.jobs["filler"], world.board.queue_of["filler"] = (15,), "q"
+    world.lose(1)
+    world.end("big")
+    world.agents_pass_at(10)
+    body = {"request_id": "again", "job": "big", "attempt": 2, "queue": "q", "gang": 4, "gpus_per_node": GPUS}
+    assert world.ask("POST", "/placements", json={**body, "job": "rival", "dry_run": True})["outcome"] == "refused"
+    assert world.ask("POST", "/placements", json=body)["outcome"] == "placed"
+    assert world.placed() == {"again": ["n01", "n03", "n04", "n15"]}
+
+
+@pytest.mark.parametrize("verb", ["", "accept"])
+def test_the_nodes_are_free_once_the_job_has_finished(world: BrokenWorld, verb: str) -> None:
+    world.lose(1)
+    if verb:
+        world.reply("big", verb)
+    world.end("big")
+    world.board.finished = ("big",)
+    world.pass_at(10)
+    assert (world.states(), world.try_now(5)) == ({"big": "refused"}, "placed")
 
 
 def test_a_later_attempt_that_its_scheduler_starts_elsewhere_ends_the_hold(world: BrokenWorld) -> None:

@@ -146,7 +146,7 @@ class ActionWorld:
         self.truth = self.placer.board.truth = FleetTruth()
         self.placer.board.has_telemetry = rng.random() < 0.7
         self.unruly = rng.choice((0.0, 0.3, 0.8))
-        self.node_odds = rng.choice((0.0, 0.03, 0.1))
+        self.node_odds = rng.choice((0.0, 0.05, 0.2))
         self.laws = ActionLaws(BreakerLimits(1.0, share), NODES * GPUS)
         self.clients: dict[str, Client] = {}
         self.orders: list[Order] = []
@@ -194,8 +194,8 @@ class ActionWorld:
         self.digest.update(f"{self.steps} {self.steady_ms} {what}".encode())
 
     def _fill(self) -> None:
-        """Let jobs of all queues hold the fleet."""
-        free = list(range(NODES))
+        """Let jobs of all queues hold the fleet, or most of it."""
+        free = list(range(NODES - self.rng.choice((0, 0, 1, 4))))
         while free:
             size = min(len(free), self.rng.choice((1, 1, 2, 3, 4)))
             nodes, free = tuple(free[:size]), free[size:]
