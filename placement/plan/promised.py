@@ -30,12 +30,6 @@ def make_gang_hold_name(job: str) -> str:
     return f"held for {job}"
 
 
-def release_gang(view: ClusterView, job: str) -> ClusterView:
-    """Return the view in which the GPUs that are held for a job are free, as its next attempt may use them."""
-    name = make_gang_hold_name(job)
-    return remove_jobs(view, {name}) if name in view.jobs else view
-
-
 @dataclass(frozen=True, slots=True)
 class PromisedGpus:
     """The GPUs that are promised to a request.

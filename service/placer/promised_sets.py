@@ -4,17 +4,18 @@ The sets are a mark in the ledger, which is written in the transaction that send
 its own action. So a restart loses none.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
-from fleetcast.fleet.requests import RankPlacement
+from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Ledger
 from fleetcast.placement.machines.running_jobs import make_running_jobs
+from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import PromisedGpus, make_gang_hold_name, make_hold_name
 from fleetcast.placement.plan.timeline import Hold, add_placements
@@ -58,10 +59,11 @@ class FollowedSet:
 
 
 class PromisedSets:
-    """The promised sets of one ledger."""
+    """The promised sets of one ledger. find_leaf: returns the leaf queue that a request is charged to."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, find_leaf: Callable[[PlacementRequest], str]) -> None:
         self._ledger = ledger
+        self._find_leaf = find_leaf
         self._stored: Any = None
         self._sets: dict[str, PromisedSet] = {}
 
@@ -109,11 +111,11 @@ class PromisedSets:
         The next attempt of a gang that gets other nodes may use the GPUs that are held for the gang.
         """
         requests = {entry.request.request_id: entry.request for entry in self._ledger.list_queue_entries()}
-        gangs = {record.action.job for record in self._list_gang_actions()}
+        gangs = {record.action.job: record.action.queue for record in self._list_gang_actions()}
         found = {
             request_id: PromisedGpus(request, frozenset({make_gang_hold_name(request.job_name)}))
             for request_id, request in requests.items()
-            if request.job_name in gangs
+            if request.job_name in gangs and gangs[request.job_name] == self._find_leaf(request)
         }
         for row in self.list_followed(now_ms):
             if row.is_live:
@@ -121,6 +123,16 @@ class PromisedSets:
                 holds = frozenset({make_hold_name(payer)}).union(found[payer].holds if payer in found else ())
                 found[payer] = PromisedGpus(requests[payer], holds, *stops, row.is_short and not row.is_exhausted)
         return found
+
+    def release_own_gang(self, view: ClusterView, request: PlacementRequest) -> ClusterView:
+        """Return the view in which the GPUs that are held for the request's own gang are free.
+
+        A request of another queue that names the gang gets none of them.
+        """
+        own = next((row.action for row in self._list_gang_actions() if row.action.job == request.job_name), None)
+        if own is None or own.queue != self._find_leaf(request):
+            return view
+        return remove_jobs(view, {make_gang_hold_name(own.job)})
 
     def _list_gang_actions(self) -> list[ActionRecord]:
         """Return the open actions that were sent and serve their own job."""

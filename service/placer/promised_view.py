@@ -20,7 +20,7 @@ from fleetcast.service.placer.growth_holds import list_growths, release_growths
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.promised_sets import PromisedSets
 from fleetcast.service.placer.queues import ServedQueues
-from fleetcast.service.placer.running_jobs import PlacedRequests
+from fleetcast.service.placer.running_jobs import PlacedRequests, find_charged_leaf
 from fleetcast.service.placer.state_watch import StateWatch
 from fleetcast.service.placer.view import ObservedFleet, ViewDecoder, add_intents, find_finished_intents
 
@@ -58,7 +58,7 @@ class PromisedView:
         self._requests = PlacedRequests(ledger)
         self._completed: _CompletedFleet | None = None
         self._held: _HeldFleet | None = None
-        self.promised_sets = PromisedSets(ledger)
+        self.promised_sets = PromisedSets(ledger, lambda request: find_charged_leaf(request, queues.tree))
         self.on_board: Callable[[], None] = lambda: None
         self.follow_actions: Callable[[ObservedFleet, int], None] = lambda base, now_ms: None
 

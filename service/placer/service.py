@@ -21,7 +21,6 @@ from fleetcast.placement.actions.breaker import BreakerCapacity, BreakerLimits
 from fleetcast.placement.engine import decide
 from fleetcast.placement.ledger.ledger import IntentState, Ledger
 from fleetcast.placement.machines.options import Filter, Options, Scorer
-from fleetcast.placement.plan.promised import release_gang
 from fleetcast.placement.queues.queues_file import count_installed_gpus
 from fleetcast.placement.queues.tree import ANY
 from fleetcast.service.answers.placements import Settled
@@ -129,7 +128,8 @@ class PlacementService:
         if isinstance(allowed, str):
             decision = self.decisions.make_decision(request, "refused", f"refused: {allowed}", self.clock.now_ms())
         else:
-            decision = decide(allowed, release_gang(observed.view, request.job_name), self.make_options())
+            view = self.view.promised_sets.release_own_gang(observed.view, request)
+            decision = decide(allowed, view, self.make_options())
             decision = self.decisions.complete_decision(request, decision)
         self.metrics.decide_s.observe(time.perf_counter() - began)
         if request.dry_run:

@@ -144,7 +144,11 @@ def test_the_next_attempt_may_be_placed_at_once_on_the_nodes_that_are_held(world
     world.end("big")
     world.agents_pass_at(10)
     body = {"request_id": "again", "job": "big", "attempt": 2, "queue": "q", "gang": 4, "gpus_per_node": GPUS}
-    assert world.ask("POST", "/placements", json={**body, "job": "rival", "dry_run": True})["outcome"] == "refused"
+    for other in ({"job": "rival"}, {"queue": "other"}):
+        assert world.ask("POST", "/placements", json={**body, **other, "dry_run": True})["outcome"] == "refused"
+    world.ask("POST", "/queue", 202, json={**body, "request_id": "stranger", "attempt": 3, "queue": "other"})
+    world.pass_at(10)
+    assert world.placed() == {}
     assert world.ask("POST", "/placements", json=body)["outcome"] == "placed"
     assert world.placed() == {"again": ["n01", "n03", "n04", "n15"]}
 
