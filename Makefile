@@ -19,7 +19,7 @@ test: $(VENV)/.installed-dev ## set up and pass the tests
 integration: $(VENV)/.installed-dev ## the slower suite: real processes, a real browser
 	$(BIN)/python -m pytest -m integration -n $(TOGETHER) $(BY_FILE) $(ARGS)
 
-integration-outside: $(VENV)/.installed-dev ## suites of components that take long to build: Karpenter, scheduler-plugins, Helm, Ray, torchrun
+integration-outside: $(VENV)/.installed-dev ## suites of components that take long to build: Karpenter, scheduler-plugins, Helm, Ray, torchrun, TorchFT
 	$(BIN)/python -m tests.integration.outside $(ARGS)
 
 simulation: $(VENV)/.installed-dev ## a million steps of the service, and 40,000 of actions, by seeds; then each defect is found

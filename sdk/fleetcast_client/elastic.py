@@ -20,6 +20,7 @@ logger = logging.getLogger("fleetcast_client")
 
 FLUSH_S = 60.0  # for the last event: without it, the service waits for half an hour
 EVERY_S = 1.0  # between two polls of the agents and of the accepted actions
+END_S = 15.0  # for agents to end by themselves after an accepted stop
 STOP_S = 45.0  # an agent of torchrun gives its workers 30 s
 SUBMITTED, STARTED, RESIZED, ENDED = 1, 3, 16, 1 << 20  # sequence numbers of a scheduler's events
 RESIZING = frozenset({"shrink", "grow", "replace", "move"})
@@ -66,6 +67,7 @@ class ElasticJob:
         self._done: set[str] = set()  # ids of the actions that were carried out
         self._resized = 0
         self._payer: str | None = None  # the request that an accepted stop is for
+        self._end_s = float("inf")  # monotonic: when all agents are stopped
 
     def run(self) -> str:
         """Run the job to its end. Returns "finished", "preempted" or "failed", which it also reports.
@@ -77,7 +79,7 @@ class ElasticJob:
         self._queue_event("started", STARTED, {"ranks": self._places})
         try:
             self._members = [self._start_member(place) for place in self._places]
-            while any(member.is_running for member in self._members):
+            while time.monotonic() < self._end_s and any(member.is_running for member in self._members):
                 self._accept_for_lost_members()
                 for action in self._report.accepted_actions():
                     self._carry_out(action)
@@ -116,7 +118,7 @@ class ElasticJob:
             return
         self._done.add(action["action_id"])
         if action["kind"] == "preempt":
-            self._payer = action["payer"]
+            self._payer, self._end_s = action["payer"], time.monotonic() + END_S
         elif action["kind"] in RESIZING:
             self._resize(action)
 

@@ -129,6 +129,14 @@ def test_a_job_that_ends_after_an_accepted_stop_is_preempted(run: Run) -> None:
     assert run.events[-1] == {"type": "preempted", "sequence": elastic.ENDED, "by": "urgent"}
 
 
+def test_agents_that_do_not_end_after_an_accepted_stop_are_stopped(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(elastic, "END_S", 0.1)
+    assert run.report.accept(run.send())
+    run.until(lambda: run.running() == [])
+    run.thread.join(LIMIT_S)
+    assert run.outcome == "preempted"
+
+
 def test_a_member_without_an_agent_is_replaced_though_no_loop_accepts(run: Run) -> None:
     run.started[0][2].kill()
     run.until(lambda: run.running() == ["n2"])

@@ -6,20 +6,27 @@ from pathlib import Path
 import pytest
 
 from fleetcast.placement.actions.action import ActionKind
+from tests.dashboards.grafana import ROOT
 from tests.integration.built import needed
 from tests.integration.outside.torchrun.build import build
-from tests.integration.outside.torchrun.scene import Launched, Scene, open_scene
+from tests.integration.outside.torchrun.scene import DONE, Launched, Scene, open_scene
+from tests.ports import free_port
 
-pytestmark = [pytest.mark.outside, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]
 
-DONE = ["proposed", "sent", "accepted", "seen"]
+LAUNCHER = ROOT / "examples/elastic_launcher.py"
 
 
 @pytest.fixture
 def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Scene]:
     with open_scene(tmp_path, needed(build, request)) as made:
-        made.until("the service is ready", lambda: made.roles.get("/readyz"))
         yield made
+
+
+def launch(scene: Scene, *more: str, attempt: int = 1, steps: int = 100_000) -> Launched:
+    """Start one attempt of the job `run`."""
+    options = ["--job", "run", "--attempt", str(attempt), "--folder", str(scene.folder), "--steps", str(steps)]
+    return scene.launch("run", LAUNCHER, *options, "--rendezvous", f"127.0.0.1:{free_port()}", *more, attempt=attempt)
 
 
 def begins(launched: Launched) -> list[tuple[int, int]]:
@@ -39,7 +46,7 @@ def wait_for_size(scene: Scene, launched: Launched, size: int, after: int = 0) -
 
 
 def test_a_job_ends_at_its_checkpoint_and_its_next_attempt_goes_on_from_there(scene: Scene) -> None:
-    first = scene.launch("run")
+    first = launch(scene)
     assert wait_for_size(scene, first, 3) == 0
     assert scene.until("it runs on the board", lambda: scene.nodes("run")) == ["n1", "n2", "n3"]
     action_id = scene.send(ActionKind.PREEMPT, "run", 1, ["n1", "n2", "n3"])
@@ -49,14 +56,14 @@ def test_a_job_ends_at_its_checkpoint_and_its_next_attempt_goes_on_from_there(sc
     scene.until("the stop is seen", lambda: scene.life(action_id) == DONE)
     (ended, *others) = [int(line.split()[-4]) for line in first.lines("ends at step")]
     assert others == [ended, ended], "all ranks end after the same step"
-    second = scene.launch("run", attempt=2, steps=ended + 10)
+    second = launch(scene, attempt=2, steps=ended + 10)
     assert wait_for_size(scene, second, 3) == ended
     scene.until("the launcher ends", lambda: second.process.poll() is not None)
     assert second.lines("attempt 2: finished")
 
 
 def test_a_job_shrinks_grows_and_replaces_a_member_and_its_steps_go_on(scene: Scene) -> None:
-    job = scene.launch("run")
+    job = launch(scene)
     wait_for_size(scene, job, 3)
     scene.until("it runs on the board", lambda: scene.nodes("run"))
     steps = []
