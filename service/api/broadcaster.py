@@ -31,7 +31,8 @@ MAX_ROWS = 256  # hard signals and changes of actions that a slow client may sti
 class EventBroadcaster:
     """The broadcaster of one api process. All times are wall time.
 
-    `close` ends every stream so that the server can stop. actions: None streams no actions.
+    `close` ends every stream so that the server can stop. actions: None streams no actions. sends_signals: whether
+    clients receive hard signals.
     """
 
     def __init__(
@@ -39,11 +40,13 @@ class EventBroadcaster:
         cache: BoardCache,
         actions: ActionFeed | None = None,
         *,
+        sends_signals: bool = True,
         poll_s: float = POLL_S,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.cache = cache
         self._actions = actions
+        self._sends_signals = sends_signals
         self.clients = 0
         self.closed = False
         self._poll_s = poll_s
@@ -123,7 +126,7 @@ class EventBroadcaster:
         changed = text != self._board
         if changed:
             self._board, self._boards = text, self._boards + 1
-        return self._add_new_signals(board) or changed
+        return (self._sends_signals and self._add_new_signals(board)) or changed
 
     def _add_new_signals(self, board: Board) -> bool:
         try:

@@ -45,7 +45,7 @@ class ApiServer(LimitedServer):
         self.context = context
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self.context.stream.close()
+        await self.context.streams.close()
         await super().shutdown(sockets)
 
 

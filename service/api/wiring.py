@@ -14,14 +14,13 @@ from fleetcast.fleet.errors import ConfigError
 from fleetcast.ingest.inbox.inbox import WRITES, Backlog, InboxWriter, read_newest_events
 from fleetcast.ingest.inbox.job_events import identify_event
 from fleetcast.placement.ledger.promised import PromiseReader
-from fleetcast.service.api.action_feed import ActionFeed
 from fleetcast.service.api.answerers import Answerers
 from fleetcast.service.api.archived_jobs import ArchivedJobs
-from fleetcast.service.api.broadcaster import EventBroadcaster
 from fleetcast.service.api.new_names import NewNames
 from fleetcast.service.api.placer_link import PlacerLink
 from fleetcast.service.api.recent import RecentIdentities
 from fleetcast.service.api.routes.context import Context
+from fleetcast.service.api.streams import EventStreams
 from fleetcast.service.api.telemetry import ApiMetrics
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.board.mirror import TOKEN, BoardMirror
@@ -51,7 +50,7 @@ def make_api_context(config: Config, clock: Clock, access: Access) -> Context:
     recent = RecentIdentities()
     promises = PromiseReader(config.ledger)
     names = NewNames(config.limits, cache, recent, clock, promises)
-    parts = config, clock, cache, link, EventBroadcaster(cache, ActionFeed(link)), metrics, recent, names
+    parts = config, clock, cache, link, EventStreams(cache, link), metrics, recent, names
     access.failed = lambda reason: metrics.auth_failures.labels(reason).inc()
     backlog = Backlog(config.inbox, config.api.max_backlog_bytes)
     archived = ArchivedJobs(config)
@@ -80,7 +79,7 @@ async def open_context(context: Context, writer: str) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await context.stream.close()
+            await context.streams.close()
             await context.placer.close()
 
 

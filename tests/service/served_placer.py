@@ -14,6 +14,8 @@ import uvicorn
 
 from fleetcast.service.api.app import create_app
 from fleetcast.service.config import PlacerConfig
+from fleetcast.service.http.access import Access
+from fleetcast.service.placer.http import make_app
 from tests.service.placer_world import World
 
 
@@ -24,14 +26,16 @@ class ServedPlacer:
 
 
 @contextmanager
-def serve_placer(folder: Path, world: World | None = None) -> Iterator[ServedPlacer]:
-    """Serve both over a board of sixteen nodes, or over the board of another world."""
+def serve_placer(folder: Path, world: World | None = None, access: Access | None = None) -> Iterator[ServedPlacer]:
+    """Serve both over a board of sixteen nodes, or over the board of another world. access: of both."""
     world = world or World(folder)
+    if access is not None:
+        world.app = make_app(world.service, access=access)
     world.board.publish()
     world.service.view.observe_fleet()
     with serve_app(world.app) as port:
         placer: PlacerConfig = msgspec.structs.replace(world.config.placer, port=port)
-        api = create_app(msgspec.structs.replace(world.config, placer=placer), world.clock)
+        api = create_app(msgspec.structs.replace(world.config, placer=placer), world.clock, access=access)
         with serve_app(api) as api_port:
             yield ServedPlacer(f"http://127.0.0.1:{api_port}", world)
     world.close()

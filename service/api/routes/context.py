@@ -9,10 +9,10 @@ from fleetcast.ingest.slurm.jobcomp import Attempts
 from fleetcast.placement.ledger.promised import PromiseReader
 from fleetcast.service.api.answerers import Answerers
 from fleetcast.service.api.archived_jobs import ArchivedJobs
-from fleetcast.service.api.broadcaster import EventBroadcaster
 from fleetcast.service.api.new_names import NewNames
 from fleetcast.service.api.placer_link import PlacerLink
 from fleetcast.service.api.recent import RecentIdentities
+from fleetcast.service.api.streams import EventStreams
 from fleetcast.service.api.telemetry import ApiMetrics
 from fleetcast.service.board.cache import BoardCache
 from fleetcast.service.board.mirror import BoardMirror
@@ -31,7 +31,7 @@ class Context:
     clock: Clock
     cache: BoardCache
     placer: PlacerLink
-    stream: EventBroadcaster
+    streams: EventStreams
     metrics: ApiMetrics
     recent: RecentIdentities
     names: NewNames

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 from fleetcast.service.api.broadcaster import EventBroadcaster
+from fleetcast.service.api.placer_link import PlacerLink
+from fleetcast.service.api.streams import EventStreams
 from fleetcast.service.board.board import Section
 from fleetcast.service.board.cache import BoardCache
 from tests.service.api_world import NOW_MS, publish, sections
@@ -102,3 +104,25 @@ def test_a_stream_without_a_board_beats_until_there_is_one(tmp_path: Path) -> No
         return beat
 
     assert asyncio.run(run()) == b": heartbeat\n\n"
+
+
+def test_bound_clients_get_boards_without_hard_signals_and_none_open_after_the_end(tmp_path: Path) -> None:
+    async def run() -> tuple[list[bytes], list[bytes]]:
+        writer = publish(tmp_path)
+        streams = EventStreams(BoardCache(tmp_path / "board", hold_s=0.0), PlacerLink("http://127.0.0.1:9"))
+        rows = [{"node": "n001", "type": "lost"}]
+        events = streams.find_broadcaster(["research"]).stream_events()
+        parts = [await anext(events), await anext(events)]
+        assert streams.clients == 1
+        urgent = json.dumps({"as_of_ms": NOW_MS, "rows": rows}).encode()
+        writer.publish_urgent([Section("doc.urgent", urgent, NOW_MS)], NOW_MS)
+        writer.publish(sections(NOW_MS + 10_000), NOW_MS + 10_000)
+        parts.append(await anext(events))
+        await events.aclose()
+        await streams.close()
+        return parts, [part async for part in streams.find_broadcaster(["new"]).stream_events()]
+
+    parts, after = asyncio.run(run())
+    assert b"event: board" in parts[-1]
+    assert b"event: hard" not in b"".join(parts)
+    assert after == [b"retry: 2000\n\n"]
