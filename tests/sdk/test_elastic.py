@@ -166,3 +166,12 @@ def test_an_agent_that_ends_with_an_error_fails_the_job(run: Run) -> None:
     run.started[0][2].kill()
     assert run.close() == "failed"
     assert run.events[-1]["message"] == "exit status by node: n1: -9"
+
+
+def test_a_job_of_no_scheduler_reports_its_own_stop_on_rank_0(served: ServedPlacer) -> None:
+    for rank, sent in ((0, 1), (1, 0)):
+        report = Reporter(served.url, job="big", attempt=1, rank=rank)
+        report.preempted({"payer": "urgent"})
+        assert report.flush()
+        assert (report.counts().sent, report.counts().refused) == (sent, 0)
+        report.close(0.0)

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from fleetcast.placement.actions.action import ActionKind
+from tests.integration.action_scene import DONE, Scene, open_scene
 from tests.integration.built import needed
 from tests.integration.outside.torchft.build import build
-from tests.integration.outside.torchrun.scene import DONE, Scene, open_scene
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]
 

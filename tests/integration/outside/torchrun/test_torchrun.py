@@ -7,9 +7,9 @@ import pytest
 
 from fleetcast.placement.actions.action import ActionKind
 from tests.dashboards.grafana import ROOT
+from tests.integration.action_scene import DONE, Launched, Scene, open_scene
 from tests.integration.built import needed
 from tests.integration.outside.torchrun.build import build
-from tests.integration.outside.torchrun.scene import DONE, Launched, Scene, open_scene
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.outside, pytest.mark.timeout(1800)]

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -113,10 +113,12 @@ class Scene:
         self.placer = PlacerThread(load_config(folder / "config.toml"))
         self._launched: list[Launched] = []
 
-    def launch(self, job: str, launcher: Path, *options: str, attempt: int = 1) -> Launched:
-        """Start a program that launches one attempt of the job."""
+    def launch(
+        self, job: str, launcher: Path, *options: str, attempt: int = 1, variables: Mapping[str, str] | None = None
+    ) -> Launched:
+        """Start a program that launches one attempt of the job. variables: further ones of its environment."""
         log = self.folder / f"{job}-{attempt}.log"
-        variables = {
+        own = {
             "PYTHONPATH": f"{ROOT / 'sdk'}:{ROOT}",
             "FLEETCAST_URL": f"http://127.0.0.1:{self.roles.port}",
             "OMP_NUM_THREADS": "1",
@@ -125,7 +127,12 @@ class Scene:
         command = [str(self._python), str(launcher), *options]
         with open(log, "wb") as out:
             process = subprocess.Popen(
-                command, env=os.environ | variables, cwd=ROOT, stdout=out, stderr=out, start_new_session=True
+                command,
+                env=os.environ | own | (variables or {}),
+                cwd=ROOT,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
             )
         self._launched.append(Launched(process, log))
         return self._launched[-1]
