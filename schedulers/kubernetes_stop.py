@@ -5,6 +5,7 @@ restart of the executor.
 """
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import NamedTuple
 
 import msgspec
@@ -19,7 +20,8 @@ class StopMark(msgspec.Struct, frozen=True):
     """A record on a Job of the action that stops it.
 
     by_ms: Unix ms at which the Job is resumed at the latest. pods: name → UID of the pods that are stopped.
-    workload: the name of Kueue's workload, or "". is_done: every pod is evicted, and no new pod starts.
+    workload: the name of Kueue's workload, or "". is_done: every pod is evicted, and no new pod starts. restarts: the
+    Job is resumed as soon as these pods are gone. only_pods: the Job is not stopped, these pods alone are replaced.
     """
 
     action: str
@@ -28,6 +30,8 @@ class StopMark(msgspec.Struct, frozen=True):
     pods: dict[str, str]
     workload: str = ""
     is_done: bool = False
+    restarts: bool = False
+    only_pods: bool = False
 
 
 class _MetaFields(msgspec.Struct, rename="camel"):
@@ -44,8 +48,18 @@ class _MetaFields(msgspec.Struct, rename="camel"):
         return (self.labels or {}).get(name) or (self.annotations or {}).get(name, "")
 
 
+class PodToleration(msgspec.Struct):
+    """A toleration of a pod."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+
 class _PodSpecFields(msgspec.Struct, rename="camel"):
     node_name: str = ""
+    tolerations: list[PodToleration] = []
 
 
 class _PodStatusFields(msgspec.Struct):
@@ -60,9 +74,13 @@ class StoppablePod(msgspec.Struct):
     status: _PodStatusFields = msgspec.field(default_factory=_PodStatusFields)
 
     @property
+    def has_ended(self) -> bool:
+        return self.status.phase in ("Succeeded", "Failed")
+
+    @property
     def is_active(self) -> bool:
         """The claim that the pod runs or will run: it has not ended, and is not being deleted."""
-        return self.status.phase not in ("Succeeded", "Failed") and self.metadata.deletion_timestamp is None
+        return not self.has_ended and self.metadata.deletion_timestamp is None
 
 
 class _PodCondition(msgspec.Struct):
@@ -193,8 +211,17 @@ class KueueClusterQueue(msgspec.Struct):
         return next((f"{name}: {value}" for name, value in settings.items() if value != NEVER), "")
 
 
+class _ChosenNodes(msgspec.Struct):
+    levels: list[str] = []
+
+
+class _PodSetPlaces(msgspec.Struct, rename="camel"):
+    topology_assignment: _ChosenNodes | None = None
+
+
 class _QueueAdmission(msgspec.Struct, rename="camel"):
     cluster_queue: str = ""
+    pod_set_assignments: list[_PodSetPlaces] = []
 
 
 class _WorkloadSpecFields(msgspec.Struct):
@@ -211,6 +238,12 @@ class StoppableWorkload(msgspec.Struct):
     metadata: _MetaFields
     spec: _WorkloadSpecFields = msgspec.field(default_factory=_WorkloadSpecFields)
     status: _WorkloadStatusFields = msgspec.field(default_factory=_WorkloadStatusFields)
+
+    @property
+    def is_topology_aware(self) -> bool:
+        """The claim that Kueue has chosen the nodes of the pods."""
+        rows = self.status.admission.pod_set_assignments if self.status.admission else ()
+        return any(row.topology_assignment is not None for row in rows)
 
 
 class JobAddress(NamedTuple):
@@ -268,6 +301,15 @@ def explain_own_preemption(workload: StoppableWorkload, queues: Sequence[KueueCl
         if beside and queue.own_preemption:
             return f"ClusterQueue {queue.metadata.name} preempts by itself ({queue.own_preemption})"
     return ""
+
+
+def parse_ms(text: str) -> int:
+    """Return a timestamp of the API as Unix ms.
+
+    >>> parse_ms("2026-11-27T09:50:27Z")
+    1795773027000
+    """
+    return round(datetime.fromisoformat(text).timestamp() * 1000)
 
 
 def make_mark_fields(mark: StopMark, *, is_open: bool) -> dict[str, dict[str, str | None]]:

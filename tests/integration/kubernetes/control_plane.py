@@ -15,7 +15,7 @@ from tests.ports import free_port, free_ports
 
 TOKEN = "loopback-only-admin"
 READER, READER_TOKEN = "system:serviceaccount:fleetcast:fleetcast", "loopback-only-reader"
-START_S = 60.0
+START_S = 180.0  # a busy machine
 GPU = "nvidia.com/gpu"
 EXAMPLE = Path(__file__).parents[3] / "examples" / "kube-scheduler.yaml"
 UNSERVED = "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition"  # nobody is here to lift the taint
@@ -182,7 +182,7 @@ class ControlPlane:
     def add_nodes(self, names: list[str], gpus: int) -> None:
         for name in names:
             self.create("/api/v1/nodes", node(name, gpus))
-        self.until("nodes that are ready", lambda: all(map(_is_ready, self.items("/api/v1/nodes"))))
+        self.until("nodes that are ready", lambda: all(map(is_ready, self.items("/api/v1/nodes"))))
 
     def items(self, path: str) -> list[dict[str, Any]]:
         answer = self.http.get(path)
@@ -227,7 +227,7 @@ class ControlPlane:
 PODS = "/api/v1/namespaces/default/pods"
 
 
-def _is_ready(node: dict[str, Any]) -> bool:
+def is_ready(node: dict[str, Any]) -> bool:
     conditions = node["status"].get("conditions", [])
     return any(row["type"] == "Ready" and row["status"] == "True" for row in conditions)
 
