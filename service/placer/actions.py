@@ -27,6 +27,7 @@ SWITCHES = "actions"  # the ledger's mark with the switches
 PLACER = "placer"
 PAUSED, RESUMED, OPENED, RESET = "actions_paused", "actions_resumed", "actions_stopped", "actions_reset"
 MOST_OF_JOB = 20  # actions that `list_last_of` returns
+MOST_EXPIRED = 1000  # that are read at once
 DONE = frozenset({ActionState.ACCEPTED, ActionState.SEEN})
 TELEMETRY, SCHEDULER = "telemetry shows it", "the scheduler says so; no telemetry covers it"
 OCCUPANCY = "the job holds the GPUs"
@@ -290,6 +291,10 @@ class ActionControl:
             if record.was_sent:
                 self._metrics.failed.labels(record.action.executor).inc()
         return ended
+
+    def list_expired_after(self, changed: int) -> list[ActionRecord]:
+        """Return the last actions that expired after an audit line, in order."""
+        return self._table.read_after(changed, MOST_EXPIRED, state=ActionState.EXPIRED, newest=True)
 
     def list_last_of(self, job: str) -> list[ActionRecord]:
         """Return the last actions on a job, open or ended."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from fleetcast.fleet.clock import Clock, ClockWatch
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.life import ActionRecord, ActionState
@@ -19,6 +20,7 @@ from fleetcast.placement.machines.vacate import remove_jobs
 from fleetcast.placement.machines.view import ClusterView
 from fleetcast.placement.plan.promised import PromisedGpus, make_gang_hold_name, make_hold_name
 from fleetcast.placement.plan.timeline import Hold, add_placements
+from fleetcast.service.placer.charged_clock import STEP_MS
 from fleetcast.service.placer.view import ObservedFleet
 
 PROMISED_SETS = "promised_sets"  # the ledger's mark
@@ -61,8 +63,9 @@ class FollowedSet:
 class PromisedSets:
     """The promised sets of one ledger. find_leaf: returns the leaf queue that a request is charged to."""
 
-    def __init__(self, ledger: Ledger, find_leaf: Callable[[PlacementRequest], str]) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, find_leaf: Callable[[PlacementRequest], str]) -> None:
         self._ledger = ledger
+        self._clock_watch = ClockWatch(clock, STEP_MS)
         self._find_leaf = find_leaf
         self._stored: Any = None
         self._sets: dict[str, PromisedSet] = {}
@@ -91,15 +94,20 @@ class PromisedSets:
         ]  # fmt: skip
 
     def update(self, now_ms: int) -> None:
-        """Drop the sets of requests that no longer wait, and record the jobs that did not stop."""
-        before = self.read()
+        """Drop the sets of requests that no longer wait, and record the jobs that did not stop.
+
+        If the clock was set, GPUs are promised as long as before.
+        """
+        by_ms, before = self._clock_watch.pop_clock_step_ms(), self.read()
         if not before:
             return
         after = {}
         for found in self.list_followed(now_ms):
             lost = {record.action.job for record in found.records if record.state in FAILED}
             failed = tuple(sorted(lost.union(found.row.failed)))
-            row = found.row if failed == found.row.failed else msgspec.structs.replace(found.row, failed=failed)
+            row = found.row
+            if by_ms or failed != row.failed:
+                row = msgspec.structs.replace(row, failed=failed, by_ms=row.by_ms + by_ms)
             after[row.payer] = row
         if after != before:
             with self._ledger.transaction():

@@ -58,7 +58,7 @@ class PromisedView:
         self._requests = PlacedRequests(ledger)
         self._completed: _CompletedFleet | None = None
         self._held: _HeldFleet | None = None
-        self.promised_sets = PromisedSets(ledger, lambda request: find_charged_leaf(request, queues.tree))
+        self.promised_sets = PromisedSets(ledger, clock, lambda request: find_charged_leaf(request, queues.tree))
         self.on_board: Callable[[], None] = lambda: None
         self.follow_actions: Callable[[ObservedFleet, int], None] = lambda base, now_ms: None
 
@@ -137,11 +137,11 @@ class PromisedView:
         if self._view is None or self._view.version != self.ledger.version:
             self._view = self._add_promises(base)
             self._held = None
-        version = self.ledger.actions.version
-        if self._held is None or self._held.version != version or self._held.until_ms <= now_ms:
+        sources = self.ledger.actions.version, self.promised_sets.read()
+        if self._held is None or self._held.sources != sources or self._held.until_ms <= now_ms:
             held = self.promised_sets.add_holds(self._view.observed, now_ms)
             until_ms = self.promised_sets.find_next_end_ms(now_ms)
-            self._held = _HeldFleet(version, until_ms, held, release_growths(held, list_growths(self.ledger)))
+            self._held = _HeldFleet(sources, until_ms, held, release_growths(held, list_growths(self.ledger)))
         return self._held.observed
 
     def observe_for_decision(self) -> ObservedFleet:
@@ -247,10 +247,11 @@ class _View:
 class _HeldFleet:
     """The view in which GPUs are held that actions have promised, until `until_ms`.
 
-    version: that of the ledger's actions. for_pass: the view without growth that may be withdrawn.
+    sources: the version of the ledger's actions, and the promised sets. for_pass: the view without growth that may be
+    withdrawn.
     """
 
-    version: int
+    sources: object
     until_ms: int
     observed: ObservedFleet
     for_pass: ObservedFleet

@@ -70,7 +70,7 @@ class PlacementService:
         limits = BreakerLimits(config.placer.taken_queue_share, config.placer.taken_fleet_share)
         self.actions = ActionControl(ledger, clock, limits, self._measure_capacity, metrics.actions)
         self.executors = ExecutorChoice(open_configured_executors(config.adapters))
-        self.view.follow_actions = ActionFollower(self.actions).follow_board
+        self.view.follow_actions = ActionFollower(self.actions, clock).follow_board
         self.advisor = ReclaimAdvisor(self.actions, self.queues, self.executors, self.view.promised_sets)
         recovery = RecoveryAdvisor(self.actions, self.queues, self.executors)
         placed_by = self.decisions, self.make_options, failures, self.advisor, recovery

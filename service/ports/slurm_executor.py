@@ -5,20 +5,21 @@
 
 The mark is written before the signal, so a signal is sent at most once. All later steps follow from what Slurm
 shows. The nodes are reserved from the first step on, so a job that ends within its grace frees them for the payer
-as well.
+as well. A mark has times of the system clock, which outlive the process. Within a process the steady clock measures
+the grace, so a clock that is set neither shortens nor lengthens it.
 """
 
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from fleetcast.clients.slurm_control import ControlledJob, SlurmRefused, drop_ambiguous_rows
 from fleetcast.clients.slurm_job_commands import PREFIX, NodeHold, SlurmJobCommands
+from fleetcast.fleet.clock import Clock, SystemClock
 from fleetcast.fleet.errors import ConfigError, RecordError, SourceError
 from fleetcast.ingest.preemptible import LABEL, find_in_comment, parse_preemptible
 from fleetcast.ingest.slurm.jobs import expand_node_list
@@ -66,12 +67,13 @@ def make_slurm_executor(options: Mapping[str, Any]) -> "SlurmExecutor":
 
 
 class SlurmExecutor:
-    """An executor for Slurm's jobs. `now_s`: returns Unix seconds."""
+    """An executor for Slurm's jobs."""
 
     def __init__(
-        self, slurm: SlurmJobCommands, prefix: str = "", signal: str = "USR1", now_s: Callable[[], float] = time.time
+        self, slurm: SlurmJobCommands, prefix: str = "", signal: str = "USR1", clock: Clock | None = None
     ) -> None:
-        self._slurm, self._prefix, self._signal, self._now_s = slurm, prefix, signal, now_s
+        self._slurm, self._prefix, self._signal, self._clock = slurm, prefix, signal, clock or SystemClock()
+        self._ends_ms: dict[str, tuple[float, float]] = {}  # action → steady end of its grace, and of its time
         self._own_preemption = ""
         self._config_s = -math.inf  # when PreemptType was read
         self._unheld: set[str] = set()  # actions whose nodes Slurm did not reserve
@@ -138,7 +140,7 @@ class SlurmExecutor:
         return TAKEN
 
     async def _mark_and_signal(self, order: ActionOrder, job: ControlledJob, freed: Sequence[str]) -> None:
-        now_s = int(self._now_s())
+        now_s = self._clock.now_ms() // 1000
         payer = parse_slurm_job(order.payer, self._prefix) or (REQUEST if order.payer.strip() else "")
         stop = SlurmStop(
             kind=order.kind,
@@ -150,6 +152,7 @@ class SlurmExecutor:
             nodes=tuple(freed),
             payer=payer if order.kind != REPLACE else "",
         )
+        self._measure_rest_s(stop)
         await self._slurm.change_job(job.id, admin_comment=add_stop(remove_stop(job.admin_comment), stop))
         if stop.slurm_payer:
             await self._hold_nodes(stop, await self._slurm.find_job(stop.slurm_payer), await self._slurm.list_holds())
@@ -159,6 +162,21 @@ class SlurmExecutor:
             except SlurmRefused:
                 await self._slurm.change_job(job.id, admin_comment=job.admin_comment)
                 raise
+
+    def _measure_rest_s(self, stop: SlurmStop) -> tuple[float, float]:
+        """Return the seconds that are left of the grace of a stop, and of its whole time.
+
+        For a stop that an earlier process began, the first call uses the system clock. More than the whole grace is
+        never left.
+        """
+        steady_ms = self._clock.steady_ms()
+        if stop.action not in self._ends_ms:
+            gone_ms = max(0, self._clock.now_ms() - 1000 * stop.since_s)
+            begun_ms = steady_ms - gone_ms
+            whole_ms = 1000 * (stop.until_s - stop.since_s)
+            self._ends_ms[stop.action] = begun_ms + 1000 * stop.grace_s, begun_ms + whole_ms
+        grace_end_ms, end_ms = self._ends_ms[stop.action]
+        return (grace_end_ms - steady_ms) / 1000, (end_ms - steady_ms) / 1000
 
     async def _explain_own_preemption(self) -> str:
         """Return why nothing is preempted beside Slurm's own preemption, or "" where it has none."""
@@ -185,7 +203,7 @@ class SlurmExecutor:
             await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
             return _refuse(f"its owner forbids it: {LABEL}=false")
         await self._hold_nodes(stop, jobs.get(stop.slurm_payer), holds)
-        if self._now_s() >= stop.ends_s:
+        if self._measure_rest_s(stop)[0] <= 0:
             try:
                 await self._stop(job, stop)
             except SlurmRefused:
@@ -206,7 +224,8 @@ class SlurmExecutor:
         """Reserve the nodes of a stop for a Slurm job that waits. Without the reservation Slurm's order decides."""
         if payer is None or payer.state != PENDING or not payer.user or stop.action in self._unheld:
             return
-        left_s = min(stop.until_s, stop.ends_s + HOLD_S) - self._now_s()
+        grace_s, time_s = self._measure_rest_s(stop)
+        left_s = min(time_s, grace_s + HOLD_S)
         hold = NodeHold(payer.id, payer.user, stop.nodes, max(1, math.ceil(left_s / 60)))
         try:
             if hold.name not in holds:
@@ -222,18 +241,24 @@ class SlurmExecutor:
     async def _end_stops(self, jobs: Mapping[str, ControlledJob], open_actions: set[str]) -> None:
         """Release the jobs whose stop is over, and remove the marks. Raises SourceError.
 
-        After a shrink Slurm refuses every change of the job for a while, and without slurmdbd for ever.
+        A requeued job that is still COMPLETING needs its mark: nothing else says that its hold is ours. After a shrink
+        Slurm refuses every change of the job for a while, and without slurmdbd for ever.
         """
+        stops = {job.id: parse_stop(job.admin_comment) for job in jobs.values()}
+        marked = {stop.action for stop in stops.values() if stop is not None}
+        self._ends_ms = {action: ends_ms for action, ends_ms in self._ends_ms.items() if action in marked}
         for job in jobs.values():
-            stop = parse_stop(job.admin_comment)
+            stop = stops[job.id]
             if stop is None:
                 continue
-            is_over = self._now_s() >= stop.until_s
+            is_over = self._measure_rest_s(stop)[1] <= 0
             try:
                 if job.state == PENDING and _has_happened(job, stop):
                     if is_over or _may_release(stop, jobs):
                         await self._release(job, stop)
-                elif _has_happened(job, stop) or (is_over and stop.action not in open_actions):
+                elif (job.state == RUNNING and _has_happened(job, stop)) or (
+                    is_over and stop.action not in open_actions
+                ):
                     await self._slurm.change_job(job.id, admin_comment=remove_stop(job.admin_comment))
             except SlurmRefused as error:
                 logger.info("the mark of job %s stays: %s", job.id, error)

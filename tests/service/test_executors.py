@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.errors import ConfigError
+from fleetcast.placement.actions.action import ActionKind
 from fleetcast.placement.actions.life import ActionState
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome, SendReply
 from fleetcast.service import executors
@@ -149,7 +150,7 @@ def test_a_withdrawn_executor_refuses_new_actions_and_follows_the_others(world: 
 
 
 def test_what_the_executor_cannot_do_or_refuses_is_refused_in_its_words(world: HostWorld) -> None:
-    grown = world.open_action("other", kind="grow")
+    grown = world.open_action("other", kind=ActionKind.GROW)
     world.run(lambda: world.state(grown) == ("refused", "cannot grow"))
     SYSTEM.answer = SendReply(SendOutcome.REFUSED, "not on Sundays")
     action = world.open_action()

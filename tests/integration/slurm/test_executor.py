@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from fleetcast.fleet.requests import RankPlacement
+from fleetcast.placement.actions.action import ActionKind
 from fleetcast.schedulers.executor import SendOutcome
 from fleetcast.service.adapter_records import AdapterRecords
 from fleetcast.service.config import AdapterConfig, AdaptersConfig
@@ -40,10 +41,17 @@ class ActingPlacer:
             adapters=AdaptersConfig(executor=(AdapterConfig("slurm", mode="write", options=OPTIONS),)),
         )
 
-    def open_action(self, job: str, *nodes: str, **changes: Any) -> str:
+    def open_action(self, job: str, *nodes: str, kind: str = "preempt", **changes: Any) -> str:
         control, now_ms = self.placer.service.actions, time.time_ns() // 1_000_000
         ranks = tuple(RankPlacement(rank, node, tuple(range(GPUS))) for rank, node in enumerate(nodes))
-        facts = {"executor": "slurm", "by_ms": now_ms + 600_000, "gpus": 1.0, "grace_s": 3.0, "ranks": ranks}
+        facts = {
+            "kind": ActionKind(kind),
+            "executor": "slurm",
+            "by_ms": now_ms + 600_000,
+            "gpus": 1.0,
+            "grace_s": 3.0,
+            "ranks": ranks,
+        }
         (record,) = control.propose([make_action(job, **{**facts, **changes})], now_ms).opened
         assert control.send([record.action_id], now_ms)
         return record.action_id

@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "cost": ActionCost(gain=-5.0),
     "grace_s": 0.0,
     "rejected": (),
+    "pinned": (RankPlacement(0, "n1", (2,)),),
 }
 
 

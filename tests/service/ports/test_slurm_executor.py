@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fleetcast.clients.slurm_control import ControlledJob, SlurmRefused
 from fleetcast.clients.slurm_job_commands import NodeHold, SlurmJobCommands
+from fleetcast.fleet.clock import ManualClock
 from fleetcast.fleet.errors import ConfigError, SourceError
 from fleetcast.fleet.requests import RankPlacement
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome
@@ -96,15 +97,23 @@ class Site:
     """Fresh executors on one Slurm, as after a restart before each call."""
 
     def __init__(self, slurm: StoppableSlurm) -> None:
-        self.slurm, self.now_s = slurm, 0.0
+        self.slurm, self.clock = slurm, ManualClock()
+
+    @property
+    def now_s(self) -> float:
+        return self.clock.now_ms() / 1000
+
+    @now_s.setter
+    def now_s(self, now_s: float) -> None:
+        self.clock.advance(now_s - self.now_s)
 
     def send(self, order: ActionOrder = ORDER) -> tuple[SendOutcome, str]:
-        executor = SlurmExecutor(self.slurm, now_s=lambda: self.now_s)
+        executor = SlurmExecutor(self.slurm, clock=self.clock)
         reply = asyncio.run(executor.send(order))
         return reply.outcome, reply.why
 
     def follow(self, *orders: ActionOrder) -> list[tuple[SendOutcome, str]]:
-        executor = SlurmExecutor(self.slurm, now_s=lambda: self.now_s)
+        executor = SlurmExecutor(self.slurm, clock=self.clock)
         return [(reply.outcome, reply.why) for reply in asyncio.run(executor.follow(orders))]
 
 
@@ -142,6 +151,52 @@ def test_a_stopped_job_stays_held_while_its_payer_waits_and_until_the_action_is_
     site.now_s = 1000.0
     site.follow()
     assert (slurm.queue["1"].is_held, slurm.queue["1"].admin_comment) == (False, "")
+
+
+def test_a_requeued_job_that_still_completes_keeps_its_mark_until_it_is_released() -> None:
+    site = Site(slurm := StoppableSlurm(VICTIM))
+    site.send(ORDER._replace(payer=""))
+    site.now_s = 121.0
+    site.follow(ORDER)
+    slurm.queue["1"] = replace(slurm.queue["1"], state="COMPLETING", nodes="n1")
+    site.follow(ORDER)
+    slurm.queue["1"] = replace(slurm.queue["1"], state="PENDING", nodes="")
+    site.follow(ORDER)
+    assert (slurm.queue["1"].is_held, slurm.queue["1"].admin_comment) == (False, "")
+
+
+@pytest.mark.parametrize("by_s", [-3600, 3600])
+def test_a_clock_that_is_set_changes_no_grace(by_s: int) -> None:
+    slurm, clock = StoppableSlurm(VICTIM, PAYER), ManualClock(10_000_000)
+    order = ORDER._replace(by_ms=11_000_000)
+    executor = SlurmExecutor(slurm, clock=clock)
+
+    def follow() -> str:
+        asyncio.run(executor.follow([order]))
+        return slurm.queue["1"].state
+
+    asyncio.run(executor.send(order))
+    clock.time_ms += 1000 * by_s
+    clock.advance(119)
+    assert follow() == "RUNNING"
+    clock.advance(1)
+    assert follow() == "PENDING"
+    clock.advance(879)
+    assert (follow(), slurm.queue["1"].is_held) == ("PENDING", True)
+    clock.advance(1)
+    assert (follow(), slurm.queue["1"].is_held) == ("PENDING", False)
+
+
+def test_a_clock_that_was_set_back_between_two_processes_gives_at_most_one_more_grace() -> None:
+    slurm, clock = StoppableSlurm(VICTIM, PAYER), ManualClock(10_000_000)
+    order = ORDER._replace(by_ms=11_000_000)
+    asyncio.run(SlurmExecutor(slurm, clock=clock).send(order))
+    clock.time_ms -= 3_600_000
+    executor = SlurmExecutor(slurm, clock=clock)
+    for seconds, state in ((0, "RUNNING"), (119, "RUNNING"), (1, "PENDING")):
+        clock.advance(seconds)
+        asyncio.run(executor.follow([order]))
+        assert slurm.queue["1"].state == state
 
 
 def test_what_slurm_refuses_after_the_grace_leaves_no_mark() -> None:
