@@ -200,7 +200,7 @@ class ActionControl:
                     declined.append((action, f"action {last.action_id} was {last.state} before: {last.why}"))
                     continue
                 opened.append(self._table.insert(action, now_ms, PLACER))
-                self._metrics.proposed.labels(action.kind.value, action.reason.code).inc()
+                self._metrics.proposed.labels(action.kind, action.reason.code).inc()
         return Proposals(opened, unchanged, declined)
 
     def send(self, action_ids: Iterable[str], now_ms: int) -> list[ActionRecord]:
