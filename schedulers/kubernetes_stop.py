@@ -97,16 +97,31 @@ class _FailurePolicy(msgspec.Struct):
     rules: list[_FailureRule] = []
 
 
+class _PartSpec(msgspec.Struct):
+    parallelism: int = 1
+
+
+class _PartTemplate(msgspec.Struct):
+    spec: _PartSpec = msgspec.field(default_factory=_PartSpec)
+
+
+class _ReplicatedJob(msgspec.Struct):
+    replicas: int = 1
+    template: _PartTemplate = msgspec.field(default_factory=_PartTemplate)
+
+
 class _JobSpecFields(msgspec.Struct, rename="camel"):
     parallelism: int = 1
     pod_failure_policy: _FailurePolicy | None = None
+    replicated_jobs: list[_ReplicatedJob] = []  # of a JobSet
 
 
 class StoppableJob(msgspec.Struct):
-    """A batch/v1 Job with the fields that the executor reads."""
+    """A batch/v1 Job, or a JobSet, with the fields that the executor reads. is_set: it is a JobSet."""
 
     metadata: _MetaFields
     spec: _JobSpecFields = msgspec.field(default_factory=_JobSpecFields)
+    is_set: bool = False
 
     @property
     def mark(self) -> StopMark | None:
@@ -126,6 +141,13 @@ class StoppableJob(msgspec.Struct):
             if any(row.type == "DisruptionTarget" and row.status == "True" for row in rule.on_pod_conditions):
                 return rule.action == "Ignore"
         return False
+
+    @property
+    def wanted_pods(self) -> int:
+        """How many pods run at once."""
+        if self.is_set:
+            return sum(row.replicas * row.template.spec.parallelism for row in self.spec.replicated_jobs)
+        return self.spec.parallelism
 
     @property
     def is_stopped_by_us(self) -> bool:

@@ -5,7 +5,7 @@ All methods raise SourceError if the API server does not answer, and KubeRefused
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,19 +28,37 @@ from fleetcast.schedulers.kubernetes_stop import (
     make_mark_fields,
 )
 
-JOBS, PODS, POLICY = "/apis/batch/v1", "/api/v1", "/apis/policy/v1"
+PODS, POLICY = "/api/v1", "/apis/policy/v1"
 NODES = "/api/v1/nodes"
 KUEUE_VERSIONS = ("/apis/kueue.x-k8s.io/v1beta2", "/apis/kueue.x-k8s.io/v1beta1")  # the newest first
-JOB_UID, KUEUE_JOB_UID = "batch.kubernetes.io/controller-uid", "kueue.x-k8s.io/job-uid"
+KUEUE_JOB_UID = "kueue.x-k8s.io/job-uid"
 MANAGER = "fleetcast"
-GONE, CONFLICT = 404, 409
+FORBIDDEN, GONE, CONFLICT = 403, 404, 409
 BUDGET = "DisruptionBudget"  # the cause of a refused eviction
 AT_ONCE = 16  # evictions
 KubeStruct = TypeVar("KubeStruct", bound=msgspec.Struct)
 
 
+class _Collection(NamedTuple):
+    """A kind of Job: the path of its API, its name there, and the label by which its pods name their owner.
+
+    absent: the answers of a server without such an object.
+    """
+
+    api: str
+    name: str
+    uid_label: str
+    absent: tuple[int, ...]
+
+
+JOBS = _Collection("/apis/batch/v1", "jobs", "batch.kubernetes.io/controller-uid", (GONE,))
+JOBSETS = _Collection(  # our account needs no right to JobSets where they are not installed
+    "/apis/jobset.x-k8s.io/v1alpha2", "jobsets", "jobset.sigs.k8s.io/jobset-uid", (GONE, FORBIDDEN)
+)
+
+
 class KubeJobs:
-    """Jobs of one cluster, through its API server."""
+    """Jobs and JobSets of one cluster, through its API server."""
 
     def __init__(self, api: KubeApi) -> None:
         self._api = api
@@ -49,21 +67,33 @@ class KubeJobs:
         await self._api.close()
 
     async def read_job(self, address: JobAddress) -> StoppableJob | None:
-        try:
-            body = await self._api.get(f"{JOBS}/namespaces/{address.namespace}/jobs/{address.name}")
-        except KubeRefused as error:
-            if error.status == GONE:
-                return None
-            raise
-        return _decode(body, StoppableJob)
+        """Return the Job, or else the JobSet, with this name. Returns None if the cluster has neither."""
+        for kind in (JOBS, JOBSETS):
+            try:
+                body = await self._api.get(f"{kind.api}/namespaces/{address.namespace}/{kind.name}/{address.name}")
+            except KubeRefused as error:
+                if error.status not in kind.absent:
+                    raise
+            else:
+                return _decode_job(body, kind)
+        return None
 
     async def list_stopped_jobs(self) -> list[StoppableJob]:
-        """Return the Jobs that an action has stopped, and that were not resumed."""
-        return await self._list(f"{JOBS}/jobs", StoppableJob, STOPPED)
+        """Return the Jobs and JobSets that an action has stopped, and that were not resumed."""
+        found = []
+        for kind in (JOBS, JOBSETS):
+            try:
+                bodies, _ = await self._api.list_all(f"{kind.api}/{kind.name}", STOPPED)
+            except KubeRefused as error:
+                if error.status not in kind.absent:
+                    raise
+            else:
+                found += [_decode_job(body, kind) for body in bodies]
+        return found
 
     async def list_pods(self, job: StoppableJob) -> list[StoppablePod]:
         """Return all pods of a Job that exist, whatever their phase."""
-        labels = f"{JOB_UID}={job.metadata.uid}"
+        labels = f"{_get_collection(job).uid_label}={job.metadata.uid}"
         return await self._list(f"{PODS}/namespaces/{job.metadata.namespace}/pods", StoppablePod, labels)
 
     async def read_node(self, name: str) -> HostNode | None:
@@ -88,13 +118,13 @@ class KubeJobs:
 
         version: the version that the Job must have, or "" for any.
         """
-        meta = job.metadata
+        meta, kind = job.metadata, _get_collection(job)
         guard = {"uid": meta.uid} | ({"resourceVersion": version} if version else {})
         thing: dict[str, Any] = {"metadata": {**guard, **make_mark_fields(mark, is_open=is_open)}}
         if spec is not None:
             thing["spec"] = spec
-        body = await self._api.merge(f"{JOBS}/namespaces/{meta.namespace}/jobs/{meta.name}", thing, MANAGER)
-        return _decode(body, StoppableJob)
+        path = f"{kind.api}/namespaces/{meta.namespace}/{kind.name}/{meta.name}"
+        return _decode_job(await self._api.merge(path, thing, MANAGER), kind)
 
     async def evict(self, namespace: str, uids: Mapping[str, str], grace_s: float, *, is_trial: bool = False) -> str:
         """Evict pods, or ask whether the server would. Returns the first refusal by a disruption budget, or "".
@@ -182,6 +212,17 @@ class KubeJobs:
 def list_uids(pods: Sequence[StoppablePod]) -> dict[str, str]:
     """Return pod → UID."""
     return {pod.metadata.name: pod.metadata.uid for pod in pods}
+
+
+def _get_collection(job: StoppableJob) -> _Collection:
+    return JOBSETS if job.is_set else JOBS
+
+
+def _decode_job(body: bytes | msgspec.Raw, kind: _Collection) -> StoppableJob:
+    """Decode a Job or a JobSet. Raises SourceError."""
+    job = _decode(body, StoppableJob)
+    job.is_set = kind is JOBSETS
+    return job
 
 
 def _decode(body: bytes | msgspec.Raw, kind: type[KubeStruct]) -> KubeStruct:

@@ -4,10 +4,11 @@
     any other Job                  mark → suspend                        resume: unsuspend
     Job under Kueue                mark → spec.active = false            resume: spec.active = true
 
-A suspended Job deletes its pods, and they have their own grace. These pods do not count as failed, evicted pods
-would. Nothing is written before every check has passed, so a refusal leaves the gang as it was. The mark on the Job
-makes each step repeatable. A stopped Job is resumed once the payer's Job has its nodes, and at `by_ms` at the
-latest. A gang that only restarts elsewhere is resumed once its pods are gone.
+A JobSet is like any other Job: it suspends its Jobs. A suspended Job deletes its pods, and they have their own
+grace. These pods do not count as failed, evicted pods would. Nothing is written before every check has passed, so a
+refusal leaves the gang as it was. The mark on the Job makes each step repeatable. A stopped Job is resumed once the
+payer's Job has its nodes, and at `by_ms` at the latest. A gang that only restarts elsewhere is resumed once its pods
+are gone.
 """
 
 import asyncio
@@ -72,7 +73,7 @@ def _read_clock_ms() -> int:
 
 
 class KubernetesExecutor:
-    """An executor for batch/v1 Jobs, with or without Kueue."""
+    """An executor for batch/v1 Jobs and JobSets, with or without Kueue."""
 
     def __init__(self, api: KubeApi, prefix: str = "", now_ms: Callable[[], int] = _read_clock_ms) -> None:
         self._jobs, self._prefix, self._now_ms = KubeJobs(api), prefix, now_ms
@@ -243,7 +244,7 @@ class KubernetesExecutor:
         if job is None:
             return False
         bound = sum(bool(pod.spec.node_name) and pod.is_active for pod in await self._jobs.list_pods(job))
-        return bound >= max(job.spec.parallelism, 1)
+        return bound >= max(job.wanted_pods, 1)
 
     def _locate_job(self, job: str) -> JobAddress:
         address = parse_job_name(job, self._prefix)

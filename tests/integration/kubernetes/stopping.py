@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,17 @@ def start_plane(binaries: Kubernetes, folder: Path) -> ControlPlane:
     return plane
 
 
+def make_template(app: str, topology: str = "") -> dict[str, Any]:
+    """Return the template of pods with eight GPUs each. topology: the level that Kueue must keep them in, or ""."""
+    resources = {"cpu": "1", GPU: "8"}
+    container = {"name": "c", "image": "fake", "resources": {"requests": resources, "limits": {GPU: "8"}}}
+    required = {"kueue.x-k8s.io/podset-required-topology": topology} if topology else {}
+    return {
+        "metadata": {"labels": {"app": app}, "annotations": required},
+        "spec": {"containers": [container], "restartPolicy": "Never"},
+    }
+
+
 class StoppedCluster:
     """Jobs of whole nodes, and an executor. `clear` removes all of them."""
 
@@ -95,13 +106,7 @@ class StoppedCluster:
         self, name: str, pods: int = 4, labels: dict[str, str] | None = None, topology: str = "", **spec: Any
     ) -> None:
         """A Job whose pods have eight GPUs each. topology: the level that Kueue must keep them in, or ""."""
-        resources = {"cpu": "1", GPU: "8"}
-        container = {"name": "c", "image": "fake", "resources": {"requests": resources, "limits": {GPU: "8"}}}
-        required = {"kueue.x-k8s.io/podset-required-topology": topology} if topology else {}
-        template = {
-            "metadata": {"labels": {"app": name}, "annotations": required},
-            "spec": {"containers": [container], "restartPolicy": "Never"},
-        }
+        template = make_template(name, topology)
         parallel = {"parallelism": pods, "completions": pods}
         meta = {"name": name, "labels": labels or {}}
         self.plane.create(JOBS, {"metadata": meta, "spec": {**parallel, "template": template, **spec}})
@@ -111,7 +116,9 @@ class StoppedCluster:
         self.submit(name, pods, **more)
         return self.await_running(name, pods)
 
-    def await_running(self, name: str, pods: int = 4) -> dict[str, str]:
+    def await_running(self, name: str, pods: int = 4, read_state: Callable[[], object] | None = None) -> dict[str, str]:
+        """Wait until all pods of a Job run. Returns pod → UID. read_state: the Job in a failure, if it is no Job."""
+
         def find_running() -> dict[str, str]:
             rows = [row for row in self.pods(name) if row["status"].get("phase") == "Running"]
             return self.uids(rows) if len(rows) == pods else {}
@@ -119,7 +126,9 @@ class StoppedCluster:
         try:
             found: dict[str, str] = self.plane.until(f"{pods} pods of {name}", find_running)
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{self.job(name)['status']}\n{self.pods(name)}") from None
+            raise AssertionError(
+                f"{error}\n{read_state() if read_state else self.job(name)['status']}\n{self.pods(name)}"
+            ) from None
         return found
 
     def pods(self, job: str) -> list[dict[str, Any]]:

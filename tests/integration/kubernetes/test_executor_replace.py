@@ -1,19 +1,15 @@
 """The executor `kubernetes` replaces pods on lost and failing nodes of a real cluster, with and without Kueue."""
 
 import time
-from pathlib import Path
 
 import pytest
-import yaml
 
 from fleetcast.schedulers.executor import ActionOrder, SendOutcome
-from tests.integration.kubernetes.audit import list_granted_rights, read_used_rights
 from tests.integration.kubernetes.kueue_process import KueueManager
 from tests.integration.kubernetes.stopping import BUDGETS, IGNORED, StoppedCluster, find_workload, in_queue
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1800)]  # the first run builds Kubernetes and Kueue
 
-RIGHTS = Path(__file__).parents[3] / "deploy" / "helm" / "fleetcast" / "rights.yaml"
 TAKEN, REFUSED = SendOutcome.TAKEN, SendOutcome.REFUSED
 
 
@@ -131,24 +127,3 @@ def test_nothing_is_replaced_where_it_would_harm(kueue_cluster: StoppedCluster) 
     reply = kueue_cluster.send(replace(kueue_cluster, "counting", failing, other))
     assert (reply.outcome, reply.why) == (REFUSED, "its owner forbids it by fleetcast.io/preemptible")
     assert kueue_cluster.uids(kueue_cluster.pods("counting")) == before
-
-
-def test_the_executor_uses_every_right_of_the_chart_and_no_other(
-    manager: KueueManager, kueue_cluster: StoppedCluster
-) -> None:
-    """The API server's audit log names what our account has asked for."""
-    kueue_cluster.run("evicted", podFailurePolicy=IGNORED)
-    order = kueue_cluster.order("evicted")
-    assert kueue_cluster.send(order).outcome is TAKEN
-    kueue_cluster.plane.until("no pods", lambda: not kueue_cluster.pods("evicted"))
-    lost, _ = run_gang(kueue_cluster, "queued", "racks", podFailurePolicy=IGNORED)
-    kueue_cluster.lose_node(lost)
-    swap = replace(kueue_cluster, "queued", lost)
-    assert kueue_cluster.send(swap).outcome is TAKEN
-    await_places(kueue_cluster, swap, "queued", {lost})
-    stop = kueue_cluster.order("queued", number=2, nodes=tuple(kueue_cluster.place_of("queued").values()))
-    assert kueue_cluster.send(stop).outcome is TAKEN
-    granted = yaml.safe_load(RIGHTS.read_text(encoding="utf-8"))["executors"]["kubernetes"]
-    used, forbidden = read_used_rights(manager.plane.folder)
-    assert used == list_granted_rights(granted)
-    assert not forbidden
