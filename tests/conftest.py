@@ -2,6 +2,7 @@
 
 import gc
 import os
+import re
 import shutil
 import signal
 import time
@@ -12,6 +13,8 @@ from random import Random
 from types import FrameType
 
 import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from tests.fuzz.bounds import load_profile
 
@@ -84,6 +87,33 @@ def pytest_xdist_auto_num_workers() -> int:
     """Return one worker more than there are cores: while tests wait for a process or a time-out, another computes."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has none
     return cores + 1
+
+
+class SourceFilesTogether(LoadFileScheduling):
+    """A distribution by files in which the files that read the product's sources share one worker."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return find_scope(nodeid)
+
+
+def find_scope(nodeid: str) -> str:
+    """Return the file of a test, or "sources" if the file reads the product's sources.
+
+    Parsing all sources takes a worker some seconds (`tests/sources.py`).
+    """
+    file = nodeid.partition("::")[0]
+    return "sources" if _reads_sources(ROOT.parent / file) else file
+
+
+@cache
+def _reads_sources(path: Path) -> bool:
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return re.search(r"^from tests\.(?:sources|test_arrows) import ", text, re.MULTILINE) is not None
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    """Return the distribution for `--dist loadfile`, None for others, which pytest-xdist makes itself."""
+    return SourceFilesTogether(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

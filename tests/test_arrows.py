@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.sources import get_module, list_nodes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 MAY_IMPORT = {
@@ -42,12 +44,11 @@ Imports = list[ast.Import | ast.ImportFrom]
 
 @cache
 def parsed(path: Path) -> tuple[Imports, Imports, list[str]]:
-    """Return a module's imports, those at import time, and the names of its classes. Each module is parsed once."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    nodes = list(ast.walk(tree))
+    """Return a module's imports, those at import time, and the names of its classes."""
+    nodes, body = list_nodes(path), get_module(path).body
     kinds = ast.Import | ast.ImportFrom
     classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
-    return [node for node in nodes if isinstance(node, kinds)], [n for n in tree.body if isinstance(n, kinds)], classes
+    return [node for node in nodes if isinstance(node, kinds)], [n for n in body if isinstance(n, kinds)], classes
 
 
 @cache

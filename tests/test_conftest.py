@@ -34,6 +34,12 @@ def test_workers_are_counted_where_no_process_has_an_affinity(monkeypatch: pytes
     assert conftest.pytest_xdist_auto_num_workers() == 2
 
 
+def test_files_that_read_the_sources_share_a_worker_and_others_do_not() -> None:
+    readers = ("test_arrows.py::test_a", "test_plain_texts.py::test_b[c::d]", "cli/test_lab_extra.py::test_e")
+    assert {conftest.find_scope(f"tests/{test}") for test in readers} == {"sources"}
+    assert conftest.find_scope("tests/test_conftest.py::test_f[g]") == "tests/test_conftest.py"
+
+
 def test_no_collection_of_garbage_visits_modules_and_tests() -> None:
     hook = conftest.pytest_collection()
     next(hook)

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from tests.sources import Nodes, list_nodes
+
 ROOT = Path(__file__).resolve().parents[1]
 ALLOWED = Path(__file__).with_name("plain_english_names.txt")
 FOLDERS = (
@@ -44,9 +46,9 @@ def parts_of(name: str) -> set[str]:
     return {part.lower() for part in _PART.findall(name)}
 
 
-def defined_in(tree: ast.Module) -> Iterator[str]:
+def defined_in(nodes: Nodes) -> Iterator[str]:
     """Yield the names that a module defines: functions, classes, arguments, variables and attributes."""
-    for node in ast.walk(tree):
+    for node in nodes:
         match node:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name
@@ -58,8 +60,8 @@ def names_against_the_rule() -> list[str]:
     """Return `FILE NAME` for each name with a forbidden word, sorted."""
     found = set()
     for module in modules():
-        tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-        found |= {f"{module} {name}" for name in defined_in(tree) if FORBIDDEN & parts_of(name)}
+        names = set(defined_in(list_nodes(ROOT / module)))
+        found |= {f"{module} {name}" for name in names if FORBIDDEN & parts_of(name)}
     return sorted(found)
 
 
@@ -74,7 +76,7 @@ def test_no_name_has_a_forbidden_word() -> None:
 def test_every_docstring_has_a_subject_or_an_imperative() -> None:
     found = []
     for module in modules():
-        for node in ast.walk(ast.parse((ROOT / module).read_text(encoding="utf-8"))):
+        for node in list_nodes(ROOT / module):
             if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 first = (ast.get_docstring(node) or "").partition("\n")[0]
                 found += [f"{module}: {first}"] if WITHOUT_SUBJECT.match(first) else []

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.sources import Nodes, list_nodes, parse_nodes
 from tests.test_plain_english import ROOT, modules
 
 WORDS = re.compile(
@@ -25,14 +26,13 @@ ALLOWED = {  # names of rows in benchmarks/RESULTS.md
 _LITERAL = re.compile(r"\"((?:[^\"\\\n]|\\.)*)\"|`((?:[^`\\]|\\.)*)`")
 
 
-def texts_of(source: str) -> Iterator[str]:
+def texts_of(nodes: Nodes) -> Iterator[str]:
     """Yield the string literals of a module that are no docstrings and have at least two words."""
-    tree = ast.parse(source)
     docstrings = set()
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             docstrings.add(id(node.value))
-    literals = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in docstrings)
+    literals = (node for node in nodes if isinstance(node, ast.Constant) and id(node) not in docstrings)
     yield from (node.value for node in literals if isinstance(node.value, str) and " " in node.value)
 
 
@@ -59,7 +59,7 @@ def console_texts(source: str) -> Iterator[str]:
 def test_no_text_of_the_product_has_a_word_that_hides_its_actor() -> None:
     found = set()
     for module in modules():
-        texts = texts_of((ROOT / module).read_text(encoding="utf-8"))
+        texts = texts_of(list_nodes(ROOT / module))
         found |= {f"{module}: {text}" for text in texts if WORDS.search(text)}
     assert found - ALLOWED == set(), "say who does it, or choose the plainer word: docs/glossary.md"
     assert ALLOWED - found == set(), "these are gone: take them off the list"
@@ -85,8 +85,7 @@ def test_no_text_of_the_console_has_such_a_word() -> None:
 
 
 def test_a_text_with_such_a_word_is_found() -> None:
-    assert [
-        text for text in texts_of('"""Told."""\nX = f"{1} was told of it"\nY = "told"\n') if WORDS.search(text)
-    ] == [" was told of it"]
+    nodes = parse_nodes('"""Told."""\nX = f"{1} was told of it"\nY = "told"\n')
+    assert [text for text in texts_of(nodes) if WORDS.search(text)] == [" was told of it"]
     assert list(described({"panels": [{"title": "GPUs nobody can use", "expr": "told"}]})) == ["GPUs nobody can use"]
     assert list(console_texts("a(`told by ${name}`, kept); // told it\n")) == ["told by …"]

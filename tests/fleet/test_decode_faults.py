@@ -14,6 +14,7 @@ from fleetcast.fleet.requests import PlacementRequest
 from fleetcast.service.config import Config
 from tests.fuzz.bounds import examples
 from tests.fuzz.law import check_words
+from tests.sources import list_nodes
 
 KINDS = (PlacementRequest, JobEvent, NodeEvent, Config)
 SCALARS = (
@@ -130,7 +131,7 @@ def test_no_handler_of_the_decoder_prints_its_words(folder: str) -> None:
     """A handler that names an error of msgspec explains it: it puts the error itself into no text."""
     found = []
     for path in sorted((ROOT / folder).rglob("*.py")):
-        for handler in ast.walk(ast.parse(path.read_text())):
+        for handler in list_nodes(path):
             if not isinstance(handler, ast.ExceptHandler) or "msgspec." not in _names_of(handler.type):
                 continue
             for part in ast.walk(handler):

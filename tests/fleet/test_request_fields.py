@@ -15,6 +15,7 @@ from fleetcast.placement.ledger.promised import OpenRequest
 from fleetcast.service.answers.jobs import Asks
 from fleetcast.service.pipeline.open_requests import make_attempt_of_request
 from fleetcast.service.pipeline.publish import make_queued_job
+from tests.sources import list_nodes
 from tests.test_arrows import MAY_IMPORT, ROOT, modules
 
 NOW_MS = 1_789_000_000_000
@@ -99,7 +100,7 @@ def test_no_code_copies_the_fields_of_a_request_one_by_one() -> None:
     paths = [path for package in MAY_IMPORT for path in modules(package)]
     found = {}
     for path in paths:
-        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+        for call in (node for node in list_nodes(path) if isinstance(node, ast.Call)):
             copied = [
                 word.arg
                 for word in call.keywords

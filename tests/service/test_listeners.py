@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 from tests.service.test_floods import PORTS
+from tests.sources import list_nodes
 
 ROOT = Path(__file__).parents[2]
 PARTS = (
@@ -47,7 +48,7 @@ def entrances() -> set[tuple[str, str]]:
     found = set()
     for part in PARTS:
         for path in (ROOT / part).rglob("*.py"):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in list_nodes(path):
                 if isinstance(node, ast.Call):
                     whole = ast.unparse(node.func)
                     name = whole if whole.startswith("uvicorn.") else whole.rpartition(".")[2]
