@@ -10,6 +10,7 @@ A change of the schema needs a new version. A program never writes to the file o
 
 import sqlite3
 from contextlib import closing
+from functools import cache
 
 SCHEMA_VERSION = 4
 KEEP_TABLES = """
@@ -101,8 +102,9 @@ def read_schema(db: sqlite3.Connection) -> Shape:
     return {name: " ".join(str(sql).split()).replace("IF NOT EXISTS ", "") for name, sql in rows}
 
 
+@cache
 def make_expected_schema(version: int) -> Shape:
-    """Return the tables, indexes and triggers that a file of this version must have."""
+    """Return the tables, indexes and triggers that a file of this version must have. Callers do not change it."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(SCHEMAS[version])
         return read_schema(db)
