@@ -8,7 +8,7 @@ import typer
 
 from fleetcast.cli.kit.screen import echo, echo_text
 from fleetcast.cli.kit.service_call import JsonFlag, UrlOption, ask_service, format_utc
-from fleetcast.fleet.errors import UnknownEntity
+from fleetcast.fleet.errors import FleetcastError, UnknownEntity
 
 RECENT = "1000"  # of the latest actions, those that serve the request are shown
 NameArgument = Annotated[str, typer.Argument(help="A request, or the job that it is for.", metavar="JOB")]
@@ -55,10 +55,13 @@ def _find_reasons(name: str, url: str | None) -> dict[str, Any] | None:
 
 
 def _find_change_times(name: str, url: str | None) -> dict[str, Any] | None:
-    """Return what a stop or a resize of a running job is expected to cost. Returns None if it does not run."""
+    """Return what a stop or a resize of a running job is expected to cost.
+
+    Returns None if it does not run, or if the service knows no running jobs yet.
+    """
     try:
         found: dict[str, Any] | None = ask_service("GET", url, f"/v1/jobs/{quote(name, safe='')}").get("change_times")
-    except UnknownEntity:
+    except FleetcastError:
         return None
     return found
 

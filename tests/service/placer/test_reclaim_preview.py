@@ -136,3 +136,31 @@ def test_in_the_mode_act_a_job_without_an_executor_is_not_named(tmp_path: Path) 
     assert (action["job"], action["executor"]) == ("b", "agents")
     assert world.states() == {}
     world.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"gang": 0}, "gang"),
+        ({"gang": "many"}, "gang"),
+        ({"limit_s": -1.0}, "limit_s"),
+        ({"queue": "nowhere"}, "nowhere"),
+        ({"pool": "nowhere"}, "nowhere"),
+        ({"dry_run": "yes"}, "dry_run"),
+        ({"request_id": ""}, "request_id"),
+    ],
+)
+def test_a_dry_run_of_nonsense_is_refused_with_the_reason(
+    world: AdvisedWorld, change: dict[str, Any], said: str
+) -> None:
+    world.fill(old=("lender", 16))
+    body = {"request_id": "p", "queue": "owed", "gang": 4, "gpus_per_node": GPUS, "dry_run": True} | change
+    assert said in world.ask("POST", "/placements", 422, json=body)["detail"]
+
+
+def test_a_dry_run_without_a_fresh_board_or_with_nan_is_refused(world: AdvisedWorld) -> None:
+    world.fill(old=("lender", 16))
+    world.ask("POST", "/placements", 400, content=b'{"request_id": "p", "limit_s": NaN, "dry_run": true}')
+    world.clock.advance(3600)
+    body = {"request_id": "p", "queue": "owed", "dry_run": True}
+    world.ask("POST", "/placements", 503, json=body)
