@@ -153,16 +153,10 @@ class PromisedSets:
     def add_holds(self, observed: ObservedFleet, now_ms: int) -> ObservedFleet:
         """Return the observed fleet in which promised GPUs that no job holds are held for their requests.
 
-        GPUs of a job that stops are held under another name until its action is seen. GPUs for a gang are held until
-        its action has ended.
+        GPUs that a job leaves are held under another name until its action is seen, even if its payer no longer waits:
+        they may still work. GPUs for a gang are held until its action has ended.
         """
-        rows = [found for found in self.list_followed(now_ms) if found.is_live]
-        holds: list[tuple[str, Sequence[RankPlacement], int]] = [
-            (name, ranks, found.row.by_ms) for found in rows for name, ranks in _list_holds(found)
-        ]
-        for action in (record.action for record in self._list_gang_actions()):
-            holds.append((make_freed_hold_name(action.job), action.ranks, action.by_ms))
-            holds.append((make_gang_hold_name(action.job), [*action.places, *action.pinned], action.by_ms))
+        holds = [*self._list_holds(now_ms)]
         if not holds:
             return observed
         names, ends = list[str](), list[int]()
@@ -181,6 +175,18 @@ class PromisedSets:
         )
         return replace(observed, view=view, running=observed.running.append_rows(held))
 
+    def _list_holds(self, now_ms: int) -> Iterator[tuple[str, Sequence[RankPlacement], int]]:
+        """Yield the name, the ranks and the end in ms of each hold. Where two name a GPU, the first counts."""
+        for action in [record.action for record in self._ledger.actions.list_open() if record.was_sent]:
+            yield make_freed_hold_name(action.job), action.ranks, action.by_ms
+        for found in self.list_followed(now_ms):
+            if found.is_live:
+                seen = [record.action.ranks for record in found.records if record.state is ActionState.SEEN]
+                freed = [rank for ranks in seen for rank in ranks]
+                yield make_hold_name(found.row.payer), [*found.row.ranks, *freed], found.row.by_ms
+        for action in [record.action for record in self._list_gang_actions()]:
+            yield make_gang_hold_name(action.job), [*action.places, *action.pinned], action.by_ms
+
 
 def make_freed_hold_name(job: str) -> str:
     """Return the name under which a view holds the GPUs that a job leaves, until telemetry shows them idle."""
@@ -191,15 +197,6 @@ def _split_open_jobs(records: Sequence[ActionRecord]) -> tuple[frozenset[str], f
     """Return the jobs with open actions: those that stop, and the others."""
     stops = {record.action.job: record.action.kind is ActionKind.PREEMPT for record in records if record.is_open}
     return frozenset(job for job in stops if stops[job]), frozenset(job for job in stops if not stops[job])
-
-
-def _list_holds(found: FollowedSet) -> Iterator[tuple[str, Sequence[RankPlacement]]]:
-    """Yield the name of each hold of a set with its ranks. Where two name a GPU, the first counts."""
-    for record in found.records:
-        if record.is_open:
-            yield make_freed_hold_name(record.action.job), record.action.ranks
-    freed = [rank for record in found.records if record.state is ActionState.SEEN for rank in record.action.ranks]
-    yield make_hold_name(found.row.payer), [*found.row.ranks, *freed]
 
 
 def _list_unheld(view: ClusterView, ranks: Sequence[RankPlacement]) -> Iterator[RankPlacement]:

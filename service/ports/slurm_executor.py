@@ -6,7 +6,8 @@
 The mark is written before the signal, so a signal is sent at most once. All later steps follow from what Slurm
 shows. The nodes are reserved from the first step on, so a job that ends within its grace frees them for the payer
 as well. A mark has times of the system clock, which outlive the process. Within a process the steady clock measures
-the grace, so a clock that is set neither shortens nor lengthens it.
+the grace, so a clock that is set neither shortens nor lengthens it. A job that gets other nodes is its own payer: its
+new and its healthy nodes are reserved until it runs there.
 """
 
 import asyncio
@@ -100,7 +101,7 @@ class SlurmExecutor:
         replies = [await _answer(self._continue(order, jobs, holds)) for order in orders]
         open_actions = {order.action_id for order in orders}
         try:
-            await self._end_stops(jobs, open_actions)
+            await self._end_stops(jobs, open_actions, holds)
             await self._end_holds(jobs, holds)
         except (SourceError, SlurmRefused) as error:
             logger.warning("stopped jobs are not released yet: %s", error)
@@ -156,6 +157,8 @@ class SlurmExecutor:
         await self._slurm.change_job(job.id, admin_comment=add_stop(remove_stop(job.admin_comment), stop))
         if stop.slurm_payer:
             await self._hold_nodes(stop, await self._slurm.find_job(stop.slurm_payer), await self._slurm.list_holds())
+        elif order.kind == REPLACE and order.places and job.user:
+            await self._hold_shape(order, job, stop)
         if order.grace_s > 0:
             try:
                 await self._slurm.signal_job(job.id, self._signal, is_batch=job.is_batch)
@@ -238,7 +241,21 @@ class SlurmExecutor:
             logger.warning("nodes %s are not reserved for job %s: %s", ",".join(stop.nodes), payer.id, error)
             self._unheld.add(stop.action)
 
-    async def _end_stops(self, jobs: Mapping[str, ControlledJob], open_actions: set[str]) -> None:
+    async def _hold_shape(self, order: ActionOrder, job: ControlledJob, stop: SlurmStop) -> None:
+        """Reserve the new and the healthy nodes of a job for its restart. Without it Slurm's order decides."""
+        nodes = {*_list_nodes(job), *(place.node for place in order.places)}.difference(stop.nodes)
+        grace_s, time_s = self._measure_rest_s(stop)
+        minutes = max(1, math.ceil(min(time_s, grace_s + HOLD_S) / 60))
+        hold = NodeHold(job.id, job.user, sorted(nodes), minutes)
+        try:
+            if hold.name not in await self._slurm.list_holds():
+                await self._slurm.hold_nodes(hold)
+        except SlurmRefused as error:
+            logger.warning("nodes %s are not reserved for job %s: %s", ",".join(hold.nodes), job.id, error)
+
+    async def _end_stops(
+        self, jobs: Mapping[str, ControlledJob], open_actions: set[str], holds: Mapping[str, str]
+    ) -> None:
         """Release the jobs whose stop is over, and remove the marks. Raises SourceError.
 
         A requeued job that is still COMPLETING needs its mark: nothing else says that its hold is ours. After a shrink
@@ -255,7 +272,7 @@ class SlurmExecutor:
             try:
                 if job.state == PENDING and _has_happened(job, stop):
                     if is_over or _may_release(stop, jobs):
-                        await self._release(job, stop)
+                        await self._release(job, stop, holds)
                 elif (job.state == RUNNING and _has_happened(job, stop)) or (
                     is_over and stop.action not in open_actions
                 ):
@@ -263,8 +280,10 @@ class SlurmExecutor:
             except SlurmRefused as error:
                 logger.info("the mark of job %s stays: %s", job.id, error)
 
-    async def _release(self, job: ControlledJob, stop: SlurmStop) -> None:
+    async def _release(self, job: ControlledJob, stop: SlurmStop, holds: Mapping[str, str]) -> None:
         if job.is_held and stop.kind == REPLACE:
+            if PREFIX + job.id in holds:
+                await self._slurm.set_reservation(job.id, PREFIX + job.id)
             await self._slurm.release_excluding_node(job.id, ",".join(stop.nodes))
         elif job.is_held:
             await self._slurm.release_job(job.id)
@@ -281,13 +300,19 @@ class SlurmExecutor:
                 await self._slurm.set_reservation(job.id, "")
         for name in holds:
             payer = jobs.get(name.removeprefix(PREFIX))
-            if payer is None or payer.state != PENDING:
+            if payer is None or (payer.state != PENDING and not _is_replaced(payer)):
                 await self._slurm.delete_hold(name)
 
 
 def _has_happened(job: ControlledJob, stop: SlurmStop) -> bool:
     """Return whether a job was requeued since a stop began, or holds none of the nodes that it frees."""
     return find_attempt(job) > stop.attempt or not {*stop.nodes}.intersection(_list_nodes(job))
+
+
+def _is_replaced(job: ControlledJob) -> bool:
+    """Return whether a running job will be requeued for other nodes."""
+    stop = parse_stop(job.admin_comment)
+    return stop is not None and stop.kind == REPLACE
 
 
 def _may_release(stop: SlurmStop, jobs: Mapping[str, ControlledJob]) -> bool:

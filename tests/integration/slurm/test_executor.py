@@ -219,6 +219,19 @@ def test_a_job_leaves_the_node_that_is_replaced(acting: ActingPlacer) -> None:
     assert state(acting.slurm, job) == "PENDING"
 
 
+def test_the_new_and_the_healthy_nodes_are_reserved_while_a_gang_restarts(acting: ActingPlacer) -> None:
+    slurm = acting.slurm
+    job = start(slurm, "sleep 600", "-N2", "--nodelist=n1,n2", "--requeue")
+    places = (RankPlacement(0, "n3", tuple(range(GPUS))),)
+    acting.open_action(job, "n2", kind="replace", payer="", grace_s=3.0, places=places)
+    acting.run(lambda: shown(slurm, job, "ExcNodeList") == "n2" and is_unmarked(slurm, job))
+    assert (state(slurm, job), shown(slurm, job, "Reservation")) == ("PENDING", f"fleetcast-{job}")
+    rival = slurm.submit("sleep 600", *GANG, "-N1", "--nodelist=n3")
+    acting.run(lambda: state(slurm, job) == "RUNNING" and not holds(slurm), limit_s=240)
+    assert shown(slurm, job, "NodeList") in ("n1,n3", "n[1,3]")
+    assert state(slurm, rival) == "PENDING"
+
+
 def test_a_host_killed_before_its_reply_signals_once(
     acting: ActingPlacer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

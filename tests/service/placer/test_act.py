@@ -185,6 +185,19 @@ def test_busy_gpus_contradict_a_stop_and_go_to_nobody(world: ActWorld) -> None:
     assert world.states()["b"] == "sent"
 
 
+def test_gpus_of_a_stop_are_free_only_once_they_show_idle_even_if_its_payer_no_longer_waits(world: ActWorld) -> None:
+    world.board.hearing = Hearing.FRESH
+    send_stop(world)
+    world.ask("DELETE", "/queue/p")
+    world.end("a")
+    world.pass_at(10)
+    assert (world.states(), world.placed()) == ({"a": "sent"}, {})
+    world.pass_at(90)
+    assert world.states() == {"a": "seen"}
+    world.pass_at(10)
+    assert set(world.placed()) == {"r"}
+
+
 def test_an_idle_reading_of_a_minute_is_needed_and_late_telemetry_waits(world: ActWorld) -> None:
     world.board.hearing = Hearing.FRESH
     send_stop(world)

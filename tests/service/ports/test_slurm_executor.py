@@ -71,6 +71,9 @@ class StoppableSlurm(SlurmJobCommands):
         self._change(job, is_held=False)
         self._done("release")
 
+    async def release_excluding_node(self, job: str, node: str) -> None:
+        await self.release_job(job)
+
     async def list_holds(self) -> dict[str, str]:
         return dict(self.held)
 
@@ -138,6 +141,30 @@ def test_a_stop_happens_once_wherever_slurm_goes_away_and_the_process_begins_aga
     assert (victim.state, victim.restarts, victim.is_held) == ("PENDING", 1, False)
     assert (victim.admin_comment, slurm.queue["2"].reservation, slurm.held) == ("a note of theirs", "", {})
     assert (slurm.calls.count("signal") <= 1, slurm.calls.count("requeue")) == (True, 1)
+
+
+@given(st.lists(st.integers(1, 14), max_size=4))
+@examples(100)
+def test_a_replaced_node_leaves_the_shape_reserved_until_the_job_runs_there(away_after: list[int]) -> None:
+    slurm = StoppableSlurm(VICTIM, away_after=away_after)
+    site = Site(slurm)
+    order = ORDER._replace(kind="replace", places=(RankPlacement(0, "n7"),), payer="")
+    while site.send(order)[0] is SendOutcome.UNREACHABLE:
+        pass
+    site.now_s = 10.0
+    site.follow(order)
+    assert slurm.queue["1"].state == "RUNNING"
+    assert set(slurm.held.values()) <= {"n2,n7"}
+    reserved = bool(slurm.held)
+    for site.now_s in range(121, 131):
+        site.follow(order)
+    job = slurm.queue["1"]
+    assert (job.state, job.is_held, job.reservation) == ("PENDING", False, "fleetcast-1" if reserved else "")
+    slurm._change("1", state="RUNNING", nodes="n[2,7]")
+    for site.now_s in range(131, 137):
+        site.follow(order)
+    assert (slurm.queue["1"].reservation, slurm.held, slurm.queue["1"].admin_comment) == ("", {}, "")
+    assert reserved or away_after, "only a call that was lost leaves no reservation"
 
 
 def test_a_stopped_job_stays_held_while_its_payer_waits_and_until_the_action_is_over_at_most() -> None:
