@@ -223,7 +223,7 @@ def test_the_new_and_the_healthy_nodes_are_reserved_while_a_gang_restarts(acting
     slurm = acting.slurm
     job = start(slurm, "sleep 600", "-N2", "--nodelist=n1,n2", "--requeue")
     places = (RankPlacement(0, "n3", tuple(range(GPUS))),)
-    acting.open_action(job, "n2", kind="replace", payer="", grace_s=3.0, places=places)
+    acting.open_action(job, "n2", kind="replace", payer="", grace_s=0.0, places=places)
     acting.run(lambda: shown(slurm, job, "ExcNodeList") == "n2" and is_unmarked(slurm, job))
     assert (state(slurm, job), shown(slurm, job, "Reservation")) == ("PENDING", f"fleetcast-{job}")
     rival = slurm.submit("sleep 600", *GANG, "-N1", "--nodelist=n3")
