@@ -23,6 +23,7 @@ STALE_WALL_S = 15.0
 DEFAULT_FLEET = "fleet"
 PLACER_HOST = "127.0.0.1"  # its callers are the api and the commands of its own host
 BOARD_URL = re.compile(r"https?://[^/@?#\s]+(/[^@?#\s]*)?/v1/board")
+WEBHOOK_URL = re.compile(r"https?://[^\s@/]+(?:/[^\s@]*)?")
 
 
 class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -201,7 +202,8 @@ class PlacerConfig(_Section, frozen=True):
     `outage_pause_s`: the longest delay of this expiry while a source that reports starts is unreachable.
     `unknown_use`: avoid or ignore GPUs that are busy although no job holds them. `unheard`: avoid or ignore
     hosts without GPU telemetry, at a site with exporters. `taken_queue_share`, `taken_fleet_share`: the largest
-    share of a queue's and of the fleet's GPUs that actions may take from running jobs within an hour.
+    share of a queue's and of the fleet's GPUs that actions may take from running jobs within an hour. `webhook`: the
+    URL that receives each change of an action that was sent.
     """
 
     port: int = 8081
@@ -213,6 +215,7 @@ class PlacerConfig(_Section, frozen=True):
     unheard: str = "avoid"
     taken_queue_share: float = 0.10
     taken_fleet_share: float = 0.05
+    webhook: str = ""
     queues: str = ""  # the file of queues; empty: one line
     expect_head: str = ""  # a head of the audit that the ledger must contain, LINE:HASH; empty: any ledger serves
     filters: tuple[str, ...] = ()  # import paths of further filter functions
@@ -366,6 +369,11 @@ def check_config(config: Config) -> None:
     for key, value in (("unknown_use", config.placer.unknown_use), ("unheard", config.placer.unheard)):
         if value not in UNKNOWN_USE:
             raise ConfigError(f"placer.{key} = {value!r}: must be {' or '.join(UNKNOWN_USE)}")
+    if config.placer.webhook and not WEBHOOK_URL.fullmatch(config.placer.webhook):
+        raise ConfigError(
+            f"placer.webhook = {config.placer.webhook.rpartition('@')[2]!r}: must be like https://HOST/PATH; its token "
+            "comes from the environment, FLEETCAST_WEBHOOK_TOKEN"
+        )
     if config.api.board and not BOARD_URL.fullmatch(config.api.board):
         raise ConfigError(
             f"api.board = {config.api.board.rpartition('@')[2]!r}: must be like http://HOST:8080/v1/board; "

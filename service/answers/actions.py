@@ -41,6 +41,12 @@ class ActionRow(msgspec.Struct, kw_only=True):
     changed: int
 
 
+class ActionNotice(ActionRow, kw_only=True):
+    """The body of a webhook's request. user: the owner of the job as its request states it, "" if unknown."""
+
+    user: str = ""
+
+
 class ActionDetails(ActionRow, kw_only=True):
     """One action. cost: GPU-seconds by term. reason: the code and the numbers of `sentence`.
 

@@ -137,6 +137,12 @@ class ActionMetrics:
             ["kind", "reason"],
             registry=registry,
         )
+        self.notices = Counter(
+            "fleetcast_action_notices",
+            "Requests of the webhook of actions, by outcome: delivered, failed (a try), given_up (a notice).",
+            ["outcome"],
+            registry=registry,
+        )
         self.failed.labels(AGENTS)
         self.oldest_s.labels(AGENTS)
         self.paused = Gauge("fleetcast_actions_paused", "1 while a person has paused all actions.", registry=registry)

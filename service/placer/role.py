@@ -11,6 +11,7 @@ starts  sampled paths of the queue, in a thread, every half a minute. Estimates 
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 from functools import partial
@@ -27,6 +28,7 @@ from fleetcast.service.http.connection_pool import ConnectionLimits, ConnectionP
 from fleetcast.service.http.connections import LimitedServer, make_limited_protocol
 from fleetcast.service.http.link_key import read_link_key
 from fleetcast.service.http.listening import bind_socket
+from fleetcast.service.placer.action_webhook import TOKEN, ActionWebhook
 from fleetcast.service.placer.http import make_app
 from fleetcast.service.placer.metrics import PlacerMetrics
 from fleetcast.service.placer.service import PlacementService
@@ -187,8 +189,12 @@ async def _run_until_stopped(
     async with asyncio.TaskGroup() as group:
         group.create_task(worker.run())
         group.create_task(starts.run())
-        heads = group.create_task(log_audit_head_daily(service))
+        others = [group.create_task(log_audit_head_daily(service))]
+        if url := service.config.placer.webhook:
+            webhook = ActionWebhook(service.ledger, service.actions, service.metrics.actions)
+            others.append(group.create_task(webhook.run(url, os.environ.get(TOKEN, ""))))
         await server.serve()
         worker.stop()
         starts.stop()
-        heads.cancel()
+        for task in others:
+            task.cancel()
