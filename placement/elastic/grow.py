@@ -8,17 +8,20 @@ uses already and without advice against them. It never takes GPUs on which a wai
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fleetcast.fleet.events import JobClass
 from fleetcast.fleet.requests import PlacementRequest, RankPlacement
 from fleetcast.fleet.topology import Level
 from fleetcast.placement.elastic.members import Ints, Mask, RunningMembers, assign_gpus, round_to_size
 from fleetcast.placement.elastic.shrink import compute_pause_s
 from fleetcast.placement.engine import fits_now
+from fleetcast.placement.machines.filters import screen
 from fleetcast.placement.machines.options import Options
-from fleetcast.placement.machines.running_jobs import RunningJobs
+from fleetcast.placement.machines.running_jobs import NOT_SAID, PROTECTED, RunningJobs
 from fleetcast.placement.machines.view import Advice, ClusterView
 from fleetcast.placement.queues.asks import make_fit_key
 
@@ -46,6 +49,8 @@ class GangGrowth:
 
 MayHold = Callable[[Sequence[GangGrowth]], bool]
 """Return whether the queues of some gangs may hold the GPUs of all these growths."""
+CloseNodes = Callable[[PlacementRequest], PlacementRequest | str]
+"""Return a request that avoids the nodes which are closed to its queue, or why it may start on none."""
 
 
 def propose_growth(
@@ -55,11 +60,13 @@ def propose_growth(
     waiting: Sequence[PlacementRequest],
     options: Options,
     may_hold: MayHold = lambda growths: True,
+    close_nodes: CloseNodes = lambda request: request,
 ) -> tuple[GangGrowth, ...]:
     """Return which gangs grow now, in the order of their gains, and how much the whole step is worth.
 
     view: the fleet after a pass, without what the pass has reserved. remaining_s: (rows,) run time left at the present
-    size, NaN if unknown. waiting: requests that wait after the pass. Each growth is a step, or the fewest steps that
+    size, NaN if unknown. waiting: requests that wait after the pass. New members are only on nodes on which a request
+    of their gang could be placed. Each growth is a step, or the fewest steps that
     are worth a pause. The next growth is the one with the largest gain among those that are left.
     """
     if not (jobs.gang_desired > jobs.gang_min).any():
@@ -67,7 +74,8 @@ def propose_growth(
     rested = jobs.resized_ms <= options.now_ms - DWELL_MS
     wanted = rested & (remaining_s > 0) & (jobs.members < jobs.gang_desired)
     members = RunningMembers.of(view, jobs, wanted)
-    gangs = [_GrowingGang.of(job, members, view, jobs, remaining_s) for job in np.unique(members.job).tolist()]
+    facts = view, jobs, remaining_s, close_nodes, options
+    gangs = [_GrowingGang.of(job, members, *facts) for job in np.unique(members.job).tolist()]
     blockers = find_fitting(view, waiting, options)
     state = _GrowthState(view, view, blockers, options, may_hold, np.zeros(view.milli.shape, bool))
     while gangs:
@@ -141,7 +149,14 @@ class _GrowingGang:
 
     @classmethod
     def of(
-        cls, job: int, members: RunningMembers, view: ClusterView, jobs: RunningJobs, remaining_s: Floats
+        cls,
+        job: int,
+        members: RunningMembers,
+        view: ClusterView,
+        jobs: RunningJobs,
+        remaining_s: Floats,
+        close_nodes: CloseNodes,
+        options: Options,
     ) -> "_GrowingGang":
         row, own = int(members.table_row[job]), members.job == job
         size, exponent = int(own.sum()), float(jobs.speed_exponent[row])
@@ -159,7 +174,8 @@ class _GrowingGang:
             remaining_s=float(remaining_s[row]),
             cpus=float(np.nan_to_num(jobs.cpus_per_member[row])),
             memory_gib=float(np.nan_to_num(jobs.host_memory_gib_per_member[row])),
-            nodes=_mask_alike_nodes(view, held, jobs.required_level[row]),
+            nodes=_mask_alike_nodes(view, held, jobs.required_level[row])
+            & _mask_passing_nodes(close_nodes(make_member_request(jobs, row)), view, options),
         )
 
     def compute_gain(self, size: int) -> float:
@@ -194,6 +210,33 @@ def _mask_alike_nodes(view: ClusterView, held: Ints, level: str) -> Mask:
         domain = topology.domain[Level(level)]
         found &= (domain >= 0) & np.isin(domain, domain[held])
     return np.asarray(found)
+
+
+def _mask_passing_nodes(request: PlacementRequest | str, view: ClusterView, options: Options) -> Mask:
+    """Return (n,) whether a node passes all filters of a request. request: a reason if it may be nowhere."""
+    return np.zeros(len(view), bool) if isinstance(request, str) else screen(request, view, options).passes
+
+
+def make_member_request(jobs: RunningJobs, row: int) -> PlacementRequest:
+    """Return a request for one more member of a running gang."""
+    cpus, memory_gib, limit_s = (
+        None if math.isnan(column[row]) else float(column[row])
+        for column in (jobs.cpus_per_member, jobs.host_memory_gib_per_member, jobs.limit_s)
+    )
+    return PlacementRequest(
+        request_id=jobs.names[row],
+        job=jobs.names[row],
+        attempt=int(jobs.attempt[row]),
+        queue=jobs.leaf[row],
+        user=jobs.user[row],
+        class_=cast(JobClass, jobs.job_class[row]),
+        gang=1,
+        gpus_per_node=int(jobs.gpus_per_member[row]),
+        cpus=None if cpus is None else math.ceil(cpus),
+        host_memory_gib=memory_gib,
+        limit_s=limit_s,
+        preemptible={NOT_SAID: None, PROTECTED: False}.get(int(jobs.preemptible[row]), True),
+    )
 
 
 @dataclass(slots=True)

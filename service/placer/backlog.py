@@ -84,7 +84,7 @@ class RequestBacklog:
             self._advisor.withdraw_all("no request waits", self._clock.now_ms())
             with suppress(StaleError):
                 observed = self._recover(self._view.observe_fleet(), self._options())  # charges go on as well
-                self._growth.record_growth(None, self._queues.make_turns(observed), observed, self._clock.now_ms())
+                self._growth.record_growth(None, self._queues.make_turns(observed), observed, self._options())
             return None
         try:
             options = self._options()
@@ -179,7 +179,7 @@ class RequestBacklog:
                 over_quota=sorted(name for name, wait in waits.items() if wait.reason.is_over_quota)
             )
         if unchanged:
-            self._growth.record_growth(planned, begun.turns, observed, begun.options.now_ms)
+            self._growth.record_growth(planned, begun.turns, observed, begun.options)
         self.waits = waits
         self._queues.file.confirm_tree()
         self.planned, self.pass_ms = planned, begun.options.now_ms

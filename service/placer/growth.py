@@ -40,26 +40,26 @@ class AfterPass(NamedTuple):
     """The state that a pass leaves.
 
     observed: the fleet, without what the pass placed and reserved, and without growth that may be withdrawn.
-    standing: the queues, None without a tree. waiting: the requests that wait.
+    turns: the queues then. standing: what they hold, None without a tree. waiting: the requests that wait.
     """
 
     observed: ObservedFleet
+    turns: QueueTurns
     standing: QueueStanding | None
     waiting: Sequence[PlacementRequest]
     options: Options
 
     @classmethod
-    def make(cls, planned: Plan | None, turns: QueueTurns, observed: ObservedFleet, now_ms: int) -> "AfterPass":
+    def make(cls, planned: Plan | None, turns: QueueTurns, observed: ObservedFleet, options: Options) -> "AfterPass":
         """Return the state after a pass over the fleet `observed`. planned: None if no request waits.
 
         turns: with all that the pass has placed.
         """
-        options = Options(now_ms=now_ms)
         if planned is None:
-            return cls(observed, turns.standing, (), options)
+            return cls(observed, turns, turns.standing, (), options)
         view = planned.view if planned.reservation is None else planned.reservation.subtract_from_view(planned.view)
         waiting = [wait.entry.request for wait in planned.waiting]
-        return cls(replace(observed, view=view), turns.standing, waiting, options)
+        return cls(replace(observed, view=view), turns, turns.standing, waiting, options)
 
     def may_hold(self, growths: Sequence[GangGrowth]) -> bool:
         """Return whether the queues may hold the GPUs of all these growths."""
@@ -77,7 +77,7 @@ class AfterPass(NamedTuple):
         """Return why a growth that was sent should be withdrawn, or "". blockers: waiting requests that fit."""
         view, action = self.observed.view, record.action
         gpus = mask_ranks(view, action.places)
-        if not view.free[gpus].all():
+        if not view.free[gpus].all() or not view.is_open[gpus.any(axis=1)].all():
             return "its GPUs are no longer free"
         if fits_on_gpus(blockers, view, gpus, self.options):
             return WANTED
@@ -131,13 +131,13 @@ class GrowthAdvisor:
                 self._control.withdraw(record.action_id, WANTED, now_ms)
         return left
 
-    def record_growth(self, planned: Plan | None, turns: QueueTurns, observed: ObservedFleet, now_ms: int) -> None:
+    def record_growth(self, planned: Plan | None, turns: QueueTurns, observed: ObservedFleet, options: Options) -> None:
         """Store which gangs should grow on GPUs that a pass left free, and send what the policy lets executors do.
 
         Proposals of earlier passes and growth that no agent has accepted end if the state no longer suits them.
         planned: None if no request waits. turns: with all that the pass has placed.
         """
-        policy, jobs, sent = self._policy, observed.jobs, self.list_withdrawable()
+        policy, jobs, sent, now_ms = self._policy, observed.jobs, self.list_withdrawable(), options.now_ms
         with self._queues.ledger.transaction():
             if policy is None or policy.mode != "act":
                 for record in sent:
@@ -145,7 +145,7 @@ class GrowthAdvisor:
                 sent = ()
             actions: list[JobAction] = []
             if policy is not None and (sent or (jobs.gang_desired > jobs.gang_min).any()):
-                after = self._review_sent(sent, AfterPass.make(planned, turns, observed, now_ms))
+                after = self._review_sent(sent, AfterPass.make(planned, turns, observed, options))
                 actions = self._make_actions(self._find_growths(after, policy), observed, policy, now_ms)
             self._replace_proposals(actions, policy, now_ms)
 
@@ -169,7 +169,8 @@ class GrowthAdvisor:
             if not self._may_grow(jobs.names[row], int(jobs.attempt[row]), policy, now_ms):
                 left_s[row] = np.nan
         while True:
-            found = propose_growth(after.observed.view, jobs, left_s, after.waiting, after.options, after.may_hold)
+            state = after.observed.view, jobs, left_s, after.waiting, after.options
+            found = propose_growth(*state, after.may_hold, after.turns.limit_to_quota)
             rows = [jobs.row[growth.job] for growth in found]
             failed = [row for row in rows if self._has_failed(jobs.names[row], int(jobs.attempt[row]))]
             if not failed:

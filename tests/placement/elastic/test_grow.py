@@ -20,7 +20,7 @@ from fleetcast.placement.elastic.shrink import PAUSE_S
 from fleetcast.placement.engine import fits_now
 from fleetcast.placement.machines.options import Options
 from fleetcast.placement.machines.running_jobs import RunningJobs, make_running_jobs
-from fleetcast.placement.machines.view import Advice, ClusterView
+from fleetcast.placement.machines.view import Advice, ClusterView, Hearing
 from tests.fuzz.bounds import examples
 from tests.placement.reclaim.scenes import G, make_view
 
@@ -80,6 +80,17 @@ def test_a_gang_stays_in_its_domain_and_off_advised_nodes() -> None:
     jobs = make_gangs(view, G, [1], [6], required_level=["rack"])
     (one,) = grow(replace(view, advice=advice), jobs)
     assert [rank.node for rank in one.places] == ["n003"]
+
+
+def test_a_gang_grows_only_on_nodes_on_which_a_request_of_its_queue_could_be_placed() -> None:
+    view = make_view(np.array([[0] * G] + [[FREE] * G] * 3))
+    hearing = np.array([Hearing.FRESH, Hearing.STALE, Hearing.FRESH, Hearing.FRESH], np.int8)
+    p_fail = np.array([0.0, 0.0, 0.9, 0.0])
+    jobs, left_s = make_gangs(view, G, [1], [4]), np.full(1, 36_000.0)
+    view = replace(view, hearing=hearing, p_fail=p_fail)
+    (one,) = propose_growth(view, jobs, left_s, (), Options(now_ms=NOW_MS, max_risk=0.5))
+    assert [rank.node for rank in one.places] == ["n004"]
+    assert propose_growth(view, jobs, left_s, (), OPTIONS, close_nodes=lambda request: "its queue is full") == ()
 
 
 def test_the_gang_that_gains_most_grows_first() -> None:

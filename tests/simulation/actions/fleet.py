@@ -7,6 +7,7 @@ node nothing works.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import msgspec
@@ -42,10 +43,22 @@ class FleetJob:
     preemptible: bool | None = None
     reading_age_ms: int = 0  # how old the last reading is when the verdict on a liar's GPUs is due
     shown_steady_ms: int | None = None  # from when on the board shows a liar's GPUs as busy
+    gang: tuple[int, int, int] | None = None  # least and most nodes, and the step, of an elastic gang
+    is_in_rack: bool = False  # it requires that all its nodes are in one rack
+    placed_ms: int | None = None  # when its size last changed
 
     @property
     def key(self) -> tuple[str, int]:
         return self.name, self.attempt
+
+
+def draw_gang(rng: Random, size: int) -> tuple[int, int, int] | None:
+    """Draw the least and the most nodes, and the step, of a gang that begins with `size` nodes. None: it is rigid."""
+    if rng.random() < 0.4:
+        return None
+    step = rng.choice((1, 1, 2))
+    least = size - step * rng.randrange((size - 1) // step + 1)
+    return least, size + step * rng.choice((0, 1, 2, 4)), step
 
 
 @dataclass(slots=True)
@@ -129,6 +142,10 @@ class ActionBoard(HandBoard):
         }
         if job.checkpoint_ms is not None:
             row["checkpoint_ms"] = job.checkpoint_ms
+        if job.gang is not None:
+            row["gang"] = dict(zip(("min", "desired", "step"), job.gang, strict=True))
+        if job.placed_ms is not None:
+            row["placed_ms"] = job.placed_ms
         if job.preemptible is not None:
             row["preemptible"] = job.preemptible
         return row

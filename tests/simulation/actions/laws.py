@@ -13,15 +13,19 @@ ids              two actions have one wish only if they say the same
 within bounds    between two resets, no hour takes more GPUs than the shares of the circuit breaker
 paused           nothing is sent while actions are paused, or while the circuit breaker is open
 chain            the audit trail verifies
+
+`GrowthLaws` has those of gangs that grow.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleetcast.placement.actions.action import STOPPING, ActionKind
 from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import FOLLOWED_BY, ActionRecord, ActionState
 from fleetcast.placement.ledger.ledger import Intent
+from tests.simulation.actions.fleet import FleetJob
+from tests.simulation.actions.growth_laws import GrowthLaws
 from tests.simulation.oracle import Broken
 
 GUARANTEED = {"owed": 64, "lender": 64}  # GPUs
@@ -52,9 +56,11 @@ class ActionLaws:
     held: Mapping[str, int] = field(default_factory=dict)  # queue → GPUs that it holds or was promised
     running: frozenset[tuple[str, int]] = frozenset()  # job and attempt, on the board of the pass
     working: set[tuple[str, int]] = field(default_factory=set)  # those whose GPUs work in truth, whatever they report
+    jobs: Mapping[str, FleetJob] = field(default_factory=dict)  # those that run, in truth
     users_of: Mapping[str, set[str]] = field(default_factory=dict)  # job → nodes that work for it in truth
     reset_steady_ms: int = -1
     wishes: dict[str, object] = field(default_factory=dict)
+    growth: GrowthLaws = field(default_factory=GrowthLaws)
     checks: int = 0
 
     def check_actions(self, rows: Iterable[ActionRecord], steady_ms: int, now_ms: int, may_send: bool) -> None:
@@ -72,6 +78,7 @@ class ActionLaws:
                 raise Broken("seen", f"{row.action_id} is seen, and the GPUs of {row.action.job} still work")
             self.known[row.action_id] = row
             self._check_id(row)
+            self.growth.check_change(row, self.jobs)
             if row.was_sent and row.action_id not in self.sent:
                 self._record_sending(row, steady_ms, now_ms, may_send)
 
@@ -87,10 +94,11 @@ class ActionLaws:
         if not may_send:
             raise Broken("paused", f"{row.action_id} was sent all the same")
         self._check_fairness(row)
+        self.growth.check_sending(row, now_ms)
         wish = row.action_id.rpartition("-")[0]
         for action_id, sent in self.sent.items():
             last = self.known[action_id]
-            if action_id.rpartition("-")[0] == wish and last.state is not ActionState.SEEN:
+            if action_id.rpartition("-")[0] == wish and last.state not in (ActionState.SEEN, ActionState.WITHDRAWN):
                 raise Broken("not twice", f"{row.action_id} was sent after {action_id}, which is {last.state}")
             if sent.record.action.job == row.action.job and last.is_open:
                 raise Broken("not twice", f"{row.action_id} was sent while {action_id} on the same job is open")
@@ -144,7 +152,7 @@ class ActionLaws:
             if now is None or now.life[: len(before.life)] != before.life:
                 raise Broken("not forgotten", f"{action_id} was {before.state}, and after a restart it is {now}")
 
-    def check_intents(self, intents: Iterable[Intent], waiting: set[str], steady_ms: int) -> None:
+    def check_intents(self, intents: Sequence[Intent], waiting: set[str], steady_ms: int) -> None:
         """Check where new promises lie. waiting: requests whose owners still want GPUs."""
         held: dict[Gpu, str] = {}
         for intent in intents:
@@ -158,7 +166,7 @@ class ActionLaws:
             if intent.request_id not in self.intents:
                 self.intents.add(intent.request_id)
                 self._check_payer(intent.request_id, gpus, waiting, steady_ms)
-                self._check_gangs(intent, gpus)
+                self._check_gangs(intent, gpus, {row.job for row in intents})
 
     def _check_payer(self, request_id: str, gpus: set[Gpu], waiting: set[str], steady_ms: int) -> None:
         for sent in self.sent.values():
@@ -171,10 +179,11 @@ class ActionLaws:
             if freed & gpus:
                 raise Broken("to the payer", f"{request_id} got what {sent.record.action_id} frees for {action.payer}")
 
-    def _check_gangs(self, intent: Intent, gpus: set[Gpu]) -> None:
+    def _check_gangs(self, intent: Intent, gpus: set[Gpu], placed: set[str]) -> None:
+        """Check what is held for gangs. A gang whose next attempt was placed needs it no more. placed: jobs."""
         for sent in self.sent.values():
             action = sent.record.action
-            if action.payer or action.job == intent.job or not self.known[sent.record.action_id].is_open:
+            if action.payer or action.job in placed or not self.known[sent.record.action_id].is_open:
                 continue
             held = {(rank.node, gpu) for rank in (*action.places, *action.pinned) for gpu in rank.gpus}
             if held & gpus:

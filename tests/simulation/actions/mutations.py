@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 
 from fleetcast.placement.actions import life
-from fleetcast.placement.actions.action import DIGITS, JobAction
+from fleetcast.placement.actions.action import DIGITS, ActionKind, JobAction
 from fleetcast.placement.actions.breaker import CircuitBreaker
+from fleetcast.placement.elastic import grow
 from fleetcast.placement.ledger.actions import ActionTable
 from fleetcast.placement.reclaim.fairness import FairnessVerdict
-from fleetcast.service.placer import action_follow
+from fleetcast.service.placer import action_follow, growth_holds
 from fleetcast.service.placer.actions import ActionControl
 from fleetcast.service.placer.promised_sets import PromisedSets
 from tests.simulation.mutations import Mutation
@@ -30,7 +31,31 @@ def _accept_any_attempt(self: ActionControl, action_id: str, *_: Any) -> Any:
     return self.get_action(action_id)
 
 
+def _grow_without_end(self: Any) -> tuple[int, float]:
+    """Return a step more than the present size, whatever the gang wants."""
+    return (self.size + self.step, 1.0) if self.size < self.begun + self.step else (self.size, 0.0)
+
+
+def _list_actions_but_growth(self: PromisedSets) -> list[Any]:
+    rows = [row for row in self._ledger.actions.list_open() if row.was_sent]
+    return [row for row in rows if not row.action.payer and row.action.kind is not ActionKind.GROW]
+
+
 ACTION_MUTATIONS = {
+    "growth-held-for-nobody": Mutation(
+        1, ("to the gang", "given once"), PromisedSets, "_list_gang_actions", _list_actions_but_growth
+    ),
+    "growth-above-the-wanted-size": Mutation(1, ("size",), grow._GrowingGang, "find_next_size", _grow_without_end),
+    "growth-out-of-its-domain": Mutation(
+        1, ("domain",), grow, "_mask_alike_nodes", lambda view, held, level: view.is_open & (view.advice == 0)
+    ),
+    "growth-onto-closed-nodes": Mutation(
+        1, ("closed nodes",), grow, "_mask_passing_nodes", lambda request, view, options: view.is_open
+    ),
+    "growth-without-a-rest": Mutation(1, ("dwell",), grow, "DWELL_MS", 0),
+    "growth-asked-again": Mutation(1, ("asked once",), ActionControl, "has_failed", lambda *_: False),
+    "growth-before-requests": Mutation(1, ("nobody waits",), growth_holds, "is_withdrawable", lambda record: False),
+    "accepted-growth-withdrawn": Mutation(1, ("to the gang",), growth_holds, "is_withdrawable", lambda record: True),
     "freed-when-sent": Mutation(1, ("seen",), action_follow, "has_happened", lambda action, observed: True),
     "believe-the-scheduler": Mutation(
         1, ("seen",), action_follow, "judge_freed_gpus", lambda *_: action_follow.Finding.SEEN_BY_SCHEDULER

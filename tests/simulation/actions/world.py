@@ -14,6 +14,7 @@ import tempfile
 from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,15 +24,15 @@ import msgspec
 
 from fleetcast.fleet import failpoints
 from fleetcast.fleet.errors import FleetcastError
-from fleetcast.fleet.requests import PlacementRequest
+from fleetcast.fleet.requests import PlacementRequest, TopologyConstraint
 from fleetcast.placement.actions.breaker import BreakerLimits
 from fleetcast.placement.actions.life import ActionRecord, ActionState
 from fleetcast.placement.ledger.verify import verify_ledger
 from fleetcast.service.config import PlacerConfig
 from fleetcast.simulator.agents import UNRULY, Manner
 from tests.service.placer.test_queues import QueueWorld
-from tests.service.placer_world import GPUS, NODES, World
-from tests.simulation.actions.fleet import QUEUES, SCRAPE_MS, ActionBoard, FleetJob, FleetTruth
+from tests.service.placer_world import GPUS, NODES, RACK, World
+from tests.simulation.actions.fleet import QUEUES, SCRAPE_MS, ActionBoard, FleetJob, FleetTruth, draw_gang
 from tests.simulation.actions.laws import GUARANTEED, ActionLaws
 from tests.simulation.disk import Killed
 from tests.simulation.oracle import Broken
@@ -212,7 +213,15 @@ class ActionWorld:
         return Manner.REFUSE if manner is Manner.LIE and not self.placer.board.has_telemetry else manner
 
     def _start(
-        self, name: str, attempt: int, queue: str, nodes: tuple[int, ...], manner: Manner, run_s: float, of: str = ""
+        self,
+        name: str,
+        attempt: int,
+        queue: str,
+        nodes: tuple[int, ...],
+        manner: Manner,
+        run_s: float,
+        of: str = "",
+        is_in_rack: bool = False,
     ) -> None:
         users = self.truth.find_users(nodes)
         if users:
@@ -220,6 +229,7 @@ class ActionWorld:
         ends_ms = self.steady_ms + round(run_s * 1000 * self.rng.uniform(0.2, 1.0))
         job = FleetJob(name, attempt, queue, nodes, self.now_ms, ends_ms, of, manner)
         job.preemptible = self.rng.choice((None, None, None, True, False))
+        job.gang, job.is_in_rack = draw_gang(self.rng, len(nodes)), is_in_rack
         self.truth.running[name] = job
         self.counts["starts"] += 1
 
@@ -274,6 +284,7 @@ class ActionWorld:
         self.laws.held = self._sum_held()
         at_work = (*self.truth.running.values(), *self.truth.ghosts)
         self.laws.working = {job.key for job in at_work}
+        self.laws.jobs = self.truth.running
         self.laws.users_of = {job.name: set[str]() for job in at_work}
         for job in at_work:
             self.laws.users_of[job.name] |= {f"n{node + 1:02d}" for node in job.nodes if node not in self.truth.lost}
@@ -301,17 +312,33 @@ class ActionWorld:
         self._note("a board and a pass")
         self._publish()
         self.laws.running = frozenset(job.key for job in self.truth.running.values())
+        self.laws.growth.jobs = {job.name: copy(job) for job in self.truth.running.values()}
+        is_deaf = self.placer.board.is_deaf and self.placer.board.has_telemetry
+        self.laws.growth.closed = frozenset(range(NODES) if is_deaf else {*self.truth.lost, *self.truth.failing})
+        kills = self.counts["kills"]
         switches = self.placer.service.actions.switches
         self._may_send = switches.paused_ms is None and switches.breaker.opened_ms is None
         self.within(lambda: self.loop.run_until_complete(self.placer.worker.run_due_pass()))
         if self.placer.service.failures.last:
             raise Broken("no end", self.placer.service.failures.last)
         self._may_send = False
+        if self.counts["kills"] == kills and not self.placer.service.backlog.stalled:
+            self._check_growth()
         if not self.counts["fault clock"]:
             self.laws.check_ends(self.placer.service.ledger.actions.list_open(), self.steady_ms)
         self._read_decisions()
 
     _may_send = False
+
+    def _check_growth(self) -> None:
+        """Check that no request waits that would fit on the nodes of growth which may still be withdrawn."""
+        ledger = self.placer.service.ledger
+        waiting = [
+            (entry.request.request_id, entry.request.members.min)
+            for entry in ledger.list_queue_entries()
+            if entry.request.required is None and entry.request.request_id in self.clients
+        ]
+        self.laws.growth.check_pass(ledger.actions.list_open(), waiting)
 
     def _sum_held(self) -> Counter[str]:
         """Return queue → the GPUs that its jobs hold, or that its requests were promised, by a placement or a set."""
@@ -346,8 +373,15 @@ class ActionWorld:
                 self._start_or_give_up(client)
 
     def _submit(self, name: str, attempt: int, queue: str, nodes: int) -> None:
+        level = "rack" if nodes <= RACK // 2 and self.rng.random() < 0.2 else None
         request = PlacementRequest(
-            request_id=f"r-{name}-{attempt}", job=name, attempt=attempt, queue=queue, gang=nodes, gpus_per_node=GPUS
+            request_id=f"r-{name}-{attempt}",
+            job=name,
+            attempt=attempt,
+            queue=queue,
+            gang=nodes,
+            gpus_per_node=GPUS,
+            topology=msgspec.convert({"required": level}, TopologyConstraint),
         )
         client = Client(request, self._draw_manner(), self.rng.choice((200.0, 2000.0, 20_000.0)))
         self._note(f"{request.request_id} of {queue} asks for {nodes} nodes")
@@ -367,7 +401,8 @@ class ActionWorld:
         if in_time and self.steady_ms >= client.start_steady_ms:
             self._note(f"{request.request_id} starts")
             of = request.request_id
-            self._start(request.job, request.attempt, request.queue, client.nodes, client.manner, client.run_s, of)
+            owner, manner = (request.job, request.attempt, request.queue), client.manner
+            self._start(*owner, client.nodes, manner, client.run_s, of, request.required is not None)
             del self.clients[of]
         elif not in_time:
             del self.clients[request.request_id]
@@ -474,7 +509,7 @@ class ActionWorld:
         job = order.job
         if self.truth.running.get(job.name) is not job:
             return
-        if order.kind == "replace":
+        if order.kind != "preempt":
             self._change_nodes(order)
             return
         self._note(f"{job.name} stops for {order.payer}")
@@ -495,17 +530,20 @@ class ActionWorld:
         found = self.ask("GET", f"/actions/{order.action_id}")
         if found is None or found[1]["state"] != "accepted":
             return
+        if order.kind == "grow" and job.manner is Manner.LIE:
+            return  # it accepts, and does not grow
         users = self.truth.find_users(order.places)
         if users:
             raise Broken("given once", f"{job.name} gets nodes of {users[0].name}, attempt {users[0].attempt}")
         self._note(f"{job.name} continues on {order.places} instead of {order.leaves}")
-        self.counts["replaced"] += 1
+        self.counts[f"done {order.kind}"] += 1
         if job.manner is Manner.LIE:
             left = tuple(node for node in order.leaves if node not in self.truth.lost)
             ghost = FleetJob(job.name, job.attempt, job.queue, left, job.started_ms, self.steady_ms + 900_000)
             ghost.reading_age_ms = self.rng.randrange(SCRAPE_MS)
             self.truth.ghosts.append(ghost)
         job.nodes = (*(node for node in job.nodes if node not in order.leaves), *order.places)
+        job.placed_ms = self.now_ms
 
     # -- faults
 
