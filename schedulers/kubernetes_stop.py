@@ -112,6 +112,8 @@ class _ReplicatedJob(msgspec.Struct):
 
 class _JobSpecFields(msgspec.Struct, rename="camel"):
     parallelism: int = 1
+    completions: int | None = None
+    completion_mode: str = "NonIndexed"
     pod_failure_policy: _FailurePolicy | None = None
     replicated_jobs: list[_ReplicatedJob] = []  # of a JobSet
 

@@ -1,4 +1,4 @@
-"""The executor that stops Kubernetes Jobs by evictions, or by Kueue, and replaces pods on lost or failing nodes.
+"""The executor that stops and shrinks Kubernetes Jobs, and replaces pods on lost or failing nodes.
 
     Job that ignores disruptions   mark → evict every pod → suspend      resume: unsuspend
     any other Job                  mark → suspend                        resume: unsuspend
@@ -15,7 +15,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,6 +31,7 @@ from fleetcast.schedulers.kubernetes_replace import (
     explain_open_nodes,
     list_lost_pods,
 )
+from fleetcast.schedulers.kubernetes_shrink import plan_shrink
 from fleetcast.schedulers.kubernetes_stop import (
     JobAddress,
     StopMark,
@@ -46,7 +47,7 @@ from fleetcast.service.ports.kube_objects import check_server_address
 
 logger = logging.getLogger(__name__)
 
-PREEMPT, REPLACE = "preempt", "replace"
+PREEMPT, REPLACE, SHRINK = "preempt", "replace", "shrink"
 TOO_MANY, SERVER_FAULT = 429, 500
 TRIES = 5  # of a mark, when a controller writes to the Job at the same time
 TAKEN = SendReply(SendOutcome.TAKEN)
@@ -72,6 +73,13 @@ def _read_clock_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+class _Plan(NamedTuple):
+    """A checked action. mark: what the Job is marked with. spec: fields of the Job that change with the mark."""
+
+    mark: StopMark
+    spec: Mapping[str, Any] | None = None
+
+
 class KubernetesExecutor:
     """An executor for batch/v1 Jobs and JobSets, with or without Kueue."""
 
@@ -81,7 +89,7 @@ class KubernetesExecutor:
     def explain_inability(self, kind: str, job: str) -> str:
         if parse_job_name(job, self._prefix) is None:
             return f"not named like {self._prefix}NAMESPACE/NAME"
-        return "" if kind in (PREEMPT, REPLACE) else f"the executor kubernetes cannot {kind} a Job"
+        return "" if kind in (PREEMPT, REPLACE, SHRINK) else f"the executor kubernetes cannot {kind} a Job"
 
     async def send(self, order: ActionOrder) -> SendReply:
         if why := self.explain_inability(order.kind, order.job):
@@ -113,21 +121,21 @@ class KubernetesExecutor:
         if job.is_stopped_by_us:
             return _refuse("another action has stopped it")
         pods = await self._jobs.list_pods(job)
-        plan = self._plan_stop if order.kind == PREEMPT else self._plan_replacement
-        mark = await plan(order, job, pods)
-        if isinstance(mark, str):
-            return _refuse(mark)
-        version = job.metadata.resource_version
+        plans = {PREEMPT: self._plan_stop, REPLACE: self._plan_replacement, SHRINK: self._plan_shrink}
+        plan = await plans[order.kind](order, job, pods)
+        if isinstance(plan, str):
+            return _refuse(plan)
+        mark, version = plan.mark, job.metadata.resource_version
         try:
-            job = await self._jobs.write_mark(job, mark, is_open=not mark.only_pods, version=version)
+            job = await self._jobs.write_mark(job, mark, is_open=not mark.only_pods, spec=plan.spec, version=version)
         except KubeRefused as error:
             if error.status != CONFLICT or not tries:
                 raise
             return await self._begin(order, address, tries - 1)
         return await self._continue(job, mark, order.grace_s)
 
-    async def _plan_stop(self, order: ActionOrder, job: StoppableJob, pods: Sequence[StoppablePod]) -> StopMark | str:
-        """Return the mark of a stop, or why the Job is not stopped. Raises SourceError or KubeRefused."""
+    async def _plan_stop(self, order: ActionOrder, job: StoppableJob, pods: Sequence[StoppablePod]) -> _Plan | str:
+        """Return how to stop a Job, or why the Job is not stopped. Raises SourceError or KubeRefused."""
         pods = [pod for pod in pods if pod.is_active]
         workload = await self._jobs.find_workload(job)
         why = _explain_protection(job, pods) or explain_other_places(pods, {rank.node for rank in order.ranks})
@@ -135,12 +143,12 @@ class KubernetesExecutor:
             why = explain_own_preemption(workload, await self._jobs.list_cluster_queues())
         why = why or await self._jobs.explain_evictions(job.metadata.namespace, pods, order.grace_s, pods)
         name = workload.metadata.name if workload else ""
-        return why or StopMark(order.action_id, order.payer, order.by_ms, list_uids(pods), name)
+        return why or _Plan(StopMark(order.action_id, order.payer, order.by_ms, list_uids(pods), name))
 
     async def _plan_replacement(
         self, order: ActionOrder, job: StoppableJob, pods: Sequence[StoppablePod]
-    ) -> StopMark | str:
-        """Return the mark of a replacement, or why nothing is replaced. Raises SourceError or KubeRefused."""
+    ) -> _Plan | str:
+        """Return what to replace, or why nothing is replaced. Raises SourceError or KubeRefused."""
         named = {rank.node for rank in order.ranks}
         pods = [pod for pod in pods if not pod.has_ended and pod.spec.node_name]
         nodes = await self._read_nodes(named)
@@ -159,7 +167,7 @@ class KubernetesExecutor:
         why = _explain_protection(job, healthy) if healthy else ""
         active = [pod for pod in stopped if pod.is_active]
         why = why or await self._jobs.explain_evictions(job.metadata.namespace, active, order.grace_s, healthy)
-        return why or StopMark(
+        mark = StopMark(
             order.action_id,
             order.payer,
             order.by_ms,
@@ -168,6 +176,23 @@ class KubernetesExecutor:
             restarts=not only_pods,
             only_pods=only_pods,
         )
+        return why or _Plan(mark)
+
+    async def _plan_shrink(self, order: ActionOrder, job: StoppableJob, pods: Sequence[StoppablePod]) -> _Plan | str:
+        """Return how to shrink a Job, or why it keeps its size. Raises SourceError or KubeRefused.
+
+        The mark and the size are one write, so the mark is done at once.
+        """
+        named = {rank.node for rank in order.ranks}
+        size = plan_shrink(job, [pod for pod in pods if not pod.has_ended], named)
+        if isinstance(size, str):
+            return size
+        leaving = [pod for pod in pods if pod.is_active and pod.spec.node_name in named]
+        why = _explain_protection(job, leaving)
+        why = why or await self._jobs.explain_evictions(job.metadata.namespace, leaving, order.grace_s, leaving)
+        uids = list_uids(leaving)
+        mark = StopMark(order.action_id, order.payer, order.by_ms, uids, is_done=True, only_pods=True)
+        return why or _Plan(mark, {"parallelism": size, "completions": size})
 
     async def _follow_one(self, order: ActionOrder) -> SendReply:
         """Continue an action. The reply is TAKEN if the Job has ended meanwhile."""

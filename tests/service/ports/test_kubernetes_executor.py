@@ -25,8 +25,9 @@ def test_it_says_what_it_cannot_do_without_asking_the_cluster() -> None:
     executor = make_executor("kubernetes", {"prefix": "east/"})
     assert executor.explain_inability("preempt", "east/default/train") == ""
     assert executor.explain_inability("preempt", "4711") == "not named like east/NAMESPACE/NAME"
-    assert executor.explain_inability("replace", "east/default/train") == ""
-    for kind in ("shrink", "grow", "move", "place"):
+    for kind in ("shrink", "replace"):
+        assert executor.explain_inability(kind, "east/default/train") == ""
+    for kind in ("grow", "move", "place"):
         assert executor.explain_inability(kind, "east/default/train") == f"the executor kubernetes cannot {kind} a Job"
         assert asyncio.run(executor.send(make_order(kind))).outcome is SendOutcome.REFUSED
 
