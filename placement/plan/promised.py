@@ -15,9 +15,7 @@ from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.timeline import Hold, add_placements
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.standing import QueueStanding
-from fleetcast.placement.queues.tree import ReclaimPolicy
-
-NAMED = 3
+from fleetcast.placement.queues.tree import ReclaimPolicy, join_some
 
 
 def make_hold_name(request_id: str) -> str:
@@ -57,9 +55,8 @@ class PromisedGpus:
         jobs = sorted(self.stopping | self.shrinking)
         if not jobs:
             return "waits until all GPUs that are held for it fit"
-        more = f" and {len(jobs) - NAMED:,} more" if len(jobs) > NAMED else ""
         verb = "makes" if len(jobs) == 1 else "make"
-        return f"waits until {format_count(len(jobs), 'job')} {verb} room for it ({', '.join(jobs[:NAMED])}{more})"
+        return f"waits until {format_count(len(jobs), 'job')} {verb} room for it ({join_some(jobs)})"
 
 
 Promises = Mapping[str, PromisedGpus]  # request_id → the GPUs that are promised to it

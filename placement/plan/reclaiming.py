@@ -21,7 +21,7 @@ from fleetcast.placement.machines.words import format_count
 from fleetcast.placement.plan.promised import SendingBounds
 from fleetcast.placement.queues.queues_ahead import QueueHold
 from fleetcast.placement.queues.standing import QueueStanding
-from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy
+from fleetcast.placement.queues.tree import QueueTree, ReclaimPolicy, join_some
 from fleetcast.placement.reclaim.cost import StopCosts, StoppableJobs, compute_stop_costs
 from fleetcast.placement.reclaim.eligibility import (
     Eligibility,
@@ -34,7 +34,6 @@ from fleetcast.placement.reclaim.room import HostAmounts
 from fleetcast.placement.reclaim.victims import ChosenVictims, NoVictims, find_victims
 
 ReclaimCode = Literal["found", "patience", "bound", "none"]
-NAMED = 3  # victims in a sentence
 NO_VICTIMS = {
     "no_gpus": "the request needs no GPU",
     "refused": "the freed GPUs would not have the required shape",
@@ -162,9 +161,8 @@ def _make_shrink_proposal(
     if bound:
         return ReclaimProposal("bound", request, f"shrinks no gang: {bound}")
     sends, why = facts.bounds is not None and not advice, f"; not sent: {advice}" if advice else ""
-    names = ", ".join(f"{one.job} to {format_count(one.size, 'member')}" for one in shrunk.shrinks[:NAMED])
-    more = f" and {len(shrunk.shrinks) - NAMED:,} more" if len(shrunk.shrinks) > NAMED else ""
-    sentence = f"{'shrinks' if sends else 'would shrink'} {names}{more} for it, and stops no job{why}"
+    names = join_some([f"{one.job} to {format_count(one.size, 'member')}" for one in shrunk.shrinks])
+    sentence = f"{'shrinks' if sends else 'would shrink'} {names} for it, and stops no job{why}"
     return ReclaimProposal("found", request, sentence, shrunk.placed, (), costs, shrunk.shrinks, sends)
 
 
@@ -188,11 +186,9 @@ def _judge_bounds(
     if bound:
         return ReclaimProposal("bound", request, f"stops no job: {bound}")
     sends = facts.bounds is not None and not advice
-    names = ", ".join(found.chosen.jobs[:NAMED])
-    more = f" and {len(rows) - NAMED:,} more" if len(rows) > NAMED else ""
     verb, why = "stops" if sends else "would stop", f"; not sent: {advice}" if advice else ""
     lost = f"at {hours:.1f} GPU-hours of lost work{why}"
-    sentence = f"{verb} {format_count(len(rows), 'job')} for it ({names}{more}), {lost}"
+    sentence = f"{verb} {format_count(len(rows), 'job')} for it ({join_some(found.chosen.jobs)}), {lost}"
     kinds = tuple(Eligibility(int(eligibility[row])) for row in rows)
     return ReclaimProposal("found", request, sentence, found, kinds, costs, sends=sends)
 

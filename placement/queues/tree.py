@@ -7,7 +7,7 @@ If a queue is `per_user`, its users are leaves below it, made on demand. Amounts
 GPU model, or `gpu` for GPUs of any model.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -351,14 +351,23 @@ def list_amounts(node: QueueNode) -> tuple[Amounts, ...]:
     return node.guaranteed, node.limit, node.lend, node.borrow
 
 
-def format_some_names(names: list[str]) -> str:
-    """Format up to three names, and the number of the others.
+def format_some_names(names: Sequence[str]) -> str:
+    """Format up to three quoted names, and the number of the others.
 
     >>> format_some_names(["a", "b", "c", "d"])
     "'a', 'b', 'c' and 1 more"
     """
-    shown = ", ".join(repr(name) for name in names[:NAMED])
-    return shown if len(names) <= NAMED else f"{shown} and {len(names) - NAMED:,} more"
+    return join_some([repr(name) for name in names])
+
+
+def join_some(texts: Sequence[str]) -> str:
+    """Join up to three texts, and the number of the others.
+
+    >>> join_some(["a", "b"]), join_some(["a to 1 member"] * 1003)
+    ('a, b', 'a to 1 member, a to 1 member, a to 1 member and 1,000 more')
+    """
+    shown = ", ".join(texts[:NAMED])
+    return shown if len(texts) <= NAMED else f"{shown} and {len(texts) - NAMED:,} more"
 
 
 def is_at_or_below(name: str, above: str) -> bool:
