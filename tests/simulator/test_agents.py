@@ -191,6 +191,33 @@ def test_the_story_of_a_lost_node_ends_with_its_replacement(
     play(tmp_path, scene, **changes)
 
 
+GROWS = {"kind": ActionKind.GROW, "gpus": 16.0, "ranks": (), "places": ranks("n09", "n10"), "payer": ""}
+
+
+def test_a_gang_grows_onto_its_new_nodes_and_ends_sooner(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(60)
+        held = [(rank.rank, rank.node) for rank in stage.fleet.running["a"]]
+        assert held == [(0, "n01"), (1, "n02"), (2, "n03"), (3, "n04"), (4, "n09"), (5, "n10")]
+        assert stage.types() == ["checkpoint", "checkpoint", "resized"]
+        left_s = stage.driver.running["a"].remaining_s
+        assert left_s == pytest.approx((7900.0 - 60) * (4 / 6) ** SPEEDUP + 60.0)
+
+    play(tmp_path, scene, **GROWS)
+
+
+def test_a_gang_does_not_grow_after_its_growth_was_withdrawn(tmp_path: Path) -> None:
+    async def scene(stage: Scene) -> None:
+        await stage.wait(30)
+        assert stage.state == "accepted"
+        stage.world.service.actions.withdraw(stage.action_id, "its attempt ended before it grew", NOW_MS)
+        await stage.wait(120)
+        assert stage.api.replies == [("accept", 200), ("accept", 409)]
+        assert "resized" not in stage.types()
+
+    play(tmp_path, scene, **GROWS)
+
+
 def test_a_late_agent_takes_no_new_node_after_its_action_has_ended(tmp_path: Path) -> None:
     async def scene(stage: Scene) -> None:
         await stage.wait(BY_S + 2 * LATE_S)

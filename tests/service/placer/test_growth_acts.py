@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tests.service.placer.test_act import ACT, ACT_LATE_S, ActWorld
 from tests.service.placer.test_reclaim import OLD_S
 from tests.service.placer_world import GPUS
 
-GANG = {"gang": {"min": 4, "desired": 12, "step": 2}, "gpus_per_member": GPUS}
+GANG: dict[str, Any] = {"gang": {"min": 4, "desired": 12, "step": 2}, "gpus_per_member": GPUS}
 
 
 class GrowthWorld(ActWorld):
